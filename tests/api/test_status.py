@@ -421,7 +421,7 @@ def test_what_is_held_for_a_while_is_read_as_it_was_written() -> None:
     assert record_from_wire(status) == record
     assert (status["footprint"]["before"], status["footprint"]["after"]) == (3, 4)
     assert status["footprint"]["calmSince"] == "2026-03-01T02:00:00Z"
-    assert status["run"]["steps"][0]["step"]["kind"] == "ScaleStep"
+    assert status["run"]["steps"][0]["step"]["kind"] == "ReplicasStep"
 
 
 @pytest.mark.parametrize("field", ["footprint", "failedAttempts"])

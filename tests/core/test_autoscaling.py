@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
-from kvmedic.model.plan import AutoscalerStep, ScaleStep
+from kvmedic.model.plan import MinimumHolder, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Outcome, Run, StepState
 from kvmedic.rollout.draining import StartLimits, holding_move
@@ -46,7 +46,7 @@ def four(**last: object) -> Fleet:
     return a_fleet(replicas=4, pods=pods, replica_sets=(replace(sets[0], desired=4, available=4),))
 
 
-def an_order(step: AutoscalerStep = STEP, **changes: object) -> Autoscaling:
+def an_order(step: ReplicasStep = STEP, **changes: object) -> Autoscaling:
     return replace(Autoscaling(step, 3, LIMITS, assigned_at=NOW - A_MOMENT), **changes)
 
 
@@ -55,7 +55,7 @@ DOWN = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT}
 BEGIN = {"assigned_at": None, "begins": True}
 REPEATED = {"begins": True}
 BACK = STEP.inverse()
-ABSENT = replace(STEP, is_given=False, before=1)
+ABSENT = replace(STEP, holder=replace(STEP.holder, is_given=False), before=1)
 MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
     ("first the target is claimed", with_minimum(a_minimum()), an_order(**BEGIN), Claim, ""),
     (
@@ -200,7 +200,7 @@ def test_it_rests_as_it_stands():
     assert told(holding_move(cordoned)) == "c"
 
 
-def a_run_through(state: StepState = StepState.ROLLING_OUT, step: AutoscalerStep = STEP) -> Run:
+def a_run_through(state: StepState = StepState.ROLLING_OUT, step: ReplicasStep = STEP) -> Run:
     return a_run(state, CLAIMED, step=step)
 
 
@@ -270,22 +270,20 @@ def test_what_is_held_is_the_minimum_and_it_is_given_back_through_it():
     assert not is_held(held, with_minimum(a_minimum(2)))
     assert not is_held(held, with_minimum(None))
     step = returning_step(held, 3, OLD)
-    assert isinstance(step, AutoscalerStep)
-    assert (step.before, step.after, step.gives_back, step.is_given) == (4, 2, True, True)
+    assert isinstance(step, ReplicasStep)
+    assert (step.before, step.after, step.gives_back, step.holder) == (4, 2, True, STEP.holder)
     some = returning_step(replace(held, fewest=2, after=5), 4, OLD)
     assert (some.before, some.after) == (5, 4)
 
 
 def test_a_minimum_that_was_not_given_is_given_in_between_and_removed_at_the_end():
-    run = replace(a_run_through(StepState.KEPT, replace(STEP, is_given=False, before=1)), replicas=2)
+    run = replace(a_run_through(StepState.KEPT, ABSENT), replicas=2)
 
     held = footprint_after(run, None, with_minimum(marked(4)), Outcome(Reason.RECOVERED, ""), NOW)
 
     assert held is not None
     whole, some = returning_step(held, 2, OLD), returning_step(held, 3, OLD)
-    assert isinstance(whole, AutoscalerStep)
-    assert isinstance(some, AutoscalerStep)
-    assert (whole.after, whole.is_given, some.after, some.is_given) == (1, False, 3, True)
+    assert (whole.after, whole.leaves_number, some.after, some.leaves_number) == (1, False, 3, True)
 
 
 SCALER = Autoscaler("HorizontalPodAutoscaler", "llm", 2, 8, uid="hpa-1")
@@ -293,6 +291,7 @@ PATHS = [
     ("through a HorizontalPodAutoscaler", [SCALER], 4),
     ("through a ScaledObject", [replace(SCALER, kind="ScaledObject")], 4),
     ("its maximum is a bound", [replace(SCALER, maximum=3)], Reason.LEVER_AT_BOUND),
+    ("it is to keep more already", [replace(SCALER, minimum=4)], Reason.REPLICAS_AUTOSCALED),
     ("it is paused", [replace(SCALER, paused=True)], Reason.REPLICAS_AUTOSCALED),
     ("it may add none", [replace(SCALER, may_add=False)], Reason.REPLICAS_AUTOSCALED),
     ("somebody applies it", [replace(SCALER, owner="Argo CD Application llm")], Reason.REPLICAS_AUTOSCALED),
@@ -307,12 +306,12 @@ def test_a_scaling_goes_through_the_autoscaler_or_not_at_all(scalers, expected):
     if isinstance(found, Blocked):
         assert found.reason is expected
         return
-    assert (found.before, found.after, found.holder_uid) == (2, expected, "hpa-1")
-    assert found.holder == ObjectRef(scalers[0].kind, "llm")
+    assert (found.before, found.after) == (2, expected)
+    assert found.holder == MinimumHolder(ObjectRef(scalers[0].kind, "llm"), "hpa-1", is_given=True)
 
 
 def test_what_the_deployment_itself_holds_is_not_given_back_through_an_autoscaler_that_came():
-    back = ScaleStep(SCALE.target, None, 4, 3, OLD, Reason.REPLICAS_GIVEN_BACK)
+    back = ReplicasStep(SCALE.target, None, 4, 3, OLD, Reason.REPLICAS_GIVEN_BACK)
 
     found = via_autoscaler(back, Neighbours((SCALER,)), a_fleet())
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.model.fleet import Fleet, ObjectRef, Owner
-from kvmedic.model.plan import ScaleStep
+from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.spec import ScaleBound
@@ -38,8 +38,8 @@ HELD = Footprint(
 )
 
 
-def a_step(before: int, after: int) -> ScaleStep:
-    return ScaleStep(TARGET, None, before, after, OLD, Reason.REPLICAS_ADDED)
+def a_step(before: int, after: int) -> ReplicasStep:
+    return ReplicasStep(TARGET, None, before, after, OLD, Reason.REPLICAS_ADDED)
 
 
 def a_scaled_run(before: int, after: int, state: StepState = StepState.KEPT) -> Run:

@@ -11,13 +11,12 @@ from builders import CALM, TRIGGER, an_observation
 from kvmedic.model.devices import Cause
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.plan import (
-    AutoscalerStep,
     Change,
     FlagStep,
     Goal,
     ReplaceStep,
+    ReplicasStep,
     RevisionStep,
-    ScaleStep,
 )
 from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives
@@ -39,7 +38,7 @@ from vitals_builder import an_end
 
 STEP = a_run().current.step
 GIVEN = VerdictInput(None, an_observation(CALM, CALM), Objectives(), TRIGGER)
-TEMPLATE, NUMBER = (FlagStep, BundleStep, RevisionStep), (ScaleStep, AutoscalerStep)
+TEMPLATE, NUMBER = (FlagStep, BundleStep, RevisionStep), (ReplicasStep,)
 EXPECTED = {
     **{(Goal.STEADINESS, kind): judge_steadiness for kind in get_args(Change)},
     **{(Goal.PARITY, kind): judge_parity for kind in get_args(Change)},

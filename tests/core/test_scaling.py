@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.model.fleet import Fleet, ObjectRef, Owner, Pod
-from kvmedic.model.plan import ScaleStep, gives_back
+from kvmedic.model.plan import ReplicasStep, gives_back
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, StepState, Victim
 from kvmedic.rollout.draining import MAKING_LIMIT, STARTS, Drain, StartLimits
@@ -38,8 +38,8 @@ LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))
 A_MOMENT = timedelta(seconds=1)
 
 
-def a_step(before: int, after: int, template: str = "old") -> ScaleStep:
-    return ScaleStep(
+def a_step(before: int, after: int, template: str = "old") -> ReplicasStep:
+    return ReplicasStep(
         target=ObjectRef("Deployment", "llm"),
         container="vllm",
         before=before,
@@ -50,7 +50,7 @@ def a_step(before: int, after: int, template: str = "old") -> ScaleStep:
 
 
 class Walker(NumberWalk):
-    def __init__(self, model: Model, step: ScaleStep) -> None:
+    def __init__(self, model: Model, step: ReplicasStep) -> None:
         super().__init__(model)
         self.step = step
         self.forward = True

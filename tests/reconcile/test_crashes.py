@@ -429,7 +429,7 @@ def test_killed_at_every_write_a_method_that_was_needed_is_turned_on_again(a_wor
 
 def test_every_kind_of_step_is_killed_at_every_write():
     """The runs above have every kind of step there is; a new kind needs a run of its own."""
-    killed = {"FlagStep", "ReplaceStep", "RevisionStep", "ScaleStep", "AutoscalerStep"}
+    killed = {"FlagStep", "ReplaceStep", "RevisionStep", "ReplicasStep"}
     killed |= {"BundleStep", "TrialStep", "GateStep"}
 
     assert {kind.__name__ for kind in get_args(Step)} == killed

@@ -15,7 +15,7 @@ from kvmedic.controller.survey import survey
 from kvmedic.controller.temporary import note_temporary, why_still_held, with_holder
 from kvmedic.model.evidence import EVERY_SIGNAL
 from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
-from kvmedic.model.plan import AutoscalerStep, Goal, ScaleStep
+from kvmedic.model.plan import Goal, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, ScaleBound
 from kvmedic.model.status import Footprint, Record, Resource
@@ -55,7 +55,7 @@ async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
 
     assert [look.signals for look in asked.looks][-1] == EVERY_SIGNAL
     assert due.plan.steps == (
-        ScaleStep(HELD.target, HELD.container, 4, 3, REVISION, Reason.REPLICAS_GIVEN_BACK),
+        ReplicasStep(HELD.target, HELD.container, 4, 3, REVISION, Reason.REPLICAS_GIVEN_BACK),
     )
     assert (due.goal, due.obstacle) == (Goal.CALM, None)
     assert due.baseline() is None, "an idle fleet has no figures, and needs none"
@@ -73,7 +73,7 @@ async def test_a_load_that_did_not_fall_keeps_them_and_is_told() -> None:
 async def test_a_fleet_that_is_not_calm_is_not_asked(state: State) -> None:
     found, _ = await looked(state, bound=None)
 
-    assert not [step for step in (found.plan.steps if found.plan else ()) if isinstance(step, ScaleStep)]
+    assert not [step for step in (found.plan.steps if found.plan else ()) if isinstance(step, ReplicasStep)]
     assert found.outlook == ""
 
 
@@ -179,7 +179,8 @@ async def test_where_an_autoscaler_decides_the_plan_goes_through_it() -> None:
     assert found.diagnosis.reason is Reason.CAPACITY_SHORT
     assert found.obstacle is None
     [step] = found.plan.steps
-    assert isinstance(step, AutoscalerStep)
+    assert isinstance(step, ReplicasStep)
+    assert step.number_in.kind == "HorizontalPodAutoscaler"
     assert (step.before, step.after) == (3, 4)
     assert "goes on setting the replicas (3 to 8)" in found.plan.message
 

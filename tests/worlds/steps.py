@@ -7,23 +7,21 @@ from datetime import timedelta
 
 from kvmedic.model.compression import Keep
 from kvmedic.model.fleet import ContainerEnd, Instance, Minimum, ObjectRef
-from kvmedic.model.plan import AutoscalerStep
+from kvmedic.model.plan import MinimumHolder, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import GateStep, Question, TrialStep
 from kvmedic.rollout.draining import StartLimits
 from run_builder import BUNDLE, NOW, OLD, a_pod
 
 HPA = ObjectRef("HorizontalPodAutoscaler", "llm")
-MINIMUM = AutoscalerStep(
+MINIMUM = ReplicasStep(
     target=ObjectRef("Deployment", "llm"),
     container="vllm",
-    holder=HPA,
-    holder_uid="hpa-1",
     before=2,
     after=4,
-    is_given=True,
     template=OLD,
     reason=Reason.REPLICAS_ADDED,
+    holder=MinimumHolder(HPA, "hpa-1", is_given=True),
 )
 GATE = GateStep(
     target=ObjectRef("Deployment", "llm"),

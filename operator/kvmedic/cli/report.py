@@ -35,12 +35,11 @@ from kvmedic.model.evidence import (
     Unsupported,
 )
 from kvmedic.model.plan import (
-    AutoscalerStep,
     FlagStep,
     OnTrial,
     ReplaceStep,
+    ReplicasStep,
     RevisionStep,
-    ScaleStep,
     Step,
 )
 from kvmedic.model.reasons import Reason
@@ -468,13 +467,12 @@ def change_of(step: Step) -> Change:
             return Change(REPLICA, step.pod, A_NEW_ONE, target)
         case RevisionStep():
             return Change(REVISION, str(step.before.number), str(step.after.number), target)
-        case ScaleStep():
-            return Change(REPLICAS, str(step.before), str(step.after), target)
+        case ReplicasStep():
+            holder = f"{step.number_in.kind}/{step.number_in.name}"
+            what = MINIMUM if step.holder else REPLICAS
+            return Change(what, str(step.before), str(step.after), holder)
         case TrialStep() | GateStep():
             return Change(TRIAL, None, _asked_text(step), target)
-        case AutoscalerStep():
-            holder = f"{step.holder.kind}/{step.holder.name}"
-            return Change(MINIMUM, str(step.before), str(step.after), holder)
         case _:
             assert_never(step)
 

@@ -38,7 +38,7 @@ from kvmedic.controller.verify import grade_urgency, judged_window
 from kvmedic.kube.errors import Refused as WriteRefused
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import AutoscalerStep, OnTrial
+from kvmedic.model.plan import OnTrial, holder_of
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.sentences import SENTENCES
@@ -90,11 +90,11 @@ async def pursue(tick: Tick) -> timedelta:
 
 async def _look_at_target(tick: Tick) -> View | None:
     """Return the target as it is now; with its autoscaler's minimum where the step goes through that."""
-    step, target = tick.run.current.step, tick.ports.target
+    holder, target = holder_of(tick.run.current.step), tick.ports.target
     view = await target.look(tick.resource.namespace, tick.policy)
-    if view is None or not isinstance(step, AutoscalerStep):
+    if view is None or holder is None:
         return view
-    return await target.with_minimum(view, step.holder)
+    return await target.with_minimum(view, holder.object)
 
 
 async def _standing_of_target(tick: Tick, view: View | None) -> Standing:

@@ -24,12 +24,11 @@ from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Absence, Blocked, Measured, Missing, Reading
 from kvmedic.model.fleet import Fleet, Pod, RolloutFields, template_hash
 from kvmedic.model.plan import (
-    AutoscalerStep,
     FlagStep,
     Goal,
     ReplaceStep,
+    ReplicasStep,
     RevisionStep,
-    ScaleStep,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Outcome, Run, Spending, StepState, TimedOut, Victim
@@ -144,10 +143,10 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
             move = replacing_move(fleet, _replacement(tick, fleet, way, drain), tick.now)
             spare = spare_of(fleet, way)
             canaries = (spare,) if spare else ()
-        case ScaleStep():
+        case ReplicasStep(holder=None):
             scaled = replace(_scaling_order(tick, fleet, way, drain), begins=_begins(tick, fleet, direction))
             return scaling_move(fleet, scaled, tick.now)
-        case AutoscalerStep():
+        case ReplicasStep():
             asked = replace(_autoscaling_order(tick, fleet, way), begins=_begins(tick, fleet, direction))
             return autoscaling_move(fleet, asked, tick.now)
         case TrialStep() | GateStep():
@@ -168,10 +167,10 @@ async def leaving_move(tick: Tick, view: View) -> Move:
         case ReplaceStep():
             order = _replacement(tick, fleet, step, await drain_of(tick, fleet))
             return leave_replacement(fleet, order, tick.now)
-        case ScaleStep():
+        case ReplicasStep(holder=None):
             scaled = _scaling_order(tick, fleet, step, await drain_of(tick, fleet))
             return leave_scaling(fleet, scaled, tick.now)
-        case AutoscalerStep():
+        case ReplicasStep():
             return leave_autoscaling(fleet, _autoscaling_order(tick, fleet, step))
         case TrialStep() | GateStep():
             return Settled()
@@ -206,10 +205,8 @@ def resting_move(tick: Tick, fleet: Fleet) -> Move:
             return rest_template(fleet, tick.now, _assigned_at(tick))
         case ReplaceStep():
             return rest_replacement(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
-        case ScaleStep():
-            return rest_scaling(fleet)
-        case AutoscalerStep():
-            return holding_move(fleet)
+        case ReplicasStep():
+            return holding_move(fleet) if step.holder else rest_scaling(fleet)
         case TrialStep() | GateStep():
             return Settled()
         case _:
@@ -272,7 +269,7 @@ def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> R
     )
 
 
-def _autoscaling_order(tick: Tick, fleet: Fleet, step: AutoscalerStep) -> Autoscaling:
+def _autoscaling_order(tick: Tick, fleet: Fleet, step: ReplicasStep) -> Autoscaling:
     return Autoscaling(
         step=step,
         replicas=tick.run.replicas,
@@ -293,10 +290,10 @@ def _is_abandoned(run: Run) -> bool:
     return run.ending is not None and run.ending.reason is Reason.ABANDONED
 
 
-def _scaling_order(tick: Tick, fleet: Fleet, step: ScaleStep, drain: Drain) -> Scaling:
+def _scaling_order(tick: Tick, fleet: Fleet, step: ReplicasStep, drain: Drain) -> Scaling:
     run = tick.run
     begun = run.current.step
-    explained = isinstance(begun, ScaleStep) and is_explained(run, begun, tick.resource.uid, fleet)
+    explained = isinstance(begun, ReplicasStep) and is_explained(run, begun, tick.resource.uid, fleet)
     return Scaling(
         step=step,
         victim=run.victim,

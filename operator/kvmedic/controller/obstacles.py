@@ -29,7 +29,7 @@ from kvmedic.model.devices import Cause
 from kvmedic.model.edits import BundleStep, TokenEdit
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
-from kvmedic.model.plan import FlagStep, Goal, OnTrial, Plan, RevisionStep, ScaleStep
+from kvmedic.model.plan import FlagStep, Goal, OnTrial, Plan, ReplicasStep, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
 from kvmedic.model.spec import Mode, Policy, TargetRef
@@ -184,12 +184,12 @@ async def _via_autoscaler(
 ) -> tuple[Survey, Plan]:
     """Return a survey and its plan, which goes through the autoscaler where one decides the number."""
     step = plan.steps[0]
-    if not isinstance(step, ScaleStep) or not neighbours.autoscalers:
+    if not isinstance(step, ReplicasStep) or step.holder or not neighbours.autoscalers:
         return found, plan
     through = via_autoscaler(step, neighbours, found.view.fleet)
     if isinstance(through, Blocked):
         return replace(found, obstacle=through), plan
-    view = await target.with_minimum(found.view, through.holder)
+    view = await target.with_minimum(found.view, through.number_in)
     plan = replace(plan, steps=(through,))
     obstacle = obstacle_to(through, view.fleet, Goal.RELIEF)
     return replace(found, view=view, plan=plan, obstacle=obstacle), plan

@@ -23,13 +23,12 @@ from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Signal
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import (
-    AutoscalerStep,
     FlagStep,
     Goal,
     OnTrial,
     ReplaceStep,
+    ReplicasStep,
     RevisionStep,
-    ScaleStep,
     Step,
 )
 from kvmedic.model.reasons import Reason
@@ -143,10 +142,8 @@ def _added_replicas(run: Run) -> int:
     match run.current.step:
         case ReplaceStep():
             return 1
-        case ScaleStep(before=before, after=after):
-            return max(0, after - before)
-        case AutoscalerStep(after=after):
-            return max(0, after - run.replicas)
+        case ReplicasStep(before=before, after=after, holder=holder):
+            return max(0, after - (run.replicas if holder else before))
         case _:
             return 0
 
@@ -158,7 +155,7 @@ def _comparable_baseline(run: Run, pods: Sequence[Pod], looked: Observation) -> 
     nothing is missing in such a sum, before or now.
     """
     before, serving = run.baseline, sum(pod.ready for pod in pods)
-    if before is None or not isinstance(run.current.step, ScaleStep | AutoscalerStep):
+    if before is None or not isinstance(run.current.step, ReplicasStep):
         return before
     judged_before = min(1.0, max(1, before.replicas) / max(1, run.in_rotation))
     judged_now = min(1.0, len(looked.pods) / max(1, serving))

@@ -41,17 +41,17 @@ COMPARED = frozenset({Goal.RELIEF, Goal.PARITY})
 
 
 __all__ = [
-    "AutoscalerStep",
     "BundleStep",
     "FlagStep",
     "GateStep",
     "Goer",
+    "MinimumHolder",
     "ObjectRef",
     "OnTrial",
     "Plan",
     "ReplaceStep",
+    "ReplicasStep",
     "RevisionStep",
-    "ScaleStep",
     "Step",
     "gives_back",
     "is_revocable",
@@ -203,12 +203,25 @@ class RevisionStep:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleStep(SameTemplate):
+class MinimumHolder:
+    """An autoscaler that decides the target's number of replicas, by whose minimum it is changed."""
+
+    object: ObjectRef
+    """The HorizontalPodAutoscaler or ScaledObject."""
+    uid: str
+    """Another of the same name is somebody else's decision."""
+    is_given: bool
+    """The minimum stood in the object before; otherwise it is removed where it is put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasStep(SameTemplate):
     """The target has another number of replicas for a while. The pod template is not touched.
 
-    Absolute, both ways: `after` above `before` adds replicas, below it gives them back, each one
-    drained. Where somebody else decides the number, this step is not the one
-    (`kvmedic.rollout.preconditions`).
+    Absolute, both ways: `after` above `before` adds replicas, below it gives them back. They are the number
+    on the Deployment itself, and each replica that goes is drained. Where an autoscaler decides the number
+    they are its minimum: it makes the replicas and takes them away, and the Deployment's number is never
+    touched.
     """
 
     target: ObjectRef
@@ -219,64 +232,38 @@ class ScaleStep(SameTemplate):
     template: str
     """Hash of the pod template, before and after."""
     reason: Reason
-    kind: Literal["ScaleStep"] = "ScaleStep"
+    holder: MinimumHolder | None = None
+    """None: the Deployment itself has the number."""
+    kind: Literal["ReplicasStep"] = "ReplicasStep"
 
     @property
     def gives_back(self) -> bool:
         """Return whether the step takes away what an earlier one added."""
         return self.after < self.before
 
-    def inverse(self) -> ScaleStep:
+    @property
+    def number_in(self) -> ObjectRef:
+        """Return the object that has the number."""
+        return self.holder.object if self.holder else self.target
+
+    @property
+    def leaves_number(self) -> bool:
+        """Return whether the number stands in its object afterwards, instead of the object's own default."""
+        return self.holder is None or self.holder.is_given or not self.gives_back
+
+    def inverse(self) -> ReplicasStep:
         """Return the step that puts the recorded number back."""
         return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
 
     def line(self) -> str:
         """Return the step as one line for a person."""
-        return f"{self.target.kind}/{self.target.name}: replicas {self.before} -> {self.after}"
+        change = f"minimum {self.before} -> {self.after} replicas"
+        if self.holder is None:
+            change = f"replicas {self.before} -> {self.after}"
+        return f"{self.number_in.kind}/{self.number_in.name}: {change}"
 
 
-@dataclass(frozen=True, slots=True)
-class AutoscalerStep(SameTemplate):
-    """An autoscaler that decides the target's number of replicas keeps more of them for a while.
-
-    Absolute, both ways, and only its minimum: the autoscaler itself makes the replicas and takes them
-    away. The Deployment's number is never touched.
-    """
-
-    target: ObjectRef
-    container: str | None
-    """The engine's container; None: the only one that runs a known engine."""
-    holder: ObjectRef
-    """The HorizontalPodAutoscaler or ScaledObject."""
-    holder_uid: str
-    """Another of the same name is somebody else's decision."""
-    before: int
-    after: int
-    is_given: bool
-    """The minimum stood in the object before; otherwise it is removed where it is put back."""
-    template: str
-    """Hash of the pod template, before and after."""
-    reason: Reason
-    gives_back: bool = False
-    """What an earlier step raised is put back."""
-    kind: Literal["AutoscalerStep"] = "AutoscalerStep"
-
-    def inverse(self) -> AutoscalerStep:
-        """Return the step that puts the recorded minimum back."""
-        return replace(
-            self,
-            before=self.after,
-            after=self.before,
-            gives_back=not self.gives_back,
-            reason=Reason.ROLLING_BACK,
-        )
-
-    def line(self) -> str:
-        """Return the step as one line for a person."""
-        return f"{self.holder.kind}/{self.holder.name}: minimum {self.before} -> {self.after} replicas"
-
-
-Change: TypeAlias = FlagStep | ReplaceStep | RevisionStep | ScaleStep | AutoscalerStep | BundleStep
+Change: TypeAlias = FlagStep | ReplaceStep | RevisionStep | ReplicasStep | BundleStep
 """Every kind of step that changes something of a fleet."""
 
 OnTrial: TypeAlias = TrialStep | GateStep
@@ -291,7 +278,7 @@ def template_before(step: Step) -> str:
     match step:
         case BundleStep() | FlagStep() | RevisionStep():
             return step.before_template
-        case ReplaceStep() | ScaleStep() | AutoscalerStep() | TrialStep() | GateStep():
+        case ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
             return step.template
         case _:
             assert_never(step)
@@ -302,6 +289,11 @@ def file_copied_by(step: Step) -> FileEdit | None:
     return step.file_of if isinstance(step, FlagStep) else None
 
 
+def holder_of(step: Step) -> MinimumHolder | None:
+    """Return the autoscaler that a step goes through; None: none."""
+    return step.holder if isinstance(step, ReplicasStep) else None
+
+
 def is_beside_fleet(step: Step) -> bool:
     """Return whether a step asks a pod of its own, so that nothing of the fleet is touched."""
     return isinstance(step, OnTrial)
@@ -310,7 +302,7 @@ def is_beside_fleet(step: Step) -> bool:
 def gives_back(step: Step) -> bool:
     """Return whether a step takes away what an earlier one added or lent for a while."""
     match step:
-        case ScaleStep() | AutoscalerStep():
+        case ReplicasStep():
             return step.gives_back
         case FlagStep():
             return step.reason is Reason.HOST_MEMORY_GIVEN_BACK
@@ -323,7 +315,7 @@ def gives_back(step: Step) -> bool:
 def is_revocable(step: Step) -> bool:
     """Return whether a step that settled can still be taken back."""
     match step:
-        case AutoscalerStep() | BundleStep() | FlagStep() | RevisionStep() | ScaleStep():
+        case BundleStep() | FlagStep() | RevisionStep() | ReplicasStep():
             return True
         case ReplaceStep() | TrialStep() | GateStep():
             return False

@@ -17,12 +17,11 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, body_hash
 from kvmedic.model.plan import (
-    AutoscalerStep,
     FlagStep,
     Goal,
     ReplaceStep,
+    ReplicasStep,
     RevisionStep,
-    ScaleStep,
     Step,
     gives_back,
     is_beside_fleet,
@@ -390,9 +389,9 @@ def _attempt_of(step: Step, run: Run) -> tuple[Attempt, str] | None:
             return Attempt.ROLL_BACK_REVISION, ""
         case ReplaceStep():
             return Attempt.REPLACE_REPLICA, str(step.replicas)
-        case ScaleStep() | AutoscalerStep() if not gives_back(step):
+        case ReplicasStep() if not gives_back(step):
             return Attempt.ADD_REPLICAS, str(run.replicas)
-        case ScaleStep() | AutoscalerStep() | TrialStep() | GateStep():
+        case ReplicasStep() | TrialStep() | GateStep():
             return None
         case _:
             assert_never(step)
@@ -400,7 +399,7 @@ def _attempt_of(step: Step, run: Run) -> tuple[Attempt, str] | None:
 
 def _why_it_failed(record: StepRecord, outcome: Outcome) -> str:
     """Return the reason why a step is not to be tried again on the same evidence; empty where it may be."""
-    stays = isinstance(record.step, ReplaceStep | ScaleStep | AutoscalerStep)
+    stays = isinstance(record.step, ReplaceStep | ReplicasStep)
     if record.verdict is Verdict.NOT_RECOVERED and (stays or record.state is StepState.REVERTED):
         return str(Reason.NOT_RECOVERED)
     against = FAILED_RETURNS if gives_back(record.step) else FAILURES

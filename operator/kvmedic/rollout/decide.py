@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias, assert_never
 
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.plan import AutoscalerStep, ScaleStep, gives_back, is_revocable
+from kvmedic.model.plan import ReplicasStep, gives_back, is_revocable
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Outcome, Run, StepState, Verdict
 from kvmedic.model.sentences import SENTENCES
@@ -175,7 +175,7 @@ _OVERTAKEN = MappingProxyType(
 
 def _brings_back_a_setting(run: Run) -> bool:
     """Return whether a fleet that is scaled out from zero again would come with an unjudged setting."""
-    return is_revocable(run.current.step) and not isinstance(run.current.step, ScaleStep | AutoscalerStep)
+    return is_revocable(run.current.step) and not isinstance(run.current.step, ReplicasStep)
 
 
 def outcome_of(reason: Reason) -> Outcome:

@@ -25,11 +25,10 @@ from kvmedic.model.config_edits import TemplateChange
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.fleet import ROLLING, STILL, Fleet, RolloutFields
 from kvmedic.model.plan import (
-    AutoscalerStep,
     FlagStep,
     ReplaceStep,
+    ReplicasStep,
     RevisionStep,
-    ScaleStep,
     Step,
 )
 from kvmedic.model.reasons import Reason
@@ -95,9 +94,9 @@ def is_kept(run: Run, resource_uid: str, fleet: Fleet) -> bool:
     nothing was set yet: the number must be the one that the step begins with. True for other steps.
     """
     step, found = run.current.step, fleet.minimum
-    if not isinstance(step, AutoscalerStep):
+    if not isinstance(step, ReplicasStep) or step.holder is None:
         return True
-    if found is None or found.uid != step.holder_uid:
+    if found is None or found.uid != step.holder.uid:
         return False
     marked = _sequence_in(found.mark, run.claims(resource_uid))
     return found.number == (step.before if marked is None else marked)
@@ -248,13 +247,13 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """
     step, intent, state = run.current.step, run.intent, run.current.state
     match step:
-        case BundleStep() | FlagStep() | RevisionStep() | AutoscalerStep():
-            return False
-        case TrialStep() | GateStep():
+        case BundleStep() | FlagStep() | RevisionStep() | TrialStep() | GateStep():
             return False
         case ReplaceStep():
             counts, recorded = state in WALKING, step.replicas
-        case ScaleStep():
+        case ReplicasStep():
+            if step.holder is not None:
+                return False
             counts, recorded = state in WALKING or state is StepState.VERIFYING, step.before
         case _:
             assert_never(step)
@@ -345,7 +344,7 @@ def change_of(step: Step) -> TemplateChange | None:
             return step.edit
         case RevisionStep():
             return step.swap
-        case ReplaceStep() | ScaleStep() | AutoscalerStep() | TrialStep() | GateStep():
+        case ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
             return None
         case _:
             assert_never(step)

@@ -14,7 +14,7 @@ were judged: beside it none begins.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import TypeAlias, assert_never
@@ -24,11 +24,11 @@ from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import SURGE, Fleet, ObjectRef, Owner, ReplicaSet, Rotation
 from kvmedic.model.plan import (
-    AutoscalerStep,
     FlagStep,
+    MinimumHolder,
     ReplaceStep,
+    ReplicasStep,
     RevisionStep,
-    ScaleStep,
     Step,
 )
 from kvmedic.model.reasons import Reason
@@ -135,7 +135,7 @@ def remarks(neighbours: Neighbours) -> Iterator[str]:
         yield f"PodDisruptionBudget {names} does not limit a rollout; kvmedic keeps the count itself"
 
 
-def via_autoscaler(step: ScaleStep, neighbours: Neighbours, fleet: Fleet) -> AutoscalerStep | Blocked:
+def via_autoscaler(step: ReplicasStep, neighbours: Neighbours, fleet: Fleet) -> ReplicasStep | Blocked:
     """Return the step that adds replicas through the autoscaler that decides their number, or why none can.
 
     Its own maximum is a bound too.
@@ -147,17 +147,8 @@ def via_autoscaler(step: ScaleStep, neighbours: Neighbours, fleet: Fleet) -> Aut
     wanted = min(step.after, scaler.maximum)
     if obstacle := _unmovable(scaler, wanted, fleet):
         return obstacle
-    return AutoscalerStep(
-        target=step.target,
-        container=step.container,
-        holder=ObjectRef(scaler.kind, scaler.name),
-        holder_uid=scaler.uid,
-        before=scaler.minimum,
-        after=wanted,
-        is_given=scaler.is_given,
-        template=step.template,
-        reason=step.reason,
-    )
+    holder = MinimumHolder(ObjectRef(scaler.kind, scaler.name), scaler.uid, scaler.is_given)
+    return replace(step, before=scaler.minimum, after=wanted, holder=holder)
 
 
 def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Blocked | None:
@@ -174,6 +165,9 @@ def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Blocked | None:
     if wanted <= fleet.replicas:
         text = f"{who} keeps {scaler.maximum} replicas at most, and {fleet.replicas} are there: raise that"
         return Blocked(Reason.LEVER_AT_BOUND, text)
+    if wanted <= scaler.minimum:
+        text = f"{who} keeps {scaler.minimum} replicas already, and {fleet.replicas} are asked for"
+        return Blocked(Reason.REPLICAS_AUTOSCALED, f"{text}: wait until it follows")
     return None
 
 
@@ -196,7 +190,7 @@ class Purpose(Enum):
     keep ours."""
 
 
-def purpose_of(step: ScaleStep | AutoscalerStep) -> Purpose:
+def purpose_of(step: ReplicasStep) -> Purpose:
     """Return what another number of replicas is for."""
     return Purpose.RETURN if step.gives_back else Purpose.BESIDE
 
@@ -281,26 +275,26 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
     )
 
 
-def autoscaling_refusal(fleet: Fleet, step: AutoscalerStep) -> Refused | None:
+def autoscaling_refusal(fleet: Fleet, step: ReplicasStep, holder: MinimumHolder) -> Refused | None:
     """Return why an autoscaler's minimum cannot be changed by a step, or None.
 
     Who owns the Deployment's template does not matter: nothing of it is changed. Nor does the rotation
     label, as no replica is drained.
     """
     found = fleet.minimum
-    gone = f"{step.holder.kind} {step.holder.name} is gone, or is another one"
+    gone = f"{holder.object.kind} {holder.object.name} is gone, or is another one"
     moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
     unsettled = _unsettled_state(fleet, purpose_of(step))
     return _first_refusal(
         _frozen(fleet),
-        (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
+        (found is None or found.uid != holder.uid, Reason.REPLICAS_CHANGED, gone),
         (found is not None and found.number != step.before, Reason.REPLICAS_CHANGED, moved),
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (unsettled != "" and not step.gives_back, Reason.TARGET_NOT_SETTLED, unsettled),
     )
 
 
-def scaling_refusal(fleet: Fleet, step: ScaleStep) -> Refused | None:
+def scaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     """Return why this fleet's number of replicas cannot be changed by a step, or None.
 
     What is given back was ours: a replica that is not Ready does not keep it from going, it goes first.
@@ -369,10 +363,9 @@ def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
             return opening_refusal(fleet, step.after, purpose)
         case ReplaceStep():
             return replacement_refusal(fleet, step)
-        case ScaleStep():
-            return scaling_refusal(fleet, step)
-        case AutoscalerStep():
-            return autoscaling_refusal(fleet, step)
+        case ReplicasStep():
+            holder = step.holder
+            return autoscaling_refusal(fleet, step, holder) if holder else scaling_refusal(fleet, step)
         case TrialStep() | GateStep():
             return trial_refusal(fleet)
         case _:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.fleet import Fleet, Minimum, Pod
-from kvmedic.model.plan import AutoscalerStep, ScaleStep
+from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, Victim
 from kvmedic.rollout.draining import (
@@ -55,7 +55,7 @@ from kvmedic.rollout.preconditions import end_as_begun, purpose_of, scaling_refu
 class Scaling:
     """Which number of replicas is wanted, and what is known beside the fleet itself."""
 
-    step: ScaleStep
+    step: ReplicasStep
     """Its `after` is the number that is wanted; on the way back it is the step's inverse."""
     victim: Victim | None
     drain: Drain
@@ -72,7 +72,7 @@ class Scaling:
     """Replicas that took no requests before the run."""
 
 
-def is_explained(run: Run, step: ScaleStep, resource_uid: str, fleet: Fleet) -> bool:
+def is_explained(run: Run, step: ReplicasStep, resource_uid: str, fleet: Fleet) -> bool:
     """Return whether a run's own record explains the fleet's number of replicas.
 
     The claim says which assignment was committed last. Where a person's `kubectl rollout undo` took
@@ -127,7 +127,7 @@ def leave_scaling(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     return parting_move(fleet, surplus_of(fleet, step.before) if surplus else None)
 
 
-def _first_assignment(fleet: Fleet, step: ScaleStep) -> Move:
+def _first_assignment(fleet: Fleet, step: ReplicasStep) -> Move:
     """Return the first assignment. Before a replica is drained it only claims the target.
 
     Whoever finds a replica out of rotation then finds a run that began, and nobody else's can.
@@ -232,7 +232,7 @@ def start_of_added(
 class Autoscaling:
     """Which minimum is wanted, and what is known beside the fleet itself."""
 
-    step: AutoscalerStep
+    step: ReplicasStep
     """Its `after` is the minimum that is wanted; on the way back it is the step's inverse."""
     replicas: int
     """Of the target before the run."""
@@ -280,13 +280,12 @@ def leave_autoscaling(fleet: Fleet, order: Autoscaling) -> Move:
     return stray_move(fleet, fleet.pods) or Settled()
 
 
-def _is_set(holder: Minimum, step: AutoscalerStep) -> bool:
-    given = step.is_given or not step.gives_back
-    return holder.number == step.after and holder.is_given == given
+def _is_set(holder: Minimum, step: ReplicasStep) -> bool:
+    return (holder.number, holder.is_given) == (step.after, step.leaves_number)
 
 
-def _assign(holder: Minimum, step: AutoscalerStep) -> SetMinimum:
-    return SetMinimum(holder, step.after, step.is_given or not step.gives_back)
+def _assign(holder: Minimum, step: ReplicasStep) -> SetMinimum:
+    return SetMinimum(holder, step.after, step.leaves_number)
 
 
 def _await_minimum(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
@@ -298,7 +297,8 @@ def _await_minimum(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
         return Settled()
     waited = now - order.assigned_at if order.assigned_at else timedelta(0)
     if fleet.replicas < step.after:
-        text = f"{step.holder.kind} {step.holder.name} keeps {step.after}, and {fleet.replicas} are asked for"
+        who = f"{step.number_in.kind} {step.number_in.name}"
+        text = f"{who} keeps {step.after}, and {fleet.replicas} are asked for"
         if waited > order.limits.start:
             return Failed(Reason.AUTOSCALER_IDLE, f"{text} after {int(waited.total_seconds())} s")
         return Wait(Reason.AWAITING_CONTROLLER, text)

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from kvmedic.model.engine import Knob, Presence
 from kvmedic.model.evidence import Blocked, PodReadings, Signal
 from kvmedic.model.fleet import Fleet, ObjectRef
-from kvmedic.model.plan import Plan, ReplaceStep, RevisionStep, ScaleStep, Step
+from kvmedic.model.plan import Plan, ReplaceStep, ReplicasStep, RevisionStep, Step
 from kvmedic.model.readings import number_or_none
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import OnDrainTimeout, RolloutPolicy, TargetRef
@@ -61,7 +61,7 @@ def replacement_of(target: TargetRef, fleet: Fleet, advice: Relief, generation: 
 
 def resizing_of(target: TargetRef, fleet: Fleet, advice: Resize, generation: int) -> Plan:
     """Return the plan that gives a fleet another number of replicas."""
-    step = ScaleStep(
+    step = ReplicasStep(
         target=ObjectRef(target.kind, target.name),
         container=target.container,
         before=fleet.replicas,

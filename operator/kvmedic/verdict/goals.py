@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import (
-    AutoscalerStep,
     Change,
     FlagStep,
     Goal,
     ReplaceStep,
+    ReplicasStep,
     RevisionStep,
-    ScaleStep,
 )
 from kvmedic.model.readings import complete, number_or_none, total
 from kvmedic.model.reasons import Reason
@@ -169,7 +168,7 @@ class Rule:
 
 _SETTING = (FlagStep,)
 _TEMPLATE = (*_SETTING, BundleStep, RevisionStep)
-_NUMBER = (ScaleStep, AutoscalerStep)
+_NUMBER = (ReplicasStep,)
 _EVERY = (*_TEMPLATE, *_NUMBER, ReplaceStep)
 
 RULES = (

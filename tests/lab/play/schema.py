@@ -53,6 +53,8 @@ class Move(_Part):
     """The lever, where the step has one."""
     config_map: str | None = None
     """The ConfigMap whose file the lever is set in; None: wherever it is set."""
+    number_in: str | None = None
+    """Kind of the object that has the number of replicas: `Deployment`, or an autoscaler's; None: any."""
     after: Written | None = None
     """The value that it sets: a text, or the least and the greatest number."""
 
@@ -67,6 +69,9 @@ class Move(_Part):
         if step.get("kind") != self.kind or (self.knob and step.get("knob") != self.knob):
             return False
         if self.config_map and (step.get("fileOf") or {}).get("configMap") != self.config_map:
+            return False
+        holder = step.get("holder") or {"object": step.get("target", {})}
+        if self.number_in and holder["object"].get("kind") != self.number_in:
             return False
         written = str(step.get("after", ""))
         if isinstance(self.after, tuple):

@@ -23,8 +23,8 @@ from enum import StrEnum
 from typing import TypeVar
 
 from kvmedic.model.engine import Scalar
-from kvmedic.model.fleet import Fleet, ObjectRef
-from kvmedic.model.plan import AutoscalerStep, FlagStep, ScaleStep
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.plan import FlagStep, MinimumHolder, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.status import Borrowed, Footprint, Load, Temporary
@@ -46,7 +46,7 @@ def footprint_after(
         now: the time.
     """
     step = run.current.step
-    if not isinstance(step, ScaleStep | AutoscalerStep):
+    if not isinstance(step, ReplicasStep):
         return held
     number = None if fleet is None else _present_number(step, fleet)
     before = held.before if held else min(step.before, step.after)
@@ -54,12 +54,12 @@ def footprint_after(
         return None
     if held is not None and number <= held.after:
         return replace(held, after=number, calm_since=None, outlook="", looked_at=None)
-    holder, uid, is_given = _holder(step, run)
+    holder = step.holder
     return Footprint(
         run=run.id,
         target=step.target,
-        holder=holder,
-        holder_uid=uid,
+        holder=step.number_in,
+        holder_uid=holder.uid if holder else run.target_uid,
         target_uid=run.target_uid,
         container=step.container,
         before=before,
@@ -67,24 +67,17 @@ def footprint_after(
         fewest=held.fewest if held else run.replicas,
         template=step.template,
         at=now,
-        is_given=is_given,
+        is_given=holder.is_given if holder else True,
         load=load_of(run),
         terms=run.terms,
     )
 
 
-def _holder(step: ScaleStep | AutoscalerStep, run: Run) -> tuple[ObjectRef, str, bool]:
-    """Return the object that has the number, its uid, and whether the number stood in it before."""
-    if isinstance(step, AutoscalerStep):
-        return step.holder, step.holder_uid, step.is_given
-    return step.target, run.target_uid, True
-
-
-def _present_number(step: ScaleStep | AutoscalerStep, fleet: Fleet) -> int | None:
-    if isinstance(step, ScaleStep):
+def _present_number(step: ReplicasStep, fleet: Fleet) -> int | None:
+    if step.holder is None:
         return fleet.replicas
     found = fleet.minimum
-    return found.number if found is not None and found.uid == step.holder_uid else None
+    return found.number if found is not None and found.uid == step.holder.uid else None
 
 
 def load_of(run: Run) -> Load | None:
@@ -113,7 +106,7 @@ def is_held(held: Footprint, fleet: Fleet) -> bool:
     return found is not None and (found.uid, found.number) == (held.holder_uid, held.after)
 
 
-def returning_step(held: Footprint, replicas: int, template: str) -> ScaleStep | AutoscalerStep:
+def returning_step(held: Footprint, replicas: int, template: str) -> ReplicasStep:
     """Return the step that gives a footprint back, so far that some replicas are enough.
 
     Args:
@@ -122,22 +115,12 @@ def returning_step(held: Footprint, replicas: int, template: str) -> ScaleStep |
         template: hash of the pod template that runs now.
     """
     number = held.before if replicas <= held.fewest else replicas
-    if held.holder == held.target:
-        return ScaleStep(
-            held.target, held.container, held.after, number, template, Reason.REPLICAS_GIVEN_BACK
-        )
-    return AutoscalerStep(
-        target=held.target,
-        container=held.container,
-        holder=held.holder,
-        holder_uid=held.holder_uid,
-        before=held.after,
-        after=number,
-        is_given=held.is_given or number > held.before,
-        template=template,
-        reason=Reason.REPLICAS_GIVEN_BACK,
-        gives_back=True,
-    )
+    holder = None
+    if held.holder != held.target:
+        is_given = held.is_given or number > held.before
+        holder = MinimumHolder(held.holder, held.holder_uid, is_given)
+    reason = Reason.REPLICAS_GIVEN_BACK
+    return ReplicasStep(held.target, held.container, held.after, number, template, reason, holder)
 
 
 MOST_LOANS = 10
