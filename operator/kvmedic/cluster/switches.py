@@ -85,4 +85,4 @@ class StoredApprovals:
                     resource_uid=spec.remediation_uid or "",
                 )
                 found.append(made)
-        return found
+        return tuple(found)
