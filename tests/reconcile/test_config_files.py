@@ -178,7 +178,7 @@ def test_something_else_of_the_copys_name_ends_the_run_before_anything_is_done(a
     configure(world)
     world.start()
     world.wait(lambda: "plan" in world.status(), PATIENCE_SECONDS, "a plan is shown")
-    name = world.status()["plan"]["exact"]["steps"][0]["file"]["copy"]
+    name = world.status()["plan"]["exact"]["steps"][0]["fileOf"]["copy"]
     world.kubectl("create", "configmap", name, "--from-literal=a=b")
     generation = world.deployment()["metadata"]["generation"]
 

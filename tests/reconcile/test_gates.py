@@ -227,8 +227,8 @@ def test_an_engine_that_refuses_the_type_at_start_up_is_not_tried_again_and_says
     [score, _] = world.status()["scores"]
     assert score["refused"] is True
     assert score["message"] == f"fp8: the engine refuses it on this hardware: {PHRASE}"
-    [failed] = world.status()["turnedOff"]["failed"]
-    assert (failed["fix"], PHRASE in failed["why"]) == ("Fp8KVCache", True)
+    [failed] = world.status()["failedAttempts"]
+    assert (failed["key"], PHRASE in failed["why"]) == ("Fp8KVCache", True)
     assert SECRET not in str(world.status()) + world.log
     nothing_was_changed(world)
 
