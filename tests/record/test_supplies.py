@@ -20,7 +20,7 @@ RAISED = replace(
 IN_FILE = replace(
     CONFIG, knob=Knob.GPU_MEMORY_UTILIZATION, before="0.9", after="0.92", reason=Reason.MEMORY_STEPPED_UP
 )
-LENT = replace(STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", reason=Reason.HOST_MEMORY_LENT)
+LENT = replace(STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", reason=Reason.HOST_MEMORY_USED)
 KEPT = Judged(Verdict.IMPROVED, Reason.IMPROVED, "smoother")
 FAILED = Outcome(Reason.CANARY_FAILED, "it does not come up")
 

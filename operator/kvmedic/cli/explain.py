@@ -32,14 +32,12 @@ from kvmedic.model.run import Run, StepState
 from kvmedic.model.sentences import LOOK, REMEDIES, SENTENCES, Remedy
 from kvmedic.model.status import (
     Attempt,
-    Borrowed,
     Condition,
     ConditionType,
     FailedAttempt,
-    Footprint,
     Record,
     Resource,
-    Temporary,
+    TemporaryChange,
     Truth,
     TurnedOff,
 )
@@ -390,22 +388,13 @@ def _why_nothing_is_done(record: Record) -> Condition | None:
     return found
 
 
-def _describe_added_replicas(held: Footprint) -> Iterator[str]:
-    """Yield what was added for a while, and what it waits for."""
-    yield f"For a while it holds {held.line()}; {_calm_text(held)}."
-    if held.outlook and held.looked_at:
-        yield f"  Would fewer do ({held.looked_at:%Y-%m-%dT%H:%M:%SZ})? {held.outlook}."
-
-
-def _describe_loans(lent: Borrowed) -> Iterator[str]:
-    """Yield what was lent for a while, and what it waits for."""
-    yield f"For a while it lends {lent.line()}; {_calm_text(lent)}."
-    if lent.outlook and lent.looked_at:
-        yield f"  Would the fleet do without ({lent.looked_at:%Y-%m-%dT%H:%M:%SZ})? {lent.outlook}."
-
-
-def _calm_text(held: Temporary) -> str:
-    return f"calm since {held.calm_since:%Y-%m-%dT%H:%M:%SZ}" if held.calm_since else "not calm yet"
+def _describe_temporary_change(each: TemporaryChange) -> Iterator[str]:
+    """Yield what stays for a while, and what it waits for."""
+    calm = f"calm since {each.calm_since:%Y-%m-%dT%H:%M:%SZ}" if each.calm_since else "not calm yet"
+    yield f"For a while: {each.line()}; {calm}."
+    if each.outlook and each.looked_at:
+        what = "Would fewer do" if each.adds_replicas else "Would the fleet do without"
+        yield f"  {what} ({each.looked_at:%Y-%m-%dT%H:%M:%SZ})? {each.outlook}."
 
 
 def _memory(record: Record) -> Iterator[str]:
@@ -447,10 +436,8 @@ def _describe_failed_attempts(record: Record) -> Iterator[str]:
 
 def _describe_temporary(record: Record) -> Iterator[str]:
     """Yield what is there for a time and goes again."""
-    if record.footprint is not None:
-        yield from _describe_added_replicas(record.footprint)
-    for lent in record.borrowed:
-        yield from _describe_loans(lent)
+    for each in record.temporary:
+        yield from _describe_temporary_change(each)
     for copy in record.copies:
         yield f"ConfigMap {copy.name} is a copy of ours; it is removed once nothing refers to it any more."
 

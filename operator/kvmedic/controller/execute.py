@@ -64,7 +64,7 @@ from kvmedic.rollout.drift import Standing, is_foreign, regain_freeze, target_st
 from kvmedic.rollout.gates import forward_gate
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
-from kvmedic.runbooks.preemption.loans import footprint_after
+from kvmedic.runbooks.preemption.temporary_changes import temporary_after
 from kvmedic.runbooks.workload import View
 
 AT_ONCE = timedelta(0)
@@ -351,7 +351,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     fleet = view.fleet if view is not None else None
     record = await swept(tick.record, run, fleet, tick.ports)
     done = close_run(record, run, outcome, tick.resource.generation, tick.now)
-    done = replace(done, footprint=footprint_after(run, tick.record.footprint, fleet, outcome, tick.now))
+    done = replace(done, temporary=temporary_after(tick.record.temporary, run, fleet, outcome, tick.now))
     await save(tick.resource, done, tick.ports)
     return AT_ONCE
 

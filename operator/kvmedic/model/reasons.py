@@ -102,7 +102,7 @@ class Reason(StrEnum):
     MEMORY_STEPPED_UP = "MemorySteppedUp"
     PREFIXES_REUSED = "PrefixesReused"
     PREFILL_CHUNKED = "PrefillChunked"
-    HOST_MEMORY_LENT = "HostMemoryLent"
+    HOST_MEMORY_USED = "HostMemoryUsed"
     HOST_MEMORY_GIVEN_BACK = "HostMemoryGivenBack"
     REPLICAS_ADDED = "ReplicasAdded"
     REPLICAS_GIVEN_BACK = "ReplicasGivenBack"
@@ -114,9 +114,9 @@ class Reason(StrEnum):
     PROMPTS_COMPARED = "PromptsCompared"
     START_COMPARED = "StartCompared"
     # Why what was added for a while is still there.
-    FOOTPRINT_HELD = "FootprintHeld"
-    LOAN_HELD = "LoanHeld"
-    LOAN_FORGOTTEN = "LoanForgotten"
+    ADDED_REPLICAS_KEPT = "AddedReplicasKept"
+    HOST_MEMORY_KEPT = "HostMemoryKept"
+    SETTING_FORGOTTEN = "SettingForgotten"
     # Why a fleet cannot be changed safely.
     TARGET_NOT_FOUND = "TargetNotFound"
     SPEC_INVALID = "SpecInvalid"

@@ -139,8 +139,8 @@ SENTENCES = MappingProxyType(
         Reason.MEMORY_STEPPED_UP: "The engine is to take one step more of its GPUs' memory, as it was free.",
         Reason.PREFIXES_REUSED: "What prompts begin with in common is to be kept once.",
         Reason.PREFILL_CHUNKED: "Long prompts are to be spread over several steps.",
-        Reason.HOST_MEMORY_LENT: "Preempted sequences are to be kept in the host's memory, for a time.",
-        Reason.HOST_MEMORY_GIVEN_BACK: "Host memory that was lent for a while is given back.",
+        Reason.HOST_MEMORY_USED: "Preempted sequences are to be kept in the host's memory, for a time.",
+        Reason.HOST_MEMORY_GIVEN_BACK: "Host memory that was used for a while is given back.",
         Reason.REPLICAS_ADDED: "Replicas are added for a while, until fewer carry the load.",
         Reason.REPLICAS_GIVEN_BACK: "Replicas that were added for a while go one by one, drained.",
         Reason.COMPRESSION_REVERTED: "KV compression is turned off again, with all that turned it on.",
@@ -150,13 +150,13 @@ SENTENCES = MappingProxyType(
         Reason.START_COMPARED: "A trial pod is to show how many blocks there are with the method off.",
         Reason.ACCURACY_EVALUATED: "An evaluation of a trial pod is to show whether accuracy is kept.",
         Reason.FIX_TURNED_ON: "A setting that a trial pod proved takes the place of what saved nothing.",
-        Reason.FOOTPRINT_HELD: (
+        Reason.ADDED_REPLICAS_KEPT: (
             "Replicas that were added for a while stay until it has been calm and fewer carry the load."
         ),
-        Reason.LOAN_HELD: (
-            "Host memory that was lent for a while stays until it has been calm and the fleet does without."
+        Reason.HOST_MEMORY_KEPT: (
+            "Host memory that is used for a while stays until it has been calm and the fleet does without."
         ),
-        Reason.LOAN_FORGOTTEN: "A setting that was lent for a while is somebody else's now and stays.",
+        Reason.SETTING_FORGOTTEN: "A setting that was there for a while is somebody else's now and stays.",
         Reason.TARGET_NOT_FOUND: "The target Deployment or its container does not exist.",
         Reason.SPEC_INVALID: "The spec cannot be followed as it is written.",
         Reason.SPEC_NOT_IMPLEMENTED: "The spec asks for something that this version does not do yet.",
@@ -340,8 +340,8 @@ REMEDIES: Mapping[Reason, Remedy] = MappingProxyType(
         Reason.CAP_BELOW_LOAD: Remedy("to add replicas", _SCALE),
         Reason.LEVER_NOT_ALLOWED: Remedy("to allow a lever, or to widen its bounds", _EDIT),
         Reason.CAPACITY_EXHAUSTED: Remedy("to allow more replicas, or another lever", _EDIT),
-        Reason.FOOTPRINT_HELD: Remedy("to give them back by hand, undrained", _SCALE),
-        Reason.LOAN_HELD: Remedy("to remove the flag by hand, undrained", _DEPLOYMENT),
+        Reason.ADDED_REPLICAS_KEPT: Remedy("to give them back by hand, undrained", _SCALE),
+        Reason.HOST_MEMORY_KEPT: Remedy("to remove the flag by hand, undrained", _DEPLOYMENT),
         Reason.AUTOSCALER_IDLE: Remedy(
             "to see what it is waiting for", "kubectl -n $namespace describe horizontalpodautoscalers"
         ),

@@ -141,14 +141,14 @@ def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
     if new.plan is not None and (old.plan is None or old.plan.digest != new.plan.digest):
         text = f"plan {new.plan.digest}: {'; '.join(new.plan.steps)}. {new.plan.message}"
         found.append(Note(Reason.PLANNED, text, warning=False, run="", on_target=False))
-    if old.footprint is not None and new.footprint is None:
-        text = f"{old.footprint.line()} is forgotten: somebody else set the number, and it stays"
-        found.append(Note(Reason.REPLICAS_CHANGED, text, warning=False, run="", on_target=False))
-    still = {lent.run for lent in new.borrowed}
-    for lent in old.borrowed:
-        if lent.run not in still:
-            text = f"{lent.line()} is forgotten: somebody else set the flag, or made the target anew"
-            found.append(Note(Reason.LOAN_FORGOTTEN, text, warning=False, run="", on_target=False))
+    still = {(each.knob, each.run if each.knob else "") for each in new.temporary}
+    for each in old.temporary:
+        if each.adds_replicas and (None, "") not in still:
+            text = f"{each.line()} is forgotten: somebody else set the number, and it stays"
+            found.append(Note(Reason.REPLICAS_CHANGED, text, warning=False, run="", on_target=False))
+        elif each.knob is not None and (each.knob, each.run) not in still:
+            text = f"{each.line()} is forgotten: somebody else set the flag, or made the target anew"
+            found.append(Note(Reason.SETTING_FORGOTTEN, text, warning=False, run="", on_target=False))
     return tuple(found)
 
 

@@ -46,7 +46,7 @@ from kvmedic.model.status import (
     failed_fix,
 )
 from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
-from kvmedic.runbooks.preemption.loans import load_of, loans_after
+from kvmedic.runbooks.preemption.temporary_changes import load_of
 from kvmedic.verdict.summary import summary_of
 
 ORDER = tuple(ConditionType)
@@ -285,7 +285,6 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
     done = replace(
         record,
         run=None,
-        borrowed=loans_after(record.borrowed, run, outcome, now),
         history=_keep_history((entry, *record.history)),
         summary=summary_of(run, outcome, now) or record.summary,
         sized=_remember_cap(record.sized, run, now),

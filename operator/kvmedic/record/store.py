@@ -243,7 +243,7 @@ def _record(body: JsonObject) -> tuple[Record | None, Blocked | None, Record | N
 
 
 NEEDED_AT_THE_END = (
-    frozenset({"run", "footprint", "borrowed", "conditions"}),
+    frozenset({"run", "temporary", "conditions"}),
     frozenset({"run", "conditions"}),
 )
 """What a resource that is being deleted needs of its status: the first where that can be read."""
