@@ -7,9 +7,8 @@ import pytest
 
 from api.records import holding_record
 from kvmedic.cli.explain import Place, explain_resource
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import LOOK, Reason
 from kvmedic.model.run import Cost, Summary
-from kvmedic.model.sentences import LOOK
 from kvmedic.model.status import (
     Attempt,
     Condition,

@@ -132,7 +132,7 @@ def test_why_they_are_still_there_is_said_where_there_are_some() -> None:
     said = why_not_restored(resource.record, resource.policy)
 
     assert why_not_restored(Record(), resource.policy) is None
-    assert said.reason is Reason.ADDED_REPLICAS_KEPT
+    assert said.reason is Reason.TEMPORARY_CHANGE_HELD
     assert "after 60 minutes of calm" in said.message
 
 

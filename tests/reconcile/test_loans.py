@@ -132,7 +132,7 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(
     done = after(found)
 
     assert (found.plan, done.temporary) == (None, ())
-    [told] = [note for note in notes(before, done) if note.reason is Reason.SETTING_FORGOTTEN]
+    [told] = [note for note in notes(before, done) if note.reason is Reason.TEMPORARY_CHANGE_FORGOTTEN]
     assert "kvOffloadingSize (engine default) -> 32" in told.message
 
 
@@ -158,5 +158,5 @@ def test_why_it_is_still_there_is_said() -> None:
 
     said = why_not_restored(resource.record, resource.policy)
 
-    assert said.reason is Reason.HOST_MEMORY_KEPT
+    assert said.reason is Reason.TEMPORARY_CHANGE_HELD
     assert "after 60 minutes of calm" in said.message

@@ -136,7 +136,7 @@ def test_replicas_that_end_with_more_memory_mark_the_share(step, revision, resta
         RAISED,
         IN_FILE,
         LENT,
-        replace(STEP, knob=Knob.PREFIX_CACHING, reason=Reason.PREFIXES_REUSED),
+        replace(STEP, knob=Knob.PREFIX_CACHING, reason=Reason.SETTING_ADJUSTED),
         STEP,
         replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN),
     ],

@@ -120,7 +120,7 @@ def test_a_load_as_it_was_keeps_them():
     advice = asked(*[light(2 / 3)] * 3)
 
     assert isinstance(advice, NoChange)
-    assert advice.reason is Reason.ADDED_REPLICAS_KEPT
+    assert advice.reason is Reason.TEMPORARY_CHANGE_HELD
     assert "too near to what 2 replicas could not carry" in advice.message
 
 
@@ -252,7 +252,7 @@ def test_more_sequences_than_the_load_of_then_would_say_count():
     advice = alone(*[crowded] * 3)
 
     assert isinstance(advice, NoChange)
-    assert advice.reason is Reason.HOST_MEMORY_KEPT
+    assert advice.reason is Reason.TEMPORARY_CHANGE_HELD
 
 
 def test_a_load_as_it_was_keeps_host_memory():

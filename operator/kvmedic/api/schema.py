@@ -367,7 +367,7 @@ Durations are written as Kubernetes writes them: `80ms`, `90s`, `10m`, `1h30m`.
 """
 
 NOT_YET = """The schema has fields whose behaviour comes later. They are refused when the resource is
-applied; a resource that holds one all the same has `Ready` False with the reason `SpecNotImplemented`.
+applied; a resource that holds one all the same has `Ready` False with the reason `SpecInvalid`.
 """
 
 UNDESCENDED = frozenset({"status.run", "status.plan.exact"})

@@ -22,8 +22,8 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import SchemaValidator, core_schema
 
 from kvmedic.api.resource import RunUnreadable, problems_of
+from kvmedic.model.redaction import redact
 from kvmedic.model.run import Run, Summary
-from kvmedic.model.sentences import redact
 from kvmedic.model.status import (
     ClosedRun,
     Condition,

@@ -27,9 +27,8 @@ from kvmedic.cli.plan import (
 )
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.model.devices import MIB
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import LOOK, Reason, Remedy
 from kvmedic.model.run import Run, StepState
-from kvmedic.model.sentences import LOOK, REMEDIES, SENTENCES, Remedy
 from kvmedic.model.status import (
     Attempt,
     Condition,
@@ -159,7 +158,7 @@ class ShownFixes:
         """Yield it line by line; nothing where nothing is on record."""
         off = self.turned_off
         if off is not None:
-            yield f"{off.method} was turned off ({_moment_text(off.at)}): {off.wall}: {SENTENCES[off.wall]}"
+            yield f"{off.method} was turned off ({_moment_text(off.at)}): {off.wall}: {off.wall.sentence}"
             yield from (f"  {self._failure(each)}" for each in self.failed)
         yield from (self._score(each) for each in self.scores)
 
@@ -404,7 +403,7 @@ def _memory(record: Record) -> Iterator[str]:
         last = record.history[0]
         steps = "; ".join(last.steps)
         yield f"The last run {last.id} ended {last.ended_at:%Y-%m-%dT%H:%M:%SZ} as {last.outcome}: {steps}."
-        yield f"  {SENTENCES[last.outcome]} {last.message}".rstrip()
+        yield f"  {last.outcome.sentence} {last.message}".rstrip()
     if record.summary is not None:
         yield f"What run {record.summary.run} came to: {record.summary.sentence}"
 
@@ -473,5 +472,5 @@ def _advice(resource: Resource, record: Record | None) -> Iterator[Remedy]:
         reasons += [diagnosed.reason] if diagnosed and diagnosed.status is Truth.UNKNOWN else []
         if not record.conditions:
             yield _NOBODY
-    yield from (REMEDIES[reason] for reason in dict.fromkeys(reasons) if reason in REMEDIES)
+    yield from (reason.remedy for reason in dict.fromkeys(reasons) if reason.remedy is not None)
     yield LOOK

@@ -18,7 +18,6 @@ from kvmedic.controller.temporary import abandon_command, remove_finalizer, rest
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, policy_during
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.surveys import complaint
 
@@ -144,4 +143,4 @@ async def _complain(resource: Resource, record: Record, ports: Ports, now: datet
 
 
 def _problem(resource: Resource) -> Blocked:
-    return resource.problem or Blocked(Reason.SPEC_INVALID, SENTENCES[Reason.SPEC_INVALID])
+    return resource.problem or Blocked(Reason.SPEC_INVALID, Reason.SPEC_INVALID.sentence)

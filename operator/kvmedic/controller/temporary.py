@@ -28,7 +28,6 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Goal, Plan, ReplicasStep, file_copied_by
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, StepState, without_spec
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import Policy, TargetRef
 from kvmedic.model.status import ConfigCopy, Record, Resource, TemporaryChange
 from kvmedic.record.runs import open_run, with_outgrown
@@ -85,7 +84,7 @@ def why_not_restored(record: Record, policy: Policy) -> Blocked | None:
             f"{held.line()}; restored after {minutes:.0f} minutes of calm, once {what} is predicted to carry "
             "the load (status.temporary)"
         )
-        return Blocked(Reason.ADDED_REPLICAS_KEPT if held.adds_replicas else Reason.HOST_MEMORY_KEPT, text)
+        return Blocked(Reason.TEMPORARY_CHANGE_HELD, text)
     return None
 
 
@@ -150,7 +149,7 @@ def _plan_restore(
         plan = restore_setting(workload, held.step, "", resource.generation)
     if isinstance(plan, Blocked):
         return Blocked(plan.reason, plan.message)
-    message = f"the resource is deleted: {SENTENCES[plan.reason]}"
+    message = f"the resource is deleted: {plan.reason.sentence}"
     deleting = replace(plan, reason=Reason.RESOURCE_DELETED, message=message)
     return obstacle_to(plan.steps[0], fleet, Goal.CALM) or deleting
 

@@ -113,7 +113,7 @@ def fewer_replicas(
     if now.at_once <= held.fewest:
         text = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.fewest} replicas"
         return Resize(held.fewest, Reason.REPLICAS_GIVEN_BACK, text)
-    room = _room(seen, setting, Reason.ADDED_REPLICAS_KEPT)
+    room = _room(seen, setting)
     return room if isinstance(room, NoChange) else _fewest(now, held, room, template)
 
 
@@ -136,18 +136,18 @@ def without_host_memory(
     tried = None if failed is None or _is_lighter(now, failed) else failed
     if now.at_once <= now.replicas and tried is None:
         return Fits(f"{now.at_once:.0f} sequences ran or waited at once on {now.replicas} replicas")
-    room = _room(seen, setting, Reason.HOST_MEMORY_KEPT)
+    room = _room(seen, setting)
     if isinstance(room, NoChange):
         return room
     if tried is not None and (tried.load is None or room.is_like(tried.load)):
         why = f"restoring it did not hold at {tried.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
-        return NoChange(Reason.HOST_MEMORY_KEPT, why)
+        return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
     running = _alone(now, held, room, template)
     if running is None:
         why = "the load is too near to what the fleet could not carry without it, or nobody can tell"
-        return NoChange(Reason.HOST_MEMORY_KEPT, why)
+        return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
     told = f"without it {_expected_without(now.replicas, running, room)}"
-    return Fits(told) if _peak(running) <= room.sequences else NoChange(Reason.HOST_MEMORY_KEPT, told)
+    return Fits(told) if _peak(running) <= room.sequences else NoChange(Reason.TEMPORARY_CHANGE_HELD, told)
 
 
 def _is_lighter(now: Carried, failed: FailedAttempt) -> bool:
@@ -181,7 +181,7 @@ def _present_load(evidence: Evidence) -> _Seen | NoChange:
     """Return what the fleet carries now, or why nobody can tell."""
     if evidence.left_out:
         line = quorum_line(len(evidence.burn.pods), evidence.left_out)
-        return NoChange(Reason.ADDED_REPLICAS_KEPT, f"{line}: nobody knows what these carry")
+        return NoChange(Reason.TEMPORARY_CHANGE_HELD, f"{line}: nobody knows what these carry")
     found = complete(evidence.sizing, NEEDED)
     if isinstance(found, Inconclusive):
         return NoChange(found.reason, found.message)
@@ -198,11 +198,13 @@ def _carried_load(found: Mapping[str, Complete], window_seconds: float) -> Carri
     )
 
 
-def _room(seen: _Seen, setting: Setting, held: Reason) -> Room | NoChange:
+def _room(seen: _Seen, setting: Setting) -> Room | NoChange:
     """Return what a replica holds; why nothing is given back where requests wait, or nobody can tell."""
     now = seen.carried
     if now.waiting >= QUEUED * now.replicas:
-        return NoChange(held, f"{now.waiting:.0f} requests wait on {now.replicas} replicas")
+        return NoChange(
+            Reason.TEMPORARY_CHANGE_HELD, f"{now.waiting:.0f} requests wait on {now.replicas} replicas"
+        )
     case = size_fleet(seen.evidence, seen.found)
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
@@ -222,7 +224,7 @@ def _fewest(now: Carried, held: TemporaryChange, room: Room, template: str) -> R
         said = said or _load_text(replicas, running, room)
         if running is not None and _peak(running) <= room.sequences:
             return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, _load_text(replicas, running, room))
-    return NoChange(Reason.ADDED_REPLICAS_KEPT, said)
+    return NoChange(Reason.TEMPORARY_CHANGE_HELD, said)
 
 
 def _load_text(replicas: int, running: float | None, room: Room) -> str:
