@@ -57,8 +57,7 @@ def calm(world: World) -> None:
 
 def held(world: World) -> dict[str, Any]:
     """Return what the status holds for a while; empty where nothing."""
-    held = next(iter(world.status().get("temporary") or []), {})
-    return {**held.get("step", {}), **held}
+    return world.status().get("footprint") or {}
 
 
 def grow(world: World, count: int = MORE) -> None:

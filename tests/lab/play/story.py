@@ -166,7 +166,8 @@ WAITS = frozenset(
         "Draining",
         "DrainTimedOut",
         "Holding",
-        "TrialRunning",
+        "PromptsProbed",
+        "ReclamationProbed",
     }
 )
 """Reasons of the condition Progressing that tell what a run waits for; the others pass within a second or
