@@ -33,7 +33,7 @@ QUICK = MemoryPace(lag_seconds=0.02, reuse_seconds=0.02, interval_seconds=0.02, 
 
 def a_step(tokens: int, question: Question = Question.RECLAMATION) -> TrialStep:
     """Return what is asked of a trial pod."""
-    target, why = ObjectRef("Deployment", "llm"), Reason.RECLAMATION_PROBED
+    target, why = ObjectRef("Deployment", "llm"), Reason.TRIAL_RUNNING
     return TrialStep(target, "vllm", question, "Mine", tokens, Keep(2048), 1800, "0123", why, source="main")
 
 

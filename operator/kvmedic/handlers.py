@@ -28,7 +28,6 @@ from kvmedic.kube.errors import Conflict, Refused, Unavailable
 from kvmedic.loop import Loop
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.status import Key
 from kvmedic.record.reporter import Telemetry
 from kvmedic.record.store import peer_of
@@ -130,7 +129,7 @@ class Operator:
         with suppress(Conflict, Unavailable, Refused):
             resource = await self.ports.store.load(key)
             if resource is not None:
-                problem = Blocked(Reason.INTERNAL_ERROR, SENTENCES[Reason.INTERNAL_ERROR])
+                problem = Blocked(Reason.INTERNAL_ERROR, Reason.INTERNAL_ERROR.sentence)
                 told = await self.ports.store.complain(resource, problem)
                 if told is not None:
                     await self.ports.reporter.saved(resource, *told)

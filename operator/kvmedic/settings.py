@@ -24,7 +24,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kvmedic.metrics.options import ProbeOptions, ScrapeOptions, SourceOptions
-from kvmedic.model.sentences import names_secret
+from kvmedic.model.redaction import names_secret
 from kvmedic.sections import Section, within
 
 

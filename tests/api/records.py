@@ -13,11 +13,9 @@ from kvmedic.model.run import Approved, Outcome, Spending, StepState, Terms
 from kvmedic.model.spec import RotationLabel
 from kvmedic.model.status import (
     Attempt,
-    Borrowed,
     ClosedRun,
     Condition,
     ConditionType,
-    Footprint,
     LastGood,
     Load,
     MethodBaseline,
@@ -27,6 +25,7 @@ from kvmedic.model.status import (
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
+    TemporaryChange,
     Truth,
     Urgency,
 )
@@ -48,19 +47,13 @@ def approved_record() -> Record:
 
 def holding_record() -> Record:
     """Return a record that holds replicas for a while, with a run that gives them back."""
-    target, terms = SCALE.target, Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
-    held = Footprint(
+    terms = Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
+    held = TemporaryChange(
+        step=replace(SCALE, template=OLD),
         run="20260301-020000",
-        target=target,
-        holder=target,
-        holder_uid="uid-1",
         target_uid="uid-1",
-        container="vllm",
-        before=3,
-        after=4,
-        fewest=3,
-        template=OLD,
         at=NOW - timedelta(hours=2),
+        fewest=3,
         load=Load(20.0, 380.0, 64.0, 190.0),
         terms=terms,
         calm_since=NOW - timedelta(hours=1),
@@ -68,16 +61,12 @@ def holding_record() -> Record:
         looked_at=NOW,
     )
     run = a_run(StepState.ROLLING_OUT, a_scaling(2, 4, 3), step=SCALE.inverse())
-    lent = Borrowed(
-        knob=Knob.KV_OFFLOADING_SIZE,
-        before=None,
-        after="32",
-        revision=OLD,
-        at=NOW - timedelta(hours=3),
+    step = replace(STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", after_template=OLD)
+    setting = TemporaryChange(
+        step=replace(step, reason=Reason.HOST_MEMORY_USED),
         run="20260301-000000",
-        target=target,
         target_uid="uid-1",
-        container="vllm",
+        at=NOW - timedelta(hours=3),
         load=Load(20.0, 380.0, 64.0, 190.0),
         terms=terms,
         calm_since=NOW - timedelta(hours=1),
@@ -87,13 +76,12 @@ def holding_record() -> Record:
     then, load = NOW - timedelta(hours=2), Load(9.0, 200.0, 64.0, 190.0)
     tried = (
         a_failure(Attempt.ADD_REPLICAS, 4, change="replicas 4 -> 5"),
-        a_failure(Attempt.GIVE_BACK, lent.knob, change="kvOffloadingSize 32 -> None", at=then, load=load),
+        a_failure(Attempt.GIVE_BACK, setting.knob, change="kvOffloadingSize 32 -> None", at=then, load=load),
     )
     return replace(
         full_record(),
         run=replace(run, goal=Goal.CALM, baseline=None, terms=terms),
-        footprint=held,
-        borrowed=(lent,),
+        temporary=(held, setting),
         failed_attempts=tried,
     )
 

@@ -391,7 +391,7 @@ def test_what_turns_of_the_supply_leave_behind_is_stored_and_read() -> None:
         full_record(),
         failed_attempts=(a_failure(Attempt.RAISE_MEMORY, Knob.GPU_MEMORY_UTILIZATION, blocks=149),),
         outgrown=(OutgrownShare(0.92, OLD, NOW),),
-        borrowed=holding_record().borrowed,
+        temporary=holding_record().temporary,
     )
 
     status = stored(record)
@@ -401,12 +401,12 @@ def test_what_turns_of_the_supply_leave_behind_is_stored_and_read() -> None:
     assert record_from_wire(status) == record
 
 
-@pytest.mark.parametrize("path", [("outgrown", 0, "share"), ("borrowed", 0, "knob")])
+@pytest.mark.parametrize("path", [("outgrown", 0, "share"), ("temporary", 0, "step")])
 def test_what_was_too_much_is_a_record_and_never_started_anew(path: tuple[str | int, ...]) -> None:
     record = replace(
         full_record(),
         outgrown=(OutgrownShare(0.92, OLD, NOW),),
-        borrowed=holding_record().borrowed,
+        temporary=holding_record().temporary,
     )
 
     with pytest.raises(RunUnreadable):
@@ -419,12 +419,13 @@ def test_what_is_held_for_a_while_is_read_as_it_was_written() -> None:
     status = stored(record)
 
     assert record_from_wire(status) == record
-    assert (status["footprint"]["before"], status["footprint"]["after"]) == (3, 4)
-    assert status["footprint"]["calmSince"] == "2026-03-01T02:00:00Z"
+    held = status["temporary"][0]
+    assert (held["step"]["before"], held["step"]["after"]) == (3, 4)
+    assert held["calmSince"] == "2026-03-01T02:00:00Z"
     assert status["run"]["steps"][0]["step"]["kind"] == "ReplicasStep"
 
 
-@pytest.mark.parametrize("field", ["footprint", "failedAttempts"])
+@pytest.mark.parametrize("field", ["temporary", "failedAttempts"])
 def test_what_is_held_and_cannot_be_read_is_never_forgotten(field: str) -> None:
     with pytest.raises(RunUnreadable):
         record_from_wire(stored(holding_record()) | {field: "fine"})

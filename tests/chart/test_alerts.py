@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from chart.generated import CHART
+from kvmedic.model.reasons import Trait, reasons_with
 from kvmedic.record.reporter import Telemetry
-from kvmedic.record.runs import DIVERTS
 
 RULES = CHART / "files" / "alerts.yaml"
 LEADING = {"a": "1+0x60", "b": "0+0x60"}
@@ -174,7 +174,7 @@ def test_a_breached_objective_pages_while_it_is_breached(page, ticket, at, tmp_p
     ],
 )
 def test_trouble_that_another_runbook_is_for_is_told_under_its_name(alert, reason, tmp_path):
-    others = {each.value for each in DIVERTS} - {reason}
+    others = {each.value for each in reasons_with(Trait.DIVERTS)} - {reason}
     leading = series("kvmedic_leading", LEADING)
     told = {"severity": "ticket"}
     own = series("kvmedic_diverted", {"a": "1+0x60", "b": "0+0x60"}, reason=reason, **told)

@@ -218,7 +218,7 @@ def test_what_a_spec_declares_and_no_log_tells_stops_no_cap(give):
 
     found = answer(result)
     assert (result.exit_code, found["branch"]) == (0, "FleetWideDemand")
-    assert "cannot go on, StartLogUnreadable: " in found["message"]
+    assert "cannot go on, LogUnreadable: " in found["message"]
     assert "the beginning of its log is gone" in found["message"]
     assert any("head -c" in note for note in found["notes"])
 

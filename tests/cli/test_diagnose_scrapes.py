@@ -251,7 +251,7 @@ UNFIT = {
     "no lengths": (dropped("vllm:request_generation_tokens"), "MetricsMissing", "outputLength"),
     "no pool": (dropped("vllm:cache_config_info"), "MetricsMissing", "KV-cache pool"),
     "not a number": (NAN, "MetricsMissing", "NaN"),
-    "two models": (MIXED, "SeveralModels", "other, tiny"),
+    "two models": (MIXED, "ReplicasDiffer", "other, tiny"),
     "another process": (OTHER, "MetricsMissing", "different processes"),
 }
 
@@ -276,7 +276,7 @@ def test_the_newer_page_first_is_noticed(write):
 def test_requests_that_stay_longer_than_the_time_between_are_inconclusive(write):
     result = of(write, IDLE, THRASH, options=("--interval", "3s"))
 
-    assert (result.exit_code, answer(result)["reason"]) == (3, "WindowTooShort")
+    assert (result.exit_code, answer(result)["reason"]) == (3, "TooFewRequests")
 
 
 def test_the_time_between_is_taken_as_given(write):

@@ -7,9 +7,8 @@ import pytest
 
 from api.records import holding_record
 from kvmedic.cli.explain import Place, explain_resource
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import LOOK, Reason
 from kvmedic.model.run import Cost, Summary
-from kvmedic.model.sentences import LOOK
 from kvmedic.model.status import (
     Attempt,
     Condition,
@@ -69,14 +68,14 @@ def test_what_did_not_help_is_told_with_what_it_rests_on(attempt):
 def test_a_share_that_was_too_much_and_what_is_borrowed_are_told():
     record = Record(
         outgrown=(OutgrownShare(0.92, OLD, NOW),),
-        borrowed=holding_record().borrowed,
+        temporary=holding_record().temporary[1:],
     )
 
     said = lines(record)
 
     assert any("A GPU ran out of memory at a share of 0.92" in line for line in said)
     assert (
-        "For a while it lends kvOffloadingSize (engine default) -> 32 since 2026-03-01T00:00:00Z (run "
+        "For a while: kvOffloadingSize (engine default) -> 32 since 2026-03-01T00:00:00Z (run "
         "20260301-000000); calm since 2026-03-01T02:00:00Z." in said
     )
     assert any(line.startswith("  Would the fleet do without (2026-03-01T03:00:00Z)? ") for line in said)
@@ -123,7 +122,7 @@ def test_what_is_held_for_a_while_is_told_with_what_it_waits_for():
     said = lines(replace(holding_record(), run=None))
 
     assert (
-        "For a while it holds replicas 3 -> 4 since 2026-03-01T01:00:00Z (run 20260301-020000); calm since "
+        "For a while: replicas 3 -> 4 since 2026-03-01T01:00:00Z (run 20260301-020000); calm since "
         "2026-03-01T02:00:00Z." in said
     )
     assert "  Would fewer do (2026-03-01T03:00:00Z)? 3 replicas would run 9.1 sequences each." in said
@@ -132,9 +131,9 @@ def test_what_is_held_for_a_while_is_told_with_what_it_waits_for():
 
 def test_what_is_held_and_was_never_calm_says_so():
     record = holding_record()
-    assert record.footprint is not None
+    first, *_ = record.temporary
 
-    said = lines(replace(record, footprint=replace(record.footprint, calm_since=None, outlook="")))
+    said = lines(replace(record, temporary=(replace(first, calm_since=None, outlook=""),)))
 
     assert any(line.endswith("; not calm yet.") for line in said)
     assert not any("Would fewer do" in line for line in said)

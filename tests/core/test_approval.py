@@ -138,7 +138,7 @@ STANDING = {
     "a tenth less": (to("20"), to("18")),
     "a tenth more": (to("18"), to("20")),
     "one of a few": (to("4"), to("3")),
-    "other words": (PLAN, replace(PLAN, message="other numbers", reason=Reason.CAP_AT_BOUND)),
+    "other words": (PLAN, replace(PLAN, message="other numbers", reason=Reason.SETTING_ADJUSTED)),
 }
 MOVED = {
     "more than a tenth": (to("20"), to("17")),

@@ -20,7 +20,7 @@ from kvmedic.rollout.moves import Claim, Failed, Move, Refused, SetMinimum, Sett
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, via_autoscaler
 from kvmedic.rollout.scaling import Autoscaling, autoscaling_move
 from kvmedic.rollout.scaling import leave_autoscaling as leaving_move
-from kvmedic.runbooks.preemption.loans import footprint_after, is_held, returning_step
+from kvmedic.runbooks.preemption.temporary_changes import is_unchanged_number, step_back, temporary_after
 from run_builder import NOW, OLD, SCALE, UID, a_fleet, a_pod, a_run
 from worlds.steps import HPA, a_minimum
 from worlds.steps import MINIMUM as STEP
@@ -262,27 +262,25 @@ HELD_RUN = replace(a_run_through(StepState.KEPT), replicas=3)
 def test_what_is_held_is_the_minimum_and_it_is_given_back_through_it():
     fleet = with_minimum(marked(4), four())
 
-    held = footprint_after(HELD_RUN, None, fleet, Outcome(Reason.RECOVERED, ""), NOW)
+    [held] = temporary_after((), HELD_RUN, fleet, Outcome(Reason.RECOVERED, ""), NOW)
 
-    assert (held.before, held.after, held.fewest, held.holder) == (2, 4, 3, HPA)
+    assert (held.step.before, held.step.after, held.fewest, held.step.number_in) == (2, 4, 3, HPA)
     assert "minimum of HorizontalPodAutoscaler 2 -> 4" in held.line()
-    assert is_held(held, with_minimum(a_minimum(4), four(cordoned=False)))
-    assert not is_held(held, with_minimum(a_minimum(2)))
-    assert not is_held(held, with_minimum(None))
-    step = returning_step(held, 3, OLD)
-    assert isinstance(step, ReplicasStep)
+    assert is_unchanged_number(held, with_minimum(a_minimum(4), four(cordoned=False)))
+    assert not is_unchanged_number(held, with_minimum(a_minimum(2)))
+    assert not is_unchanged_number(held, with_minimum(None))
+    step = step_back(held.step, 3, 3, OLD)
     assert (step.before, step.after, step.gives_back, step.holder) == (4, 2, True, STEP.holder)
-    some = returning_step(replace(held, fewest=2, after=5), 4, OLD)
+    some = step_back(replace(held.step, after=5), 2, 4, OLD)
     assert (some.before, some.after) == (5, 4)
 
 
 def test_a_minimum_that_was_not_given_is_given_in_between_and_removed_at_the_end():
     run = replace(a_run_through(StepState.KEPT, ABSENT), replicas=2)
 
-    held = footprint_after(run, None, with_minimum(marked(4)), Outcome(Reason.RECOVERED, ""), NOW)
+    [held] = temporary_after((), run, with_minimum(marked(4)), Outcome(Reason.RECOVERED, ""), NOW)
 
-    assert held is not None
-    whole, some = returning_step(held, 2, OLD), returning_step(held, 3, OLD)
+    whole, some = step_back(held.step, 2, 2, OLD), step_back(held.step, 2, 3, OLD)
     assert (whole.after, whole.leaves_number, some.after, some.leaves_number) == (1, False, 3, True)
 
 

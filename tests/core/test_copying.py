@@ -66,7 +66,7 @@ def test_the_copy_is_made_of_what_was_planned_on_and_nothing_else_is_touched(
     assert (move == MakeCopy(EDIT)) == made
     if copy is CopyState.FOREIGN:
         assert isinstance(move, Failed if begun else Refused)
-        assert move.reason is Reason.CONFIG_COPY_IMPOSSIBLE
+        assert move.reason is Reason.CONFIG_MAP_UNAVAILABLE
         assert EDIT.copy in move.message
     elif not made:
         assert move is None

@@ -8,10 +8,8 @@ from itertools import permutations
 
 import pytest
 
-from kvmedic.model.reasons import Reason
-from kvmedic.record.runs import HEALED
+from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.rollout.gates import (
-    BAD_ENDS,
     BadEnd,
     Breaker,
     Budgets,
@@ -235,8 +233,8 @@ def test_the_metric_tells_a_trip_of_any_namespace(peers: tuple[Peer, ...], tripp
 
 
 def test_a_rollback_that_a_person_asked_for_is_no_bad_end() -> None:
-    assert Reason.ROLLED_BACK_BY_HAND not in BAD_ENDS
+    assert Trait.BAD_END not in Reason.ROLLED_BACK_BY_HAND.traits
 
 
 def test_what_healed_is_no_bad_end() -> None:
-    assert not BAD_ENDS & HEALED
+    assert not reasons_with(Trait.BAD_END) & reasons_with(Trait.HELPED)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, StepState, Verdict
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import OnInconclusive, answer_to_no_verdict
 from kvmedic.model.status import Wish
 from kvmedic.rollout.decide import (
@@ -40,7 +39,7 @@ def judged(verdict: Verdict) -> Judged:
 
 
 def unjudged(reason: Reason, why: str = "") -> Judged:
-    return Judged(Verdict.INCONCLUSIVE, reason, f"{SENTENCES[reason]}{why}")
+    return Judged(Verdict.INCONCLUSIVE, reason, f"{reason.sentence}{why}")
 
 
 def seen(
@@ -195,7 +194,7 @@ ROWS = [
         "somebody put the old setting back: leave it, and remember",
         a_run(S.ROLLING_OUT, an_intent()),
         seen(Standing.REVERTED),
-        Leave(Outcome(Reason.CHANGE_REVERTED, SENTENCES[Reason.CHANGE_REVERTED])),
+        Leave(Outcome(Reason.CHANGE_REVERTED, Reason.CHANGE_REVERTED.sentence)),
     ),
     ("drift on the way back: leave it", a_run(S.ROLLING_BACK, an_intent()), seen(Standing.DRIFTED), "Leave"),
     ("the target is gone: close", a_run(S.ROLLING_OUT, an_intent()), seen(Standing.GONE), "Close"),
@@ -231,13 +230,13 @@ ROWS = [
         "the ConfigMap was edited before the first effect: close",
         a_run(step=CONFIG),
         seen(Standing.SOURCE_CHANGED),
-        Close(Outcome(Reason.CONFIG_MAP_CHANGED, SENTENCES[Reason.CONFIG_MAP_CHANGED])),
+        Close(Outcome(Reason.CONFIG_MAP_CHANGED, Reason.CONFIG_MAP_CHANGED.sentence)),
     ),
     (
         "the ConfigMap was edited in the middle: walk back",
         a_run(S.ROLLING_OUT, an_intent(), step=CONFIG),
         seen(Standing.SOURCE_CHANGED),
-        TurnBack(Outcome(Reason.CONFIG_MAP_CHANGED, SENTENCES[Reason.CONFIG_MAP_CHANGED])),
+        TurnBack(Outcome(Reason.CONFIG_MAP_CHANGED, Reason.CONFIG_MAP_CHANGED.sentence)),
     ),
     (
         "the ConfigMap was edited while the change is verified: walk back, whatever the verdict",
@@ -298,7 +297,7 @@ ROWS = [
         "deleted after the last was given back: nobody waits for a verdict",
         RETURNED,
         seen(wish=Wish.DELETE),
-        Close(Outcome(Reason.RESOURCE_DELETED, SENTENCES[Reason.RESOURCE_DELETED])),
+        Close(Outcome(Reason.RESOURCE_DELETED, Reason.RESOURCE_DELETED.sentence)),
     ),
     (
         "asked to roll back while replicas are given back: they come back",

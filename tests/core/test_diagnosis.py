@@ -3,7 +3,6 @@ import pytest
 from builders import THRASHING, an_evidence
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.reasons import Reason
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.runbooks.branches import Branch, Diagnosed, Evidence, Finding, diagnose
 
 EVIDENCE = an_evidence(THRASHING)
@@ -66,7 +65,7 @@ def test_a_diagnosis_prints_itself_in_one_line() -> None:
     healthy = Diagnosed(branch(Reason.HEALTHY, never), ())
     pressured = Diagnosed(branch(Reason.FLEET_WIDE_DEMAND, never), (FACT, FACT))
 
-    assert healthy.line() == f"Healthy: {SENTENCES[Reason.HEALTHY]}"
+    assert healthy.line() == f"Healthy: {Reason.HEALTHY.sentence}"
     assert pressured.line().endswith(f"llm-0: {FACT.text}; llm-0: {FACT.text}")
     assert UNKNOWN.line() == "inconclusive: MetricsStale: llm-0: the newest sample is 300 s old"
     assert not any("\n" in line for line in (healthy.line(), pressured.line(), UNKNOWN.line()))

@@ -25,7 +25,7 @@ HPA = "HorizontalPodAutoscaler"
         (Neighbours(vertical=(VerticalAutoscaler("llm", "InPlaceOrRecreate"),)), Reason.MANAGED_BY_VPA),
         (Neighbours(vertical=(VerticalAutoscaler("llm", "Tomorrows"),)), Reason.MANAGED_BY_VPA),
         (Neighbours(disruption_budgets=("llm",)), None),
-        (Neighbours(of_draining=("NetworkPolicy n",)), Reason.DRAINING_VALUE_SELECTED),
+        (Neighbours(of_draining=("NetworkPolicy n",)), Reason.ROTATION_LABEL_UNUSABLE),
     ],
     ids=[
         "nobody",

@@ -45,13 +45,13 @@ ROWS: list[tuple[str, Fleet, Reason, str]] = [
     (
         "the label in the selector",
         replace(HEALTHY, rotation=replace(HEALTHY.rotation, in_selector=True)),
-        Reason.ROTATION_LABEL_IN_SELECTOR,
+        Reason.ROTATION_LABEL_UNUSABLE,
         "spec.rollout.rotationLabel.key",
     ),
     (
         "a Service of what drains",
         replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, rivals=("trap",))),
-        Reason.DRAINING_VALUE_SELECTED,
+        Reason.ROTATION_LABEL_UNUSABLE,
         "Service trap selects pods by serving=draining",
     ),
     (

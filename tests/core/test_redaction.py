@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvmedic.kube.errors import TEXT_LIMIT, Call, error_for
-from kvmedic.model.sentences import names_secret, redact
+from kvmedic.model.redaction import names_secret, redact
 
 SECRET = "s3cr3tvalue"
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from kvmedic.model.reasons import Reason
-from kvmedic.model.sentences import REMEDIES
 
+REMEDIES = {reason: reason.remedy for reason in Reason if reason.remedy is not None}
 ROLLS_OUT = re.compile(
     r"\bset (?:image|env|resources)\b|\brollout (?:undo|restart|resume)\b|\b(?:edit|apply|replace) deployment"
     r"|\bdelete (?:pod|deployment)|spec\":{\"template"

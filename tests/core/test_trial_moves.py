@@ -101,13 +101,13 @@ def test_a_pod_that_no_node_takes_is_told_as_such():
 def test_a_test_begins_on_a_pod_that_is_ready_and_goes_on():
     assert moved(POD) == BeginTest(POD)
     assert moved(POD, Underway(8192, 16_384)) == Wait(
-        Reason.RECLAMATION_PROBED, "llm-trial-1 generates: 50 % of 16384 tokens"
+        Reason.TRIAL_RUNNING, "llm-trial-1 generates: 50 % of 16384 tokens"
     )
 
 
 def test_a_test_that_has_just_begun_is_told_as_such():
     assert moved(POD, Underway(100, 16_384)) == Wait(
-        Reason.RECLAMATION_PROBED, "llm-trial-1 generates: 0 % of 16384 tokens"
+        Reason.TRIAL_RUNNING, "llm-trial-1 generates: 0 % of 16384 tokens"
     )
 
 
@@ -145,7 +145,7 @@ SQUARE = Prompted(40.0 * GIB, SCORES, in_chunks=False)
 
 
 def prompted(progress: Progress, pod: Pod = POD) -> TrialMove:
-    step = replace(STEP, question=Question.PROMPTS, reason=Reason.PROMPTS_PROBED)
+    step = replace(STEP, question=Question.PROMPTS, reason=Reason.TRIAL_RUNNING)
     run = replace(a_run(StepState.PENDING), started_at=NOW)
     return trial_move(TrialSight(pod, progress), step, run, LIMITS, NOW)
 
@@ -261,7 +261,7 @@ def test_the_end_of_a_pod_that_computed_prompts_is_told_of_the_targets_template(
 
 def test_prompts_that_go_on_are_told_as_such():
     assert prompted(Underway(2048, 30_720)) == Wait(
-        Reason.PROMPTS_PROBED, "llm-trial-1 computes prompts: 0 % of 30720 tokens"
+        Reason.TRIAL_RUNNING, "llm-trial-1 computes prompts: 0 % of 30720 tokens"
     )
 
 

@@ -240,7 +240,7 @@ def test_a_replica_that_started_within_the_window_leaves_it_open(age: int, *, co
 
     verdict = judged(CAPPED, young, CAPPED)
 
-    assert (verdict.reason is Reason.WINDOW_TOO_SHORT) is cold
+    assert (verdict.reason is Reason.TOO_FEW_REQUESTS) is cold
     assert ("llm-1 started 299 s ago" in verdict.message) is cold
 
 

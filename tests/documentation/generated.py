@@ -10,10 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from documentation.picture import picture
-from kvmedic.model.reasons import Reason
-from kvmedic.model.sentences import REMEDIES, SENTENCES, remedy_of
-from kvmedic.record.runs import NEEDS_A_PERSON
-from kvmedic.record.surveys import BLIND
+from kvmedic.model.reasons import EXPLAIN, Reason, Trait, reasons_with
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.reference import decision_table
 from reconcile.complaints import COMPLAINTS, Complaint
@@ -30,10 +27,11 @@ NAMES = {
     "stop": "kvmedic-stop",
 }
 """What stands for the names in a command that is for everybody."""
+PEOPLE, METRICS = reasons_with(Trait.NEEDS_A_PERSON), reasons_with(Trait.NO_METRICS)
 GROUPS = {
-    "needs a person": NEEDS_A_PERSON,
-    "the metrics": BLIND,
-    "the rest": frozenset(REMEDIES) - NEEDS_A_PERSON - BLIND,
+    "needs a person": PEOPLE,
+    "the metrics": METRICS,
+    "the rest": frozenset(one for one in Reason if one.remedy) - PEOPLE - METRICS,
 }
 """The tables of reasons by what they are called in their markers."""
 
@@ -77,12 +75,12 @@ def with_part(text: str, name: str, part: str) -> str:
 def _reasons(reasons: Iterable[Reason]) -> str:
     return _table(
         ("reason", "what it means", "what to type"),
-        ((f"`{one}`", SENTENCES[one], _typed(one)) for one in reasons),
+        ((f"`{one}`", one.sentence, _typed(one)) for one in reasons),
     )
 
 
 def _typed(reason: Reason) -> str:
-    remedy = remedy_of(reason)
+    remedy = reason.remedy or EXPLAIN
     return f"{remedy.purpose}: `{remedy.typed(NAMES)}`"
 
 

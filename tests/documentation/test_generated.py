@@ -5,13 +5,12 @@ import re
 import pytest
 
 from documentation.generated import GROUPS, NAMES, REFUSALS, pages, runbook_page, with_part
-from kvmedic.model.reasons import Reason
-from kvmedic.model.sentences import REMEDIES
-from kvmedic.record.runs import NEEDS_A_PERSON
-from kvmedic.record.surveys import BLIND
+from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.reference import move_of
 from reconcile.complaints import COMPLAINTS
+
+REMEDIES = {reason: reason.remedy for reason in Reason if reason.remedy is not None}
 
 
 def rows(text: str, name: str) -> list[str]:
@@ -47,7 +46,7 @@ def test_no_reason_is_in_two_groups_and_none_that_stops_a_fleet_is_left_out():
     listed = [reason for group in GROUPS.values() for reason in group]
 
     assert len(listed) == len(set(listed))
-    assert set(listed) == NEEDS_A_PERSON | BLIND | set(REMEDIES)
+    assert set(listed) == reasons_with(Trait.NEEDS_A_PERSON) | reasons_with(Trait.NO_METRICS) | set(REMEDIES)
 
 
 def test_each_complaint_is_listed_with_a_reason_that_has_a_remedy():

@@ -135,7 +135,7 @@ COMPLAINTS = {
     "two resources for one target": Complaint(
         an_elder, "Ready", "False", "TargetShared", "elder looks after Deployment llm already: delete one"
     ),
-    "an unusable spec": Complaint(an_unusable_spec, "Ready", "False", "SpecNotImplemented", "use Required"),
+    "an unusable spec": Complaint(an_unusable_spec, "Ready", "False", "SpecInvalid", "use Required"),
     "no such container": Complaint(
         another_container, "ActionRequired", "True", "TargetNotFound", "spec.targetRef.container"
     ),
@@ -166,7 +166,7 @@ COMPLAINTS = {
         recreate, "ActionRequired", "True", "StrategyUnsupported", "set strategy.type: RollingUpdate"
     ),
     "a label that is in the selector": Complaint(
-        another_label, "ActionRequired", "True", "RotationLabelInSelector", "name another label"
+        another_label, "ActionRequired", "True", "RotationLabelUnusable", "name another label"
     ),
     "paused by somebody": Complaint(
         somebody_paused, "ActionRequired", "True", "TargetPaused", "kubectl rollout resume deployment/llm"

@@ -57,7 +57,8 @@ def calm(world: World) -> None:
 
 def held(world: World) -> dict[str, Any]:
     """Return what the status holds for a while; empty where nothing."""
-    return world.status().get("footprint") or {}
+    held = next(iter(world.status().get("temporary") or []), {})
+    return {**held.get("step", {}), **held}
 
 
 def grow(world: World, count: int = MORE) -> None:

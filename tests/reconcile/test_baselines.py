@@ -94,7 +94,7 @@ async def test_pressure_that_just_began_gives_no_figures_yet(minutes: float) -> 
     found = await figures(Since(minutes * MINUTE), a_policy())
 
     assert isinstance(found, Inconclusive)
-    assert found.reason is Reason.WINDOW_TOO_SHORT
+    assert found.reason is Reason.TOO_FEW_REQUESTS
     assert "began less than 120 s ago" in found.message
 
 

@@ -185,7 +185,7 @@ def test_something_else_of_the_copys_name_ends_the_run_before_anything_is_done(a
     world.cluster.api.patch("KVRemediation", "llm", {"spec": {"mode": "Auto"}}, world.namespace)
     world.wait(lambda: bool(world.outcomes()), PATIENCE_SECONDS, "the run ends")
 
-    assert world.outcomes() == ["ConfigCopyImpossible"]
+    assert world.outcomes() == ["ConfigMapUnavailable"]
     assert name in world.status()["history"][0]["message"]
     assert world.deployment()["metadata"]["generation"] == generation
     assert config_map(world, name)["data"] == {"a": "b"}
@@ -208,9 +208,9 @@ def test_a_quota_for_config_maps_ends_the_run_before_anything_is_done(a_world):
     world.start()
     world.wait(lambda: bool(world.outcomes()), PATIENCE_SECONDS, "the run ends")
 
-    assert world.outcomes() == ["ConfigCopyImpossible"]
+    assert world.outcomes() == ["ConfigMapUnavailable"]
     assert "quota" in world.status()["history"][0]["message"]
-    assert world.condition("ActionRequired") == ("True", "ConfigCopyImpossible")
+    assert world.condition("ActionRequired") == ("True", "ConfigMapUnavailable")
     assert world.deployment()["metadata"]["generation"] == generation
 
 

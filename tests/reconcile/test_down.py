@@ -134,7 +134,7 @@ async def test_a_replica_that_is_not_there_is_none_that_is_mended():
 async def test_without_any_log_nothing_is_known_and_nothing_planned():
     seen, blocked = await found(down("a", "b", "c"), dict.fromkeys("abc", UNREAD))
 
-    assert (seen.diagnosis.reason, seen.plan) == (Reason.PREVIOUS_LOG_UNREADABLE, None)
+    assert (seen.diagnosis.reason, seen.plan) == (Reason.LOG_UNREADABLE, None)
     assert blocked is None, "there is nothing to hold back"
 
 

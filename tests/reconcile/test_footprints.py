@@ -12,13 +12,13 @@ from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import check_ownership
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey
-from kvmedic.controller.temporary import note_temporary, why_still_held, with_holder
+from kvmedic.controller.temporary import note_temporary, why_not_restored, with_holder
 from kvmedic.model.evidence import EVERY_SIGNAL
 from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
-from kvmedic.model.plan import Goal, ReplicasStep
+from kvmedic.model.plan import Goal, MinimumHolder, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, ScaleBound
-from kvmedic.model.status import Footprint, Record, Resource
+from kvmedic.model.status import Record, Resource, TemporaryChange
 from kvmedic.record.events import notes
 from kvmedic.record.surveys import REFRESH
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours
@@ -34,15 +34,17 @@ HPA = Autoscaler("HorizontalPodAutoscaler", "llm", 3, 8, uid="hpa-1")
 AN_HOUR_AND_MORE = timedelta(hours=1, seconds=1)
 
 
-def resource_with(held: Footprint | None, bound: ScaleBound | None = ALLOWED, **policy: Any) -> Resource:
+def resource_with(
+    held: TemporaryChange | None, bound: ScaleBound | None = ALLOWED, **policy: Any
+) -> Resource:
     resource = a_resource(good=REVISION)
     assert resource.record is not None
-    record = replace(resource.record, footprint=held)
+    record = replace(resource.record, temporary=(held,) if held else ())
     return replace(resource, record=record, policy=replace(resource.policy, scale_out=bound, **policy))
 
 
 async def looked(
-    state: State, held: Footprint | None = HELD, fleet: Fleet | None = None, **policy: Any
+    state: State, held: TemporaryChange | None = HELD, fleet: Fleet | None = None, **policy: Any
 ) -> tuple[Survey, Asked]:
     resource, metrics = resource_with(held, **policy), Asked(state)
     view: Any = View(fleet=fleet or four(), template=TEMPLATE)
@@ -55,7 +57,7 @@ async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
 
     assert [look.signals for look in asked.looks][-1] == EVERY_SIGNAL
     assert due.plan.steps == (
-        ReplicasStep(HELD.target, HELD.container, 4, 3, REVISION, Reason.REPLICAS_GIVEN_BACK),
+        ReplicasStep(HELD.step.target, HELD.step.container, 4, 3, REVISION, Reason.REPLICAS_GIVEN_BACK),
     )
     assert (due.goal, due.obstacle) == (Goal.CALM, None)
     assert due.baseline() is None, "an idle fleet has no figures, and needs none"
@@ -93,32 +95,32 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(fleet: Flee
 
     after = note_temporary(before, found, POLICY, NOW)
 
-    assert (found.plan, after.footprint) == (None, None)
+    assert (found.plan, after.added_replicas) == (None, None)
     [told] = [note for note in notes(before, after) if note.reason is Reason.REPLICAS_CHANGED]
     assert "replicas 3 -> 4" in told.message
     assert "it stays" in told.message
 
 
 async def test_calm_is_noted_once_and_ended_by_a_look_that_says_nothing() -> None:
-    record = Record(footprint=replace(HELD, calm_since=None, outlook="", looked_at=None))
+    record = Record(temporary=(replace(HELD, calm_since=None, outlook="", looked_at=None),))
     calm, _ = await looked(State.RECOVERED)
     blind, _ = await looked(State.MISSING)
 
     first = note_temporary(record, calm, POLICY, NOW)
     later = note_temporary(first, replace(calm, outlook=""), POLICY, NOW + timedelta(minutes=1))
 
-    assert first.footprint.calm_since == NOW
+    assert first.added_replicas.calm_since == NOW
     assert later == first, "nothing new is worth no write"
-    ended = note_temporary(first, blind, POLICY, NOW).footprint
+    ended = note_temporary(first, blind, POLICY, NOW).added_replicas
     assert ended.calm_since is None
 
 
 async def test_an_outlook_is_told_anew_when_it_is_old() -> None:
     calm, _ = await looked(State.RECOVERED)
-    fresh = Record(footprint=HELD)
-    old = Record(footprint=replace(HELD, looked_at=NOW - REFRESH))
+    fresh = Record(temporary=(HELD,))
+    old = Record(temporary=(replace(HELD, looked_at=NOW - REFRESH),))
 
-    told = [note_temporary(each, calm, POLICY, NOW).footprint for each in (fresh, old)]
+    told = [note_temporary(each, calm, POLICY, NOW).added_replicas for each in (fresh, old)]
 
     assert [each.outlook for each in told if each] == [HELD.outlook, "60 requests wait on 4 replicas"]
 
@@ -127,10 +129,10 @@ def test_why_they_are_still_there_is_said_where_there_are_some() -> None:
     resource = resource_with(HELD)
     assert resource.record is not None
 
-    said = why_still_held(resource.record, resource.policy)
+    said = why_not_restored(resource.record, resource.policy)
 
-    assert why_still_held(Record(), resource.policy) is None
-    assert said.reason is Reason.FOOTPRINT_HELD
+    assert why_not_restored(Record(), resource.policy) is None
+    assert said.reason is Reason.TEMPORARY_CHANGE_HELD
     assert "after 60 minutes of calm" in said.message
 
 
@@ -209,7 +211,9 @@ async def test_an_autoscaler_that_cannot_be_asked_stands_in_the_way(
 async def test_only_what_an_autoscaler_holds_is_read_with_its_minimum() -> None:
     town, view = Keeper(Neighbours()), View(fleet=four(), template=TEMPLATE)
     town.minimum = a_minimum(4)
-    through = replace(HELD, holder=ObjectRef("HorizontalPodAutoscaler", "llm"), holder_uid="hpa-1")
+    hpa = ObjectRef("HorizontalPodAutoscaler", "llm")
+    step = replace(HELD.step, holder=MinimumHolder(hpa, "hpa-1", is_given=True))
+    through = replace(HELD, step=step)
 
     seen: Any = [await with_holder(view, held, town) for held in (None, HELD, through)]  # type: ignore[arg-type]
 

@@ -32,7 +32,7 @@ def test_a_step_that_does_not_even_start_is_taken_back(a_world):
     [
         (f"{PROMPT}\n{TORCH}", {"exit-code": "137", "exit-reason": "OOMKilled"}, "HostOutOfMemory"),
         (f"{PROMPT}\nKeyError: 'x'", {}, "Healthy"),
-        (None, {}, "PreviousLogUnreadable"),
+        (None, {}, "LogUnreadable"),
     ],
     ids=["killed at its limit", "another reason", "nobody can read its log"],
 )

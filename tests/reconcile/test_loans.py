@@ -12,11 +12,11 @@ from api.records import holding_record
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey
-from kvmedic.controller.temporary import note_temporary, why_still_held
+from kvmedic.controller.temporary import note_temporary, why_not_restored
 from kvmedic.model.fleet import Fleet, Owner, template_hash
 from kvmedic.model.plan import FlagStep, Goal
 from kvmedic.model.reasons import Reason
-from kvmedic.model.status import Borrowed, Record, Resource
+from kvmedic.model.status import Record, Resource, TemporaryChange
 from kvmedic.record.events import notes
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
@@ -37,8 +37,12 @@ def template(*args: str) -> dict[str, Any]:
 
 WITH = template("--kv-offloading-size=32")
 REVISION = template_hash(WITH)
-[LENT] = holding_record().borrowed
-LENT = replace(LENT, revision=REVISION, target_uid=a_settled_fleet().uid, container=None)
+[_, LENT] = holding_record().temporary
+LENT = replace(
+    LENT,
+    step=replace(LENT.step, after_template=REVISION),
+    target_uid=a_settled_fleet().uid,
+)
 
 
 def fleet(of: dict[str, Any], **changes: Any) -> Fleet:
@@ -48,21 +52,21 @@ def fleet(of: dict[str, Any], **changes: Any) -> Fleet:
     return replace(found, revision=revision, pods=pods, replica_sets=sets, **changes)
 
 
-def resource_with(lent: Borrowed | None) -> Resource:
+def resource_with(lent: TemporaryChange | None) -> Resource:
     resource = a_resource(good=REVISION)
     assert resource.record is not None
-    return replace(resource, record=replace(resource.record, borrowed=(lent,) if lent else ()))
+    return replace(resource, record=replace(resource.record, temporary=(lent,) if lent else ()))
 
 
 async def looked(
-    state: State, lent: Borrowed | None = LENT, of: dict[str, Any] = WITH, **changes: Any
+    state: State, lent: TemporaryChange | None = LENT, of: dict[str, Any] = WITH, **changes: Any
 ) -> Survey:
     resource, metrics = resource_with(lent), Asked(state)
     view: Any = View(fleet=fleet(of, **changes), template=of)
     return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
 
 
-def after(found: Survey, lent: Borrowed = LENT) -> Record:
+def after(found: Survey, lent: TemporaryChange = LENT) -> Record:
     resource = resource_with(lent)
     assert resource.record is not None
     return note_temporary(resource.record, found, resource.policy, NOW)
@@ -84,7 +88,7 @@ async def test_a_load_that_did_not_fall_keeps_it_and_is_told() -> None:
 
     assert found.plan is None
     assert found.outlook
-    assert [lent.outlook for lent in after(found, replace(LENT, looked_at=None)).borrowed] == [found.outlook]
+    assert [lent.outlook for lent in after(found, replace(LENT, looked_at=None)).temporary] == [found.outlook]
 
 
 @pytest.mark.parametrize("state", [State.MISSING, State.STALE, State.NAN, State.DOWN])
@@ -92,14 +96,14 @@ async def test_a_look_that_says_nothing_ends_the_calm_and_gives_nothing_back(sta
     found = await looked(state)
 
     assert found.plan is None
-    assert [(lent.calm_since, lent.after) for lent in after(found).borrowed] == [(None, "32")]
+    assert [(lent.calm_since, lent.step.after) for lent in after(found).temporary] == [(None, "32")]
 
 
 async def test_trouble_ends_the_calm() -> None:
     found = await looked(State.THRASH)
 
     assert not [step for step in (found.plan.steps if found.plan else ()) if step.after is None]  # type: ignore[union-attr]
-    assert [lent.calm_since for lent in after(found).borrowed] == [None]
+    assert [lent.calm_since for lent in after(found).temporary] == [None]
 
 
 async def test_an_owner_who_came_meanwhile_stands_in_the_way() -> None:
@@ -127,8 +131,8 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(
 
     done = after(found)
 
-    assert (found.plan, done.borrowed) == (None, ())
-    [told] = [note for note in notes(before, done) if note.reason is Reason.LOAN_FORGOTTEN]
+    assert (found.plan, done.temporary) == (None, ())
+    [told] = [note for note in notes(before, done) if note.reason is Reason.TEMPORARY_CHANGE_FORGOTTEN]
     assert "kvOffloadingSize (engine default) -> 32" in told.message
 
 
@@ -139,7 +143,7 @@ async def test_an_engine_that_cannot_be_told_keeps_the_loan_and_was_not_calm() -
     found = await looked(State.IDLE, of=hidden)
 
     assert found.plan is None
-    assert [(lent.after, lent.calm_since) for lent in after(found).borrowed] == [("32", None)]
+    assert [(lent.step.after, lent.calm_since) for lent in after(found).temporary] == [("32", None)]
 
 
 async def test_nothing_new_is_worth_no_write() -> None:
@@ -152,7 +156,7 @@ def test_why_it_is_still_there_is_said() -> None:
     resource = resource_with(LENT)
     assert resource.record is not None
 
-    said = why_still_held(resource.record, resource.policy)
+    said = why_not_restored(resource.record, resource.policy)
 
-    assert said.reason is Reason.LOAN_HELD
+    assert said.reason is Reason.TEMPORARY_CHANGE_HELD
     assert "after 60 minutes of calm" in said.message

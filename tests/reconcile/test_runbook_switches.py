@@ -118,7 +118,7 @@ STUCK: dict[str, tuple[Any, dict[str, Any], tuple[Answer, ...], Reason]] = {
         ROOM,
         {"allowedFixes": []},
         (replace(SILENT, reclaim=Reclaim.SCATTERED),),
-        Reason.FIX_NOT_ALLOWED,
+        Reason.FIXES_EXHAUSTED,
     ),
 }
 

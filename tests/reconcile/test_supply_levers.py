@@ -140,7 +140,7 @@ def test_prefills_are_chunked_where_that_frees_memory(a_world, after, outcome, f
     assert world.args()[-1] == flag
 
 
-def test_host_memory_is_used_where_preempted_requests_hang_and_noted_as_borrowed(a_world):
+def test_host_memory_is_used_where_preempted_requests_hang_and_noted_as_temporary(a_world):
     world = a_world(spec=spec(HOST), change=roomy)
     world.rewrite(new="smooth")
 
@@ -149,9 +149,14 @@ def test_host_memory_is_used_where_preempted_requests_hang_and_noted_as_borrowed
 
     assert turned(world) == ["kvOffloadingSize"]
     assert world.args()[-1] == "--kv-offloading-size=16"
-    [lent] = world.status()["borrowed"]
-    assert (lent["knob"], lent["after"], lent["revision"]) == ("kvOffloadingSize", "16", world.revision())
-    assert "before" not in lent, "the engine's own default"
+    [lent] = world.status()["temporary"]
+    step = lent["step"]
+    assert (step["knob"], step["after"], step["afterTemplate"]) == (
+        "kvOffloadingSize",
+        "16",
+        world.revision(),
+    )
+    assert "before" not in step, "the engine's own default"
 
 
 def test_host_memory_that_makes_nothing_smoother_is_given_back_and_not_tried_again(a_world):
@@ -165,7 +170,7 @@ def test_host_memory_that_makes_nothing_smoother_is_given_back_and_not_tried_aga
 
     assert world.outcomes() == ["NotRecovered"]
     assert world.deployment()["spec"]["template"] == before
-    assert "borrowed" not in world.status()
+    assert "temporary" not in world.status()
 
 
 def test_without_a_memory_limit_that_covers_it_no_host_memory_is_used(a_world):

@@ -53,7 +53,7 @@ def test_a_trial_is_explained_with_its_picture_while_its_template_stands(tried):
     world = tried("Scattered", allowedFixes=[])
     seen = world.status()["answers"][0]["seen"]
     world.wait(
-        lambda: world.condition("ActionRequired") == ("True", "FixNotAllowed"), SECONDS, "a person is asked"
+        lambda: world.condition("ActionRequired") == ("True", "FixesExhausted"), SECONDS, "a person is asked"
     )
     assert world.status()["diagnosis"]["reason"] == "BlocksNotFreed"
 
@@ -221,7 +221,7 @@ def test_a_test_that_is_broken_off_begins_anew_on_the_same_pod(a_world):
     allow(world)
     world.start()
     world.wait(
-        lambda: world.condition("Progressing") == ("True", "ReclamationProbed"), SECONDS, "the test goes on"
+        lambda: world.condition("Progressing") == ("True", "TrialRunning"), SECONDS, "the test goes on"
     )
     before = {pod["metadata"]["uid"] for pod in trial_pods(world)}
 

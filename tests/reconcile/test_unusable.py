@@ -22,7 +22,7 @@ from worlds.telling import events, told
 
 UNUSABLE = {
     "a value that is not known": ({"verify": {"for": "soon"}}, "SpecInvalid"),
-    "a feature that is not there": (LATER, "SpecNotImplemented"),
+    "a feature that is not there": (LATER, "SpecInvalid"),
 }
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from prometheus_client import generate_latest
 
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.model.status import (
     Condition,
     ConditionType,
@@ -20,7 +20,6 @@ from kvmedic.model.status import (
 )
 from kvmedic.record.events import Note
 from kvmedic.record.reporter import Reporter, Telemetry
-from kvmedic.record.runs import DIVERTS
 from run_builder import a_run
 
 BY_SEVERITY = ("kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")
@@ -94,7 +93,7 @@ def test_trouble_counts_under_its_severity(urgency, page, ticket):
     assert gauges(reporter, "ticket")[1:] == (1 - page, 1 - page, 0)
 
 
-@pytest.mark.parametrize("reason", sorted(DIVERTS))
+@pytest.mark.parametrize("reason", sorted(reasons_with(Trait.DIVERTS)))
 def test_a_diagnosis_for_another_runbook_counts_under_its_reason(reason):
     reporter = Reporter(Discarded(), Telemetry())
     shown = ShownDiagnosis(reason, "who", "PreemptionThrash", NOW)
@@ -106,9 +105,10 @@ def test_a_diagnosis_for_another_runbook_counts_under_its_reason(reason):
 
     for severity in Severity:
         counts = {
-            each: gauge(reporter, "kvmedic_diverted", reason=each, severity=severity) for each in DIVERTS
+            each: gauge(reporter, "kvmedic_diverted", reason=each, severity=severity)
+            for each in reasons_with(Trait.DIVERTS)
         }
-        assert counts == {each: float(each is reason) for each in DIVERTS}
+        assert counts == {each: float(each is reason) for each in reasons_with(Trait.DIVERTS)}
 
 
 async def test_a_save_moves_a_resource_and_a_forgotten_one_counts_nowhere():

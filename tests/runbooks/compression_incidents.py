@@ -45,7 +45,7 @@ TRIES = Try(
     16_384,
     Keep(2048),
     timedelta(minutes=30),
-    Reason.RECLAMATION_PROBED,
+    Reason.TRIAL_RUNNING,
     "whether its blocks come back is to be shown first",
 )
 """What may come after a method that saved nothing."""

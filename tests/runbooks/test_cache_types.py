@@ -98,7 +98,7 @@ def test_a_log_that_cannot_be_read_is_no_evidence_and_the_message_says_what_woul
     found = of(BY_SPEC, fleet((CALM, start), (EIGHT_REPLICA, None)))
 
     assert isinstance(found, Inconclusive)
-    assert found.reason is Reason.START_LOG_UNREADABLE
+    assert found.reason is Reason.LOG_UNREADABLE
     assert f"{FIRST}: " in found.message
     assert why in found.message
     assert "started anew" in found.message

@@ -38,7 +38,7 @@ def test_a_step_need_not_hold_the_longest_request(given: dict[Knob, Scalar], lon
     found = advised(given)
 
     assert isinstance(found, Assignment)
-    assert (found.knob, found.value, found.reason) == (Knob.CHUNKED_PREFILL, True, Reason.PREFILL_CHUNKED)
+    assert (found.knob, found.value, found.reason) == (Knob.CHUNKED_PREFILL, True, Reason.SETTING_ADJUSTED)
     assert f"{longest} tokens" in found.message
 
 

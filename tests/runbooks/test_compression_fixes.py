@@ -107,7 +107,7 @@ def test_prompts_that_showed_a_square_are_tried_with_the_method_off():
     assert isinstance(second, Try)
     assert (first.off, second.off) == ((), EVICTS.settings)
     assert (second.question, second.tokens) == (first.question, first.tokens) == (Question.PROMPTS, 4095)
-    assert second.reason is Reason.PROMPTS_COMPARED
+    assert second.reason is Reason.TRIAL_RUNNING
 
 
 def test_of_fewer_bits_a_start_without_them_is_tried():
@@ -117,7 +117,7 @@ def test_of_fewer_bits_a_start_without_them_is_tried():
 
     assert isinstance(found, Try)
     assert (found.question, found.off) == (Question.START, FEWER_BITS.settings)
-    assert (found.limit, found.reason) == (timedelta(minutes=5), Reason.START_COMPARED)
+    assert (found.limit, found.reason) == (timedelta(minutes=5), Reason.TRIAL_RUNNING)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_method_goes_with_all_that_turned_it_on():
 @pytest.mark.parametrize(
     ("method", "reason", "says"),
     [
-        (replace(SCATTERED, policy=CompressionPolicy(fixes=())), Reason.FIX_NOT_ALLOWED, "allowedFixes"),
+        (replace(SCATTERED, policy=CompressionPolicy(fixes=())), Reason.FIXES_EXHAUSTED, "allowedFixes"),
         (replace(SCATTERED, settings=()), Reason.METHOD_UNKNOWN, "spec.compression.settings"),
     ],
 )

@@ -112,7 +112,7 @@ def test_without_the_lever_the_cap_is_only_told() -> None:
     [
         (CAP - 1, CAP, Reason.CAP_RIGHT_SIZED),
         (CAP, CAP, Reason.CAP_RIGHT_SIZED),
-        (CAP + 1, CAP + 1, Reason.CAP_AT_BOUND),
+        (CAP + 1, CAP + 1, Reason.CAP_RIGHT_SIZED),
         (31.0, None, Reason.GAIN_WITHIN_NOISE),
         (32, None, Reason.LEVER_NOT_ALLOWED),
         (256, None, Reason.LEVER_NOT_ALLOWED),
@@ -133,7 +133,7 @@ def test_a_lower_bound_is_applied_if_it_is_still_a_cut(
 @pytest.mark.parametrize(
     ("maximum", "cap", "reason"),
     [
-        (CAP - 1, CAP - 1, Reason.CAP_AT_BOUND),
+        (CAP - 1, CAP - 1, Reason.CAP_RIGHT_SIZED),
         (CAP, CAP, Reason.CAP_RIGHT_SIZED),
         (CAP + 1, CAP, Reason.CAP_RIGHT_SIZED),
     ],

@@ -56,7 +56,7 @@ def test_a_thrashing_fleet_is_beyond_doubt() -> None:
 def test_several_models_are_named(models: list[tuple[str, ...]], *, doubtful: bool) -> None:
     found = doubt(*[replace(THRASHING, models=names) for names in models])
 
-    assert (found is not None and found.reason is Reason.SEVERAL_MODELS) is doubtful
+    assert (found is not None and found.reason is Reason.REPLICAS_DIFFER) is doubtful
     assert found is None or "a, b" in found.message
 
 
@@ -176,7 +176,7 @@ def test_a_window_shorter_than_the_residence_time_does_not_do(
     found = doubt(with_histogram(THRASHING.readings(), Signal.E2E_SECONDS, stays))
 
     assert (found is not None) is doubtful
-    assert found is None or found.reason is Reason.WINDOW_TOO_SHORT
+    assert found is None or found.reason is Reason.TOO_FEW_REQUESTS
 
 
 def test_a_residence_above_the_top_bucket_is_said_so() -> None:
@@ -197,7 +197,7 @@ def test_a_replica_younger_than_the_residence_time_is_named(age: float, *, doubt
 
     assert (found is not None) is doubtful
     assert found is None or (
-        found.reason is Reason.WINDOW_TOO_SHORT and "llm-1 started 15 s" in found.message
+        found.reason is Reason.TOO_FEW_REQUESTS and "llm-1 started 15 s" in found.message
     )
 
 
@@ -264,7 +264,7 @@ def test_a_method_that_takes_nothing_from_sequences_counts_as_off(ratio: float) 
 def test_the_first_doubt_is_told() -> None:
     found = doubt(replace(THRASHING, models=("a", "b"), finished=10, preemptions=1, stalls=0))
 
-    assert found.reason is Reason.SEVERAL_MODELS
+    assert found.reason is Reason.REPLICAS_DIFFER
 
 
 def test_shapes_of_many_lengths_are_beyond_doubt() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from kvmedic.model.engine import Knob, Scalar
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Advice, Assignment, NoChange, Setting
-from kvmedic.runbooks.preemption.levers import HARMLESS, LEVERS, Lever, first_that_applies
+from kvmedic.runbooks.preemption.levers import LEVERS, Lever, first_that_applies
 from kvmedic.runbooks.preemption.pressure import Case
 from kvmedic.runbooks.reference import lever_table
 from runbooks.cases import CASE
@@ -103,7 +103,7 @@ def test_several_reasons_are_told_lever_by_lever_in_one_sentence() -> None:
     )
 
 
-@pytest.mark.parametrize("reason", sorted(HARMLESS))
+@pytest.mark.parametrize("reason", sorted(reasons_with(Trait.NO_GAIN)))
 def test_where_no_lever_is_worth_turning_nobody_is_called(reason: Reason) -> None:
     found = first_that_applies(CASE, setting(CAP, MARK), (never(CAP, reason), never(MARK)))
 

@@ -214,7 +214,7 @@ def test_an_end_that_nobody_can_explain_is_told_with_what_would() -> None:
     found = diagnose(RUNBOOKS["PreemptionThrash"], restarted(QUIET, an_end(Cause.UNKNOWN)))
 
     assert isinstance(found, Inconclusive)
-    assert found.reason is Reason.PREVIOUS_LOG_UNREADABLE
+    assert found.reason is Reason.LOG_UNREADABLE
     assert "llm-0 ended 02:58:00Z with exit code 1" in found.message
     assert "pods/log" in found.message
     assert "403 Forbidden" in found.message

@@ -31,7 +31,7 @@ def test_the_limit_falls_to_what_requests_asked_for_and_says_what_will_be_refuse
     found = propose(Knob.MAX_MODEL_LEN, CASE, given(maxModelLen=32768))
 
     assert isinstance(found, Assignment)
-    assert (found.knob, found.value, found.reason) == (LENGTH, NEEDED, Reason.LENGTH_LIMIT_LOWERED)
+    assert (found.knob, found.value, found.reason) == (LENGTH, NEEDED, Reason.SETTING_ADJUSTED)
     assert f"requests of over {NEEDED} tokens will be refused" in found.message
     assert "32768" in found.message
 
@@ -51,10 +51,10 @@ def test_it_never_falls_under_the_levers_bound(minimum: float | None, value: int
 @pytest.mark.parametrize(
     ("present", "reason"),
     [
-        (NEEDED - 1, Reason.LENGTH_IN_USE),
-        (NEEDED, Reason.LENGTH_IN_USE),
-        (NEEDED / LEAST_CUT - 1, Reason.LENGTH_IN_USE),
-        (NEEDED / LEAST_CUT + 1, Reason.LENGTH_LIMIT_LOWERED),
+        (NEEDED - 1, Reason.TRAFFIC_UNSUITED),
+        (NEEDED, Reason.TRAFFIC_UNSUITED),
+        (NEEDED / LEAST_CUT - 1, Reason.TRAFFIC_UNSUITED),
+        (NEEDED / LEAST_CUT + 1, Reason.SETTING_ADJUSTED),
     ],
     ids=["below what is needed", "what is needed", "hardly more", "enough more"],
 )
@@ -69,17 +69,17 @@ def test_a_limit_that_nobody_wrote_is_at_least_the_top_bucket(knobs: dict[str, i
 
     assert isinstance(far, Assignment)
     assert "in place of 20000" in far.message
-    assert near.reason is Reason.LENGTH_IN_USE
+    assert near.reason is Reason.TRAFFIC_UNSUITED
 
 
 @pytest.mark.parametrize(
     ("reach", "reason", "says"),
     [
         ({"limit_tokens": None}, Reason.METRICS_MISSING, "might refuse what is asked for now"),
-        ({"limit_tokens": inf}, Reason.LENGTH_IN_USE, "did not say how long"),
-        ({"prompt_tokens": inf}, Reason.LENGTH_IN_USE, "over 20000 tokens long"),
-        ({"output_tokens": inf}, Reason.LENGTH_IN_USE, "over 20000 tokens long"),
-        ({"output_tokens": 30_000.0}, Reason.LENGTH_IN_USE, "answers of up to 30000"),
+        ({"limit_tokens": inf}, Reason.TRAFFIC_UNSUITED, "did not say how long"),
+        ({"prompt_tokens": inf}, Reason.TRAFFIC_UNSUITED, "over 20000 tokens long"),
+        ({"output_tokens": inf}, Reason.TRAFFIC_UNSUITED, "over 20000 tokens long"),
+        ({"output_tokens": 30_000.0}, Reason.TRAFFIC_UNSUITED, "answers of up to 30000"),
     ],
     ids=["nobody tells", "asked for any length", "long prompts", "long answers", "longer than asked for"],
 )

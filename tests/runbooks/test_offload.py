@@ -92,7 +92,7 @@ def test_the_size_is_told_as_the_flag_counts_it(args: tuple[str, ...], value: in
     found = advised(workload(*args))
 
     assert isinstance(found, Assignment), found
-    assert (found.knob, found.value, found.reason) == (OWN, value, Reason.HOST_MEMORY_LENT)
+    assert (found.knob, found.value, found.reason) == (OWN, value, Reason.HOST_MEMORY_USED)
     assert "32 GiB per replica in all" in found.message
 
 

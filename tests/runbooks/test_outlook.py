@@ -25,14 +25,15 @@ from builders import (
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Pool, Signal
 from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.status import Attempt, Borrowed, FailedAttempt, Footprint, Load, Record
+from kvmedic.model.status import Attempt, FailedAttempt, Load, Record, TemporaryChange
 from kvmedic.runbooks.branches import NoChange, Resize, Setting
-from kvmedic.runbooks.preemption.give_back import Fits, failed_return, fewer_replicas, without_host_memory
 from kvmedic.runbooks.preemption.pressure import Case, size_fleet
+from kvmedic.runbooks.preemption.restore import Fits, failed_restore, fewer_replicas, without_host_memory
 from kvmedic.verdict.comparison import LIGHTER
 from kvmedic.verdict.sizing import SAFEST_FIT, cap_at
-from run_builder import NOW, a_failure
+from run_builder import NOW, STEP, a_failure
 
 TARGET = ObjectRef("Deployment", "llm")
 SETTING = Setting(64, ())
@@ -42,10 +43,9 @@ WINDOW = 1800 / 300
 """The sizing window is as many times the trigger's: the builders count the same requests in both."""
 
 
-def held(before: int = 2, after: int = 3, load: Load | None = THEN) -> Footprint:
-    return Footprint(
-        "run", TARGET, TARGET, "uid-1", "uid-1", None, before, after, before, "template", NOW, load=load
-    )
+def held(before: int = 2, after: int = 3, load: Load | None = THEN) -> TemporaryChange:
+    step = ReplicasStep(TARGET, None, before, after, "template", Reason.REPLICAS_ADDED)
+    return TemporaryChange(step, "run", "uid-1", NOW, before, load)
 
 
 def light(share: float, **changes: object) -> Replica:
@@ -74,7 +74,10 @@ def peak(running: float) -> float:
 
 
 def asked(
-    *replicas: Replica, of: Footprint | None = None, setting: Setting = SETTING, template: str = "template"
+    *replicas: Replica,
+    of: TemporaryChange | None = None,
+    setting: Setting = SETTING,
+    template: str = "template",
 ):
     return fewer_replicas(an_evidence(*replicas), of or held(), setting, template)
 
@@ -117,7 +120,7 @@ def test_a_load_as_it_was_keeps_them():
     advice = asked(*[light(2 / 3)] * 3)
 
     assert isinstance(advice, NoChange)
-    assert advice.reason is Reason.FOOTPRINT_HELD
+    assert advice.reason is Reason.TEMPORARY_CHANGE_HELD
     assert "too near to what 2 replicas could not carry" in advice.message
 
 
@@ -192,37 +195,24 @@ def test_too_few_requests_for_their_lengths_keep_them():
     assert advice.reason is Reason.TOO_FEW_REQUESTS
 
 
-def lent(**changes: object) -> Borrowed:
-    return replace(
-        Borrowed(
-            knob=Knob.KV_OFFLOADING_SIZE,
-            before=None,
-            after="32",
-            revision="template",
-            at=NOW,
-            run="run",
-            target=TARGET,
-            target_uid="uid-1",
-            container=None,
-            load=THEN,
-        ),
-        **changes,
-    )
+def a_setting(**changes: object) -> TemporaryChange:
+    step = replace(STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", after_template="template")
+    return replace(TemporaryChange(step, "run", "uid-1", NOW, load=THEN), **changes)
 
 
 def alone(
     *replicas: Replica,
-    of: Borrowed | None = None,
+    of: TemporaryChange | None = None,
     setting: Setting = SETTING,
     template: str = "template",
     failed: FailedAttempt | None = None,
 ):
-    return without_host_memory(an_evidence(*replicas), of or lent(), setting, template, failed)
+    return without_host_memory(an_evidence(*replicas), of or a_setting(), setting, template, failed)
 
 
 def after(load: Load | None, template: str = "template", at: datetime = NOW) -> FailedAttempt:
     """A way back that did not hold under a load."""
-    return a_failure(Attempt.GIVE_BACK, lent().knob, template, at=at, load=load)
+    return a_failure(Attempt.GIVE_BACK, a_setting().knob, template, at=at, load=load)
 
 
 @pytest.mark.parametrize(
@@ -232,10 +222,10 @@ def after(load: Load | None, template: str = "template", at: datetime = NOW) -> 
         (after(None, "another"), False),
         (after(None, at=NOW - timedelta(seconds=1)), False),
     ],
-    ids=["on this template", "another template", "of an earlier loan"],
+    ids=["on this template", "another template", "of an earlier one"],
 )
-def test_a_way_back_counts_for_its_loan_and_its_template_alone(failed, counts):
-    found = failed_return(Record(failed_attempts=(failed,)), lent(), "template")
+def test_a_way_back_counts_for_its_setting_and_its_template_alone(failed, counts):
+    found = failed_restore(Record(failed_attempts=(failed,)), a_setting(), "template")
 
     assert found == (failed if counts else None)
 
@@ -262,7 +252,7 @@ def test_more_sequences_than_the_load_of_then_would_say_count():
     advice = alone(*[crowded] * 3)
 
     assert isinstance(advice, NoChange)
-    assert advice.reason is Reason.LOAN_HELD
+    assert advice.reason is Reason.TEMPORARY_CHANGE_HELD
 
 
 def test_a_load_as_it_was_keeps_host_memory():
@@ -274,9 +264,9 @@ def test_a_load_as_it_was_keeps_host_memory():
 
 LOAN_MOVED = [
     ("another template", {"template": "another"}),
-    ("longer answers then", {"of": lent(load=replace(THEN, output_tokens=400))}),
-    ("nothing measured then", {"of": lent(load=None)}),
-    ("nothing generated then", {"of": lent(load=replace(THEN, tokens_per_second=0))}),
+    ("longer answers then", {"of": a_setting(load=replace(THEN, output_tokens=400))}),
+    ("nothing measured then", {"of": a_setting(load=None)}),
+    ("nothing generated then", {"of": a_setting(load=replace(THEN, tokens_per_second=0))}),
 ]
 
 
@@ -327,7 +317,7 @@ def test_what_did_not_hold_is_not_tried_again_on_the_same_evidence(load, fits):
     advice = alone(*[light(0.3)] * 3, failed=after(load))
 
     assert isinstance(advice, Fits) is fits
-    assert fits or "giving it back did not hold" in advice.message
+    assert fits or "restoring it did not hold" in advice.message
 
 
 @pytest.mark.parametrize("signal", [Signal.RUNNING_MAX, Signal.GENERATED_TOKENS, Signal.WAITING_MEAN])
@@ -336,7 +326,7 @@ def test_what_cannot_be_read_keeps_host_memory(signal, why):
     silent = without(light(0.3).readings(), signal, why)
 
     evidence = an_evidence(light(0.3), light(0.3), silent)
-    advice = without_host_memory(evidence, lent(), SETTING, "template", None)
+    advice = without_host_memory(evidence, a_setting(), SETTING, "template", None)
 
     assert isinstance(advice, NoChange)
 

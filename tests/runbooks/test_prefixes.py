@@ -46,7 +46,7 @@ def test_it_is_switched_on_where_enough_could_be_shared() -> None:
     found = advised(OFF)
 
     assert isinstance(found, Assignment)
-    assert (found.knob, found.value, found.reason) == (Knob.PREFIX_CACHING, True, Reason.PREFIXES_REUSED)
+    assert (found.knob, found.value, found.reason) == (Knob.PREFIX_CACHING, True, Reason.SETTING_ADJUSTED)
     assert "shows only once it is on" in found.message
 
 
@@ -58,13 +58,13 @@ def test_it_is_switched_on_where_enough_could_be_shared() -> None:
         pytest.param(
             replace(OFF, leaves_prefixes=True), ALIKE, Reason.LEVER_WITHOUT_EFFECT, id="its own choice"
         ),
-        pytest.param(OFF, replace(ALIKE, shortest_tokens=10), Reason.PREFIXES_NOT_SHARED, id="short"),
-        pytest.param(OFF, replace(ALIKE, shortest_tokens=15), Reason.PREFIXES_NOT_SHARED, id="no block"),
-        pytest.param(OFF, replace(ALIKE, blocks=4000), Reason.PREFIXES_NOT_SHARED, id="outputs fill it"),
+        pytest.param(OFF, replace(ALIKE, shortest_tokens=10), Reason.TRAFFIC_UNSUITED, id="short"),
+        pytest.param(OFF, replace(ALIKE, shortest_tokens=15), Reason.TRAFFIC_UNSUITED, id="no block"),
+        pytest.param(OFF, replace(ALIKE, blocks=4000), Reason.TRAFFIC_UNSUITED, id="outputs fill it"),
         pytest.param(
             OFF,
             replace(ALIKE, strain=replace(ALIKE.strain, running_mean=1)),
-            Reason.PREFIXES_NOT_SHARED,
+            Reason.TRAFFIC_UNSUITED,
             id="one at a time",
         ),
     ],

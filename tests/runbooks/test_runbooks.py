@@ -8,7 +8,6 @@ import pytest
 
 from kvmedic.engines import ENGINES
 from kvmedic.model.reasons import Reason
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Branch, Diagnosed, diagnose
 from kvmedic.runbooks.reference import anchor, decision_table
@@ -64,7 +63,7 @@ def test_every_branch_has_a_section_on_its_page(runbook: str, branch: Branch) ->
 def test_every_branch_says_what_it_means_and_what_it_needs(runbook: str, branch: Branch) -> None:
     assert branch.signals | branch.vitals
     assert branch.section
-    assert SENTENCES[branch.reason].endswith(".")
+    assert branch.reason.sentence.endswith(".")
 
 
 @pytest.mark.parametrize("runbook", RUNBOOKS)

@@ -36,7 +36,7 @@ def test_the_budget_falls_to_what_the_traffic_needs() -> None:
     found = propose(Knob.MAX_NUM_BATCHED_TOKENS, CASE, given(maxNumBatchedTokens=8192))
 
     assert isinstance(found, Assignment)
-    assert (found.knob, found.value, found.reason) == (STEP, NEEDED, Reason.STEP_BUDGET_LOWERED)
+    assert (found.knob, found.value, found.reason) == (STEP, NEEDED, Reason.SETTING_ADJUSTED)
     assert f"memory for {8192 - NEEDED} tokens" in found.message
 
 
@@ -84,7 +84,7 @@ def test_more_tokens_per_step_need_more_room() -> None:
     [
         (NEEDED, Reason.GAIN_WITHIN_NOISE),
         (int(NEEDED / LEAST_CUT), Reason.GAIN_WITHIN_NOISE),
-        (int(NEEDED / LEAST_CUT) + 1, Reason.STEP_BUDGET_LOWERED),
+        (int(NEEDED / LEAST_CUT) + 1, Reason.SETTING_ADJUSTED),
     ],
     ids=["what is needed", "hardly more", "enough more"],
 )

@@ -47,7 +47,7 @@ def test_where_prompts_fill_the_cache_what_one_answer_takes_is_kept_free() -> No
     found = propose(Knob.WATERMARK, PROMPTS, setting())
 
     assert isinstance(found, Assignment)
-    assert (found.knob, found.value, found.reason) == (Knob.WATERMARK, WANTED, Reason.WATERMARK_RAISED)
+    assert (found.knob, found.value, found.reason) == (Knob.WATERMARK, WANTED, Reason.SETTING_ADJUSTED)
     assert "preemptions per request 0.18 -> 0.02" in found.message
 
 
@@ -60,9 +60,9 @@ def test_the_watermark_leaves_as_many_preemptions_as_it_is_made_for() -> None:
 @pytest.mark.parametrize(
     ("growth", "reason"),
     [
-        (LEAST_GROWTH - 0.01, Reason.WATERMARK_RAISED),
-        (LEAST_GROWTH + 0.01, Reason.WATERMARK_RAISED),
-        (MOSTLY_GROWTH, Reason.WATERMARK_RAISED),
+        (LEAST_GROWTH - 0.01, Reason.SETTING_ADJUSTED),
+        (LEAST_GROWTH + 0.01, Reason.SETTING_ADJUSTED),
+        (MOSTLY_GROWTH, Reason.SETTING_ADJUSTED),
         (MOSTLY_GROWTH + 0.01, Reason.LEVER_WITHOUT_EFFECT),
     ],
     ids=["prompts dominate", "a cap is not worth it", "half is output", "outputs dominate"],
@@ -88,11 +88,11 @@ HALF = replace(CASE, sequence=replace(CASE.sequence, growth_share=0.4))
     [
         (setting(CAP, MARK), Reason.BETTER_LEVER),
         (setting(MARK, CAP), Reason.BETTER_LEVER),
-        (setting(MARK), Reason.WATERMARK_RAISED),
-        (setting(CAP, MARK, exhausted=frozenset({Knob.MAX_NUM_SEQS})), Reason.WATERMARK_RAISED),
+        (setting(MARK), Reason.SETTING_ADJUSTED),
+        (setting(CAP, MARK, exhausted=frozenset({Knob.MAX_NUM_SEQS})), Reason.SETTING_ADJUSTED),
         (
             setting(CAP, MARK, refused={Knob.MAX_NUM_SEQS: NoChange(Reason.FLAG_NOT_EDITABLE, "")}),
-            Reason.WATERMARK_RAISED,
+            Reason.SETTING_ADJUSTED,
         ),
     ],
     ids=["a cap first", "a cap later", "no cap allowed", "a cap that did not help", "no cap to be set"],
@@ -135,7 +135,7 @@ def test_more_than_a_tenth_of_the_cache_is_never_kept_free() -> None:
 @pytest.mark.parametrize(
     ("present", "reason"),
     [
-        (WANTED - 0.001, Reason.WATERMARK_RAISED),
+        (WANTED - 0.001, Reason.SETTING_ADJUSTED),
         (WANTED, Reason.LEVER_WITHOUT_EFFECT),
         (0.3, Reason.LEVER_WITHOUT_EFFECT),
     ],

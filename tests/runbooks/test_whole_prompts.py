@@ -124,9 +124,7 @@ def test_a_command_line_that_cannot_be_edited_is_not_tried(workload: Workload, s
     assert says in found.message
 
 
-ADVICE = Try(
-    Question.PROMPTS, "Mine", LONGEST, Keep(), timedelta(minutes=30), Reason.PROMPTS_PROBED, "slower"
-)
+ADVICE = Try(Question.PROMPTS, "Mine", LONGEST, Keep(), timedelta(minutes=30), Reason.TRIAL_RUNNING, "slower")
 
 
 def test_the_step_has_the_change_and_the_source_and_the_target_keeps_its_template() -> None:

@@ -36,4 +36,4 @@ def lending(**more: Any) -> dict[str, Any]:
 
 def lent(world: World) -> list[dict[str, Any]]:
     """Return what the status says is lent."""
-    return list(world.status().get("borrowed") or [])
+    return list(world.status().get("temporary") or [])

@@ -35,8 +35,8 @@ def a_settled_fleet(**changes: Any) -> Fleet:
     return replace(fleet, revision=REVISION, pods=pods, replica_sets=sets, **changes)
 
 
-HELD = holding_record().footprint
-HELD = replace(HELD, template=REVISION)
+HELD = holding_record().temporary[0]
+HELD = replace(HELD, step=replace(HELD.step, template=REVISION))
 POLICY = a_resource(good=REVISION).policy
 
 

@@ -47,7 +47,7 @@ TRIAL = TrialStep(
     KEEP,
     1800,
     "0123",
-    Reason.RECLAMATION_PROBED,
+    Reason.TRIAL_RUNNING,
 )
 LIMITS = StartLimits(timedelta(minutes=10), timedelta(minutes=5))
 POD = a_pod("llm-trial-1", created_at=NOW - timedelta(minutes=2))

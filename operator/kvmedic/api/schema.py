@@ -189,7 +189,6 @@ STATUS_WORDS = {
     "budget": "Tokens of a sequence that are kept, per head.",
     "calmSince": "Since when no replica is beyond the trigger; absent while one is, or nobody can tell.",
     "cap": "Sequences that may run at once.",
-    "container": "The engine's container; absent: the only one that runs a known engine.",
     "cordonedAt": "When it was taken out of rotation.",
     "digest": "Identity of the plan, which an approval names.",
     "drainTimeout": "How long a replica may take to finish its requests.",
@@ -197,11 +196,9 @@ STATUS_WORDS = {
     "endedAt": "When the run was closed.",
     "findings": "What the diagnosis rests on, one line each.",
     "fromRunbook": "The runbook that left the fleet.",
-    "holderUid": "Uid of the object that has the number.",
     "id": "Identity of the run: when it was opened.",
     "interTokenP95Seconds": "95th percentile of the time between two tokens.",
     "key": "Label of the pods that Services select.",
-    "kind": "Kind of the object.",
     "kvCacheUsageRatio": "Mean share of the KV cache in use, 0 to 1.",
     "lookedAt": "When the outlook was computed.",
     "maxSurge": "Of the target's rolling update.",
@@ -370,7 +367,7 @@ Durations are written as Kubernetes writes them: `80ms`, `90s`, `10m`, `1h30m`.
 """
 
 NOT_YET = """The schema has fields whose behaviour comes later. They are refused when the resource is
-applied; a resource that holds one all the same has `Ready` False with the reason `SpecNotImplemented`.
+applied; a resource that holds one all the same has `Ready` False with the reason `SpecInvalid`.
 """
 
 UNDESCENDED = frozenset({"status.run", "status.plan.exact"})

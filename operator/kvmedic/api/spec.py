@@ -304,7 +304,7 @@ class RotationLabel(Wire):
     runbook."""
     draining: Annotated[str, Field(max_length=63), LABEL_VALUE] = "draining"
     """Value that no Service and no policy (PodDisruptionBudget, NetworkPolicy) selects: a replica that drains
-    has it. Where one does, nothing is changed, with the reason `DrainingValueSelected`. `draining` is the
+    has it. Where one does, nothing is changed, with the reason `RotationLabelUnusable`. `draining` is the
     value of the runbook."""
 
 

@@ -22,15 +22,13 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import SchemaValidator, core_schema
 
 from kvmedic.api.resource import RunUnreadable, problems_of
+from kvmedic.model.redaction import redact
 from kvmedic.model.run import Run, Summary
-from kvmedic.model.sentences import redact
 from kvmedic.model.status import (
-    Borrowed,
     ClosedRun,
     Condition,
     ConfigCopy,
     FailedAttempt,
-    Footprint,
     LastGood,
     MethodBaseline,
     OutgrownShare,
@@ -39,6 +37,7 @@ from kvmedic.model.status import (
     ShownDiagnosis,
     ShownPlan,
     SizedCap,
+    TemporaryChange,
     TurnedOff,
     Urgency,
 )
@@ -60,8 +59,7 @@ RECORDS = frozenset(
         "turnedOff",
         "copies",
         "outgrown",
-        "borrowed",
-        "footprint",
+        "temporary",
         "history",
         "lastGood",
         "sized",
@@ -132,13 +130,13 @@ class KVRemediationStatus(BaseModel):
     )
     """Shares of the GPUs' memory at which a replica ran out of it: none of them is gone back to. A record: do
     not edit it."""
-    borrowed: tuple[Borrowed, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    """Settings that are lent for a while, what was there before, and when it is put back. A record: do not
-    edit it."""
+    temporary: tuple[TemporaryChange, ...] = Field(
+        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Changes that stay for a while (replicas that were added, a flag): what was there before, and since when
+    the fleet is calm. A record: do not edit it."""
     history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The last 10 closed runs, newest first. A record: do not edit it."""
-    footprint: Footprint | None = None
-    """Replicas that were added for a while, and when they are given back. A record: do not edit it."""
     urgency: Urgency | None = None
     """How urgent the trouble is: `page` while an objective of the spec is breached, else `ticket`."""
     sized: SizedCap | None = None

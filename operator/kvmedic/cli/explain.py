@@ -27,19 +27,16 @@ from kvmedic.cli.plan import (
 )
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.model.devices import MIB
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import LOOK, Reason, Remedy
 from kvmedic.model.run import Run, StepState
-from kvmedic.model.sentences import LOOK, REMEDIES, SENTENCES, Remedy
 from kvmedic.model.status import (
     Attempt,
-    Borrowed,
     Condition,
     ConditionType,
     FailedAttempt,
-    Footprint,
     Record,
     Resource,
-    Temporary,
+    TemporaryChange,
     Truth,
     TurnedOff,
 )
@@ -161,7 +158,7 @@ class ShownFixes:
         """Yield it line by line; nothing where nothing is on record."""
         off = self.turned_off
         if off is not None:
-            yield f"{off.method} was turned off ({_moment_text(off.at)}): {off.wall}: {SENTENCES[off.wall]}"
+            yield f"{off.method} was turned off ({_moment_text(off.at)}): {off.wall}: {off.wall.sentence}"
             yield from (f"  {self._failure(each)}" for each in self.failed)
         yield from (self._score(each) for each in self.scores)
 
@@ -390,22 +387,13 @@ def _why_nothing_is_done(record: Record) -> Condition | None:
     return found
 
 
-def _describe_added_replicas(held: Footprint) -> Iterator[str]:
-    """Yield what was added for a while, and what it waits for."""
-    yield f"For a while it holds {held.line()}; {_calm_text(held)}."
-    if held.outlook and held.looked_at:
-        yield f"  Would fewer do ({held.looked_at:%Y-%m-%dT%H:%M:%SZ})? {held.outlook}."
-
-
-def _describe_loans(lent: Borrowed) -> Iterator[str]:
-    """Yield what was lent for a while, and what it waits for."""
-    yield f"For a while it lends {lent.line()}; {_calm_text(lent)}."
-    if lent.outlook and lent.looked_at:
-        yield f"  Would the fleet do without ({lent.looked_at:%Y-%m-%dT%H:%M:%SZ})? {lent.outlook}."
-
-
-def _calm_text(held: Temporary) -> str:
-    return f"calm since {held.calm_since:%Y-%m-%dT%H:%M:%SZ}" if held.calm_since else "not calm yet"
+def _describe_temporary_change(each: TemporaryChange) -> Iterator[str]:
+    """Yield what stays for a while, and what it waits for."""
+    calm = f"calm since {each.calm_since:%Y-%m-%dT%H:%M:%SZ}" if each.calm_since else "not calm yet"
+    yield f"For a while: {each.line()}; {calm}."
+    if each.outlook and each.looked_at:
+        what = "Would fewer do" if each.adds_replicas else "Would the fleet do without"
+        yield f"  {what} ({each.looked_at:%Y-%m-%dT%H:%M:%SZ})? {each.outlook}."
 
 
 def _memory(record: Record) -> Iterator[str]:
@@ -415,7 +403,7 @@ def _memory(record: Record) -> Iterator[str]:
         last = record.history[0]
         steps = "; ".join(last.steps)
         yield f"The last run {last.id} ended {last.ended_at:%Y-%m-%dT%H:%M:%SZ} as {last.outcome}: {steps}."
-        yield f"  {SENTENCES[last.outcome]} {last.message}".rstrip()
+        yield f"  {last.outcome.sentence} {last.message}".rstrip()
     if record.summary is not None:
         yield f"What run {record.summary.run} came to: {record.summary.sentence}"
 
@@ -447,10 +435,8 @@ def _describe_failed_attempts(record: Record) -> Iterator[str]:
 
 def _describe_temporary(record: Record) -> Iterator[str]:
     """Yield what is there for a time and goes again."""
-    if record.footprint is not None:
-        yield from _describe_added_replicas(record.footprint)
-    for lent in record.borrowed:
-        yield from _describe_loans(lent)
+    for each in record.temporary:
+        yield from _describe_temporary_change(each)
     for copy in record.copies:
         yield f"ConfigMap {copy.name} is a copy of ours; it is removed once nothing refers to it any more."
 
@@ -486,5 +472,5 @@ def _advice(resource: Resource, record: Record | None) -> Iterator[Remedy]:
         reasons += [diagnosed.reason] if diagnosed and diagnosed.status is Truth.UNKNOWN else []
         if not record.conditions:
             yield _NOBODY
-    yield from (REMEDIES[reason] for reason in dict.fromkeys(reasons) if reason in REMEDIES)
+    yield from (reason.remedy for reason in dict.fromkeys(reasons) if reason.remedy is not None)
     yield LOOK

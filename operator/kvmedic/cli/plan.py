@@ -134,7 +134,7 @@ async def survey_target(world: Connected, resource: Resource) -> Survey:
     if seen is None:
         place = f"namespace {resource.namespace}"
         raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
-    view = await with_holder(seen, resource.record.footprint if resource.record else None, target)
+    view = await with_holder(seen, resource.record.added_replicas if resource.record else None, target)
     # A look at an evaluation makes none, so it needs no more than the person's own rights.
     senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
     found = await examine(resource, policy, view, senses)

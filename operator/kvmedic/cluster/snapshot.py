@@ -49,7 +49,7 @@ from kvmedic.model.fleet import (
     Rotation,
     template_hash,
 )
-from kvmedic.model.sentences import redact
+from kvmedic.model.redaction import redact
 from kvmedic.model.spec import RotationLabel, TargetRef
 from kvmedic.runbooks.workload import View
 

@@ -41,7 +41,6 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import OnTrial, holder_of
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.status import ConditionType, Resource
 from kvmedic.model.trial import Answer, GateStep, TrialStep
 from kvmedic.record.runs import after_trouble, close_run, report_decision, with_answer, with_score
@@ -64,7 +63,7 @@ from kvmedic.rollout.drift import Standing, is_foreign, regain_freeze, target_st
 from kvmedic.rollout.gates import forward_gate
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
-from kvmedic.runbooks.preemption.loans import footprint_after
+from kvmedic.runbooks.preemption.temporary_changes import temporary_after
 from kvmedic.runbooks.workload import View
 
 AT_ONCE = timedelta(0)
@@ -169,7 +168,7 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
     run = tick.run
     match move:
         case Settled() if direction is Direction.FORWARD:
-            await _save(tick, run.settled(tick.now), Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
+            await _save(tick, run.settled(tick.now), Reason.VERIFYING, Reason.VERIFYING.sentence)
         case Settled():
             ending = run.ending or outcome_of(Reason.NOT_RECOVERED)
             await _save(tick, run.reverted(), ending.reason, ending.message)
@@ -257,7 +256,7 @@ async def _copy(tick: Tick, view: View, move: MakeCopy) -> timedelta:
     why = await tick.ports.copies.make(view.fleet, move.file)
     if not why:
         return AT_ONCE
-    outcome = Outcome(Reason.CONFIG_COPY_IMPOSSIBLE, f"ConfigMap {move.file.copy} cannot be made: {why}")
+    outcome = Outcome(Reason.CONFIG_MAP_UNAVAILABLE, f"ConfigMap {move.file.copy} cannot be made: {why}")
     if tick.run.intent is None:
         return await _close(tick, view, outcome)
     await _save(tick, tick.run.turned_back(outcome, None), outcome.reason, outcome.message)
@@ -351,7 +350,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     fleet = view.fleet if view is not None else None
     record = await swept(tick.record, run, fleet, tick.ports)
     done = close_run(record, run, outcome, tick.resource.generation, tick.now)
-    done = replace(done, footprint=footprint_after(run, tick.record.footprint, fleet, outcome, tick.now))
+    done = replace(done, temporary=temporary_after(tick.record.temporary, run, fleet, outcome, tick.now))
     await save(tick.resource, done, tick.ports)
     return AT_ONCE
 

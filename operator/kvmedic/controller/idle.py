@@ -24,7 +24,7 @@ from kvmedic.controller.temporary import (
     note_temporary,
     remove_finalizer,
     swept,
-    why_still_held,
+    why_not_restored,
     with_holder,
     with_known_limit,
 )
@@ -75,7 +75,7 @@ async def watch(
         lost = problem.reason is Reason.CLAIMED_BY_ANOTHER
         again = await adopt_fleet(resource, record, view, ports, now) if lost else None
         return problem if again is None else again
-    view = await with_holder(view, record.footprint, ports.target)
+    view = await with_holder(view, record.added_replicas, ports.target)
     await ports.crowd.heed(now)
     record = await swept(record, None, view.fleet, ports)
     found = await survey(resource, policy, view, _senses(ports, now))
@@ -86,7 +86,7 @@ async def watch(
     why = await _begin_run(look, seen)
     if found.plan is not None and why is None:
         return AT_ONCE
-    why = why or why_still_held(seen, policy)
+    why = why or why_not_restored(seen, policy)
     await save(resource, record_plan(seen, found.plan, why, resource.generation, now), ports)
     await remove_finalizer(resource, ports, seen)
     return ports.pace.idle

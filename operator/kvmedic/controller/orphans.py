@@ -40,7 +40,6 @@ from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, ReplicaSet, template
 from kvmedic.model.plan import Goal, Plan, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Run, StepState, Terms, terms_of, without_spec
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import OnDrainTimeout, Policy, TargetRef
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
@@ -115,7 +114,7 @@ def run_that_gives_back(
         return None
     state = StepState.LEFT if wanted is None else StepState.ROLLING_BACK
     step = _step(fleet, wanted)
-    message = SENTENCES[Reason.FLEET_GIVEN_BACK]
+    message = Reason.FLEET_GIVEN_BACK.sentence
     plan = Plan((step,), fleet.uid, fleet.revision, generation, Reason.FLEET_GIVEN_BACK, message)
     run = run_of(plan, fleet, template, Measure(Goal.CALM), now)
     run = run.with_step(replace(run.current, state=state))

@@ -18,7 +18,7 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Goal, Plan, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy, Runbook
-from kvmedic.model.status import Attempt, Borrowed, Footprint, LastGood, Record, Resource, failed_before
+from kvmedic.model.status import Attempt, LastGood, Record, Resource, TemporaryChange, failed_before
 from kvmedic.rollout.gates import stands
 from kvmedic.rollout.preconditions import Purpose, step_refusal
 from kvmedic.runbooks import RUNBOOKS
@@ -54,8 +54,8 @@ from kvmedic.runbooks.fleet_plans import (
 from kvmedic.runbooks.node_health import told_by_driver
 from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.cap import spent_by
-from kvmedic.runbooks.preemption.give_back import Calm, due, plan_return
 from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.preemption.restore import CalmFleet, due_change, plan_restore
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC, moves, quorum_line, traffic_of
 
@@ -296,25 +296,27 @@ def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource,
     )
 
 
-def due_in(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Footprint | Borrowed | None:
+def due_in(found: Survey, resource: Resource, policy: Policy, now: datetime) -> TemporaryChange | None:
     """Return what to ask of a calm fleet whether it would do without; None: nothing yet."""
     record, diagnosis = resource.record, found.diagnosis
     calm = isinstance(diagnosis, Diagnosed) and diagnosis.reason is Reason.HEALTHY
-    if record is None or not calm or (record.footprint is None and not record.borrowed):
+    if record is None or not calm or not record.temporary:
         return None
     workload = found.engine(policy)
-    return None if isinstance(workload, Blocked) else due(record, found.view.fleet, policy, workload, now)
+    return (
+        None if isinstance(workload, Blocked) else due_change(record, found.view.fleet, policy, workload, now)
+    )
 
 
-def with_return(found: Survey, resource: Resource, policy: Policy, held: Footprint | Borrowed) -> Survey:
+def with_return(found: Survey, resource: Resource, policy: Policy, held: TemporaryChange) -> Survey:
     """Return the survey with the plan that gives back what is due, where the fleet should do without."""
     workload = found.engine(policy)
     if isinstance(workload, Blocked):
         return found
     record = resource.record or Record()
     known = _present_setting(workload, found, policy, record)
-    asked = Calm(found.evidence, found.view.fleet, workload, known, record)
-    back = plan_return(held, asked, resource.generation)
+    asked = CalmFleet(found.evidence, found.view.fleet, workload, known, record)
+    back = plan_restore(held, asked, resource.generation)
     told = replace(found, outlook=back.outlook)
     match back.plan:
         case Plan(steps=(step, *_)) as plan:
@@ -338,7 +340,7 @@ def _present_setting(workload: Workload | Blocked, found: Survey, policy: Policy
         rollback_failed=_has_failed(Attempt.ROLL_BACK_REVISION, found, record, ""),
         scale_out=policy.scale_out,
         scaling_failed=_has_failed(Attempt.ADD_REPLICAS, found, record, fleet.replicas),
-        before_scaling=record.footprint.fewest if record.footprint else None,
+        before_scaling=record.added_replicas.fewest if record.added_replicas else None,
         is_our_cap=record.sized is not None and record.sized.is_open_on(fleet.revision),
     )
 

@@ -14,11 +14,10 @@ from kvmedic.controller.idle import watch
 from kvmedic.controller.next_move import Tick
 from kvmedic.controller.orphans import adopted_by_note, free_all
 from kvmedic.controller.ports import Ports, save
-from kvmedic.controller.temporary import abandon_command, give_back, remove_finalizer
+from kvmedic.controller.temporary import abandon_command, remove_finalizer, restore_changes
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, policy_during
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.surveys import complaint
 
@@ -90,7 +89,7 @@ async def _release_resource(
             told = complaint(record, Blocked(found.reason, text), resource.generation, now)
             await save(resource, told, ports)
             return ports.pace.idle
-        again = await give_back(resource, record, ports, now) if found is None else found
+        again = await restore_changes(resource, record, ports, now) if found is None else found
         if again is not None:
             return again
     if resource.is_stand_in and resource.policy is not None:
@@ -144,4 +143,4 @@ async def _complain(resource: Resource, record: Record, ports: Ports, now: datet
 
 
 def _problem(resource: Resource) -> Blocked:
-    return resource.problem or Blocked(Reason.SPEC_INVALID, SENTENCES[Reason.SPEC_INVALID])
+    return resource.problem or Blocked(Reason.SPEC_INVALID, Reason.SPEC_INVALID.sentence)

@@ -40,7 +40,7 @@ from kvmedic.controller.ports import Senses
 from kvmedic.engines.engine_log import phrases
 from kvmedic.model.evidence import Blocked, Inconclusive, Look, Observation, Signal
 from kvmedic.model.plan import Goal, OnTrial, Plan
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import CompressionPolicy, Mode, Policy, Runbook
 from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
 from kvmedic.runbooks import RUNBOOKS
@@ -51,9 +51,6 @@ from kvmedic.runbooks.compression.next_fix import Case, Next, fixes_behind_gate,
 from kvmedic.runbooks.severity import signals_of
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import pressured_replicas
-
-UNTRIED = frozenset({Reason.TRIAL_ANSWERED, Reason.TRIAL_UNANSWERED, Reason.SPARE_UNSCHEDULABLE})
-"""Ends of runs that changed nothing of the fleet: where there is no room for a change it is taken back."""
 
 
 def with_switch(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
@@ -125,7 +122,7 @@ def _is_used(switch: RunbookSwitch, history: tuple[ClosedRun, ...]) -> bool:
         run.started_at >= switch.at
         and run.reason in changing
         and not run.on_trial_pod
-        and run.outcome not in UNTRIED
+        and Trait.UNTRIED not in run.outcome.traits
         for run in history
     )
 

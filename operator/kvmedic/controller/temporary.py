@@ -1,6 +1,6 @@
-"""What was added or lent for a while, from look to look: noted, and forgotten where it is somebody else's.
+"""Temporary changes from look to look: noted, and forgotten where they are somebody else's now.
 
-A resource that is deleted while something is there for a while: it is given back first.
+A resource that is deleted while there are some: they are restored first.
 
 No gate blocks that. A setting is put back by the same rollout as ever, and tried once.
 
@@ -25,12 +25,11 @@ from kvmedic.controller.plans import obstacle_to
 from kvmedic.controller.ports import Ports, Target, save
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import Goal, Plan, file_copied_by
+from kvmedic.model.plan import Goal, Plan, ReplicasStep, file_copied_by
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, StepState, without_spec
-from kvmedic.model.sentences import SENTENCES
-from kvmedic.model.spec import Policy, ScaleBound, TargetRef
-from kvmedic.model.status import Borrowed, ConfigCopy, Footprint, Record, Resource
+from kvmedic.model.spec import Policy, TargetRef
+from kvmedic.model.status import ConfigCopy, Record, Resource, TemporaryChange
 from kvmedic.record.runs import open_run, with_outgrown
 from kvmedic.record.surveys import REFRESH, complaint
 from kvmedic.rollout.config_copy import SourceState, await_config_map, copying_move, hindrance, needs_source
@@ -38,97 +37,84 @@ from kvmedic.rollout.decide import Decision, Direction, Walk, Watch
 from kvmedic.rollout.drift import Standing
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, Wait
 from kvmedic.runbooks.branches import Diagnosed
-from kvmedic.runbooks.preemption.give_back import loan_return, restore_after, tenure
-from kvmedic.runbooks.preemption.loans import Tenure, in_calm, is_held, returning_step, with_outlook
 from kvmedic.runbooks.preemption.present import memory_share
+from kvmedic.runbooks.preemption.restore import restore_after, restore_setting, state_of
+from kvmedic.runbooks.preemption.temporary_changes import (
+    SetValue,
+    step_back,
+    with_calm,
+    with_outlook,
+)
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.summary import Measure, run_of
 
 
 def note_temporary(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:
-    """Return the record with what a look says of the replicas that were added, and the memory that was lent.
+    """Return the record with what a look says of the temporary changes; without those that are not ours now.
 
-    The same number or value set by somebody else in between is not told apart, and counts as ours.
+    The same number or value set by somebody else in between is not told apart, and counts as ours. What
+    nobody can read now stays, and was not calm. The newest outlook is of what is restored first.
     """
+    if not record.temporary:
+        return record
     calm = isinstance(found.diagnosis, Diagnosed) and found.diagnosis.reason is Reason.HEALTHY
-    since, held = now if calm else None, record.footprint
-    if held is not None and is_held(held, found.view.fleet):
-        held = with_outlook(in_calm(held, since), found.outlook, now, REFRESH)
-        return replace(record, footprint=held, borrowed=_remaining_loans(record, found, policy, since, ""))
-    return replace(
-        record, footprint=None, borrowed=_remaining_loans(record, found, policy, since, found.outlook)
-    )
+    workload, outlook, kept = engine_of(found.view, policy), found.outlook, []
+    for each in record.temporary:
+        state = state_of(each, found.view.fleet, workload)
+        if state is not SetValue.CHANGED:
+            since = now if calm and state is SetValue.UNCHANGED else None
+            kept.append(with_outlook(with_calm(each, since), outlook, now, REFRESH))
+            outlook = "" if each.adds_replicas else outlook
+    return replace(record, temporary=tuple(kept))
 
 
-def _remaining_loans(
-    record: Record, found: Survey, policy: Policy, since: datetime | None, outlook: str
-) -> tuple[Borrowed, ...]:
-    """Return what is still lent; what nobody can read now stays, and was not calm."""
-    if not record.borrowed:
-        return ()
-    workload, uid = engine_of(found.view, policy), found.view.fleet.uid
-    whose = [(lent, tenure(lent, uid, workload)) for lent in record.borrowed]
-    now = since or found.burn.at
-    return tuple(
-        with_outlook(in_calm(lent, since if of is Tenure.OURS else None), outlook, now, REFRESH)
-        for lent, of in whose
-        if of is not Tenure.THEIRS
-    )
-
-
-async def with_holder(view: View, held: Footprint | None, target: Target) -> View:
-    """Return the target with what is held for it, where that is an autoscaler's."""
-    if held is None or held.holder == held.target:
+async def with_holder(view: View, held: TemporaryChange | None, target: Target) -> View:
+    """Return the target with the autoscaler's minimum that was raised for it, where one was."""
+    if held is None or not isinstance(held.step, ReplicasStep) or held.step.holder is None:
         return view
-    return await target.with_minimum(view, held.holder)
+    return await target.with_minimum(view, held.step.holder.object)
 
 
-def why_still_held(record: Record, policy: Policy) -> Blocked | None:
-    """Return why what was added or lent for a while is still there; None where there is nothing."""
-    held, bound = record.footprint, policy.scale_out
-    if held is not None:
-        after = (bound or ScaleBound()).restore_after
+def why_not_restored(record: Record, policy: Policy) -> Blocked | None:
+    """Return why a temporary change is still there; None where there is none."""
+    for held in record.temporary:
+        minutes = restore_after(held, policy).total_seconds() / 60
+        what = "fewer" if held.adds_replicas else "the fleet without it"
         text = (
-            f"{held.line()}; they are given back after {after.total_seconds() / 60:.0f} minutes of calm, "
-            "once fewer are predicted to carry the load (status.footprint)"
+            f"{held.line()}; restored after {minutes:.0f} minutes of calm, once {what} is predicted to carry "
+            "the load (status.temporary)"
         )
-        return Blocked(Reason.FOOTPRINT_HELD, text)
-    if not record.borrowed:
-        return None
-    lent = record.borrowed[0]
-    text = (
-        f"{lent.line()}; it is given back after {restore_after(policy).total_seconds() / 60:.0f} minutes of "
-        "calm, once the fleet is predicted to carry the load without it (status.borrowed)"
-    )
-    return Blocked(Reason.LOAN_HELD, text)
+        return Blocked(Reason.TEMPORARY_CHANGE_HELD, text)
+    return None
 
 
-async def give_back(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta | None:
-    """Open the run that gives back what is there for a while.
+async def restore_changes(
+    resource: Resource, record: Record, ports: Ports, now: datetime
+) -> timedelta | None:
+    """Open the run that restores the next temporary change, as its resource is deleted.
 
-    Returns when to look again, or None where nothing is left to give back.
+    Returns when to look again, or None where nothing is left to restore.
     """
-    for held in (record.footprint, *record.borrowed):
-        again = None if held is None else await _given_back(resource, record, held, ports, now)
+    for held in record.temporary:
+        again = await _open_restoring_run(resource, record, held, ports, now)
         if again is not None:
             return again
     return None
 
 
-async def _given_back(
-    resource: Resource, record: Record, held: Footprint | Borrowed, ports: Ports, now: datetime
+async def _open_restoring_run(
+    resource: Resource, record: Record, held: TemporaryChange, ports: Ports, now: datetime
 ) -> timedelta | None:
     policy = _policy(resource, held)
     view = await ports.target.look(resource.namespace, policy) if policy is not None else None
     if policy is None or view is None:
         return None
-    if isinstance(held, Footprint):
-        view = await with_holder(view, held, ports.target)
-    plan = _plan_return(resource, held, view, policy)
+    view = await with_holder(view, held, ports.target)
+    plan = _plan_restore(resource, held, view, policy)
     if plan is None:
         return None
     if isinstance(plan, Blocked):
-        why = Blocked(plan.reason, f"{plan.message}; it is deleted once {held.line()} is given back")
+        why = Blocked(plan.reason, f"{plan.message}; it is deleted once {held.line()} is restored")
         await save(resource, complaint(record, why, resource.generation, now), ports)
         return ports.pace.idle
     run = replace(run_of(plan, view.fleet, view.template, Measure(Goal.CALM), now), terms=held.terms)
@@ -136,55 +122,36 @@ async def _given_back(
     return timedelta(0)
 
 
-def _policy(resource: Resource, held: Footprint | Borrowed) -> Policy | None:
-    """Return what giving back goes by, also where the spec cannot be followed; None: nothing says enough."""
+def _policy(resource: Resource, held: TemporaryChange) -> Policy | None:
+    """Return what restoring goes by, also where the spec cannot be followed; None: nothing says enough."""
     if resource.policy is not None or held.terms is None:
         return resource.policy
-    return without_spec(TargetRef(held.target.kind, held.target.name, held.container), held.terms)
+    target = held.step.target
+    return without_spec(TargetRef(target.kind, target.name, held.step.container), held.terms)
 
 
-def _plan_return(
-    resource: Resource, held: Footprint | Borrowed, view: View, policy: Policy
+def _plan_restore(
+    resource: Resource, held: TemporaryChange, view: View, policy: Policy
 ) -> Plan | Blocked | None:
-    """Return the plan that gives something back, or why it cannot begin; None: it is somebody else's now."""
-    match held:
-        case Footprint():
-            plan: Plan | Blocked | None = _fewer(resource, held, view)
-        case Borrowed():
-            plan = _plan_flag_return(resource, held, view, policy)
-    match plan:
-        case None:
-            return None
-        case Blocked():
-            return plan
-        case Plan(steps=steps, reason=reason):
-            message = f"the resource is deleted: {SENTENCES[reason]}"
-            deleting = replace(plan, reason=Reason.RESOURCE_DELETED, message=message)
-            return obstacle_to(steps[0], view.fleet, Goal.CALM) or deleting
-
-
-def _fewer(resource: Resource, held: Footprint, view: View) -> Plan | None:
-    """Return the plan that takes added replicas away; None where the number is somebody else's now."""
-    fleet = view.fleet
-    if not is_held(held, fleet):
+    """Return the plan that restores a change, or why it cannot begin; None: it is somebody else's now."""
+    fleet, workload = view.fleet, engine_of(view, policy)
+    state = state_of(held, fleet, workload)
+    if state is SetValue.CHANGED:
         return None
-    step = returning_step(held, held.fewest, fleet.revision)
-    return Plan((step,), fleet.uid, fleet.revision, resource.generation, step.reason)
-
-
-def _plan_flag_return(
-    resource: Resource, lent: Borrowed, view: View, policy: Policy
-) -> Plan | Blocked | None:
-    """Return the plan that puts a lent flag's value back, or why there is none; None: it is not ours now."""
-    workload = engine_of(view, policy)
-    whose = tenure(lent, view.fleet.uid, workload)
-    if whose is Tenure.THEIRS:
-        return None
-    if isinstance(workload, Blocked):
-        return workload
-    if whose is Tenure.UNKNOWN:
-        return Blocked(Reason.FLAG_NOT_EDITABLE, "the file with the engine's flags cannot be read")
-    return loan_return(workload, lent, "", resource.generation)
+    if isinstance(held.step, ReplicasStep):
+        step = step_back(held.step, held.fewest, held.fewest, fleet.revision)
+        plan: Plan | Blocked = Plan((step,), fleet.uid, fleet.revision, resource.generation, step.reason)
+    elif isinstance(workload, Blocked):
+        plan = workload
+    elif state is SetValue.UNKNOWN:
+        plan = Blocked(Reason.FLAG_NOT_EDITABLE, "the file with the engine's flags cannot be read")
+    else:
+        plan = restore_setting(workload, held.step, "", resource.generation)
+    if isinstance(plan, Blocked):
+        return Blocked(plan.reason, plan.message)
+    message = f"the resource is deleted: {plan.reason.sentence}"
+    deleting = replace(plan, reason=Reason.RESOURCE_DELETED, message=message)
+    return obstacle_to(plan.steps[0], fleet, Goal.CALM) or deleting
 
 
 def abandon_command(resource: Resource) -> str:
@@ -195,13 +162,8 @@ def abandon_command(resource: Resource) -> str:
 
 async def remove_finalizer(resource: Resource, ports: Ports, record: Record | None = None) -> None:
     """Take the finalizer off; not while something of a record has to be put or given back before the end."""
-    if resource.finalized and (record is None or not _is_owing(record)):
+    if resource.finalized and (record is None or not record.temporary):
         await ports.store.finalize(resource, present=False)
-
-
-def _is_owing(record: Record) -> bool:
-    """Return whether something of ours is on the target although no run is open."""
-    return record.footprint is not None or bool(record.borrowed)
 
 
 def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:

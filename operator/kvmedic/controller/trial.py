@@ -31,7 +31,7 @@ from kvmedic.manifests.trial_pod import (
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import OnTrial
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.status import Resource
 from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
 from kvmedic.record.runs import with_answer, with_score
@@ -54,8 +54,6 @@ _REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patte
 NO_QUOTA = "exceeded quota"
 """What the API server says of a pod that a ResourceQuota has no room for (Kubernetes 1.36, resourcequota
 controller.go)."""
-_UNANSWERED = frozenset({Reason.TRIAL_UNANSWERED, Reason.TRIAL_IMPOSSIBLE, Reason.SPARE_UNSCHEDULABLE})
-"""Ends of a trial that would come again; others are about the fleet, and pass."""
 NAME_LENGTH = 200
 """Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
 
@@ -140,7 +138,7 @@ def begin_test(tick: Tick, view: View, step: TrialStep, pod: Pod) -> None:
 
 def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
     """Return the tick with a trial on record that showed nothing: it is not asked again for a day."""
-    if failed.reason not in _UNANSWERED:
+    if Trait.TRIAL_FAILED not in failed.reason.traits:
         return tick
     message, generation = failed.message, tick.run.spec_generation
     if isinstance(step, GateStep):

@@ -206,7 +206,7 @@ async def pressed_baseline(
             f"the pressure began less than {SHORTEST.total_seconds():.0f} s ago, too short a time for the "
             "figures that a change is judged against; wait"
         )
-        return Inconclusive(Reason.WINDOW_TOO_SHORT, text)
+        return Inconclusive(Reason.TOO_FEW_REQUESTS, text)
     look = Look(since, signals=_ASKED)
     return found.baseline_over(await metrics.look(policy.source, found.judged, namespace, look))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvmedic.model.sentences import redact
+from kvmedic.model.redaction import redact
 
 RETRIABLE = frozenset({408, 410, 429})
 """Codes below 500 that pass by themselves: a time-out, an expired list page, too many requests."""

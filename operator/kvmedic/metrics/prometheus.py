@@ -33,7 +33,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.promql import duration_text
 from kvmedic.metrics.series import Answer, Reply, Series, Unanswered, by_pod, series_of
-from kvmedic.model.sentences import redact
+from kvmedic.model.redaction import redact
 
 
 class _Exchange(threading.local):

@@ -1,201 +1,520 @@
-"""Every reason that kvmedic gives; `kvmedic.model.sentences` says each in a sentence.
+"""Every reason that kvmedic gives, one row each: its name, its sentence, what to type, what follows from it.
 
 Reasons appear in conditions, Events, metrics, logs and history, always spelled the same. They are an
 API: a stored reason that is not listed here is an error, not a default.
+
+`kvmedic explain` prints sentences and remedies for one resource;
+docs/howto/when-it-refuses.md lists them all.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from string import Template
+from typing import Self, TypeAlias
+
+
+class Trait(Enum):
+    """What follows from a reason. The place that acts on a trait asks for it; no place lists reasons."""
+
+    NEEDS_A_PERSON = auto()
+    """It does not pass without somebody doing something: the condition ActionRequired is True."""
+    STALLS = auto()
+    """Nothing is done for the resource until somebody changes it: the condition Stalled is True."""
+    NO_METRICS = auto()
+    """The metrics themselves are to blame: the condition MetricsAvailable is False."""
+    DIVERTS = auto()
+    """A diagnosis that another runbook, and a person, is for: nothing is changed on the workload."""
+    NO_TROUBLE = auto()
+    """A diagnosis of a fleet without trouble."""
+    HELPED = auto()
+    """An end of a run after which the change stays because it helped."""
+    KEPT = auto()
+    """An end of a run after which the change stays, judged or not."""
+    GOOD_END = auto()
+    """An end of a run that nobody need be warned of."""
+    FAILED = auto()
+    """An end of a run after which what was taken back is not tried again on the same pod template."""
+    BAD_END = auto()
+    """An end of a run that speaks against making the next change: it did not help, did not start, could not
+    be judged and was taken back, was reverted by another controller, or another operator moved the same
+    target. A spare that finds no device, a target that is edited, scaled to zero or deleted says nothing
+    about our changes; neither does a person who asks for a rollback, or anybody could stop all fleets by
+    asking for three."""
+    RESTORE_FAILED = auto()
+    """An end of a temporary change's restore after which it is not tried again on the same evidence."""
+    REPLICAS_TAKEN = auto()
+    """An end of a run after which the number of replicas is somebody else's."""
+    UNTRIED = auto()
+    """An end of a run that changed nothing of the fleet."""
+    TRIAL_FAILED = auto()
+    """An end of a trial that would come again; others are about the fleet, and pass."""
+    NO_GAIN = auto()
+    """Nobody has to do anything: the lever is free, and nothing would be gained."""
+    CHEAP = auto()
+    """What is said of a cut where the fleet is hardly worse off for its preemptions."""
+    ASKS_APPROVAL = auto()
+    """The message is what a person types: another text is worth a write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A command that helps, or shows what does."""
+
+    purpose: str
+    """What it is for, to be read after "type this"."""
+    command: str
+    """With `$namespace`, `$name` (the resource), `$target` (its Deployment), `$digest` (of the plan that is
+    shown), `$operator` (the operator's own namespace) and `$stop` (the ConfigMap that stops it). Words in
+    capitals are for the reader to fill in. Whatever replaces or removes replicas without a drain says so in
+    the purpose: *undrained*."""
+
+    def typed(self, names: Mapping[str, str]) -> str:
+        """Return the command with the names in place.
+
+        Raises:
+            KeyError: a name is not given.
+        """
+        return Template(self.command).substitute(names)
+
+
+LOOK = Remedy("to look again right now", "kvmedic diagnose $name -n $namespace")
+EXPLAIN = Remedy("to have it explained", "kvmedic explain $name -n $namespace")
+"""What helps with every reason that has no remedy of its own."""
+
+
+def _patch(field: str) -> str:
+    return f"""kubectl -n $namespace patch kvr $name --type=merge -p '{{"spec":{{{field}}}}}'"""
+
+
+_EDIT = "kubectl -n $namespace edit kvr $name"
+_DEPLOYMENT = "kubectl -n $namespace edit deployment $target"
+_SCALE = "kubectl -n $namespace scale deployment/$target --replicas=COUNT"
+_LOGS = "kubectl -n $operator logs deployment/kvmedic"
+_PAGE = "kubectl get --raw /api/v1/namespaces/$namespace/pods/POD:8000/proxy"
+_NOTES = "kubectl -n $namespace get deployment $target -o jsonpath='{.metadata.annotations}'"
+_FLAGS = (
+    "kubectl -n $namespace get deployment $target -o yaml >target.yaml; kvmedic flags show -f target.yaml"
+)
+_KEEP_AWAY = Remedy(
+    "to keep requests from the replica until its node is mended",
+    "kubectl -n $namespace label pod POD ROTATION-LABEL=DRAINING --overwrite",
+)
+_LONGER = Remedy("to look back further", _patch('"sizing":{"window":"1h"}'))
+_APPROVE = Remedy("to approve the plan", "kvmedic approve $name -n $namespace --digest $digest")
+_PROPOSAL = Remedy("to see the exact change, to be made there", "kvmedic plan $name -n $namespace")
+
+_REVISIONS = Remedy(
+    "to see which revisions are left", "kubectl -n $namespace rollout history deployment/$target"
+)
+
+
+Row: TypeAlias = tuple[str, str, Remedy | None, frozenset[Trait]]
+
+
+def row(name: str, sentence: str, *rest: Remedy | Trait) -> Row:
+    """Return a reason's row: its name in the CRD, its sentence, what to type where that helps, its traits."""
+    remedies = [each for each in rest if isinstance(each, Remedy)]
+    traits = frozenset(each for each in rest if isinstance(each, Trait))
+    return name, sentence, (remedies[0] if remedies else None), traits
 
 
 class Reason(StrEnum):
-    """Why something is so. CamelCase, past or state, never a sentence."""
+    """Why something is so. The name is CamelCase, past or state, never a sentence."""
 
+    _value_: str
+    sentence: str
+    remedy: Remedy | None
+    """None where the sentence is its own explanation, or `kvmedic explain` has more to say."""
+    traits: frozenset[Trait]
+
+    def __new__(
+        cls,
+        name: str,
+        sentence: str = "",
+        remedy: Remedy | None = None,
+        traits: frozenset[Trait] = frozenset(),
+    ) -> Self:
+        """Return the reason of one row.
+
+        Raises:
+            TypeError: it has no sentence, so that the import fails.
+        """
+        if not sentence:
+            raise TypeError(f"the reason {name} has no sentence: write its row")
+        reason = str.__new__(cls, name)
+        reason._value_ = name
+        reason.sentence, reason.remedy, reason.traits = sentence, remedy, traits
+        return reason
+
+    # fmt: off
     # What is in order.
-    TARGET_FOUND = "TargetFound"
-    METRICS_FOUND = "MetricsFound"
-    NO_RUN = "NoRun"
-    NOTHING_TO_DO = "NothingToDo"
+    TARGET_FOUND = row("TargetFound", "The spec is valid and the target exists.")
+    METRICS_FOUND = row("MetricsFound", "Every replica has fresh values for every signal that was asked for.")
+    NO_RUN = row("NoRun", "No run is open.")
+    NOTHING_TO_DO = row("NothingToDo", "Nobody needs to do anything.")
     # What was found (branches of a diagnosis).
-    HEALTHY = "Healthy"
-    GPU_FAULT = "GpuFault"
-    THERMAL_EMERGENCY = "ThermalEmergency"
-    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
-    CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
-    DEPLOY_CORRELATED = "DeployCorrelated"
-    ONE_REPLICA_PRESSURED = "OneReplicaPressured"
-    FLEET_WIDE_DEMAND = "FleetWideDemand"
-    CAPACITY_SHORT = "CapacityShort"
-    CAPACITY_EXHAUSTED = "CapacityExhausted"
-    NO_COMPRESSION = "NoCompression"
-    COMPRESSION_UNDOUBTED = "CompressionUndoubted"
-    COMPRESSION_SAVES = "CompressionSaves"
-    COMPRESSION_NOT_APPLIED = "CompressionNotApplied"
-    EAGER_FALLBACK = "EagerFallback"
-    BLOCKS_NOT_FREED = "BlocksNotFreed"
-    PAGE_SELECTION = "PageSelection"
-    PRESSED_THOUGH_COMPRESSED = "PressedThoughCompressed"
-    ATTENTION_UNPROVEN = "AttentionUnproven"
-    ATTENTION_UNCOMPARED = "AttentionUncompared"
-    COMPRESSION_UNPROVEN = "CompressionUnproven"
-    FIX_DUE = "FixDue"
-    FIX_WAITS = "FixWaits"
+    HEALTHY = row("Healthy", "No replica preempts beyond the trigger.", Trait.NO_TROUBLE)
+    GPU_FAULT = row("GpuFault", "A GPU of a replica is broken; no setting mends that.", _KEEP_AWAY,
+        Trait.NEEDS_A_PERSON, Trait.DIVERTS)
+    THERMAL_EMERGENCY = row("ThermalEmergency",
+        "A GPU of a replica is slowed down by heat or its hardware's protection.", _KEEP_AWAY,
+        Trait.NEEDS_A_PERSON, Trait.DIVERTS)
+    HOST_OUT_OF_MEMORY = row("HostOutOfMemory", "A replica was ended at its container's memory limit.",
+        Trait.NEEDS_A_PERSON, Trait.DIVERTS)
+    CUDA_OUT_OF_MEMORY = row("CudaOutOfMemory", "A replica ended because its GPU's memory ran out.")
+    DEPLOY_CORRELATED = row("DeployCorrelated",
+        "A new revision changed what the KV cache depends on, and most replicas preempt beyond the "
+        "trigger since it came.")
+    ONE_REPLICA_PRESSURED = row("OneReplicaPressured",
+        "One replica preempts beyond the trigger while its peers serve and are calm.")
+    FLEET_WIDE_DEMAND = row("FleetWideDemand",
+        "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds.")
+    CAPACITY_SHORT = row("CapacityShort",
+        "Most replicas preempt beyond the trigger and no setting is left that would help: more replicas "
+        "are allowed.")
+    CAPACITY_EXHAUSTED = row("CapacityExhausted",
+        "Most replicas preempt beyond the trigger, and no lever is left: neither a setting nor more "
+        "replicas.", Remedy("to allow more replicas, or another lever", _EDIT), Trait.NEEDS_A_PERSON,
+        Trait.DIVERTS)
+    NO_COMPRESSION = row("NoCompression", "No method that compresses the KV cache is known to be on.",
+        Trait.NO_TROUBLE)
+    COMPRESSION_UNDOUBTED = row("CompressionUndoubted",
+        "KV compression is on, and nothing speaks against it.", Trait.NO_TROUBLE)
+    COMPRESSION_SAVES = row("CompressionSaves", "KV compression saves what it should, at like load.",
+        Trait.NO_TROUBLE)
+    COMPRESSION_NOT_APPLIED = row("CompressionNotApplied",
+        "KV compression is configured, and running engines do not have it.", Trait.NEEDS_A_PERSON)
+    EAGER_FALLBACK = row("EagerFallback",
+        "Throughput fell and device memory rose with KV compression, or grows with the square of the "
+        "prompt, as where attention is not fused any more.")
+    BLOCKS_NOT_FREED = row("BlocksNotFreed",
+        "KV compression evicts tokens, and too few blocks or none become free.")
+    PAGE_SELECTION = row("PageSelection", "This KV compression reads fewer pages and frees none, by design.")
+    PRESSED_THOUGH_COMPRESSED = row("PressedThoughCompressed",
+        "KV compression frees blocks, and replicas preempt beyond the trigger all the same.")
+    ATTENTION_UNPROVEN = row("AttentionUnproven",
+        "The fleet is slower, and whether attention is still fused is not known.")
+    ATTENTION_UNCOMPARED = row("AttentionUncompared",
+        "Attention is not fused; whether the method is why is to be shown.")
+    COMPRESSION_UNPROVEN = row("CompressionUnproven",
+        "Whether KV compression frees blocks is not known, and must be now.")
+    FIX_DUE = row("FixDue", "Compression saved nothing, and a fix that the spec allows is due.")
+    FIX_WAITS = row("FixWaits",
+        "A fix that the spec allows waits; the pressure is a matter of the other runbook.")
     # What one runbook leaves to the other.
-    RUNBOOK_SWITCHED = "RunbookSwitched"
+    RUNBOOK_SWITCHED = row("RunbookSwitched", "One runbook leaves the fleet to the other.")
     # Why nothing can be said.
-    METRICS_MISSING = "MetricsMissing"
-    METRICS_STALE = "MetricsStale"
-    METRICS_AMBIGUOUS = "MetricsAmbiguous"
-    SOURCE_UNAVAILABLE = "SourceUnavailable"
-    SIGNAL_UNSUPPORTED = "SignalUnsupported"
-    WINDOW_TOO_SHORT = "WindowTooShort"
-    TOO_FEW_REQUESTS = "TooFewRequests"
-    PARTIAL_PRESSURE = "PartialPressure"
-    REPLICAS_DIFFER = "ReplicasDiffer"
-    SEVERAL_MODELS = "SeveralModels"
-    LENGTHS_MISFIT = "LengthsMisfit"
-    LOAD_DIFFERS = "LoadDiffers"
-    NODE_HEALTH_UNKNOWN = "NodeHealthUnknown"
-    PREVIOUS_LOG_UNREADABLE = "PreviousLogUnreadable"
-    START_LOG_UNREADABLE = "StartLogUnreadable"
-    REVISION_UNREADABLE = "RevisionUnreadable"
-    POOL_NOT_PAGED = "PoolNotPaged"
-    METHOD_UNKNOWN = "MethodUnknown"
-    BASELINE_MISSING = "BaselineMissing"
+    METRICS_MISSING = row("MetricsMissing",
+        "At least one replica has no value for a signal that the diagnosis needs.",
+        Remedy("to see what a replica exports", f"{_PAGE}/metrics"), Trait.NO_METRICS)
+    METRICS_STALE = row("MetricsStale", "The newest sample of at least one replica is too old.",
+        Remedy("to see whether a replica still answers", f"{_PAGE}/metrics"), Trait.NO_METRICS)
+    METRICS_AMBIGUOUS = row("MetricsAmbiguous", "The source returned contradicting series for one replica.",
+        LOOK, Trait.NO_METRICS)
+    SOURCE_UNAVAILABLE = row("SourceUnavailable", "The metrics source did not answer completely.",
+        Remedy("to see what the source answers", _LOGS), Trait.NO_METRICS)
+    SIGNAL_UNSUPPORTED = row("SignalUnsupported",
+        "The engine does not export a signal that the diagnosis needs.",
+        Remedy("to see the engine's version", f"{_PAGE}/version"), Trait.NO_METRICS)
+    TOO_FEW_REQUESTS = row("TooFewRequests",
+        "Too few requests began and ended within the window to measure their lengths.", _LONGER)
+    PARTIAL_PRESSURE = row("PartialPressure", "Some replicas preempt beyond the trigger and others are calm.",
+        LOOK)
+    REPLICAS_DIFFER = row("ReplicasDiffer",
+        "The replicas differ in their pools, settings, versions or models.", LOOK)
+    LENGTHS_MISFIT = row("LengthsMisfit",
+        "What runs takes far more or less of the KV cache than its lengths say.", LOOK)
+    LOAD_DIFFERS = row("LoadDiffers", "Load or lengths differ too much from before for a comparison.")
+    NODE_HEALTH_UNKNOWN = row("NodeHealthUnknown",
+        "The health of a replica's GPUs is not known, and the spec requires it.", Trait.NO_METRICS)
+    LOG_UNREADABLE = row("LogUnreadable", "An engine's log that would tell why could not be read.")
+    REVISION_UNREADABLE = row("RevisionUnreadable",
+        "A new revision came, and what it changed cannot be read.", _REVISIONS)
+    POOL_NOT_PAGED = row("PoolNotPaged", "The engine does not tell that its KV cache is a pool of blocks.")
+    METHOD_UNKNOWN = row("MethodUnknown", "What the method of KV compression does to blocks is not known.",
+        Trait.NEEDS_A_PERSON)
+    BASELINE_MISSING = row("BaselineMissing", "How the fleet was without KV compression is not known.")
     # Why a found trouble is not met with a change.
-    PREEMPTIONS_CHEAP = "PreemptionsCheap"
-    CAP_BELOW_LOAD = "CapBelowLoad"
-    CAP_WITHOUT_EFFECT = "CapWithoutEffect"
-    GAIN_WITHIN_NOISE = "GainWithinNoise"
-    POOL_TOO_SMALL = "PoolTooSmall"
-    LEVER_NOT_ALLOWED = "LeverNotAllowed"
-    LEVER_EXHAUSTED = "LeverExhausted"
-    LEVER_AT_BOUND = "LeverAtBound"
-    LEVER_WITHOUT_EFFECT = "LeverWithoutEffect"
-    BETTER_LEVER = "BetterLever"
-    LENGTH_IN_USE = "LengthInUse"
-    PRESENT_VALUE_UNKNOWN = "PresentValueUnknown"
-    NO_LEVER_LEFT = "NoLeverLeft"
-    HEADROOM_UNKNOWN = "HeadroomUnknown"
-    HEADROOM_SHORT = "HeadroomShort"
-    PREFIXES_NOT_SHARED = "PrefixesNotShared"
-    HOST_MEMORY_SHORT = "HostMemoryShort"
-    FLAG_NOT_EDITABLE = "FlagNotEditable"
-    CONFIG_MAP_UNAVAILABLE = "ConfigMapUnavailable"
-    CONFIG_COPY_IMPOSSIBLE = "ConfigCopyImpossible"
-    FLAG_UNKNOWN_TO_ENGINE = "FlagUnknownToEngine"
-    ENGINE_UNRECOGNISED = "EngineUnrecognised"
-    FIX_NOT_ALLOWED = "FixNotAllowed"
-    TRIAL_IMPOSSIBLE = "TrialImpossible"
-    GATE_MISSING = "GateMissing"
-    ACCURACY_NOT_YET_KNOWN = "AccuracyNotYetKnown"
-    FIXES_EXHAUSTED = "FixesExhausted"
-    RUNBOOK_SWITCHED_TWICE = "RunbookSwitchedTwice"
+    PREEMPTIONS_CHEAP = row("PreemptionsCheap",
+        "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput.", Trait.NO_GAIN,
+        Trait.CHEAP)
+    CAP_BELOW_LOAD = row("CapBelowLoad",
+        "A lower cap would serve fewer tokens than are offered, so that requests would wait.",
+        Remedy("to add replicas", _SCALE), Trait.NEEDS_A_PERSON)
+    CAP_WITHOUT_EFFECT = row("CapWithoutEffect",
+        "The computed cap is not below what was seen running, so it would change nothing.", Trait.NO_GAIN,
+        Trait.CHEAP)
+    GAIN_WITHIN_NOISE = row("GainWithinNoise",
+        "The expected gain is so small that it cannot be told from noise.", Trait.NO_GAIN, Trait.CHEAP)
+    POOL_TOO_SMALL = row("PoolTooSmall",
+        "The KV cache is too small for requests of these lengths; a cap cannot mend that.",
+        Remedy("to add replicas", _SCALE), Trait.NEEDS_A_PERSON)
+    LEVER_NOT_ALLOWED = row("LeverNotAllowed", "The spec's levers do not allow the change that would help.",
+        Remedy("to allow a lever, or to widen its bounds", _EDIT), Trait.NEEDS_A_PERSON)
+    LEVER_EXHAUSTED = row("LeverExhausted", "The lever was tried on this evidence and did not help.",
+        Trait.NEEDS_A_PERSON)
+    LEVER_AT_BOUND = row("LeverAtBound", "The lever stands at the bound that the spec sets.",
+        Trait.NEEDS_A_PERSON)
+    LEVER_WITHOUT_EFFECT = row("LeverWithoutEffect",
+        "The lever would change nothing on this engine as it is set.", Trait.NEEDS_A_PERSON, Trait.NO_GAIN)
+    BETTER_LEVER = row("BetterLever", "Another allowed lever is expected to help more.")
+    TRAFFIC_UNSUITED = row("TrafficUnsuited", "The traffic of the window has nothing to gain from the lever.",
+        Trait.NO_GAIN)
+    PRESENT_VALUE_UNKNOWN = row("PresentValueUnknown",
+        "The engine's present value is not known, so no value is known to be a change for the better.",
+        Trait.NEEDS_A_PERSON)
+    NO_LEVER_LEFT = row("NoLeverLeft", "No allowed lever would help now; the message says why for each.",
+        Remedy("to allow another lever", _EDIT), Trait.NEEDS_A_PERSON)
+    HEADROOM_UNKNOWN = row("HeadroomUnknown",
+        "How much of the GPUs' memory stays free under load is not known.",
+        Remedy("to see what the DCGM exporter tells of a GPU",
+               "kubectl get --raw /api/v1/namespaces/EXPORTERS/pods/POD:9400/proxy/metrics"),
+        Trait.NEEDS_A_PERSON)
+    HEADROOM_SHORT = row("HeadroomShort", "Too little of the GPUs' memory stays free under load.",
+        Trait.NEEDS_A_PERSON)
+    HOST_MEMORY_SHORT = row("HostMemoryShort",
+        "The container's memory limit does not cover what would be kept there.",
+        Remedy("to give the container more memory, which replaces every replica undrained", _DEPLOYMENT ),
+        Trait.NEEDS_A_PERSON)
+    FLAG_NOT_EDITABLE = row("FlagNotEditable", "The flag stands where it cannot be edited safely.",
+        Remedy("to see where the flags stand", _FLAGS), Trait.NEEDS_A_PERSON)
+    CONFIG_MAP_UNAVAILABLE = row("ConfigMapUnavailable",
+        "The ConfigMap with the engine's configuration file cannot be read, or not be copied.",
+        Remedy("to see what there is, and what is in the way",
+               "kubectl -n $namespace get configmaps,resourcequotas --show-labels"), Trait.NEEDS_A_PERSON)
+    FLAG_UNKNOWN_TO_ENGINE = row("FlagUnknownToEngine", "The engine's version is not known to have the flag.",
+        Remedy("to name the engine's version beside the digest, which replaces every replica undrained",
+               "kubectl -n $namespace set image deployment/$target CONTAINER=IMAGE:vVERSION@DIGEST"),
+        Trait.NEEDS_A_PERSON)
+    ENGINE_UNRECOGNISED = row("EngineUnrecognised", "The target container does not run a known engine.",
+        Remedy("to see what is recognised", _FLAGS), Trait.NEEDS_A_PERSON)
+    FIXES_EXHAUSTED = row("FixesExhausted",
+        "Nothing of what spec.compression.allowedFixes lists is left to try.", Trait.NEEDS_A_PERSON)
+    TRIAL_IMPOSSIBLE = row("TrialImpossible", "No trial pod can be made of the target's pod template.",
+        Trait.NEEDS_A_PERSON, Trait.TRIAL_FAILED)
+    GATE_MISSING = row("GateMissing",
+        "A changed cache policy must pass an evaluation first, and none can be made.", Trait.NEEDS_A_PERSON)
+    ACCURACY_NOT_YET_KNOWN = row("AccuracyNotYetKnown",
+        "The evaluation has too few samples to say whether accuracy is kept.", Trait.NEEDS_A_PERSON)
+    RUNBOOK_SWITCHED_TWICE = row("RunbookSwitchedTwice",
+        "Both runbooks changed this pod template in vain; the fleet goes to neither a second time.",
+        Remedy("to start anew with another spec", _EDIT), Trait.NEEDS_A_PERSON)
     # What a plan does.
-    CAP_RIGHT_SIZED = "CapRightSized"
-    CAP_AT_BOUND = "CapAtBound"
-    MEMORY_STEPPED_DOWN = "MemorySteppedDown"
-    WATERMARK_RAISED = "WatermarkRaised"
-    LENGTH_LIMIT_LOWERED = "LengthLimitLowered"
-    STEP_BUDGET_LOWERED = "StepBudgetLowered"
-    MEMORY_STEPPED_UP = "MemorySteppedUp"
-    PREFIXES_REUSED = "PrefixesReused"
-    PREFILL_CHUNKED = "PrefillChunked"
-    HOST_MEMORY_LENT = "HostMemoryLent"
-    HOST_MEMORY_GIVEN_BACK = "HostMemoryGivenBack"
-    REPLICAS_ADDED = "ReplicasAdded"
-    REPLICAS_GIVEN_BACK = "ReplicasGivenBack"
-    COMPRESSION_REVERTED = "CompressionReverted"
-    RECLAMATION_PROBED = "ReclamationProbed"
-    ACCURACY_EVALUATED = "AccuracyEvaluated"
-    FIX_TURNED_ON = "FixTurnedOn"
-    PROMPTS_PROBED = "PromptsProbed"
-    PROMPTS_COMPARED = "PromptsCompared"
-    START_COMPARED = "StartCompared"
+    CAP_RIGHT_SIZED = row("CapRightSized",
+        "The cap follows from the measured lengths and the pool, within the lever's bounds.")
+    MEMORY_STEPPED_DOWN = row("MemorySteppedDown", "The engine is to take one step less of its GPUs' memory.")
+    SETTING_ADJUSTED = row("SettingAdjusted", "A setting is to fit the traffic of the window.")
+    MEMORY_STEPPED_UP = row("MemorySteppedUp",
+        "The engine is to take one step more of its GPUs' memory, as it was free.")
+    HOST_MEMORY_USED = row("HostMemoryUsed",
+        "Preempted sequences are to be kept in the host's memory, for a time.")
+    HOST_MEMORY_GIVEN_BACK = row("HostMemoryGivenBack",
+        "Host memory that was used for a while is given back.")
+    REPLICAS_ADDED = row("ReplicasAdded", "Replicas are added for a while, until fewer carry the load.")
+    REPLICAS_GIVEN_BACK = row("ReplicasGivenBack",
+        "Replicas that were added for a while go one by one, drained.")
+    COMPRESSION_REVERTED = row("CompressionReverted",
+        "KV compression is turned off again, with all that turned it on.")
+    TRIAL_RUNNING = row("TrialRunning", "A trial pod is to show what the fleet's own readings cannot.")
+    ACCURACY_EVALUATED = row("AccuracyEvaluated",
+        "An evaluation of a trial pod is to show whether accuracy is kept.")
+    FIX_TURNED_ON = row("FixTurnedOn",
+        "A setting that a trial pod proved takes the place of what saved nothing.")
     # Why what was added for a while is still there.
-    FOOTPRINT_HELD = "FootprintHeld"
-    LOAN_HELD = "LoanHeld"
-    LOAN_FORGOTTEN = "LoanForgotten"
+    TEMPORARY_CHANGE_HELD = row("TemporaryChangeHeld",
+        "What was added for a while stays until it has been calm and the fleet does without.",
+        Remedy("to restore it by hand, undrained", _DEPLOYMENT))
+    TEMPORARY_CHANGE_FORGOTTEN = row("TemporaryChangeForgotten",
+        "Somebody else set what was changed for a while; it is left alone.")
     # Why a fleet cannot be changed safely.
-    TARGET_NOT_FOUND = "TargetNotFound"
-    SPEC_INVALID = "SpecInvalid"
-    SPEC_NOT_IMPLEMENTED = "SpecNotImplemented"
-    STRATEGY_UNSUPPORTED = "StrategyUnsupported"
-    TARGET_PAUSED = "TargetPaused"
-    NO_REPLICAS = "NoReplicas"
-    TARGET_NOT_SETTLED = "TargetNotSettled"
-    OWNED_BY_CONTROLLER = "OwnedByController"
-    MANAGED_BY_GITOPS = "ManagedByGitOps"
-    MANAGED_BY_HELM = "ManagedByHelm"
-    TEMPLATE_CONTESTED = "TemplateContested"
-    MANAGED_BY_VPA = "ManagedByVerticalPodAutoscaler"
-    AUTOSCALER_ACTIVE = "AutoscalerActive"
-    ROTATION_LABEL_IN_SELECTOR = "RotationLabelInSelector"
-    ROTATION_LABEL_WITHOUT_EFFECT = "RotationLabelWithoutEffect"
-    DRAINING_VALUE_SELECTED = "DrainingValueSelected"
-    CLAIMED_BY_ANOTHER = "ClaimedByAnother"
-    REPLICAS_AUTOSCALED = "ReplicasAutoscaled"
-    TARGET_SHARED = "TargetShared"
-    SPARE_UNSCHEDULABLE = "SpareUnschedulable"
-    REVISION_GONE = "RevisionGone"
-    REVISION_UNREACHABLE = "RevisionUnreachable"
+    TARGET_NOT_FOUND = row("TargetNotFound", "The target Deployment or its container does not exist.",
+        Remedy("to see what there is", "kubectl -n $namespace get deployments -o wide" ),
+        Trait.NEEDS_A_PERSON)
+    SPEC_INVALID = row("SpecInvalid", "The spec cannot be followed as it is written, or not by this version.",
+        Remedy("to correct the spec", _EDIT), Trait.NEEDS_A_PERSON, Trait.STALLS)
+    STRATEGY_UNSUPPORTED = row("StrategyUnsupported", "The Deployment's strategy is not RollingUpdate.",
+        Remedy("to replace replicas one by one",
+               "kubectl -n $namespace patch deployment $target -p "
+               """'{"spec":{"strategy":{"type":"RollingUpdate"}}}'"""),
+        Trait.NEEDS_A_PERSON)
+    TARGET_PAUSED = row("TargetPaused", "The Deployment is paused by someone else.",
+        Remedy("to resume its rollout, undrained",
+               "kubectl -n $namespace rollout resume deployment/$target" ), Trait.NEEDS_A_PERSON)
+    NO_REPLICAS = row("NoReplicas", "The Deployment is scaled to zero.", Remedy("to let it serve", _SCALE))
+    TARGET_NOT_SETTLED = row("TargetNotSettled", "The Deployment is in the middle of another change.",
+        Remedy("to watch it settle", "kubectl -n $namespace rollout status deployment/$target" ))
+    OWNED_BY_CONTROLLER = row("OwnedByController",
+        "Another controller owns the Deployment and would revert a change.", _PROPOSAL, Trait.NEEDS_A_PERSON)
+    MANAGED_BY_GITOPS = row("ManagedByGitOps",
+        "A GitOps tool applies the Deployment and would revert a change.", _PROPOSAL, Trait.NEEDS_A_PERSON)
+    MANAGED_BY_HELM = row("ManagedByHelm",
+        "A Helm release owns the Deployment; its next upgrade would revert a change.", _PROPOSAL,
+        Trait.NEEDS_A_PERSON)
+    TEMPLATE_CONTESTED = row("TemplateContested",
+        "Someone else put a change of this template back; nothing more is tried.", _PROPOSAL,
+        Trait.NEEDS_A_PERSON)
+    MANAGED_BY_VPA = row("ManagedByVerticalPodAutoscaler",
+        "A VerticalPodAutoscaler evicts the target's pods and changes their size.", Trait.NEEDS_A_PERSON)
+    AUTOSCALER_ACTIVE = row("AutoscalerActive", "An autoscaler is changing the number of replicas.")
+    ROTATION_LABEL_UNUSABLE = row("RotationLabelUnusable",
+        "The rotation label, or its value for a draining replica, is used by somebody else.",
+        Remedy("to name another label or value", _EDIT), Trait.NEEDS_A_PERSON)
+    ROTATION_LABEL_WITHOUT_EFFECT = row("RotationLabelWithoutEffect",
+        "No Service selects by the rotation label, so it takes no replica out of rotation.",
+        Remedy("to see what the Services select", "kubectl -n $namespace get services -o wide" ),
+        Trait.NEEDS_A_PERSON)
+    CLAIMED_BY_ANOTHER = row("ClaimedByAnother",
+        "Another resource or an earlier run holds the claim on the target.",
+        Remedy("to see whose claim it is", _NOTES), Trait.NEEDS_A_PERSON)
+    REPLICAS_AUTOSCALED = row("ReplicasAutoscaled",
+        "An autoscaler decides the number of replicas and would take the spare away.", Trait.NEEDS_A_PERSON)
+    TARGET_SHARED = row("TargetShared", "An older resource looks after the same target.",
+        Remedy("to leave the target to the other", "kubectl -n $namespace delete kvr $name" ),
+        Trait.NEEDS_A_PERSON)
+    SPARE_UNSCHEDULABLE = row("SpareUnschedulable", "The spare replica could not be scheduled.",
+        Remedy("to see what the scheduler misses",
+               "kubectl -n $namespace get events --field-selector=reason=FailedScheduling"),
+        Trait.NEEDS_A_PERSON, Trait.UNTRIED, Trait.TRIAL_FAILED)
+    REVISION_GONE = row("RevisionGone", "No ReplicaSet keeps the other revision's pod template any more.",
+        _REVISIONS, Trait.NEEDS_A_PERSON)
+    REVISION_UNREACHABLE = row("RevisionUnreachable",
+        "Replicas of the previous revision carry labels that a Service of today does not select.",
+        Remedy("to see what the Services select", "kubectl -n $namespace get services -o wide" ),
+        Trait.NEEDS_A_PERSON)
     # Gates.
-    SUSPENDED = "Suspended"
-    STOPPED = "Stopped"
-    STOP_UNREADABLE = "StopUnreadable"
-    OBSERVE_ONLY = "ObserveOnly"
-    IN_COOLDOWN = "InCooldown"
-    BUDGET_EXHAUSTED = "BudgetExhausted"
-    OUTSIDE_WINDOWS = "OutsideWindows"
-    TOO_FEW_HEALTHY = "TooFewHealthy"
-    AWAITING_APPROVAL = "AwaitingApproval"
-    APPROVAL_EXPIRED = "ApprovalExpired"
-    APPROVALS_UNREADABLE = "ApprovalsUnreadable"
-    RUNS_AT_LIMIT = "RunsAtLimit"
-    STORM_BREAKER_TRIPPED = "StormBreakerTripped"
+    SUSPENDED = row("Suspended", "The resource is suspended.", Remedy("to go on", _patch('"suspend":false')))
+    STOPPED = row("Stopped", "The operator-wide stop is on.",
+        Remedy("to go on everywhere", "kubectl -n $operator delete configmap $stop"))
+    STOP_UNREADABLE = row("StopUnreadable", "The operator-wide stop could not be read, so it counts as on.",
+        Remedy("to see why", _LOGS))
+    OBSERVE_ONLY = row("ObserveOnly", "The mode is Observe: the plan is shown and nothing is changed.",
+        Remedy("to have the plan carried out", _patch('"mode":"Auto"')))
+    IN_COOLDOWN = row("InCooldown", "The cooldown after the last run is not over.",
+        Remedy("to wait less", _patch('"limits":{"cooldown":"10m"}')))
+    BUDGET_EXHAUSTED = row("BudgetExhausted", "The day's runs are used up.",
+        Remedy("to allow more", _patch('"limits":{"maxRunsPerDay":10}')))
+    OUTSIDE_WINDOWS = row("OutsideWindows", "No run is opened outside of the spec's windows.",
+        Remedy("to change the windows", _EDIT))
+    TOO_FEW_HEALTHY = row("TooFewHealthy", "Fewer replicas are healthy than the spec demands.",
+        Remedy("to see which are not Ready", "kubectl -n $namespace get pods -o wide" ))
+    AWAITING_APPROVAL = row("AwaitingApproval",
+        "The mode is Approve: the plan waits until a person approves it.", _APPROVE, Trait.NEEDS_A_PERSON,
+        Trait.ASKS_APPROVAL)
+    APPROVAL_EXPIRED = row("ApprovalExpired",
+        "There is an approval, and it does not count for the plan as it is now.", _APPROVE,
+        Trait.NEEDS_A_PERSON, Trait.ASKS_APPROVAL)
+    APPROVALS_UNREADABLE = row("ApprovalsUnreadable", "Approvals could not be read, so none counts.",
+        Remedy("to install what is missing", "kvmedic crd | kubectl apply -f -"), Trait.NEEDS_A_PERSON)
+    RUNS_AT_LIMIT = row("RunsAtLimit",
+        "As many runs are open as the operator's configuration allows at once.",
+        Remedy("to see the open runs", "kubectl get kvr -A"))
+    STORM_BREAKER_TRIPPED = row("StormBreakerTripped",
+        "Several runs ended badly within a short time; no run is opened anywhere for a while.",
+        Remedy("to see how the last runs ended", "kubectl get kvr -A -o yaml"), Trait.NEEDS_A_PERSON)
     # Where a run stands.
-    PLANNED = "Planned"
-    ROLLING_OUT = "RollingOut"
-    AWAITING_CANARY = "AwaitingCanary"
-    DRAINING = "Draining"
-    DRAIN_TIMED_OUT = "DrainTimedOut"
-    AWAITING_REPLICA = "AwaitingReplica"
-    REPLICA_NOT_STARTING = "ReplicaNotStarting"
-    AWAITING_CONTROLLER = "AwaitingController"
-    AWAITING_EVALUATION = "AwaitingEvaluation"
-    VERIFYING = "Verifying"
-    ROLLING_BACK = "RollingBack"
-    HOLDING = "Holding"
+    PLANNED = row("Planned", "The plan is recorded and its first effect is next.")
+    ROLLING_OUT = row("RollingOut", "The change is being rolled out, one replica at a time.")
+    AWAITING_CANARY = row("AwaitingCanary", "The first new replica is starting beside all old ones.")
+    DRAINING = row("Draining", "One replica is out of rotation and finishes its requests.")
+    DRAIN_TIMED_OUT = row("DrainTimedOut", "No replica with requests in flight is let go; all of them serve.",
+        Remedy("to let them go with their requests", _patch('"rollout":{"onDrainTimeout":"Proceed"}') ),
+        Trait.NEEDS_A_PERSON)
+    AWAITING_REPLICA = row("AwaitingReplica", "The next new replica is starting.")
+    REPLICA_NOT_STARTING = row("ReplicaNotStarting",
+        "A new replica does not come up; those changed before it serve.",
+        Remedy("to see what keeps it down",
+               "kubectl -n $namespace get pods,events --sort-by=.metadata.name" ), Trait.NEEDS_A_PERSON)
+    AWAITING_CONTROLLER = row("AwaitingController", "The Deployment controller has not acted yet.")
+    AWAITING_EVALUATION = row("AwaitingEvaluation", "The team's Job evaluates a trial pod.")
+    VERIFYING = row("Verifying", "All replicas run the change; its effect is being measured.")
+    ROLLING_BACK = row("RollingBack", "The change is being taken back, one replica at a time.")
+    HOLDING = row("Holding", "The run waits; the fleet serves with every replica.")
     # How a step or run ended.
-    RECOVERED = "Recovered"
-    IMPROVED = "Improved"
-    KEPT_BY_HAND = "KeptByHand"
-    KEPT_UNJUDGED = "KeptUnjudged"
-    NOT_RECOVERED = "NotRecovered"
-    INCONCLUSIVE = "Inconclusive"
-    TRIAL_ANSWERED = "TrialAnswered"
-    TRIAL_UNANSWERED = "TrialUnanswered"
-    CANARY_FAILED = "CanaryFailed"
-    REPLACEMENT_CALLED_OFF = "ReplacementCalledOff"
-    AUTOSCALER_IDLE = "AutoscalerIdle"
-    REPLICAS_CHANGED = "ReplicasChanged"
-    FLAG_DRIFTED = "FlagDrifted"
-    CHANGE_REVERTED = "ChangeReverted"
-    CONFIG_MAP_CHANGED = "ConfigMapChanged"
-    CHANGE_REFUSED = "ChangeRefused"
-    ROLLOUT_CONTESTED = "RolloutContested"
-    SCALED_TO_ZERO = "ScaledToZero"
-    FLEET_GIVEN_BACK = "FleetGivenBack"
-    FENCE_LOST = "FenceLost"
-    ABANDONED = "Abandoned"
-    RESOURCE_DELETED = "ResourceDeleted"
-    ROLLED_BACK_BY_HAND = "RolledBackByHand"
-    TARGET_DELETED = "TargetDeleted"
+    RECOVERED = row("Recovered", "The trouble is gone at like load, and throughput held.", Trait.HELPED,
+        Trait.KEPT, Trait.GOOD_END)
+    IMPROVED = row("Improved", "Clearly better at like load; the trigger or an objective is still not met.",
+        Trait.HELPED, Trait.KEPT, Trait.GOOD_END)
+    KEPT_BY_HAND = row("KeptByHand", "A person asked for the change to stay; nobody judged it.", Trait.KEPT,
+        Trait.GOOD_END)
+    KEPT_UNJUDGED = row("KeptUnjudged",
+        "There was no verdict in time, and spec.verify.onInconclusive lets it stay.", Trait.NEEDS_A_PERSON,
+        Trait.KEPT)
+    NOT_RECOVERED = row("NotRecovered", "No better, or worse, at like load.", Trait.NEEDS_A_PERSON,
+        Trait.BAD_END, Trait.FAILED, Trait.RESTORE_FAILED)
+    INCONCLUSIVE = row("Inconclusive", "The evidence does not allow a verdict.", Trait.NEEDS_A_PERSON,
+        Trait.BAD_END)
+    TRIAL_ANSWERED = row("TrialAnswered",
+        "A trial showed what was asked; no setting of the fleet was touched.", Trait.UNTRIED, Trait.GOOD_END)
+    TRIAL_UNANSWERED = row("TrialUnanswered",
+        "A trial did not show what was asked; no setting of the fleet was touched.", Trait.UNTRIED,
+        Trait.TRIAL_FAILED)
+    CANARY_FAILED = row("CanaryFailed",
+        "The first new replica did not come up; every old one was left alone.",
+        Remedy("to see what became of it", "kubectl -n $namespace get events --sort-by=.lastTimestamp" ),
+        Trait.NEEDS_A_PERSON, Trait.BAD_END, Trait.FAILED, Trait.RESTORE_FAILED)
+    REPLACEMENT_CALLED_OFF = row("ReplacementCalledOff",
+        "The replica could not be replaced safely; it was left in rotation and the spare was removed.",
+        Trait.NEEDS_A_PERSON)
+    AUTOSCALER_IDLE = row("AutoscalerIdle", "The autoscaler did not follow its own minimum.",
+        Remedy("to see what it is waiting for", "kubectl -n $namespace describe horizontalpodautoscalers" ),
+        Trait.NEEDS_A_PERSON)
+    REPLICAS_CHANGED = row("ReplicasChanged",
+        "Someone else changed the number of replicas; it was left alone and the run ended.",
+        Trait.REPLICAS_TAKEN)
+    FLAG_DRIFTED = row("FlagDrifted",
+        "Someone else changed the pod template; it was left alone and the run ended.",
+        Remedy("to see the changes", "kubectl -n $namespace rollout history deployment/$target" ),
+        Trait.NEEDS_A_PERSON)
+    CHANGE_REVERTED = row("ChangeReverted",
+        "Someone else put the old setting back in the middle of the run; it was left so.",
+        Trait.NEEDS_A_PERSON, Trait.BAD_END)
+    CONFIG_MAP_CHANGED = row("ConfigMapChanged",
+        "Someone else changed the ConfigMap in the middle of the run; the change was taken back, so that "
+        "theirs counts.",
+        Remedy("to see who changed it",
+               "kubectl -n $namespace get configmaps -o yaml --show-managed-fields" ))
+    CHANGE_REFUSED = row("ChangeRefused",
+        "The API server refuses the run's next write; the run waits and goes on once it is allowed.",
+        Remedy("to see which policies there are",
+               "kubectl get validatingadmissionpolicybindings,validatingwebhookconfigurations"),
+        Trait.NEEDS_A_PERSON)
+    ROLLOUT_CONTESTED = row("RolloutContested",
+        "Someone else sets the frozen rollout's fields again and again; it is held paused meanwhile.",
+        Remedy("to see who sets it",
+               "kubectl -n $namespace get deployment $target --show-managed-fields -o yaml" ),
+        Trait.NEEDS_A_PERSON)
+    SCALED_TO_ZERO = row("ScaledToZero", "The Deployment was scaled to zero during the run.",
+        Remedy("to let it serve again", _SCALE), Trait.NEEDS_A_PERSON, Trait.REPLICAS_TAKEN)
+    FLEET_GIVEN_BACK = row("FleetGivenBack",
+        "No record knew the run that held the fleet frozen; the note on the Deployment gives it back.")
+    FENCE_LOST = row("FenceLost",
+        "Another operator or resource moved the target; this run ended without touching it.",
+        Remedy("to see whose claim it is", _NOTES), Trait.NEEDS_A_PERSON, Trait.BAD_END)
+    ABANDONED = row("Abandoned", "The resource was deleted with an order to leave the change in place.")
+    RESOURCE_DELETED = row("ResourceDeleted", "The resource was deleted, and the change was taken back.")
+    ROLLED_BACK_BY_HAND = row("RolledBackByHand",
+        "A person asked for the change to be taken back, and it was.", Trait.RESTORE_FAILED)
+    TARGET_DELETED = row("TargetDeleted", "The target Deployment was deleted during the run.",
+        Trait.REPLICAS_TAKEN)
     # How urgent it is.
-    OBJECTIVE_BREACHED = "ObjectiveBreached"
-    OBJECTIVES_MET = "ObjectivesMet"
+    OBJECTIVE_BREACHED = row("ObjectiveBreached",
+        "The fleet is in trouble and an objective of the spec is breached.")
+    OBJECTIVES_MET = row("ObjectivesMet",
+        "The fleet is in trouble and no objective of the spec is breached any more.")
     # The operator's own trouble.
-    RUN_UNREADABLE = "RunUnreadable"
-    INTERNAL_ERROR = "InternalError"
-    API_UNAVAILABLE = "ApiUnavailable"
+    RUN_UNREADABLE = row("RunUnreadable",
+        "The run recorded in the status cannot be read; nothing is done until a person looks.",
+        Remedy("to read the record", "kubectl -n $namespace get kvr $name -o jsonpath='{.status.run}'" ),
+        Trait.NEEDS_A_PERSON, Trait.STALLS)
+    INTERNAL_ERROR = row("InternalError",
+        "The operator met an unexpected error; nothing is done until the next try.",
+        Remedy("to see the error", _LOGS))
+    # fmt: on
+
+
+def reasons_with(trait: Trait) -> frozenset[Reason]:
+    """Return every reason from which this follows."""
+    return frozenset(reason for reason in Reason if trait in reason.traits)

@@ -14,27 +14,11 @@ from enum import Enum, StrEnum
 from kvmedic.model.compression import Figures
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import ObjectRef
-from kvmedic.model.plan import Plan
+from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Run, Summary, Terms
 from kvmedic.model.spec import Fix, Policy
 from kvmedic.model.trial import Answer, Scored
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Temporary:
-    """Something that was added or lent for a while."""
-
-    calm_since: datetime | None = None
-    """Since when no replica is beyond the trigger; None while one is, or nobody can tell."""
-    outlook: str = ""
-    """Whether the fleet would do without it by the newest look, for people."""
-    looked_at: datetime | None = None
-
-    def is_due(self, restore_after: timedelta, now: datetime) -> bool:
-        """Return whether it has been calm for long enough to ask whether the fleet would do without it."""
-        return self.calm_since is not None and now - self.calm_since >= restore_after
 
 
 class Wish(Enum):
@@ -70,36 +54,55 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint(Temporary):
-    """What was added, and what it is given back by."""
+class TemporaryChange:
+    """A change that stays for a while after its run, and is restored once the fleet does without it."""
 
+    step: ReplicasStep | FlagStep
+    """From what is put back (`before`; None: the flag is removed) to what was set last (`after`)."""
     run: str
-    """The run that added it."""
-    target: ObjectRef
-    holder: ObjectRef
-    """The object that has the number: the target itself, or the autoscaler whose minimum it is."""
-    holder_uid: str
+    """The run that made it."""
     target_uid: str
-    container: str | None
-    before: int
-    """The number that is put back."""
-    after: int
-    """The number as it was set last."""
-    fewest: int
-    """Replicas that there were before."""
-    template: str
-    """Hash of the pod template that the load was carried with."""
+    """UID of the Deployment: made anew, it is another."""
     at: datetime
-    is_given: bool = True
-    """An autoscaler's minimum stood in the object before; otherwise it is removed where it is put back."""
+    """When it was judged and kept."""
+    fewest: int = 0
+    """Replicas that there were before; 0 where no replica was added."""
     load: Load | None = None
-    """None: it was not measured; another measure has to do then."""
+    """What a replica carried without it, when that was too much. None: it was not measured, or not without
+    it; another measure has to do then."""
     terms: Terms | None = None
+    """By what it is restored where the spec cannot be followed."""
+    calm_since: datetime | None = None
+    """Since when no replica is beyond the trigger; None while one is, or nobody can tell."""
+    outlook: str = ""
+    """Whether the fleet would do without it by the newest look, for people."""
+    looked_at: datetime | None = None
+    """When that was."""
+
+    @property
+    def adds_replicas(self) -> bool:
+        """Return whether it is a number of replicas, and not a setting."""
+        return isinstance(self.step, ReplicasStep)
+
+    @property
+    def knob(self) -> Knob | None:
+        """Return which setting it is; None: a number of replicas."""
+        return self.step.knob if isinstance(self.step, FlagStep) else None
+
+    def is_due(self, restore_after: timedelta, now: datetime) -> bool:
+        """Return whether it has been calm for long enough to ask whether the fleet would do without it."""
+        return self.calm_since is not None and now - self.calm_since >= restore_after
 
     def line(self) -> str:
-        """Return what is held in one clause."""
-        what = "replicas" if self.holder == self.target else f"minimum of {self.holder.kind}"
-        return f"{what} {self.before} -> {self.after} since {self.at:%Y-%m-%dT%H:%M:%SZ} (run {self.run})"
+        """Return the change in one clause."""
+        step = self.step
+        what: str = "replicas"
+        if isinstance(step, FlagStep):
+            what = step.knob
+        elif step.holder is not None:
+            what = f"minimum of {step.number_in.kind}"
+        before = "(engine default)" if step.before is None else step.before
+        return f"{what} {before} -> {step.after} since {self.at:%Y-%m-%dT%H:%M:%SZ} (run {self.run})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,35 +140,6 @@ class RunbookSwitch:
     @property
     def _way(self) -> tuple[str, str]:
         return self.from_runbook, self.to_runbook
-
-
-@dataclass(frozen=True, slots=True)
-class Borrowed(Temporary):
-    """A flag that has a value for a while: what it was before, and on which evidence it was set."""
-
-    knob: Knob
-    before: str | None
-    """The value that is put back. None: the flag was not given, and is removed."""
-    after: str
-    """The value as it was set last."""
-    revision: str
-    """Hash of the pod template with it."""
-    at: datetime
-    """When it was judged and kept."""
-    run: str
-    """The run that set it."""
-    target: ObjectRef
-    target_uid: str
-    container: str | None
-    load: Load | None = None
-    """What a replica carried without it, when that was too much. None: it was not measured, or not without
-    it; another measure has to do then."""
-    terms: Terms | None = None
-
-    def line(self) -> str:
-        """Return what is lent in one clause."""
-        before = self.before or "(engine default)"
-        return f"{self.knob} {before} -> {self.after} since {self.at:%Y-%m-%dT%H:%M:%SZ} (run {self.run})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +315,7 @@ class Attempt(StrEnum):
     ADD_REPLICAS = "AddReplicas"
     """Key: replicas of the fleet before."""
     GIVE_BACK = "GiveBack"
-    """A setting that was lent for a while was put back. Key: the knob."""
+    """A setting that was there for a while was put back. Key: the knob."""
     FIX = "Fix"
     """A fix in the place of a method that was turned off. Key: the fix. Counts on every pod template."""
 
@@ -464,12 +438,10 @@ class Record:
     """What trials showed, newest first."""
     copies: tuple[ConfigCopy, ...] = ()
     outgrown: tuple[OutgrownShare, ...] = ()
-    borrowed: tuple[Borrowed, ...] = ()
-    """Flags that have a value for a while."""
+    temporary: tuple[TemporaryChange, ...] = ()
+    """What stays for a while after its run: replicas that were added first, then settings."""
     history: tuple[ClosedRun, ...] = field(default=())
     """Newest first, at most `HISTORY_LENGTH`."""
-    footprint: Footprint | None = None
-    """Replicas that were added for a while; None while there are none."""
     urgency: Urgency | None = None
     """None: no trouble."""
     sized: SizedCap | None = None
@@ -489,6 +461,11 @@ class Record:
     def failed_fixes(self) -> tuple[FailedAttempt, ...]:
         """Return the fixes that failed since a method was turned off; empty where none is off."""
         return tuple(one for one in self.failed_attempts if one.attempt is Attempt.FIX)
+
+    @property
+    def added_replicas(self) -> TemporaryChange | None:
+        """Return the replicas that were added for a while; None while there are none."""
+        return next((each for each in self.temporary if each.adds_replicas), None)
 
     def condition(self, of: ConditionType) -> Condition | None:
         """Return the condition of a type, if it was ever written."""

@@ -13,11 +13,10 @@ from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Conflict
 from kvmedic.kube.objects import EVENTS, JsonObject, Ref
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
+from kvmedic.model.redaction import redact
 from kvmedic.model.run import Run, StepState
-from kvmedic.model.sentences import SENTENCES, redact
 from kvmedic.model.status import ConditionType, Record, Resource, Severity, Truth
-from kvmedic.record.runs import HEALED, NEEDS_A_PERSON
 
 STATE_REASONS = {
     StepState.PENDING: Reason.PLANNED,
@@ -26,10 +25,6 @@ STATE_REASONS = {
     StepState.ROLLING_BACK: Reason.ROLLING_BACK,
 }
 """The reason under which a step's state is told; a step that ended is told with its run's outcome."""
-
-
-GOOD_ENDS = HEALED | {Reason.TRIAL_ANSWERED, Reason.KEPT_BY_HAND}
-"""Outcomes that nobody need be warned of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ def _notes(old: Record, after: Record) -> tuple[Note, ...]:
         )
     if old.run is not None and after.history:
         end = after.history[0]
-        is_good = end.outcome in GOOD_ENDS
+        is_good = Trait.GOOD_END in end.outcome.traits
         text = f"run {end.id} ended: {end.message} ({'; '.join(end.steps)})"
         return (Note(end.outcome, text, not is_good, end.id, on_target=True),)
     return _survey_notes(old, after)
@@ -85,7 +80,7 @@ def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
         return ()
     step = new.current.step.line()
     why = new.ending.message if new.ending else new.message
-    text = f"run {new.id}: {SENTENCES[reason]} {step}. {why}"
+    text = f"run {new.id}: {reason.sentence} {step}. {why}"
     return (Note(reason, text, state is StepState.ROLLING_BACK, new.id, on_target=True),)
 
 
@@ -104,7 +99,7 @@ def _urgency_notes(old: Record, new: Record) -> tuple[Note, ...]:
     if new.urgency is None or paged is (new.urgency.severity is Severity.PAGE):
         return ()
     reason = Reason.OBJECTIVES_MET if paged else Reason.OBJECTIVE_BREACHED
-    text = f"{SENTENCES[reason]} {new.urgency.message}"
+    text = f"{reason.sentence} {new.urgency.message}"
     return (Note(reason, text, warning=not paged, run="", on_target=False),)
 
 
@@ -127,7 +122,7 @@ def _complaints(old: Record, new: Record) -> tuple[Note, ...]:
 def _demands(old: Record, new: Record) -> tuple[Note, ...]:
     """Return what a person must do, if it is another reason than before and no complaint told it."""
     acting, was = new.condition(ConditionType.ACTION_REQUIRED), old.condition(ConditionType.ACTION_REQUIRED)
-    if acting is None or acting.status is not Truth.TRUE or acting.reason not in NEEDS_A_PERSON:
+    if acting is None or acting.status is not Truth.TRUE or Trait.NEEDS_A_PERSON not in acting.reason.traits:
         return ()
     ready = new.condition(ConditionType.READY)
     known = {each.reason for each in (was, ready) if each is not None}
@@ -141,14 +136,16 @@ def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
     if new.plan is not None and (old.plan is None or old.plan.digest != new.plan.digest):
         text = f"plan {new.plan.digest}: {'; '.join(new.plan.steps)}. {new.plan.message}"
         found.append(Note(Reason.PLANNED, text, warning=False, run="", on_target=False))
-    if old.footprint is not None and new.footprint is None:
-        text = f"{old.footprint.line()} is forgotten: somebody else set the number, and it stays"
-        found.append(Note(Reason.REPLICAS_CHANGED, text, warning=False, run="", on_target=False))
-    still = {lent.run for lent in new.borrowed}
-    for lent in old.borrowed:
-        if lent.run not in still:
-            text = f"{lent.line()} is forgotten: somebody else set the flag, or made the target anew"
-            found.append(Note(Reason.LOAN_FORGOTTEN, text, warning=False, run="", on_target=False))
+    still = {(each.knob, each.run if each.knob else "") for each in new.temporary}
+    for each in old.temporary:
+        if each.adds_replicas and (None, "") not in still:
+            text = f"{each.line()} is forgotten: somebody else set the number, and it stays"
+            found.append(Note(Reason.REPLICAS_CHANGED, text, warning=False, run="", on_target=False))
+        elif each.knob is not None and (each.knob, each.run) not in still:
+            text = f"{each.line()} is forgotten: somebody else set the flag, or made the target anew"
+            found.append(
+                Note(Reason.TEMPORARY_CHANGE_FORGOTTEN, text, warning=False, run="", on_target=False)
+            )
     return tuple(found)
 
 

@@ -13,10 +13,9 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.model.status import ConditionType, Record, Resource, Severity, Truth
 from kvmedic.record.events import Note, notes
-from kvmedic.record.runs import DIVERTS
 
 TICK_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Buckets from one cached look to the API time-outs."""
@@ -127,7 +126,11 @@ def standing_of(record: Record | None) -> Standing:
 
 def _diverted_reason(record: Record) -> Reason | None:
     shown = record.diagnosis
-    return shown.reason if shown is not None and record.run is None and shown.reason in DIVERTS else None
+    return (
+        shown.reason
+        if shown is not None and record.run is None and Trait.DIVERTS in shown.reason.traits
+        else None
+    )
 
 
 def _is_diverted(reason: Reason, standing: Standing) -> bool:
@@ -155,7 +158,7 @@ class Reporter:
             ):
                 counted = partial(self._how_many, counts, severity)
                 gauge.labels(severity=severity.value).set_function(counted)
-            for reason in DIVERTS:
+            for reason in reasons_with(Trait.DIVERTS):
                 counted = partial(self._how_many, partial(_is_diverted, reason), severity)
                 telemetry.diverted.labels(reason=reason.value, severity=severity.value).set_function(counted)
 

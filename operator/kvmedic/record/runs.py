@@ -27,9 +27,8 @@ from kvmedic.model.plan import (
     is_beside_fleet,
     template_before,
 )
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import Outcome, Run, StepRecord, StepState, Verdict
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import Fix
 from kvmedic.model.status import (
     HISTORY_LENGTH,
@@ -46,14 +45,11 @@ from kvmedic.model.status import (
     failed_fix,
 )
 from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
-from kvmedic.runbooks.preemption.loans import load_of, loans_after
+from kvmedic.runbooks.preemption.temporary_changes import load_of
 from kvmedic.verdict.summary import summary_of
 
 ORDER = tuple(ConditionType)
 """The order in which conditions are listed."""
-
-WORD_FOR_WORD = frozenset({Reason.AWAITING_APPROVAL, Reason.APPROVAL_EXPIRED})
-"""Reasons whose message is what a person types: another text is worth a write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +72,15 @@ def with_conditions(record: Record, claims: tuple[Claim, ...], generation: int, 
 
 def retold(record: Record, claims: tuple[Claim, ...]) -> Record:
     """Return the record with the messages of some conditions said anew, although nothing else changed."""
-    messages = {claim.type: claim.message or SENTENCES[claim.reason] for claim in claims}
+    messages = {claim.type: claim.message or claim.reason.sentence for claim in claims}
     told = (replace(each, message=messages.get(each.type, each.message)) for each in record.conditions)
     return replace(record, conditions=tuple(told))
 
 
 def _condition(old: Condition | None, claim: Claim, generation: int, now: datetime) -> Condition:
-    message = claim.message or SENTENCES[claim.reason]
+    message = claim.message or claim.reason.sentence
     same = old is not None and old.status is claim.status and old.reason is claim.reason
-    if old is not None and claim.reason in WORD_FOR_WORD:
+    if old is not None and Trait.ASKS_APPROVAL in claim.reason.traits:
         same = same and old.message == message
     if old is not None and same and old.observed_generation == generation:
         return old
@@ -101,7 +97,7 @@ def phase(record: Record) -> str:
         (stalled is not None and stalled.status is Truth.TRUE, "Stalled"),
         (ready is not None and ready.status is not Truth.TRUE, "NotReady"),
         (record.run is not None, _run_phase(record)),
-        (action is not None and action.reason in WORD_FOR_WORD, "AwaitingApproval"),
+        (action is not None and Trait.ASKS_APPROVAL in action.reason.traits, "AwaitingApproval"),
         (action is not None and action.status is Truth.TRUE, "ActionRequired"),
         (record.plan is not None, "Planned"),
     ):
@@ -120,104 +116,10 @@ def _run_phase(record: Record) -> str:
 
 T = TypeVar("T")
 
-HEALED = frozenset({Reason.RECOVERED, Reason.IMPROVED})
-"""Outcomes after which the change stays because it helped."""
-
-KEPT = HEALED | {Reason.KEPT_BY_HAND, Reason.KEPT_UNJUDGED}
-"""Outcomes after which the change stays, judged or not."""
-
-FAILURES = frozenset({Reason.NOT_RECOVERED, Reason.CANARY_FAILED})
-"""Outcomes after which what was taken back is not tried again on the same pod template."""
-
-FAILED_RETURNS = FAILURES | {Reason.ROLLED_BACK_BY_HAND}
-"""The same where something lent was given back: a person who took that back wants the loan."""
-
-NEEDS_A_PERSON = frozenset(
-    {
-        Reason.CANARY_FAILED,
-        Reason.REPLICA_NOT_STARTING,
-        Reason.SPARE_UNSCHEDULABLE,
-        Reason.FLAG_DRIFTED,
-        Reason.CHANGE_REVERTED,
-        Reason.FENCE_LOST,
-        Reason.NOT_RECOVERED,
-        Reason.INCONCLUSIVE,
-        Reason.KEPT_UNJUDGED,
-        Reason.DRAIN_TIMED_OUT,
-        Reason.SCALED_TO_ZERO,
-        Reason.ROLLOUT_CONTESTED,
-        Reason.CHANGE_REFUSED,
-        Reason.OWNED_BY_CONTROLLER,
-        Reason.MANAGED_BY_GITOPS,
-        Reason.MANAGED_BY_HELM,
-        Reason.MANAGED_BY_VPA,
-        Reason.TEMPLATE_CONTESTED,
-        Reason.STORM_BREAKER_TRIPPED,
-        Reason.STRATEGY_UNSUPPORTED,
-        Reason.TARGET_PAUSED,
-        Reason.ROTATION_LABEL_IN_SELECTOR,
-        Reason.ROTATION_LABEL_WITHOUT_EFFECT,
-        Reason.DRAINING_VALUE_SELECTED,
-        Reason.REPLICAS_AUTOSCALED,
-        Reason.REPLACEMENT_CALLED_OFF,
-        Reason.REVISION_GONE,
-        Reason.REVISION_UNREACHABLE,
-        Reason.AUTOSCALER_IDLE,
-        Reason.CLAIMED_BY_ANOTHER,
-        Reason.TARGET_SHARED,
-        Reason.GPU_FAULT,
-        Reason.THERMAL_EMERGENCY,
-        Reason.HOST_OUT_OF_MEMORY,
-        Reason.CAPACITY_EXHAUSTED,
-        Reason.POOL_TOO_SMALL,
-        Reason.CAP_BELOW_LOAD,
-        Reason.LEVER_NOT_ALLOWED,
-        Reason.LEVER_EXHAUSTED,
-        Reason.LEVER_AT_BOUND,
-        Reason.LEVER_WITHOUT_EFFECT,
-        Reason.PRESENT_VALUE_UNKNOWN,
-        Reason.NO_LEVER_LEFT,
-        Reason.HEADROOM_UNKNOWN,
-        Reason.HEADROOM_SHORT,
-        Reason.HOST_MEMORY_SHORT,
-        Reason.FLAG_NOT_EDITABLE,
-        Reason.CONFIG_MAP_UNAVAILABLE,
-        Reason.CONFIG_COPY_IMPOSSIBLE,
-        Reason.FLAG_UNKNOWN_TO_ENGINE,
-        Reason.ENGINE_UNRECOGNISED,
-        Reason.COMPRESSION_NOT_APPLIED,
-        Reason.METHOD_UNKNOWN,
-        Reason.FIX_NOT_ALLOWED,
-        Reason.TRIAL_IMPOSSIBLE,
-        Reason.GATE_MISSING,
-        Reason.ACCURACY_NOT_YET_KNOWN,
-        Reason.FIXES_EXHAUSTED,
-        Reason.RUNBOOK_SWITCHED_TWICE,
-        Reason.TARGET_NOT_FOUND,
-        Reason.SPEC_INVALID,
-        Reason.SPEC_NOT_IMPLEMENTED,
-        Reason.RUN_UNREADABLE,
-        Reason.AWAITING_APPROVAL,
-        Reason.APPROVAL_EXPIRED,
-        Reason.APPROVALS_UNREADABLE,
-    }
-)
-"""Reasons that do not pass without somebody doing something."""
-
-DIVERTS = frozenset(
-    {
-        Reason.GPU_FAULT,
-        Reason.THERMAL_EMERGENCY,
-        Reason.HOST_OUT_OF_MEMORY,
-        Reason.CAPACITY_EXHAUSTED,
-    }
-)
-"""Diagnoses that another runbook, and a person, is for: nothing is changed on the workload."""
-
 
 def action(reason: Reason, message: str) -> Claim:
     """Return the ActionRequired condition that goes with a reason."""
-    if reason in NEEDS_A_PERSON:
+    if Trait.NEEDS_A_PERSON in reason.traits:
         return Claim(ConditionType.ACTION_REQUIRED, Truth.TRUE, reason, message)
     return Claim(ConditionType.ACTION_REQUIRED, Truth.FALSE, Reason.NOTHING_TO_DO)
 
@@ -275,7 +177,7 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
         template=template_before(run.steps[0].step),
         on_trial_pod=is_beside_fleet(run.steps[0].step),
     )
-    truth = Truth.TRUE if outcome.reason in HEALED else Truth.FALSE
+    truth = Truth.TRUE if Trait.HELPED in outcome.reason.traits else Truth.FALSE
     remediated = Claim(ConditionType.REMEDIATED, truth, outcome.reason, outcome.message)
     claims = (
         Claim(ConditionType.PROGRESSING, Truth.FALSE, Reason.NO_RUN),
@@ -285,7 +187,6 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
     done = replace(
         record,
         run=None,
-        borrowed=loans_after(record.borrowed, run, outcome, now),
         history=_keep_history((entry, *record.history)),
         summary=summary_of(run, outcome, now) or record.summary,
         sized=_remember_cap(record.sized, run, now),
@@ -316,7 +217,9 @@ def _turned_off(before: TurnedOff | None, run: Run, outcome: Outcome, now: datet
 def _kept_switches(run: Run, outcome: Outcome) -> tuple[BundleStep, ...]:
     """Return the steps that turned a method off or on for good."""
     kept = (record.step for record in run.steps if record.state is StepState.KEPT)
-    return tuple(step for step in kept if isinstance(step, BundleStep) and outcome.reason in KEPT)
+    return tuple(
+        step for step in kept if isinstance(step, BundleStep) and Trait.KEPT in outcome.reason.traits
+    )
 
 
 def with_score(record: Record, scored: Scored) -> Record:
@@ -402,8 +305,8 @@ def _why_it_failed(record: StepRecord, outcome: Outcome) -> str:
     stays = isinstance(record.step, ReplaceStep | ReplicasStep)
     if record.verdict is Verdict.NOT_RECOVERED and (stays or record.state is StepState.REVERTED):
         return str(Reason.NOT_RECOVERED)
-    against = FAILED_RETURNS if gives_back(record.step) else FAILURES
-    failed = record.state is StepState.REVERTED and not stays and outcome.reason in against
+    against = Trait.RESTORE_FAILED if gives_back(record.step) else Trait.FAILED
+    failed = record.state is StepState.REVERTED and not stays and against in outcome.reason.traits
     return str(outcome.reason) if failed else ""
 
 

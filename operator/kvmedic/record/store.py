@@ -35,13 +35,13 @@ from kvmedic.kube.objects import NAMESPACES, JsonObject, Ref, annotations_of, it
 from kvmedic.kube.objects import Resource as Kind
 from kvmedic.model.edits import PatchOperation
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import StepState
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
 from kvmedic.record.runs import phase
 from kvmedic.record.surveys import complaint
-from kvmedic.rollout.gates import BAD_ENDS, BadEnd, Peer
+from kvmedic.rollout.gates import BadEnd, Peer
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -86,7 +86,7 @@ def _bad_ends(body: JsonObject) -> Iterator[BadEnd]:
         at = _moment(each.get("endedAt"))
         with suppress(ValueError):
             reason = Reason(str(each.get("outcome")))
-            if at is not None and reason in BAD_ENDS:
+            if at is not None and Trait.BAD_END in reason.traits:
                 yield BadEnd(str(metadata.get("namespace", "")), str(metadata.get("name", "")), reason, at)
 
 
@@ -224,7 +224,7 @@ def _policy(body: JsonObject, allowed: AllowedSettings | None) -> tuple[Policy |
     except SpecInvalid as error:
         return None, Blocked(Reason.SPEC_INVALID, "; ".join(error.problems))
     if pending := not_implemented(spec):
-        return None, Blocked(Reason.SPEC_NOT_IMPLEMENTED, "; ".join(pending))
+        return None, Blocked(Reason.SPEC_INVALID, "; ".join(pending))
     policy = policy_of(spec)
     if allowed is not None and (refused := allowed.refusals(policy.compression)):
         return None, Blocked(Reason.SPEC_INVALID, "; ".join(refused))
@@ -243,7 +243,7 @@ def _record(body: JsonObject) -> tuple[Record | None, Blocked | None, Record | N
 
 
 NEEDED_AT_THE_END = (
-    frozenset({"run", "footprint", "borrowed", "conditions"}),
+    frozenset({"run", "temporary", "conditions"}),
     frozenset({"run", "conditions"}),
 )
 """What a resource that is being deleted needs of its status: the first where that can be read."""

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.plan import Plan
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.status import (
     ConditionType,
     FailedAttempt,
@@ -20,7 +20,7 @@ from kvmedic.model.status import (
 )
 from kvmedic.record.runs import Claim, action, retold, with_conditions, with_failed_attempts
 from kvmedic.rollout.gates import stands
-from kvmedic.runbooks.branches import CONTENT, Compressed, Diagnosis, is_content
+from kvmedic.runbooks.branches import Compressed, Diagnosis, is_content
 from kvmedic.runbooks.severity import unmeasured_urgency
 
 REFRESH = timedelta(minutes=10)
@@ -31,18 +31,6 @@ RUNBOOK_SWITCHES_LENGTH = 4
 """Switches that are kept: there and back for the present pod template, and for the one before."""
 
 UNREADY = "the resource is not Ready, so nobody looks at its objectives"
-
-BLIND = frozenset(
-    {
-        Reason.METRICS_MISSING,
-        Reason.METRICS_STALE,
-        Reason.METRICS_AMBIGUOUS,
-        Reason.SOURCE_UNAVAILABLE,
-        Reason.SIGNAL_UNSUPPORTED,
-        Reason.NODE_HEALTH_UNKNOWN,
-    }
-)
-"""Reasons for which the metrics themselves are to blame."""
 
 
 def record_diagnosis(
@@ -93,7 +81,7 @@ def with_runbook_switch(record: Record, switch: RunbookSwitch | None) -> Record:
 
 def complaint(record: Record, problem: Blocked, generation: int, now: datetime) -> Record:
     """Return the record with conditions that tell why nothing can be done."""
-    stalled = problem.reason in (Reason.RUN_UNREADABLE, Reason.SPEC_INVALID, Reason.SPEC_NOT_IMPLEMENTED)
+    stalled = Trait.STALLS in problem.reason.traits
     truth = Truth.UNKNOWN if problem.reason is Reason.INTERNAL_ERROR else Truth.FALSE
     claims = (
         Claim(ConditionType.READY, truth, problem.reason, problem.message),
@@ -112,7 +100,7 @@ def complaint(record: Record, problem: Blocked, generation: int, now: datetime) 
 
 
 def _metrics(diagnosis: Diagnosis) -> Claim:
-    if isinstance(diagnosis, Inconclusive) and diagnosis.reason in BLIND:
+    if isinstance(diagnosis, Inconclusive) and Trait.NO_METRICS in diagnosis.reason.traits:
         return Claim(ConditionType.METRICS_AVAILABLE, Truth.FALSE, diagnosis.reason, diagnosis.message)
     return Claim(ConditionType.METRICS_AVAILABLE, Truth.TRUE, Reason.METRICS_FOUND)
 
@@ -135,7 +123,7 @@ def _plan_as_shown(
         fresh = ShownDiagnosis(diagnosis.reason, diagnosis.line(), runbook, now, findings)
     if old is None or old.reason is not fresh.reason or old.runbook != runbook:
         return fresh
-    if fresh.reason in CONTENT:
+    if Trait.NO_TROUBLE in fresh.reason.traits:
         # Where all is well, what is noticed is written down once: figures that move are no news.
         return fresh if fresh.findings and not old.findings else old
     return fresh if now - old.at >= REFRESH else old

@@ -81,7 +81,7 @@ def copying_move(file: FileEdit, files: Files, *, begun: bool) -> MakeCopy | Fai
         case CopyState.ABSENT:
             return MakeCopy(file) if files.source is SourceState.AS_PLANNED else None
         case CopyState.FOREIGN:
-            reason, text = Reason.CONFIG_COPY_IMPOSSIBLE, f"another ConfigMap {file.copy} is in the way"
+            reason, text = Reason.CONFIG_MAP_UNAVAILABLE, f"another ConfigMap {file.copy} is in the way"
             return Failed(reason, text) if begun else Refused(reason, text)
 
 

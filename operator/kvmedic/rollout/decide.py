@@ -11,7 +11,6 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import ReplicasStep, gives_back, is_revocable
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Outcome, Run, StepState, Verdict
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.model.spec import OnInconclusive
 from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
@@ -180,7 +179,7 @@ def _brings_back_a_setting(run: Run) -> bool:
 
 def outcome_of(reason: Reason) -> Outcome:
     """Return an outcome whose message is the reason's own sentence."""
-    return Outcome(reason, SENTENCES[reason])
+    return Outcome(reason, reason.sentence)
 
 
 def _given_back(run: Run) -> Decision:
@@ -214,7 +213,7 @@ def _judgement(run: Run, seen: Situation) -> Decision:
     if seen.wish is Wish.KEEP and (judged is None or judged.verdict is Verdict.INCONCLUSIVE):
         return Keep(_end_unjudged(Reason.KEPT_BY_HAND, judged))
     if judged is None:
-        return Watch(Reason.VERIFYING, SENTENCES[Reason.VERIFYING])
+        return Watch(Reason.VERIFYING, Reason.VERIFYING.sentence)
     outcome = Outcome(judged.reason, judged.message)
     final = judged.verdict is not Verdict.INCONCLUSIVE or seen.unjudged is not OnInconclusive.HOLD
     if final and not is_revocable(run.current.step):
@@ -243,4 +242,4 @@ def _without_verdict(judged: Judged, answer: OnInconclusive) -> Decision:
 def _end_unjudged(reason: Reason, judged: Judged | None) -> Judged:
     """Return the end of a change that stays without a verdict, and why."""
     why = f" ({judged.message})" if judged else ""
-    return Judged(Verdict.INCONCLUSIVE, reason, f"{SENTENCES[reason]}{why}", judged.after if judged else None)
+    return Judged(Verdict.INCONCLUSIVE, reason, f"{reason.sentence}{why}", judged.after if judged else None)

@@ -268,20 +268,6 @@ def _is_noise(knob: Knob, shown: str | None, fresh: str | None) -> bool:
     return difference <= max(SMALLEST_DIFFERENCE, share * greatest)
 
 
-BAD_ENDS = frozenset(
-    {
-        Reason.NOT_RECOVERED,
-        Reason.CANARY_FAILED,
-        Reason.INCONCLUSIVE,
-        Reason.CHANGE_REVERTED,
-        Reason.FENCE_LOST,
-    }
-)
-"""Outcomes that speak against making the next change: it did not help, did not start, could not be judged
-and was taken back, was reverted by another controller, or another operator moved the same target. A spare
-that finds no device, a target that is edited, scaled to zero or deleted says nothing about our changes;
-neither does a person who asks for a rollback, or anybody could stop all fleets by asking for three."""
-
 NAMED = 3
 """Runs that a message names; the rest is counted, so that it fits in a condition."""
 _ROUNDING = 1e-9

@@ -108,7 +108,7 @@ def draining_hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why no replica may be drained beside these neighbours, or None."""
     if not neighbours.of_draining:
         return None
-    return Blocked(Reason.DRAINING_VALUE_SELECTED, draining_message(fleet.rotation, neighbours.of_draining))
+    return Blocked(Reason.ROTATION_LABEL_UNUSABLE, draining_message(fleet.rotation, neighbours.of_draining))
 
 
 def draining_message(rotation: Rotation, others: Sequence[str]) -> str:
@@ -407,13 +407,13 @@ def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
         ),
         (
             fleet.rotation.in_selector,
-            Reason.ROTATION_LABEL_IN_SELECTOR,
+            Reason.ROTATION_LABEL_UNUSABLE,
             f"label {fleet.rotation.label} is in the Deployment's selector: changing it on a pod orphans "
             "the pod; name another label in spec.rollout.rotationLabel.key",
         ),
         (
             bool(fleet.rotation.rivals),
-            Reason.DRAINING_VALUE_SELECTED,
+            Reason.ROTATION_LABEL_UNUSABLE,
             draining_message(fleet.rotation, [f"Service {name}" for name in fleet.rotation.rivals]),
         ),
         (

@@ -16,8 +16,7 @@ from kvmedic.model.edits import BundleEdit
 from kvmedic.model.engine import Knob, Scalar
 from kvmedic.model.evidence import Inconclusive, Observation, Reading, Signal
 from kvmedic.model.plan import Goal
-from kvmedic.model.reasons import Reason
-from kvmedic.model.sentences import SENTENCES
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import NOT_DECLARED, CompressionPolicy, Fix, LeverBound, ScaleBound, Trigger
 from kvmedic.model.status import FailedAttempt, MethodBaseline
 from kvmedic.model.trial import Answer, Growth, Question, Reclaim
@@ -506,20 +505,15 @@ class Diagnosed:
     def line(self) -> str:
         """Return the diagnosis as one line for a person."""
         facts = "; ".join(f"{f.subject}: {f.text}" for f in self.findings)
-        return f"{self.reason}: {SENTENCES[self.reason]} {facts}".rstrip()
+        return f"{self.reason}: {self.reason.sentence} {facts}".rstrip()
 
 
 Diagnosis: TypeAlias = Diagnosed | Inconclusive
 
-CONTENT = frozenset(
-    {Reason.HEALTHY, Reason.NO_COMPRESSION, Reason.COMPRESSION_UNDOUBTED, Reason.COMPRESSION_SAVES}
-)
-"""What is found where there is no trouble."""
-
 
 def is_content(diagnosis: Diagnosis) -> bool:
     """Return whether a look found no trouble."""
-    return isinstance(diagnosis, Diagnosed) and diagnosis.reason in CONTENT
+    return isinstance(diagnosis, Diagnosed) and Trait.NO_TROUBLE in diagnosis.reason.traits
 
 
 def diagnose(branches: tuple[Branch, ...], evidence: Evidence) -> Diagnosis:

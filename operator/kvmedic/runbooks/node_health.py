@@ -221,7 +221,7 @@ def device_memory(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | No
         return found
     name, end = next(iter(unknown.items()))
     return Inconclusive(
-        Reason.PREVIOUS_LOG_UNREADABLE,
+        Reason.LOG_UNREADABLE,
         f"{name} ended {end.ended_at:%H:%M:%SZ} with exit code {end.exit_code} and the log of it cannot "
         f"be read ({end.trouble}): allow the operator get on pods/log, or look with kubectl logs --previous",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from inspect import getdoc
 
 from kvmedic.model.reasons import Reason
-from kvmedic.model.sentences import SENTENCES
 from kvmedic.runbooks.branches import Branch
 from kvmedic.runbooks.preemption.levers import Lever
 
@@ -46,7 +45,7 @@ def _row(number: int, branch: Branch) -> str:
     needed = sorted(str(each) for each in branch.signals | branch.vitals)
     signals = ", ".join(f"`{signal}`" for signal in needed)
     link = f"[`{branch.reason}`](#{anchor(branch.reason)})"
-    cells = (str(number), link, SENTENCES[branch.reason], move_of(branch), branch.section, signals)
+    cells = (str(number), link, branch.reason.sentence, move_of(branch), branch.section, signals)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -100,7 +100,7 @@ def _doubt_window(found: Mapping[str, Complete], observation: Observation) -> In
         age = inf if started is None else observation.at.timestamp() - started
         if age < observation.window_seconds:
             return Inconclusive(
-                Reason.WINDOW_TOO_SHORT,
+                Reason.TOO_FEW_REQUESTS,
                 f"{name} started {age:.0f} s ago, in the window of {observation.window_seconds:.0f} s; wait",
             )
     for signal in sorted(NEEDED & HISTOGRAMS):

@@ -166,8 +166,7 @@ WAITS = frozenset(
         "Draining",
         "DrainTimedOut",
         "Holding",
-        "PromptsProbed",
-        "ReclamationProbed",
+        "TrialRunning",
     }
 )
 """Reasons of the condition Progressing that tell what a run waits for; the others pass within a second or

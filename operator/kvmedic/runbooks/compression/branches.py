@@ -121,7 +121,7 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
         return None
     stale = proven_without(method, evidence)
     if not stale:
-        return Inconclusive(Reason.START_LOG_UNREADABLE, untold(method, evidence))
+        return Inconclusive(Reason.LOG_UNREADABLE, untold(method, evidence))
     asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
     return where_nodes_are_known(
         evidence,

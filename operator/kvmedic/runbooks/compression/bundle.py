@@ -37,7 +37,7 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.sentences import names_secret
+from kvmedic.model.redaction import names_secret
 from kvmedic.model.spec import CompressionPolicy, Fix
 from kvmedic.runbooks.branches import TurnOff, TurnOn
 from kvmedic.runbooks.workload import Workload, fault_of, with_template

@@ -61,7 +61,7 @@ def turn_off(evidence: Evidence, _setting: Setting) -> Advice:
     why = _what_speaks_against(evidence)
     if Fix.REVERT_BUNDLE not in method.policy.fixes:
         return NoChange(
-            Reason.FIX_NOT_ALLOWED,
+            Reason.FIXES_EXHAUSTED,
             f"{why}; to have {method.name} turned off, add {Fix.REVERT_BUNDLE} to "
             "spec.compression.allowedFixes",
         )
@@ -124,7 +124,7 @@ def reclamation_of(
         tokens,
         keep,
         probe.timeout,
-        Reason.RECLAMATION_PROBED,
+        Reason.TRIAL_RUNNING,
         f"{method}: one request of {tokens} tokens on a trial pod beside the fleet; {why}",
     )
 
@@ -136,7 +136,7 @@ def _start_without(method: Compressed) -> Advice:
         1,
         Keep(),
         method.policy.probe.timeout,
-        Reason.START_COMPARED,
+        Reason.TRIAL_RUNNING,
         f"{method.name}: a trial pod starts without it, beside the fleet; nobody knows how many blocks there "
         "were before",
         off=method.settings,
@@ -153,7 +153,7 @@ def probe_prompts(evidence: Evidence, _setting: Setting) -> Advice:
         return found
     return replace(
         found,
-        reason=Reason.PROMPTS_COMPARED,
+        reason=Reason.TRIAL_RUNNING,
         message=f"{method.name}: the same prompts on a trial pod without it; {method.grown.message}",
         off=method.settings,
     )
@@ -194,7 +194,7 @@ def _prompts(evidence: Evidence) -> Try | NoChange:
         longest,
         Keep(),
         method.policy.probe.timeout,
-        Reason.PROMPTS_PROBED,
+        Reason.TRIAL_RUNNING,
         f"{method.name}: prompts of up to {longest} tokens on a trial pod beside the fleet; nobody knows yet "
         "whether attention is still fused",
     )

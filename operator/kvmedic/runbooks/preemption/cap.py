@@ -13,7 +13,7 @@ from math import ceil, erfc, exp, floor, inf, sqrt
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Observation, Signal
 from kvmedic.model.readings import histogram, total_of_told
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting, SettingAdvice, Spent
 from kvmedic.runbooks.preemption.pressure import Case
@@ -113,10 +113,9 @@ def _within_lever(case: Case, setting: Setting, wanted: int) -> SettingAdvice:
             Reason.LEVER_NOT_ALLOWED,
             f"a cap of {cap} would help ({_gain_line(case, effect)}); add {Knob.MAX_NUM_SEQS} to spec.levers",
         )
-    reason = Reason.CAP_RIGHT_SIZED if cap == wanted else Reason.CAP_AT_BOUND
     expected = f"{_gain_line(case, effect)}; {_load(case, cap)}{_warning_clause(case, cap)}"
     message = f"{_sizing_clause(case, wanted, cap)}; expected: {expected}"
-    return Assignment(Knob.MAX_NUM_SEQS, cap, reason, message)
+    return Assignment(Knob.MAX_NUM_SEQS, cap, Reason.CAP_RIGHT_SIZED, message)
 
 
 def _forbidden(case: Case, wanted: int, bound: int, ceiling: float) -> NoChange | None:
@@ -185,9 +184,6 @@ NEAR_THE_CAP = 0.1
 """Relative difference up to which a given cap counts as the computed one: two looks at one fleet give caps
 that differ by as much (`docs/decisions/0010-approvals-are-objects.md`)."""
 
-NO_TROUBLE = frozenset({Reason.PREEMPTIONS_CHEAP, Reason.GAIN_WITHIN_NOISE, Reason.CAP_WITHOUT_EFFECT})
-"""What is said of a cut where the fleet is hardly worse off for its preemptions."""
-
 
 def is_capped(case: Case, setting: Setting) -> bool:
     """Return whether no more sequences are allowed at once than the KV cache holds.
@@ -221,7 +217,7 @@ def passes_on(case: Case, setting: Setting) -> bool:
     if setting.scale_out is None:
         return False
     advice = cut_cap(case, setting)
-    harmless = isinstance(advice, NoChange) and advice.reason in NO_TROUBLE
+    harmless = isinstance(advice, NoChange) and Trait.CHEAP in advice.reason.traits
     in_vain = bool(setting.exhausted) or setting.supply.raised_in_vain
     return in_vain or not harmless
 

@@ -27,7 +27,7 @@ from math import ceil, exp, inf, log
 from typing import TypeAlias
 
 from kvmedic.model.engine import Knob
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
 from kvmedic.runbooks.preemption.cap import MOSTLY_GROWTH, cut_cap, passes_on
@@ -115,14 +115,14 @@ def limit_length(case: Case, setting: Setting) -> SettingAdvice:
     wanted = round(max(needed, bound.minimum or 1))
     if wanted > LEAST_CUT * present:
         return NoChange(
-            Reason.LENGTH_IN_USE,
+            Reason.TRAFFIC_UNSUITED,
             f"{_longest_request_text(case.reach)}, or the lever's min, leave too little of {present:.0f} "
             "tokens unused",
         )
     return Assignment(
         Knob.MAX_MODEL_LEN,
         wanted,
-        Reason.LENGTH_LIMIT_LOWERED,
+        Reason.SETTING_ADJUSTED,
         f"{_longest_request_text(case.reach)}; requests of over {wanted} tokens will be refused; expected: a "
         f"step needs memory for {wanted} tokens in place of {present:.0f}, and the rest goes to the KV cache",
     )
@@ -157,7 +157,7 @@ def length_is_used(case: Case, _setting: Setting) -> NoChange | None:
     if reach.request_tokens != inf:
         return None
     return NoChange(
-        Reason.LENGTH_IN_USE,
+        Reason.TRAFFIC_UNSUITED,
         f"requests of the window were over {reach.counted_tokens:.0f} tokens long, asked for answers of that "
         "length, or did not say how long",
     )
@@ -191,7 +191,7 @@ def limit_step(case: Case, setting: Setting) -> SettingAdvice:
     return Assignment(
         Knob.MAX_NUM_BATCHED_TOKENS,
         least,
-        Reason.STEP_BUDGET_LOWERED,
+        Reason.SETTING_ADJUSTED,
         f"steps have {mean:.0f} tokens on average and may have {present}; {least} are enough ({why}); "
         f"expected: memory for {present - least} tokens of a step goes to the KV cache, long prompts take "
         "more steps",
@@ -249,7 +249,7 @@ def chunk_prefills(case: Case, setting: Setting) -> SettingAdvice:
     return Assignment(
         Knob.CHUNKED_PREFILL,
         True,
-        Reason.PREFILL_CHUNKED,
+        Reason.SETTING_ADJUSTED,
         f"a step must hold the longest request in one go, {longest} tokens; with chunks the engine's own "
         f"budget is enough ({budget} or more, by its device); expected: memory for the rest goes to the KV "
         "cache, and no prefill holds the others up for long",
@@ -304,14 +304,14 @@ def reuse_prefixes(case: Case, _setting: Setting) -> SettingAdvice:
     saved = saved_at_most(case)
     if saved < LEAST_SAVED:
         return NoChange(
-            Reason.PREFIXES_NOT_SHARED,
+            Reason.TRAFFIC_UNSUITED,
             f"one prompt in twenty has {case.shortest_tokens:.0f} tokens or less, so a common beginning "
             f"would free {saved:.0%} of the KV cache at most ({LEAST_SAVED:.0%} are needed)",
         )
     return Assignment(
         Knob.PREFIX_CACHING,
         True,
-        Reason.PREFIXES_REUSED,
+        Reason.SETTING_ADJUSTED,
         f"nineteen prompts in twenty have over {case.shortest_tokens:.0f} tokens, {case.prompt_tokens:.0f} "
         f"on average; whether they begin alike shows only once it is on; expected if they do: up to "
         f"{saved:.0%} of the KV cache is free for more; it stays on only if hits confirm that",
@@ -354,7 +354,7 @@ def keep_free(case: Case, setting: Setting) -> SettingAdvice:
     present = setting.given.get(Knob.WATERMARK) if setting.given else None
     if isinstance(present, int | float) and present >= value:
         return NoChange(Reason.LEVER_WITHOUT_EFFECT, f"{present:g} of the cache is kept free already")
-    return Assignment(Knob.WATERMARK, value, Reason.WATERMARK_RAISED, _expected_of_watermark(case, value))
+    return Assignment(Knob.WATERMARK, value, Reason.SETTING_ADJUSTED, _expected_of_watermark(case, value))
 
 
 def watermark_of(case: Case) -> float:
@@ -493,19 +493,6 @@ def confirmation_of(knob: Knob) -> Confirmation:
     return next(rows, Confirmation.FIGURES)
 
 
-HARMLESS = frozenset(
-    {
-        Reason.PREEMPTIONS_CHEAP,
-        Reason.GAIN_WITHIN_NOISE,
-        Reason.CAP_WITHOUT_EFFECT,
-        Reason.LEVER_WITHOUT_EFFECT,
-        Reason.LENGTH_IN_USE,
-        Reason.PREFIXES_NOT_SHARED,
-    }
-)
-"""Reasons after which nobody has to do anything: the lever is free, and nothing would be gained."""
-
-
 def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = LEVERS) -> SettingAdvice:
     """Return the proposal of the first allowed lever that applies, or why none does."""
     by_knob = {lever.knob: lever for lever in levers}
@@ -546,7 +533,7 @@ def _missed_cap(
 def _none_left(refusals: Sequence[tuple[str, NoChange]]) -> NoChange:
     if len(refusals) == 1:
         return refusals[0][1]
-    harmless = all(refusal.reason in HARMLESS for _, refusal in refusals)
+    harmless = all(Trait.NO_GAIN in refusal.reason.traits for _, refusal in refusals)
     told = "; ".join(f"({place}) {_name_levers(*each)}" for place, each in enumerate(refusals, start=1))
     reason = refusals[0][1].reason if harmless else Reason.NO_LEVER_LEFT
     return NoChange(reason, f"none of the allowed levers would help now: {told}")

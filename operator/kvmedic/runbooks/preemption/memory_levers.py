@@ -295,7 +295,7 @@ def size_host_cache(_case: Case, setting: Setting) -> SettingAdvice:
     short = _short(terms, value)
     if short is not None:
         return short
-    return Assignment(knob, value, Reason.HOST_MEMORY_LENT, _expected_of_host(terms, knob, value))
+    return Assignment(knob, value, Reason.HOST_MEMORY_USED, _expected_of_host(terms, knob, value))
 
 
 def _short(terms: HostTerms, value: int) -> NoChange | None:

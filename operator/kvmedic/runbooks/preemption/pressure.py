@@ -448,7 +448,7 @@ def _several_models(seen: Seen) -> Inconclusive | None:
     if len(models) <= 1:
         return None
     return Inconclusive(
-        Reason.SEVERAL_MODELS,
+        Reason.REPLICAS_DIFFER,
         f"the replicas serve {', '.join(models)}: their lengths are mixed; point one resource at each",
     )
 
@@ -510,12 +510,12 @@ def _too_short(seen: Seen) -> Inconclusive | None:
     if residence == inf:
         top = max(seen.counted(Signal.E2E_SECONDS).bounds, default=0.0)
         return Inconclusive(
-            Reason.WINDOW_TOO_SHORT,
+            Reason.TOO_FEW_REQUESTS,
             f"requests stay longer (p99) than the {top:.0f} s up to which this engine counts, so nobody "
             "knows whether the window holds them; shorten requests, or run a version that counts further",
         )
     return Inconclusive(
-        Reason.WINDOW_TOO_SHORT,
+        Reason.TOO_FEW_REQUESTS,
         f"requests stay {residence:.0f} s (p99) and the window looks back {window:.0f} s; "
         "raise spec.sizing.window",
     )
@@ -528,7 +528,7 @@ def _too_young(seen: Seen) -> Inconclusive | None:
         age = inf if started is None else seen.sizing.at.timestamp() - started
         if age < residence:
             return Inconclusive(
-                Reason.WINDOW_TOO_SHORT,
+                Reason.TOO_FEW_REQUESTS,
                 f"{name} started {age:.0f} s ago and requests stay {residence:.0f} s (p99): "
                 "its long requests have not finished yet; wait",
             )

@@ -14,28 +14,35 @@ from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.spec import ScaleBound
-from kvmedic.model.status import Footprint, Load
-from kvmedic.runbooks.preemption.loans import footprint_after, in_calm, is_held, returning_step, with_outlook
+from kvmedic.model.status import Load, TemporaryChange
+from kvmedic.runbooks.preemption.temporary_changes import (
+    is_unchanged_number,
+    step_back,
+    temporary_after,
+    with_calm,
+    with_outlook,
+)
 from run_builder import BASELINE, NOW, OLD, STEP, a_fleet, a_run, a_scaling, an_intent
 
 TARGET = ObjectRef("Deployment", "llm")
 KEPT = Outcome(Reason.RECOVERED, "better")
-HELD = Footprint(
+HELD = TemporaryChange(
+    step=ReplicasStep(TARGET, None, 3, 5, OLD, Reason.REPLICAS_ADDED),
     run="20260301-020000",
-    target=TARGET,
-    holder=TARGET,
-    holder_uid="uid-1",
     target_uid="uid-1",
-    container=None,
-    before=3,
-    after=5,
-    fewest=3,
-    template=OLD,
     at=NOW - timedelta(hours=3),
+    fewest=3,
     calm_since=NOW - timedelta(hours=2),
     outlook="4 replicas would do",
     looked_at=NOW,
 )
+
+
+def left_after(
+    run: Run, held: TemporaryChange | None, fleet: Fleet | None, outcome: Outcome
+) -> TemporaryChange | None:
+    found = temporary_after((held,) if held else (), run, fleet, outcome, NOW)
+    return next((each for each in found if each.adds_replicas), None)
 
 
 def a_step(before: int, after: int) -> ReplicasStep:
@@ -53,16 +60,22 @@ def fleet_of(replicas: int | None) -> Fleet | None:
 def test_replicas_that_helped_are_held_with_the_load_that_was_too_much():
     run = replace(a_scaled_run(3, 4), baseline=replace(BASELINE, running_mean=60.0))
 
-    held = footprint_after(run, None, fleet_of(4), KEPT, NOW)
+    held = left_after(run, None, fleet_of(4), KEPT)
 
-    assert (held.before, held.after, held.run, held.at, held.calm_since) == (3, 4, run.id, NOW, None)
+    assert (held.step.before, held.step.after, held.run, held.at, held.calm_since) == (
+        3,
+        4,
+        run.id,
+        NOW,
+        None,
+    )
     assert held.load == Load(
         running=20, tokens_per_second=380, prompt_tokens=BASELINE.prompt_tokens_mean, output_tokens=190
     )
 
 
 def test_a_load_that_was_not_measured_is_not_made_up():
-    held = footprint_after(a_scaled_run(3, 4), None, fleet_of(4), KEPT, NOW)
+    held = left_after(a_scaled_run(3, 4), None, fleet_of(4), KEPT)
 
     assert held.load is None
 
@@ -95,9 +108,9 @@ ENDS = [
     ("held", "run", "number", "outcome", "expected"), [row[1:] for row in ENDS], ids=[row[0] for row in ENDS]
 )
 def test_what_is_held_once_a_run_is_closed(held, run, number, outcome, expected):
-    found = footprint_after(run, held, fleet_of(number), outcome, NOW)
+    found = left_after(run, held, fleet_of(number), outcome)
 
-    assert (found and (found.before, found.after)) == expected
+    assert (found and (found.step.before, found.step.after)) == expected
 
 
 @given(
@@ -107,15 +120,15 @@ def test_what_is_held_once_a_run_is_closed(held, run, number, outcome, expected)
 )
 @settings(deadline=None)
 def test_whatever_numbers_come_only_what_was_added_is_ever_given_back(before, first, numbers):
-    held = footprint_after(a_scaled_run(before, before + first), None, fleet_of(before + first), KEPT, NOW)
+    held = left_after(a_scaled_run(before, before + first), None, fleet_of(before + first), KEPT)
     for number in numbers:
         if held is None:
             break
-        wanted = number if before <= number != held.after else before
-        held = footprint_after(a_scaled_run(held.after, wanted), held, fleet_of(number), KEPT, NOW)
+        wanted = number if before <= number != held.step.after else before
+        held = left_after(a_scaled_run(held.step.after, wanted), held, fleet_of(number), KEPT)
 
-        assert held is None or (held.before, held.after) == (before, number)
-        assert held is None or held.before < held.after
+        assert held is None or (held.step.before, held.step.after) == (before, number)
+        assert held is None or held.step.before < held.step.after
 
 
 @pytest.mark.parametrize(
@@ -129,16 +142,16 @@ def test_whatever_numbers_come_only_what_was_added_is_ever_given_back(before, fi
     ids=["as it was set", "another number", "another Deployment", "an autoscaler decides now"],
 )
 def test_a_number_that_is_not_ours_any_more_is_not_held(fleet, expected):
-    assert is_held(HELD, fleet) is expected
+    assert is_unchanged_number(HELD, fleet) is expected
 
 
 def test_calm_counts_from_its_first_moment_and_ends_with_trouble():
     fresh = replace(HELD, calm_since=None, outlook="", looked_at=None)
 
-    assert in_calm(fresh, NOW).calm_since == NOW
-    assert in_calm(HELD, NOW) is HELD
-    assert in_calm(HELD, None) == fresh
-    assert in_calm(fresh, None) is fresh
+    assert with_calm(fresh, NOW).calm_since == NOW
+    assert with_calm(HELD, NOW) is HELD
+    assert with_calm(HELD, None) == fresh
+    assert with_calm(fresh, None) is fresh
 
 
 @pytest.mark.parametrize(("after", "minutes", "due"), [(60, 59, False), (60, 60, True), (5, 5, True)])
@@ -171,13 +184,11 @@ def test_without_a_greatest_number_one_step_is_the_limit(bound, limit):
 
 
 def test_the_step_back_is_the_way_from_what_is_there_to_what_was():
-    step = returning_step(HELD, HELD.fewest, OLD)
+    step = step_back(HELD.step, HELD.fewest, HELD.fewest, OLD)
 
     assert (step.before, step.after, step.gives_back, step.target) == (5, 3, True, TARGET)
     assert "replicas 3 -> 5 since 2026-03-01T00:00:00Z (run 20260301-020000)" in HELD.line()
 
 
-def test_a_flag_of_another_run_is_nobodys_footprint():
-    assert (
-        footprint_after(a_run(StepState.KEPT, an_intent(), KEPT, STEP), None, fleet_of(3), KEPT, NOW) is None
-    )
+def test_a_flag_of_another_run_adds_no_replicas():
+    assert left_after(a_run(StepState.KEPT, an_intent(), KEPT, STEP), None, fleet_of(3), KEPT) is None

@@ -1,4 +1,4 @@
-"""What is lent for a while: who made the loan, what becomes of it when a run ends, whose the flag is."""
+"""Settings that stay for a while: who set them, what becomes of them when a run ends."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from datetime import timedelta
 import pytest
 
 from kvmedic.model.engine import Knob
-from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import FlagStep, gives_back
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Terms, Verdict
 from kvmedic.model.spec import RotationLabel
-from kvmedic.model.status import Attempt, Borrowed, Load, Record
+from kvmedic.model.status import Attempt, Load, Record, TemporaryChange
 from kvmedic.record.runs import close_run
-from kvmedic.runbooks.preemption.loans import Tenure, is_value, loans_after, tenure_of
+from kvmedic.runbooks.preemption.temporary_changes import is_value, temporary_after
 from run_builder import BASELINE, CONFIG, NEW, NOW, OLD, SCALE, STEP, a_run, an_intent
 
 KNOB = Knob.KV_OFFLOADING_SIZE
-LENT = replace(STEP, knob=KNOB, before=None, after="32", reason=Reason.HOST_MEMORY_LENT)
-IN_FILE = replace(CONFIG, knob=KNOB, before="8", after="32", reason=Reason.HOST_MEMORY_LENT)
+LENT = replace(STEP, knob=KNOB, before=None, after="32", reason=Reason.HOST_MEMORY_USED)
+IN_FILE = replace(CONFIG, knob=KNOB, before="8", after="32", reason=Reason.HOST_MEMORY_USED)
 BACK = replace(
     LENT,
     before="32",
@@ -32,16 +31,11 @@ BACK = replace(
 TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
 FIGURES = replace(BASELINE, running_mean=60.0)
 THEN = Load(20, 380, BASELINE.prompt_tokens_mean, 190)
-HELD = Borrowed(
-    knob=KNOB,
-    before=None,
-    after="32",
-    revision=NEW,
-    at=NOW - timedelta(hours=3),
+HELD = TemporaryChange(
+    step=LENT,
     run="20260301-000000",
-    target=ObjectRef("Deployment", "llm"),
     target_uid="uid-1",
-    container="vllm",
+    at=NOW - timedelta(hours=3),
     load=THEN,
     terms=TERMS,
     calm_since=NOW - timedelta(hours=2),
@@ -70,28 +64,19 @@ def turned(step: FlagStep, ending: Reason, **changes: object) -> Run:
 def test_what_helped_is_lent_with_what_was_before_and_the_load_that_was_too_much(step, before):
     run = kept(step)
 
-    [lent] = loans_after((), run, KEPT, NOW)
+    [lent] = temporary_after((), run, None, KEPT, NOW)
 
-    assert (lent.before, lent.after, lent.revision) == (before, "32", NEW)
-    assert (lent.run, lent.at, lent.target_uid, lent.container) == (run.id, NOW, run.target_uid, "vllm")
+    assert (lent.step.before, lent.step.after, lent.step) == (before, "32", step)
+    assert (lent.run, lent.at, lent.target_uid) == (run.id, NOW, run.target_uid)
     assert (lent.load, lent.terms) == (THEN, TERMS)
     assert (lent.calm_since, lent.outlook) == (None, "")
     assert "kvOffloadingSize" in lent.line()
 
 
-def test_closing_the_run_and_noting_the_loan_are_one_record():
-    run = kept(LENT)
-
-    done = close_run(Record(run=run), run, KEPT, 1, NOW)
-
-    assert done.run is None
-    assert [lent.run for lent in done.borrowed] == [run.id]
-
-
 def test_a_load_that_was_not_measured_is_not_made_up():
     run = replace(kept(LENT), baseline=replace(FIGURES, running_mean=None))
 
-    [lent] = loans_after((), run, KEPT, NOW)
+    [lent] = temporary_after((), run, None, KEPT, NOW)
 
     assert lent.load is None
 
@@ -102,33 +87,33 @@ def test_a_load_that_was_not_measured_is_not_made_up():
     ids=["another knob", "taken back", "not begun", "another kind of step"],
 )
 def test_what_was_not_kept_or_is_no_loan_changes_nothing(run):
-    assert loans_after((HELD,), run, KEPT, NOW) == (HELD,)
-    assert loans_after((), run, KEPT, NOW) == ()
+    assert temporary_after((HELD,), run, None, KEPT, NOW) == (HELD,)
+    assert temporary_after((), run, None, KEPT, NOW) == ()
 
 
 def test_of_a_target_that_is_gone_nothing_is_lent():
-    assert loans_after((), kept(LENT), Outcome(Reason.TARGET_DELETED, ""), NOW) == ()
+    assert temporary_after((), kept(LENT), None, Outcome(Reason.TARGET_DELETED, ""), NOW) == ()
 
 
 @pytest.mark.parametrize(
     ("present", "first", "load"),
     [
-        (replace(HELD, revision=OLD), None, THEN),
-        (replace(HELD, revision="other"), None, None),
-        (replace(HELD, after="16"), "32", THEN),
+        (replace(HELD, step=replace(LENT, after_template=OLD)), None, THEN),
+        (replace(HELD, step=replace(LENT, after_template="other")), None, None),
+        (replace(HELD, step=replace(LENT, after="16")), "32", THEN),
     ],
     ids=["nothing moved since", "the template moved since", "the first is somebody else's now"],
 )
 def test_what_is_lent_in_two_parts_goes_back_to_what_was_before_both(present, first, load):
     more = replace(LENT, before="32", after="64")
 
-    [lent] = loans_after((present,), kept(more), KEPT, NOW)
+    [lent] = temporary_after((present,), kept(more), None, KEPT, NOW)
 
-    assert (lent.before, lent.after, lent.load) == (first, "64", load)
+    assert (lent.step.before, lent.step.after, lent.load) == (first, "64", load)
 
 
 def test_what_was_given_back_is_gone():
-    assert loans_after((HELD,), kept(BACK), KEPT, NOW) == ()
+    assert temporary_after((HELD,), kept(BACK), None, KEPT, NOW) == ()
 
 
 @pytest.mark.parametrize(
@@ -143,18 +128,18 @@ def test_what_was_given_back_is_gone():
 )
 def test_a_way_back_that_was_taken_back_leaves_the_loan_and_what_spoke_against_it(ending, remembered):
     run = turned(BACK, ending)
-    done = close_run(Record(run=run, borrowed=(HELD,)), run, Outcome(ending, ""), 1, NOW)
+    done = close_run(Record(run=run, temporary=(HELD,)), run, Outcome(ending, ""), 1, NOW)
 
     found = [(one.attempt, one.key, one.template, one.at, one.load) for one in done.failed_attempts]
     assert found == [(Attempt.GIVE_BACK, KNOB, NEW, NOW, THEN)] * remembered
-    [left] = done.borrowed
+    [left] = temporary_after((HELD,), run, None, Outcome(ending, ""), NOW)
     assert left == replace(HELD, calm_since=None, outlook="", looked_at=None)
 
 
 def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
     run = verified(BACK).turned_back(Outcome(Reason.NOT_RECOVERED, ""), Verdict.NOT_RECOVERED).reverted()
 
-    done = close_run(Record(run=run, borrowed=(HELD,)), run, Outcome(Reason.NOT_RECOVERED, ""), 1, NOW)
+    done = close_run(Record(run=run, temporary=(HELD,)), run, Outcome(Reason.NOT_RECOVERED, ""), 1, NOW)
 
     assert [one.attempt for one in done.failed_attempts] == [Attempt.GIVE_BACK]
 
@@ -165,7 +150,7 @@ def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
     ids=["not begun", "left"],
 )
 def test_a_way_back_that_was_not_gone_leaves_the_loan_as_it_is(run):
-    assert loans_after((HELD,), run, Outcome(Reason.SUSPENDED, ""), NOW) == (HELD,)
+    assert temporary_after((HELD,), run, None, Outcome(Reason.SUSPENDED, ""), NOW) == (HELD,)
 
 
 @pytest.mark.parametrize(
@@ -180,29 +165,16 @@ def test_a_way_back_that_was_not_gone_leaves_the_loan_as_it_is(run):
 def test_of_a_resource_that_is_deleted_nothing_is_tried_twice(run):
     ending = run.ending or Outcome(Reason.RESOURCE_DELETED, "")
 
-    assert loans_after((HELD,), run, ending, NOW) == ()
-
-
-@pytest.mark.parametrize(
-    ("uid", "given", "expected"),
-    [
-        ("uid-1", 32, Tenure.OURS),
-        ("uid-1", 32.0, Tenure.OURS),
-        ("uid-1", "32", Tenure.OURS),
-        ("uid-1", 16, Tenure.THEIRS),
-        ("uid-1", None, Tenure.THEIRS),
-        ("uid-2", 32, Tenure.THEIRS),
-    ],
-    ids=["as set", "written otherwise", "as a text", "another value", "taken away", "another Deployment"],
-)
-def test_a_flag_is_ours_as_long_as_it_has_the_value_that_was_set(uid, given, expected):
-    assert tenure_of(HELD, uid, given) is expected
+    assert temporary_after((HELD,), run, None, ending, NOW) == ()
 
 
 @pytest.mark.parametrize(
     ("text", "given", "same"),
     [
         ("1e1", 10, True),
+        ("32", 32.0, True),
+        ("32", "32", True),
+        ("32", 16, False),
         ("auto", "auto", True),
         ("auto", 1, False),
         ("nan", "nan", False),

@@ -15,25 +15,20 @@ from kvmedic.model.fleet import ObjectRef, template_hash
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound, Policy
-from kvmedic.model.status import Borrowed, Record
-from kvmedic.runbooks.preemption.give_back import due, loan_return, restore_after, tenure
-from kvmedic.runbooks.preemption.loans import Tenure
+from kvmedic.model.status import Record, TemporaryChange
+from kvmedic.runbooks.preemption.restore import due_change, restore_after, restore_setting, state_of
+from kvmedic.runbooks.preemption.temporary_changes import SetValue
 from kvmedic.runbooks.workload import Workload, workload_of
-from run_builder import NOW
+from run_builder import NOW, STEP, a_fleet
 from worlds.settled import HELD, POLICY, four
 
 KNOB = Knob.KV_OFFLOADING_SIZE
 UID = "uid-1"
-LENT = Borrowed(
-    knob=KNOB,
-    before=None,
-    after="32",
-    revision="r",
-    at=NOW - timedelta(hours=3),
+LENT = TemporaryChange(
+    step=replace(STEP, knob=KNOB, before=None, after="32"),
     run="run",
-    target=ObjectRef("Deployment", "llm"),
     target_uid=UID,
-    container=None,
+    at=NOW - timedelta(hours=3),
     calm_since=NOW - timedelta(hours=1),
 )
 FILE = "# sizes\nmax-num-seqs: 64\nkv-offloading-size: 32  # GiB\n"
@@ -58,8 +53,9 @@ def in_file(text: str = FILE) -> Workload:
     return workload("--config", "/etc/vllm/engine.yaml", maps={"limits": sight})
 
 
-def planned(of: Workload, lent: Borrowed = LENT) -> Plan:
-    found = loan_return(of, lent, "calm", 3)
+def planned(of: Workload, held: TemporaryChange = LENT) -> Plan:
+    assert isinstance(held.step, FlagStep)
+    found = restore_setting(of, held.step, "calm", 3)
     assert isinstance(found, Plan), found
     return found
 
@@ -80,7 +76,7 @@ def test_a_flag_that_was_not_given_is_removed_again() -> None:
 def test_a_flag_that_had_a_value_gets_it_again() -> None:
     lent = workload("--kv-offloading-size", "32")
 
-    [step] = planned(lent, replace(LENT, before="8")).steps
+    [step] = planned(lent, replace(LENT, step=replace(LENT.step, before="8"))).steps
 
     assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.reason) == ("32", "8", Reason.HOST_MEMORY_GIVEN_BACK)
@@ -88,7 +84,7 @@ def test_a_flag_that_had_a_value_gets_it_again() -> None:
 
 
 def test_a_value_in_a_file_is_put_back_in_a_copy() -> None:
-    [step] = planned(in_file(), replace(LENT, before="8")).steps
+    [step] = planned(in_file(), replace(LENT, step=replace(LENT.step, before="8"))).steps
 
     assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.reason) == ("32", "8", Reason.HOST_MEMORY_GIVEN_BACK)
@@ -106,7 +102,7 @@ def test_a_value_in_a_file_is_put_back_in_a_copy() -> None:
     ids=["written otherwise by somebody", "moved into a file by somebody"],
 )
 def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words: str) -> None:
-    found = loan_return(of, LENT, "calm", 3)
+    found = restore_setting(of, LENT.step, "calm", 3)
 
     assert isinstance(found, Blocked)
     assert found.reason is Reason.FLAG_NOT_EDITABLE
@@ -116,12 +112,12 @@ def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words
 @pytest.mark.parametrize(
     ("of", "expected"),
     [
-        (workload("--kv-offloading-size=32"), Tenure.OURS),
-        (in_file(), Tenure.OURS),
-        (workload("--kv-offloading-size=16"), Tenure.THEIRS),
-        (workload(), Tenure.THEIRS),
-        (in_file("max-num-seqs: 64\n"), Tenure.THEIRS),
-        (workload("--config", "/etc/vllm/engine.yaml", maps={"limits": Unseen.UNREADABLE}), Tenure.UNKNOWN),
+        (workload("--kv-offloading-size=32"), SetValue.UNCHANGED),
+        (in_file(), SetValue.UNCHANGED),
+        (workload("--kv-offloading-size=16"), SetValue.CHANGED),
+        (workload(), SetValue.CHANGED),
+        (in_file("max-num-seqs: 64\n"), SetValue.CHANGED),
+        (workload("--config", "/etc/vllm/engine.yaml", maps={"limits": Unseen.UNREADABLE}), SetValue.UNKNOWN),
         (
             workload(
                 "--config",
@@ -129,9 +125,9 @@ def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words
                 "--kv-offloading-size=32",
                 maps={"limits": Unseen.GONE},
             ),
-            Tenure.OURS,
+            SetValue.UNCHANGED,
         ),
-        (Blocked(Reason.ENGINE_UNRECOGNISED, ""), Tenure.UNKNOWN),
+        (Blocked(Reason.ENGINE_UNRECOGNISED, ""), SetValue.UNKNOWN),
     ],
     ids=[
         "as set",
@@ -145,10 +141,10 @@ def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words
     ],
 )
 def test_whose_the_flag_is_follows_from_what_the_engine_is_given(
-    of: Workload | Blocked, expected: Tenure
+    of: Workload | Blocked, expected: SetValue
 ) -> None:
-    assert tenure(LENT, UID, of) is expected
-    assert tenure(LENT, "another", of) is Tenure.THEIRS
+    assert state_of(LENT, a_fleet(uid=UID), of) is expected
+    assert state_of(LENT, a_fleet(uid="another"), of) is SetValue.CHANGED
 
 
 def policy(*levers: LeverBound) -> Policy:
@@ -165,24 +161,24 @@ SOON = LeverBound(KNOB, maximum=32, restore_after=timedelta(minutes=5))
 def test_how_long_it_must_have_been_calm_is_the_levers_or_an_hour(
     levers: tuple[LeverBound, ...], minutes: int
 ) -> None:
-    assert restore_after(policy(*levers)) == timedelta(minutes=minutes)
+    assert restore_after(LENT, policy(*levers)) == timedelta(minutes=minutes)
 
 
 @pytest.mark.parametrize(
     ("record", "args", "expected"),
     [
-        (Record(borrowed=(LENT,)), ["--kv-offloading-size=32"], LENT),
-        (Record(borrowed=(LENT,)), ["--kv-offloading-size=16"], None),
-        (Record(borrowed=(replace(LENT, calm_since=NOW),)), ["--kv-offloading-size=32"], None),
-        (Record(borrowed=(replace(LENT, calm_since=None),)), ["--kv-offloading-size=32"], None),
-        (Record(borrowed=(LENT,), footprint=HELD), ["--kv-offloading-size=32"], HELD),
+        (Record(temporary=(LENT,)), ["--kv-offloading-size=32"], LENT),
+        (Record(temporary=(LENT,)), ["--kv-offloading-size=16"], None),
+        (Record(temporary=(replace(LENT, calm_since=NOW),)), ["--kv-offloading-size=32"], None),
+        (Record(temporary=(replace(LENT, calm_since=None),)), ["--kv-offloading-size=32"], None),
+        (Record(temporary=(HELD, LENT)), ["--kv-offloading-size=32"], HELD),
         (
-            Record(borrowed=(LENT,), footprint=replace(HELD, calm_since=NOW)),
+            Record(temporary=(replace(HELD, calm_since=NOW), LENT)),
             ["--kv-offloading-size=32"],
             None,
         ),
         (
-            Record(borrowed=(LENT,), footprint=replace(HELD, after=9)),
+            Record(temporary=(replace(HELD, step=replace(HELD.step, after=9)), LENT)),
             ["--kv-offloading-size=32"],
             LENT,
         ),
@@ -200,9 +196,9 @@ def test_how_long_it_must_have_been_calm_is_the_levers_or_an_hour(
     ],
 )
 def test_one_thing_at_a_time_is_due(record: Record, args: list[str], expected: object) -> None:
-    lent = tuple(replace(each, target_uid=four().uid) for each in record.borrowed)
+    lent = tuple(replace(each, target_uid=four().uid) for each in record.temporary)
 
-    found = due(replace(record, borrowed=lent), four(), policy(), workload(*args), NOW)
+    found = due_change(replace(record, temporary=lent), four(), policy(), workload(*args), NOW)
 
-    wanted = replace(expected, target_uid=four().uid) if isinstance(expected, Borrowed) else expected
+    wanted = replace(expected, target_uid=four().uid) if isinstance(expected, TemporaryChange) else expected
     assert found == wanted
