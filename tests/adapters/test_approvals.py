@@ -17,7 +17,7 @@ from kvmedic.kube.errors import Refused, Unavailable
 from kvmedic.kube.objects import Resource
 from kvmedic.model.evidence import Blocked
 from lab.cluster.light import LightCluster
-from reconcile.world import APPROVALS_CRD
+from worlds.world import APPROVALS_CRD
 
 DIGEST = "0123456789abcdef"
 UID = "11111111-2222-3333-4444-555555555555"

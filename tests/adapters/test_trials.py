@@ -33,7 +33,7 @@ from lab.cluster.light import LightCluster, gpus
 from lab_engine.engine_process import a_process, until_healthy
 from live_fleet import LiveFleet, is_whole, service
 from probing import a_step, no_devices, no_logs
-from reconcile.trying import CLASS
+from worlds.trying import CLASS
 
 pytestmark = pytest.mark.light
 

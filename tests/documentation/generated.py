@@ -13,7 +13,7 @@ from documentation.picture import picture
 from kvmedic.model.reasons import EXPLAIN, Reason, Trait, reasons_with
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.reference import decision_table
-from reconcile.complaints import COMPLAINTS, Complaint
+from worlds.complaints import COMPLAINTS, Complaint
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "images" / "overview.svg"

@@ -8,7 +8,7 @@ from documentation.generated import GROUPS, NAMES, REFUSALS, pages, runbook_page
 from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.reference import move_of
-from reconcile.complaints import COMPLAINTS
+from worlds.complaints import COMPLAINTS
 
 REMEDIES = {reason: reason.remedy for reason in Reason if reason.remedy is not None}
 

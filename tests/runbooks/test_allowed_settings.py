@@ -11,8 +11,8 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Replacement
 from kvmedic.record.store import resource_of
 from kvmedic.runbooks.compression.bundle import AllowedSettings, unrecorded_setting
-from reconcile.world import remediation
 from worlds.bundles import a_template, a_workload
+from worlds.world import remediation
 
 LISTED = AllowedSettings(("--evict",), ("EVICT_TOKENS", "LAB_*"))
 KNOWN = [

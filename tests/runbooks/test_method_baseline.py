@@ -16,8 +16,8 @@ from kvmedic.model.status import LastGood, MethodBaseline, Record
 from kvmedic.runbooks.branches import Compressed
 from kvmedic.runbooks.compression.method_baseline import find_baseline, with_baseline_on_record
 from kvmedic.runbooks.workload import View
-from reconcile.asked import a_resource
 from run_builder import NOW, a_fleet
+from worlds.asked import a_resource
 
 TRIATTENTION = Compressed(
     "TriAttention",

@@ -12,8 +12,8 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.spec import OnDrainTimeout, RolloutPolicy, RotationLabel, Spare
 from kvmedic.runbooks.fleet_plans import drain_remark, end_of_requests
 from kvmedic.runbooks.workload import Workload, workload_of
-from reconcile.world import deployment
 from run_builder import REPLACE, STEP
+from worlds.world import deployment
 
 
 def a_workload(

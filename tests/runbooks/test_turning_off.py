@@ -29,8 +29,8 @@ from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import Branch, Diagnosed, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.workload import View, Workload
-from reconcile.asked import a_resource
 from run_builder import BUNDLE, NEW, OLD, a_failure, a_fleet
+from worlds.asked import a_resource
 from worlds.bundles import FLAG, SWITCH, TRI, TUNED, a_template, a_workload
 
 ON = a_template(["m", FLAG, "--api-key=s3cret"], TUNED)

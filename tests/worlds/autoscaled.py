@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reconcile.scaling import REPLICAS
-from reconcile.world import World
 from worlds.neighbours import DEFINITIONS, hpa, scaled
+from worlds.scaling import REPLICAS
+from worlds.world import World
 
 HPA, SCALED_OBJECT = "HorizontalPodAutoscaler", "ScaledObject"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from reconcile.world import World
+from worlds.world import World
 
 
 def kvmedic(world: World, command: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from lab.cluster.api import ApiError, read_manifests
-from reconcile.world import CRD, World
+from worlds.world import CRD, World
 
 LATER = {"rollout": {"spare": "BestEffort"}}
 """What the schema knows and this version does not do."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lab.cluster.simulation import ANNOTATION, behaviour
-from reconcile.world import World
 from worlds.telling import events
+from worlds.world import World
 
 LEVERS = [{"name": "maxNumSeqs"}, {"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02}]
 PROMPT = "a prompt that nobody else may read"

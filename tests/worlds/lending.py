@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reconcile.world import World
+from worlds.world import World
 
 LOOKS_SECONDS = 2.5
 """Two minutes of the fast clock: several looks with every gate open."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from reconcile.world import World
+from worlds.world import World
 
 
 def annotated(**marks: str) -> Callable[[World], None]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from reconcile.phases import drained
-from reconcile.world import World
+from worlds.phases import drained
+from worlds.world import World
 
 OLD, NEW = "--max-num-seqs=64", "--max-num-seqs=14"
 EDITED = "--max-num-seqs=32"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from reconcile import phases, replacing, scaling
-from reconcile.configured import configure
-from reconcile.deploying import ALLOWED, deploy
-from reconcile.phases import PATIENCE_SECONDS
-from reconcile.world import World
+from worlds import phases, replacing, scaling
+from worlds.configured import configure
+from worlds.deploying import ALLOWED, deploy
+from worlds.phases import PATIENCE_SECONDS
+from worlds.world import World
 
 
 def nothing(world: World) -> None:

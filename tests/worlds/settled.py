@@ -8,9 +8,9 @@ from typing import Any
 from api.records import holding_record
 from kvmedic.model.fleet import Fleet, template_hash
 from kvmedic.rollout.preconditions import Neighbours
-from reconcile.asked import a_resource
-from reconcile.world import deployment
 from run_builder import a_fleet, a_pod
+from worlds.asked import a_resource
+from worlds.world import deployment
 
 TEMPLATE = deployment(3)["spec"]["template"]
 REVISION = template_hash(TEMPLATE)

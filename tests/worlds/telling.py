@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from reconcile.world import World
+from worlds.world import World
 
 
 def events(world: World, reason: str) -> list[str]:

@@ -3,7 +3,7 @@
 Who else has a say in a target's replicas and pods: autoscalers and disruption budgets. Never fought.
 
 An autoscaler of replicas in the middle of a rollout takes or adds its share, undrained as always, plus
-at most one replica (Kubernetes 1.36, tests/reconcile/test_people.py and test_neighbours.py). The spare
+at most one replica (Kubernetes 1.36, tests/controller/test_people.py and test_neighbours.py). The spare
 hardly moves it: a HorizontalPodAutoscaler that averages over pods multiplies that average by the Ready
 pods, so that the spare cancels out; one with a Value target may add a replica while the spare is there
 (kube-controller-manager 1.36, podautoscaler/replica_calculator.go). So a run goes on beside one. A

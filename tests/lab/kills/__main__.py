@@ -20,7 +20,7 @@ from lab.cluster.light import LightCluster
 from lab.cluster.progress import Stopwatch
 from lab.kills.courses import COURSES, Course, RandomKiller
 from lab.kills.ending import differences, ending, harm
-from reconcile.world import Eye, Maker, World, define
+from worlds.world import Eye, Maker, World, define
 
 KILLS = 200
 OF_ONE_RUN = 6

@@ -7,14 +7,14 @@ from random import Random
 from typing import Any
 
 from lab.scripted.proxy import Fate, Write
-from reconcile import trying
-from reconcile.bundled import begin, compressing
-from reconcile.configured import configure
-from reconcile.deploying import ALLOWED, deploy
-from reconcile.phases import drained, let_go
-from reconcile.replacing import press_one
-from reconcile.scaling import calm, held, press, spec
-from reconcile.world import World
+from worlds import trying
+from worlds.bundled import begin, compressing
+from worlds.configured import configure
+from worlds.deploying import ALLOWED, deploy
+from worlds.phases import drained, let_go
+from worlds.replacing import press_one
+from worlds.scaling import calm, held, press, spec
+from worlds.world import World
 
 SECONDS = 400
 """How long one step of a course may take on a busy machine, its kills included."""

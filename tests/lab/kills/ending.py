@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lab.cluster.api import Object
-from reconcile.configured import copies, text_of
-from reconcile.trying import trial_pods
-from reconcile.world import Eye, World
+from worlds.configured import copies, text_of
+from worlds.trying import trial_pods
+from worlds.world import Eye, World
 
 OURS = "kvmedic.io/"
 _NAME = re.compile(r"\bllm-[0-9a-z]+-[0-9a-z]+\b")

@@ -1,0 +1,261 @@
+"""A flag in a configuration file: healed by a copy of its ConfigMap, on the real controllers, and people."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from worlds.configured import (
+    NAME,
+    TEXT,
+    config_map,
+    configure,
+    copies,
+    edit_file,
+    point_at,
+    referred,
+    text_of,
+)
+from worlds.deploying import ALLOWED, settle
+from worlds.phases import PATIENCE_SECONDS, Phase, conditions, let_go, reach
+from worlds.world import Eye, World
+
+
+def settled(world: World) -> None:
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+
+def test_a_change_that_did_not_help_is_taken_back_and_its_copy_goes_with_its_replica_set(a_world):
+    world = a_world(2)
+    configure(world)
+    before, original = world.deployment()["spec"], config_map(world)
+    world.rewrite(new="worse")
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        settled(world)
+
+    (copy,) = copies(world)
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert config_map(world) == original
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+    world.kubectl("rollout", "undo", "deployment/llm")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "a person's undo finds the copy")
+    assert referred(world) == copy["metadata"]["name"]
+    world.kubectl("rollout", "undo", "deployment/llm")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "and back")
+    world.kubectl("patch", "deployment", "llm", "-p", '{"spec":{"revisionHistoryLimit":0}}')
+    world.wait(
+        lambda: copies(world) == [], PATIENCE_SECONDS, "nothing refers to the copy any more, and it goes"
+    )
+    world.wait(lambda: "copies" not in world.status(), PATIENCE_SECONDS, "the record is clean")
+    assert config_map(world) == original
+
+
+def test_a_file_that_raised_the_cap_is_rolled_back_to_the_one_before(a_world):
+    world = a_world(2, spec=ALLOWED)
+    configure(world)
+    before = world.deployment()["spec"]
+    point_at(world, "more", TEXT.replace("64", "256"))
+    settle(world)
+    world.write_script(old="thrash", new="recovered", before="recovered", revision=world.revision())
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        settled(world)
+
+    run = world.status()["history"][0]
+    assert (run["reason"], run["outcome"]) == ("DeployCorrelated", "Recovered")
+    assert world.deployment()["spec"] == before
+    assert referred(world) == NAME
+    assert (copies(world), world.traces()) == ([], [])
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAIN, Phase.VERIFY])
+def test_who_edits_the_file_in_the_middle_has_their_way(a_world, phase):
+    world = a_world(2, **conditions(phase))
+    configure(world)
+    before = world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, phase)
+        edit_file(world)
+        let_go(world)
+        settled(world)
+
+    assert world.outcomes() == ["ConfigMapChanged"]
+    assert world.deployment()["spec"] == before
+    assert text_of(world, NAME) == TEXT.replace("64", "32")
+    assert world.traces() == []
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+def test_a_file_that_is_edited_between_plan_and_act_ends_the_run_before_anything_is_done(a_world):
+    world = a_world(2)
+    configure(world)
+    generation = world.deployment()["metadata"]["generation"]
+    edited: list[bool] = []
+
+    def opened(write: object) -> None:
+        if "Pending" in str(write) and not edited:
+            edited.append(True)
+            edit_file(world)
+
+    world.proxy.committed = opened
+    world.start()
+    settled(world)
+
+    assert edited
+    assert world.outcomes() == ["ConfigMapChanged"]
+    assert world.deployment()["metadata"]["generation"] == generation
+    assert referred(world) == NAME
+    assert world.traces() == []
+    assert copies(world) == []
+
+
+def test_a_copy_that_somebody_deletes_is_made_again(a_world):
+    world = a_world(2)
+    configure(world)
+
+    reach(world, Phase.DRAIN)
+    (copy,) = copies(world)
+    world.kubectl("delete", "configmap", copy["metadata"]["name"])
+    world.wait(lambda: len(copies(world)) == 1, PATIENCE_SECONDS, "it is made again")
+    let_go(world)
+    settled(world)
+
+    (again,) = copies(world)
+    assert again["metadata"]["uid"] != copy["metadata"]["uid"]
+    assert again["data"] == copy["data"]
+    assert world.outcomes() == ["Recovered"]
+
+
+def test_without_a_config_map_to_go_back_to_the_fleet_stands_still_and_says_so(a_world):
+    world = a_world(2)
+    configure(world)
+    before, original = world.deployment()["spec"], config_map(world)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, Phase.WAY_BACK)
+        world.kubectl("delete", "configmap", NAME)
+        let_go(world)
+        world.wait(
+            lambda: world.condition("ActionRequired") == ("True", "ConfigMapUnavailable"),
+            PATIENCE_SECONDS,
+            "a person is asked",
+        )
+        assert world.step_state() == "RollingBack"
+        metadata = {"name": NAME}
+        world.cluster.api.create({**original, "metadata": metadata}, world.namespace)
+        settled(world)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+def test_deleting_the_deployment_takes_the_copies_with_it(a_world):
+    world = a_world(2)
+    configure(world)
+    world.start()
+    settled(world)
+    assert len(copies(world)) == 1
+
+    world.kubectl("delete", "deployment", "llm", "--wait=false")
+
+    world.wait(lambda: copies(world) == [], PATIENCE_SECONDS, "the copy is collected")
+    assert text_of(world, NAME) == TEXT
+
+
+def test_something_else_of_the_copys_name_ends_the_run_before_anything_is_done(a_world):
+    world = a_world(2, spec={"mode": "Observe"})
+    configure(world)
+    world.start()
+    world.wait(lambda: "plan" in world.status(), PATIENCE_SECONDS, "a plan is shown")
+    name = world.status()["plan"]["exact"]["steps"][0]["fileOf"]["copy"]
+    world.kubectl("create", "configmap", name, "--from-literal=a=b")
+    generation = world.deployment()["metadata"]["generation"]
+
+    world.cluster.api.patch("KVRemediation", "llm", {"spec": {"mode": "Auto"}}, world.namespace)
+    world.wait(lambda: bool(world.outcomes()), PATIENCE_SECONDS, "the run ends")
+
+    assert world.outcomes() == ["ConfigMapUnavailable"]
+    assert name in world.status()["history"][0]["message"]
+    assert world.deployment()["metadata"]["generation"] == generation
+    assert config_map(world, name)["data"] == {"a": "b"}
+    assert copies(world) == []
+
+
+def test_a_quota_for_config_maps_ends_the_run_before_anything_is_done(a_world):
+    world = a_world(2)
+    configure(world)
+    count = len(world.cluster.api.list("ConfigMap", world.namespace))
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
+    world.cluster.api.create({**quota, "spec": {"hard": {"count/configmaps": str(count)}}}, world.namespace)
+
+    def used() -> object:
+        return world.cluster.api.get("ResourceQuota", "few", world.namespace).get("status", {}).get("used")
+
+    world.wait(lambda: bool(used()), PATIENCE_SECONDS, "the quota is counted")
+    generation = world.deployment()["metadata"]["generation"]
+
+    world.start()
+    world.wait(lambda: bool(world.outcomes()), PATIENCE_SECONDS, "the run ends")
+
+    assert world.outcomes() == ["ConfigMapUnavailable"]
+    assert "quota" in world.status()["history"][0]["message"]
+    assert world.condition("ActionRequired") == ("True", "ConfigMapUnavailable")
+    assert world.deployment()["metadata"]["generation"] == generation
+
+
+def test_a_config_map_that_somebody_owns_is_not_copied_and_they_are_told_the_value(a_world):
+    world = a_world(2)
+    marks = {"annotations": {"argocd.argoproj.io/tracking-id": "prod:/ConfigMap:ns/limits"}}
+    configure(world, metadata=marks)
+    generation = world.deployment()["metadata"]["generation"]
+
+    world.start()
+    asked = lambda: world.condition("ActionRequired") == ("True", "ManagedByGitOps")  # noqa: E731
+    world.wait(asked, PATIENCE_SECONDS, "a person is asked")
+
+    (told,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
+    assert 'max_num_seqs in engine.yaml of ConfigMap/limits: "64" -> "14"' in told
+    assert "argocd app sync prod" in told
+    assert (world.deployment()["metadata"]["generation"], world.outcomes()) == (generation, [])
+    assert copies(world) == []
+
+
+def test_a_config_map_that_is_missing_is_named(a_world):
+    world = a_world(2)
+    configure(world, history=0)
+    world.kubectl("delete", "configmap", NAME)
+
+    world.start()
+    asked = lambda: world.condition("ActionRequired") == ("True", "FlagNotEditable")  # noqa: E731
+    world.wait(asked, PATIENCE_SECONDS, "a person is asked")
+
+    (told,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
+    assert "ConfigMap/limits, which does not exist" in told
+
+
+def test_replicas_that_are_older_than_the_file_are_noted_and_nothing_is_done_about_it(a_world):
+    world = a_world(2, spec={"mode": "Observe"})
+    configure(world)
+    time.sleep(1.1)  # the API server notes edits in whole seconds
+    edit_file(world, new="48")
+    generation = world.deployment()["metadata"]["generation"]
+
+    world.start()
+    world.wait(lambda: "plan" in world.status(), PATIENCE_SECONDS, "a plan is shown")
+
+    plan = world.status()["plan"]
+    assert plan["steps"] == ["Deployment/llm: maxNumSeqs 48 -> 14 (ConfigMap/limits, engine.yaml)"]
+    assert "ConfigMap limits was edited at " in plan["message"]
+    assert all(pod["metadata"]["name"] in plan["message"] for pod in world.pods())
+    assert world.deployment()["metadata"]["generation"] == generation

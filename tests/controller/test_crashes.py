@@ -1,0 +1,456 @@
+"""Every write of a run, killed after it was committed, with the answer withheld.
+
+The operator's process is killed with SIGKILL and started again, at each write that it has not been
+killed at yet, until none is left. What the kills are hung on is read off the requests themselves, so
+a new kind of step is covered without anything added here.
+
+What is stored before a write leaves is what was stored after the one before it, so a kill there leaves
+nothing else behind for the next process. A run forth and back is killed at both all the same. Where a run
+forth and back of the same step is killed at each write, the run that stays is killed from its verdict on.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+
+from kvmedic.model.plan import Step
+from lab.cluster.simulation import behaviour
+from lab.scripted.proxy import Fate
+from worlds import gating, trying
+from worlds.autoscaled import HPA, behind_hpa, marks, minimum
+from worlds.bundled import begin, compressing, templates
+from worlds.configured import CHANGED, SECRET, config_map, configure, copies, referred
+from worlds.deploying import ALLOWED, RAISED_CAP, deploy, numbers
+from worlds.ending import LEVERS, PROMPT, TORCH, crash
+from worlds.killing import Killer
+from worlds.lending import lending, lent, roomy
+from worlds.people import cap
+from worlds.phases import drained, let_go
+from worlds.replacing import names, press_one
+from worlds.scaling import calm, held, press, spec
+from worlds.trying import allow, evicting, trial_pods
+from worlds.world import Eye
+
+SECONDS = 400
+pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
+
+
+@pytest.fixture
+def killer() -> Killer:
+    return Killer()
+
+
+@pytest.fixture
+def late() -> Killer:
+    """Kills from the verdict on: what comes before is killed in the run that is taken back."""
+    return Killer(since="Verifying")
+
+
+@pytest.fixture
+def thorough() -> Killer:
+    """Kills before a write leaves, too."""
+    return Killer(Fate.KILL_BEFORE, Fate.KILL_AFTER)
+
+
+def survive(world, replicas: int, killer: Killer, runs: int = 1) -> Eye:
+    """Run until so many runs are closed, killed at every write; print what was covered."""
+    with Eye(world.cluster, world.namespace, replicas) as eye:
+        world.start()
+        world.wait(lambda: len(world.outcomes()) >= runs and world.is_closed(), SECONDS, "the run closes")
+    print(f"{world.starts} processes; {killer.report()}")
+    return eye
+
+
+def test_killed_at_every_write_a_fleet_is_healed_all_the_same(a_world, late):
+    world = a_world(replicas=2, decide=late.decide)
+
+    eye = survive(world, 2, late)
+
+    spec = world.deployment()["spec"]
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert world.args()[2] == "--max-num-seqs=14"
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 4, "each replica was replaced once"
+    assert "paused" not in spec
+    assert "minReadySeconds" not in spec
+    assert "Kept" in late.words()
+
+
+def test_killed_at_every_write_replicas_with_requests_serve_on_until_a_person_lets_them_go(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec={"rollout": {"drainTimeout": "10s"}})
+    old = names(world)
+    world.rewrite(inFlight=37)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        asked = ("True", "DrainTimedOut")
+        world.wait(lambda: world.condition("ActionRequired") == asked, SECONDS, "a person is asked")
+        world.wait(lambda: world.endpoints() == 3, SECONDS, "all serve, and the spare")
+        assert old <= names(world)
+        assert {one["name"] for one in world.status()["run"]["timedOut"]} == old
+        proceed = {"spec": {"rollout": {"onDrainTimeout": "Proceed"}}}
+        world.cluster.api.patch("KVRemediation", "llm", proceed, world.namespace)
+        world.wait(world.is_closed, SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert world.traces() == []
+    assert (eye.lost, eye.cordoned) == ([], old)
+    assert eye.fewest >= 2
+
+
+def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world, thorough):
+    world = a_world(replicas=2, decide=thorough.decide)
+    before = world.deployment()["spec"]
+    world.write_script(old="thrash", new="worse", revision=world.revision())
+
+    eye = survive(world, 2, thorough)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+
+
+def test_killed_at_every_write_a_crashing_canary_is_undone(a_world, killer):
+    annotations = behaviour(mode="crash", mode_when="--max-num-seqs=[1-3]")
+    world = a_world(replicas=2, decide=killer.decide, annotations=annotations)
+    before, pods = world.deployment()["spec"], {p["metadata"]["name"] for p in world.pods()}
+
+    survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["CanaryFailed"]
+    assert world.deployment()["spec"] == before
+    world.wait(lambda: {p["metadata"]["name"] for p in world.pods()} == pods, 10, "the canary is gone")
+
+
+def test_killed_at_every_write_one_replica_is_replaced_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    before, spec = names(world), world.deployment()["spec"]
+    pressured = press_one(world)
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert world.deployment()["spec"] == spec
+    assert before - names(world) == {pressured}
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 3, "one spare came, and one replica went"
+    assert {"ScaleOut", "ScaleIn"} <= killer.words()
+    (run,) = world.status()["history"]
+    assert run["reason"] == "OneReplicaPressured"
+    assert run["steps"] == [f"Deployment/llm: replica {pressured} -> a new one: Kept"]
+
+
+def test_killed_at_every_write_a_replacement_is_taken_back(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    before, spec = names(world), world.deployment()["spec"]
+    press_one(world)
+    world.rewrite(inFlight=1)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(lambda: bool(drained(world)), SECONDS, "the replica is drained")
+        ask = f"kvmedic.io/rollback={world.status()['run']['id']}"
+        world.kubectl("annotate", "kvr", "llm", ask)
+        let_go(world)
+        world.wait(world.is_closed, SECONDS, "the run closes")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["RolledBackByHand"]
+    assert world.deployment()["spec"] == spec
+    world.wait(lambda: names(world) == before, 10, "the spare is gone")
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+
+
+def test_killed_at_every_write_a_spare_without_room_is_given_up(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
+    world.cluster.api.create({**quota, "spec": {"hard": {"pods": "2"}}}, world.namespace)
+    before, spec = names(world), world.deployment()["spec"]
+    press_one(world)
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["SpareUnschedulable"]
+    assert "quota" in world.status()["history"][0]["message"]
+    assert (names(world), world.deployment()["spec"]) == (before, spec)
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+
+
+def test_killed_at_every_write_a_replica_out_of_memory_is_met_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec={"levers": LEVERS})
+    world.proxy.log = f"{PROMPT}\n{TORCH}\n"
+    world.rewrite(old="recovered", pods={crash(world): "missing"})
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert world.status()["history"][0]["reason"] == "CudaOutOfMemory"
+    assert [one["share"] for one in world.status()["outgrown"]] == [0.92], "never gone back to"
+    assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
+    assert "--max-num-seqs=64" in world.args()
+    assert PROMPT not in world.log
+    assert PROMPT not in str(world.status())
+    assert "Tried to allocate" not in world.log + str(world.status())
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 1
+    assert killer.kills
+
+
+def test_killed_at_every_write_a_revision_is_rolled_back_all_the_same(a_world, late):
+    world = a_world(replicas=2, decide=late.decide, spec=ALLOWED)
+    world.kubectl("annotate", "deployment", "llm", "kubernetes.io/change-cause=first")
+    before, kept = world.deployment()["spec"], set(numbers(world))
+    world.kubectl("annotate", "--overwrite", "deployment", "llm", "kubernetes.io/change-cause=second")
+    deploy(world)
+
+    eye = survive(world, 2, late)
+
+    (run,) = world.status()["history"]
+    assert (run["reason"], run["outcome"]) == ("DeployCorrelated", "Recovered")
+    assert run["steps"] == ["Deployment/llm: pod template of revision 2 -> of revision 1: Kept"]
+    assert world.deployment()["spec"] == before
+    assert world.deployment()["metadata"]["annotations"]["kubernetes.io/change-cause"] == "second"
+    assert len(numbers(world)) == 2, "the earlier ReplicaSet is used again"
+    assert max(numbers(world), key=lambda name: numbers(world)[name]) in kept
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 4, "each replica was replaced once"
+    assert "Kept" in late.words()
+
+
+def test_killed_at_every_write_a_rollback_that_did_not_help_is_taken_back(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=ALLOWED)
+    deploy(world, new="worse")
+    before = world.deployment()["spec"]
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert cap(world) == RAISED_CAP
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+    assert {"Freeze", "Restore"} <= killer.words()
+
+
+def config_maps_written(killer: Killer) -> set[str]:
+    """Return the verbs at which the process was killed while it wrote a ConfigMap."""
+    return {write.verb for write in killer.kills if write.object == "configmaps"}
+
+
+def test_killed_at_every_write_a_flag_in_a_file_is_changed_in_one_copy_and_nothing_of_it_is_told(
+    a_world, late
+):
+    """The API server takes no change of an immutable ConfigMap."""
+    world = a_world(replicas=2, decide=late.decide)
+    configure(world, immutable=True)
+    original, pods = config_map(world), {p["metadata"]["name"] for p in world.pods()}
+    before = world.deployment()
+
+    eye = survive(world, 2, late)
+
+    (copy,) = copies(world)
+    (run,) = world.status()["history"]
+    assert run["outcome"] == "Recovered"
+    assert run["steps"] == ["Deployment/llm: maxNumSeqs 64 -> 14 (ConfigMap/limits, engine.yaml): Kept"]
+    assert referred(world) == copy["metadata"]["name"]
+    assert copy["data"] == {**original["data"], "engine.yaml": CHANGED}
+    assert copy["immutable"] is True
+    (owner,) = copy["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Deployment", before["metadata"]["uid"])
+    assert [each["name"] for each in world.status()["copies"]] == [copy["metadata"]["name"]]
+    assert world.args() == before["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert config_map(world) == original
+    events = world.kubectl("get", "events", "-o", "yaml")
+    told = json.dumps(world.resource()) + json.dumps(world.deployment()["metadata"]) + world.log + events
+    assert SECRET not in told
+    assert "limits of the fleet" not in told
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen - pods) == 2, "each replica was replaced once"
+    assert "Kept" in late.words()
+
+
+def test_killed_at_every_write_a_change_in_a_file_is_taken_back_and_no_copy_is_left(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide)
+    configure(world, history=0)
+    original, before = config_map(world), world.deployment()["spec"]
+    world.rewrite(new="worse")
+
+    eye = survive(world, 2, killer)
+    world.wait(lambda: copies(world) == [] and "copies" not in world.status(), SECONDS, "the copy goes")
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert config_map(world) == original
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert config_maps_written(killer) == {"POST", "DELETE"}
+
+
+def test_killed_at_every_write_replicas_are_added_and_given_back_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=spec())
+    before, deployed = names(world), world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        press(world)
+        world.start()
+        world.wait(lambda: bool(held(world)) and "run" not in world.status(), SECONDS, "a replica is added")
+        calm(world)
+        world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), SECONDS, "it is given back")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert world.outcomes() == ["Recovered", "Recovered"]
+    assert world.deployment()["spec"] == deployed
+    assert (names(world), held(world)) == (before, {})
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 3, "one came, and the same one went"
+    assert {"ScaleOut", "ScaleIn"} <= killer.words()
+
+
+def test_killed_at_every_write_replicas_that_did_not_help_go_again(a_world, killer):
+    often = {"cooldown": "24h", "maxRunsPerDay": 10}
+    world = a_world(replicas=2, decide=killer.decide, spec=spec(limits=often))
+    before, deployed = names(world), world.deployment()["spec"]
+    press(world, more="fewer requests, and thrash")
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == deployed
+    assert (names(world), held(world)) == (before, {})
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+
+
+def test_killed_at_every_write_an_autoscalers_minimum_is_raised_and_put_back(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=spec())
+    behind_hpa(world)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        press(world)
+        world.start()
+        world.wait(lambda: bool(held(world)) and "run" not in world.status(), SECONDS, "it is raised")
+        raised, replicas, footprint = minimum(world), world.replicas(), held(world)
+        calm(world)
+        world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), SECONDS, "it is put back")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert (raised, replicas, minimum(world)) == (3, 3, 2), "the autoscaler itself made it"
+    assert footprint["holder"] == {"kind": HPA, "name": "llm"}
+    assert (footprint["before"], footprint["after"], footprint["fewest"]) == (2, 3, 2)
+    assert world.outcomes() == ["Recovered", "Recovered"]
+    assert [run["steps"][0] for run in world.status()["history"]] == [
+        f"{HPA}/llm: minimum 3 -> 2 replicas: Kept",
+        f"{HPA}/llm: minimum 2 -> 3 replicas: Kept",
+    ]
+    assert (held(world), marks(world), world.traces()) == ({}, [], [])
+    assert eye.fewest >= 2
+    assert {"deployments", "horizontalpodautoscalers"} <= {write.object for write in killer.kills}
+
+
+def test_killed_at_every_write_host_memory_is_lent_and_given_back_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=lending(), change=roomy)
+    deployed = world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.rewrite(new="smooth")
+        world.start()
+        world.wait(lambda: bool(lent(world)) and "run" not in world.status(), SECONDS, "it is lent")
+        world.rewrite(old="idle", new="idle")
+        world.wait(lambda: lent(world) == [] and world.is_closed(), SECONDS, "it is given back")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert world.outcomes() == ["Recovered", "Improved"]
+    assert world.deployment()["spec"] == deployed
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+
+
+def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, killer):
+    given = trying.alone(trying.spec(allowedFixes=[]))
+    world = a_world(replicas=2, decide=killer.decide, spec=given, change=evicting)
+    allow(world)
+    world.rewrite(probe="Scattered")
+    before, pods = world.deployment()["spec"], names(world)
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["TrialAnswered"]
+    assert trying.answers(world) == ["Scattered"]
+    assert trial_pods(world) == []
+    assert (world.deployment()["spec"], names(world), world.traces()) == (before, pods, [])
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert {("POST", "pods"), ("DELETE", "pods")} <= {(write.verb, write.object) for write in killer.kills}
+
+
+def test_killed_at_every_write_a_method_that_was_needed_is_turned_on_again(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, change=compressing)
+    before, revision = world.deployment()["spec"], world.revision()
+    begin(world, new="worse")
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    [remembered] = world.status()["failedAttempts"]
+    assert (remembered["key"], remembered["template"]) == ("TriAttention", revision)
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+    assert len(templates(world)) == 2, "nobody ran a half of it"
+    assert "Freeze" in killer.words()
+
+
+def test_every_kind_of_step_is_killed_at_every_write():
+    """The runs above have every kind of step there is; a new kind needs a run of its own."""
+    killed = {"FlagStep", "ReplaceStep", "RevisionStep", "ReplicasStep"}
+    killed |= {"BundleStep", "TrialStep", "GateStep"}
+
+    assert {kind.__name__ for kind in get_args(Step)} == killed
+
+
+def test_killed_at_every_write_a_fix_is_evaluated_once_and_turned_on(a_world, killer):
+    compression = gating.FP8 | {"baseline": {}}
+    world = a_world(replicas=2, decide=killer.decide, spec=gating.spec(**compression), change=gating.roomy)
+    gating.allow(world, gating.cron_job())
+    world.rewrite(stored="fp8")
+    gating.turned_off(world, measured=0.8)
+    args = world.args()
+
+    eye = survive(world, 2, killer, runs=2)
+
+    assert world.outcomes() == ["Recovered", "TrialAnswered"]
+    assert world.args() == [*args, "--kv-cache-dtype=fp8"]
+    assert "turnedOff" not in world.status()
+    assert [score for _, score in gating.scores(world)] == [0.8, 0.8]
+    assert (trial_pods(world), gating.jobs(world), world.traces()) == ([], [], [])
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    made = {("POST", "pods"), ("DELETE", "pods"), ("POST", "jobs"), ("DELETE", "jobs")}
+    assert made <= {(write.verb, write.object) for write in killer.kills}

@@ -1,0 +1,162 @@
+"""Host memory that is lent, from look to look: asked when due, noted, forgotten. No cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from api.records import holding_record
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import survey
+from kvmedic.controller.temporary import note_temporary, why_not_restored
+from kvmedic.model.fleet import Fleet, Owner, template_hash
+from kvmedic.model.plan import FlagStep, Goal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Record, Resource, TemporaryChange
+from kvmedic.record.events import notes
+from kvmedic.runbooks.workload import View
+from lab.scripted.readings import State
+from run_builder import NOW
+from worlds.asked import Asked, a_resource
+from worlds.settled import a_settled_fleet
+from worlds.world import deployment
+
+
+def template(*args: str) -> dict[str, Any]:
+    body: dict[str, Any] = deployment(3)["spec"]["template"]
+    container = body["spec"]["containers"][0]
+    return {
+        **body,
+        "spec": {**body["spec"], "containers": [{**container, "args": [*container["args"], *args]}]},
+    }
+
+
+WITH = template("--kv-offloading-size=32")
+REVISION = template_hash(WITH)
+[_, LENT] = holding_record().temporary
+LENT = replace(
+    LENT,
+    step=replace(LENT.step, after_template=REVISION),
+    target_uid=a_settled_fleet().uid,
+)
+
+
+def fleet(of: dict[str, Any], **changes: Any) -> Fleet:
+    found, revision = a_settled_fleet(), template_hash(of)
+    pods = tuple(replace(pod, revision=revision) for pod in found.pods)
+    sets = tuple(replace(each, revision=revision) for each in found.replica_sets)
+    return replace(found, revision=revision, pods=pods, replica_sets=sets, **changes)
+
+
+def resource_with(lent: TemporaryChange | None) -> Resource:
+    resource = a_resource(good=REVISION)
+    assert resource.record is not None
+    return replace(resource, record=replace(resource.record, temporary=(lent,) if lent else ()))
+
+
+async def looked(
+    state: State, lent: TemporaryChange | None = LENT, of: dict[str, Any] = WITH, **changes: Any
+) -> Survey:
+    resource, metrics = resource_with(lent), Asked(state)
+    view: Any = View(fleet=fleet(of, **changes), template=of)
+    return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
+
+
+def after(found: Survey, lent: TemporaryChange = LENT) -> Record:
+    resource = resource_with(lent)
+    assert resource.record is not None
+    return note_temporary(resource.record, found, resource.policy, NOW)
+
+
+async def test_a_calm_fleet_is_asked_whether_it_does_without_once_it_is_due() -> None:
+    due = await looked(State.IDLE)
+    early = await looked(State.IDLE, replace(LENT, calm_since=NOW - timedelta(minutes=59)))
+
+    [step] = due.plan.steps
+    assert isinstance(step, FlagStep)
+    assert (step.before, step.after, step.after_template) == ("32", None, template_hash(template()))
+    assert (due.goal, due.obstacle) == (Goal.CALM, None)
+    assert (early.plan, early.outlook) == (None, "")
+
+
+async def test_a_load_that_did_not_fall_keeps_it_and_is_told() -> None:
+    found = await looked(State.RECOVERED)
+
+    assert found.plan is None
+    assert found.outlook
+    assert [lent.outlook for lent in after(found, replace(LENT, looked_at=None)).temporary] == [found.outlook]
+
+
+@pytest.mark.parametrize("state", [State.MISSING, State.STALE, State.NAN, State.DOWN])
+async def test_a_look_that_says_nothing_ends_the_calm_and_gives_nothing_back(state: State) -> None:
+    found = await looked(state)
+
+    assert found.plan is None
+    assert [(lent.calm_since, lent.step.after) for lent in after(found).temporary] == [(None, "32")]
+
+
+async def test_trouble_ends_the_calm() -> None:
+    found = await looked(State.THRASH)
+
+    assert not [step for step in (found.plan.steps if found.plan else ()) if step.after is None]  # type: ignore[union-attr]
+    assert [lent.calm_since for lent in after(found).temporary] == [None]
+
+
+async def test_an_owner_who_came_meanwhile_stands_in_the_way() -> None:
+    argo = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD Application prod")
+
+    found = await looked(State.IDLE, owner=argo)
+
+    assert found.obstacle.reason is Reason.MANAGED_BY_GITOPS
+
+
+@pytest.mark.parametrize(
+    ("of", "changes"),
+    [
+        (template("--kv-offloading-size=16"), {}),
+        (template(), {}),
+        (WITH, {"uid": "another"}),
+    ],
+    ids=["another value", "removed", "another Deployment"],
+)
+async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(
+    of: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    found = await looked(State.IDLE, of=of, **changes)
+    before = resource_with(LENT).record
+
+    done = after(found)
+
+    assert (found.plan, done.temporary) == (None, ())
+    [told] = [note for note in notes(before, done) if note.reason is Reason.TEMPORARY_CHANGE_FORGOTTEN]
+    assert "kvOffloadingSize (engine default) -> 32" in told.message
+
+
+async def test_an_engine_that_cannot_be_told_keeps_the_loan_and_was_not_calm() -> None:
+    body = template()
+    hidden = {**body, "spec": {**body["spec"], "containers": [{"name": "vllm", "image": "sidecar"}]}}
+
+    found = await looked(State.IDLE, of=hidden)
+
+    assert found.plan is None
+    assert [(lent.step.after, lent.calm_since) for lent in after(found).temporary] == [("32", None)]
+
+
+async def test_nothing_new_is_worth_no_write() -> None:
+    found = await looked(State.IDLE, replace(LENT, calm_since=NOW))
+
+    assert after(found, replace(LENT, calm_since=NOW)) == resource_with(replace(LENT, calm_since=NOW)).record
+
+
+def test_why_it_is_still_there_is_said() -> None:
+    resource = resource_with(LENT)
+    assert resource.record is not None
+
+    said = why_not_restored(resource.record, resource.policy)
+
+    assert said.reason is Reason.TEMPORARY_CHANGE_HELD
+    assert "after 60 minutes of calm" in said.message

@@ -1,0 +1,181 @@
+"""What a plan meets beside the fleet itself: owners, neighbours, what somebody put back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvmedic.cli import plan as live
+from kvmedic.cli.app import Form
+from kvmedic.cli.plan import _of_survey
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.obstacles import check_ownership
+from kvmedic.controller.ports import NotAllowed, Senses
+from kvmedic.controller.survey import examine
+from kvmedic.kube.errors import Call, Refused
+from kvmedic.model.evidence import Blocked
+from kvmedic.model.fleet import Owner, OwnerKind, TemplateOwner
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import ClosedRun, ConditionType, Record, Resource
+from kvmedic.record.surveys import REFRESH, record_plan
+from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
+from kvmedic.runbooks.workload import View
+from lab.scripted.readings import State
+from run_builder import NOW
+from worlds.asked import Asked, a_resource
+from worlds.settled import REVISION, TEMPLATE, Town, a_settled_fleet
+
+HPA = Autoscaler("HorizontalPodAutoscaler", "llm", 1, 8)
+ARGO = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD Application prod", TemplateOwner(OwnerKind.ARGO_CD, "prod"))
+
+
+async def looked(
+    *, resource: Resource | None = None, town: Town | None = None, state: State = State.THRASH, **fleet: Any
+) -> Survey:
+    resource = resource or a_resource()
+    view = View(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
+    metrics = Asked(state)
+    found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
+    return await check_ownership(found, resource, resource.policy, town or Town(Neighbours()))
+
+
+async def test_alone_nothing_stands_in_the_way() -> None:
+    found = await looked()
+
+    assert found.plan is not None
+    assert (found.obstacle, found.proposal) == (None, None)
+
+
+async def test_a_calm_fleets_neighbours_are_not_asked() -> None:
+    town = Town(Neighbours())
+
+    found = await looked(town=town, state=State.RECOVERED)
+
+    assert (found.plan, town.asked) == (None, 0)
+
+
+async def test_neighbours_that_do_no_harm_are_named_in_the_plan_which_stays_the_same() -> None:
+    alone, beside = await looked(), await looked(town=Town(Neighbours(autoscalers=(HPA,))))
+
+    assert beside.obstacle is None
+    assert beside.plan.message.startswith(f"{alone.plan.message}; HorizontalPodAutoscaler llm")
+    assert beside.plan.digest == alone.plan.digest
+
+
+async def test_an_owner_comes_before_a_neighbour_and_has_its_patch() -> None:
+    town = Town(Neighbours(vertical=(VerticalAutoscaler("llm", "Auto"),)))
+
+    owned, free = await looked(owner=ARGO, town=town), await looked(town=town)
+
+    assert free.obstacle.reason is Reason.MANAGED_BY_VPA
+    assert owned.obstacle.reason is Reason.MANAGED_BY_GITOPS
+    assert owned.obstacle.message.endswith(owned.proposal.text)
+
+
+async def test_another_obstacle_than_the_owner_brings_no_patch() -> None:
+    found = await looked(owner=ARGO, strategy="Recreate")
+
+    assert found.obstacle.reason is Reason.STRATEGY_UNSUPPORTED
+    assert found.proposal is None
+
+
+def reverted(id_: str, outcome: Reason = Reason.CHANGE_REVERTED, template: str = REVISION) -> ClosedRun:
+    return ClosedRun(id_, Reason.FLEET_WIDE_DEMAND, outcome, "", (), NOW, NOW, template=template)
+
+
+@pytest.mark.parametrize(
+    ("history", "retried", "contested"),
+    [
+        ((reverted("2"),), "", "2"),
+        ((reverted("2"),), "1", "2"),
+        ((reverted("2"),), "2", ""),
+        ((reverted("2"), reverted("1")), "2", ""),
+        ((reverted("2"), reverted("1")), "1", "2"),
+        ((reverted("3", Reason.RECOVERED), reverted("2")), "", "2"),
+        ((reverted("2", template="another"),), "", ""),
+        ((reverted("2", template=""),), "", ""),
+        ((reverted("2", Reason.FLAG_DRIFTED),), "", ""),
+    ],
+    ids=[
+        "reverted",
+        "another run may be tried again",
+        "a person wants it tried again",
+        "and that counts for what came before",
+        "a word about the run before does not count",
+        "what came after does not heal it",
+        "another template",
+        "written by a version that did not say",
+        "another edit",
+    ],
+)
+async def test_what_somebody_put_back_is_not_tried_again(
+    history: tuple[ClosedRun, ...], retried: str, contested: str
+) -> None:
+    resource = replace(a_resource(), record=Record(history=history), retried=retried)
+
+    found = await looked(resource=resource, editor="argocd-thing")
+
+    assert (found.obstacle is not None) is bool(contested)
+    if found.obstacle is not None:
+        assert found.obstacle.reason is Reason.TEMPLATE_CONTESTED
+        assert f"kvmedic.io/try-again={contested}." in found.obstacle.message
+        assert "field manager argocd-thing put the old setting back" in found.obstacle.message
+        assert found.proposal is not None
+
+
+async def test_the_command_prints_the_change_for_the_owner() -> None:
+    found = await looked(owner=ARGO)
+
+    printed = _of_survey(a_resource(), found)
+
+    assert f"propose    {found.proposal}" in printed.printed(Form.TEXT)
+    told = json.loads(printed.printed(Form.JSON))["proposal"]
+    assert told == {
+        "owner": "Argo CD Application prod",
+        "how": found.proposal.how,
+        "change": found.proposal.text,
+    }
+
+
+async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Closed:
+        async def look(self, namespace: str, policy: Any) -> Any:
+            return View(fleet=a_settled_fleet(owner=ARGO), template=TEMPLATE, templates={})
+
+        async def last_ends(self, *_: Any) -> dict[str, Any]:
+            return {}
+
+        async def neighbours(self, view: Any) -> Neighbours:
+            raise Refused(Call("list", "/apis/keda.sh/v1alpha1/scaledobjects"), 403, "Forbidden")
+
+    monkeypatch.setattr(live, "target_of", lambda world: Closed())
+
+    world = SimpleNamespace(client=None, metrics=Asked(State.THRASH), drivers=NotAllowed())
+    found = await live.survey_target(world, a_resource())
+
+    assert found.plan is not None
+    assert found.proposal is not None
+    assert "left out: list /apis/keda.sh/v1alpha1/scaledobjects: 403 Forbidden" in capsys.readouterr().err
+
+
+async def test_a_patch_in_a_condition_follows_the_plan_that_is_shown() -> None:
+    found = await looked()
+    assert found.plan is not None
+    other = replace(found.plan, spec_generation=99)
+    later = NOW + REFRESH
+    first = record_plan(Record(), found.plan, Blocked(Reason.MANAGED_BY_GITOPS, "set 16"), 1, NOW)
+
+    same = record_plan(
+        first, found.plan, Blocked(Reason.MANAGED_BY_GITOPS, "set 16, in other words"), 1, later
+    )
+    fresh = record_plan(first, other, Blocked(Reason.MANAGED_BY_GITOPS, "set 14"), 1, later)
+
+    assert same == first, "nothing is written for the sake of words"
+    told = fresh.condition(ConditionType.ACTION_REQUIRED)
+    assert (told.message, told.changed_at) == ("set 14", NOW)

@@ -1,0 +1,365 @@
+"""What people do to a fleet while a run is open on it, on the real deployment controller.
+
+Whatever they do, the run ends, nothing of it is left behind, and no more replicas with requests in
+flight go than would have gone without it, plus one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from kvmedic.cluster.patches import CORDON_COST
+from worlds import replacing, scaling
+from worlds.deploying import RAISED_CAP
+from worlds.people import (
+    BRAKES,
+    EDITED,
+    NEW,
+    OLD,
+    a_pod,
+    abandon_resource,
+    cap,
+    delete_pod,
+    delete_resource,
+    edit_flag,
+    is_gone,
+    pause_and_resume,
+    refused,
+    rollout,
+    scale,
+    set_env,
+    stands_still,
+    stop,
+    suspend,
+    untouched,
+    victim,
+)
+from worlds.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach, without_repeats
+from worlds.runs import FILE, FLAG, REPLACEMENT, REVISION, SCALING
+from worlds.world import DRAINING, Eye, World
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What a person does, and what must come of it."""
+
+    act: Callable[[World, str], None]
+    """Takes the pod that the run is about; empty where it is about none."""
+    outcomes: frozenset[str]
+    """One of these comes of the run."""
+    cap: str = OLD
+    replicas: frozenset[int] = frozenset({3})
+    """What the fleet may have once the run is closed."""
+    lost: int = 0
+    """Replicas that may go with requests in flight: the deed's own share, plus one for the run."""
+
+
+def simply(act: Callable[[World], None]) -> Callable[[World, str], None]:
+    return lambda world, _: act(world)
+
+
+def ends(*outcomes: str) -> frozenset[str]:
+    return frozenset(outcomes)
+
+
+def by_age(world: World, but: str = "") -> list[str]:
+    pods = sorted((pod["metadata"] for pod in world.pods()), key=lambda each: each["creationTimestamp"])
+    return [str(each["name"]) for each in pods if each["name"] != but]
+
+
+def delete(which: Callable[[World, str], str]) -> Callable[[World, str], None]:
+    return lambda world, pod: delete_pod(lambda world: which(world, pod))(world)
+
+
+def ask_back(world: World) -> None:
+    world.kubectl("annotate", "kvr", "llm", f"kvmedic.io/rollback={world.status()['run']['id']}")
+
+
+ONLY = {number: frozenset({number}) for number in range(6)}
+edit, set_variable, restart = simply(edit_flag), simply(set_env), simply(rollout("restart"))
+AN_EDIT, ANOTHER_NUMBER = ends("FlagDrifted"), ends("ReplicasChanged")
+THEIR_ROLLOUT = 4
+"""An edit replaces every replica and a spare in the ordinary way, undrained, as it would without us."""
+WITH_OURS = 3
+"""Replicas that an edit's rollout may have made with the run's change in it, before that was taken out."""
+
+FLAG_DEEDS = {
+    "edits the flag": Deed(edit, AN_EDIT, EDITED, lost=THEIR_ROLLOUT),
+    "sets an environment variable": Deed(set_variable, AN_EDIT, lost=THEIR_ROLLOUT),
+    "scales up": Deed(simply(scale(5)), ends("Recovered"), NEW, ONLY[5], lost=1),
+    "scales down": Deed(simply(scale(2)), ends("Recovered"), NEW, ONLY[2], lost=2),
+    "scales to zero": Deed(simply(scale(0)), ends("ScaledToZero"), OLD, ONLY[0], lost=4),
+    "pauses and resumes": Deed(simply(pause_and_resume), ends("Recovered"), NEW),
+    "deletes an old pod": Deed(simply(delete_pod(a_pod(OLD))), ends("Recovered"), NEW, lost=1),
+    "deletes a new pod": Deed(simply(delete_pod(a_pod(NEW))), ends("Recovered"), NEW, lost=1),
+    "tries to undo": Deed(simply(refused("undo")), ends("Recovered"), NEW),
+    "tries to restart": Deed(simply(refused("restart")), ends("Recovered"), NEW),
+    "deletes the drained pod": Deed(simply(delete_pod(victim)), ends("Recovered"), NEW),
+    "undoes": Deed(simply(rollout("undo")), ends("ChangeReverted"), lost=THEIR_ROLLOUT),
+    "restarts": Deed(restart, AN_EDIT, lost=THEIR_ROLLOUT + WITH_OURS),
+}
+IN_VERIFY = ("scales to zero", "undoes", "restarts")
+OF_FLAGS = {
+    Phase.DRAIN: [name for name in FLAG_DEEDS if name not in ("undoes", "restarts")],
+    Phase.CANARY: ["edits the flag", "scales down", "deletes a new pod"],
+    Phase.VERIFY: IN_VERIFY,
+}
+REVISION_DEEDS = {
+    "edits the template": Deed(edit, AN_EDIT, EDITED, ONLY[2], THEIR_ROLLOUT),
+    "wants the new one": Deed(simply(ask_back), ends("RolledBackByHand"), RAISED_CAP, ONLY[2]),
+    "undoes it": Deed(simply(rollout("undo")), ends("ChangeReverted"), RAISED_CAP, ONLY[2], THEIR_ROLLOUT),
+}
+OF_REVISIONS = {
+    Phase.DRAIN: ("edits the template", "wants the new one"),
+    Phase.VERIFY: ("undoes it", "edits the template"),
+}
+EITHER = ends("Recovered", "ReplacementCalledOff")
+REPLACEMENT_DEEDS = {
+    "edits the flag": Deed(edit, AN_EDIT, EDITED, lost=THEIR_ROLLOUT),
+    "sets an environment variable": Deed(set_variable, AN_EDIT, lost=THEIR_ROLLOUT),
+    "restarts": Deed(restart, AN_EDIT, lost=THEIR_ROLLOUT),
+    "scales up": Deed(simply(scale(5)), ANOTHER_NUMBER, replicas=ONLY[5]),
+    "scales down": Deed(simply(scale(2)), ANOTHER_NUMBER, replicas=ONLY[2], lost=2),
+    "scales to the number before": Deed(simply(scale(3)), ANOTHER_NUMBER, lost=1),
+    "scales to zero": Deed(simply(scale(0)), ends("ScaledToZero"), replicas=ONLY[0], lost=4),
+    "pauses and resumes": Deed(simply(pause_and_resume), ends("Recovered")),
+    "deletes the pressured pod": Deed(delete(lambda _, pod: pod), ends("Recovered"), lost=1),
+    "deletes the spare": Deed(delete(lambda world, pod: by_age(world, pod)[-1]), EITHER, lost=1),
+    "deletes a peer": Deed(delete(lambda world, pod: by_age(world, pod)[0]), EITHER, lost=1),
+}
+OF_REPLACEMENTS = {
+    replacing.Phase.SPARE: without_repeats(REPLACEMENT_DEEDS, 0),
+    replacing.Phase.DRAIN: without_repeats(REPLACEMENT_DEEDS, 1),
+    replacing.Phase.VERIFY: ("restarts", "scales to zero", "deletes a peer", "pauses and resumes"),
+}
+BOTH = frozenset({2, 3})
+AS_IT_WENT = ends("Recovered", "NotRecovered", "CanaryFailed")
+SCALING_DEEDS = {
+    "edits the flag": Deed(edit, AN_EDIT, EDITED, BOTH, THEIR_ROLLOUT),
+    "sets an environment variable": Deed(set_variable, AN_EDIT, OLD, BOTH, THEIR_ROLLOUT),
+    "restarts": Deed(restart, AN_EDIT, OLD, BOTH, THEIR_ROLLOUT),
+    "scales up": Deed(simply(scale(5)), ANOTHER_NUMBER, OLD, ONLY[5]),
+    "scales down": Deed(simply(scale(1)), ANOTHER_NUMBER, OLD, ONLY[1], 2),
+    "scales to the number before": Deed(simply(scale(2)), ANOTHER_NUMBER, OLD, ONLY[2], 1),
+    "scales to zero": Deed(simply(scale(0)), ends("ScaledToZero"), OLD, ONLY[0], 3),
+    "pauses and resumes": Deed(simply(pause_and_resume), AS_IT_WENT, OLD, BOTH),
+    "deletes the new pod": Deed(delete(lambda world, _: by_age(world)[-1]), AS_IT_WENT, OLD, BOTH, 1),
+    "deletes an old pod": Deed(delete(lambda world, _: by_age(world)[0]), AS_IT_WENT, OLD, BOTH, 1),
+}
+OF_SCALINGS = {
+    scaling.Phase.START: without_repeats(SCALING_DEEDS, 0),
+    scaling.Phase.VERIFY: without_repeats(SCALING_DEEDS, 1),
+    scaling.Phase.TURNED: without_repeats(SCALING_DEEDS, 2),
+    scaling.Phase.DRAIN: without_repeats(SCALING_DEEDS, 3),
+    scaling.Phase.CHECKED: ("edits the flag", "scales up", "scales to zero", "deletes an old pod"),
+}
+MATRIX = [
+    pytest.param(kind, phase, deeds[name], id=f"{what}, {phase}: somebody {name}")
+    for what, kind, deeds, phases in (
+        ("a flag", FLAG, FLAG_DEEDS, OF_FLAGS),
+        ("a revision", REVISION, REVISION_DEEDS, OF_REVISIONS),
+        ("a replacement", REPLACEMENT, REPLACEMENT_DEEDS, OF_REPLACEMENTS),
+        ("a scaling", SCALING, SCALING_DEEDS, OF_SCALINGS),
+    )
+    for phase, names in phases.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize(("kind", "phase", "deed"), MATRIX)
+def test_a_run_survives_people(a_world, kind, phase, deed):
+    world = a_world(kind.replicas, **kind.conditions(phase))
+    kind.prepare(world)
+    before = world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, kind.replicas) as eye:
+        pod = kind.hold(world, phase)
+        deed.act(world, pod)
+        let_go(world)
+        kind.end(world, phase)
+
+    assert kind.outcomes(world, phase) <= deed.outcomes
+    assert cap(world) == deed.cap
+    assert world.replicas() in deed.replicas
+    assert untouched(world.deployment()["spec"]) == untouched(before)
+    assert world.traces() == []
+    assert len(eye.lost) <= deed.lost, eye.lost
+
+
+EVERY_PHASE = [
+    *(pytest.param(FLAG, phase, id=f"a flag, {phase}") for phase in Phase),
+    pytest.param(FILE, Phase.DRAIN, id="a flag in a file, drain"),
+    *(pytest.param(REPLACEMENT, phase, id=f"a replacement, {phase}") for phase in replacing.Phase),
+    *(pytest.param(SCALING, phase, id=f"a scaling, {phase}") for phase in scaling.Phase),
+]
+
+
+@pytest.mark.parametrize(("kind", "phase"), EVERY_PHASE)
+def test_deleting_the_resource_takes_its_run_back(a_world, kind, phase):
+    world = a_world(kind.replicas, **kind.conditions(phase))
+    kind.prepare(world)
+    before, pods = world.deployment()["spec"], replacing.names(world)
+
+    with Eye(world.cluster, world.namespace, kind.replicas) as eye:
+        pod = kind.hold(world, phase)
+        delete_resource(world)
+        let_go(world)
+        world.wait(lambda: is_gone(world), PATIENCE_SECONDS, "the finalizer goes")
+        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= kind.replicas
+    if kind in (REPLACEMENT, SCALING):
+        assert pods - replacing.names(world) == ({pod} if phase is replacing.Phase.VERIFY else set())
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAIN, Phase.VERIFY])
+def test_abandoning_the_resource_leaves_the_template(a_world, phase):
+    world = a_world(2, **conditions(phase))
+    before = world.deployment()["spec"]
+
+    reach(world, phase)
+    abandon_resource(world)
+    world.wait(lambda: is_gone(world), PATIENCE_SECONDS, "the finalizer goes")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+    assert cap(world) == NEW
+    assert untouched(world.deployment()["spec"]) == untouched(before)
+    assert world.traces() == []
+
+
+FOREIGN = json.dumps({"metadata": {"finalizers": ["example.com/keep"]}})
+UNKEPT = json.dumps({"metadata": {"finalizers": None}})
+
+
+def orphan(world: World) -> None:
+    """Delete the target and leave its replicas; of one that drains somebody took the labels off before."""
+    world.kubectl("label", "pod", drained(world)[0], "app-")
+    world.kubectl("delete", "deployment", "llm", "--cascade=orphan", "--wait=false")
+
+
+def keep_by_finalizer(world: World) -> None:
+    world.kubectl("patch", "deployment", "llm", "-p", FOREIGN)
+    world.kubectl("delete", "deployment", "llm", "--wait=false")
+
+
+def marked(world: World) -> list[str]:
+    """Return the pods, whosever they are, on which something of ours is left."""
+    left = []
+    for pod in world.cluster.api.list("Pod", world.namespace):
+        metadata = pod["metadata"]
+        text = json.dumps([metadata.get("labels"), metadata.get("annotations")])
+        signs = any(sign in text for sign in ("kvmedic.io/", CORDON_COST, f'"{DRAINING}"'))
+        left += [metadata["name"]] if signs and "deletionTimestamp" not in metadata else []
+    return left
+
+
+@pytest.mark.parametrize(
+    ("deed", "told"), [(orphan, "does not exist"), (keep_by_finalizer, "kept by example.com/keep")]
+)
+def test_deleting_the_target_ends_the_run_and_leaves_nobody_out_of_rotation(a_world, deed, told):
+    world = a_world(2)
+
+    reach(world, Phase.DRAIN)
+    assert marked(world)
+    deed(world)
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes and the finalizer goes")
+    asked = ("True", "TargetNotFound")
+    world.wait(lambda: world.condition("ActionRequired") == asked, PATIENCE_SECONDS, "a person is asked")
+    message = next(c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired")
+    left = marked(world)
+    if deed is keep_by_finalizer:
+        world.kubectl("patch", "deployment", "llm", "-p", UNKEPT)
+
+    assert world.outcomes() == ["TargetDeleted"]
+    assert told in message
+    assert left == []
+
+
+def test_a_namespace_that_is_deleted_in_the_middle_of_a_run_goes(a_world):
+    """The Lease goes with it and cannot be made anew, so nobody leads who could take the run back."""
+    world = a_world(2)
+
+    reach(world, Phase.DRAIN)
+    world.kubectl("delete", "namespace", world.namespace, "--wait=false")
+
+    def is_away() -> bool:
+        names = [each["metadata"]["name"] for each in world.cluster.api.list("Namespace")]
+        return world.namespace not in names
+
+    world.wait(is_away, PATIENCE_SECONDS, "the namespace goes")
+
+
+STOPPED = [
+    *((FLAG, Phase.DRAIN, brake) for brake in BRAKES),
+    (REPLACEMENT, replacing.Phase.DRAIN, "mode: Observe"),
+    (SCALING, scaling.Phase.START, "spec.suspend"),
+    (SCALING, scaling.Phase.DRAIN, "the operator-wide stop"),
+]
+
+
+@pytest.mark.parametrize(("kind", "phase", "brake"), STOPPED)
+def test_a_run_that_is_stopped_stands_still_with_all_its_replicas_and_goes_on(a_world, kind, phase, brake):
+    world = a_world(kind.replicas, **kind.conditions(phase))
+    hold, release, reason = BRAKES[brake]
+
+    with Eye(world.cluster, world.namespace, kind.replicas) as eye:
+        kind.hold(world, phase)
+        hold(world)
+        let_go(world)
+        world.wait(
+            lambda: world.condition("Progressing") == ("True", reason), PATIENCE_SECONDS, "the stop is told"
+        )
+        world.wait(lambda: drained(world) == [], PATIENCE_SECONDS, "every replica is in rotation again")
+        stands_still(world)
+        held, pods = world.deployment(), world.pods()
+        release(world)
+        kind.end(world, phase)
+
+    if kind is FLAG:
+        assert held["spec"]["paused"]
+        assert "kvmedic.io/run" in held["metadata"]["annotations"]
+    assert len(pods) == kind.replicas + 1
+    assert kind.outcomes(world, phase) == {"Recovered"}
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= kind.replicas
+
+
+@pytest.mark.parametrize("brake", BRAKES)
+def test_a_stop_before_a_run_opens_none(a_world, brake):
+    world = a_world(2)
+    hold, release, reason = BRAKES[brake]
+    hold(world)
+
+    world.start()
+    world.wait(
+        lambda: world.condition("Progressing") == ("False", reason), PATIENCE_SECONDS, "the stop is told"
+    )
+    stands_still(world)
+    assert world.step_state() == ""
+    release(world)
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+
+
+def test_a_way_back_is_open_while_everything_is_stopped(a_world):
+    world = a_world(2)
+    before = world.deployment()["spec"]
+
+    reach(world, Phase.WAY_BACK)
+    stop(world)
+    suspend(world)
+    let_go(world)
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []

@@ -1,0 +1,177 @@
+"""Bad input and obstacles: what is wrong with a target or a resource, and what a person is told.
+
+The tests arrange each on a real API server; docs/howto/when-it-refuses.md lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lab.cluster.light import gpus
+from worlds.downgrading import LATER, downgrade
+from worlds.phases import PATIENCE_SECONDS
+from worlds.world import START_LIMIT_SECONDS, World, remediation
+
+
+def patch_deployment(world: World, spec: dict[str, Any]) -> None:
+    world.kubectl("patch", "deployment", "llm", "-p", json.dumps({"spec": spec}))
+    world.kubectl("rollout", "status", "deployment/llm", "--timeout=30s")
+
+
+def no_target(world: World) -> None:
+    world.kubectl("delete", "deployment", "llm")
+
+
+def an_elder(world: World) -> None:
+    """The resource of the world becomes the younger of two."""
+    world.kubectl("delete", "kvr", "llm")
+    elder = remediation(mode="Observe")
+    elder["metadata"]["name"] = "elder"
+    world.cluster.apply(elder, world.namespace)
+    time.sleep(1.1)  # creation times are in whole seconds
+    world.cluster.apply(remediation(), world.namespace)
+
+
+def an_unusable_spec(world: World) -> None:
+    downgrade(world, LATER)
+
+
+def no_service(world: World) -> None:
+    world.kubectl("delete", "service", "llm")
+
+
+def a_service_for_all(world: World) -> None:
+    """The Service selects the replicas without the rotation label."""
+    selector = {"spec": {"selector": {"serving": None}}}
+    world.kubectl("patch", "service", "llm", "--type=merge", "-p", json.dumps(selector))
+
+
+def recreate(world: World) -> None:
+    patch_deployment(world, {"strategy": {"type": "Recreate", "rollingUpdate": None}})
+
+
+def another_label(world: World) -> None:
+    world.kubectl("delete", "kvr", "llm")
+    rollout = {"rotationLabel": {"key": "app", "draining": "off"}}
+    world.cluster.apply(remediation(rollout=rollout), world.namespace)
+
+
+def another_container(world: World) -> None:
+    world.kubectl("delete", "kvr", "llm")
+    target = {"kind": "Deployment", "name": "llm", "container": "engine"}
+    world.cluster.apply(remediation(targetRef=target), world.namespace)
+
+
+def replace_containers(world: World, *containers: dict[str, Any], old: str = "thrash") -> None:
+    """Patch the template's containers by name; `old` is what the replicas export from then on."""
+    patch_deployment(world, {"template": {"spec": {"containers": list(containers)}}})
+    world.rewrite(revision=world.revision(), old=old)
+
+
+def no_engine(world: World) -> None:
+    """The target is a web server, and nothing is wrong with it."""
+    server = {"name": "vllm", "image": "nginx:1.29", "command": ["nginx"], "args": ["-g", "daemon off;"]}
+    replace_containers(world, server, old="idle")
+
+
+def two_engines(world: World) -> None:
+    second = {
+        "name": "second",
+        "image": "vllm/vllm-openai:v0.32.0",
+        "command": ["vllm", "serve", "/models/b"],
+    }
+    replace_containers(world, second)
+
+
+def foreign_metrics(world: World) -> None:
+    """The pods are scraped, and what they export is no known engine's."""
+    world.rewrite(old="missing")
+
+
+def bounds_above_the_cap(world: World) -> None:
+    world.kubectl("delete", "kvr", "llm")
+    world.cluster.apply(remediation(levers=[{"name": "maxNumSeqs", "min": 100}]), world.namespace)
+
+
+def no_replicas(world: World) -> None:
+    world.kubectl("scale", "deployment/llm", "--replicas=0")
+    world.wait(lambda: world.pods() == [], PATIENCE_SECONDS, "the replicas are gone")
+
+
+def no_gpu_left(world: World) -> None:
+    """Two replicas take 200 of the node's 256 devices, so that a third finds none."""
+    world.kubectl("scale", "deployment/llm", "--replicas=0")
+    world.wait(lambda: world.pods() == [], PATIENCE_SECONDS, "the replicas are gone")
+    template = {"spec": {"containers": [{"name": "vllm", "resources": gpus(100)}]}}
+    patch_deployment(world, {"template": template})
+    patch_deployment(world, {"replicas": 2, "progressDeadlineSeconds": START_LIMIT_SECONDS})
+    world.rewrite(revision=world.revision())
+
+
+def somebody_paused(world: World) -> None:
+    world.kubectl("rollout", "pause", "deployment/llm")
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What stands in the way, and how it is told."""
+
+    arrange: Callable[[World], None]
+    condition: str
+    status: str
+    reason: str
+    advice: str
+    """What the sentence asks a person to do."""
+
+
+COMPLAINTS = {
+    "no target": Complaint(
+        no_target, "Ready", "False", "TargetNotFound", "create it, or delete this resource"
+    ),
+    "two resources for one target": Complaint(
+        an_elder, "Ready", "False", "TargetShared", "elder looks after Deployment llm already: delete one"
+    ),
+    "an unusable spec": Complaint(an_unusable_spec, "Ready", "False", "SpecInvalid", "use Required"),
+    "no such container": Complaint(
+        another_container, "ActionRequired", "True", "TargetNotFound", "spec.targetRef.container"
+    ),
+    "no engine in the command": Complaint(
+        no_engine,
+        "ActionRequired",
+        "True",
+        "EngineUnrecognised",
+        "make a resource for the Deployment that runs",
+    ),
+    "several engines and none named": Complaint(
+        two_engines, "ActionRequired", "True", "EngineUnrecognised", "make a resource that names one"
+    ),
+    "no series of a known engine": Complaint(
+        foreign_metrics, "MetricsAvailable", "False", "MetricsMissing", "check that the replica is scraped"
+    ),
+    "a lower bound above what runs": Complaint(
+        bounds_above_the_cap, "ActionRequired", "True", "LeverNotAllowed", "lower min of maxNumSeqs"
+    ),
+    "no replicas": Complaint(no_replicas, "Diagnosed", "Unknown", "NoReplicas", "scale the target out"),
+    "no Service": Complaint(
+        no_service, "ActionRequired", "True", "RotationLabelWithoutEffect", "make a Service that selects"
+    ),
+    "a Service without the rotation label": Complaint(
+        a_service_for_all, "ActionRequired", "True", "RotationLabelWithoutEffect", "add the label to the pod"
+    ),
+    "strategy Recreate": Complaint(
+        recreate, "ActionRequired", "True", "StrategyUnsupported", "set strategy.type: RollingUpdate"
+    ),
+    "a label that is in the selector": Complaint(
+        another_label, "ActionRequired", "True", "RotationLabelUnusable", "name another label"
+    ),
+    "paused by somebody": Complaint(
+        somebody_paused, "ActionRequired", "True", "TargetPaused", "kubectl rollout resume deployment/llm"
+    ),
+    "no device for the spare": Complaint(
+        no_gpu_left, "Remediated", "False", "SpareUnschedulable", "free one device or raise the quota"
+    ),
+}
