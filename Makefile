@@ -149,4 +149,4 @@ bench-mutants: setup ## Change what decides in one place at a time, and count wh
 
 .PHONY: bench-lab
 bench-lab: setup ## Replay the table measured on real vLLM on the lab engine and compare
-	$(PY) -m lab.engine.bench
+	$(PY) -m lab.bench.replay

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from lab.cluster.api import Api, create_namespace
-from lab.cluster.choice import choose
 from lab.cluster.interface import Cluster
 from lab.cluster.light import LightCluster
+from lab.cluster.native import choose
 
 SHARED_GPUS = 256
 REAL_GPUS = 8

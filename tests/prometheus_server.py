@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.cluster.paths import free_ports
+from lab.cluster.machine import free_ports
 from lab.cluster.process import Component
 
 

@@ -31,7 +31,7 @@ from kvmedic.model.evidence import (
     Stale,
     Unsupported,
 )
-from lab.cluster.paths import free_ports
+from lab.cluster.machine import free_ports
 from scripted_fleet import DATA
 
 THRASH = (DATA / "metrics-thrash.txt").read_text()

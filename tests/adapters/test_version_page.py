@@ -17,7 +17,7 @@ from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import PodKey
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Absence, Measured, Missing
-from lab.cluster.paths import free_ports
+from lab.cluster.machine import free_ports
 
 POD = PodAddress(PodKey("fleet", "inference-0"), "127.0.0.1")
 SILENT, NO_PAGE, UNREADABLE = (

@@ -9,7 +9,7 @@ import pytest
 
 from lab.cluster.api import Api
 from lab.cluster.interface import GPU, Cluster, set_gpus
-from lab.demo.view import PlainView
+from lab.demo import PlainView
 from lab.installation import uninstall
 from lab.play.files import read
 from lab.play.lanes import most_gpus

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvmedic.model.trial import Growth, Prompt
 from kvmedic.runbooks.compression.attention import RESOLUTION, Grown, GrowthJudged, judge_prompts
 from kvmedic.runbooks.compression.reclamation import Unjudged
-from lab.engine.attention import SCORE_BYTES
+from lab.engine.config import SCORE_BYTES
 
 MIB = RESOLUTION
 BEFORE = 70_000 * MIB

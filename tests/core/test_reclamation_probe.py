@@ -20,8 +20,7 @@ from kvmedic.runbooks.compression.reclamation import (
     ratio_of,
 )
 from lab.engine.blocks import BlockPool
-from lab.engine.compression import Compaction, Compression
-from lab.engine.eviction import Eviction, Survival
+from lab.engine.compression import Compaction, Compression, Eviction, Survival
 from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Limits, Scheduler
 

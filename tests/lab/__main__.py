@@ -7,10 +7,9 @@ from pathlib import Path
 
 import httpx
 
-from lab.cluster.choice import choose
-from lab.cluster.debian import PROMETHEUS, ensure
 from lab.cluster.interface import Cluster
-from lab.cluster.paths import KUBECONFIG
+from lab.cluster.machine import KUBECONFIG, PROMETHEUS_PACKAGES, ensure_packages
+from lab.cluster.native import choose
 from lab.cluster.toolchain import Tool, binary
 
 DEFAULT_GPUS = 8
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _build(command: str) -> int:
     """Install and build what tests or scenarios need, so that none of them has to wait for it."""
-    ensure(PROMETHEUS)
+    ensure_packages(PROMETHEUS_PACKAGES)
     for tool in PROGRAMS[command]:
         binary(tool)
     return 0

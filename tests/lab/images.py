@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from lab.cluster import debian
 from lab.cluster.interface import Cluster
 from lab.cluster.kind import KindCluster
-from lab.cluster.paths import IMAGES, ROOT, locked
-from lab.cluster.progress import step
+from lab.cluster.machine import IMAGE_PACKAGES, IMAGES, ROOT, ensure_packages, locked, program, step
 
 PREFIX = "localhost/kvmedic-lab"
 SUITE = "bookworm"
@@ -103,7 +101,7 @@ class BuildahBuilder:
     def __init__(self, directory: Path = IMAGES) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        debian.ensure(debian.IMAGES)
+        ensure_packages(IMAGE_PACKAGES)
 
     def build(self, recipe: Recipe) -> Image:
         """The image as a docker-archive under `build/lab/images`; older archives of that name are removed."""
@@ -160,7 +158,7 @@ class BuildahBuilder:
             else ["vfs"]
         )
         places = ["--root", str(self.directory / "storage"), "--runroot", str(self.directory / "run")]
-        return [debian.program("buildah"), *places, "--storage-driver", *driver]
+        return [program("buildah"), *places, "--storage-driver", *driver]
 
 
 class DockerBuilder:
@@ -212,7 +210,7 @@ def _debootstrap(context: Path) -> None:
     root = context / "root"
     root.mkdir(parents=True)
     argv = [
-        debian.program("debootstrap"),
+        program("debootstrap"),
         "--variant=minbase",
         f"--include={','.join(PACKAGES)}",
         SUITE,
@@ -250,10 +248,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "BUILDAH_ISOLATION": "chroot"}
 
 
-def write_program_image(program: Path, reference: str, archive: Path) -> None:
-    """An image with nothing but `program` as its entry point; the same input gives the same bytes."""
-    layer = _tar({program.name: program.read_bytes()})
-    config = json.dumps(_config(layer, program.name)).encode()
+def write_program_image(binary: Path, reference: str, archive: Path) -> None:
+    """An image with nothing but `binary` as its entry point; the same input gives the same bytes."""
+    layer = _tar({binary.name: binary.read_bytes()})
+    config = json.dumps(_config(layer, binary.name)).encode()
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"
     manifest = [{"Config": config_name, "RepoTags": [reference], "Layers": ["layer.tar"]}]
     files = {config_name: config, "layer.tar": layer, "manifest.json": json.dumps(manifest).encode()}

@@ -7,8 +7,7 @@ from typing import Any
 
 from lab.cluster.api import Api, until
 from lab.cluster.interface import Cluster
-from lab.cluster.paths import KUBECONFIG, ROOT
-from lab.cluster.progress import step
+from lab.cluster.machine import KUBECONFIG, ROOT, step
 from lab.cluster.toolchain import Tool, binary
 from lab.images import Recipe, provide
 

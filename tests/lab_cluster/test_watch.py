@@ -18,9 +18,8 @@ import pytest
 from http_double import Reply, Server
 from lab.cluster import watch
 from lab.cluster.api import Api
-from lab.cluster.loops import run_and_cut
 from lab.cluster.pki import Access
-from lab.cluster.watch import Mirror, follow
+from lab.cluster.watch import Mirror, follow, run_and_cut
 
 PATH = "/api/v1/namespaces/default/pods"
 

@@ -9,8 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lab.engine.blocks import BlockPool
-from lab.engine.compression import Compaction, Compression, compact, compress
-from lab.engine.eviction import Eviction, Survival, Survivors
+from lab.engine.compression import Compaction, Compression, Eviction, Survival, Survivors, compact, compress
 from lab.engine.requests import HOLE, BlockTable
 from lab.engine.scheduler import Limits
 from lab_engine.fleet_of_requests import Case, Drive, Shape, cases

@@ -3,10 +3,8 @@
 import pytest
 
 from lab.engine.arguments import parse_serve
-from lab.engine.attention import SCORE_BYTES, Attention, DeviceMemory
-from lab.engine.compression import Compaction
-from lab.engine.config import ConfigError, resolve
-from lab.engine.eviction import Survival
+from lab.engine.compression import Compaction, Survival
+from lab.engine.config import SCORE_BYTES, Attention, ConfigError, DeviceMemory, resolve
 from lab.engine.logs import log_engine_start, log_pool
 from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Step

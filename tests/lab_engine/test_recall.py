@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from lab.engine.arguments import parse_serve
 from lab.engine.blocks import BlockPool
-from lab.engine.compression import Compaction, Compression
+from lab.engine.compression import Compaction, Compression, Eviction, Recall, Survival
 from lab.engine.config import ConfigError, resolve
-from lab.engine.eviction import Eviction, Recall, Survival
 from lab.engine.requests import NEEDLE_MARK, BlockTable, Request, Status, needle_in
 from lab.engine.scheduler import Limits, Scheduler
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.bench.replay import ClosedLoop, Lengths, Result, Simulation
 from lab.engine.blocks import BlockPool, HostTier
 from lab.engine.metrics import EngineMetrics
 from lab.engine.requests import BlockTable, FinishReason, Request, Status
 from lab.engine.scheduler import Limits, Scheduler
 from lab.engine.settings import StepCost
-from lab.engine.simulation import ClosedLoop, Lengths, Result, Simulation
 from lab_engine.fleet_of_requests import Drive, cases
 from lab_engine.naive_scheduler import Naive, NaiveScheduler
 

@@ -9,14 +9,24 @@ from random import Random
 import pytest
 from ruamel.yaml import YAML
 
-from lab.engine import bench
+from lab.bench import replay as bench
+from lab.bench.replay import (
+    LOAD,
+    ClosedLoop,
+    Comparison,
+    Lengths,
+    Result,
+    Simulation,
+    measured_rows,
+    percentile,
+    ranking_faults,
+    replay,
+)
 from lab.engine.arguments import parse_serve
-from lab.engine.bench import LOAD, Comparison, measured_rows, ranking_faults, replay
 from lab.engine.blocks import BlockPool
 from lab.engine.config import resolve
 from lab.engine.scheduler import Scheduler
 from lab.engine.settings import StepCost
-from lab.engine.simulation import ClosedLoop, Lengths, Result, Simulation, percentile
 from lab.loadgen.lengths import table
 
 PLAY = YAML(typ="safe").load(Path(__file__).with_name("thrash-incident.yaml"))

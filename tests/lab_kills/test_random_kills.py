@@ -2,8 +2,7 @@
 
 from random import Random
 
-from lab.kills.courses import RandomKiller
-from lab.kills.ending import differences
+from lab.kills import RandomKiller, differences
 from lab.scripted.proxy import Fate, Write
 
 LEASE = Write("PATCH", "leases", "no run")

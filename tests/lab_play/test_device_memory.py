@@ -9,8 +9,8 @@ from kvmedic.metrics.series import PodKey
 from kvmedic.model.devices import Vital
 from kvmedic.model.evidence import Measured
 from lab.cluster.api import ApiError, until
-from lab.play import exporter
-from lab.play.exporter import FREE, LABELS, USED, Exporter, Memory, Meter
+from lab.play import hands
+from lab.play.hands import FREE, LABELS, USED, Exporter, Memory, Meter
 from lab.prometheus import Prometheus
 from lab_engine.engine_process import a_process, until_healthy
 from scripted_fleet import source
@@ -31,7 +31,7 @@ def engine():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(exporter, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(hands, "INTERVAL_SECONDS", 0.05)
 
 
 def test_memory_grows_where_attention_is_not_fused(engine):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.demo.__main__ import scenario
+from lab.demo import scenario
 from lab.evaluation.__main__ import Settings
 from lab.play import files
 from lab.play.files import PARTS, ScenarioInvalid, merged, names, read, read_all

@@ -9,10 +9,9 @@ import pytest
 
 from lab.cluster.api import ApiError, read_manifests, until
 from lab.cluster.light import LightCluster
-from lab.cluster.paths import ROOT
+from lab.cluster.machine import ROOT
 from lab.installation import NAMESPACE as OPERATOR
-from lab.play.exporter import FREE, LABELS, USED, Exporter
-from lab.play.hands import Hands
+from lab.play.hands import FREE, LABELS, USED, Exporter, Hands
 from lab.play.manifests import deployment, objects
 from lab.play.schema import FLEET, Incident, Scenario
 from lab.play.stage import OWNER, clear, vacate

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from lab.demo.view import table
-from lab.play.judgement import misses
+from lab.demo import table
+from lab.play.result import misses
 from lab_play.plays import BEFORE, CAP, HEALS, a_result, a_scenario, bounded
 
 AFTER = replace(

@@ -13,7 +13,7 @@ from kvmedic.model.status import Record
 from kvmedic.model.trial import Answer, Question, Reclaim, Sample
 from lab.cluster.api import until
 from lab.cluster.traces import is_running
-from lab.demo.view import LiveView, PlainView, memory_line
+from lab.demo import LiveView, PlainView, memory_line
 from lab.play.schema import FLEET, Stream
 from lab.play.story import Notes, Scene, Story, View, shortened
 from lab.play.traffic import Clients, command

@@ -14,8 +14,15 @@ from statistics import fmean, stdev
 
 from kvmedic.model import compression as blocks
 from lab.engine.blocks import BlockPool
-from lab.engine.compression import PASS_TOKENS, Compaction, Compression, compress
-from lab.engine.eviction import Eviction, Survival, Survivors
+from lab.engine.compression import (
+    PASS_TOKENS,
+    Compaction,
+    Compression,
+    Eviction,
+    Survival,
+    Survivors,
+    compress,
+)
 from lab.engine.requests import BlockTable
 
 TOKENS, EVICTED, BLOCK_TOKENS = 16_000, 14_000, 16

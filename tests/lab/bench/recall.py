@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from lab.engine.blocks import BlockPool
-from lab.engine.compression import Compression
-from lab.engine.eviction import Eviction, Recall, Survival
+from lab.engine.compression import Compression, Eviction, Recall, Survival
 from lab.engine.openai import WORDS
 from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Limits, Scheduler, Step

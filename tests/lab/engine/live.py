@@ -9,9 +9,8 @@ import itertools
 from collections import deque
 from typing import Protocol
 
-from lab.engine.attention import DeviceMemory
 from lab.engine.blocks import BlockPool, HostTier
-from lab.engine.config import EngineConfig
+from lab.engine.config import DeviceMemory, EngineConfig
 from lab.engine.metrics import EngineMetrics, Times
 from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Output, Scheduler, Step

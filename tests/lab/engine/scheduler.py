@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lab.engine.blocks import Block, BlockPool, HostTier
-from lab.engine.compression import Compression, Compressor
-from lab.engine.eviction import Recall
+from lab.engine.compression import Compression, Compressor, Recall
 from lab.engine.requests import FinishReason, Request, Status
 
 

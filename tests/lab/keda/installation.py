@@ -15,10 +15,9 @@ from types import MappingProxyType
 
 from lab.cluster import traces
 from lab.cluster.api import Api, ApiError, Object, read_manifests
-from lab.cluster.paths import free_ports, locked
+from lab.cluster.machine import free_ports, locked, step
 from lab.cluster.pki import Access, Authority
 from lab.cluster.process import Component
-from lab.cluster.progress import step
 from lab.cluster.toolchain import Tool, binary, module_directory
 
 MODULE = "github.com/kedacore/keda/v2"

@@ -15,9 +15,8 @@ from threading import Event
 import httpx
 
 from lab.cluster.api import ApiError
-from lab.cluster.choice import choose
-from lab.cluster.paths import ROOT
-from lab.cluster.progress import say
+from lab.cluster.machine import ROOT, say
+from lab.cluster.native import choose
 from lab.play import lanes
 from lab.play.files import read_all
 from lab.play.play import Play

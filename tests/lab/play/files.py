@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from lab.cluster.paths import ROOT
+from lab.cluster.machine import ROOT
 from lab.play.schema import (
     Apply,
     Approve,

@@ -7,12 +7,11 @@ from threading import Event
 from typing import Any, Protocol
 
 from lab.cluster.api import until
-from lab.cluster.progress import step
+from lab.cluster.machine import step
 from lab.play.course import Course
 from lab.play.figures import Figures, Window, figures, lost
-from lab.play.judgement import Footprint, misses
 from lab.play.manifests import PORT
-from lab.play.result import Result
+from lab.play.result import Footprint, Result, misses
 from lab.play.schema import Apply, Incident, Route, Scenario
 from lab.play.story import Story, View
 from lab.play.traffic import Traffic

@@ -1,12 +1,17 @@
-"""All that is left of one play."""
+"""All that is left of one play, and what must be true of it; each miss is one sentence."""
 
 import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lab.play.course import line
 from lab.play.figures import Figures
-from lab.play.schema import Scenario
+from lab.play.schema import Move, Scenario, Writes
 
 Object = dict[str, Any]
 
@@ -96,3 +101,147 @@ def _plain(seen: Figures | None) -> dict[str, float | None] | None:
     if seen is None:
         return None
     return {key: None if math.isnan(value) else round(value, 4) for key, value in asdict(seen).items()}
+
+
+def misses(result: Result, forbidden: frozenset[str] = frozenset()) -> list[str]:
+    """Return what was missed; empty for a good end.
+
+    Args:
+        result: what was seen.
+        forbidden: branches of the scenarios whose near twin this one is: they must not have been found, but
+            for the one that is expected.
+    """
+    if result.trouble:
+        return [f"it could not be played to its end: {result.trouble}"]
+    found = [*_said(result), *_moved(result), *_served(result), *_written(result), *_compared(result)]
+    fired = (forbidden & set(result.branches)) - {result.scenario.expect.branch}
+    return [*found, *(f"{each} was found, which only its twin must find" for each in sorted(fired))]
+
+
+def _said(result: Result) -> Iterator[str]:
+    wanted = result.scenario.expect
+    if result.branch != wanted.branch:
+        told = f"{result.branch or 'no branch'} was found"
+        yield f"{told}, expected {wanted.branch}: {result.message}"
+    if wanted.held is not None and wanted.held not in result.reasons:
+        yield f"no condition says {wanted.held}; there are {', '.join(result.reasons) or 'none'}"
+    for reason in result.untold:
+        yield f"no condition said {reason} at any time"
+    for text in result.unsaid:
+        yield f"nothing in the status says {text!r}"
+
+
+def _moved(result: Result) -> Iterator[str]:
+    wanted = result.scenario.expect
+    yield from _steps("the plan", wanted.plan, result.planned) if not result.moves else ()
+    yield from _steps("the runs", wanted.moves, result.moves)
+    if wanted.verdicts or result.verdicts:
+        yield from _ended(result)
+
+
+def _steps(whose: str, wanted: Sequence[Move], seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    agree = [move.is_met_by(dict(step)) for move, step in zip(wanted, seen, strict=False)]
+    if len(wanted) != len(seen) or not all(agree):
+        told = ", ".join(line(step) for step in seen) or "no step"
+        asked = ", ".join(str(move) for move in wanted) or "none"
+        yield f"{whose} had {told}; expected {asked}"
+
+
+def _ended(result: Result) -> Iterator[str]:
+    wanted, seen = result.scenario.expect.verdicts, result.verdicts
+    choices = [(each,) if isinstance(each, str) else each for each in wanted]
+    agree = [verdict in allowed for verdict, allowed in zip(seen, choices, strict=False)]
+    if len(seen) != len(choices) or not all(agree):
+        asked = ", ".join(" or ".join(each) for each in choices) or "no run"
+        told = ", ".join(seen) or "no run ended"
+        yield f"runs ended as {told}, expected {asked}: {result.message}"
+
+
+def _served(result: Result) -> Iterator[str]:
+    wanted, replicas = result.scenario.expect, result.scenario.fleet.replicas
+    most_failed = wanted.failed_requests
+    if most_failed != "any" and result.failed_requests > most_failed:
+        text = "; ".join(sorted(set(result.failures))[:3])
+        yield f"{result.failed_requests} requests failed or were cut, expected {most_failed} ({text})"
+    least = replicas if wanted.min_in_rotation == "all" else wanted.min_in_rotation
+    if least != "any" and result.min_in_rotation < least:
+        yield f"only {result.min_in_rotation} replicas were in rotation at some time, expected {least}"
+    most = wanted.restarts_per_replica
+    if most is not None and result.restarts_per_replica > most:
+        yield f"{result.restarts_per_replica:.2f} restarts per replica, expected {most:g} at most"
+    if not result.requests:
+        yield "no request was answered"
+
+
+def _written(result: Result) -> Iterator[str]:
+    wanted = result.scenario.expect
+    if wanted.writes is not Writes.ANY and result.foreign_writers:
+        yield f"somebody wrote to the Deployment or its pods: {', '.join(result.foreign_writers)}"
+    if wanted.writes is Writes.UNTOUCHED and result.rewritten:
+        yield f"their resourceVersion is another than before: {', '.join(result.rewritten)}"
+    same = wanted.template == "same" or wanted.writes is not Writes.ANY
+    if same and result.template_changed:
+        yield "the Deployment is not as it was before"
+
+
+def _compared(result: Result) -> Iterator[str]:
+    ratios = result.scenario.expect.ratios
+    if ratios and (result.before is None or result.after is None):
+        yield "figures before or after are missing"
+        return
+    for name, bound in ratios.items():
+        then, now = getattr(result.before, name), getattr(result.after, name)
+        ratio = now / then if then else (math.inf if now else 1.0)
+        if not bound.holds(ratio):
+            yield f"{name} is {ratio:.3f} of before ({then:.4g} -> {now:.4g}), expected {bound}"
+
+
+COMMAND = b"/opt/kvmedic/bin/kvmedic"
+"""Program of the operator's container (Containerfile)."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class Footprint:
+    """Memory and CPU of the operator since `start`; nothing where its process can't be seen."""
+
+    _at: float = 0.0
+    _cpu: dict[int, float] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Note what it has used so far."""
+        self._at = time.monotonic()
+        self._cpu = {pid: _cpu_seconds(pid) for pid in _processes()}
+
+    def measured(self) -> dict[str, float]:
+        """Return `rss_mib`, the most there ever was, and `cpu_share` of one core since `start`."""
+        found = _processes()
+        if not found:
+            return {}
+        used = sum(_cpu_seconds(pid) - self._cpu.get(pid, 0.0) for pid in found)
+        memory = sum(_peak_mib(pid) for pid in found)
+        return {"rss_mib": round(memory, 1), "cpu_share": round(used / (time.monotonic() - self._at), 4)}
+
+
+def _processes() -> list[int]:
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if COMMAND in (directory / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(directory.name))
+    return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+    return 0.0
+
+
+def _peak_mib(pid: int) -> float:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return 0.0

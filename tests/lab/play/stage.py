@@ -9,15 +9,13 @@ from typing import Any
 from lab.cluster.api import Api, ApiError, until
 from lab.cluster.interface import Cluster
 from lab.cluster.kind import KindCluster
-from lab.cluster.paths import LAB_SOURCES
+from lab.cluster.machine import LAB_SOURCES, say
 from lab.cluster.pki import Access
-from lab.cluster.progress import say
 from lab.images import Recipe, provide
 from lab.installation import install
 from lab.keda import installation as keda
 from lab.play import manifests, vllm
-from lab.play.exporter import LABELS, Exporter, Meter, addresses_of
-from lab.play.hands import Hands
+from lab.play.hands import LABELS, Exporter, Hands, Meter, addresses_of
 from lab.play.schema import EVALUATION, FLEET, Engine, Scenario
 from lab.prometheus import cluster_prometheus
 

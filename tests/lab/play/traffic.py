@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.cluster.paths import ROOT
-from lab.cluster.reaper import REAPER
+from lab.cluster.machine import ROOT
+from lab.cluster.process import REAPER
 from lab.loadgen.record import Record
 from lab.play.manifests import MODEL
 from lab.play.schema import Route, Stream

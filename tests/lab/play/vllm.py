@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.cluster.paths import BUILD
-from lab.cluster.progress import step
+from lab.cluster.machine import BUILD, step
 
 DIRECTORY = BUILD / "vllm"
 VENV = DIRECTORY / "venv"

@@ -32,7 +32,7 @@ from kvmedic.model.trial import (
     Underway,
     Watched,
 )
-from lab.engine.attention import SCORE_BYTES
+from lab.engine.config import SCORE_BYTES
 
 BLOCK_TOKENS = 16
 KEEP = Keep(2048)

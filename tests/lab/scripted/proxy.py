@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
-from lab.cluster.loops import run_and_cut
+from lab.cluster.watch import run_and_cut
 from lab.scripted.commands import Commands
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})

@@ -1,8 +1,18 @@
-"""The play in a terminal: a calm live screen where there is one, plain lines with times everywhere else."""
+"""`make demo`: one scenario of `lab/scenarios` in a terminal; exit 1 for an end that is not the expected one.
 
+SCENARIO=thrash|healthy|bad-canary|compression or any other name of a file there; ENGINE=lab|vllm. What is
+played, and the runner, are `lab.play`'s; here is only how it is shown: a calm live screen where there is a
+terminal, plain lines with times everywhere else, and a table of before and after at the end.
+"""
+
+import json
 import math
+import os
+import sys
 import textwrap
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from rich.console import Console, Group
@@ -11,9 +21,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from lab.cluster.api import ApiError
+from lab.cluster.machine import ROOT, say
+from lab.cluster.native import choose
 from lab.play.figures import Figures
+from lab.play.files import names, read
+from lab.play.lanes import most_gpus
+from lab.play.play import Play
 from lab.play.result import Result
+from lab.play.schema import Engine, Scenario
+from lab.play.stage import stage
 from lab.play.story import ReplicaLine, Scene, View
+from lab.play.witness import Witness
 
 STATUS_SECONDS = 15.0
 """Between two looks at every replica in the plain view."""
@@ -258,3 +277,55 @@ def _wrapped(label: str, text: str) -> list[str]:
         line = f"{line} {word}".strip()
     lines.append(line)
     return [f"  {label if not number else '':<9}{each}" for number, each in enumerate(lines)]
+
+
+OUT = ROOT / "build" / "demo"
+NAMESPACE = "serving"
+"""Where the fleet stays afterwards, for a look."""
+
+
+def main() -> int:
+    """Set the stage, play, show the table, write the summary."""
+    started = time.time()
+    try:
+        chosen = scenario(os.environ.get("SCENARIO") or "thrash", os.environ.get("ENGINE") or "lab")
+        OUT.mkdir(parents=True, exist_ok=True)
+        (OUT / "summary.json").unlink(missing_ok=True)
+        with (
+            stage(choose(), [chosen], most_gpus([chosen], 1)) as made,
+            made.place(chosen, NAMESPACE) as place,
+            closing(view_for(sys.stdout.isatty())) as view,
+        ):
+            witness = Witness(place.access, NAMESPACE)
+            result = Play(chosen, witness, place.hands, place.url, view).run(OUT)
+    except KeyboardInterrupt:
+        say("interrupted; the next `make demo` starts afresh, `make lab-down` removes everything")
+        return 130
+    except (RuntimeError, OSError, LookupError, ValueError, ApiError) as error:
+        say(str(error))
+        return 1
+    summary = result.as_json() | {"seconds_in_all": round(time.time() - started, 1)}
+    (OUT / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    print(table(result))
+    say("the fleet stays for a look (kubectl get kvr -A); `make lab-down` removes everything")
+    return 1 if result.missed else 0
+
+
+def scenario(name: str, engine: str) -> Scenario:
+    """Return a scenario; that of real vLLM stands in a file of its own, `NAME-vllm.yaml`.
+
+    Raises:
+        ValueError: there is none of that name, or none with that engine; or its file cannot be played.
+    """
+    if engine not in tuple(Engine):
+        raise ValueError(f"ENGINE={engine}: there are {', '.join(Engine)}")
+    if engine == Engine.LAB:
+        return read(name)
+    if f"{name}-{engine}" not in names():
+        real = [each.removesuffix(f"-{engine}") for each in names() if each.endswith(f"-{engine}")]
+        raise ValueError(f"SCENARIO={name} has no variant with ENGINE={engine}; {', '.join(real)} has")
+    return read(f"{name}-{engine}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
