@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmedic.cluster.target import DeploymentTarget
+from kvmedic.cluster.workloads import DeploymentTarget
 from kvmedic.kube.client import Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.edits import ReferenceEdit

@@ -10,9 +10,9 @@ from datetime import datetime
 from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
-from kvmedic.cluster.target import DeploymentTarget
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
+from kvmedic.cluster.workloads import DeploymentTarget
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import (
     Drivers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kvmedic.cluster.patches import RECORDED
+from kvmedic.cluster.ownership import RECORDED
 from worlds.bundled import FLAG, OFF, ON, SWITCH, begin, compressing, engine, variables
 from worlds.phases import PATIENCE_SECONDS, Phase, let_go, reach
 from worlds.world import World

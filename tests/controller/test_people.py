@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvmedic.cluster.patches import CORDON_COST
+from kvmedic.cluster.ownership import CORDON_COST
 from worlds import replacing, scaling
 from worlds.deploying import RAISED_CAP
 from worlds.people import (

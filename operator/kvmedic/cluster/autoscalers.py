@@ -14,8 +14,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from kvmedic.cluster.ownership import BY_HAND, owner_of
-from kvmedic.cluster.patches import RECORDED, RUN, annotate_operations, as_seen, unmark_operations
+from kvmedic.cluster.ownership import (
+    RECORDED,
+    RUN,
+    annotate_operations,
+    applier_of,
+    as_seen,
+    owner_of,
+    unmark_operations,
+)
 from kvmedic.kube.client import NOT_FOUND, Client
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
@@ -44,22 +51,18 @@ class Bounds:
     """The bounds in the spec of one kind of autoscaler."""
 
     resource: Resource
-    minimum_field: str
-    maximum_field: str
+    minimum: str
+    maximum: str
     default_minimum: int
     default_maximum: int
 
-    def minimum(self, spec: Mapping[str, Any]) -> int:
-        """Return the fewest replicas that a spec asks for."""
-        return int(spec.get(self.minimum_field, self.default_minimum))
-
-    def maximum(self, spec: Mapping[str, Any]) -> int:
-        """Return the most replicas that a spec allows."""
-        return int(spec.get(self.maximum_field, self.default_maximum))
-
-    def is_given(self, spec: Mapping[str, Any]) -> bool:
-        """Return whether a spec itself says the fewest."""
-        return self.minimum_field in spec
+    def read(self, spec: Mapping[str, Any]) -> tuple[int, int, bool]:
+        """Return the fewest and the most replicas of a spec, and whether it says the fewest itself."""
+        fewest, most = (
+            spec.get(self.minimum, self.default_minimum),
+            spec.get(self.maximum, self.default_maximum),
+        )
+        return int(fewest), int(most), self.minimum in spec
 
 
 BOUNDS: Mapping[str, Bounds] = MappingProxyType(
@@ -88,22 +91,19 @@ async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any
     """Return who has a say in the replicas and pods of a target."""
     labels = labels_of(template)
     drained = {**labels, fleet.rotation.label: fleet.rotation.draining}
+    kinds = (AUTOSCALERS, SCALED_OBJECTS, VERTICAL_AUTOSCALERS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
     hpas, scaled, vertical, budgets, networks = await asyncio.gather(
-        *(
-            _list_objects(client, kind, fleet.namespace)
-            for kind in (
-                AUTOSCALERS,
-                SCALED_OBJECTS,
-                VERTICAL_AUTOSCALERS,
-                DISRUPTION_BUDGETS,
-                NETWORK_POLICIES,
-            )
-        )
+        *(_list_objects(client, kind, fleet.namespace) for kind in kinds)
     )
-    replicas = [*_of_keda(scaled, fleet), *_of_hpas(hpas, fleet)]
     return Neighbours(
-        autoscalers=tuple(replicas),
-        vertical=tuple(_of_vpas(vertical, fleet)),
+        autoscalers=(*_of_keda(scaled, fleet), *_of_hpas(hpas, fleet)),
+        vertical=tuple(
+            VerticalAutoscaler(
+                _name(body), str(section(body, "spec", "updatePolicy").get("updateMode") or VPA_MODE)
+            )
+            for body in vertical
+            if _targets(section(body, "spec", "targetRef"), fleet)
+        ),
         disruption_budgets=tuple(
             _name(each) for each in budgets if _selects(section(each, "spec").get("selector"), labels)
         ),
@@ -130,7 +130,12 @@ def policies_of_draining(
         if _selects(by, drained) and not _selects(by, labels):
             yield f"PodDisruptionBudget {_name(body)}"
     for body in networks:
-        if any(_selects(by, drained) != _selects(by, labels) for by in _pod_selectors(body)):
+        spec = section(body, "spec")
+        # The pods of its namespace that it holds for, and their peers.
+        selectors = [spec.get("podSelector")]
+        for way, ends in (("ingress", "from"), ("egress", "to")):
+            selectors += [peer.get("podSelector") for rule in items(spec, way) for peer in items(rule, ends)]
+        if any(_selects(by, drained) != _selects(by, labels) for by in selectors):
             yield f"NetworkPolicy {_name(body)}"
 
 
@@ -157,7 +162,7 @@ def _of_keda(scaled: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]
 
 
 def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
-    """Yield the HorizontalPodAutoscalers of people; KEDA's own is told by its ScaledObject."""
+    """Yield the HorizontalPodAutoscalers of people; KEDA's own is there as its ScaledObject."""
     for body in hpas:
         spec = section(body, "spec")
         owners = items(section(body, "metadata"), "ownerReferences")
@@ -169,17 +174,13 @@ def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
 
 
 def _read_autoscaler(kind: str, body: JsonObject) -> Autoscaler:
-    """Return an autoscaler with what every kind of them says in its own words."""
-    spec, bounds = section(body, "spec"), BOUNDS[kind]
-    return Autoscaler(
-        kind,
-        _name(body),
-        bounds.minimum(spec),
-        bounds.maximum(spec),
-        uid=uid_of(body),
-        is_given=bounds.is_given(spec),
-        owner=_owner(body, bounds.minimum_field),
-    )
+    fewest, most, is_given = BOUNDS[kind].read(section(body, "spec"))
+    # A Helm release applies only when a person upgrades it; its value then counts as theirs.
+    owner = owner_of(body)
+    named = owner.name if owner is not None and owner.reason is not Reason.MANAGED_BY_HELM else ""
+    manager = applier_of(body, BOUNDS[kind].minimum)
+    applier = named or (f"field manager {manager}" if manager else "")
+    return Autoscaler(kind, _name(body), fewest, most, uid=uid_of(body), is_given=is_given, owner=applier)
 
 
 def _may_add(policies: Mapping[str, Any]) -> bool:
@@ -187,35 +188,12 @@ def _may_add(policies: Mapping[str, Any]) -> bool:
     return section(policies, "scaleUp").get("selectPolicy") != "Disabled"
 
 
-def _owner(body: JsonObject, field: str) -> str:
-    """Return who applies the minimum again and again, in words; empty where nobody is known to.
-
-    A Helm release does so only when a person upgrades it; its value then counts as theirs.
-    """
-    owner = owner_of(body)
-    if owner is not None and owner.reason is not Reason.MANAGED_BY_HELM:
-        return owner.name
-    for entry in items(section(body, "metadata"), "managedFields"):
-        manager = str(entry.get("manager", ""))
-        applied = entry.get("operation") == "Apply" and not manager.startswith(BY_HAND)
-        if applied and f"f:{field}" in section(entry, "fieldsV1", "f:spec"):
-            return f"field manager {manager}"
-    return ""
-
-
 def _desired_replicas(status: Mapping[str, Any]) -> int | None:
-    """Return the replicas that a HorizontalPodAutoscaler wants; None while it cannot tell or may not act."""
+    """Return the replicas that a HorizontalPodAutoscaler wants; None while it cannot know or may not act."""
     said = {each.get("type"): each.get("status") for each in items(status, "conditions")}
     if said.get("ScalingActive") != "True" or said.get("AbleToScale") != "True":
         return None
     return int(status.get("desiredReplicas", 0)) or None
-
-
-def _of_vpas(vertical: Iterable[JsonObject], fleet: Fleet) -> Iterator[VerticalAutoscaler]:
-    for body in vertical:
-        if _targets(section(body, "spec", "targetRef"), fleet):
-            mode = section(body, "spec", "updatePolicy").get("updateMode") or VPA_MODE
-            yield VerticalAutoscaler(_name(body), str(mode))
 
 
 def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:
@@ -224,23 +202,13 @@ def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:
     return (group, ref.get("kind", "Deployment"), ref.get("name")) == ("apps", "Deployment", fleet.name)
 
 
-def _pod_selectors(policy: JsonObject) -> Iterator[object]:
-    """Yield by what a NetworkPolicy selects pods of its namespace: those it holds for, and their peers."""
-    spec = section(policy, "spec")
-    yield spec.get("podSelector")
-    for way, ends in (("ingress", "from"), ("egress", "to")):
-        for rule in items(spec, way):
-            yield from (peer.get("podSelector") for peer in items(rule, ends))
-
-
 def _selects(selector: object, labels: Mapping[str, str]) -> bool:
     """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
     if not isinstance(selector, Mapping):
         return False
     wanted = section(selector, "matchLabels")
-    expressions = items(selector, "matchExpressions")
     return all(labels.get(key) == value for key, value in wanted.items()) and all(
-        _holds(each, labels) for each in expressions
+        _holds(each, labels) for each in items(selector, "matchExpressions")
     )
 
 
@@ -257,7 +225,7 @@ def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
             return key not in labels
 
 
-def _name(body: JsonObject) -> str:
+def _name(body: Mapping[str, Any]) -> str:
     return str(section(body, "metadata").get("name", ""))
 
 
@@ -269,7 +237,19 @@ async def minimum_of(client: Client, namespace: str, holder: ObjectRef) -> Minim
         if error.code == NOT_FOUND:
             return None
         raise
-    return None if body is None else _minimum(holder, body)
+    if body is None:
+        return None
+    fewest, most, is_given = BOUNDS[holder.kind].read(section(body, "spec"))
+    return Minimum(
+        kind=holder.kind,
+        name=holder.name,
+        uid=uid_of(body),
+        resource_version=str(section(body, "metadata")["resourceVersion"]),
+        number=fewest,
+        is_given=is_given,
+        most=most,
+        mark=annotations_of(body).get(RUN, ""),
+    )
 
 
 async def set_minimum(client: Client, fleet: Fleet, move: SetMinimum, claim: str) -> None:
@@ -284,12 +264,11 @@ async def set_minimum(client: Client, fleet: Fleet, move: SetMinimum, claim: str
     holder = move.holder
     ref = _autoscaler_ref(fleet.namespace, holder.kind, holder.name)
     live = await client.get(ref) or {}
-    bounds = BOUNDS[holder.kind]
-    field, notes = bounds.minimum_field, {RUN: claim}
+    field, notes = BOUNDS[holder.kind].minimum, {RUN: claim}
     operations = [*as_seen(holder)]
     if move.is_given:
         operations.append(PatchOperation("add", f"/spec/{field}", move.number))
-    elif bounds.is_given(section(live, "spec")):
+    elif field in section(live, "spec"):
         operations.append(PatchOperation("remove", f"/spec/{field}"))
     if RECORDED not in annotations_of(live):
         notes[RECORDED] = json.dumps({field: holder.number if holder.is_given else None})
@@ -308,21 +287,6 @@ async def unmark(client: Client, namespace: str, holder: Minimum) -> None:
         await client.json_patch(ref, [*as_seen(holder), *removals])
 
 
-def _minimum(holder: ObjectRef, body: JsonObject) -> Minimum:
-    metadata, spec = section(body, "metadata"), section(body, "spec")
-    bounds = BOUNDS[holder.kind]
-    return Minimum(
-        kind=holder.kind,
-        name=holder.name,
-        uid=str(metadata["uid"]),
-        resource_version=str(metadata["resourceVersion"]),
-        number=bounds.minimum(spec),
-        is_given=bounds.is_given(spec),
-        most=bounds.maximum(spec),
-        mark=annotations_of(body).get(RUN, ""),
-    )
-
-
 def _autoscaler_ref(namespace: str, kind: str, name: str) -> Ref:
     return Ref(BOUNDS[kind].resource, namespace, name)
 
@@ -338,20 +302,11 @@ def scaler_of(deployment: Mapping[str, Any], autoscalers: Iterable[JsonObject]) 
     where KEDA made it; a field manager that applied the number and is nobody at a terminal. Whoever
     shows in neither is found out when the number changes in the middle of a run, which then ends.
     """
-    metadata = section(deployment, "metadata")
     for each in autoscalers:
         target = section(each, "spec", "scaleTargetRef")
-        if (target.get("kind"), target.get("name")) == ("Deployment", metadata.get("name")):
+        if (target.get("kind"), target.get("name")) == ("Deployment", _name(deployment)):
             made_for = labels_of(each).get(SCALED_OBJECT_LABEL)
-            own = f"HorizontalPodAutoscaler {section(each, 'metadata').get('name')}"
+            own = f"HorizontalPodAutoscaler {_name(each)}"
             return Owner(Reason.REPLICAS_AUTOSCALED, f"ScaledObject {made_for}" if made_for else own)
-    for entry in items(metadata, "managedFields"):
-        manager = str(entry.get("manager", ""))
-        applied = entry.get("operation") == "Apply" and not entry.get("subresource")
-        if (
-            applied
-            and not manager.startswith(BY_HAND)
-            and "f:replicas" in section(entry, "fieldsV1", "f:spec")
-        ):
-            return Owner(Reason.REPLICAS_AUTOSCALED, f"field manager {manager}")
-    return None
+    manager = applier_of(deployment, "replicas")
+    return Owner(Reason.REPLICAS_AUTOSCALED, f"field manager {manager}") if manager else None

@@ -6,12 +6,12 @@ Only our copies are ever changed or removed. What ConfigMaps hold may be secret:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kvmedic.cluster.ownership import DATA, owner_of_data
-from kvmedic.cluster.patches import COPY_OF, TARGET
+from kvmedic.cluster.ownership import COPY_OF, DATA, TARGET, owner_of_data
 from kvmedic.kube.client import FIELD_MANAGER, Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
@@ -64,11 +64,20 @@ async def read_config_map(client: Client, namespace: str, name: str) -> Sight:
         return Unseen.UNREADABLE
     if body is None or section(body, "metadata").get("deletionTimestamp"):
         return Unseen.GONE
-    note = _note(annotations_of(body).get(COPY_OF, ""))
+    # Our note on a copy is for people, so one that cannot be read is none.
+    note: object = None
+    with suppress(ValueError, RecursionError):
+        note = json.loads(annotations_of(body).get(COPY_OF, ""))
+    note = note if isinstance(note, dict) else {}
+    edits = (
+        moment(str(entry["time"]))
+        for entry in items(section(body, "metadata"), "managedFields")
+        if "time" in entry and any(name in section(entry, "fieldsV1") for name in DATA)
+    )
     return ConfigMap(
         contents=contents_of(body),
         owner=owner_of_data(body),
-        edited_at=max(_edits(body), default=None),
+        edited_at=max(edits, default=None),
         copy_of=str(note.get("name", "")),
         copied_content=str(note.get("content", "")),
         for_target=labels_of(body).get(TARGET, ""),
@@ -80,31 +89,12 @@ def contents_of(body: Mapping[str, Any]) -> Contents:
     return Contents(section(body, "data"), section(body, "binaryData"))
 
 
-def _note(text: str) -> Mapping[str, object]:
-    """Return our note on a copy; it is for people, so one that cannot be read is none."""
-    try:
-        note = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        return {}
-    return note if isinstance(note, dict) else {}
-
-
-def _edits(body: Mapping[str, Any]) -> Iterator[Any]:
-    for entry in items(section(body, "metadata"), "managedFields"):
-        if "time" in entry and any(name in section(entry, "fieldsV1") for name in DATA):
-            yield moment(str(entry["time"]))
-
-
 def _mounted_name(line: EngineLine | Blocked) -> str:
     """Return the ConfigMap that an engine's configuration file is mounted from; empty where there is none."""
     if isinstance(line, Blocked) or line.line.config is None:
         return ""
     file = mounted_file(line.template, line.container, line.line.config)
     return "" if isinstance(file, Refusal) else file.config_map
-
-
-MANAGED_BY = "app.kubernetes.io/managed-by"
-"""Recommended label of Kubernetes: the tool that looks after an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +132,7 @@ class StoredCopies:
             "metadata": {
                 "name": file.copy,
                 "namespace": fleet.namespace,
-                "labels": {MANAGED_BY: FIELD_MANAGER, TARGET: fleet.uid},
+                "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER, TARGET: fleet.uid},
                 "annotations": {COPY_OF: note},
                 "ownerReferences": [owner],
             },
@@ -157,43 +147,34 @@ class StoredCopies:
         return ""
 
     async def sweep(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
-        """Remove those copies that nothing refers to any more; return the others."""
-        return await sweep(self.client, fleet, copies) if copies else ()
+        """Remove those copies that nothing in the namespace refers to any more; return the others.
 
+        A ReplicaSet that is kept for `kubectl rollout undo` needs its copy too. Everything in the namespace
+        is asked only once no ReplicaSet of the fleet is known to need a copy. Repeating it changes nothing
+        more; one that is not ours, or that may not be removed, is left alone.
 
-async def sweep(client: Client, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
-    """Remove those copies that nothing in the namespace refers to any more; return the others.
-
-    A ReplicaSet that is kept for `kubectl rollout undo` needs its copy too. Everything in the namespace
-    is asked only once no ReplicaSet of the fleet is known to need a copy. Repeating it changes nothing
-    more; one that is not ours, or that may not be removed, is left alone.
-
-    Raises:
-        Conflict: a copy changed in the middle.
-    """
-    known = {fleet.revision, *(each.revision for each in fleet.replica_sets)}
-    kept = [copy for copy in copies if copy.template in known]
-    idle = [copy for copy in copies if copy.template not in known]
-    try:
-        used = await _used_names(client, fleet.namespace) if idle else frozenset()
-        for copy in idle:
-            if copy.name in used:
-                kept.append(copy)
-                continue
-            ref = Ref(CONFIG_MAPS, fleet.namespace, copy.name)
-            body = await client.get(ref)
-            if body is not None and labels_of(body).get(TARGET) == fleet.uid:
-                version = str(section(body, "metadata")["resourceVersion"])
-                await client.delete(ref, Preconditions(uid_of(body), version))
-    except Refused:
-        return tuple(copies)
-    return tuple(kept)
-
-
-async def _used_names(client: Client, namespace: str) -> frozenset[str]:
-    """Return the names of all ConfigMaps that workloads and pods of a namespace refer to."""
-    found: set[str] = set()
-    for kind in (DEPLOYMENTS, REPLICA_SETS, PODS):
-        for body in await client.list(kind, namespace):
-            found |= names_in(section(body, "spec"))
-    return frozenset(found)
+        Raises:
+            Conflict: a copy changed in the middle.
+        """
+        known = {fleet.revision, *(each.revision for each in fleet.replica_sets)}
+        kept = [copy for copy in copies if copy.template in known]
+        idle = [copy for copy in copies if copy.template not in known]
+        if not idle:
+            return tuple(kept)
+        used: set[str] = set()
+        try:
+            for kind in (DEPLOYMENTS, REPLICA_SETS, PODS):
+                for body in await self.client.list(kind, fleet.namespace):
+                    used |= names_in(section(body, "spec"))
+            for copy in idle:
+                if copy.name in used:
+                    kept.append(copy)
+                    continue
+                ref = Ref(CONFIG_MAPS, fleet.namespace, copy.name)
+                found = await self.client.get(ref)
+                if found is not None and labels_of(found).get(TARGET) == fleet.uid:
+                    version = str(section(found, "metadata")["resourceVersion"])
+                    await self.client.delete(ref, Preconditions(uid_of(found), version))
+        except Refused:
+            return tuple(copies)
+        return tuple(kept)

@@ -1,37 +1,77 @@
-"""What logs tell of how engines ended last, and of how they started.
+"""What logs say of how engines ended last, and of how they started; bounded in size.
 
 Logs may hold prompts: nothing leaves this module but numbers, known marks and known phrases.
+Every line is asked for with its time: from Kubernetes 1.32 on a kubelet answers 200 with an undated sentence
+of its own where a log is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypeAlias
 
 from kvmedic.engines.engine_log import Start, StartForms, Unread, started_of
 from kvmedic.kube.client import Client
+from kvmedic.kube.errors import ApiError
 from kvmedic.kube.objects import PODS, Ref
-from kvmedic.kube.pods import Log, NoLog, Tail, log_of, log_start
 from kvmedic.model.devices import Cause, EngineEnd
 from kvmedic.model.evidence import LogForms, LoggedSize, logged_size
-from kvmedic.model.fleet import ContainerEnd, Pod
+from kvmedic.model.fleet import ContainerEnd, Instance, Pod
 from kvmedic.rollout.trial import LastWords, refusal_in
 
-TAIL = Tail(lines=500, limit_bytes=256 << 10)
-"""What is read of a log: a failed start of vLLM 0.32 ends with two tracebacks of about 60 lines each and,
-with several ranks, one more of each rank."""
+TAIL_LINES = 500
+"""What is read of a log's end: a failed start of vLLM 0.32 ends with two tracebacks of about 60 lines each
+and, with several ranks, one more of each rank."""
+LIMIT_BYTES = 256 << 10
+"""Bytes of a log that are read, at most; the kubelet cuts off what is later. A start of vLLM 0.32 wrote 5 kB
+before it logged its pool (measured, CPU build); with several ranks and a model that is downloaded each of
+them adds lines."""
+LATE = timedelta(seconds=2)
+"""How long after an end, as Kubernetes writes it, a line may be dated that is still of that life: one second
+that is cut off (meta/v1 Time is in whole seconds), and one for what was in the pipe. The container runtime
+dates a line when it reads it (containerd, cri/io/logger.go), and reads on when the process is gone."""
 DEVICE_MEMORY = re.compile(
     r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory"
     r"|Cuda failure(?: \d+)? '?out of memory"
     r"|Free memory on device .* is less than desired GPU memory utilization"
 )
 """How vLLM, torch and NCCL say that a GPU's memory ran out: at start-up also that other processes hold
-what the engine was told to take (vLLM 0.32). `No available memory for the cache
-blocks` is not among them: that engine needs a larger share, not a smaller one."""
+what the engine was to take (vLLM 0.32). `No available memory for the cache blocks` is not among them: that
+engine needs a larger share, not a smaller one."""
 CHATTER = re.compile(r"\b(?:INFO|DEBUG)\b")
 """A line of ordinary logging: with request logging on it quotes prompts, which may say anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoLog:
+    """There is no log to go by."""
+
+    why: str
+    """For a person; never a part of a log."""
+
+
+Log: TypeAlias = tuple[str, ...] | NoLog
+"""Lines without their times. They may hold prompts."""
+
+
+async def read_log_of_end(client: Client, namespace: str, pod: str, end: ContainerEnd) -> Log:
+    """Return the last lines that an instance of a container wrote before it ended.
+
+    The kubelet tells the instances apart by "present" and "previous" alone, and the container may have been
+    started again since the pod was read: what was written before or after that life is left out.
+    """
+    query = [("container", end.container), ("tailLines", str(TAIL_LINES)), ("limitBytes", str(LIMIT_BYTES))]
+    if end.instance is Instance.PREVIOUS:
+        query.append(("previous", "true"))
+    found = await _read_dated_lines(client, Ref(PODS, namespace, pod), query)
+    if isinstance(found, NoLog):
+        return found
+    own = tuple(text for at, text in found if end.started_at <= at < end.ended_at + LATE)
+    return own or NoLog(f"the kubelet has nothing of {end.started_at:%H:%M:%SZ} to {end.ended_at:%H:%M:%SZ}")
 
 
 async def ends_of(
@@ -54,13 +94,14 @@ async def ends_of(
 
 
 async def _end_of(client: Client, namespace: str, pod: Pod, end: ContainerEnd) -> EngineEnd:
-    if end.at_memory_limit:
-        return EngineEnd(Cause.HOST_MEMORY, end.exit_code, end.ended_at, pod.restarts, "")
-    log = await log_of(client, Ref(PODS, namespace, pod.name), end, TAIL)
-    if isinstance(log, NoLog):
-        return EngineEnd(Cause.UNKNOWN, end.exit_code, end.ended_at, pod.restarts, log.why)
-    cause = Cause.DEVICE_MEMORY if bears_device_memory(log) else Cause.ANOTHER
-    return EngineEnd(cause, end.exit_code, end.ended_at, pod.restarts, "")
+    cause, trouble = Cause.HOST_MEMORY, ""
+    if not end.at_memory_limit:
+        log = await read_log_of_end(client, namespace, pod.name, end)
+        if isinstance(log, NoLog):
+            cause, trouble = Cause.UNKNOWN, log.why
+        else:
+            cause = Cause.DEVICE_MEMORY if bears_device_memory(log) else Cause.ANOTHER
+    return EngineEnd(cause, end.exit_code, end.ended_at, pod.restarts, trouble)
 
 
 def bears_device_memory(lines: Iterable[str]) -> bool:
@@ -78,22 +119,17 @@ async def last_words_of(
     """
     if pod.last_end is None:
         return LastWords()
-    log = await log_of(client, Ref(PODS, namespace, pod.name), pod.last_end, TAIL)
+    log = await read_log_of_end(client, namespace, pod.name, pod.last_end)
     if isinstance(log, NoLog):
         return LastWords(trouble=log.why)
     return LastWords(refusal_in((line for line in log if not CHATTER.search(line)), refusals))
 
 
-BEGINNING_BYTES = 256 << 10
-"""What is read of a log: a start of vLLM 0.32 wrote 5 kB before it told its pool (measured, CPU build); with
-several ranks and a model that is downloaded each of them adds lines."""
-
-
 async def pools_of(
     client: Client, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
 ) -> dict[str, LoggedSize]:
-    """Return the pools that the present logs of replicas tell, by pod; one that tells none is not there."""
-    logs = await _beginnings(client, namespace, pods, container)
+    """Return the pools that the present logs of replicas name, by pod; one that names none is not there."""
+    logs = await _read_starts(client, namespace, pods, container)
     found = {name: logged_size(log, forms) for name, log in logs.items() if not isinstance(log, NoLog)}
     return {name: size for name, size in found.items() if size is not None}
 
@@ -101,15 +137,44 @@ async def pools_of(
 async def starts_of(
     client: Client, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
 ) -> dict[str, Start]:
-    """Return what the present logs of replicas tell of their start, by pod."""
-    logs = await _beginnings(client, namespace, pods, container)
+    """Return what the present logs of replicas say of their start, by pod."""
+    logs = await _read_starts(client, namespace, pods, container)
     return {
         name: Unread(log.why) if isinstance(log, NoLog) else started_of(log, forms)
         for name, log in logs.items()
     }
 
 
-async def _beginnings(client: Client, namespace: str, pods: Sequence[Pod], container: str) -> dict[str, Log]:
-    refs = [Ref(PODS, namespace, pod.name) for pod in pods]
-    logs = await asyncio.gather(*(log_start(client, ref, container, BEGINNING_BYTES) for ref in refs))
-    return {pod.name: log for pod, log in zip(pods, logs, strict=True)}
+async def _read_starts(client: Client, namespace: str, pods: Sequence[Pod], container: str) -> dict[str, Log]:
+    """Return the beginning of each replica's present log, as far as it is kept."""
+    query = [("container", container), ("limitBytes", str(LIMIT_BYTES))]
+    logs = await asyncio.gather(
+        *(_read_dated_lines(client, Ref(PODS, namespace, pod.name), query) for pod in pods)
+    )
+    return {
+        pod.name: log if isinstance(log, NoLog) else tuple(text for _, text in log)
+        for pod, log in zip(pods, logs, strict=True)
+    }
+
+
+async def _read_dated_lines(
+    client: Client, pod: Ref, query: list[tuple[str, str]]
+) -> tuple[tuple[datetime, str], ...] | NoLog:
+    """Return the lines of a log with their times; NoLog where it cannot be read, or has none."""
+    try:
+        text = await client.text(pod, "log", (*query, ("timestamps", "true")))
+    except ApiError as error:
+        return NoLog(str(error))
+    return tuple(_dated_lines(text)) or NoLog("the kubelet has no log any more")
+
+
+def _dated_lines(text: str) -> Iterator[tuple[datetime, str]]:
+    # Lines end as the runtime writes them: a carriage return is within one.
+    for line in text.split("\n"):
+        stamp, _, words = line.partition(" ")
+        try:
+            at = datetime.fromisoformat(stamp)
+        except ValueError:
+            continue
+        if at.tzinfo is not None:
+            yield at, words

@@ -1,4 +1,8 @@
-"""Who else decides what a Deployment looks like, and would take a change back."""
+"""Marks on other people's objects: kvmedic's own, and those by which others show that they decide.
+
+Our marks are annotations and labels, a fence and notes for people, never an authority; none is in a pod
+template. The patches that set them test what was looked at.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,74 @@ from types import MappingProxyType
 from typing import Any
 
 from kvmedic.kube.client import FIELD_MANAGER
-from kvmedic.kube.objects import annotations_of, items, labels_of, section
+from kvmedic.kube.objects import JsonObject, annotations_of, items, labels_of, section
 from kvmedic.manifests.proposals import owner_in
-from kvmedic.model.fleet import FieldEdit, Owner, OwnerKind, TemplateOwner
+from kvmedic.model.edits import PatchOperation
+from kvmedic.model.fleet import Cordoned, FieldEdit, Minimum, Owner, OwnerKind, Pod, TemplateOwner
 from kvmedic.model.reasons import Reason
+
+PREFIX = "kvmedic.io/"
+
+RUN = f"{PREFIX}run"
+"""On the Deployment: `<resource uid>/<run>/<sequence>` of the last assignment that was committed."""
+
+RECORDED = f"{PREFIX}recorded"
+"""On the Deployment: the values from before the run, so that it can be undone by hand."""
+
+CORDONED = f"{PREFIX}cordoned"
+"""On a pod: the label and the deletion cost that it had before it was cordoned, and for which Deployment."""
+
+CORDONED_FOR = f"{PREFIX}cordoned-for"
+"""Label of such a pod: the uid of that Deployment. By it a pod is found that nothing else leads to."""
+
+TARGET = f"{PREFIX}target"
+"""Label of a ConfigMap that is a copy of ours: the uid of the Deployment that it was made for."""
+
+COPY_OF = f"{PREFIX}copy-of"
+"""On such a copy: the ConfigMap that it was copied from, and the hash of what was in that then."""
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""On a pod: of two Ready pods the one of lower cost is removed first (Kubernetes 1.22, KEP 2255)."""
+
+CORDON_COST = "-2147483648"
+"""The lowest deletion cost there is: costs are 32-bit integers."""
+
+LABELS = "/metadata/labels"
+ANNOTATIONS = "/metadata/annotations"
+
+
+def path_of(parent: str, name: str) -> str:
+    """Return the path of a label or annotation (RFC 6901: a slash in a name is written ~1)."""
+    return f"{parent}/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def as_seen(seen: Pod | Minimum | Cordoned) -> tuple[PatchOperation, ...]:
+    """Return the tests that an object is the very version that was looked at."""
+    return same_object(seen.uid), same_version(seen.resource_version)
+
+
+def same_object(uid: str) -> PatchOperation:
+    """Return the test that an object is not another of the same name."""
+    return PatchOperation("test", "/metadata/uid", uid)
+
+
+def same_version(resource_version: str) -> PatchOperation:
+    """Return the test that nothing of an object changed."""
+    return PatchOperation("test", "/metadata/resourceVersion", resource_version)
+
+
+def annotate_operations(live: JsonObject, marks: Mapping[str, str]) -> tuple[PatchOperation, ...]:
+    """Return the operations that set annotations, on an object that may have none at all."""
+    first = () if annotations_of(live) else (PatchOperation("add", ANNOTATIONS, {}),)
+    added = (PatchOperation("add", path_of(ANNOTATIONS, name), text) for name, text in marks.items())
+    return (*first, *added)
+
+
+def unmark_operations(live: JsonObject) -> tuple[PatchOperation, ...]:
+    """Return the operations that remove all our annotations; none where there are none."""
+    ours = sorted(name for name in annotations_of(live) if name.startswith(PREFIX))
+    return tuple(PatchOperation("remove", path_of(ANNOTATIONS, name)) for name in ours)
+
 
 SIGNS = MappingProxyType(
     {
@@ -50,11 +118,8 @@ after the content type (Sveltos).
 """
 
 BY_HAND = ("kubectl", "helm", "before-first-apply", "kvmedic")
-"""Beginnings of field managers that write when a person or a pipeline tells them to.
-
-`kubectl` covers `kubectl`, `kubectl-client-side-apply`, `kubectl-edit`, `kubectl-rollout` …;
-`before-first-apply` is the API server's own name for fields set before the first apply.
-"""
+"""Beginnings of field managers that write when a person or a pipeline says so: `kubectl-client-side-apply`,
+`kubectl-edit` …; `before-first-apply` is the API server's name for fields set before the first apply."""
 
 CONTESTED = ("f:strategy", "f:minReadySeconds", "f:progressDeadlineSeconds", "f:paused", "f:template")
 """Fields of a Deployment that a frozen rollout changes: setting one of them back in the middle rolls
@@ -98,22 +163,40 @@ def _owner_of_fields(body: Mapping[str, Any], fields: Iterable[str], *within: st
     """Return who else decides some fields of an object, named as in `managedFields`."""
     found = owner_in(section(body, "metadata"))
     if found is None or found.kind in RELEASES:
-        found = _owner_by_marks(body) or _applier(body, fields, *within) or found
+        marks = {**labels_of(body), **annotations_of(body)}
+        sign = next((sign for sign in SIGNS if sign in marks), "")
+        named = TemplateOwner(OwnerKind.APPLIER, f"{SIGNS[sign]} {marks[sign]}".strip()) if sign else None
+        found = named or _applier(body, fields, *within) or found
     if found is None:
         return None
     reason = Reason.MANAGED_BY_GITOPS if found.kind in GITOPS else Reason.OWNED_BY_CONTROLLER
     return Owner(Reason.MANAGED_BY_HELM if found.kind in RELEASES else reason, str(found), found)
 
 
+def applier_of(body: Mapping[str, Any], field: str) -> str:
+    """Return the manager that applies a field of the spec again and again; empty: nobody but by hand."""
+    for entry in _entries(body):
+        manager = str(entry.get("manager", ""))
+        applied = entry.get("operation") == "Apply" and not manager.startswith(BY_HAND)
+        if applied and f"f:{field}" in section(entry, "fieldsV1", "f:spec"):
+            return manager
+    return ""
+
+
 def last_editor(deployment: Mapping[str, Any]) -> str:
     """Return the field manager that wrote the pod template last, ourselves left out; empty: none noted."""
     entries = [
         (str(entry.get("time", "")), str(entry.get("manager", "")))
-        for entry in items(section(deployment, "metadata"), "managedFields")
-        if not entry.get("subresource") and "f:template" in section(entry, "fieldsV1", "f:spec")
+        for entry in _entries(deployment)
+        if "f:template" in section(entry, "fieldsV1", "f:spec")
     ]
-    others = [entry for entry in entries if entry[1] != FIELD_MANAGER]
-    return max(others)[1] if others else ""
+    return max((entry for entry in entries if entry[1] != FIELD_MANAGER), default=("", ""))[1]
+
+
+def _entries(body: Mapping[str, Any]) -> list[JsonObject]:
+    """Return who wrote which fields when, the status left out."""
+    entries = items(section(body, "metadata"), "managedFields")
+    return [entry for entry in entries if not entry.get("subresource")]
 
 
 BORROWED = MappingProxyType(
@@ -135,11 +218,7 @@ def edits_of(deployment: Mapping[str, Any]) -> dict[str, FieldEdit]:
 
     Of two in one second, which is as exact as the notes are, another one counts as the later.
     """
-    entries = [
-        entry
-        for entry in items(section(deployment, "metadata"), "managedFields")
-        if not entry.get("subresource")
-    ]
+    entries = _entries(deployment)
     found = {
         name: _last(
             entry for entry in entries if path[-1] in section(entry, "fieldsV1", "f:spec", *path[:-1])
@@ -159,21 +238,11 @@ def _last(entries: Iterable[Mapping[str, Any]]) -> FieldEdit | None:
     return max(noted, key=lambda edit: (edit.at, not edit.is_ours), default=None)
 
 
-def _owner_by_marks(deployment: Mapping[str, Any]) -> TemplateOwner | None:
-    marks = {**labels_of(deployment), **annotations_of(deployment)}
-    for sign, kind in SIGNS.items():
-        if sign in marks:
-            return TemplateOwner(OwnerKind.APPLIER, f"{kind} {marks[sign]}".strip())
-    return None
-
-
 def _applier(body: Mapping[str, Any], fields: Iterable[str], *within: str) -> TemplateOwner | None:
     off = {**labels_of(body), **annotations_of(body)}.get(FLUX_OFF) == "disabled"
-    for entry in items(section(body, "metadata"), "managedFields"):
+    for entry in _entries(body):
         manager, managed = str(entry.get("manager", "")), section(entry, "fieldsV1", *within)
-        if entry.get("subresource") or not any(name in managed for name in fields):
-            continue
-        if off and manager == "kustomize-controller":
+        if not any(name in managed for name in fields) or (off and manager == "kustomize-controller"):
             continue
         if manager in APPLIERS:
             return TemplateOwner(OwnerKind.APPLIER, f"{APPLIERS[manager]} (field manager {manager})")

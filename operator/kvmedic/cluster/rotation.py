@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import assert_never
 
-from kvmedic.cluster.patches import (
+from kvmedic.cluster.ownership import (
     ANNOTATIONS,
     CORDON_COST,
     CORDONED,
@@ -19,8 +19,6 @@ from kvmedic.cluster.patches import (
     LABELS,
     as_seen,
     path_of,
-    same_object,
-    same_version,
 )
 from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict
@@ -47,14 +45,21 @@ _LABEL_VALUE = re.compile("[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 async def move_pod(client: Client, fleet: Fleet, move: PodMove) -> None:
-    """Carry out one move on a pod of a fleet as it was looked at. Raises like the move's own function."""
+    """Carry out one move on a pod of a fleet as it was looked at.
+
+    A pod is deleted with its own grace period; one that is gone already is a success.
+
+    Raises:
+        Conflict: the pod changed since it was looked at, is gone, or another took its name.
+    """
     match move:
         case Cordon(pod):
             await cordon(client, fleet, pod)
         case Uncordon(pod):
             await uncordon(client, fleet, pod)
         case DeletePod(pod):
-            await delete(client, fleet, pod)
+            ref = Ref(PODS, fleet.namespace, pod.name)
+            await client.delete(ref, Preconditions(pod.uid, pod.resource_version))
         case _:
             assert_never(move)
 
@@ -69,7 +74,8 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     Raises:
         Conflict: the pod changed since it was looked at, or is gone.
     """
-    live = await _read_unchanged_pod(client, fleet, pod)
+    ref = Ref(PODS, fleet.namespace, pod.name)
+    live = await _read_unchanged(client, ref, pod.resource_version)
     marks, label = annotations_of(live), fleet.rotation.label
     noted = _note_in(marks) or {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
     before = {"label": noted["label"], "cost": noted["cost"]}
@@ -84,7 +90,7 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
         PatchOperation("add", path_of(ANNOTATIONS, DELETION_COST), CORDON_COST),
         PatchOperation("add", path_of(ANNOTATIONS, CORDONED), json.dumps(note)),
     ]
-    await client.json_patch(_pod_ref(fleet, pod), operations)
+    await client.json_patch(ref, operations)
 
 
 async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
@@ -97,11 +103,14 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     Raises:
         Conflict: the pod changed since it was looked at, or is gone.
     """
-    live = await _read_unchanged_pod(client, fleet, pod)
+    ref = Ref(PODS, fleet.namespace, pod.name)
+    live = await _read_unchanged(client, ref, pod.resource_version)
     marks = annotations_of(live)
     if not pod.cordoned and CORDONED not in marks:
         return
-    label, note = await _template_label(client, fleet), _note_in(marks) or {}
+    deployment = await client.get(Ref(DEPLOYMENTS, fleet.namespace, fleet.name)) or {}
+    label = section(deployment, "spec", "template", "metadata", "labels").get(fleet.rotation.label)
+    note = _note_in(marks) or {}
     operations = [
         *as_seen(pod),
         *_mark_operation(labels_of(live), LABELS, fleet.rotation.label, label),
@@ -109,7 +118,7 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
         *_mark_operation(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost"))),
         *_mark_operation(marks, ANNOTATIONS, CORDONED, None),
     ]
-    await client.json_patch(_pod_ref(fleet, pod), operations)
+    await client.json_patch(ref, operations)
 
 
 async def left_cordoned(client: Client, namespace: str, selector: str = "") -> tuple[Cordoned, ...]:
@@ -138,13 +147,11 @@ async def free(client: Client, found: Cordoned) -> None:
         Conflict: the pod changed since it was looked at, or is gone.
     """
     ref = Ref(PODS, found.namespace, found.name)
-    live = await client.get(ref)
-    if live is None or section(live, "metadata").get("resourceVersion") != found.resource_version:
-        raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
+    live = await _read_unchanged(client, ref, found.resource_version)
     labels, marks = labels_of(live), annotations_of(live)
     note = _note_in(marks) or {}
     key = str(note.get("key", ""))
-    operations = [same_object(found.uid), same_version(found.resource_version)]
+    operations = [*as_seen(found)]
     if key and labels.get(key) == note.get("draining"):
         operations += _mark_operation(labels, LABELS, key, await _label_before(client, live, note, key))
     if marks.get(DELETION_COST) == CORDON_COST:
@@ -166,15 +173,6 @@ async def _label_before(client: Client, pod: JsonObject, note: Mapping[str, obje
     return noted if isinstance(noted, str) and _LABEL_VALUE.fullmatch(noted) else None
 
 
-async def delete(client: Client, fleet: Fleet, pod: Pod) -> None:
-    """Delete a pod with its own grace period; one that is gone already is a success.
-
-    Raises:
-        Conflict: the pod changed since it was looked at, or another took its name.
-    """
-    await client.delete(_pod_ref(fleet, pod), Preconditions(pod.uid, pod.resource_version))
-
-
 async def confirm(client: Client, fleet: Fleet, name: str) -> None:
     """Make sure that the replica which is to go is still what it was, right before one is let go.
 
@@ -185,25 +183,16 @@ async def confirm(client: Client, fleet: Fleet, name: str) -> None:
         Conflict: it changed since it was looked at, is gone or goes already.
     """
     pod = next((pod for pod in fleet.pods if pod.name == name), None)
-    if pod is None:
-        return
-    await _read_unchanged_pod(client, fleet, pod)
+    if pod is not None:
+        await _read_unchanged(client, Ref(PODS, fleet.namespace, pod.name), pod.resource_version)
 
 
-async def _read_unchanged_pod(client: Client, fleet: Fleet, pod: Pod) -> JsonObject:
+async def _read_unchanged(client: Client, ref: Ref, resource_version: str) -> JsonObject:
     """Return the pod as it is now, which must be as it was looked at; the patch tests the same again."""
-    ref = _pod_ref(fleet, pod)
     live = await client.get(ref)
-    if live is None or section(live, "metadata").get("resourceVersion") != pod.resource_version:
+    if live is None or section(live, "metadata").get("resourceVersion") != resource_version:
         raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
     return live
-
-
-async def _template_label(client: Client, fleet: Fleet) -> str | None:
-    """Return the rotation label's value on a pod of the Deployment that was never cordoned."""
-    deployment = await client.get(Ref(DEPLOYMENTS, fleet.namespace, fleet.name))
-    labels = section(deployment or {}, "spec", "template", "metadata", "labels")
-    return labels.get(fleet.rotation.label)
 
 
 def _note_in(marks: Mapping[str, str]) -> Mapping[str, object] | None:
@@ -229,7 +218,3 @@ def _mark_operation(
     if value is None:
         return [PatchOperation("remove", path_of(parent, name))] if name in seen else []
     return [PatchOperation("add", path_of(parent, name), value)]
-
-
-def _pod_ref(fleet: Fleet, pod: Pod) -> Ref:
-    return Ref(PODS, fleet.namespace, pod.name)

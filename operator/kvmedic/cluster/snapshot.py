@@ -16,8 +16,16 @@ from datetime import datetime
 from typing import Any
 
 from kvmedic.cluster.autoscalers import scaler_of
-from kvmedic.cluster.ownership import edits_of, last_editor, owner_of
-from kvmedic.cluster.patches import CORDON_COST, CORDONED, DELETION_COST, PREFIX, RUN
+from kvmedic.cluster.ownership import (
+    CORDON_COST,
+    CORDONED,
+    DELETION_COST,
+    PREFIX,
+    RUN,
+    edits_of,
+    last_editor,
+    owner_of,
+)
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Client
 from kvmedic.kube.objects import (
@@ -82,7 +90,21 @@ def is_finished(body: Mapping[str, Any]) -> bool:
 
 def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
     """Return the facts of one pod."""
-    metadata, status = section(body, "metadata"), section(body, "status")
+    metadata, spec, status = (section(body, part) for part in ("metadata", "spec", "status"))
+    engines = [
+        each
+        for each in items(status, "containerStatuses")
+        if frame.container is None or each.get("name") == frame.container
+    ]
+    waiting = (section(each, "state", "waiting").get("reason") for each in engines)
+    running = (section(each, "state", "running").get("startedAt") for each in engines)
+    ports = (
+        port
+        for each in (*items(spec, "containers"), *items(spec, "initContainers"))
+        for port in items(each, "ports")
+    )
+    drains = labels_of(body).get(frame.rotation.label) == frame.rotation.draining
+    costs_least = annotations_of(body).get(DELETION_COST) == CORDON_COST
     return Pod(
         name=str(metadata["name"]),
         uid=uid_of(body),
@@ -94,33 +116,23 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         terminating="deletionTimestamp" in metadata,
         unschedulable=_condition(status, "PodScheduled").get("reason") == "Unschedulable",
         in_rotation=uid_of(body) in frame.serving,
-        cordoned=is_cordoned(body, frame.rotation),
-        half_cordoned=is_half_cordoned(body, frame.rotation),
-        restarts=sum(int(each.get("restartCount", 0)) for each in _containers(status, frame.container)),
-        waiting_reason=_waiting_reason(status, frame.container),
-        node=str(section(body, "spec").get("nodeName", "")),
-        last_end=_last_end(status, frame.container),
+        cordoned=drains and costs_least,
+        half_cordoned=drains and not costs_least and CORDONED in annotations_of(body),
+        restarts=sum(int(each.get("restartCount", 0)) for each in engines),
+        waiting_reason=next((str(reason) for reason in waiting if reason), ""),
+        node=str(spec.get("nodeName", "")),
+        last_end=_last_end(engines[0]) if len(engines) == 1 else None,
         unready_at=_since(status, "False"),
-        image=_image(status, frame.container),
-        runs_since=_runs_since(status, frame.container),
-        is_stopped=_is_stopped(status, frame.container),
-        ports=_ports(section(body, "spec")),
+        image=str(engines[0].get("imageID", "")) if len(engines) == 1 else "",
+        # Of several that may be the engine's, the one that runs longest.
+        runs_since=min((moment(at) for at in running if at), default=None),
+        # Every container that may be the engine's has a status, and none runs.
+        is_stopped=bool(engines) and not any("running" in (each.get("state") or {}) for each in engines),
+        ports=tuple(
+            sorted({int(port["containerPort"]) for port in ports if port.get("protocol", "TCP") == "TCP"})
+        ),
         listed_by=frame.serving.get(uid_of(body), ()),
     )
-
-
-def is_cordoned(body: Mapping[str, Any], rotation: Rotation) -> bool:
-    """Return whether a pod carries both marks of a cordon."""
-    return (
-        labels_of(body).get(rotation.label) == rotation.draining
-        and annotations_of(body).get(DELETION_COST) == CORDON_COST
-    )
-
-
-def is_half_cordoned(body: Mapping[str, Any], rotation: Rotation) -> bool:
-    """Return whether a pod carries a cordon's label and note, and another deletion cost than ours."""
-    drains = labels_of(body).get(rotation.label) == rotation.draining
-    return drains and CORDONED in annotations_of(body) and not is_cordoned(body, rotation)
 
 
 def _since(status: Mapping[str, Any], wanted: str) -> datetime | None:
@@ -134,66 +146,24 @@ def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return next((each for each in items(status, "conditions") if each.get("type") == kind), {})
 
 
-def _containers(status: Mapping[str, Any], name: str | None) -> list[dict[str, Any]]:
-    found = items(status, "containerStatuses")
-    return [each for each in found if name is None or each.get("name") == name]
+def _last_end(container: Mapping[str, Any]) -> ContainerEnd | None:
+    """Return the newest end; of two within one second the present instance's.
 
-
-def _last_end(status: Mapping[str, Any], name: str | None) -> ContainerEnd | None:
-    """Return the newest end; of two within one second the present instance's."""
-    found = _containers(status, name)
-    if len(found) != 1:
-        return None
-    ends = (_end_in(found[0], place, instance) for place, instance in PLACES)
-    return max((end for end in ends if end is not None), key=lambda end: end.ended_at, default=None)
-
-
-def _end_in(container: Mapping[str, Any], place: str, instance: Instance) -> ContainerEnd | None:
-    """Return an end; one that does not say since when the instance ran leaves it no time at all."""
-    ended = section(container, place, "terminated")
-    if not ended.get("finishedAt"):
-        return None
-    return ContainerEnd(
-        container=str(container.get("name", "")),
-        exit_code=int(ended.get("exitCode", 0)),
-        reason=str(ended.get("reason", "")),
-        started_at=moment(ended.get("startedAt") or ended["finishedAt"]),
-        ended_at=moment(ended["finishedAt"]),
-        instance=instance,
-    )
-
-
-def _runs_since(status: Mapping[str, Any], name: str | None) -> datetime | None:
-    """Return since when the engine's container runs; of several that may be it, the one that runs longest."""
-    began = (section(each, "state", "running").get("startedAt") for each in _containers(status, name))
-    return min((moment(at) for at in began if at), default=None)
-
-
-def _is_stopped(status: Mapping[str, Any], name: str | None) -> bool:
-    """Return whether every container that may be the engine's is told of, and none runs."""
-    found = _containers(status, name)
-    return bool(found) and not any("running" in (each.get("state") or {}) for each in found)
-
-
-def _ports(spec: Mapping[str, Any]) -> tuple[int, ...]:
-    declared = (
-        port
-        for each in (*items(spec, "containers"), *items(spec, "initContainers"))
-        for port in items(each, "ports")
-    )
-    return tuple(
-        sorted({int(port["containerPort"]) for port in declared if port.get("protocol", "TCP") == "TCP"})
-    )
-
-
-def _image(status: Mapping[str, Any], name: str | None) -> str:
-    found = _containers(status, name)
-    return str(found[0].get("imageID", "")) if len(found) == 1 else ""
-
-
-def _waiting_reason(status: Mapping[str, Any], name: str | None) -> str:
-    reasons = (section(each, "state", "waiting").get("reason") for each in _containers(status, name))
-    return next((str(reason) for reason in reasons if reason), "")
+    One that does not say since when the instance ran leaves it no time at all.
+    """
+    ends = [
+        ContainerEnd(
+            container=str(container.get("name", "")),
+            exit_code=int(ended.get("exitCode", 0)),
+            reason=str(ended.get("reason", "")),
+            started_at=moment(ended.get("startedAt") or ended["finishedAt"]),
+            ended_at=moment(ended["finishedAt"]),
+            instance=instance,
+        )
+        for place, instance in PLACES
+        if (ended := section(container, place, "terminated")).get("finishedAt")
+    ]
+    return max(ends, key=lambda end: end.ended_at, default=None)
 
 
 SERVICE_NAME = "kubernetes.io/service-name"
@@ -232,25 +202,22 @@ def rotation_of(
     follow a label.
     """
     template = section(deployment, "spec", "template", "metadata", "labels")
+    drained = {**template, label.key: label.draining}
+    by_name = {str(section(each, "metadata").get("name")): each for each in services}
     selecting = {
-        str(section(each, "metadata").get("name")): section(each, "spec", "selector")
-        for each in services
-        if selects(each, template)
+        name: section(each, "spec", "selector") for name, each in by_name.items() if selects(each, template)
     }
+    rivals = sorted(
+        name for name, each in by_name.items() if selects(each, drained) and not selects(each, template)
+    )
     listing = {
         labels_of(each).get(SERVICE_NAME, "")
         for each in slices
         if any(uid in pods for uid, _ in _endpoints(each))
     }
     names = tuple(sorted({*selecting, *listing} - {""}))
-    drained = {**template, label.key: label.draining}
-    rivals = tuple(
-        sorted(
-            str(section(each, "metadata").get("name"))
-            for each in services
-            if selects(each, drained) and not selects(each, template)
-        )
-    )
+    selector = section(deployment, "spec", "selector")
+    keys = {*section(selector, "matchLabels"), *(e.get("key") for e in items(selector, "matchExpressions"))}
     return Rotation(
         label=label.key,
         draining=label.draining,
@@ -260,8 +227,8 @@ def rotation_of(
         and "" not in listing
         and template.get(label.key) != label.draining
         and all(label.key in selecting.get(name, {}) for name in names),
-        in_selector=label.key in selector_keys(section(deployment, "spec", "selector")),
-        rivals=rivals,
+        in_selector=label.key in keys,
+        rivals=tuple(rivals),
     )
 
 
@@ -275,12 +242,6 @@ def reaches(services: Iterable[JsonObject], deployment: Mapping[str, Any], label
     """Return whether every Service that selects a Deployment's pods would select pods with these labels."""
     own = section(deployment, "spec", "template", "metadata", "labels")
     return all(selects(each, labels) for each in services if selects(each, own))
-
-
-def selector_keys(selector: Mapping[str, Any]) -> set[str]:
-    """Return the label keys that a label selector looks at."""
-    expressions = items(selector, "matchExpressions")
-    return {*section(selector, "matchLabels"), *(str(each.get("key")) for each in expressions)}
 
 
 def selector_text(selector: Mapping[str, Any]) -> str:
@@ -345,12 +306,13 @@ async def snapshot(client: Client, namespace: str, target: TargetRef, label: Rot
     parts = await _parts(client, namespace, deployment)
     template = section(deployment, "spec", "template")
     index = container_index(template, target.container)
+    name = None if index is None else str(items(section(template, "spec"), "containers")[index].get("name"))
     uids = frozenset(uid_of(pod) for pod in parts.pods)
     rotation = rotation_of(deployment, label, parts.services, parts.slices, uids)
     kept = {
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
     }
-    return View(_fleet(parts, rotation, _name_at(template, index)), template, kept)
+    return View(_fleet(parts, rotation, name), template, kept)
 
 
 def container_index(template: Mapping[str, Any], name: str | None) -> int | None:
@@ -361,35 +323,44 @@ def container_index(template: Mapping[str, Any], name: str | None) -> int | None
         return names.index(name) if name in names else None
     if len(containers) == 1:
         return 0
-    engines = [index for index, each in enumerate(containers) if _runs_an_engine(each)]
+    # Whether a container starts a known engine, as far as its command line can be followed.
+    engines = [
+        index
+        for index, each in enumerate(containers)
+        if not all(isinstance(invocation_of(each, profile), NotAnEngine) for profile in ENGINES)
+    ]
     return engines[0] if len(engines) == 1 else None
-
-
-def _runs_an_engine(container: Mapping[str, Any]) -> bool:
-    """Return whether a container starts a known engine, as far as its command line can be followed."""
-    return not all(isinstance(invocation_of(container, profile), NotAnEngine) for profile in ENGINES)
 
 
 async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Parts:
     """Read what belongs to a Deployment: by owner, since labels alone may be shared."""
     selector = selector_text(section(deployment, "spec", "selector"))
-    sets = _owned_by(await client.list(REPLICA_SETS, namespace, selector), {uid_of(deployment)})
-    pods = _owned_by(await client.list(PODS, namespace, selector), {uid_of(each) for each in sets})
-    services = await client.list(SERVICES, namespace)
-    slices = await client.list(ENDPOINT_SLICES, namespace)
-    autoscalers = await client.list(AUTOSCALERS, namespace)
-    active = [pod for pod in pods if not is_finished(pod)]
-    return _Parts(deployment, sets, active, services, slices, autoscalers)
-
-
-def _owned_by(objects: Iterable[JsonObject], owners: set[str]) -> list[JsonObject]:
-    return [each for each in objects if controller_uid(each) in owners]
+    found = await client.list(REPLICA_SETS, namespace, selector)
+    sets = [each for each in found if controller_uid(each) == uid_of(deployment)]
+    makers = {uid_of(each) for each in sets}
+    return _Parts(
+        deployment,
+        sets,
+        pods=[
+            pod
+            for pod in await client.list(PODS, namespace, selector)
+            if controller_uid(pod) in makers and not is_finished(pod)
+        ],
+        services=await client.list(SERVICES, namespace),
+        slices=await client.list(ENDPOINT_SLICES, namespace),
+        autoscalers=await client.list(AUTOSCALERS, namespace),
+    )
 
 
 def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
     body = parts.deployment
     metadata, spec, status = section(body, "metadata"), section(body, "spec"), section(body, "status")
     marks = {key: text for key, text in annotations_of(body).items() if key.startswith(PREFIX)}
+    revisions = {
+        uid_of(each): template_hash(section(each, "spec", "template")) for each in parts.replica_sets
+    }
+    serving = in_rotation(parts.slices)
+    going = "deletionTimestamp" in metadata
     return Fleet(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
@@ -405,21 +376,18 @@ def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
         updated_replicas=int(status.get("updatedReplicas", 0)),
         fence=marks.pop(RUN, ""),
         replica_sets=tuple(_replica_set(each, parts) for each in parts.replica_sets),
-        pods=_pods(parts, rotation, container),
+        pods=tuple(
+            pod_of(each, Frame(revisions[controller_uid(each)], container, rotation, serving))
+            for each in parts.pods
+        ),
         rotation=rotation,
         owner=owner_of(body),
         recorded=marks,
         scaler=scaler_of(body, parts.autoscalers),
         editor=last_editor(body),
         edits=edits_of(body),
-        kept_by=_kept_by(metadata),
+        kept_by=tuple(metadata.get("finalizers") or ("its own grace period",)) if going else (),
     )
-
-
-def _kept_by(metadata: JsonObject) -> tuple[str, ...]:
-    if "deletionTimestamp" not in metadata:
-        return ()
-    return tuple(metadata.get("finalizers") or ("its own grace period",))
 
 
 def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:
@@ -439,20 +407,21 @@ def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:
 
 
 def _replica_set(body: JsonObject, parts: _Parts) -> ReplicaSet:
-    spec, metadata = section(body, "spec"), section(body, "metadata")
+    spec, metadata, status = (section(body, part) for part in ("spec", "metadata", "status"))
     number = _numbers(body, REVISION)
     return ReplicaSet(
         name=str(metadata["name"]),
         revision=template_hash(section(spec, "template")),
         number=number[0] if number else 0,
         desired=int(spec.get("replicas", 1)),
-        available=int(section(body, "status").get("availableReplicas", 0)),
+        available=int(status.get("availableReplicas", 0)),
         min_ready_seconds=int(spec.get("minReadySeconds", 0)),
         observed=_is_observed(body),
         created_at=moment(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         reachable=reaches(parts.services, parts.deployment, section(spec, "template", "metadata", "labels")),
         earlier_numbers=_numbers(body, EARLIER_REVISIONS),
-        failure=_failure_to_make_pods(body),
+        # Why pods cannot be made; the controller takes the condition off with success.
+        failure=redact(str(_condition(status, UNMADE).get("message", "")))[:FAILURE_LENGTH],
     )
 
 
@@ -462,30 +431,6 @@ def _numbers(body: JsonObject, annotation: str) -> tuple[int, ...]:
     return tuple(number for text in texts if (number := parse_count(text)) is not None)
 
 
-def _failure_to_make_pods(replica_set: JsonObject) -> str:
-    """Return why pods of a ReplicaSet cannot be made; its controller takes the condition off with success."""
-    said = items(section(replica_set, "status"), "conditions")
-    told = (str(each.get("message", "")) for each in said if each.get("type") == UNMADE)
-    return redact(next(told, ""))[:FAILURE_LENGTH]
-
-
-def _pods(parts: _Parts, rotation: Rotation, container: str | None) -> tuple[Pod, ...]:
-    revisions = {
-        uid_of(each): template_hash(section(each, "spec", "template")) for each in parts.replica_sets
-    }
-    serving = in_rotation(parts.slices)
-    return tuple(
-        pod_of(each, Frame(revisions[controller_uid(each)], container, rotation, serving))
-        for each in parts.pods
-    )
-
-
 def _is_observed(body: JsonObject) -> bool:
     generation = int(section(body, "metadata")["generation"])
     return int(section(body, "status").get("observedGeneration", 0)) >= generation
-
-
-def _name_at(template: Mapping[str, Any], index: int | None) -> str | None:
-    if index is None:
-        return None
-    return str(items(section(template, "spec"), "containers")[index].get("name"))

@@ -72,12 +72,8 @@ class Trials:
         Raises:
             Conflict: a pod of that name is somebody else's.
         """
-        body = await self.client.get(_trial_ref(trial))
-        if body is None:
-            return None
-        if not is_of(body, trial.owner.uid):
-            raise Conflict(Call("get", _trial_ref(trial).path), None, "a pod of that name is not ours")
-        return pod_of(body, Frame("", container, _NOWHERE, {}))
+        body = await _get_own(self.client, Ref(PODS, trial.namespace, trial.name), trial.owner.uid)
+        return None if body is None else pod_of(body, Frame("", container, _NOWHERE, {}))
 
     async def last_words(self, namespace: str, pod: Pod, refusals: Sequence[re.Pattern[str]]) -> LastWords:
         """Return what the log of a trial pod that ended says of it; that it cannot be read is a value."""
@@ -91,25 +87,22 @@ class Trials:
         Raises:
             Conflict: a pod of that name is somebody else's.
         """
+        ref = Ref(PODS, trial.namespace, trial.name)
         try:
             for service in await self.client.list(SERVICES, trial.namespace):
                 if selects(service, labels_of(manifest)):
                     name = section(service, "metadata").get("name")
                     return f"Service {name} selects labels that the trial pod needs to start: it would serve"
-            await self.client.create(_trial_ref(trial), manifest)
+            await self.client.create(ref, manifest)
         except Conflict:
-            body = await self.client.get(_trial_ref(trial))
-            if body is not None and not is_of(body, trial.owner.uid):
-                raise
+            await _get_own(self.client, ref, trial.owner.uid)
         except Refused as error:
             return str(error)
         return ""
 
     async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove all trial pods of a resource but one; return the names of those that were there."""
-        going = await made_for(self.client, PODS, namespace, owner_uid)
-        going.pop(but, None)
-        return await swept(self.client, PODS, going)
+        return await _sweep(self.client, PODS, namespace, owner_uid, but=but)
 
     async def held_claims(self, namespace: str, template: Mapping[str, Any]) -> frozenset[str]:
         """Return those PersistentVolumeClaims of a template that are not for several pods.
@@ -128,42 +121,44 @@ class Trials:
         return frozenset(held)
 
 
-def _trial_ref(trial: Trial) -> Ref:
-    return Ref(PODS, trial.namespace, trial.name)
+async def _get_own(client: Client, ref: Ref, owner_uid: str) -> JsonObject | None:
+    """Return what was made for a resource's trial, None where it is not there.
+
+    Raises:
+        Conflict: something of that name is somebody else's.
+    """
+    body = await client.get(ref)
+    if body is not None and controller_uid(body) != owner_uid:
+        raise Conflict(Call("get", ref.path), None, "what has that name is not ours")
+    return body
 
 
-def is_of(body: JsonObject, owner_uid: str) -> bool:
-    """Return whether an object is controlled by the resource of that uid."""
-    return controller_uid(body) == owner_uid
-
-
-async def made_for(
-    client: Client, resource: Resource, namespace: str, owner_uid: str
-) -> dict[str, JsonObject]:
-    """Return what was made for a resource's trials, by name."""
-    found = await client.list(resource, namespace, f"{TRIAL_LABEL}={owner_uid}")
-    return {str(section(body, "metadata")["name"]): body for body in found if is_of(body, owner_uid)}
-
-
-async def swept(
+async def _sweep(
     client: Client,
     resource: Resource,
-    going: Mapping[str, JsonObject],
+    namespace: str,
+    owner_uid: str,
     propagation: Propagation = Propagation.DEFAULT,
+    but: str = "",
 ) -> tuple[str, ...]:
-    """Remove what was made for trials; return the names of what was there.
+    """Remove what was made for a resource's trials; return the names of what was there.
 
     One that changed in the middle, as a pod does while it starts and a Job whenever its pod moves on, is left
     to the next time.
     """
-    for name, body in going.items():
+    found: list[str] = []
+    for body in await client.list(resource, namespace, f"{TRIAL_LABEL}={owner_uid}"):
         metadata = section(body, "metadata")
+        name = str(metadata["name"])
+        if controller_uid(body) != owner_uid or name == but:
+            continue
+        found.append(name)
         if "deletionTimestamp" not in metadata:
             preconditions = Preconditions(uid_of(body), str(metadata["resourceVersion"]))
             with suppress(Conflict):
                 ref = Ref(resource, str(metadata["namespace"]), name)
                 await client.delete(ref, preconditions, propagation)
-    return tuple(sorted(going))
+    return tuple(sorted(found))
 
 
 JOB_NAME = "batch.kubernetes.io/job-name"
@@ -203,7 +198,8 @@ class Evaluations:
         Raises:
             Conflict: a Job of that name is somebody else's.
         """
-        body = await self._job(evaluation)
+        ref = Ref(JOBS, evaluation.namespace, evaluation.name)
+        body = await _get_own(self.client, ref, evaluation.owner.uid)
         if body is None:
             return None
         before = _before(body)
@@ -225,7 +221,8 @@ class Evaluations:
         Raises:
             Conflict: a Job of that name is somebody else's.
         """
-        if await self._job(evaluation) is not None:
+        ref = Ref(JOBS, evaluation.namespace, evaluation.name)
+        if await _get_own(self.client, ref, evaluation.owner.uid) is not None:
             return ""
         cron_job = await self._cron_job(evaluation.namespace, evaluation.cron_job)
         if isinstance(cron_job, Blocked):
@@ -234,9 +231,9 @@ class Evaluations:
         if isinstance(manifest, Blocked):
             return manifest.message
         try:
-            await self.client.create(_job_ref(evaluation), manifest)
+            await self.client.create(ref, manifest)
         except Conflict:
-            if await self._job(evaluation) is None:
+            if await _get_own(self.client, ref, evaluation.owner.uid) is None:
                 raise
         except Refused as error:
             return str(error)
@@ -247,25 +244,15 @@ class Evaluations:
 
         A Job is there until its pods are gone.
         """
-        going = await made_for(self.client, JOBS, namespace, owner_uid)
-        return await swept(self.client, JOBS, going, Propagation.FOREGROUND)
-
-    async def _job(self, evaluation: Evaluation) -> JsonObject | None:
-        body = await self.client.get(_job_ref(evaluation))
-        if body is not None and not is_of(body, evaluation.owner.uid):
-            raise Conflict(Call("get", _job_ref(evaluation).path), None, "a Job of that name is not ours")
-        return body
+        return await _sweep(self.client, JOBS, namespace, owner_uid, Propagation.FOREGROUND)
 
     async def _cron_job(self, namespace: str, name: str) -> JsonObject | Blocked:
         try:
             body = await self.client.get(Ref(CRON_JOBS, namespace, name))
         except Refused as error:
             return Blocked(Reason.GATE_MISSING, str(error))
-        return (
-            Blocked(Reason.GATE_MISSING, f"CronJob/{name} is not there: make it, with spec.suspend: true")
-            if body is None
-            else body
-        )
+        advice = f"CronJob/{name} is not there: make it, with spec.suspend: true"
+        return Blocked(Reason.GATE_MISSING, advice) if body is None else body
 
     async def _pods(self, job: JsonObject) -> list[JsonObject]:
         """Return a Job's own pods, the oldest first."""
@@ -276,10 +263,6 @@ class Evaluations:
             found, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])
         )
         return [pod for pod in by_age if controller_uid(pod) == uid]
-
-
-def _job_ref(evaluation: Evaluation) -> Ref:
-    return Ref(JOBS, evaluation.namespace, evaluation.name)
 
 
 def _end(job: JsonObject) -> JobEnd | None:

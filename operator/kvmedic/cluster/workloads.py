@@ -1,8 +1,8 @@
-"""Effects on a Deployment: each is one JSON patch of absolute values, or nothing.
+"""The workload that a resource looks after, and effects on its Deployment: each is one JSON patch or nothing.
 
-A patch tests the Deployment's uid, its generation (so the spec is the one that was looked at) and the claim
-annotation, and advances the claim in the same breath. Whoever looked earlier, lost the claim, or repeats an
-assignment gets a `Conflict` and has changed nothing.
+A patch has absolute values. It tests the Deployment's uid, its generation (so the spec is the one that was
+looked at) and the claim annotation, and advances the claim in the same breath. Whoever looked earlier, lost
+the claim, or repeats an assignment gets a `Conflict` and has changed nothing.
 
 A template may hold secrets. That of another revision is read from its ReplicaSet right before it is put,
 goes from one API call into the next, and is nowhere else.
@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, assert_never, cast
 
-from kvmedic.cluster.patches import (
+from kvmedic.cluster.autoscalers import minimum_of, neighbours_of, set_minimum, unmark
+from kvmedic.cluster.config_maps import config_maps_of
+from kvmedic.cluster.engine_logs import ends_of, pools_of, starts_of
+from kvmedic.cluster.ownership import (
     ANNOTATIONS,
+    CORDONED_FOR,
     RECORDED,
     RUN,
     annotate_operations,
@@ -25,7 +30,9 @@ from kvmedic.cluster.patches import (
     same_version,
     unmark_operations,
 )
-from kvmedic.cluster.snapshot import rollout_fields
+from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
+from kvmedic.cluster.snapshot import rollout_fields, snapshot
+from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
@@ -37,7 +44,8 @@ from kvmedic.kube.objects import (
     controller_uid,
     section,
 )
-from kvmedic.model.config_edits import EditedTemplate, TemplateChange, TemplateSwap
+from kvmedic.model.config_edits import EditedTemplate, TemplateChange, TemplateSwap, previous
+from kvmedic.model.devices import EngineEnd
 from kvmedic.model.edits import (
     BundleEdit,
     EditState,
@@ -49,11 +57,24 @@ from kvmedic.model.edits import (
     TemplateEdit,
     TokenEdit,
 )
-from kvmedic.model.fleet import ROLLING, Fleet, RolloutFields, Rotation, own_template, template_hash
-from kvmedic.model.spec import RotationLabel
+from kvmedic.model.evidence import LogForms, LoggedSize
+from kvmedic.model.fleet import (
+    ROLLING,
+    Cordoned,
+    Fleet,
+    ObjectRef,
+    Pod,
+    RolloutFields,
+    own_template,
+    template_hash,
+)
+from kvmedic.model.spec import Policy, RotationLabel
 from kvmedic.rollout.moves import (
     Claim,
+    Cordon,
+    DeletePod,
     DeploymentMove,
+    Effect,
     Freeze,
     Hold,
     Pause,
@@ -65,10 +86,90 @@ from kvmedic.rollout.moves import (
     Revert,
     ScaleIn,
     ScaleOut,
+    SetMinimum,
+    Uncordon,
 )
+from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.runbooks.workload import View
 
 DEPTH_OF_PLACES = 4
 """`spec.template.metadata.annotations.KEY` names who altered it; containers are told as a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentTarget:
+    """Deployments of one cluster."""
+
+    client: Client
+
+    async def look(self, namespace: str, policy: Policy) -> View | None:
+        """Return the target as it is now, or None when the Deployment does not exist."""
+        seen = await snapshot(self.client, namespace, policy.target, policy.rollout.rotation_label)
+        if seen is None:
+            return None
+        earlier = previous(seen.fleet)
+        sets = ("", *([earlier.name] if earlier and earlier.name in seen.templates else []))
+        lines = [seen.engine_line(policy.target, each) for each in sets]
+        maps = await config_maps_of(self.client, namespace, lines)
+        return replace(seen, config_maps=maps)
+
+    async def with_minimum(self, view: View, holder: ObjectRef) -> View:
+        """Return the target with the minimum that an autoscaler has for it now."""
+        found = await minimum_of(self.client, view.fleet.namespace, holder)
+        return replace(view, fleet=replace(view.fleet, minimum=found))
+
+    async def neighbours(self, view: View) -> Neighbours:
+        """Return who else has a say in the target's replicas and pods."""
+        return await neighbours_of(self.client, view.fleet, view.template)
+
+    async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
+        """Carry out one effect on the fleet as it was viewed; repeating it changes nothing more.
+
+        Raises:
+            Conflict: the object is not what was viewed.
+        """
+        match effect:
+            case Cordon() | Uncordon() | DeletePod():
+                await move_pod(self.client, fleet, effect)
+            case SetMinimum():
+                await set_minimum(self.client, fleet, effect, claim)
+            case _:
+                if isinstance(effect, Pulse):
+                    await confirm(self.client, fleet, effect.victim)
+                await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
+
+    async def last_ends(
+        self, namespace: str, pods: Sequence[Pod], since: datetime
+    ) -> Mapping[str, EngineEnd]:
+        """Return the last end of each engine that ended since a moment, by pod; it reads their logs."""
+        return await ends_of(self.client, namespace, pods, since)
+
+    async def logged_pools(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
+    ) -> Mapping[str, LoggedSize]:
+        """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
+        return await pools_of(self.client, namespace, pods, container, forms)
+
+    async def starts(
+        self, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
+    ) -> Mapping[str, Start]:
+        """Return what the present logs of replicas tell of their start, by pod."""
+        return await starts_of(self.client, namespace, pods, container, forms)
+
+    async def unclaim(self, fleet: Fleet) -> None:
+        """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
+        if fleet.minimum is not None and fleet.minimum.mark:
+            await unmark(self.client, fleet.namespace, fleet.minimum)
+        if fleet.fence:
+            await unclaim(self.client, fleet)
+
+    async def left_cordoned(self, namespace: str) -> tuple[Cordoned, ...]:
+        """Return the pods that carry a note of ours; an empty namespace means the marked ones of all."""
+        return await left_cordoned(self.client, namespace, "" if namespace else CORDONED_FOR)
+
+    async def free(self, found: Cordoned) -> None:
+        """Put a pod back into rotation that no fleet has any more. Raises Conflict when it changed."""
+        await free(self.client, found)
 
 
 async def template_of(client: Client, fleet: Fleet, move: DeploymentMove) -> JsonObject | None:
@@ -141,9 +242,8 @@ def different_places(wanted: object, seen: object, place: str) -> tuple[str, ...
     """Return the paths at which two templates differ, three levels deep at the most; never a value."""
     if wanted == seen:
         return ()
-    if not isinstance(wanted, Mapping) or not isinstance(seen, Mapping):
-        return (place,)
-    if place.count(".") >= DEPTH_OF_PLACES:
+    deep = place.count(".") >= DEPTH_OF_PLACES
+    if deep or not isinstance(wanted, Mapping) or not isinstance(seen, Mapping):
         return (place,)
     keys = sorted({*wanted, *seen})
     return tuple(
@@ -211,7 +311,13 @@ async def assign(
         ValueError: the move's edit does not fit the template that was looked at.
     """
     ref = Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
-    live = await _read_unchanged(client, ref, fleet)
+    # The patch tests the same again; this read is for the list that an edit's own test needs, and for which
+    # fields are absent.
+    live = await client.get(ref)
+    metadata = section(live or {}, "metadata")
+    seen = (metadata.get("uid"), metadata.get("generation"), annotations_of(live or {}).get(RUN, ""))
+    if live is None or seen != (fleet.uid, fleet.generation, fleet.fence):
+        raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
     kept = await template_of(client, fleet, move)
     operations = (
         *guards(fleet, move),
@@ -267,13 +373,27 @@ def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
     Only the first move has any: the one that freezes an untouched rollout, or makes room for a spare. The
     note stays until the claim goes; a move that regains a target writes it anew.
     """
-    if isinstance(move, Regain):
-        return {} if move.edit is None else {RECORDED: _write_note(move.recorded, move.edit, fleet.rotation)}
     if isinstance(move, ScaleOut):
         return {RECORDED: json.dumps({"replicas": move.before, "pod": move.pod})}
-    if not isinstance(move, Freeze | Hold) or fleet.fields.is_frozen:
+    if isinstance(move, Regain):
+        fields, edit = move.recorded, move.edit
+    elif isinstance(move, Freeze | Hold) and not fleet.fields.is_frozen:
+        fields, edit = fleet.fields, move.edit
+    else:
         return {}
-    return {RECORDED: _write_note(fleet.fields, move.edit, fleet.rotation)}
+    if edit is None:
+        return {}
+    noted = {
+        "paused": fields.paused,
+        "maxSurge": fields.max_surge,
+        "maxUnavailable": fields.max_unavailable,
+        "minReadySeconds": fields.min_ready_seconds,
+        "progressDeadlineSeconds": fields.progress_deadline_seconds,
+        **note_of(edit),
+        "rotationLabel": fleet.rotation.label,
+        "draining": fleet.rotation.draining,
+    }
+    return {RECORDED: json.dumps(noted)}
 
 
 def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
@@ -306,11 +426,12 @@ def field_operations(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[Pa
         "minReadySeconds": fields.min_ready_seconds or None,
         "progressDeadlineSeconds": fields.progress_deadline_seconds,
     }
-    operations = [
-        operation
-        for name, value in wanted.items()
-        if (operation := _field_operation(spec, f"/spec/{name}", value))
-    ]
+    operations = []
+    for name, value in wanted.items():
+        if value is None and name in spec:
+            operations.append(PatchOperation("remove", f"/spec/{name}"))
+        elif value is not None and spec.get(name) != value:
+            operations.append(PatchOperation("add", f"/spec/{name}", value))
     if section(spec, "strategy").get("type") == ROLLING:
         rolling: Json = {"maxSurge": fields.max_surge, "maxUnavailable": fields.max_unavailable}
         operations.append(PatchOperation("add", "/spec/strategy/rollingUpdate", rolling))
@@ -330,42 +451,18 @@ def _changes(
             return field_operations(spec, fields)
         case ScaleOut(_, replicas) | ScaleIn(_, replicas):
             return (PatchOperation("replace", "/spec/replicas", replicas),)
-        case Regain(_, _, fields):
-            return () if fields is None else _frozen_again(spec, fields)
         case Claim():
             return ()
+        case Regain(_, _, fields):
+            if fields is None:
+                return ()
+            if section(spec, "strategy").get("type") == ROLLING:
+                return field_operations(spec, fields)
+            # A strategy of another type has no numbers to set.
+            rolling = PatchOperation("add", "/spec/strategy", {"type": ROLLING})
+            return (rolling, *field_operations({**spec, "strategy": {"type": ROLLING}}, fields))
         case _:
             assert_never(move)
-
-
-def _frozen_again(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[PatchOperation, ...]:
-    """Return the operations that freeze a rollout again; a strategy of another type has no numbers to set."""
-    if section(spec, "strategy").get("type") == ROLLING:
-        return field_operations(spec, fields)
-    rolling = PatchOperation("add", "/spec/strategy", {"type": ROLLING})
-    return (rolling, *field_operations({**spec, "strategy": {"type": ROLLING}}, fields))
-
-
-def _field_operation(spec: Mapping[str, Any], path: str, value: Json) -> PatchOperation | None:
-    """Return the operation that gives a field its value, or None where it has it already."""
-    name = path.rpartition("/")[2]
-    if value is None:
-        return PatchOperation("remove", path) if name in spec else None
-    return None if spec.get(name) == value else PatchOperation("add", path, value)
-
-
-async def _read_unchanged(client: Client, ref: Ref, fleet: Fleet) -> JsonObject:
-    """Return the Deployment as it is now, which must be as it was looked at.
-
-    The patch tests the same again; this read is for the list that an edit's own test needs, and for
-    which fields are absent.
-    """
-    live = await client.get(ref)
-    metadata = section(live or {}, "metadata")
-    seen = (metadata.get("uid"), metadata.get("generation"), annotations_of(live or {}).get(RUN, ""))
-    if live is None or seen != (fleet.uid, fleet.generation, fleet.fence):
-        raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
-    return live
 
 
 def _claim_test(fleet: Fleet) -> PatchOperation:
@@ -373,18 +470,6 @@ def _claim_test(fleet: Fleet) -> PatchOperation:
     if fleet.fence:
         return PatchOperation("test", path_of(ANNOTATIONS, RUN), fleet.fence)
     return same_version(fleet.resource_version)
-
-
-def _write_note(fields: RolloutFields, edit: TemplateChange, rotation: Rotation) -> str:
-    noted = {
-        "paused": fields.paused,
-        "maxSurge": fields.max_surge,
-        "maxUnavailable": fields.max_unavailable,
-        "minReadySeconds": fields.min_ready_seconds,
-        "progressDeadlineSeconds": fields.progress_deadline_seconds,
-        **note_of(edit),
-    }
-    return json.dumps({**noted, "rotationLabel": rotation.label, "draining": rotation.draining})
 
 
 @dataclass(frozen=True, slots=True)

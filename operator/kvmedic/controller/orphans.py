@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvmedic.cluster.patches import RECORDED, RUN
+from kvmedic.cluster.ownership import RECORDED, RUN
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.workloads import Note, note_in
 from kvmedic.controller.ports import Ports, Store, Target, save

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -94,10 +94,10 @@ class Pace:
         self._booked_until = start + self._interval
         return max(0.0, start - now - self._slack)
 
-    async def turn(self) -> None:
-        """Wait until one more request may be sent."""
+    async def turn(self, method: str) -> None:
+        """Book a request; a reading one waits until it may be sent."""
         delay = self.spend(asyncio.get_running_loop().time())
-        if delay > 0:
+        if delay > 0 and method == "GET":
             await asyncio.sleep(delay)
 
 
@@ -155,11 +155,12 @@ class Propagation(StrEnum):
 class _Request:
     method: str
     call: Call
-    path: str
     query: tuple[tuple[str, str], ...] = ()
     body: object = None
     content_type: str = JSON
     accept: str = JSON
+    path: str = ""
+    """Where it is sent, if not to what it is about."""
 
 
 class Client:
@@ -196,8 +197,7 @@ class Client:
 
         No resourceVersion is sent, so the answer is a consistent read, never one from a cache that lags.
         """
-        await self._pace.turn()
-        request = _Request("GET", Call("get", ref.path), ref.path)
+        request = _Request("GET", Call("get", ref.path))
         status, body = await self._send(request)
         if status == NOT_FOUND:
             return None
@@ -209,9 +209,7 @@ class Client:
         Raises:
             Refused: there is no such object, or nothing of the kind about it.
         """
-        await self._pace.turn()
-        path = f"{ref.path}/{subresource}"
-        request = _Request("GET", Call("get", path), path, tuple(query), accept=ANYTHING)
+        request = _subresource(ref, subresource, query)
         status, body = await self._read_answer(request)
         if not 200 <= status < 300:
             raise error_for(request.call, status, _parse_body(body))
@@ -229,9 +227,8 @@ class Client:
             Refused: there is no such object, or nothing of the kind about it.
             Unavailable: it could not be opened, or broke.
         """
-        await self._pace.turn()
-        path = f"{ref.path}/{subresource}"
-        request = _Request("GET", Call("get", path), path, tuple(query), accept=ANYTHING)
+        request = _subresource(ref, subresource, query)
+        await self._pace.turn(request.method)
         rest = self._api.rest_client
         options = {"proxy": rest.proxy, "proxy_headers": rest.proxy_headers, "max_msg_size": MESSAGE_BYTES}
         try:
@@ -259,11 +256,8 @@ class Client:
         found: list[JsonObject] = []
         token = ""
         while True:
-            await self._pace.turn()
             query = (("limit", str(PAGE)), ("labelSelector", label_selector), ("continue", token))
-            path = resource.path(namespace)
-            request = _Request("GET", Call("list", path), path, query)
-            page = await self._call(request)
+            page = await self._call(_Request("GET", Call("list", resource.path(namespace)), query))
             found += page.get("items") or []
             token = (page.get("metadata") or {}).get("continue", "")
             if not token:
@@ -272,12 +266,11 @@ class Client:
     async def serves(self, resource: Resource) -> bool:
         """Return whether discovery names a kind: `/apis` its group's version, and that version its plural."""
         group, _, _ = resource.group_version.partition("/")
-        groups = await self._call(_Request("GET", Call("get", "/apis"), "/apis"))
+        groups = await self._call(_Request("GET", Call("get", "/apis")))
         named = {each.get("name"): each.get("versions") or [] for each in groups.get("groups") or []}
         if resource.group_version not in {each.get("groupVersion") for each in named.get(group, [])}:
             return False
-        path = f"/apis/{resource.group_version}"
-        request = _Request("GET", Call("get", path), path)
+        request = _Request("GET", Call("get", f"/apis/{resource.group_version}"))
         status, body = await self._send(request)
         if status == NOT_FOUND:
             return False
@@ -294,13 +287,13 @@ class Client:
         Raises:
             Conflict: a `test` among the operations does not hold.
         """
-        request = _patch(ref, [operation.as_json() for operation in operations], JSON_PATCH)
-        asked = replace(request, query=(*request.query, ("dryRun", "All"))) if dry_run else request
-        return await self._call(self._write(asked))
+        query = (*_AS_US, ("dryRun", "All")) if dry_run else _AS_US
+        body = [operation.as_json() for operation in operations]
+        return await self._call(_Request("PATCH", Call("patch", ref.path), query, body, JSON_PATCH))
 
     async def merge_patch(self, ref: Ref, patch: Mapping[str, Any]) -> JsonObject:
         """Apply a merge patch (RFC 7386). With `metadata.resourceVersion` in it, only onto that version."""
-        return await self._call(self._write(_patch(ref, dict(patch), MERGE_PATCH)))
+        return await self._call(_Request("PATCH", Call("patch", ref.path), _AS_US, dict(patch), MERGE_PATCH))
 
     async def put(self, ref: Ref, body: JsonObject) -> JsonObject:
         """Replace an object that was loaded before.
@@ -318,13 +311,12 @@ class Client:
     async def _replace(self, path: str, body: JsonObject) -> JsonObject:
         if not (body.get("metadata") or {}).get("resourceVersion"):
             raise ValueError("an update needs metadata.resourceVersion as it was loaded")
-        request = _Request("PUT", Call("update", path), path, _AS_US, body)
-        return await self._call(self._write(request))
+        return await self._call(_Request("PUT", Call("update", path), _AS_US, body))
 
     async def create(self, ref: Ref, body: JsonObject) -> JsonObject:
         """Create an object. Raises Conflict when one of that name exists."""
-        call, path = Call("create", ref.path), ref.resource.path(ref.namespace)
-        return await self._call(self._write(_Request("POST", call, path, _AS_US, body)))
+        into = ref.resource.path(ref.namespace)
+        return await self._call(_Request("POST", Call("create", ref.path), _AS_US, body, path=into))
 
     async def delete(
         self, ref: Ref, preconditions: Preconditions, propagation: Propagation = Propagation.DEFAULT
@@ -341,14 +333,10 @@ class Client:
         }
         if propagation is not Propagation.DEFAULT:
             body["propagationPolicy"] = propagation.value
-        request = self._write(_Request("DELETE", Call("delete", ref.path), ref.path, (), body))
+        request = _Request("DELETE", Call("delete", ref.path), (), body)
         status, answer = await self._send(request)
         if status != NOT_FOUND:
             _check_status(request, status, answer)
-
-    def _write(self, request: _Request) -> _Request:
-        self._pace.spend(asyncio.get_running_loop().time())
-        return request
 
     async def _call(self, request: _Request) -> JsonObject:
         status, body = await self._send(request)
@@ -360,6 +348,7 @@ class Client:
 
     async def _read_answer(self, request: _Request) -> tuple[int, bytes]:
         """Return the answer's code and text; whatever keeps an answer away is Unavailable."""
+        await self._pace.turn(request.method)
         try:
             method, url, sent, _, _ = await self._serialize_request(request)
             response: RESTResponse = await self._api.call_api(
@@ -380,7 +369,7 @@ class Client:
         headers = {"Accept": request.accept, "Content-Type": request.content_type}
         return await self._api.param_serialize(
             request.method,
-            request.path,
+            request.path or request.call.path,
             query_params=query,
             header_params=headers,
             auth_settings=["BearerToken"],
@@ -419,8 +408,8 @@ async def _close_socket(socket: aiohttp.ClientWebSocketResponse) -> None:
             await socket.close()
 
 
-def _patch(ref: Ref, body: object, content_type: str) -> _Request:
-    return _Request("PATCH", Call("patch", ref.path), ref.path, _AS_US, body, content_type)
+def _subresource(ref: Ref, subresource: str, query: Sequence[tuple[str, str]]) -> _Request:
+    return _Request("GET", Call("get", f"{ref.path}/{subresource}"), tuple(query), accept=ANYTHING)
 
 
 def _parse_body(text: bytes) -> JsonObject:

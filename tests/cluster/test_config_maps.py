@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from kvmedic.cluster.config_maps import StoredCopies, config_maps_of, read_config_map, sweep
-from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.cluster.config_maps import StoredCopies, config_maps_of, read_config_map
+from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.config_edits import ConfigMap, FileEdit, Unseen, copy_name
 from kvmedic.model.evidence import Blocked
@@ -56,7 +55,7 @@ FIELDS = ("key", "at", "before", "after", "before_content", "after_content")
 
 
 @pytest.fixture
-async def place(light: LightCluster, namespace: str) -> AsyncIterator[Place]:
+def place(light: LightCluster, client: Client, namespace: str) -> Place:
     body = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -64,8 +63,7 @@ async def place(light: LightCluster, namespace: str) -> AsyncIterator[Place]:
     }
     light.api.create({**body, "data": CONTENTS.data, "binaryData": CONTENTS.binary}, namespace)
     light.api.create(deployment(0), namespace)
-    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
-        yield Place(light, client, namespace)
+    return Place(light, client, namespace)
 
 
 async def test_a_copy_holds_everything_but_the_one_value_and_belongs_to_the_deployment(place: Place) -> None:
@@ -171,7 +169,7 @@ async def test_only_the_file_of_the_engine_is_read_and_what_it_is_a_copy_of(plac
 
 
 async def swept(place: Place, *copies: ConfigCopy) -> tuple[ConfigCopy, ...]:
-    return await sweep(place.client, place.fleet(), copies)
+    return await StoredCopies(place.client).sweep(place.fleet(), copies)
 
 
 async def test_a_copy_goes_when_nothing_refers_to_it(place: Place) -> None:

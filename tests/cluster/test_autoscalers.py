@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from kvmedic.cluster.autoscalers import neighbours_of, policies_of_draining
+from kvmedic.cluster.autoscalers import neighbours_of, policies_of_draining, scaler_of
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused
+from kvmedic.kube.objects import AUTOSCALERS, Resource
+from kvmedic.model.fleet import Owner
+from kvmedic.model.reasons import Reason
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
 from lab.cluster.light import LightCluster
 from run_builder import a_fleet
 from worlds.neighbours import DEFINITIONS, REF, hpa, pdb, scaled, vpa
 
-pytestmark = pytest.mark.light
 TEMPLATE = {"metadata": {"labels": {"app": "llm", "tier": "gold"}}}
 
 
@@ -31,24 +33,39 @@ def network(name: str, selector: dict[str, Any], **spec: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-async def bare(private_light: Callable[..., LightCluster]) -> AsyncIterator[tuple[LightCluster, Client]]:
-    """A cluster without any of the definitions, for this test alone."""
+async def read(client: Client, namespace: str = "default") -> Neighbours:
+    return await neighbours_of(client, a_fleet(namespace=namespace), TEMPLATE)
+
+
+@pytest.mark.light
+async def test_everybody_who_has_a_say_is_found_and_nobody_else(
+    private_light: Callable[..., LightCluster],
+) -> None:
     cluster = private_light()
     async with await connect(cluster.kubeconfig, Limits(per_second=500)) as client:
-        yield cluster, client
+        nobody = await read(client)
+        create_everybody(cluster)
+        found = await read(client)
+
+    assert nobody == Neighbours(), "none of the definitions is installed"
+    assert found == Neighbours(
+        autoscalers=(
+            Autoscaler("ScaledObject", "held", 1, 3, paused=True),
+            Autoscaler("ScaledObject", "k", 0, 100),
+            Autoscaler("ScaledObject", "let-go", 0, 100),
+            Autoscaler("ScaledObject", "never-less", 0, 100),
+            Autoscaler("ScaledObject", "never-more", 0, 100, may_add=False),
+            Autoscaler("ScaledObject", "no-policy", 0, 100, may_add=False),
+            Autoscaler("HorizontalPodAutoscaler", "mine", 2, 5),
+            Autoscaler("HorizontalPodAutoscaler", "only-less", 1, 5, may_add=False),
+        ),
+        vertical=(VerticalAutoscaler("off", "Off"), VerticalAutoscaler("silent", "Recreate")),
+        disruption_budgets=("chosen", "expressions"),
+        of_draining=("NetworkPolicy trap",),
+    )
 
 
-async def read(client: Client) -> Neighbours:
-    return await neighbours_of(client, a_fleet(namespace="default"), TEMPLATE)
-
-
-async def test_where_nobody_installed_them_nobody_is_there(bare: tuple[LightCluster, Client]) -> None:
-    assert await read(bare[1]) == Neighbours()
-
-
-async def test_everybody_who_has_a_say_is_found_and_nobody_else(bare: tuple[LightCluster, Client]) -> None:
-    cluster, client = bare
+def create_everybody(cluster: LightCluster) -> None:
     for each in DEFINITIONS:
         cluster.apply(each)
         cluster.kubectl(
@@ -100,24 +117,6 @@ async def test_everybody_who_has_a_say_is_found_and_nobody_else(bare: tuple[Ligh
     ):
         cluster.api.create(each)
 
-    found = await read(client)
-
-    assert found == Neighbours(
-        autoscalers=(
-            Autoscaler("ScaledObject", "held", 1, 3, paused=True),
-            Autoscaler("ScaledObject", "k", 0, 100),
-            Autoscaler("ScaledObject", "let-go", 0, 100),
-            Autoscaler("ScaledObject", "never-less", 0, 100),
-            Autoscaler("ScaledObject", "never-more", 0, 100, may_add=False),
-            Autoscaler("ScaledObject", "no-policy", 0, 100, may_add=False),
-            Autoscaler("HorizontalPodAutoscaler", "mine", 2, 5),
-            Autoscaler("HorizontalPodAutoscaler", "only-less", 1, 5, may_add=False),
-        ),
-        vertical=(VerticalAutoscaler("off", "Off"), VerticalAutoscaler("silent", "Recreate")),
-        disruption_budgets=("chosen", "expressions"),
-        of_draining=("NetworkPolicy trap",),
-    )
-
 
 SERVES, ANY_VALUE = (
     {"matchLabels": {"serving": "true"}},
@@ -165,33 +164,86 @@ def test_who_treats_a_replica_differently_while_it_drains(body: dict[str, Any], 
     assert list(found) == names
 
 
+class Listed:
+    """A server that has autoscalers and nothing else."""
+
+    def __init__(self, *autoscalers: dict[str, Any]) -> None:
+        self._autoscalers = list(autoscalers)
+
+    async def list(self, resource: Resource, namespace: str) -> list[dict[str, Any]]:
+        return self._autoscalers if resource == AUTOSCALERS else []
+
+
 @pytest.mark.parametrize(
     ("active", "able", "wanted"), [("True", "True", 4), ("False", "True", None), ("True", "False", None)]
 )
 async def test_what_an_autoscaler_wants_counts_while_it_can_tell(
-    bare: tuple[LightCluster, Client], active: str, able: str, wanted: int | None
+    active: str, able: str, wanted: int | None
 ) -> None:
-    cluster, client = bare
-    made = cluster.api.create(hpa("mine"))
-    now = made["metadata"]["creationTimestamp"]
-    conditions = [
-        {"type": kind, "status": status, "lastTransitionTime": now, "reason": "Test", "message": ""}
-        for kind, status in (("ScalingActive", active), ("AbleToScale", able))
-    ]
-    status = {"currentReplicas": 3, "desiredReplicas": 4, "conditions": conditions, "currentMetrics": None}
-    cluster.api.patch("HorizontalPodAutoscaler", "mine", {"status": status}, subresource="status")
+    conditions = [{"type": "ScalingActive", "status": active}, {"type": "AbleToScale", "status": able}]
+    mine = hpa("mine") | {"status": {"desiredReplicas": 4, "conditions": conditions}}
 
-    (found,) = (await read(client)).autoscalers
+    (found,) = (await read(Listed(mine))).autoscalers  # type: ignore[arg-type]
 
     assert found.wanted == wanted
 
 
+@pytest.mark.light
 async def test_without_the_right_to_look_it_is_an_error(
-    bare: tuple[LightCluster, Client], tmp_path: Any
+    light: LightCluster, namespace: str, tmp_path: Any
 ) -> None:
-    cluster, _ = bare
-    cluster.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "nobody"}})
-    kubeconfig = cluster.impersonate("nobody").write_kubeconfig(tmp_path / "config")
+    kubeconfig = light.impersonate("default", namespace).write_kubeconfig(tmp_path / "config")
     async with await connect(kubeconfig, Limits()) as nobody:
-        with pytest.raises(Refused):
-            await read(nobody)
+        with pytest.raises(Refused, match="403"):
+            await read(nobody, namespace)
+
+
+DEPLOYMENT = {"metadata": {"name": "llm"}}
+
+
+def autoscaler(name: str, target: str, kind: str = "Deployment", **labels: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {key.replace("__", "/"): text for key, text in labels.items()}},
+        "spec": {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": kind, "name": target}},
+    }
+
+
+def applied(manager: str, operation: str = "Apply", **more: Any) -> dict[str, Any]:
+    fields = more.pop("fields", {"f:spec": {"f:replicas": {}}})
+    entry = {"manager": manager, "operation": operation, "fieldsV1": fields, **more}
+    return {"metadata": {"name": "llm", "managedFields": [entry]}}
+
+
+SCALED = [
+    ("an autoscaler", DEPLOYMENT, [autoscaler("hpa", "llm")], "HorizontalPodAutoscaler hpa"),
+    (
+        "KEDA",
+        DEPLOYMENT,
+        [autoscaler("keda-hpa-llm", "llm", **{"scaledobject.keda.sh__name": "queue"})],
+        "ScaledObject queue",
+    ),
+    ("somebody who applies the number", applied("fleet-manager"), [], "field manager fleet-manager"),
+]
+FREE = [
+    ("nobody", DEPLOYMENT, []),
+    ("an autoscaler of another", DEPLOYMENT, [autoscaler("hpa", "other")]),
+    ("an autoscaler of another kind", DEPLOYMENT, [autoscaler("hpa", "llm", "StatefulSet")]),
+    ("a person who applied", applied("kubectl"), []),
+    ("who only created it", applied("fleet-manager", "Update"), []),
+    ("who applied something else", applied("fleet-manager", fields={"f:spec": {"f:template": {}}}), []),
+    ("a scale subresource", applied("kube-controller-manager", subresource="scale"), []),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "autoscalers", "name"), [row[1:] for row in SCALED], ids=[row[0] for row in SCALED]
+)
+def test_somebody_decides_the_number(
+    body: dict[str, Any], autoscalers: list[dict[str, Any]], name: str
+) -> None:
+    assert scaler_of(body, autoscalers) == Owner(Reason.REPLICAS_AUTOSCALED, name)
+
+
+@pytest.mark.parametrize(("body", "autoscalers"), [row[1:] for row in FREE], ids=[row[0] for row in FREE])
+def test_nobody_is_known_to(body: dict[str, Any], autoscalers: list[dict[str, Any]]) -> None:
+    assert scaler_of(body, autoscalers) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,12 +25,6 @@ from lab.cluster.simulation import behaviour
 from live_fleet import EDIT, NAME, LiveFleet, Walker, is_whole, walker, witnessed
 
 pytestmark = pytest.mark.light
-
-
-@pytest.fixture
-async def live(light: LightCluster, namespace: str) -> AsyncIterator[LiveFleet]:
-    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
-        yield LiveFleet(light, client, namespace)
 
 
 def text(spec: dict[str, Any]) -> str:

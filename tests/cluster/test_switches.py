@@ -1,8 +1,7 @@
-"""Approvals as the operator reads them."""
+"""Words of people to the operator: the stop, the end of a storm, and approvals."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,17 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from kvmedic.api.approval import approval_manifest
-from kvmedic.cluster.switches import StoredApprovals
+from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused, Unavailable
 from kvmedic.kube.objects import Resource
 from kvmedic.model.evidence import Blocked
+from kvmedic.rollout.gates import Stop
 from lab.cluster.light import LightCluster
 from worlds.world import APPROVALS_CRD
 
 DIGEST = "0123456789abcdef"
 UID = "11111111-2222-3333-4444-555555555555"
-pytestmark = pytest.mark.light
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +31,8 @@ def known(light: LightCluster) -> LightCluster:
 
 
 @pytest.fixture
-async def stored(known: LightCluster) -> AsyncIterator[StoredApprovals]:
-    async with await connect(known.kubeconfig, Limits(per_second=500)) as client:
-        yield StoredApprovals(client)
+def stored(known: LightCluster, client: Client) -> StoredApprovals:
+    return StoredApprovals(client)
 
 
 def make(light: LightCluster, namespace: str, name: str = "chat", **spec: Any) -> dict[str, Any]:
@@ -43,6 +41,7 @@ def make(light: LightCluster, namespace: str, name: str = "chat", **spec: Any) -
     return light.api.create({**body, "spec": {**body["spec"], **spec}}, namespace)
 
 
+@pytest.mark.light
 async def test_what_was_approved_is_read_with_the_servers_time(
     stored: StoredApprovals, known: LightCluster, namespace: str
 ) -> None:
@@ -58,6 +57,7 @@ async def test_what_was_approved_is_read_with_the_servers_time(
     assert abs(datetime.now(UTC) - approval.made_at) < timedelta(seconds=10)
 
 
+@pytest.mark.light
 async def test_those_of_other_names_and_namespaces_and_withdrawn_ones_are_not_there(
     stored: StoredApprovals, known: LightCluster, namespace: str
 ) -> None:
@@ -75,26 +75,58 @@ async def test_those_of_other_names_and_namespaces_and_withdrawn_ones_are_not_th
     known.kubectl("delete", "kvapp", "--all", "-n", "default")
 
 
+@pytest.mark.light
 async def test_without_the_right_nobody_knows_and_it_says_what_to_do(
     known: LightCluster, namespace: str, tmp_path: Path
 ) -> None:
     kubeconfig = known.impersonate("default", namespace).write_kubeconfig(tmp_path / "config")
     async with await connect(kubeconfig, Limits()) as nobody:
         found = await StoredApprovals(nobody).list_approvals(namespace, "chat")
+        stop = await read_stop(nobody, namespace, "kvmedic-stop")
 
+    assert stop is Stop.UNREADABLE
     assert isinstance(found, Blocked)
     assert "let the operator list it" in found.message
     assert "403" in found.message
 
 
-async def test_without_an_answer_the_look_is_made_again() -> None:
-    async with Client(Configuration(host="http://127.0.0.1:1"), Limits()) as client:
-        with pytest.raises(Unavailable):
-            await StoredApprovals(client).list_approvals("serving", "chat")
-
-
+@pytest.mark.light
 async def test_a_kind_that_is_not_installed_is_a_refusal_not_an_outage(
     stored: StoredApprovals, namespace: str
 ) -> None:
     with pytest.raises(Refused, match="404"):
         await stored.client.list(Resource("kvmedic.io/v1alpha1", "nothing"), namespace)
+
+
+@pytest.mark.light
+async def test_one_command_turns_the_stop_on_and_one_off_whatever_it_contains(
+    client: Client, light: LightCluster, namespace: str
+) -> None:
+    before = await read_stop(client, namespace, "kvmedic-stop")
+    light.kubectl("-n", namespace, "create", "configmap", "kvmedic-stop", "--from-literal=stop=false")
+    between = await read_stop(client, namespace, "kvmedic-stop")
+    light.kubectl("-n", namespace, "delete", "configmap", "kvmedic-stop")
+    after = await read_stop(client, namespace, "kvmedic-stop")
+
+    assert (before, between, after) == (Stop.OFF, Stop.ON, Stop.OFF)
+
+
+@pytest.mark.light
+async def test_a_storm_is_over_since_somebody_said_so(
+    client: Client, light: LightCluster, namespace: str
+) -> None:
+    before = await storm_over_at(client, namespace, "kvmedic-storm-over")
+    light.kubectl("-n", namespace, "create", "configmap", "kvmedic-storm-over")
+    made = light.api.get("ConfigMap", "kvmedic-storm-over", namespace)["metadata"]["creationTimestamp"]
+    after = await storm_over_at(client, namespace, "kvmedic-storm-over")
+
+    assert before is None
+    assert after == datetime.fromisoformat(made)
+
+
+async def test_without_an_answer_nobody_knows_and_nothing_was_said() -> None:
+    async with Client(Configuration(host="http://127.0.0.1:1"), Limits()) as nowhere:
+        assert await storm_over_at(nowhere, "kvmedic-system", "kvmedic-storm-over") is None
+        assert await read_stop(nowhere, "kvmedic-system", "kvmedic-stop") is Stop.UNREADABLE
+        with pytest.raises(Unavailable):
+            await StoredApprovals(nowhere).list_approvals("serving", "chat")

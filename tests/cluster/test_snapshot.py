@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from kvmedic.cluster.ownership import last_editor, owner_of
-from kvmedic.cluster.patches import CORDON_COST, CORDONED, DELETION_COST
+from kvmedic.cluster.ownership import CORDON_COST, CORDONED, DELETION_COST
 from kvmedic.cluster.snapshot import (
     Frame,
     container_index,
@@ -24,20 +22,12 @@ from kvmedic.cluster.snapshot import (
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import Ref, Resource
-from kvmedic.model.fleet import Fleet, RolloutFields, Rotation, template_hash
-from kvmedic.model.reasons import Reason
+from kvmedic.model.fleet import ContainerEnd, Fleet, Instance, Pod, RolloutFields, Rotation, template_hash
 from kvmedic.rollout.draining import stray_move
 from kvmedic.rollout.moves import Uncordon
-from lab.cluster.light import LightCluster
 from lab.cluster.simulation import behaviour
 from live_fleet import EDIT, LABEL, NAME, TARGET, LiveFleet, deployment, is_whole, service
 from run_builder import a_fleet
-
-
-@pytest.fixture
-async def live(light: LightCluster, namespace: str) -> AsyncIterator[LiveFleet]:
-    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
-        yield LiveFleet(light, client, namespace)
 
 
 class Counted:
@@ -320,172 +310,6 @@ def _named(fleet: Fleet, name: str) -> Any:
     return next(pod for pod in fleet.pods if pod.name == name)
 
 
-TEMPLATE = {"f:template": {"f:spec": {}}}
-
-
-def managed(manager: str, operation: str, spec: dict[str, Any], **more: str) -> dict[str, Any]:
-    entry = {"manager": manager, "operation": operation, "fieldsV1": {"f:spec": spec}, **more}
-    return {"metadata": {"managedFields": [entry]}}
-
-
-def marked(kind: str, **marks: str) -> dict[str, Any]:
-    return {
-        "metadata": {kind: {name.replace("__", "/").replace("_", "-"): text for name, text in marks.items()}}
-    }
-
-
-NOBODY: list[tuple[str, dict[str, Any]]] = [
-    ("a new object", {"metadata": {}}),
-    (
-        "an owner that does not control",
-        {"metadata": {"ownerReferences": [{"kind": "ConfigMap", "name": "a"}]}},
-    ),
-    ("a label that every Helm chart sets", marked("labels", **{"app.kubernetes.io__instance": "llm"})),
-    ("kubectl apply", managed("kubectl-client-side-apply", "Update", TEMPLATE)),
-    ("kubectl apply --server-side", managed("kubectl", "Apply", TEMPLATE)),
-    ("kubectl rollout restart", managed("kubectl-rollout", "Update", TEMPLATE)),
-    ("helm 4, which applies", managed("helm", "Apply", TEMPLATE)),
-    ("a pipeline that updates", managed("OpenAPI-Generator", "Update", TEMPLATE)),
-    ("ourselves", managed("kvmedic", "Update", {**TEMPLATE, "f:strategy": {}})),
-    ("an applier of replicas", managed("keda", "Apply", {"f:replicas": {}})),
-    ("an applier of the status", managed("somebody", "Apply", TEMPLATE, subresource="status")),
-    (
-        "Flux, told to leave it alone",
-        {
-            "metadata": {
-                "labels": {"kustomize.toolkit.fluxcd.io/name": "apps"},
-                "annotations": {"kustomize.toolkit.fluxcd.io/reconcile": "disabled"},
-                "managedFields": managed("kustomize-controller", "Apply", TEMPLATE)["metadata"][
-                    "managedFields"
-                ],
-            }
-        },
-    ),
-]
-
-
-@pytest.mark.parametrize("body", [body for _, body in NOBODY], ids=[name for name, _ in NOBODY])
-def test_nobody_else_decides(body: dict[str, Any]) -> None:
-    assert owner_of(body) is None
-
-
-CONTROLLER = {"kind": "InferenceService", "name": "llm", "controller": True}
-SOMEBODY: list[tuple[str, dict[str, Any], Reason, str]] = [
-    (
-        "its controller",
-        {"metadata": {"ownerReferences": [{"kind": "ConfigMap", "name": "a"}, CONTROLLER]}},
-        Reason.OWNED_BY_CONTROLLER,
-        "KServe InferenceService llm",
-    ),
-    (
-        "KServe",
-        marked("labels", **{"serving.kserve.io__inferenceservice": "llm"}),
-        Reason.OWNED_BY_CONTROLLER,
-        "KServe InferenceService llm",
-    ),
-    (
-        "another controller",
-        {"metadata": {"ownerReferences": [{"kind": "Rollout", "name": "llm", "controller": True}]}},
-        Reason.OWNED_BY_CONTROLLER,
-        "Rollout llm",
-    ),
-    (
-        "a Helm release",
-        marked("annotations", **{"meta.helm.sh__release-name": "llm"}),
-        Reason.MANAGED_BY_HELM,
-        "Helm release llm",
-    ),
-    (
-        "a chart that Argo CD applies",
-        {
-            "metadata": {
-                "labels": {"app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/instance": "llm"},
-                "managedFields": managed("argocd-controller", "Apply", TEMPLATE)["metadata"]["managedFields"],
-            }
-        },
-        Reason.MANAGED_BY_GITOPS,
-        "Argo CD (field manager argocd-controller)",
-    ),
-    (
-        "Rancher Fleet by label",
-        marked("labels", **{"fleet.cattle.io__bundle-id": "apps"}),
-        Reason.MANAGED_BY_GITOPS,
-        "Rancher Fleet bundle apps",
-    ),
-    (
-        "Argo CD by annotation",
-        marked("annotations", **{"argocd.argoproj.io__tracking-id": "apps:apps/Deployment:ns/llm"}),
-        Reason.MANAGED_BY_GITOPS,
-        "Argo CD Application apps",
-    ),
-    (
-        "Flux by label",
-        marked("labels", **{"kustomize.toolkit.fluxcd.io__name": "apps"}),
-        Reason.MANAGED_BY_GITOPS,
-        "Flux Kustomization apps",
-    ),
-    (
-        "Flux's Helm, which another annotation does not switch off",
-        {
-            "metadata": {
-                "labels": {"helm.toolkit.fluxcd.io/name": "llm"},
-                "annotations": {"kustomize.toolkit.fluxcd.io/reconcile": "disabled"},
-            }
-        },
-        Reason.MANAGED_BY_GITOPS,
-        "Flux HelmRelease llm",
-    ),
-    (
-        "Argo CD, which need not apply server-side",
-        managed("argocd-controller", "Update", TEMPLATE),
-        Reason.MANAGED_BY_GITOPS,
-        "Argo CD (field manager argocd-controller)",
-    ),
-    (
-        "an unknown applier of the strategy",
-        managed("platform", "Apply", {"f:strategy": {}}),
-        Reason.MANAGED_BY_GITOPS,
-        "field manager platform",
-    ),
-    (
-        "an unknown applier of minReadySeconds",
-        managed("platform", "Apply", {"f:minReadySeconds": {}}),
-        Reason.MANAGED_BY_GITOPS,
-        "field manager platform",
-    ),
-    (
-        "an unknown applier of progressDeadlineSeconds",
-        managed("platform", "Apply", {"f:progressDeadlineSeconds": {}}),
-        Reason.MANAGED_BY_GITOPS,
-        "field manager platform",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("body", "reason", "name"), [each[1:] for each in SOMEBODY], ids=[each[0] for each in SOMEBODY]
-)
-def test_somebody_else_decides(body: dict[str, Any], reason: Reason, name: str) -> None:
-    owner = owner_of(body)
-
-    assert (owner.reason, owner.name) == (reason, name)
-    assert str(owner.template) == name
-
-
-def test_the_last_editor_of_the_template_is_told_and_is_not_us() -> None:
-    entries = [
-        managed("kubectl-create", "Update", TEMPLATE, time="2026-03-01T03:00:00Z"),
-        managed("argocd", "Update", TEMPLATE, time="2026-03-01T03:00:02Z"),
-        managed("autoscaler", "Update", {"f:replicas": {}}, time="2026-03-01T03:00:08Z"),
-        managed("status", "Update", TEMPLATE, time="2026-03-01T03:00:08Z", subresource="status"),
-        managed("kvmedic", "Update", TEMPLATE, time="2026-03-01T03:00:09Z"),
-    ]
-    body = {"metadata": {"managedFields": [e["metadata"]["managedFields"][0] for e in entries]}}
-
-    assert last_editor(body) == "argocd"
-    assert last_editor({"metadata": {}}) == ""
-
-
 def exposed(*services: dict[str, Any], slices: tuple[dict[str, Any], ...] = (), **spec: Any) -> Rotation:
     body = {**deployment(1), **({"spec": {**deployment(1)["spec"], **spec}} if spec else {})}
     return rotation_of(body, LABEL, services, slices, frozenset({"ours"}))
@@ -702,3 +526,98 @@ def test_what_the_engines_container_runs_is_as_the_kubelet_found_it(
     pod = pod_of(a_pod({}, containerStatuses=statuses), Frame("r", container, ROTATION, {}))
 
     assert pod.image == image
+
+
+LATELY = datetime(2026, 3, 1, 2, 58, tzinfo=UTC)
+STARTED = LATELY - timedelta(minutes=1)
+
+
+def ended(*containers: tuple[str, dict[str, Any]]) -> Pod:
+    """A pod whose containers ended as told before they were started again."""
+    return seen(*({"name": name, "lastState": {"terminated": end}} for name, end in containers))
+
+
+def seen(*states: dict[str, Any]) -> Pod:
+    """A pod with such statuses of its containers."""
+    body = {
+        "metadata": {
+            "name": "llm-0",
+            "uid": "u",
+            "resourceVersion": "1",
+            "creationTimestamp": "2026-03-01T02:00:00Z",
+        },
+        "spec": {"nodeName": "gpu-7"},
+        "status": {"containerStatuses": [{"restartCount": 2, **state} for state in states]},
+    }
+    return pod_of(body, Frame("r", "vllm" if len(states) < 3 else None, ROTATION, {}))
+
+
+END = {
+    "exitCode": 1,
+    "reason": "Error",
+    "startedAt": "2026-03-01T02:57:00Z",
+    "finishedAt": "2026-03-01T02:58:00Z",
+}
+EARLIER = {
+    "exitCode": 2,
+    "reason": "Error",
+    "startedAt": "2026-03-01T02:55:00Z",
+    "finishedAt": "2026-03-01T02:56:00Z",
+}
+CRASHING = {"waiting": {"reason": "CrashLoopBackOff"}}
+RUNNING = {"running": {"startedAt": "2026-03-01T02:58:10Z"}}
+
+
+def test_the_end_of_the_engines_container_is_read_off_its_status() -> None:
+    pod = ended(("proxy", {"exitCode": 0, "finishedAt": "2026-03-01T02:59:00Z"}), ("vllm", END))
+
+    assert pod.last_end == ContainerEnd("vllm", 1, "Error", STARTED, LATELY, Instance.PREVIOUS)
+
+
+@pytest.mark.parametrize(
+    ("state", "last", "instance", "ends"),
+    [
+        (CRASHING, {"terminated": END}, Instance.PREVIOUS, 3),
+        ({"terminated": END}, {"terminated": EARLIER}, Instance.PRESENT, 3),
+        ({"terminated": END}, {}, Instance.PRESENT, 3),
+        ({"terminated": EARLIER}, {"terminated": END}, Instance.PREVIOUS, 2),
+        ({"terminated": END}, {"terminated": END}, Instance.PRESENT, 3),
+        (RUNNING, {"terminated": END}, Instance.PREVIOUS, 2),
+    ],
+    ids=[
+        "it waits",
+        "it just ended again",
+        "for the first time",
+        "the one before is newer",
+        "within one second",
+        "it runs again",
+    ],
+)
+def test_the_newest_end_is_found_wherever_the_kubelet_shows_it(
+    state: dict[str, Any], last: dict[str, Any], instance: Instance, ends: int
+) -> None:
+    pod = seen({"name": "vllm", "state": state, "lastState": last})
+
+    assert pod.last_end == ContainerEnd("vllm", 1, "Error", STARTED, LATELY, instance)
+    assert pod.ends == ends
+
+
+def test_an_end_that_does_not_say_since_when_it_ran_leaves_its_log_no_time() -> None:
+    pod = ended(("vllm", {**END, "startedAt": None}))
+
+    assert pod.last_end == ContainerEnd("vllm", 1, "Error", LATELY, LATELY, Instance.PREVIOUS)
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        (),
+        (("proxy", END),),
+        (("vllm", {}),),
+        (("vllm", {"exitCode": 1}),),
+        (("vllm", END), ("proxy", END), ("other", END)),
+    ],
+    ids=["no status yet", "another container", "never ended", "no time", "the engine's is not known"],
+)
+def test_no_end_is_read_where_there_is_none(containers: tuple[tuple[str, dict[str, Any]], ...]) -> None:
+    assert ended(*containers).last_end is None

@@ -1,4 +1,4 @@
-"""How engines ended: read from pods and from the logs of these ends, of which nothing but a mark is kept."""
+"""What logs say of how engines ended and started, of which nothing but marks and numbers is kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from http_double import HangUpError, Reply, Request, Server
-from kvmedic.cluster.engine_logs import TAIL, bears_device_memory, ends_of
-from kvmedic.cluster.snapshot import Frame, pod_of
+from kvmedic.cluster.engine_logs import (
+    LIMIT_BYTES,
+    TAIL_LINES,
+    bears_device_memory,
+    ends_of,
+    pools_of,
+    starts_of,
+)
 from kvmedic.cluster.trial_pods import Trials
-from kvmedic.engines.vllm_signals import VLLM_REFUSALS
+from kvmedic.engines.engine_log import Start, Started, Unread
+from kvmedic.engines.vllm_signals import POOL_LINES, VLLM_REFUSALS, VLLM_START
 from kvmedic.kube.client import Client, Limits
 from kvmedic.model.devices import Cause, EngineEnd
-from kvmedic.model.fleet import ContainerEnd, Instance, Pod, Rotation
+from kvmedic.model.evidence import LoggedSize, SizeUnit
+from kvmedic.model.fleet import ContainerEnd, Instance, Pod
 from kvmedic.rollout.trial import LastWords
 from run_builder import NOW, a_pod
 
@@ -139,8 +147,8 @@ async def test_the_log_of_the_end_tells_the_cause_and_nothing_of_it_is_kept(
         "container": ["vllm"],
         "timestamps": ["true"],
         **asked_for,
-        "tailLines": [str(TAIL.lines)],
-        "limitBytes": [str(TAIL.limit_bytes)],
+        "tailLines": [str(TAIL_LINES)],
+        "limitBytes": [str(LIMIT_BYTES)],
     }
 
 
@@ -286,98 +294,6 @@ async def test_a_kubelet_that_hangs_is_left_after_the_time_out() -> None:
     assert "no answer within 0.3 s" in found["llm-0"].trouble
 
 
-def status(*containers: tuple[str, dict[str, Any]]) -> Pod:
-    """A pod whose containers ended as told before they were started again."""
-    return seen(*({"name": name, "lastState": {"terminated": end}} for name, end in containers))
-
-
-def seen(*states: dict[str, Any]) -> Pod:
-    """A pod with such statuses of its containers."""
-    body = {
-        "metadata": {
-            "name": "llm-0",
-            "uid": "u",
-            "resourceVersion": "1",
-            "creationTimestamp": "2026-03-01T02:00:00Z",
-        },
-        "spec": {"nodeName": "gpu-7"},
-        "status": {"containerStatuses": [{"restartCount": 2, **state} for state in states]},
-    }
-    rotation = Rotation("serving", "draining", (), effective=True, in_selector=False)
-    return pod_of(body, Frame("r", "vllm" if len(states) < 3 else None, rotation, {}))
-
-
-END = {
-    "exitCode": 1,
-    "reason": "Error",
-    "startedAt": "2026-03-01T02:57:00Z",
-    "finishedAt": "2026-03-01T02:58:00Z",
-}
-EARLIER = {
-    "exitCode": 2,
-    "reason": "Error",
-    "startedAt": "2026-03-01T02:55:00Z",
-    "finishedAt": "2026-03-01T02:56:00Z",
-}
-CRASHING = {"waiting": {"reason": "CrashLoopBackOff"}}
-RUNNING = {"running": {"startedAt": "2026-03-01T02:58:10Z"}}
-
-
-def test_the_end_of_the_engines_container_is_read_off_its_status() -> None:
-    pod = status(("proxy", {"exitCode": 0, "finishedAt": "2026-03-01T02:59:00Z"}), ("vllm", END))
-
-    assert pod.last_end == ContainerEnd("vllm", 1, "Error", STARTED, LATELY, Instance.PREVIOUS)
-
-
-@pytest.mark.parametrize(
-    ("state", "last", "instance", "ends"),
-    [
-        (CRASHING, {"terminated": END}, Instance.PREVIOUS, 3),
-        ({"terminated": END}, {"terminated": EARLIER}, Instance.PRESENT, 3),
-        ({"terminated": END}, {}, Instance.PRESENT, 3),
-        ({"terminated": EARLIER}, {"terminated": END}, Instance.PREVIOUS, 2),
-        ({"terminated": END}, {"terminated": END}, Instance.PRESENT, 3),
-        (RUNNING, {"terminated": END}, Instance.PREVIOUS, 2),
-    ],
-    ids=[
-        "it waits",
-        "it just ended again",
-        "for the first time",
-        "the one before is newer",
-        "within one second",
-        "it runs again",
-    ],
-)
-def test_the_newest_end_is_found_wherever_the_kubelet_shows_it(
-    state: dict[str, Any], last: dict[str, Any], instance: Instance, ends: int
-) -> None:
-    pod = seen({"name": "vllm", "state": state, "lastState": last})
-
-    assert pod.last_end == ContainerEnd("vllm", 1, "Error", STARTED, LATELY, instance)
-    assert pod.ends == ends
-
-
-def test_an_end_that_does_not_say_since_when_it_ran_leaves_its_log_no_time() -> None:
-    pod = status(("vllm", {**END, "startedAt": None}))
-
-    assert pod.last_end == ContainerEnd("vllm", 1, "Error", LATELY, LATELY, Instance.PREVIOUS)
-
-
-@pytest.mark.parametrize(
-    "containers",
-    [
-        (),
-        (("proxy", END),),
-        (("vllm", {}),),
-        (("vllm", {"exitCode": 1}),),
-        (("vllm", END), ("proxy", END), ("other", END)),
-    ],
-    ids=["no status yet", "another container", "never ended", "no time", "the engine's is not known"],
-)
-def test_no_end_is_read_where_there_is_none(containers: tuple[tuple[str, dict[str, Any]], ...]) -> None:
-    assert status(*containers).last_end is None
-
-
 async def heard(
     answer: Callable[[Request], Reply], pod: Pod | None = None
 ) -> tuple[LastWords, list[Request]]:
@@ -398,7 +314,7 @@ async def test_of_a_trial_pods_log_only_the_phrase_of_a_refusal_is_kept() -> Non
     found, requests = await heard(log(f"{SECRET}\nNotImplementedError: {NO_EIGHT_BITS}.\n{SECRET}"))
 
     assert found == LastWords(NO_EIGHT_BITS)
-    assert parse_qs(urlsplit(requests[0].path).query)["tailLines"] == [str(TAIL.lines)]
+    assert parse_qs(urlsplit(requests[0].path).query)["tailLines"] == [str(TAIL_LINES)]
 
 
 @pytest.mark.parametrize(
@@ -429,3 +345,93 @@ async def test_a_log_that_cannot_be_read_says_why() -> None:
 
 async def test_a_pod_that_never_ended_is_not_asked() -> None:
     assert await heard(log(NO_EIGHT_BITS), a_pod("llm-0")) == (LastWords(), [])
+
+
+TIME = "2026-03-01T02:58:00.123456789Z"
+POOL_LOG = (
+    f"{TIME} starting\n{TIME} INFO [kv_cache_utils.py:634] GPU KV cache size: 4,800 tokens\n"
+    f"{TIME} prompt: my secret\n"
+)
+
+
+async def told(answer: Callable[[Request], Reply], *names: str) -> dict[str, Start]:
+    return (await asked(answer, starts_of, VLLM_START, *names))[0]
+
+
+async def asked(answer: Callable[[Request], Reply], read: Any, forms: Any, *names: str) -> Any:
+    with Server(answer) as server:
+        configuration = Configuration()
+        configuration.host = server.url
+        async with Client(configuration, Limits(total_seconds=2)) as client:
+            found = await read(client, "serving", [a_pod(name) for name in names], "vllm", forms)
+    return found, server.requests
+
+
+async def test_the_beginning_of_the_present_log_of_the_engines_container_is_read() -> None:
+    found, requests = await asked(lambda _: Reply(200, POOL_LOG.encode()), pools_of, POOL_LINES, "llm-0")
+
+    assert found == {"llm-0": LoggedSize(4800, SizeUnit.TOKENS)}
+    (request,) = requests
+    assert urlsplit(request.path).path == "/api/v1/namespaces/serving/pods/llm-0/log"
+    assert parse_qs(urlsplit(request.path).query) == {
+        "container": ["vllm"],
+        "limitBytes": [str(LIMIT_BYTES)],
+        "timestamps": ["true"],
+    }
+
+
+def hang_up(_: Request) -> Reply:
+    raise HangUpError
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda _: Reply(200, b"unable to retrieve container logs for containerd://1"),
+        lambda _: Reply(200, b"GPU KV cache size: 4,800 tokens"),
+        lambda _: Reply(403, b'{"kind":"Status","message":"forbidden"}'),
+        lambda _: Reply(404, b'{"kind":"Status","message":"gone"}'),
+        hang_up,
+    ],
+    ids=["no log", "no time", "no right", "no pod", "no answer"],
+)
+async def test_a_log_that_cannot_be_read_says_nothing_but_why(answer: Callable[[Request], Reply]) -> None:
+    assert (await asked(answer, pools_of, POOL_LINES, "llm-0"))[0] == {}
+
+    found = (await told(answer, "llm-0"))["llm-0"]
+
+    assert isinstance(found, Unread)
+    assert found.why
+    assert "tokens" not in found.why
+
+
+async def test_one_that_tells_nothing_leaves_the_others() -> None:
+    def answer(request: Request) -> Reply:
+        return Reply(200, POOL_LOG.encode() if "llm-1" in request.path else b"")
+
+    assert (await asked(answer, pools_of, POOL_LINES, "llm-0", "llm-1"))[0] == {
+        "llm-1": LoggedSize(4800, SizeUnit.TOKENS)
+    }
+
+
+START_LOG = (
+    f"{TIME} INFO [api_utils.py:286] non-default args: {{'api_key': ['sesame']}}\n"
+    f"{TIME} INFO [cache.py:232] Using fp8 data type to store kv cache. It reduces the GPU memory footprint\n"
+    f"{TIME} INFO [kv_cache_utils.py:634] GPU KV cache size: 4,800 tokens\n"
+    f"{TIME} INFO:     Application startup complete.\n"
+    f"{TIME} INFO Received request a: prompt: 'sesame, Using int8 data type to store kv cache'\n"
+)
+
+
+async def test_a_start_is_told_in_known_words_alone() -> None:
+    found = await told(lambda _: Reply(200, START_LOG.encode()), "llm-0")
+
+    assert found == {
+        "llm-0": Started(
+            ("Using fp8 data type to store kv cache",),
+            "fp8",
+            (),
+            LoggedSize(4800, SizeUnit.TOKENS),
+            is_whole=True,
+        )
+    }

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kvmedic.cluster.patches import CORDON_COST, CORDONED, DELETION_COST
-from kvmedic.cluster.rotation import confirm, cordon, delete, move_pod, uncordon
-from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.cluster.ownership import CORDON_COST, CORDONED, DELETION_COST
+from kvmedic.cluster.rotation import confirm, cordon, move_pod, uncordon
+from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.rollout.moves import Cordon, DeletePod, Uncordon
-from lab.cluster.light import LightCluster
 from lab.cluster.simulation import behaviour
 from live_fleet import LiveFleet, is_whole
 
 pytestmark = pytest.mark.light
-
-
-@pytest.fixture
-async def live(light: LightCluster, namespace: str) -> AsyncIterator[LiveFleet]:
-    async with await connect(light.kubeconfig, Limits(per_second=500, burst=500)) as client:
-        yield LiveFleet(light, client, namespace)
 
 
 def marks(live: LiveFleet, pod: Pod) -> tuple[dict[str, str], dict[str, str]]:
@@ -167,6 +160,10 @@ async def test_half_a_cordon_left_by_a_person_is_cleared_away(live: LiveFleet) -
 
 
 Effect = Callable[[Client, Fleet, Pod], Awaitable[None]]
+
+
+async def delete(client: Client, fleet: Fleet, pod: Pod) -> None:
+    await move_pod(client, fleet, DeletePod(pod))
 
 
 @pytest.mark.parametrize("effect", [cordon, uncordon, delete])
