@@ -56,7 +56,7 @@ class Bounds:
     default_minimum: int
     default_maximum: int
 
-    def read(self, spec: Mapping[str, Any]) -> tuple[int, int, bool]:
+    def read_bounds(self, spec: Mapping[str, Any]) -> tuple[int, int, bool]:
         """Return the fewest and the most replicas of a spec, and whether it says the fewest itself."""
         fewest, most = (
             spec.get(self.minimum, self.default_minimum),
@@ -174,7 +174,7 @@ def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
 
 
 def _read_autoscaler(kind: str, body: JsonObject) -> Autoscaler:
-    fewest, most, is_given = BOUNDS[kind].read(section(body, "spec"))
+    fewest, most, is_given = BOUNDS[kind].read_bounds(section(body, "spec"))
     # A Helm release applies only when a person upgrades it; its value then counts as theirs.
     owner = owner_of(body)
     named = owner.name if owner is not None and owner.reason is not Reason.MANAGED_BY_HELM else ""
@@ -239,7 +239,7 @@ async def minimum_of(client: Client, namespace: str, holder: ObjectRef) -> Minim
         raise
     if body is None:
         return None
-    fewest, most, is_given = BOUNDS[holder.kind].read(section(body, "spec"))
+    fewest, most, is_given = BOUNDS[holder.kind].read_bounds(section(body, "spec"))
     return Minimum(
         kind=holder.kind,
         name=holder.name,
