@@ -25,7 +25,7 @@ from kvmedic.metrics.generation import (
 from kvmedic.metrics.page import Page, parse_page
 from kvmedic.model.compression import Keep
 from kvmedic.model.trial import Interrupted, Reclaim, Watched
-from kvmedic.runbooks.compression.reclamation import Generation, Reclamation, judge
+from kvmedic.runbooks.compression.probes import Generation, Reclamation, judge
 from lab_engine.engine_process import Running, an_engine
 
 LONG = (

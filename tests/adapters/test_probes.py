@@ -16,7 +16,7 @@ from kvmedic.metrics.generation import NO_KEY
 from kvmedic.metrics.probes import KEPT, api_of
 from kvmedic.model.compression import Keep
 from kvmedic.model.trial import Counted, Interrupted, Reclaim, Served, Underway, Watched
-from kvmedic.runbooks.compression.reclamation import Generation, Reclamation, judge
+from kvmedic.runbooks.compression.probes import Generation, Reclamation, judge
 from kvmedic.sections import Secret
 from lab_engine.engine_process import Running, a_process, an_engine, until_healthy
 from probing import a_place

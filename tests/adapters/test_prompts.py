@@ -18,7 +18,7 @@ from kvmedic.model.devices import Device, Vital
 from kvmedic.model.evidence import Measured, Reading
 from kvmedic.model.fleet import Pod
 from kvmedic.model.trial import Begun, Growth, Interrupted, Prompted, Question, Underway
-from kvmedic.runbooks.compression.attention import Grown, judge_prompts
+from kvmedic.runbooks.compression.probes import Grown, judge_prompts
 from lab_engine.engine_process import PLAIN as DIRECT
 from lab_engine.engine_process import Running, a_process, an_engine, until_healthy
 from probing import NAMESPACE, PLAIN, Place, a_place, a_step

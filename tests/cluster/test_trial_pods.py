@@ -27,7 +27,7 @@ from kvmedic.model.compression import Keep
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
 from kvmedic.model.trial import Progress, Reclaim, Underway, Watched
-from kvmedic.runbooks.compression.reclamation import Generation, Reclamation, judge
+from kvmedic.runbooks.compression.probes import Generation, Reclamation, judge
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
 from lab_engine.engine_process import a_process, until_healthy

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.model.trial import Growth, Prompt
-from kvmedic.runbooks.compression.attention import RESOLUTION, Grown, GrowthJudged, judge_prompts
-from kvmedic.runbooks.compression.reclamation import Unjudged
+from kvmedic.runbooks.compression.probes import RESOLUTION, Grown, GrowthJudged, Unjudged, judge_prompts
 from lab.engine.config import SCORE_BYTES
 
 MIB = RESOLUTION

@@ -11,7 +11,7 @@ import pytest
 
 from kvmedic.model.compression import Keep
 from kvmedic.model.trial import Reclaim, Sample
-from kvmedic.runbooks.compression.reclamation import (
+from kvmedic.runbooks.compression.probes import (
     Generation,
     Judged,
     Reclamation,

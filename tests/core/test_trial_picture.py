@@ -10,7 +10,7 @@ import pytest
 from builders import NOW
 from kvmedic.model.compression import Compacted, Keep, Pattern, PerHead, Scattered, used_blocks
 from kvmedic.model.trial import Answer, Question, Sample
-from kvmedic.runbooks.compression.reclamation import Size, Trace, numbers, picture_of, trace_of
+from kvmedic.runbooks.compression.probes import Size, Trace, numbers, picture_of, trace_of
 
 SMALL = Size(32, 6)
 TENTH = Keep(share=0.1)

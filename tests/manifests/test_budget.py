@@ -11,7 +11,7 @@ from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.engine_file import LONGEST, engine_file
 from kvmedic.manifests.flags import parsed_of, read_flags
 from kvmedic.manifests.grammar import Parsed
-from kvmedic.manifests.invocation import NotAnEngine, invocation_of, version_of
+from kvmedic.manifests.invocation import NotAnEngine, Remembered, invocation_of, version_of
 from kvmedic.manifests.refusal import (
     DEEPEST,
     LONGEST_CONTAINER,
@@ -21,7 +21,6 @@ from kvmedic.manifests.refusal import (
     Budget,
     Refusal,
     RefusalReason,
-    Remembered,
 )
 from kvmedic.manifests.trial_pod import api_key_of
 from kvmedic.manifests.yaml_text import MOST_VALUES, containers_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.config_file import splice_edit
 from kvmedic.manifests.flags import edit, read_flags, setting_of
+from kvmedic.manifests.invocation import Selector, engine_in
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.yaml_text import ManifestContainer, Selector, containers_of, engine_in
+from kvmedic.manifests.yaml_text import ManifestContainer, containers_of, splice_edit
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
 

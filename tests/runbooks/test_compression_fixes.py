@@ -11,8 +11,12 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, ProbePolicy
 from kvmedic.model.trial import Growth, Question, Reclaim
 from kvmedic.runbooks.branches import NoChange, Setting, Try, TurnOff
-from kvmedic.runbooks.compression.attention import report_unexplained, told_without
-from kvmedic.runbooks.compression.branches import blocks_not_freed, replace_stale
+from kvmedic.runbooks.compression.branches import (
+    blocks_not_freed,
+    replace_stale,
+    report_unexplained,
+    told_without,
+)
 from kvmedic.runbooks.compression.methods import DECLARED
 from kvmedic.runbooks.compression.savings import Brought, Worth
 from kvmedic.runbooks.compression.trial_plans import (

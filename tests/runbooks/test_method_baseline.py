@@ -14,7 +14,7 @@ from kvmedic.model.fleet import ReplicaSet, template_hash
 from kvmedic.model.spec import CompressionPolicy, Policy, Runbook, TargetRef
 from kvmedic.model.status import LastGood, MethodBaseline, Record
 from kvmedic.runbooks.branches import Compressed
-from kvmedic.runbooks.compression.method_baseline import find_baseline, with_baseline_on_record
+from kvmedic.runbooks.compression.savings import find_baseline, with_baseline_on_record
 from kvmedic.runbooks.workload import View
 from run_builder import NOW, a_fleet
 from worlds.asked import a_resource

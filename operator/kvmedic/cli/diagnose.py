@@ -53,9 +53,9 @@ from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.kube.errors import NoCluster
 from kvmedic.kube.kubeconfig import AS_KUBECTL, DEFAULT_NAMESPACE, ClusterChoice, namespace_of
-from kvmedic.manifests.config_file import contents_in
+from kvmedic.manifests.engine_file import contents_in
+from kvmedic.manifests.invocation import Selector, engine_in
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.yaml_text import Selector, engine_in
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource

@@ -42,7 +42,7 @@ from kvmedic.model.status import (
 )
 from kvmedic.model.trial import Answer, Prompt, Sample, Scored
 from kvmedic.runbooks.compression.methods import answer_for
-from kvmedic.runbooks.compression.reclamation import Trace, picture_of, trace_of
+from kvmedic.runbooks.compression.probes import Trace, picture_of, trace_of
 from kvmedic.wiring import open_connections
 
 

@@ -16,11 +16,11 @@ import typer
 
 from kvmedic.cli.app import REFUSED, Form, end_command
 from kvmedic.engines.vllm import VLLM
-from kvmedic.manifests.config_file import ConfigFile, config_file, repoint_manifest, splice_edit
+from kvmedic.manifests.engine_file import ConfigFile, config_file, repoint_manifest
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
-from kvmedic.manifests.invocation import version_of
+from kvmedic.manifests.invocation import Selector, engine_in, engines_in, several, version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.yaml_text import ManifestContainer, Selector, engine_in, engines_in, several
+from kvmedic.manifests.yaml_text import ManifestContainer, splice_edit
 from kvmedic.model.engine import Engine, EngineProfile, Flag, Kind, Version
 
 app = typer.Typer(no_args_is_help=True)

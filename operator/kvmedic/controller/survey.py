@@ -45,9 +45,9 @@ from kvmedic.model.spec import CompressionPolicy, Mode, Policy, Runbook
 from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence, diagnose
-from kvmedic.runbooks.compression.method_baseline import with_baseline_on_record
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_by, eviction_of, standing_answers
 from kvmedic.runbooks.compression.next_fix import Case, Next, fixes_behind_gate, next_fix
+from kvmedic.runbooks.compression.savings import with_baseline_on_record
 from kvmedic.runbooks.severity import signals_of
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import pressured_replicas

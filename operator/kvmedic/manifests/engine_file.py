@@ -1,11 +1,13 @@
 """An engine's configuration file: which ConfigMap it comes from, what is in it, and how a value changes.
 
 The command line beats the file (vLLM 0.32, `FlexibleArgumentParser.load_config_file`). A change is one
-stretch of the text. A file that several volumes or sources could give is refused.
+stretch of the text. A file that several volumes or sources could give is refused. A ConfigMap is never edited
+in place, because a pod that restarts would read it: a copy that is named after its content is added.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +22,18 @@ from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, pa
 from kvmedic.manifests.invocation import invocation_of
 from kvmedic.manifests.refusal import MOST_BRACKETS, Refusal, RefusalReason, has_too_many_brackets
 from kvmedic.manifests.tokens import Place, Token
+from kvmedic.manifests.yaml_text import (
+    ManifestContainer,
+    Splice,
+    escape_text,
+    pieces_of,
+    roots_of,
+    splice_text,
+)
 from kvmedic.model.config_edits import (
     SIZE_LIMIT,
     ConfigMap,
+    Contents,
     FileEdit,
     Sight,
     Unseen,
@@ -386,3 +397,156 @@ def file_remarks(
         if isinstance(original, ConfigMap) and original.contents.digest != found.copied_content:
             what = f"ConfigMap {found.copy_of} was edited since {name} was copied from it"
             yield f"{what}: the fleet reads the copy"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A configuration file in a manifest's text, and what the engine reads in it."""
+
+    name: str
+    """The ConfigMap's name."""
+    key: str
+    document: MappingNode
+    data: ScalarNode
+    """The file's text, in the manifest's."""
+    reference: ScalarNode
+    """The ConfigMap's name where the pod's volume refers to it."""
+    read: EngineFile
+
+    @property
+    def parsed(self) -> Parsed:
+        """Return what the engine makes of the file."""
+        return self.read.parsed
+
+    def given(self, dest: str) -> Given | None:
+        """Return the entry that decides a value, or None where the file gives none."""
+        return self.read.given(dest)
+
+    def __str__(self) -> str:
+        return f"ConfigMap/{self.name} {self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The ConfigMap that fills a volume."""
+
+    reference: ScalarNode
+    keys: Mapping[str, str]
+    """The keys by file name, where the volume chooses them; empty: every key is a file."""
+
+
+def config_file(text: str, container: ManifestContainer, path: str, engine: Engine) -> ConfigFile | Refusal:
+    """Return the file that a container's engine reads at a path, or what is missing to see it."""
+    mount = mount_of(container.data, PurePosixPath(path))
+    if isinstance(mount, Refusal):
+        return mount
+    source = _volume(container, mount, path)
+    if isinstance(source, Refusal):
+        return source
+    name = str(source.reference.value)
+    found = [node for each, node in _config_maps_in(text) if each == name]
+    if len(found) != 1:
+        count = "not in the manifest" if not found else "there more than once"
+        return unseen(f"{path} is in ConfigMap/{name}, which is {count}")
+    key = source.keys.get(mount.inside, "" if source.keys else mount.inside)
+    data = _node_at(found[0], "data", key)
+    if not isinstance(data, ScalarNode) or not isinstance(found[0], MappingNode):
+        return unseen(f"ConfigMap/{name} has no {key or mount.inside!r}")
+    read = engine_file(str(data.value), f"ConfigMap/{name} {key}", container.data, engine)
+    if isinstance(read, Refusal):
+        return read
+    return ConfigFile(name, key, found[0], data, source.reference, read)
+
+
+def contents_in(text: str) -> dict[str, Contents]:
+    """Return what the ConfigMaps of a manifest hold, by name; one that is there twice is left out."""
+    maps = _config_maps_in(text)
+    names = [name for name, _ in maps]
+    return {name: _contents(node) for name, node in maps if names.count(name) == 1}
+
+
+def _config_maps_in(text: str) -> list[tuple[str, Node]]:
+    maps = (node for node in roots_of(text) if _scalar(_node_at(node, "kind")) == "ConfigMap")
+    return [(_scalar(_node_at(node, "metadata", "name")), node) for node in maps]
+
+
+def _contents(document: Node) -> Contents:
+    found = (_node_at(document, name) for name in ("data", "binaryData"))
+    pairs = (node.value if isinstance(node, MappingNode) else [] for node in found)
+    return Contents(*({_scalar(key): _scalar(value) for key, value in each} for each in pairs))
+
+
+def repoint_manifest(text: str, file: ConfigFile, dest: str, value: str) -> str | Refusal:
+    """Return a manifest's text with a changed copy of a file's ConfigMap, and the template pointing to it."""
+    span, pieces = file.read.span(dest), pieces_of(text, file.data)
+    if isinstance(span, Refusal):
+        return span
+    plain = all(node.anchor is None for node in (file.data, file.reference))
+    if pieces is None or not plain or span.stop <= span.start:
+        return Refusal(RefusalReason.UNSAFE, f"{dest} in {file} is laid out oddly: change it there")
+    copy = copy_name(file.name, with_value(_contents(file.document), file.key, span, value))
+    change = pieces[span.start][0], pieces[span.stop - 1][1], escape_text(value, file.data.style)
+    return _with_copy(text, file, copy, change)
+
+
+def _with_copy(text: str, file: ConfigFile, copy: str, change: Splice) -> str | Refusal:
+    begin, end = file.document.start_mark.index, file.document.end_mark.index
+    name = _node_at(file.document, "metadata", "name")
+    if not isinstance(name, ScalarNode) or name.anchor is not None or text[:begin].rpartition("\n")[2]:
+        return Refusal(RefusalReason.UNSAFE, f"{file} is not a document of its own: change it there")
+    ends = "\r\n" if "\r\n" in text else "\n"
+    renamed = name.start_mark.index, name.end_mark.index, _like(name, copy)
+    within = [(start - begin, stop - begin, new) for start, stop, new in (renamed, change)]
+    document = splice_text(text[begin:end], within)
+    lead = "" if text[:end].endswith("\n") else ends
+    added = f"{lead}---{ends}{document.rstrip()}{ends}"
+    reference = file.reference
+    refers = reference.start_mark.index, reference.end_mark.index, _like(reference, copy)
+    result = splice_text(text, [(end, end, added), refers])
+    if _is_as_meant(text, result, file.name, copy):
+        return result
+    return Refusal(RefusalReason.UNSAFE, f"{file} can't be copied safely: change it there")
+
+
+def _is_as_meant(old: str, new: str, name: str, copy: str) -> bool:
+    """Return whether a changed text is the original with one more ConfigMap and one other reference."""
+    before, after = (list(YAML(typ="safe", pure=True).load_all(text)) for text in (old, new))
+    kept = [document for document in after if _name_of(document) != copy]
+    more = len(after) - len(kept) == 1 + sum(_name_of(document) == copy for document in before)
+    same = [json.dumps(each, default=str).replace(f'"{copy}"', f'"{name}"') for each in kept]
+    return more and same == [json.dumps(each, default=str) for each in before]
+
+
+def _name_of(document: object) -> str:
+    metadata = document.get("metadata") if isinstance(document, Mapping) else None
+    kind = document.get("kind") if isinstance(document, Mapping) else ""
+    return str(metadata.get("name")) if isinstance(metadata, Mapping) and kind == "ConfigMap" else ""
+
+
+def _like(node: ScalarNode, value: str) -> str:
+    quote = node.style if node.style in {'"', "'"} else ""
+    return f"{quote}{value}{quote}"
+
+
+def _volume(container: ManifestContainer, mount: Mount, path: str) -> _Source | Refusal:
+    volumes = _node_at(container.pod, "volumes")
+    for volume in volumes.value if isinstance(volumes, SequenceNode) else ():
+        named = _node_at(volume, "name")
+        if not isinstance(named, ScalarNode) or named.value != mount.volume:
+            continue
+        reference = _node_at(volume, "configMap", "name")
+        if not isinstance(reference, ScalarNode):
+            return unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
+        items = _node_at(volume, "configMap", "items")
+        chosen = items.value if isinstance(items, SequenceNode) else []
+        keys = {_scalar(_node_at(item, "path")): _scalar(_node_at(item, "key")) for item in chosen}
+        return _Source(reference, keys)
+    return unseen(f"{path} is in the volume {mount.volume}, which is not in the pod")
+
+
+def _node_at(node: Node | None, *path: str) -> Node | None:
+    """Return what a path of keys leads to, merges left out."""
+    for key in path:
+        pairs = node.value if isinstance(node, MappingNode) else []
+        node = next((value for name, value in pairs if _scalar(name) == key), None)
+    return node

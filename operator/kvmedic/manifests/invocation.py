@@ -1,15 +1,19 @@
-"""How a container starts the engine, if it does.
+"""Which container starts the engine, and how: its command line, no engine, or a `Refusal`.
 
-Three answers: the engine's command line; something that is not an engine; or a `Refusal`, where the
-engine is started in a way that can't be followed.
+A refusal says that the engine is started in a way that can't be followed. Answers are remembered: one look
+asks a dozen times.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from threading import Lock
+from typing import Generic, TypeAlias, TypeVar
 
 from kvmedic.manifests.expansion import Variables
 from kvmedic.manifests.grammar import CommandLine
@@ -18,9 +22,7 @@ from kvmedic.manifests.refusal import (
     Budget,
     Refusal,
     RefusalReason,
-    Remembered,
     TooLargeError,
-    digest_of,
 )
 from kvmedic.manifests.shell import (
     SHELLS,
@@ -34,12 +36,71 @@ from kvmedic.manifests.shell import (
     shell_start,
 )
 from kvmedic.manifests.tokens import Token, read_environment, tokens_of
+from kvmedic.manifests.yaml_text import ManifestContainer, containers_of
 from kvmedic.model.edits import COMMAND_LINE, Field
 from kvmedic.model.engine import EngineProfile, Version
 
 _TAG_VERSION = re.compile(
     r"v?(\d{1,9}(?:\.\d{1,9}){1,3}(?:(?:a|b|rc)\d{1,9})?(?:\.post\d{1,9})?(?:\.dev\d{1,9})?)(?![.\w])"
 )
+
+
+Answer = TypeVar("Answer")
+_LEAST = 75
+"""Steps that a remembered answer counts as, at least: it bounds how many are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Generic[Answer]):
+    subject: object
+    answer: Answer
+    steps: int
+
+
+class Remembered(Generic[Answer]):
+    """The latest answers of a pure function, bounded by the steps that they took."""
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self._kept: OrderedDict[object, _Kept[Answer]] = OrderedDict()
+        self._room = steps
+        self._lock = Lock()
+
+    def find(self, key: object, subject: object) -> tuple[Answer, int] | None:
+        """Return an answer and the steps that it took, or None where it has to be worked out.
+
+        Args:
+            subject: the object that the key names by its identity.
+        """
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or kept.subject is not subject:
+                return None
+            self._kept.move_to_end(key)
+            return kept.answer, kept.steps
+
+    def keep(self, key: object, subject: object, answer: Answer, steps: int) -> None:
+        """Remember an answer, and forget the oldest ones where there is no more room."""
+        with self._lock:
+            self._drop(key)
+            self._kept[key] = _Kept(subject, answer, steps)
+            self._room -= max(steps, _LEAST)
+            while self._room < 0:
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: object) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._room += max(kept.steps, _LEAST)
+
+
+_FIELDS = ("name", "image", "command", "args", "env", "envFrom")
+"""What of a container its command line is read from."""
+
+
+def digest_of(container: Mapping[str, object]) -> bytes:
+    """Return what two containers share exactly where they are read alike."""
+    text = json.dumps([container.get(name) for name in _FIELDS], default=repr)
+    return hashlib.sha256(text.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +234,76 @@ def _script(program: str, token: Token, engine: str) -> Refusal:
     return Refusal(
         RefusalReason.SHELL_SCRIPT, f"{what}: list the program and its arguments as separate items"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """What a person says about the container that is meant; None leaves it open."""
+
+    container: str | None = None
+    owner: str | None = None
+    """Name of the object."""
+
+    def matches(self, candidate: ManifestContainer) -> bool:
+        """Return whether a container may be the one."""
+        by_name = self.container is None or self.container == candidate.name
+        return by_name and (self.owner is None or self.owner == candidate.owner)
+
+
+def engines_in(
+    text: str, profile: EngineProfile, selector: Selector
+) -> tuple[ManifestContainer, ...] | Refusal:
+    """Return the containers of a manifest's text that start the engine; at least one.
+
+    A container that starts it in a way that can't be followed refuses the whole, because what is
+    left would look complete.
+    """
+    found = containers_of(text)
+    if isinstance(found, Refusal):
+        return found
+    chosen = [candidate for candidate in found if selector.matches(candidate)]
+    budget = Budget()
+    seen = [(candidate, invocation_of(candidate.data, profile, budget)) for candidate in chosen]
+    for candidate, invocation in seen:
+        if isinstance(invocation, Refusal):
+            return Refusal(invocation.reason, f"container {candidate}: {invocation.message}")
+    engines = tuple(c for c, invocation in seen if not isinstance(invocation, NotAnEngine | Refusal))
+    return engines or _none(found, seen, profile)
+
+
+def engine_in(text: str, profile: EngineProfile, selector: Selector) -> ManifestContainer | Refusal:
+    """Return the one container of a manifest's text that starts the engine."""
+    engines = engines_in(text, profile, selector)
+    if isinstance(engines, Refusal):
+        return engines
+    return engines[0] if len(engines) == 1 else several(engines)
+
+
+def several(engines: Sequence[ManifestContainer]) -> Refusal:
+    """Return the refusal that tells which of several containers could be meant.
+
+    How to name one is up to the command that asks.
+    """
+    listed = ", ".join(str(engine) for engine in engines)
+    message = f"{len(engines)} containers could be meant: {listed}"
+    return Refusal(RefusalReason.SEVERAL_ENGINES, message)
+
+
+def _none(
+    found: Sequence[ManifestContainer],
+    seen: Sequence[tuple[ManifestContainer, Invocation]],
+    profile: EngineProfile,
+) -> Refusal:
+    if not found:
+        return Refusal(
+            RefusalReason.NO_ENGINE,
+            "no object with containers in the manifest; init containers are not looked at",
+        )
+    if not seen:
+        listed = ", ".join(str(candidate) for candidate in found)
+        return Refusal(RefusalReason.NO_ENGINE, f"no container of that name; the manifest has {listed}")
+    doubts = [f"container {c}: {i.doubt}" for c, i in seen if isinstance(i, NotAnEngine) and i.doubt]
+    if doubts:
+        return Refusal(RefusalReason.UNKNOWN_ENTRYPOINT, "; ".join(doubts))
+    listed = ", ".join(str(candidate) for candidate, _ in seen)
+    return Refusal(RefusalReason.NO_ENGINE, f"no container starts {profile.name}: {listed}")

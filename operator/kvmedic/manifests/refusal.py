@@ -1,21 +1,16 @@
 """Why a flag is not read or edited, and what reading a command line may cost: counted steps, never seconds.
 
 Anybody who may write a Deployment writes text that the operator reads. One budget goes through all that reads
-a pod template, so that no fleet waits for another's. Answers are remembered: one look asks a dozen times.
+a pod template, so that no fleet waits for another's.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from threading import Lock
-from typing import Generic, TypeVar
 
 LONGEST_MESSAGE = 2_000
 """Characters of a message, at most: it goes into conditions, which take 32,768 (KEP-1623)."""
@@ -94,8 +89,6 @@ PARSER_STEPS = 25
 MOST_BRACKETS = 500
 """Brackets of YAML or JSON within one another, at most; Kubernetes' objects have some twenty."""
 _BRACKET = re.compile(r"[\[\]{}]")
-_LEAST = 75
-"""Steps that a remembered answer counts as, at least: it bounds how many are remembered."""
 
 
 class TooLargeError(Exception):
@@ -208,59 +201,3 @@ def has_too_many_brackets(text: str) -> bool:
         if depth > MOST_BRACKETS:
             return True
     return False
-
-
-Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept(Generic[Answer]):
-    subject: object
-    answer: Answer
-    steps: int
-
-
-class Remembered(Generic[Answer]):
-    """The latest answers of a pure function, bounded by the steps that they took."""
-
-    def __init__(self, steps: int = STEPS) -> None:
-        self._kept: OrderedDict[object, _Kept[Answer]] = OrderedDict()
-        self._room = steps
-        self._lock = Lock()
-
-    def find(self, key: object, subject: object) -> tuple[Answer, int] | None:
-        """Return an answer and the steps that it took, or None where it has to be worked out.
-
-        Args:
-            subject: the object that the key names by its identity.
-        """
-        with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or kept.subject is not subject:
-                return None
-            self._kept.move_to_end(key)
-            return kept.answer, kept.steps
-
-    def keep(self, key: object, subject: object, answer: Answer, steps: int) -> None:
-        """Remember an answer, and forget the oldest ones where there is no more room."""
-        with self._lock:
-            self._drop(key)
-            self._kept[key] = _Kept(subject, answer, steps)
-            self._room -= max(steps, _LEAST)
-            while self._room < 0:
-                self._drop(next(iter(self._kept)))
-
-    def _drop(self, key: object) -> None:
-        kept = self._kept.pop(key, None)
-        if kept is not None:
-            self._room += max(kept.steps, _LEAST)
-
-
-_FIELDS = ("name", "image", "command", "args", "env", "envFrom")
-"""What of a container its command line is read from."""
-
-
-def digest_of(container: Mapping[str, object]) -> bytes:
-    """Return what two containers share exactly where they are read alike."""
-    text = json.dumps([container.get(name) for name in _FIELDS], default=repr)
-    return hashlib.sha256(text.encode()).digest()

@@ -1,7 +1,8 @@
-"""The containers in a manifest's text (YAML documents or JSON), with the place of every token.
+"""A manifest's text (YAML documents or JSON): its containers, the place of every token, and the edit of one.
 
-Nothing is ever written from the graph of nodes, so that every other byte can be left alone. Kubernetes reads
-YAML 1.1 and this reader 1.2: a plain scalar that is not text in both is not taken for text.
+Every other byte stays, and the result is read again: it must differ in that one token. Nothing is ever
+written from the graph of nodes. Kubernetes reads YAML 1.1 and this reader 1.2: a plain scalar that is not
+text in both is not taken for text.
 """
 
 from __future__ import annotations
@@ -10,24 +11,22 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from kvmedic.manifests.invocation import Invocation, NotAnEngine, invocation_of
 from kvmedic.manifests.refusal import (
     MOST_BRACKETS,
-    Budget,
     Refusal,
     RefusalReason,
     TooLargeError,
     has_too_many_brackets,
 )
 from kvmedic.manifests.tokens import Unquoted
-from kvmedic.model.edits import Field
-from kvmedic.model.engine import EngineProfile
+from kvmedic.model.edits import Field, TokenEdit
 
 _TRAILING_TABS = re.compile(r"(?<=\S)[ \t]*\t[ \t]*(?=#|\r?$)", re.MULTILINE)
 _TEXT_TAG = "tag:yaml.org,2002:str"
@@ -441,74 +440,151 @@ def _content(text: str, at: int, indent: int) -> int:
     return blank.end() if blank else at
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
-    """What a person says about the container that is meant; None leaves it open."""
-
-    container: str | None = None
-    owner: str | None = None
-    """Name of the object."""
-
-    def matches(self, candidate: ManifestContainer) -> bool:
-        """Return whether a container may be the one."""
-        by_name = self.container is None or self.container == candidate.name
-        return by_name and (self.owner is None or self.owner == candidate.owner)
+_PLAIN = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.=+/-]*")
+"""Tokens that need no quotes in any YAML context, as far as their characters go."""
 
 
-def engines_in(
-    text: str, profile: EngineProfile, selector: Selector
-) -> tuple[ManifestContainer, ...] | Refusal:
-    """Return the containers of a manifest's text that start the engine; at least one.
-
-    A container that starts it in a way that can't be followed refuses the whole, because what is
-    left would look complete.
-    """
-    found = containers_of(text)
-    if isinstance(found, Refusal):
-        return found
-    chosen = [candidate for candidate in found if selector.matches(candidate)]
-    budget = Budget()
-    seen = [(candidate, invocation_of(candidate.data, profile, budget)) for candidate in chosen]
-    for candidate, invocation in seen:
-        if isinstance(invocation, Refusal):
-            return Refusal(invocation.reason, f"container {candidate}: {invocation.message}")
-    engines = tuple(c for c, invocation in seen if not isinstance(invocation, NotAnEngine | Refusal))
-    return engines or _none(found, seen, profile)
+Splice: TypeAlias = tuple[int, int, str]
+"""A piece of text, by its first character and the one behind its last, and what takes its place."""
 
 
-def engine_in(text: str, profile: EngineProfile, selector: Selector) -> ManifestContainer | Refusal:
-    """Return the one container of a manifest's text that starts the engine."""
-    engines = engines_in(text, profile, selector)
-    if isinstance(engines, Refusal):
-        return engines
-    return engines[0] if len(engines) == 1 else several(engines)
+def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str | Refusal:
+    """Return a manifest's text with an edit in it."""
+    found = container.lists.get(edit.field)
+    if found is None or (edit.after is None and edit.at is None):
+        return _unsafe(edit, "the list is not in the text")
+    if found.shared or found.node.anchor is not None:
+        return _refuse_shared(f"{edit.field} of container {edit.container}")
+    splice = _splice(text, found.node, edit)
+    if isinstance(splice, Refusal):
+        return splice
+    result = splice_text(text, [splice])
+    if _reads_as_meant(text, result, container, edit):
+        return result
+    return _unsafe(edit, "the text is laid out oddly")
 
 
-def several(engines: Sequence[ManifestContainer]) -> Refusal:
-    """Return the refusal that tells which of several containers could be meant.
+def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Refusal:
+    if edit.at is None and edit.before is None:
+        return _added_text(text, items, edit.after or "")
+    node = items.value[edit.index]
+    if edit.field is Field.ENV:
+        node = next((value for key, value in node.value if key.value == "value"), None)
+    if not isinstance(node, ScalarNode):
+        return _unsafe(edit, "it is not in the text")
+    if node.anchor is not None or text[node.start_mark.index] in "&*!":
+        return _refuse_shared(_edited_place(edit))
+    if edit.at is None and node.style not in {"|", ">"}:
+        return (node.start_mark.index, node.end_mark.index, _written_value(edit.after or "", node.style))
+    if edit.at is None and (edit.before or "").endswith("\n"):
+        return _unsafe(edit, "the token is a block scalar with a line end: write it on one line")
+    start = edit.at or 0
+    stop = start + len(edit.before or "")
+    pieces = pieces_of(text, node)
+    if pieces is None or not 0 < stop <= len(pieces):
+        return _unsafe(edit, "the text is laid out oddly")
+    first = pieces[start][0] if start < stop else pieces[stop - 1][1]
+    return first, pieces[stop - 1][1], escape_text(edit.after or "", node.style)
 
-    How to name one is up to the command that asks.
-    """
-    listed = ", ".join(str(engine) for engine in engines)
-    message = f"{len(engines)} containers could be meant: {listed}"
-    return Refusal(RefusalReason.SEVERAL_ENGINES, message)
+
+def _added_text(text: str, items: SequenceNode, token: str) -> Splice | Refusal:
+    last = items.value[-1] if items.value else None
+    written = _written_value(token, last.style if isinstance(last, ScalarNode) else '"')
+    if items.flow_style:
+        return _added_to_flow(text, items, written)
+    return _added_to_block(text, items, written)
 
 
-def _none(
-    found: Sequence[ManifestContainer],
-    seen: Sequence[tuple[ManifestContainer, Invocation]],
-    profile: EngineProfile,
-) -> Refusal:
-    if not found:
-        return Refusal(
-            RefusalReason.NO_ENGINE,
-            "no object with containers in the manifest; init containers are not looked at",
-        )
-    if not seen:
-        listed = ", ".join(str(candidate) for candidate in found)
-        return Refusal(RefusalReason.NO_ENGINE, f"no container of that name; the manifest has {listed}")
-    doubts = [f"container {c}: {i.doubt}" for c, i in seen if isinstance(i, NotAnEngine) and i.doubt]
-    if doubts:
-        return Refusal(RefusalReason.UNKNOWN_ENTRYPOINT, "; ".join(doubts))
-    listed = ", ".join(str(candidate) for candidate, _ in seen)
-    return Refusal(RefusalReason.NO_ENGINE, f"no container starts {profile.name}: {listed}")
+def _added_to_block(text: str, items: SequenceNode, written: str) -> Splice:
+    """Return a new line below the last item, laid out like it."""
+    last = items.value[-1]
+    column = items.start_mark.column
+    dash = text.rfind("-", 0, last.start_mark.index) if text[last.start_mark.index - 1] in " \t" else -1
+    gap = text[dash + 1 : last.start_mark.index] if dash >= 0 else " "
+    item = " " * column + "-" + (gap if gap and not gap.strip(" ") else " ") + written
+    if last.style in {"|", ">"}:
+        at = last.end_mark.index
+        own_line = at == 0 or text[at - 1] == "\n"
+        return (at, at, item + _line_end(text) if own_line else _line_end(text) + item)
+    ended = re.compile(r"\r?\n|\Z").search(text, last.end_mark.index)
+    at = ended.start() if ended else len(text)
+    return (at, at, _line_end(text) + item)
+
+
+def _added_to_flow(text: str, items: SequenceNode, written: str) -> Splice:
+    if not items.value:
+        at = items.start_mark.index + 1
+        return (at, at, written)
+    last = items.value[-1]
+    at = last.end_mark.index
+    between = _between(text, items)
+    comma = re.compile(r"\s*,").match(text, at)
+    if comma is None:
+        return (at, at, "," + between + written)
+    return (comma.end(), comma.end(), between + written + ",")
+
+
+def _between(text: str, items: SequenceNode) -> str:
+    """Return the blank between a comma and the next item of a flow list."""
+    last = items.value[-1]
+    before = items.value[-2].end_mark.index if len(items.value) > 1 else items.start_mark.index
+    blank = re.search(r"\s*$", text[before : last.start_mark.index])
+    found = blank[0] if blank else ""
+    if "\n" in found:
+        return _line_end(text) + found.rpartition("\n")[2]
+    return found if len(items.value) > 1 else " "
+
+
+def _written_value(token: str, style: str | None) -> str:
+    if style == "'":
+        return "'" + token.replace("'", "''") + "'"
+    if style is None and _PLAIN.fullmatch(token) and reads_as_text(token):
+        return token
+    return json.dumps(token, ensure_ascii=False)
+
+
+def _line_end(text: str) -> str:
+    first = text.find("\n")
+    return "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
+
+
+def _reads_as_meant(old: str, new: str, container: ManifestContainer, edit: TokenEdit) -> bool:
+    """Return whether a changed text reads as the original with the edit in it, and nothing else."""
+    before, after = containers_of(old), containers_of(new)
+    if isinstance(before, Refusal) or isinstance(after, Refusal) or len(before) != len(after):
+        return False
+    for one, other in zip(before, after, strict=True):
+        expected: object = one.data
+        if _position(one) == _position(container):
+            spec = replace(edit, container_index=0).apply({"spec": {"containers": [one.data]}})["spec"]
+            expected = spec["containers"][0] if isinstance(spec, dict) else None
+        who = one.kind, one.owner, one.index
+        if expected != other.data or who != (other.kind, other.owner, other.index):
+            return False
+    return True
+
+
+def _position(container: ManifestContainer) -> tuple[int, ...]:
+    return tuple(found.node.start_mark.index for found in container.lists.values())
+
+
+def _edited_place(edit: TokenEdit) -> str:
+    return f"{edit.field}[{edit.index}] of container {edit.container}"
+
+
+def _refuse_shared(what: str) -> Refusal:
+    message = (
+        f"{what} has a YAML anchor, alias, merge or tag, so other places may show the same: write it out"
+    )
+    return Refusal(RefusalReason.SHARED_YAML, message)
+
+
+def _unsafe(edit: TokenEdit, why: str) -> Refusal:
+    return Refusal(RefusalReason.UNSAFE, f"{_edited_place(edit)} can't be edited safely: {why}")
+
+
+def splice_text(text: str, changes: Sequence[Splice]) -> str:
+    """Return a text with pieces of it replaced."""
+    for start, stop, new in sorted(changes, reverse=True):
+        text = text[:start] + new + text[stop:]
+    return text

@@ -27,7 +27,7 @@ from kvmedic.metrics.scrape import counted_of
 from kvmedic.model.devices import MIB, Device, Vital
 from kvmedic.model.evidence import Measured, Missing, Pool, Reading, Signal, SignalTable
 from kvmedic.model.trial import Counted, Interrupted, Prompt, Prompted, Sample, Watched
-from kvmedic.runbooks.compression.attention import LEAST_PROMPTS, LEAST_SPAN
+from kvmedic.runbooks.compression.probes import LEAST_PROMPTS, LEAST_SPAN
 
 PROMPT = tuple(range(1000, 1032))
 """Token ids that every vocabulary has; how many there are needs no tokenizer then."""

@@ -51,7 +51,7 @@ from kvmedic.model.trial import (
     TrialStep,
     Underway,
 )
-from kvmedic.runbooks.compression.attention import LEAST_LONGEST
+from kvmedic.runbooks.compression.probes import LEAST_LONGEST
 from kvmedic.sections import Secret
 
 AT_ONCE = 8

@@ -47,9 +47,16 @@ from kvmedic.model.trial import (
 )
 from kvmedic.rollout.draining import StartLimits, start_failure
 from kvmedic.rollout.moves import Failed, Wait
-from kvmedic.runbooks.compression.accuracy import Evaluation, NotPassed, score_of
-from kvmedic.runbooks.compression.attention import GrowthJudged, judge_prompts
-from kvmedic.runbooks.compression.reclamation import Generation, Judged, Reclamation, Unjudged, judge
+from kvmedic.runbooks.compression.next_fix import Evaluation, NotPassed, score_of
+from kvmedic.runbooks.compression.probes import (
+    Generation,
+    GrowthJudged,
+    Judged,
+    Reclamation,
+    Unjudged,
+    judge,
+    judge_prompts,
+)
 
 LINE_LENGTH = 4000
 """Characters of a line that are looked at: a selector of attention backends tells its whole configuration

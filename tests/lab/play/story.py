@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from kvmedic.model.trial import Answer
-from kvmedic.runbooks.compression.reclamation import picture_of, trace_of
+from kvmedic.runbooks.compression.probes import picture_of, trace_of
 from lab.loadgen.record import Record, percentile
 from lab.play.figures import Sample, lost, rate
 from lab.play.schema import FLEET

@@ -14,14 +14,18 @@ from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import Goal
 from kvmedic.model.readings import Complete, complete, pools
 from kvmedic.model.reasons import Reason
-from kvmedic.model.trial import Reclaim
-from kvmedic.runbooks.branches import Advice, Branch, Compressed, Evidence, Finding, NoChange, Relief, Setting
-from kvmedic.runbooks.compression.attention import (
-    attention_uncompared,
-    attention_unproven,
-    eager_fallback,
-    is_start_due,
-    report_unexplained,
+from kvmedic.model.spec import Fix
+from kvmedic.model.trial import Growth, Reclaim
+from kvmedic.runbooks.branches import (
+    GIVEN,
+    Advice,
+    Branch,
+    Compressed,
+    Evidence,
+    Finding,
+    NoChange,
+    Relief,
+    Setting,
 )
 from kvmedic.runbooks.compression.methods import (
     proven_without,
@@ -38,6 +42,7 @@ from kvmedic.runbooks.compression.savings import (
     Worth,
     brought_by,
     fact,
+    figures_of,
     silent,
     where_nodes_are_known,
 )
@@ -293,6 +298,101 @@ def _frees(method: Compressed) -> bool:
 
 def _answer_text(method: Compressed) -> str:
     return method.answer.message if method.answer else ""
+
+
+def attention_uncompared(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """A trial showed that device memory grows with the square of the prompt, and none yet how it is without.
+
+    Where it grows so without the method too, turning that off would not help. A comparison that showed
+    nothing keeps nobody from it: the first half is proof that attention is not fused.
+    """
+    method = evidence.compression
+    if method is None or not method.is_unfused or method.grown is None or not method.settings:
+        return None
+    if method.grown_without is not None or Fix.REVERT_BUNDLE not in method.policy.fixes:
+        return None
+    return where_nodes_are_known(evidence, fact(f"{method.name}: {method.grown.message}"))
+
+
+def told_without(method: Compressed) -> str:
+    """Return what is known of attention without the method, for a person; empty: nothing."""
+    given = method.policy.attention_backend
+    told = f"attention without {method.name} by {given} ({GIVEN}.attentionBackend)" if given else ""
+    return "; ".join(filter(None, (method.grown_without.message if method.grown_without else "", told)))
+
+
+def is_start_due(method: Compressed) -> bool:
+    """Return whether a start without a type of fewer bits is to show how many blocks there are then.
+
+    Where the command line sizes the pool they tell nothing.
+    """
+    is_known = method.blocks_without is not None or method.start_without is not None
+    is_type = method.method_class is MethodClass.QUANTIZATION
+    return is_type and bool(method.settings) and not (is_known or method.pool_is_fixed)
+
+
+def report_unexplained(method: Compressed, worth: Brought) -> Inconclusive:
+    """Return that figures speak against a method and no trial would tell more, with what would."""
+    start, grown = method.start_without, method.grown
+    if start is not None and start.blocks is None:
+        return silent(start)
+    compared = f"; {start.message}" if start is not None else ""
+    if grown is not None and grown.growth is Growth.SQUARE:
+        told = (
+            f"attention is not fused, and without {method.name} it is not either, so that turning it off "
+            f"would not help: {grown.message}; {told_without(method)}"
+        )
+    elif grown is not None and grown.growth is not None:
+        told = (
+            f"attention did not fall back: {grown.message}; what else differs from the fleet of before is "
+            "for a person"
+        )
+    else:
+        told = (
+            "whether attention fell back to a kernel that is not fused shows in device memory: give that of "
+            "the fleet without the method in spec.compression.baseline.deviceMemory, and let the source have "
+            "the DCGM exporter's series"
+        )
+    return Inconclusive(Reason.BASELINE_MISSING, f"{method.name}: {worth.message}{compared}; {told}")
+
+
+def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Throughput fell and device memory rose against the fleet without the method, at like load.
+
+    Or a trial showed that device memory grows with the square of the prompt, which no fused kernel does. The
+    name of the attention backend decides nothing: one fused kernel may take the place of another, and an
+    unchanged line acquits nobody.
+    """
+    method = evidence.compression
+    if method is None:
+        return None
+    if method.is_unfused and method.grown is not None:
+        shown = f"{method.name}, {method.grown.growth}: {method.grown.message}"
+        return where_nodes_are_known(
+            evidence, *(fact(each) for each in (shown, told_without(method)) if each)
+        )
+    worth = brought_by(method, evidence)
+    if worth.worth is not Worth.COSTS_MEMORY:
+        return None
+    return where_nodes_are_known(evidence, fact(f"{method.name}: {worth.message}"))
+
+
+def attention_unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+    """Throughput fell or answers take longer, and nobody knows the device memory of before.
+
+    Blocks are asked about first where they are in doubt. Where the source has no device memory of now, a
+    trial could not be read either.
+    """
+    method = evidence.compression
+    if method is None or (method.method_class in EVICTING and method.answer is None):
+        return None
+    worth = brought_by(method, evidence)
+    is_compared = method.without.device_memory is not None or figures_of(evidence).device_memory is None
+    if worth.worth is not Worth.COSTS_TIME or is_compared:
+        return None
+    if method.grown is None:
+        return (fact(f"{method.name} ({method.told_by}): {worth.message}"),)
+    return silent(method.grown) if method.grown.growth is None else None
 
 
 COMPRESSION_BRANCHES = (
