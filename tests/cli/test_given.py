@@ -16,7 +16,7 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import body_hash, template_hash
 from kvmedic.model.status import Record, Resource, Wish
 from kvmedic.runbooks.branches import GIB
-from kvmedic.runbooks.preemption.present import host_terms
+from kvmedic.runbooks.preemption.memory_levers import host_terms
 from kvmedic.runbooks.workload import Workload
 from run_builder import UID
 

@@ -15,7 +15,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.spec import ScaleBound
 from kvmedic.model.status import Load, TemporaryChange
-from kvmedic.runbooks.preemption.temporary_changes import (
+from kvmedic.runbooks.preemption.restore import (
     is_unchanged_number,
     step_back,
     temporary_after,

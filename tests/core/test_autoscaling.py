@@ -20,7 +20,7 @@ from kvmedic.rollout.moves import Claim, Failed, Move, Refused, SetMinimum, Sett
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, via_autoscaler
 from kvmedic.rollout.scaling import Autoscaling, autoscaling_move
 from kvmedic.rollout.scaling import leave_autoscaling as leaving_move
-from kvmedic.runbooks.preemption.temporary_changes import is_unchanged_number, step_back, temporary_after
+from kvmedic.runbooks.preemption.restore import is_unchanged_number, step_back, temporary_after
 from run_builder import NOW, OLD, SCALE, UID, a_fleet, a_pod, a_run
 from worlds.steps import HPA, a_minimum
 from worlds.steps import MINIMUM as STEP

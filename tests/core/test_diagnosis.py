@@ -27,7 +27,7 @@ def unknown(_: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
 
 def branch(reason: Reason, when: object) -> Branch:
-    return Branch(reason, "test", frozenset(), when, None)  # type: ignore[arg-type]
+    return Branch(reason, when, None, "test")  # type: ignore[arg-type]
 
 
 def test_the_first_branch_that_applies_is_the_diagnosis() -> None:

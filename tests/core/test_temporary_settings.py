@@ -14,7 +14,7 @@ from kvmedic.model.run import Judged, Outcome, Run, StepState, Terms, Verdict
 from kvmedic.model.spec import RotationLabel
 from kvmedic.model.status import Attempt, Load, Record, TemporaryChange
 from kvmedic.record.runs import close_run
-from kvmedic.runbooks.preemption.temporary_changes import is_value, temporary_after
+from kvmedic.runbooks.preemption.restore import is_value, temporary_after
 from run_builder import BASELINE, CONFIG, NEW, NOW, OLD, SCALE, STEP, a_run, an_intent
 
 KNOB = Knob.KV_OFFLOADING_SIZE

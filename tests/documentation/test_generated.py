@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from documentation.generated import GROUPS, NAMES, REFUSALS, pages, runbook_page, with_part
+from documentation.generated import GROUPS, NAMES, REFUSALS, move_of, pages, runbook_page, with_part
 from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.reference import move_of
 from worlds.complaints import COMPLAINTS
 
 REMEDIES = {reason: reason.remedy for reason in Reason if reason.remedy is not None}

@@ -12,9 +12,10 @@ from kvmedic.model.engine import Knob, Scalar
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.planning import plan_of
-from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.workload import Workload, workload_of
 from runbooks.cases import CASE, propose
 
@@ -82,7 +83,7 @@ def test_the_plan_is_one_token_of_the_command_line_that_switches_it_off(
     args: tuple[str, ...], version: str, token: str
 ) -> None:
     off = workload(*args, version=version)
-    advice = propose(Knob.CHUNKED_PREFILL, LONG, present_setting(off, (), Known(), an_evidence(THRASHING)))
+    advice = propose(Knob.CHUNKED_PREFILL, LONG, present_setting(off, (), Record(), an_evidence(THRASHING)))
     assert isinstance(advice, Assignment), advice
 
     plan = plan_of(off, advice, 1)
@@ -97,7 +98,7 @@ def test_without_the_flag_nothing_is_known_to_be_off(version: str) -> None:
     found = propose(
         Knob.CHUNKED_PREFILL,
         LONG,
-        present_setting(workload(version=version), (), Known(), an_evidence(THRASHING)),
+        present_setting(workload(version=version), (), Record(), an_evidence(THRASHING)),
     )
 
     assert isinstance(found, NoChange)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from documentation.generated import lever_table
 from kvmedic.model.engine import Knob, Scalar
 from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Advice, Assignment, NoChange, Setting
 from kvmedic.runbooks.preemption.levers import LEVERS, Lever, first_that_applies
 from kvmedic.runbooks.preemption.pressure import Case
-from kvmedic.runbooks.reference import lever_table
 from runbooks.cases import CASE
 from runbooks.pages import page
 

@@ -11,7 +11,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Histogram, Pool, Signal
 from kvmedic.model.status import Attempt, FailedAttempt, Load
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.runbooks.preemption.present import LENGTHS_ALIKE, exhausted_levers
+from kvmedic.runbooks.preemption.levers import LENGTHS_ALIKE, exhausted_levers
 from run_builder import a_failure
 
 REVISION = "aaaaaaaaaaaaaaaa"

@@ -13,11 +13,12 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
+from kvmedic.model.status import Record
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Assignment, Diagnosed, MemoryShare, NoChange, Setting, diagnose
 from kvmedic.runbooks.planning import plan_of
-from kvmedic.runbooks.preemption.memory_levers import step_down
-from kvmedic.runbooks.preemption.present import Known, memory_share, present_setting
+from kvmedic.runbooks.preemption.levers import present_setting
+from kvmedic.runbooks.preemption.memory_levers import lower_share, memory_share
 from kvmedic.runbooks.workload import Workload, workload_of
 from vitals_builder import an_end, restarted
 
@@ -40,7 +41,7 @@ def workload(*args: str, image: str = "vllm/vllm-openai:v0.32.0") -> Workload:
 
 def advised(share: MemoryShare | None, *levers: LeverBound, tried: bool = False) -> Assignment | NoChange:
     exhausted = frozenset({Knob.GPU_MEMORY_UTILIZATION} if tried else ())
-    return step_down(Setting(None, levers, exhausted, share))
+    return lower_share(QUIET, Setting(None, levers, exhausted, share))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_a_gpu_that_ran_out_of_memory_is_answered_with_one_token(
     assert isinstance(found, Diagnosed)
     assert found.branch.then is not None
 
-    advice = found.branch.then(evidence, present_setting(engine, (LEVER,), Known(), evidence))
+    advice = found.branch.then(evidence, present_setting(engine, (LEVER,), Record(), evidence))
 
     assert found.branch.goal is Goal.STEADINESS
     assert isinstance(advice, Assignment)

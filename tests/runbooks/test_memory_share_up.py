@@ -16,7 +16,7 @@ from kvmedic.model.evidence import Absence, Measured, Missing
 from kvmedic.model.fleet import ObjectRef, body_hash, template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import Attempt, OutgrownShare
+from kvmedic.model.status import Attempt, OutgrownShare, Record
 from kvmedic.runbooks.branches import (
     Assignment,
     Evidence,
@@ -26,9 +26,8 @@ from kvmedic.runbooks.branches import (
     SettingAdvice,
     Supply,
 )
-from kvmedic.runbooks.preemption.levers import first_that_applies
+from kvmedic.runbooks.preemption.levers import first_that_applies, present_setting
 from kvmedic.runbooks.preemption.memory_levers import TAKEN
-from kvmedic.runbooks.preemption.present import Known, present_setting
 from kvmedic.runbooks.workload import Workload, workload_of
 from run_builder import a_failure
 from runbooks.cases import CASE, propose
@@ -141,14 +140,14 @@ def test_from_the_engines_default_it_says_so() -> None:
         (given_share(0.9), in_use(0.8, raised_in_vain=True), LEVER, Reason.LEVER_EXHAUSTED, "did not help"),
         (
             given_share(0.9),
-            in_use(0.8, outgrown=0.92),
+            in_use(0.8, oom_limit=0.92),
             LEVER,
             Reason.LEVER_AT_BOUND,
             "ran out of memory at 0.92",
         ),
         (
             given_share(0.9),
-            in_use(0.8, outgrown=0.9),
+            in_use(0.8, oom_limit=0.9),
             LEVER,
             Reason.LEVER_AT_BOUND,
             "ran out of memory at 0.9 ",
@@ -182,7 +181,7 @@ def test_it_is_not_raised(
 
 
 def test_below_a_share_that_was_too_much_it_stops_a_step_short() -> None:
-    found = advised(given_share(0.87), in_use(0.8, outgrown=0.90))
+    found = advised(given_share(0.87), in_use(0.8, oom_limit=0.90))
 
     assert isinstance(found, Assignment)
     assert found.value == 0.88  # 0.90 - a step of 0.02
@@ -199,7 +198,7 @@ def test_it_stays_within_every_bound(
 ) -> None:
     dust = 1e-9
     found = advised(
-        given_share(before), in_use(used, outgrown=outgrown), LeverBound(SHARE, None, maximum, step)
+        given_share(before), in_use(used, oom_limit=outgrown), LeverBound(SHARE, None, maximum, step)
     )
 
     if isinstance(found, NoChange):
@@ -240,7 +239,7 @@ def loaded(*used: float | Missing) -> Evidence:
 
 
 def test_the_fullest_device_of_all_replicas_counts() -> None:
-    known = present_setting(workload(), (LEVER,), Known(), loaded(0.7, 0.93, 0.8))
+    known = present_setting(workload(), (LEVER,), Record(), loaded(0.7, 0.93, 0.8))
 
     assert known.supply.memory_in_use == 0.93
 
@@ -256,7 +255,7 @@ def test_the_fullest_device_of_all_replicas_counts() -> None:
     ids=["one device is not told", "no device is known", "nobody looked", "one replica is not told"],
 )
 def test_what_one_replica_does_not_tell_is_unknown_of_all(evidence: Evidence) -> None:
-    known = present_setting(workload(), (LEVER,), Known(), evidence)
+    known = present_setting(workload(), (LEVER,), Record(), evidence)
 
     assert known.supply.memory_in_use is None
     assert "DCGM_FI_DEV_FB_FREE" in known.supply.memory_unknown
@@ -279,14 +278,14 @@ OUTGROWN = OutgrownShare(0.92, body_hash(workload().template), NOW)
 def test_a_share_that_was_too_much_is_remembered_for_the_template_whatever_its_flags(
     now: Workload, share: float | None
 ) -> None:
-    known = present_setting(now, (LEVER,), Known(outgrown=(OUTGROWN,)), loaded(0.5))
+    known = present_setting(now, (LEVER,), Record(outgrown=(OUTGROWN,)), loaded(0.5))
 
-    assert known.supply.outgrown == share
+    assert known.supply.oom_limit == share
 
 
 def test_the_step_down_after_an_out_of_memory_is_never_undone() -> None:
     known = present_setting(
-        workload("--gpu-memory-utilization=0.9"), (LEVER,), Known(outgrown=(OUTGROWN,)), loaded(0.5)
+        workload("--gpu-memory-utilization=0.9"), (LEVER,), Record(outgrown=(OUTGROWN,)), loaded(0.5)
     )
 
     found = first_that_applies(CASE, known)
@@ -303,7 +302,7 @@ def test_the_step_down_after_an_out_of_memory_is_never_undone() -> None:
 def test_up_and_down_are_remembered_apart(attempt: Attempt, *, up: bool, down: bool) -> None:
     now = workload("--gpu-memory-utilization=0.9")
     failed = a_failure(attempt, SHARE, template_hash(now.template))
-    known = present_setting(now, (LEVER,), Known((failed,)), loaded(0.8))
+    known = present_setting(now, (LEVER,), Record(failed_attempts=(failed,)), loaded(0.8))
 
     assert isinstance(first_that_applies(CASE, known), Assignment) is up
     assert (SHARE not in known.exhausted) is down
@@ -311,7 +310,7 @@ def test_up_and_down_are_remembered_apart(attempt: Attempt, *, up: bool, down: b
 
 def test_without_a_max_the_lever_is_none_of_this_branch() -> None:
     known = replace(
-        present_setting(workload(), (LeverBound(SHARE, 0.8, None, 0.02),), Known(), loaded(0.5)),
+        present_setting(workload(), (LeverBound(SHARE, 0.8, None, 0.02),), Record(), loaded(0.5)),
         max_num_seqs=64,
     )
 

@@ -16,7 +16,7 @@ from kvmedic.model.fleet import ObjectRef, template_hash
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import Attempt, FailedAttempt
+from kvmedic.model.status import Attempt, FailedAttempt, Record
 from kvmedic.runbooks.branches import (
     GIB,
     KEPT_BY_ENGINE,
@@ -28,8 +28,7 @@ from kvmedic.runbooks.branches import (
     Supply,
 )
 from kvmedic.runbooks.planning import plan_of
-from kvmedic.runbooks.preemption.levers import first_that_applies
-from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.preemption.levers import first_that_applies, present_setting
 from kvmedic.runbooks.workload import Workload, workload_of
 from run_builder import a_failure
 from runbooks.cases import CASE, propose
@@ -70,7 +69,7 @@ def workload(
 
 
 def known(of: Workload, lever: LeverBound = LEVER, tried: tuple[FailedAttempt, ...] = ()) -> Setting:
-    return present_setting(of, (lever,), Known(tried), an_evidence(THRASHING))
+    return present_setting(of, (lever,), Record(failed_attempts=tried), an_evidence(THRASHING))
 
 
 def advised(of: Workload, lever: LeverBound = LEVER) -> SettingAdvice:

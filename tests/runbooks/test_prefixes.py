@@ -13,10 +13,10 @@ from kvmedic.model.evidence import Measured, Pool
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Setting, Supply
 from kvmedic.runbooks.planning import plan_of
-from kvmedic.runbooks.preemption.levers import LEAST_SAVED, saved_at_most
-from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.preemption.levers import LEAST_SAVED, present_setting, saved_at_most
 from kvmedic.runbooks.preemption.pressure import Case
 from kvmedic.runbooks.workload import Workload, workload_of
 from runbooks.cases import CASE, propose
@@ -119,13 +119,13 @@ NOW = an_evidence(THRASHING).burn.at
 def test_the_command_line_counts_then_the_engine_then_its_version(
     args: tuple[str, ...], version: str, *, says: bool | None, caches: bool | None, leaves: bool
 ) -> None:
-    supply = present_setting(workload(*args, version=version), (), Known(), told(says, says)).supply
+    supply = present_setting(workload(*args, version=version), (), Record(), told(says, says)).supply
 
     assert (supply.caches_prefixes, supply.leaves_prefixes) == (caches, leaves)
 
 
 def test_engines_that_differ_do_not_tell() -> None:
-    supply = present_setting(workload(version="0.32.0"), (), Known(), told(True, False)).supply
+    supply = present_setting(workload(version="0.32.0"), (), Record(), told(True, False)).supply
 
     assert supply.caches_prefixes is None
 

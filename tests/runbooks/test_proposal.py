@@ -13,9 +13,10 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
+from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting
 from kvmedic.runbooks.planning import proposal
-from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.workload import Workload, workload_of
 
 EVIDENCE = an_evidence(THRASHING)
@@ -41,7 +42,7 @@ def advise(_: Evidence, known: Setting) -> Advice:
 
 
 def known(workload: Workload, *knobs: Knob) -> Setting:
-    return present_setting(workload, tuple(LeverBound(knob) for knob in knobs), Known(), EVIDENCE)
+    return present_setting(workload, tuple(LeverBound(knob) for knob in knobs), Record(), EVIDENCE)
 
 
 def proposed(workload: Workload, *knobs: Knob) -> Plan | NoChange:

@@ -8,7 +8,7 @@ from kvmedic.model.plan import Plan, ReplaceStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
 from kvmedic.runbooks.branches import Relief
-from kvmedic.runbooks.fleet_plans import replacement_of
+from kvmedic.runbooks.planning import fleet_plan
 from run_builder import OLD, a_fleet, a_pod
 
 TARGET = TargetRef("Deployment", "llm", "vllm")
@@ -19,7 +19,7 @@ def advice(pod: str) -> Relief:
 
 
 def test_a_plan_names_the_pod_by_its_uid_and_the_number_that_comes_back() -> None:
-    plan = replacement_of(TARGET, a_fleet(), advice("b"), 7)
+    plan = fleet_plan(TARGET, a_fleet(), advice("b"), 7)
 
     assert isinstance(plan, Plan)
     (step,) = plan.steps
@@ -33,7 +33,7 @@ def test_a_plan_names_the_pod_by_its_uid_and_the_number_that_comes_back() -> Non
 def test_a_plan_for_another_pod_of_the_same_name_is_another_plan() -> None:
     again = a_fleet(pods=(a_pod("a"), a_pod("b", uid="another"), a_pod("c")))
 
-    plans = [replacement_of(TARGET, fleet, advice("b"), 7) for fleet in (a_fleet(), again)]
+    plans = [fleet_plan(TARGET, fleet, advice("b"), 7) for fleet in (a_fleet(), again)]
 
     assert all(isinstance(plan, Plan) for plan in plans)
     assert len({plan.digest for plan in plans if isinstance(plan, Plan)}) == 2
@@ -43,6 +43,6 @@ def test_a_pod_that_is_gone_or_going_is_not_planned_for() -> None:
     going = a_fleet(pods=(a_pod("a"), a_pod("b", terminating=True), a_pod("c")))
 
     for fleet, name in ((a_fleet(), "z"), (going, "b")):
-        found = replacement_of(TARGET, fleet, advice(name), 7)
+        found = fleet_plan(TARGET, fleet, advice(name), 7)
         assert isinstance(found, Blocked)
         assert found.reason is Reason.TARGET_NOT_SETTLED

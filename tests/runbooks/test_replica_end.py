@@ -10,7 +10,7 @@ import pytest
 from kvmedic.engines.vllm import VLLM
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.spec import OnDrainTimeout, RolloutPolicy, RotationLabel, Spare
-from kvmedic.runbooks.fleet_plans import drain_remark, end_of_requests
+from kvmedic.runbooks.planning import drain_remark, end_of_requests
 from kvmedic.runbooks.workload import Workload, workload_of
 from run_builder import REPLACE, STEP
 from worlds.world import deployment

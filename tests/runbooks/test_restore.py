@@ -16,8 +16,7 @@ from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound, Policy
 from kvmedic.model.status import Record, TemporaryChange
-from kvmedic.runbooks.preemption.restore import due_change, restore_after, restore_setting, state_of
-from kvmedic.runbooks.preemption.temporary_changes import SetValue
+from kvmedic.runbooks.preemption.restore import SetValue, due_change, restore_after, restore_setting, state_of
 from kvmedic.runbooks.workload import Workload, workload_of
 from run_builder import NOW, STEP, a_fleet
 from worlds.settled import HELD, POLICY, four

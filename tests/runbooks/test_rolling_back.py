@@ -9,7 +9,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
 from kvmedic.rollout.gates import stands
 from kvmedic.runbooks.branches import RollBack
-from kvmedic.runbooks.fleet_plans import rollback_of
+from kvmedic.runbooks.planning import fleet_plan
 from run_builder import NEW, OLD, RECALL, a_fleet
 
 TARGET = TargetRef("Deployment", "llm", "vllm")
@@ -17,7 +17,7 @@ TARGET = TargetRef("Deployment", "llm", "vllm")
 
 def planned(after: Revision = RECALL.after, message: str = "about 6 min") -> Plan:
     advice = RollBack(RECALL.before, after, Reason.DEPLOY_CORRELATED, message)
-    return rollback_of(TARGET, a_fleet(), advice, 7)
+    return fleet_plan(TARGET, a_fleet(), advice, 7)
 
 
 def test_a_plan_names_both_revisions_by_what_keeps_them_and_by_hash() -> None:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from documentation.generated import anchor, decision_table
 from kvmedic.engines import ENGINES
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Branch, Diagnosed, diagnose
-from kvmedic.runbooks.reference import anchor, decision_table
 from runbooks.compression_incidents import COMPRESSION_INCIDENTS
 from runbooks.incident import Incident
 from runbooks.incidents import INCIDENTS
 from runbooks.pages import ROOT, page
 
-SOURCES = sorted((ROOT / "operator" / "kvmedic" / "runbooks").glob("*.py"))
+SOURCES = sorted((ROOT / "operator" / "kvmedic" / "runbooks").rglob("[a-z]*.py"))
 BRANCHES = [
     pytest.param(name, branch, id=f"{name}-{branch.reason}")
     for name, branches in RUNBOOKS.items()

@@ -9,9 +9,10 @@ from kvmedic.model.engine import Knob, Scalar
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
-from kvmedic.runbooks.preemption.cap import LEAST_GROWTH, MOSTLY_GROWTH
-from kvmedic.runbooks.preemption.levers import (
+from kvmedic.runbooks.preemption.cap import (
+    LEAST_GROWTH,
     MOST_KEPT,
+    MOSTLY_GROWTH,
     WANTED_LEFT,
     left_at,
     watermark_of,

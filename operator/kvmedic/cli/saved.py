@@ -30,12 +30,13 @@ from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook, Trigger
+from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import Assignment, Beyond, Diagnosis, Evidence, NoChange, Setting, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_of
 from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.cap import spent_by
-from kvmedic.runbooks.preemption.present import Known, present_setting
+from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.workload import Workload
 
 _GZIP = b"\x1f\x8b"
@@ -372,7 +373,7 @@ def _known_setting(evidence: Evidence, policy: Policy, workload: Workload | Bloc
     """Return what advice needs to know of the present setting."""
     known = Setting(None, policy.levers)
     if isinstance(workload, Workload):
-        known = present_setting(workload, policy.levers, Known(), evidence)
+        known = present_setting(workload, policy.levers, Record(), evidence)
     return replace(known, scale_out=policy.scale_out)
 
 

@@ -63,7 +63,7 @@ from kvmedic.rollout.drift import Standing, is_foreign, regain_freeze, target_st
 from kvmedic.rollout.gates import forward_gate
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
-from kvmedic.runbooks.preemption.temporary_changes import temporary_after
+from kvmedic.runbooks.preemption.restore import temporary_after
 from kvmedic.runbooks.workload import View
 
 AT_ONCE = timedelta(0)

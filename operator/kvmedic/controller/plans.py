@@ -45,17 +45,11 @@ from kvmedic.runbooks.branches import (
 from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
 from kvmedic.runbooks.compression.savings import ASKED, figures_over, is_young
 from kvmedic.runbooks.compression.trial_plans import confirmed_first, gate_plan, trial_plan
-from kvmedic.runbooks.fleet_plans import (
-    drain_remark,
-    replacement_of,
-    resizing_of,
-    rollback_of,
-)
 from kvmedic.runbooks.node_health import told_by_driver
-from kvmedic.runbooks.planning import proposal
+from kvmedic.runbooks.planning import drain_remark, fleet_plan, proposal
 from kvmedic.runbooks.preemption.cap import spent_by
-from kvmedic.runbooks.preemption.present import Known, present_setting
-from kvmedic.runbooks.preemption.restore import CalmFleet, due_change, plan_restore
+from kvmedic.runbooks.preemption.levers import present_setting
+from kvmedic.runbooks.preemption.restore import due_change, plan_restore, restore_advice
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC, moves, quorum_line, traffic_of
 
@@ -313,26 +307,23 @@ def with_return(found: Survey, resource: Resource, policy: Policy, held: Tempora
     workload = found.engine(policy)
     if isinstance(workload, Blocked):
         return found
-    record = resource.record or Record()
+    record, fleet = resource.record or Record(), found.view.fleet
     known = _present_setting(workload, found, policy, record)
-    asked = CalmFleet(found.evidence, found.view.fleet, workload, known, record)
-    back = plan_restore(held, asked, resource.generation)
-    told = replace(found, outlook=back.outlook)
-    match back.plan:
-        case Plan(steps=(step, *_)) as plan:
-            return replace(told, plan=plan, obstacle=obstacle_to(step, found.view.fleet, Goal.CALM))
-        case Blocked() as why:
-            return replace(told, obstacle=why)
-        case _:
-            return told
+    advice = restore_advice(record, held, found.evidence, known, fleet.revision)
+    told = replace(found, outlook=advice.message)
+    if isinstance(advice, NoChange):
+        return told
+    plan = plan_restore(held, advice, fleet, workload, resource.generation)
+    if isinstance(plan, Blocked):
+        return replace(told, obstacle=plan)
+    return replace(told, plan=plan, obstacle=obstacle_to(plan.steps[0], fleet, Goal.CALM))
 
 
 def _present_setting(workload: Workload | Blocked, found: Survey, policy: Policy, record: Record) -> Setting:
     """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
     fleet, known = found.view.fleet, Setting(None, policy.levers)
     if isinstance(workload, Workload):
-        past = Known(record.failed_attempts, record.outgrown)
-        known = present_setting(workload, policy.levers, past, found.evidence)
+        known = present_setting(workload, policy.levers, record, found.evidence)
     return replace(
         known,
         replacing_failed=_has_failed(Attempt.REPLACE_REPLICA, found, record, fleet.replicas),
@@ -361,12 +352,8 @@ def _plan(
     advice = _advice(found, workload, known, resource.generation)
     if isinstance(advice, TurnOff) and policy.mode is Mode.AUTO:
         advice = confirmed_first(found.evidence, advice)
-    if isinstance(advice, RollBack):
-        return rollback_of(policy.target, found.view.fleet, advice, resource.generation)
-    if isinstance(advice, Relief):
-        return replacement_of(policy.target, found.view.fleet, advice, resource.generation)
-    if isinstance(advice, Resize):
-        return resizing_of(policy.target, found.view.fleet, advice, resource.generation)
+    if isinstance(advice, RollBack | Relief | Resize):
+        return fleet_plan(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Try | Evaluate):
         return _plan_trial(workload, found, advice, resource, policy)
     if isinstance(advice, TurnOff | TurnOn):

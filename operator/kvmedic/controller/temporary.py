@@ -37,10 +37,12 @@ from kvmedic.rollout.decide import Decision, Direction, Walk, Watch
 from kvmedic.rollout.drift import Standing
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, Wait
 from kvmedic.runbooks.branches import Diagnosed
-from kvmedic.runbooks.preemption.present import memory_share
-from kvmedic.runbooks.preemption.restore import restore_after, restore_setting, state_of
-from kvmedic.runbooks.preemption.temporary_changes import (
+from kvmedic.runbooks.preemption.memory_levers import memory_share
+from kvmedic.runbooks.preemption.restore import (
     SetValue,
+    restore_after,
+    restore_setting,
+    state_of,
     step_back,
     with_calm,
     with_outlook,

@@ -45,7 +45,7 @@ from kvmedic.model.status import (
     failed_fix,
 )
 from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
-from kvmedic.runbooks.preemption.temporary_changes import load_of
+from kvmedic.runbooks.preemption.restore import load_of
 from kvmedic.verdict.summary import summary_of
 
 ORDER = tuple(ConditionType)

@@ -407,7 +407,7 @@ class Supply:
     """Largest share of any device's memory that was in use over the trigger's window; None: not known."""
     memory_unknown: str = ""
     """Of which replicas that is not known, and what would tell; empty where it is known."""
-    outgrown: float | None = None
+    oom_limit: float | None = None
     """The lowest share of the devices' memory at which this template ran out of it; None: none is known."""
     raised_in_vain: bool = False
     """A larger share was tried on this evidence, and it did not help."""
@@ -466,7 +466,9 @@ class Setting:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-Judge: TypeAlias = Callable[[Evidence], "tuple[Finding, ...] | Inconclusive | None"]
+Found: TypeAlias = "tuple[Finding, ...] | Inconclusive | None"
+"""What supports a branch; None: it does not apply."""
+Judge: TypeAlias = Callable[[Evidence], Found]
 Adviser: TypeAlias = Callable[[Evidence, Setting], Advice]
 
 
@@ -479,12 +481,12 @@ class Branch:
     """
 
     reason: Reason
-    section: str
-    """Where in the runbook this branch comes from."""
-    signals: frozenset[Signal]
     when: Judge
     then: Adviser | None
     """None: nothing is to be changed."""
+    section: str
+    """Where in the runbook this branch comes from."""
+    signals: frozenset[Signal] = frozenset()
     vitals: frozenset[Vital] = frozenset()
     """What it looks at beside the engine's signals."""
     goal: Goal = Goal.RELIEF

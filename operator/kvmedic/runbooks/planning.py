@@ -1,21 +1,46 @@
-"""From advice to a plan: which token of which container, and its exact inverse."""
+"""From advice to a plan: which token of which container, or which replica, revision or number of replicas.
+
+What becomes of requests that are in flight when a replica is ended is part of a plan's message. Source: vLLM
+0.32 (measured). At SIGTERM it aborts what is in flight within two seconds, whatever the grace period, unless
+it runs with `--shutdown-timeout` (0.18 and newer). The kubelet runs preStop first, and kills the container
+when the grace period is over, which began with preStop.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kvmedic.manifests.engine_file import Configuration, edit_file
-from kvmedic.manifests.flags import AlreadySet, edit, setting_of
+from kvmedic.manifests.flags import AlreadySet, edit, remove_flag, setting_of
 from kvmedic.manifests.flags import Setting as FlagSetting
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.model.edits import TokenEdit
-from kvmedic.model.engine import Scalar
+from kvmedic.model.config_edits import FileEdit
+from kvmedic.model.edits import ReferenceEdit, TokenEdit
+from kvmedic.model.engine import Flag, Knob, Presence, Scalar
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import template_hash
-from kvmedic.model.plan import FlagStep, Plan
+from kvmedic.model.fleet import Fleet, ObjectRef, template_hash
+from kvmedic.model.plan import FlagStep, Plan, ReplaceStep, ReplicasStep, RevisionStep, Step
 from kvmedic.model.reasons import Reason
-from kvmedic.runbooks.branches import Adviser, Assignment, Beyond, Evidence, NoChange, Setting
+from kvmedic.model.spec import OnDrainTimeout, RolloutPolicy, TargetRef
+from kvmedic.model.trial import GateStep, TrialStep
+from kvmedic.runbooks.branches import (
+    Adviser,
+    Assignment,
+    Beyond,
+    Evaluate,
+    Evidence,
+    NoChange,
+    Relief,
+    Resize,
+    RollBack,
+    Setting,
+    Try,
+)
 from kvmedic.runbooks.workload import Workload, fault_of
+
+GRACE_SECONDS = 30
+"""`terminationGracePeriodSeconds` where the pod template does not say (Kubernetes API)."""
 
 
 def proposal(
@@ -23,7 +48,7 @@ def proposal(
 ) -> Plan | Beyond | NoChange:
     """Return the plan that advice leads to, or why there is none; advice that is no matter of one setting.
 
-    A lever that this engine or its command line does not let be set is told to the adviser, which may
+    A lever that this engine or its command line does not let be set is reported to the adviser, which may
     know another one.
     """
     for _ in range(len(known.levers) + 1):
@@ -39,84 +64,86 @@ def proposal(
 
 
 def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Blocked:
-    """Return the plan that carries out one piece of advice, or why it cannot be carried out."""
-    step = _step(workload, advice)
-    if isinstance(step, Blocked):
-        return step
-    return Plan(
-        steps=(step,),
-        target_uid=workload.target_uid,
-        template=step.before_template,
-        spec_generation=generation,
-        reason=advice.reason,
-        message=advice.message,
-    )
+    """Return the plan that sets one knob, or why it cannot be carried out."""
+    step = _set_flag(workload, advice)
+    return step if isinstance(step, Blocked) else flag_plan(step, workload, generation, advice.message)
 
 
-def _step(workload: Workload, advice: Assignment) -> FlagStep | Blocked:
-    flag = workload.engine.profile.flag(advice.knob)
-    if flag is None:
-        return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {advice.knob}")
+def flag_plan(step: FlagStep, workload: Workload, generation: int, message: str) -> Plan:
+    """Return the plan of one step on a flag."""
+    return Plan((step,), workload.target_uid, step.before_template, generation, step.reason, message)
+
+
+def _set_flag(workload: Workload, advice: Assignment) -> FlagStep | Blocked:
+    flag = _flag(workload, advice.knob)
+    if isinstance(flag, Blocked):
+        return flag
     wanted = setting_of(flag, advice.value, workload.engine)
     if isinstance(wanted, Refusal):
         return fault_of(wanted)
+    already = Blocked(Reason.CAP_WITHOUT_EFFECT, f"{wanted.flag.name} is {wanted.text} already")
     file = workload.file
-    if isinstance(file, Configuration):
-        given = file.read.decides(flag, workload.line)
-        if given is not None:
-            same = given.value == wanted.value
-            return _already(wanted) if same else _config_step(workload, file, wanted, advice)
-    return _flag_step(workload, wanted, advice)
+    given = file.read.decides(flag, workload.line) if isinstance(file, Configuration) else None
+    if isinstance(file, Configuration) and given is not None:
+        return already if given.value == wanted.value else _edit_file(workload, file, wanted, advice)
+    index, read = workload.container_index, workload.in_file
+    change = edit(workload.container, index, wanted, workload.engine, read, workload.line)
+    if isinstance(change, Refusal):
+        if change.reason is RefusalReason.IN_CONFIG_FILE and isinstance(file, Refusal):
+            change = Refusal(file.reason, f"{wanted.flag.dest} may be in a file: {file.message}")
+        return fault_of(change)
+    if isinstance(change, AlreadySet):
+        return already
+    return _flag_step(workload, advice.knob, change, wanted.text, advice.reason)
 
 
-def _already(wanted: FlagSetting) -> Blocked:
-    return Blocked(Reason.CAP_WITHOUT_EFFECT, f"{wanted.flag.name} is {wanted.text} already")
-
-
-def _config_step(
+def _edit_file(
     workload: Workload, file: Configuration, wanted: FlagSetting, advice: Assignment
 ) -> FlagStep | Blocked:
     change = edit_file(file, wanted, workload.engine, workload.container, workload.target_uid)
     if isinstance(change, Refusal):
         return fault_of(change)
-    return FlagStep(
-        target=workload.target,
-        container=str(workload.container.get("name")),
-        knob=advice.knob,
-        edit=change.reference,
-        file_of=change.file,
-        before=as_written(workload.given(advice.knob)),
-        after=wanted.text,
-        before_template=template_hash(workload.template),
-        after_template=template_hash(change.reference.apply(workload.template)),
-        reason=advice.reason,
+    return _flag_step(workload, advice.knob, change.reference, wanted.text, advice.reason, change.file)
+
+
+def unset_flag(workload: Workload, knob: Knob, reason: Reason) -> FlagStep | Blocked:
+    """Return the step that takes a flag off the command line, or why it cannot be carried out."""
+    flag = _flag(workload, knob)
+    if isinstance(flag, Blocked):
+        return flag
+    index = workload.container_index
+    change = remove_flag(workload.container, index, flag, workload.engine, workload.line)
+    return (
+        fault_of(change) if isinstance(change, Refusal) else _flag_step(workload, knob, change, None, reason)
     )
 
 
-def _flag_step(workload: Workload, wanted: FlagSetting, advice: Assignment) -> FlagStep | Blocked:
-    file = workload.file
-    index, read = workload.container_index, workload.in_file
-    change = edit(workload.container, index, wanted, workload.engine, read, workload.line)
-    match change:
-        case Refusal(RefusalReason.IN_CONFIG_FILE) if isinstance(file, Refusal):
-            return fault_of(Refusal(file.reason, f"{wanted.flag.dest} may be in a file: {file.message}"))
-        case Refusal():
-            return fault_of(change)
-        case AlreadySet():
-            return _already(wanted)
-        case TokenEdit():
-            before = workload.given(advice.knob)
-            return FlagStep(
-                target=workload.target,
-                container=change.container,
-                knob=advice.knob,
-                edit=change,
-                before=None if before is None else as_written(before),
-                after=wanted.text,
-                before_template=template_hash(workload.template),
-                after_template=template_hash(change.apply(workload.template)),
-                reason=advice.reason,
-            )
+def _flag(workload: Workload, knob: Knob) -> Flag | Blocked:
+    profile = workload.engine.profile
+    return profile.flag(knob) or Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{profile.name} has no {knob}")
+
+
+def _flag_step(
+    workload: Workload,
+    knob: Knob,
+    change: TokenEdit | ReferenceEdit,
+    after: str | None,
+    reason: Reason,
+    file_of: FileEdit | None = None,
+) -> FlagStep:
+    before = workload.given(knob)
+    return FlagStep(
+        target=workload.target,
+        container=str(workload.container.get("name")),
+        knob=knob,
+        edit=change,
+        file_of=file_of,
+        before=None if before is None else as_written(before),
+        after=after,
+        before_template=template_hash(workload.template),
+        after_template=template_hash(change.apply(workload.template)),
+        reason=reason,
+    )
 
 
 def as_written(value: Scalar) -> str:
@@ -124,3 +151,68 @@ def as_written(value: Scalar) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def fleet_plan(
+    target: TargetRef, fleet: Fleet, advice: Relief | Resize | RollBack, generation: int
+) -> Plan | Blocked:
+    """Return the plan for another replica, number of replicas or revision, or why there is none."""
+    ref = ObjectRef(target.kind, target.name)
+    step: Step
+    match advice:
+        case Relief(name, reason):
+            pod = next((pod for pod in fleet.live if pod.name == name), None)
+            if pod is None:
+                return Blocked(Reason.TARGET_NOT_SETTLED, f"{name} is gone: there is nothing to replace")
+            step = ReplaceStep(ref, target.container, name, pod.uid, fleet.replicas, fleet.revision, reason)
+        case Resize(replicas, reason):
+            step = ReplicasStep(ref, target.container, fleet.replicas, replicas, fleet.revision, reason)
+        case RollBack(before, after, reason):
+            step = RevisionStep(ref, target.container, before, after, reason)
+    return plan_for(fleet, step, advice, generation)
+
+
+def plan_for(
+    fleet: Fleet, step: Step, advice: Relief | RollBack | Resize | Try | Evaluate, generation: int
+) -> Plan:
+    """Return the plan of one step that changes no setting of its own."""
+    return Plan((step,), fleet.uid, fleet.revision, generation, advice.reason, advice.message)
+
+
+def drain_remark(workload: Workload, rollout: RolloutPolicy, step: Step) -> str:
+    """Return what a step does to requests whose drain times out; empty where it drains nobody for good."""
+    if isinstance(step, TrialStep | GateStep):
+        return ""
+    end = end_of_requests(workload)
+    if rollout.on_drain_timeout is OnDrainTimeout.HOLD:
+        return f"a replica whose drain times out is not ended (onDrainTimeout: Hold); {end}"
+    return f"a replica whose drain times out is ended all the same (onDrainTimeout: Proceed); {end}"
+
+
+def end_of_requests(workload: Workload) -> str:
+    """Return what becomes of requests that a replica still has when it is ended, in one clause."""
+    known = workload.engine.profile.flag(Knob.SHUTDOWN_TIMEOUT)
+    if known is None or workload.engine.presence(known) is not Presence.PRESENT:
+        return "this engine aborts requests in flight when a replica is ended (it has no --shutdown-timeout)"
+    timeout = workload.given(Knob.SHUTDOWN_TIMEOUT)
+    if not isinstance(timeout, int | float) or timeout <= 0:
+        return (
+            "the engine aborts requests in flight when a replica is ended (--shutdown-timeout is not given)"
+        )
+    grace = _part(workload.template, "spec").get("terminationGracePeriodSeconds")
+    grace = grace if isinstance(grace, int) else GRACE_SECONDS
+    hook = _part(_part(workload.container, "lifecycle"), "preStop")
+    sleep = _part(hook, "sleep").get("seconds") if hook else 0
+    if not isinstance(sleep, int):
+        return (
+            f"the engine finishes requests for {timeout:g} s when a replica is ended, if preStop leaves them"
+        )
+    if sleep + timeout >= grace:
+        text = f"preStop {sleep} s + --shutdown-timeout {timeout:g} s do not fit into"
+        return f"requests in flight may be cut off when a replica is ended: {text} {grace} s of grace period"
+    return f"the engine finishes requests in flight for {timeout:g} s when a replica is ended"
+
+
+def _part(whole: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = whole.get(name)
+    return found if isinstance(found, Mapping) else {}

@@ -41,7 +41,7 @@ from kvmedic.runbooks.compression.bundle import edit_settings
 from kvmedic.runbooks.compression.methods import answer_for, replacement_of, variables_of
 from kvmedic.runbooks.compression.probes import BUDGETS, LEAST_LONGEST
 from kvmedic.runbooks.compression.savings import rests_on_spec_alone
-from kvmedic.runbooks.fleet_plans import plan_for
+from kvmedic.runbooks.planning import plan_for
 from kvmedic.runbooks.workload import Workload, with_template
 from kvmedic.verdict.blocks_reclaimed import Expectation, Passes
 

@@ -7,26 +7,28 @@ nothing: it saw-tooths below 1 in thrash and reaches 0.97 on a healthy replica (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from math import ceil
 
-from kvmedic.model.evidence import Inconclusive, PodReadings, Signal
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import Goal
 from kvmedic.model.readings import Complete, complete, number_or_none
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import (
     Advice,
+    Assignment,
     Branch,
     Evidence,
     Finding,
+    Found,
     NoChange,
     Relief,
     RollBack,
     Setting,
     SettingAdvice,
-    Spent,
 )
-from kvmedic.runbooks.fleet_plans import cap_over_calm, enough_for_a_cap, most_of
 from kvmedic.runbooks.node_health import (
     ENDS,
     GPU_SIGNS,
@@ -40,7 +42,7 @@ from kvmedic.runbooks.node_health import (
     is_of_interest,
     thermal_emergency,
 )
-from kvmedic.runbooks.preemption.cap import disaggregation, more_replicas
+from kvmedic.runbooks.preemption.cap import disaggregation, more_replicas, refuse_over_calm
 from kvmedic.runbooks.preemption.deploy import HISTORY, roll_back, running_it, since_deploy
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import lower_share
@@ -49,14 +51,19 @@ from kvmedic.runbooks.preemption.pressure import CALM_SHARE, HELPFUL, NOW, REQUE
 TRIGGER = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD, Signal.PREEMPTIONS})
 """Needed of every replica to tell a calm fleet from a pressured one: the ratio, and the counter behind it,
 which must not contradict it."""
-CONTRAST = TRIGGER | {Signal.PREEMPTIONS, Signal.REQUESTS_FINISHED, Signal.KV_CACHE_USAGE_MEAN}
+CONTRAST = TRIGGER | {Signal.REQUESTS_FINISHED, Signal.KV_CACHE_USAGE_MEAN}
 """Needed of every replica to tell one pressured replica from calm peers, and these from idle ones."""
+SIZING = TRIGGER | NOW | REQUESTS | HELPFUL
+FLEET_SHARE = 2 / 3
+"""Share of the replicas that must be pressured before any setting of the fleet is changed: with one or two
+replicas all of them, of three two. Replicas behind one Service see the same requests; under demand the
+last one is near the trigger too, and where a third or more are calm the cause is not what they share."""
+CAP_SHARE, CAP_LEAST = 1 / 4, 2
+"""Share and number of the replicas that must be pressured for a cap on sequences: a cap over what the calm
+ones run costs them nothing. One alone is another branch's; of fewer than a quarter the cause is their own."""
 
 
-SHARED = "the others are calm, so a setting that all share is not the cause"
-
-
-def healthy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def healthy(evidence: Evidence) -> Found:
     """No replica preempts beyond the trigger, and none ran out of memory inside its window.
 
     A replica that cannot be read is never taken for a calm one. A fleet without traffic is healthy.
@@ -69,17 +76,20 @@ def healthy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     return None if _pressured_replicas(held, evidence) else ()
 
 
-def demand(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def demand(evidence: Evidence) -> Found:
     """Several replicas preempt beyond the trigger, and a lever may be left against it."""
-    return _beyond(evidence, enough_for_a_cap) if evidence.spent is None else None
+    if evidence.spent is not None:
+        return None
+    return _pressure_on(evidence, lambda replicas: min(replicas, max(CAP_LEAST, ceil(CAP_SHARE * replicas))))
 
 
-def fleet_wide(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """Most replicas preempt beyond the trigger: more runs at once than the KV cache holds."""
-    return _beyond(evidence, most_of)
+def most_of(replicas: int) -> int:
+    """Return how many of some replicas are most of them."""
+    return ceil(FLEET_SHARE * replicas)
 
 
-def _beyond(evidence: Evidence, enough: Callable[[int], int]) -> tuple[Finding, ...] | Inconclusive | None:
+def _pressure_on(evidence: Evidence, enough: Callable[[int], int]) -> Found:
+    """Return the pressured replicas where there are enough of them, and what sizing rests on is there."""
     held = _held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
@@ -87,12 +97,13 @@ def _beyond(evidence: Evidence, enough: Callable[[int], int]) -> tuple[Finding, 
     if not pressured:
         return None
     if len(pressured) < enough(len(held)):
-        return _partial(held, pressured, evidence, SHARED)
+        why = "the others are calm, so a setting that all share is not the cause"
+        return _partial(held, pressured, evidence, why)
     case = size_fleet(evidence, pressured)
     return case if isinstance(case, Inconclusive) else _findings(held, pressured, evidence)
 
 
-def deploy_correlated(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def deploy_correlated(evidence: Evidence) -> Found:
     """Most replicas preempt beyond the trigger, and did not before the latest revision, at no lighter load.
 
     What a revision changed holds for all its replicas, so a minority of pressured ones has another cause; and
@@ -121,7 +132,7 @@ def roll_back_or_right_size(evidence: Evidence, setting: Setting) -> Advice:
     return replace(instead, message=f"{instead.message}; {advice.message}")
 
 
-def one_replica(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def one_replica(evidence: Evidence) -> Found:
     """One of several replicas preempts beyond the trigger; all others serve requests and are calm.
 
     A peer that serves nothing says nothing: the requests are led past it, and would be led past a new
@@ -136,14 +147,19 @@ def one_replica(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     found = complete(evidence.burn, CONTRAST)
     if isinstance(found, Inconclusive):
         return found
-    doubt = _crowd(found, pressured[0], evidence)
-    if doubt:
-        return _partial(held, pressured, evidence, doubt)
-    worst = max(_rate(one) for name, one in found.items() if name != pressured[0])
     limit = CALM_SHARE * evidence.trigger.preemptions_per_request
-    peers = f"{len(held) - 1} peers serve and have" if len(held) > 2 else "other one serves and has"
-    calm = f"the {peers} {worst:.2f} at most"
-    contrast = Finding("fleet", Signal.PREEMPTIONS, worst, limit, calm)
+    peers = {name: one for name, one in found.items() if name != pressured[0]}
+    idle = [name for name, one in peers.items() if one.numbers[Signal.REQUESTS_FINISHED] < 1]
+    if idle:
+        why = f"{', '.join(idle)} finished no request: see why, as a new replica may get none either"
+        return _partial(held, pressured, evidence, why)
+    rates = {name: _rate(one) for name, one in peers.items()}
+    worst, uneasy = max(rates.values()), [name for name, rate in rates.items() if rate > limit]
+    if uneasy:
+        why = f"{', '.join(uneasy)} came near it too (over {limit:g}), so it is not that one alone"
+        return _partial(held, pressured, evidence, why)
+    told = f"{len(peers)} peers serve and have" if len(peers) > 1 else "other one serves and has"
+    contrast = Finding("fleet", Signal.PREEMPTIONS, worst, limit, f"the {told} {worst:.2f} at most")
     return (*_findings(held, pressured, evidence), contrast)
 
 
@@ -168,26 +184,26 @@ def right_size(evidence: Evidence, setting: Setting) -> SettingAdvice:
 
     Where only some replicas are pressured that is a cap, and one that the calm ones are under.
     """
-    case = pressured_case(evidence)
+    held = _held_preemptions(evidence)
+    if isinstance(held, Inconclusive):
+        return NoChange(held.reason, held.message)
+    pressured = _pressured_replicas(held, evidence)
+    case = size_fleet(evidence, pressured)
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
-    calm, replicas = _calm_replicas(evidence), len(evidence.burn.pods)
-    if replicas - len(calm) >= most_of(replicas):
+    if len(pressured) >= most_of(len(held)):
         return first_that_applies(case, setting)
-    return cap_over_calm(case, setting, calm)
+    caps = tuple(bound for bound in setting.levers if bound.knob is Knob.MAX_NUM_SEQS)
+    advice = first_that_applies(case, replace(setting, levers=caps))
+    if not isinstance(advice, Assignment):
+        return advice
+    calm = {name: pod for name, pod in evidence.burn.pods.items() if name not in pressured}
+    return refuse_over_calm(advice, calm) or advice
 
 
-def _calm_replicas(evidence: Evidence) -> Mapping[str, PodReadings]:
-    """Return the replicas that do not preempt beyond the trigger."""
-    held = _held_preemptions(evidence)
-    pressured = frozenset(() if isinstance(held, Inconclusive) else _pressured_replicas(held, evidence))
-    return {name: readings for name, readings in evidence.burn.pods.items() if name not in pressured}
-
-
-def capacity(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def capacity(evidence: Evidence) -> Found:
     """Most replicas preempt beyond the trigger, every other lever was asked, and replicas may be added."""
-    spent = evidence.spent
-    return _spent_levers(evidence, spent) if spent is not None and spent.may_scale else None
+    return _spent_levers(evidence, may_scale=True)
 
 
 def add_replicas(evidence: Evidence, setting: Setting) -> Advice:
@@ -198,10 +214,9 @@ def add_replicas(evidence: Evidence, setting: Setting) -> Advice:
     return more_replicas(evidence, case, setting)
 
 
-def all_levers_tried(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def all_levers_tried(evidence: Evidence) -> Found:
     """Most replicas preempt beyond the trigger, every lever was asked, and replicas may not be added."""
-    spent = evidence.spent
-    return _spent_levers(evidence, spent) if spent is not None and not spent.may_scale else None
+    return _spent_levers(evidence, may_scale=False)
 
 
 def divert_to_disaggregation(evidence: Evidence, setting: Setting) -> Advice:
@@ -215,13 +230,16 @@ def divert_to_disaggregation(evidence: Evidence, setting: Setting) -> Advice:
 def pressured_case(evidence: Evidence) -> Case | Inconclusive:
     """Return what sizing rests on for the replicas beyond the trigger, or what is missing."""
     held = _held_preemptions(evidence)
-    return (
-        held if isinstance(held, Inconclusive) else size_fleet(evidence, _pressured_replicas(held, evidence))
-    )
+    if isinstance(held, Inconclusive):
+        return held
+    return size_fleet(evidence, _pressured_replicas(held, evidence))
 
 
-def _spent_levers(evidence: Evidence, spent: Spent) -> tuple[Finding, ...] | Inconclusive | None:
-    found = fleet_wide(evidence)
+def _spent_levers(evidence: Evidence, *, may_scale: bool) -> Found:
+    spent = evidence.spent
+    if spent is None or spent.may_scale is not may_scale:
+        return None
+    found = _pressure_on(evidence, most_of)
     if found is None or isinstance(found, Inconclusive):
         return found
     return (*found, Finding("fleet", None, None, None, spent.message))
@@ -238,19 +256,6 @@ def _held_preemptions(evidence: Evidence) -> dict[str, float] | Inconclusive:
 def _pressured_replicas(held: dict[str, float], evidence: Evidence) -> tuple[str, ...]:
     limit = evidence.trigger.preemptions_per_request
     return tuple(name for name, value in held.items() if value > limit)
-
-
-def _crowd(found: Mapping[str, Complete], pressured: str, evidence: Evidence) -> str:
-    """Return why the peers of a pressured replica are no calm ones; empty where they are."""
-    limit = CALM_SHARE * evidence.trigger.preemptions_per_request
-    peers = {name: one for name, one in found.items() if name != pressured}
-    idle = [name for name, one in peers.items() if one.numbers[Signal.REQUESTS_FINISHED] < 1]
-    if idle:
-        return f"{', '.join(idle)} finished no request: see why, as a new replica may get none either"
-    uneasy = [name for name, one in peers.items() if _rate(one) > limit]
-    if uneasy:
-        return f"{', '.join(uneasy)} came near it too (over {limit:g}), so it is not that one alone"
-    return ""
 
 
 def _rate(replica: Complete) -> float:
@@ -270,105 +275,59 @@ def _partial(
 
 
 def _findings(held: dict[str, float], pressured: tuple[str, ...], evidence: Evidence) -> tuple[Finding, ...]:
-    limit = evidence.trigger.preemptions_per_request
-    preempting = tuple(
-        Finding(
-            name,
-            Signal.PREEMPTIONS_PER_REQUEST_HELD,
-            held[name],
-            limit,
-            f"{held[name]:.2f} preemptions per request, limit {limit:g}",
-        )
-        for name in pressured
-    )
-    return preempting + _usage(pressured, evidence)
-
-
-def _usage(pressured: tuple[str, ...], evidence: Evidence) -> tuple[Finding, ...]:
-    """Return how full the pressured replicas' caches are; it corroborates and decides nothing."""
+    """Return each pressured replica, and how full their caches are: that corroborates and decides nothing."""
+    limit, signal = evidence.trigger.preemptions_per_request, Signal.PREEMPTIONS_PER_REQUEST_HELD
+    texts = {name: f"{held[name]:.2f} preemptions per request, limit {limit:g}" for name in pressured}
+    found = tuple(Finding(name, signal, held[name], limit, text) for name, text in texts.items())
     pods = [evidence.burn.pods[name] for name in pressured]
-    found = [usage for pod in pods if (usage := number_or_none(pod, Signal.KV_CACHE_USAGE_MEAN)) is not None]
-    mean, limit = sum(found) / len(found), evidence.trigger.kv_cache_usage_ratio
+    usage = [each for pod in pods if (each := number_or_none(pod, Signal.KV_CACHE_USAGE_MEAN)) is not None]
+    if not usage:
+        return found
+    mean, limit = sum(usage) / len(usage), evidence.trigger.kv_cache_usage_ratio
     text = f"KV-cache usage {mean:.2f} on average, {'over' if mean > limit else 'not over'} {limit:g}"
-    return (Finding("fleet", Signal.KV_CACHE_USAGE_MEAN, mean, limit, text),)
+    return (*found, Finding("fleet", Signal.KV_CACHE_USAGE_MEAN, mean, limit, text))
 
+
+NODE_HEALTH = "Runbook 1, step 1: node health"
+OUT_OF_MEMORY = "Runbook 1, step 2: out of memory"
 
 PREEMPTION_BRANCHES = (
-    Branch(
-        Reason.HEALTHY,
-        section="Runbook 1, symptoms",
-        signals=TRIGGER,
-        when=healthy,
-        then=None,
-        vitals=ENDS,
-    ),
-    Branch(
-        Reason.GPU_FAULT,
-        section="Runbook 1, step 1: node health",
-        signals=frozenset(),
-        when=gpu_fault,
-        then=divert_to_gpu_fault,
-        vitals=GPU_SIGNS,
-    ),
+    Branch(Reason.HEALTHY, healthy, None, "Runbook 1, symptoms", TRIGGER, ENDS),
+    Branch(Reason.GPU_FAULT, gpu_fault, divert_to_gpu_fault, NODE_HEALTH, vitals=GPU_SIGNS),
     Branch(
         Reason.THERMAL_EMERGENCY,
-        section="Runbook 1, step 1: node health",
-        signals=frozenset(),
-        when=thermal_emergency,
-        then=divert_to_thermal_emergency,
+        thermal_emergency,
+        divert_to_thermal_emergency,
+        NODE_HEALTH,
         vitals=THERMAL_SIGNS | GPU_SIGNS,
     ),
-    Branch(
-        Reason.HOST_OUT_OF_MEMORY,
-        section="Runbook 1, step 2: out of memory",
-        signals=frozenset(),
-        when=host_memory,
-        then=divert_to_host_memory,
-        vitals=ENDS,
-    ),
+    Branch(Reason.HOST_OUT_OF_MEMORY, host_memory, divert_to_host_memory, OUT_OF_MEMORY, vitals=ENDS),
     Branch(
         Reason.CUDA_OUT_OF_MEMORY,
-        section="Runbook 1, step 2: out of memory",
-        signals=frozenset(),
-        when=device_memory,
-        then=lower_share,
+        device_memory,
+        lower_share,
+        OUT_OF_MEMORY,
         vitals=ENDS,
         goal=Goal.STEADINESS,
     ),
     Branch(
         Reason.DEPLOY_CORRELATED,
-        section="Runbook 1: deploy-correlated",
-        signals=TRIGGER | HISTORY,
-        when=deploy_correlated,
-        then=roll_back_or_right_size,
+        deploy_correlated,
+        roll_back_or_right_size,
+        "Runbook 1: deploy-correlated",
+        TRIGGER | HISTORY,
     ),
     Branch(
-        Reason.ONE_REPLICA_PRESSURED,
-        section="Runbook 1: one replica only",
-        signals=CONTRAST,
-        when=one_replica,
-        then=replace_replica,
+        Reason.ONE_REPLICA_PRESSURED, one_replica, replace_replica, "Runbook 1: one replica only", CONTRAST
     ),
-    Branch(
-        Reason.FLEET_WIDE_DEMAND,
-        section="Runbook 1, step 3: cap demand",
-        signals=TRIGGER | NOW | REQUESTS | HELPFUL,
-        when=demand,
-        then=right_size,
-    ),
-    Branch(
-        Reason.CAPACITY_SHORT,
-        section="Runbook 1, step 5: capacity",
-        signals=TRIGGER | NOW | REQUESTS | HELPFUL,
-        when=capacity,
-        then=add_replicas,
-    ),
+    Branch(Reason.FLEET_WIDE_DEMAND, demand, right_size, "Runbook 1, step 3: cap demand", SIZING),
+    Branch(Reason.CAPACITY_SHORT, capacity, add_replicas, "Runbook 1, step 5: capacity", SIZING),
     Branch(
         Reason.CAPACITY_EXHAUSTED,
-        section="Runbook 1, step 6: no lever left",
-        signals=TRIGGER | NOW | REQUESTS | HELPFUL,
-        when=all_levers_tried,
-        then=divert_to_disaggregation,
+        all_levers_tried,
+        divert_to_disaggregation,
+        "Runbook 1, step 6: no lever left",
+        SIZING,
     ),
 )
 """First match wins; the order is the runbook's."""

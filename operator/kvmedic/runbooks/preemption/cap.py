@@ -3,18 +3,23 @@
 A cut that loses to doing nothing is the worst outcome: every refusal here comes before the lever's own
 bounds, and none of them is a matter of taste. More replicas cost GPUs for as long as they are there, so
 they come last and for a while, however early `scaleOut` stands among the levers.
+
+The watermark bounds what is admitted, too: where prompts fill the cache, whoever is admitted last fills it to
+the brim, and the growth of the others soon preempts somebody. Between two ends of requests, which make room
+again, the running set grows by what one request generates, on average. A share kept free at admission takes
+that growth up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil, erfc, exp, floor, inf, sqrt
+from math import ceil, erfc, exp, floor, inf, log, sqrt
 
 from kvmedic.model.engine import Knob
-from kvmedic.model.evidence import Observation, Signal
-from kvmedic.model.readings import histogram, total_of_told
+from kvmedic.model.evidence import Observation, PodReadings, Signal
+from kvmedic.model.readings import histogram, number_or_none, total_of_told
 from kvmedic.model.reasons import Reason, Trait
-from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting, SettingAdvice, Spent
 from kvmedic.runbooks.preemption.pressure import Case
 from kvmedic.verdict.sizing import (
@@ -45,6 +50,18 @@ FEW_SEQUENCES = 10
 (a single sequence is then over a tenth of the pool)."""
 MOSTLY_GROWTH = 0.5
 """Growth share from which what a sequence generates, not its prompt, fills the pool."""
+NEAR_THE_CAP = 0.1
+"""Relative difference up to which a given cap counts as the computed one: two looks at one fleet give caps
+that differ by as much (`docs/decisions/0010-approvals-are-objects.md`)."""
+WANTED_LEFT = 0.1
+"""Share of the preemptions that the watermark is made to leave. Every watermark that was simulated with it
+was judged Recovered, which takes a quarter at most; goodput was 0.988 to 1.015 times that of before."""
+MOST_LEFT = 0.5
+"""Share of the preemptions up to which a smaller watermark is worth a rollout: more is no improvement."""
+MOST_KEPT = 0.1
+"""Share of the cache that is kept free at most: what is free serves nobody."""
+WATERMARK_GRAIN = 0.001
+"""Watermarks are multiples of this, as the lever's bound is."""
 
 
 def cut_cap(case: Case, setting: Setting) -> SettingAdvice:
@@ -58,13 +75,17 @@ def cut_cap(case: Case, setting: Setting) -> SettingAdvice:
             f"{growth:.0%} of a running sequence is its own output (a cut needs {LEAST_GROWTH:.0%}); "
             f"if stalls breach the objectives, admit less eagerly instead ({Knob.WATERMARK} 0.02)",
         )
-    cap = cap_of(case)
-    if cap < FEWEST_SEQUENCES:
+    wanted = cap_of(case)
+    if wanted < FEWEST_SEQUENCES:
         return NoChange(
             Reason.POOL_TOO_SMALL,
-            f"{_room(case)}, which is room for {cap} at a time; raise the KV cache or shorten requests",
+            f"{_room(case)}, which is room for {wanted} at a time; raise the KV cache or shorten requests",
         )
-    return _within_lever(case, setting, cap)
+    lever, cap = setting.bound(Knob.MAX_NUM_SEQS), wanted
+    if lever is not None:
+        cap = min(cap, cap if lever.maximum is None else round(lever.maximum))
+        cap = max(cap, 1 if lever.minimum is None else round(lever.minimum))
+    return _weigh_cap(case, setting, wanted, cap)
 
 
 def cap_of(case: Case) -> int:
@@ -72,7 +93,7 @@ def cap_of(case: Case) -> int:
 
     Where it would serve fewer tokens than are offered, the lowest bolder one that serves them, if any.
     """
-    cap = best_cap(case.strain, case.sequence, (case.blocks, case.block_tokens))
+    cap = best_cap(case.strain, case.sequence, case.pool)
     waves = wave_cap(case.blocks * case.block_tokens, case.prompt_tokens, case.output_tokens)
     if waves < cap:
         return floor(waves + case.spread * (cap - waves))
@@ -83,59 +104,42 @@ def cap_of(case: Case) -> int:
 def carries(case: Case, cap: int) -> bool:
     """Return whether a cap serves what is offered at the peak, or as much as the present setting does."""
     least = case.offered.least(case.strain.stalls_per_request, case.spread)
-    return most_throughput(case.strain, case.sequence, (case.blocks, case.block_tokens), cap) >= least
+    return most_throughput(case.strain, case.sequence, case.pool, cap) >= least
 
 
-def _within_lever(case: Case, setting: Setting, wanted: int) -> SettingAdvice:
-    lever = setting.bound(Knob.MAX_NUM_SEQS)
-    cap = wanted if lever is None else _bound_cap(wanted, lever)
-    ceiling = min(case.running_max, inf if setting.max_num_seqs is None else setting.max_num_seqs)
+def _weigh_cap(case: Case, setting: Setting, wanted: int, cap: int) -> SettingAdvice:
+    """Return a cap if it helps; `wanted` is what it would be without the lever's bounds."""
+    most_allowed = inf if setting.max_num_seqs is None else setting.max_num_seqs
+    ceiling, sizing = min(case.running_max, most_allowed), _sizing_clause(case, wanted, cap)
     if cap >= ceiling:
-        return _forbidden(case, wanted, cap, ceiling) or NoChange(
-            Reason.CAP_WITHOUT_EFFECT,
-            f"{_sizing_clause(case, wanted, cap)}, and at most {ceiling:.0f} were running or allowed",
-        )
-    effect = effect_of(case.strain, case.sequence, (case.blocks, case.block_tokens), cap)
+        effect = effect_of(case.strain, case.sequence, case.pool, wanted)
+        if wanted < ceiling and carries(case, wanted) and effect.goodput_ratio >= 1 + LEAST_GAIN:
+            return NoChange(
+                Reason.LEVER_NOT_ALLOWED,
+                f"a cap of {wanted} would help ({_gain_line(case, effect)}), and at most {ceiling:.0f} were "
+                f"running or allowed: lower min of {Knob.MAX_NUM_SEQS} in spec.levers, which is {cap}",
+            )
+        text = f"{sizing}, and at most {ceiling:.0f} were running or allowed"
+        return NoChange(Reason.CAP_WITHOUT_EFFECT, text)
+    effect = effect_of(case.strain, case.sequence, case.pool, cap)
     if effect.goodput_ratio < 1 + LEAST_GAIN:
-        return NoChange(
-            Reason.GAIN_WITHIN_NOISE,
-            f"{_sizing_clause(case, wanted, cap)}; expected goodput x{effect.goodput_ratio:.2f}, "
-            f"under x{1 + LEAST_GAIN:.2f}",
-        )
+        text = f"{sizing}; expected goodput x{effect.goodput_ratio:.2f}, under x{1 + LEAST_GAIN:.2f}"
+        return NoChange(Reason.GAIN_WITHIN_NOISE, text)
     if not carries(case, cap):
         return NoChange(
             Reason.CAP_BELOW_LOAD,
-            f"{_sizing_clause(case, wanted, cap)}; {_load(case, cap)}, so requests would wait in front of "
-            "the engine; more KV cache or replicas would help",
+            f"{sizing}; {_load(case, cap)}, so requests would wait in front of the engine; more KV cache or "
+            "replicas would help",
         )
-    if lever is None:
+    if setting.bound(Knob.MAX_NUM_SEQS) is None:
         return NoChange(
             Reason.LEVER_NOT_ALLOWED,
             f"a cap of {cap} would help ({_gain_line(case, effect)}); add {Knob.MAX_NUM_SEQS} to spec.levers",
         )
-    expected = f"{_gain_line(case, effect)}; {_load(case, cap)}{_warning_clause(case, cap)}"
-    message = f"{_sizing_clause(case, wanted, cap)}; expected: {expected}"
+    message = f"{sizing}; expected: {_gain_line(case, effect)}; {_load(case, cap)}"
+    if cap < FEW_SEQUENCES and case.sequence.growth_share > MOSTLY_GROWTH:
+        message += "; the pool is small for these lengths: more KV cache or replicas would help more"
     return Assignment(Knob.MAX_NUM_SEQS, cap, Reason.CAP_RIGHT_SIZED, message)
-
-
-def _forbidden(case: Case, wanted: int, bound: int, ceiling: float) -> NoChange | None:
-    """Return that a cut which would help is under the lever's bound, or None where the bound is not why."""
-    if wanted >= ceiling or not carries(case, wanted):
-        return None
-    effect = effect_of(case.strain, case.sequence, (case.blocks, case.block_tokens), wanted)
-    if effect.goodput_ratio < 1 + LEAST_GAIN:
-        return None
-    return NoChange(
-        Reason.LEVER_NOT_ALLOWED,
-        f"a cap of {wanted} would help ({_gain_line(case, effect)}), and at most {ceiling:.0f} were running "
-        f"or allowed: lower min of {Knob.MAX_NUM_SEQS} in spec.levers, which is {bound}",
-    )
-
-
-def _bound_cap(cap: int, lever: LeverBound) -> int:
-    lowest = 1 if lever.minimum is None else round(lever.minimum)
-    highest = cap if lever.maximum is None else round(lever.maximum)
-    return max(lowest, min(cap, highest))
 
 
 def _room(case: Case) -> str:
@@ -164,25 +168,102 @@ def _gain_line(case: Case, effect: Effect) -> str:
 
 def _load(case: Case, cap: int) -> str:
     """Return what a cap serves at most against what is offered, in one clause."""
-    most = most_throughput(case.strain, case.sequence, (case.blocks, case.block_tokens), cap)
-    offered, served = case.offered, case.offered.served_per_second
+    most = most_throughput(case.strain, case.sequence, case.pool, cap)
+    offered, served, peak = case.offered, case.offered.served_per_second, case.offered.peak_per_second
     if served is None:
         return f"predicted at most x{most:.2f} of the tokens that are served now, offered x{offered.now:.2f}"
     told = f"predicted at most {most * served:.0f} tokens/s, served {served:.0f} and offered "
     told += f"{offered.now * served:.0f} now"
-    peak = offered.peak_per_second
     return told if peak is None else f"{told} and {peak:.0f} at the last day's peak"
 
 
-def _warning_clause(case: Case, cap: int) -> str:
-    if cap >= FEW_SEQUENCES or case.sequence.growth_share <= MOSTLY_GROWTH:
-        return ""
-    return "; the pool is small for these lengths: more KV cache or replicas would help more"
+def refuse_over_calm(cap: Assignment, calm: Mapping[str, PodReadings]) -> NoChange | None:
+    """Return that a cap for the pressured replicas would hold up one of the calm ones (by name), or None."""
+    for name, readings in sorted(calm.items()):
+        running = number_or_none(readings, Signal.RUNNING_MEAN)
+        each = None if running is None else running / readings.engines
+        if each is None or each > float(cap.value):
+            told = "nobody knows how many sequences it runs" if each is None else f"it runs {each:.0f}"
+            text = f"a cap of {cap.value} would hold up {name}, which is calm: {told} on average"
+            return NoChange(Reason.PARTIAL_PRESSURE, text)
+    return None
 
 
-NEAR_THE_CAP = 0.1
-"""Relative difference up to which a given cap counts as the computed one: two looks at one fleet give caps
-that differ by as much (`docs/decisions/0010-approvals-are-objects.md`)."""
+def keep_free(case: Case, setting: Setting) -> SettingAdvice:
+    """Return the watermark that takes up the growth between two ends of requests, or why it is too large."""
+    bound = setting.bound(Knob.WATERMARK)
+    most = min(MOST_KEPT, bound.maximum if bound and bound.maximum is not None else MOST_KEPT)
+    wanted = watermark_of(case)
+    value = min(wanted, most)
+    left = left_at(case, value)
+    if left > MOST_LEFT:
+        return NoChange(
+            Reason.GAIN_WITHIN_NOISE,
+            f"{wanted:g} of the cache would have to be kept free; {most:g}, the most that is allowed, would "
+            f"leave {left:.0%} of the preemptions",
+        )
+    present = setting.given.get(Knob.WATERMARK) if setting.given else None
+    if isinstance(present, int | float) and present >= value:
+        return NoChange(Reason.LEVER_WITHOUT_EFFECT, f"{present:g} of the cache is kept free already")
+    now = case.strain.preemptions_per_request
+    return Assignment(
+        Knob.WATERMARK,
+        value,
+        Reason.SETTING_ADJUSTED,
+        f"between two ends of requests the running set grows by {case.output_tokens:.0f} tokens of the "
+        f"{case.blocks * case.block_tokens:.0f} that the cache holds; expected: preemptions per request "
+        f"{now:.2f} -> {now * left:.2f}, shorter gaps between tokens, tokens/s as before",
+    )
+
+
+def watermark_of(case: Case) -> float:
+    """Return the watermark that leaves `WANTED_LEFT` of the preemptions, rounded up."""
+    kept = log(1 / WANTED_LEFT) * case.output_tokens / (case.blocks * case.block_tokens)
+    return round(ceil(kept / WATERMARK_GRAIN) * WATERMARK_GRAIN, 3)
+
+
+def left_at(case: Case, watermark: float) -> float:
+    """Return the share of the preemptions that a watermark leaves.
+
+    A running set preempts when it grows by more than what is kept free before a request ends. Growth between
+    two ends is spread exponentially around the tokens that one request generates. Simulated at watermarks
+    of 1 and 2 %: 0.37 and 0.11 of the preemptions of Azure's conversations were left where this says 0.33 and
+    0.11, of agents 0.31 and 0.07 where it says 0.29 and 0.08. Where outputs of equal length end in waves 0.62
+    and 0.51 were left in place of 0.15 and 0.02.
+    """
+    return exp(-watermark * case.blocks * case.block_tokens / case.output_tokens)
+
+
+def cap_helps_more(case: Case, setting: Setting) -> NoChange | None:
+    """Return that a cap is free to be set and helps more, or None."""
+    knob = Knob.MAX_NUM_SEQS
+    if setting.bound(knob) is None or knob in setting.exhausted or knob in setting.refused:
+        return None
+    cap = cut_cap(case, setting)
+    if isinstance(cap, NoChange):
+        return None
+    return NoChange(Reason.BETTER_LEVER, f"{knob} {cap.value} is expected to help more")
+
+
+def growth_exceeds_watermark(case: Case, _setting: Setting) -> NoChange | None:
+    """Return that sequences outgrow whatever is kept free, or None."""
+    growth, why = case.sequence.growth_share, ""
+    if growth > MOSTLY_GROWTH:
+        why = (
+            f"{growth:.0%} of a running sequence is its own output ({MOSTLY_GROWTH:.0%} at most): it "
+            "outgrows whatever is kept free when it is admitted"
+        )
+    elif case.evicted_by:
+        why = (
+            f"{case.evicted_by} takes tokens from sequences while they run: nobody knows by how much they "
+            "outgrow what is kept free"
+        )
+    elif case.spread < 1:
+        why = (
+            "outputs of like length end in waves: all sequences grow before the first one ends, and outgrow "
+            "what is kept free"
+        )
+    return NoChange(Reason.LEVER_WITHOUT_EFFECT, why) if why else None
 
 
 def is_capped(case: Case, setting: Setting) -> bool:
@@ -192,9 +273,7 @@ def is_capped(case: Case, setting: Setting) -> bool:
     """
     given, wanted = setting.max_num_seqs, cap_of(case)
     seen = case.strain.running_mean if case.running_max == inf else case.running_max
-    if given is None or seen > given:
-        return False
-    return given <= max(wanted + 1, wanted * (1 + NEAR_THE_CAP))
+    return given is not None and seen <= given <= max(wanted + 1, wanted * (1 + NEAR_THE_CAP))
 
 
 def is_worth_it(case: Case) -> bool:
@@ -207,7 +286,7 @@ def passes_on(case: Case, setting: Setting) -> bool:
 
     Asked once every lever of the spec has declined, those of demand and those of supply alike. So it is
     where demand is capped as the lengths and the pool ask for, or was and it did not help. Where a cut that
-    would help is not allowed, or cannot be made, or another lever was tried in vain, a person is told so;
+    would help is not allowed, or cannot be made, or another lever previously failed, a person is told so;
     replicas are added instead only where the spec allows that.
     """
     if not is_worth_it(case):
@@ -218,18 +297,11 @@ def passes_on(case: Case, setting: Setting) -> bool:
         return False
     advice = cut_cap(case, setting)
     harmless = isinstance(advice, NoChange) and Trait.CHEAP in advice.reason.traits
-    in_vain = bool(setting.exhausted) or setting.supply.raised_in_vain
-    return in_vain or not harmless
+    return bool(setting.exhausted) or setting.supply.raised_in_vain or not harmless
 
 
 def spent_by(why: NoChange, setting: Setting, replicas: int) -> Spent:
-    """Return what is known once no lever is left.
-
-    Args:
-        why: what the levers say.
-        setting: the present setting.
-        replicas: of the fleet.
-    """
+    """Return what is known once no lever is left; `why` is what the levers say."""
     bound = setting.scale_out
     if bound is None:
         return Spent(f"{why.message}; scaleOut is not in spec.levers", may_scale=False)
@@ -248,14 +320,15 @@ def more_replicas(evidence: Evidence, case: Case, setting: Setting) -> Resize | 
 
     As many as hold what runs and waits at once, at the computed cap; one where nobody can tell.
     """
-    bound, replicas = setting.scale_out, evidence.replicas
+    bound, replicas, burn = setting.scale_out, evidence.replicas, evidence.burn
     if bound is None:
         return NoChange(Reason.LEVER_NOT_ALLOWED, "more replicas would help; add scaleOut to spec.levers")
     most = bound.limit(setting.before_scaling or replicas)
     if replicas >= most:
         return NoChange(Reason.LEVER_AT_BOUND, f"{replicas} replicas are there and scaleOut allows {most}")
-    room = seats_of(case, setting) * _engines(evidence.burn)
-    demand = sum(total_of_told(evidence.burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
+    engines = max(1, min((pod.engines for pod in burn.pods.values()), default=1))
+    room = seats_of(case, setting) * engines
+    demand = sum(total_of_told(burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
     enough = max(replicas + 1, ceil(demand / room))
     wanted = min(most, enough, replicas + bound.step)
     minutes = bound.restore_after.total_seconds() / 60
@@ -276,28 +349,22 @@ def seats_of(case: Case, setting: Setting) -> int:
 
 def disaggregation(evidence: Evidence, case: Case, setting: Setting) -> NoChange:
     """Return the advice to serve prompts and answers apart, with the numbers that speak for a split."""
-    replicas = evidence.replicas
-    lengths = f"prompts of {case.prompt_tokens:.0f} and answers of {case.output_tokens:.0f} tokens on average"
+    replicas, share = evidence.replicas, prefill_share(evidence.sizing)
+    whole = replicas * (setting.gpus or 0)
+    told = "this engine does not tell how long it prefills; "
+    if share is not None:
+        told = f"prefill takes {share:.0%} and decode {1 - share:.0%} of the time that requests are served; "
+        if whole >= 2:
+            prefill = min(whole - 1, max(1, round(share * whole)))
+            told += f"of {whole} GPUs that is {prefill} for prefill and {whole - prefill} for decode; "
     gpus = "" if setting.gpus is None else f" with {setting.gpus} GPU{'s' if setting.gpus > 1 else ''} each"
     return NoChange(
         Reason.CAPACITY_EXHAUSTED,
-        f"open the runbook 'disaggregate prefill and decode': {_shares(evidence.sizing, setting, replicas)}"
-        f"{lengths}; {replicas} replicas{gpus}, room for {seats_of(case, setting)} sequences in each engine; "
+        f"open the runbook 'disaggregate prefill and decode': {told}"
+        f"prompts of {case.prompt_tokens:.0f} and answers of {case.output_tokens:.0f} tokens on average; "
+        f"{replicas} replicas{gpus}, room for {seats_of(case, setting)} sequences in each engine; "
         "more GPUs, a smaller KV cache per token, or fewer requests help too",
     )
-
-
-def _shares(sizing: Observation, setting: Setting, replicas: int) -> str:
-    """Return how requests' time on the engines divides, and the GPUs with it, as the start of a clause."""
-    share = prefill_share(sizing)
-    if share is None:
-        return "this engine does not tell how long it prefills; "
-    told = f"prefill takes {share:.0%} and decode {1 - share:.0%} of the time that requests are served; "
-    gpus = replicas * (setting.gpus or 0)
-    if gpus < 2:
-        return told
-    prefill = min(gpus - 1, max(1, round(share * gpus)))
-    return f"{told}of {gpus} GPUs that is {prefill} for prefill and {gpus - prefill} for decode; "
 
 
 def prefill_share(seen: Observation) -> float | None:
@@ -305,21 +372,12 @@ def prefill_share(seen: Observation) -> float | None:
 
     Requests are decoded from their first token to their last.
     """
-    totals = [_seconds(seen, signal) for signal in _TIMES]
+    totals = []
+    for signal in (Signal.E2E_SECONDS, Signal.TIME_TO_FIRST_TOKEN_SECONDS, Signal.PREFILL_SECONDS):
+        counted = [histogram(pod, signal) for pod in seen.pods.values()]
+        known = [one.total for one in counted if one is not None]
+        if not known or len(known) < len(counted):
+            return None
+        totals.append(sum(known))
     whole, first, prefill = totals
-    if whole is None or first is None or prefill is None or prefill <= 0:
-        return None
-    return prefill / (prefill + max(0.0, whole - first))
-
-
-_TIMES = (Signal.E2E_SECONDS, Signal.TIME_TO_FIRST_TOKEN_SECONDS, Signal.PREFILL_SECONDS)
-
-
-def _seconds(seen: Observation, signal: Signal) -> float | None:
-    found = [histogram(pod, signal) for pod in seen.pods.values()]
-    known = [one.total for one in found if one is not None]
-    return sum(known) if known and len(known) == len(found) else None
-
-
-def _engines(seen: Observation) -> int:
-    return max(1, min((pod.engines for pod in seen.pods.values()), default=1))
+    return prefill / (prefill + max(0.0, whole - first)) if prefill > 0 else None

@@ -2,8 +2,9 @@
 
 Each lever is one row: the knob, why it does not apply, the value that would be set, and what confirms it
 afterwards. They are asked in the order of `spec.levers`; the first that applies gives the plan, so that a
-run changes one setting. The levers of the devices' and the host's memory are in `memory_levers`, the cap in
-`cap`.
+run changes one setting. The levers of the devices' and the host's memory are in `memory_levers`, the cap and
+the watermark in `cap`. A lever is left alone while the evidence is the one that it failed on: the pod
+template (and with it the engine's version and every setting), the lengths of requests and the pool.
 
 * The greatest length of a request, and the chunks of a prefill: where prefills are not chunked, a step must
   hold the longest request in one go, and the engine keeps memory for such a step. Where they are, an engine
@@ -14,43 +15,51 @@ run changes one setting. The levers of the devices' and the host's memory are in
   metric: the verdict measures what it brought.
 * Shared prefixes: an engine that does not reuse them counts no hits either. What can be told before is how
   much requests could share at most: no common beginning is longer than the shortest prompts.
-* The watermark: where prompts fill the cache, whoever is admitted last fills it to the brim, and the growth
-  of the others soon preempts somebody. Between two ends of requests, which make room again, the running set
-  grows by what one request generates, on average. A share kept free at admission takes that growth up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, inf, log
+from math import ceil, inf
 from typing import TypeAlias
 
 from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive, Measured, Signal
+from kvmedic.model.fleet import template_hash
+from kvmedic.model.readings import complete, merge_histograms, pools
 from kvmedic.model.reasons import Reason, Trait
+from kvmedic.model.run import devices_of
 from kvmedic.model.spec import LeverBound
-from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
-from kvmedic.runbooks.preemption.cap import MOSTLY_GROWTH, cut_cap, passes_on
+from kvmedic.model.status import Attempt, FailedAttempt, Record
+from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Setting, SettingAdvice, Supply
+from kvmedic.runbooks.preemption.cap import (
+    cap_helps_more,
+    cut_cap,
+    growth_exceeds_watermark,
+    keep_free,
+    passes_on,
+)
 from kvmedic.runbooks.preemption.memory_levers import (
     HOST_KNOBS,
     OFFLOADING,
     cannot_raise_share,
     cannot_use_host,
+    host_terms,
     is_for_raising,
+    lowest_oom_share,
+    memory_in_use,
+    memory_share,
     raise_share,
     size_host_cache,
 )
-from kvmedic.runbooks.preemption.pressure import Case, Reach
-from kvmedic.runbooks.workload import FIXES_THE_POOL
+from kvmedic.runbooks.preemption.pressure import POOLS_ALIKE, Case
+from kvmedic.runbooks.workload import FIXES_THE_POOL, Workload
 from kvmedic.verdict.sizing import tokens_per_step
 from kvmedic.verdict.vetoes import Confirmation
 
 Refusal: TypeAlias = Callable[[Case, Setting], NoChange | None]
 Proposal: TypeAlias = Callable[[Case, Setting], SettingAdvice]
-
-
-def _always(_bound: LeverBound) -> bool:
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +72,13 @@ class Lever:
     expects: str
     """What it should bring and what it costs, for people, in one sentence."""
     unless: tuple[Refusal, ...] = ()
-    """Why it does not apply: the first that says so is told."""
+    """Why it does not apply: the first one that says so is reported."""
     confirmed_by: Confirmation = Confirmation.FIGURES
     called: str = ""
     """Its name in a spec, where that is not the knob's."""
     turns: tuple[Knob, ...] = ()
     """What it may turn, where that is the engine's matter; empty: `knob`."""
-    is_meant: Callable[[LeverBound], bool] = _always
+    is_meant: Callable[[LeverBound], bool] = lambda _bound: True
     """Whether an entry of `spec.levers` is about this lever: another branch turns some knobs back."""
     remembers: bool = False
     """It knows by itself what was tried; otherwise a knob that was tried is left alone."""
@@ -83,6 +92,101 @@ class Lever:
         """Return the value that would be set, or the first reason why none is."""
         doubts = (refuse(case, setting) for refuse in self.unless)
         return next((why for why in doubts if why is not None), None) or self.value(case, setting)
+
+
+LENGTHS_ALIKE = 2 / 3
+"""Mean prompt (or output) length, the smaller over the larger, at least, for the lengths to be those of then.
+Of sequences that are half as long again a third fewer fit, more than a right cap takes away; means of 100
+requests of the widest shape that was simulated (relative deviation 1.3) differ by that once in 40 times."""
+
+
+def present_setting(
+    workload: Workload, levers: tuple[LeverBound, ...], record: Record, evidence: Evidence
+) -> Setting:
+    """Return what advice needs to know of the present setting; what cannot be told is unknown."""
+    profile, tried = workload.engine.profile, record.failed_attempts
+    revision = template_hash(workload.template)
+    cap = workload.given(Knob.MAX_NUM_SEQS)
+    cap = cap if isinstance(cap, int) else None
+    default, steps = profile.flag(Knob.MAX_NUM_SEQS), profile.flag(Knob.MAX_NUM_BATCHED_TOKENS)
+    used, unknown = memory_in_use(evidence)
+    # The switch on the command line counts; without one, what the running engines say of themselves.
+    prefixes, is_given = workload.has_on(Knob.PREFIX_CACHING), workload.given(Knob.PREFIX_CACHING) is not None
+    told = {
+        pod.pool.value.caches_prefixes if isinstance(pod.pool, Measured) else None
+        for pod in evidence.burn.pods.values()
+    }
+    said = told.pop() if len(told) == 1 else None
+    return Setting(
+        max_num_seqs=cap,
+        levers=levers,
+        exhausted=exhausted_levers(tried, revision, evidence),
+        given=workload.knobs(),
+        most_sequences=cap if cap is not None or default is None else default.most,
+        chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),
+        memory=memory_share(workload),
+        gpus=devices_of(workload.template),
+        supply=Supply(
+            caches_prefixes=prefixes if is_given or said is None else said,
+            leaves_prefixes=not is_given and said is False and prefixes is not False,
+            memory_in_use=used,
+            memory_unknown=unknown,
+            oom_limit=lowest_oom_share(record.outgrown, workload.template),
+            raised_in_vain=bool(failed_on_this(Attempt.RAISE_MEMORY, tried, revision, evidence)),
+            host=host_terms(workload),
+        ),
+        least_step_tokens=None if steps is None else steps.least,
+    )
+
+
+def exhausted_levers(tried: Sequence[FailedAttempt], revision: str, evidence: Evidence) -> frozenset[Knob]:
+    """Return the levers that are not to be tried again on this evidence.
+
+    A share of the devices' memory that was raised in vain may still be lowered: that is another trouble's
+    lever (`raised_in_vain`).
+    """
+    failed = {one.key for one in failed_on_this(Attempt.TURN_LEVER, tried, revision, evidence)}
+    return frozenset(knob for knob in Knob if knob in failed)
+
+
+def failed_on_this(
+    attempt: Attempt, tried: Sequence[FailedAttempt], revision: str, evidence: Evidence
+) -> tuple[FailedAttempt, ...]:
+    """Return the attempts of a kind that failed on this evidence: pod template, lengths of requests and pool.
+
+    What cannot be read counts as unchanged: silence is no new evidence.
+    """
+    means, held = _mean_lengths(evidence), pools(evidence.sizing)
+    known = () if isinstance(held, Inconclusive) else held.values()
+    blocks = min((one.blocks for one in known), default=None)
+    return tuple(
+        one
+        for one in tried
+        if (one.attempt, one.template) == (attempt, revision)
+        and (
+            one.load is None or _alike((one.load.prompt_tokens, one.load.output_tokens), means, LENGTHS_ALIKE)
+        )
+        and _alike((one.blocks,), (blocks,), 1 - POOLS_ALIKE)
+    )
+
+
+def _alike(then: Iterable[float | None], now: Iterable[float | None], least: float) -> bool:
+    """Return whether no two figures that are both known differ by more than a ratio."""
+    pairs = [(a, b) for a, b in zip(then, now, strict=True) if a is not None and b is not None]
+    return all(min(pair) >= least * max(pair) for pair in pairs)
+
+
+def _mean_lengths(evidence: Evidence) -> tuple[float | None, ...]:
+    """Return the mean prompt and output over the sizing window; None where they cannot be told."""
+    lengths = (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)
+    found = complete(evidence.sizing, frozenset(lengths))
+    if isinstance(found, Inconclusive):
+        return (None, None)
+    counted = [[one.histograms[signal] for one in found.values()] for signal in lengths]
+    if any(len({one.bounds for one in each}) != 1 for each in counted):
+        return (None, None)
+    whole = [merge_histograms(each) for each in counted]
+    return tuple(one.mean if one.count > 0 else None for one in whole)
 
 
 LEAST_CUT = 0.75
@@ -108,22 +212,21 @@ def pool_is_fixed(_case: Case, setting: Setting) -> NoChange | None:
 
 def limit_length(case: Case, setting: Setting) -> SettingAdvice:
     """Return the lowest limit that refuses no request like those of the window, or why none is set."""
-    needed = case.reach.request_tokens or inf
-    given = setting.whole(Knob.MAX_MODEL_LEN)
-    present = given if given is not None and given > 0 else case.reach.counted_tokens
+    reach, given = case.reach, setting.whole(Knob.MAX_MODEL_LEN)
+    present = given if given is not None and given > 0 else reach.counted_tokens
     bound = setting.bound(Knob.MAX_MODEL_LEN) or LeverBound(Knob.MAX_MODEL_LEN)
-    wanted = round(max(needed, bound.minimum or 1))
+    wanted = round(max(reach.request_tokens or inf, bound.minimum or 1))
+    answers = max(reach.output_tokens, reach.limit_tokens or 0.0)
+    longest = f"in the window prompts of up to {reach.prompt_tokens:.0f} and answers of up to {answers:.0f} "
+    longest += "tokens were asked for"
     if wanted > LEAST_CUT * present:
-        return NoChange(
-            Reason.TRAFFIC_UNSUITED,
-            f"{_longest_request_text(case.reach)}, or the lever's min, leave too little of {present:.0f} "
-            "tokens unused",
-        )
+        text = f"{longest}, or the lever's min, leave too little of {present:.0f} tokens unused"
+        return NoChange(Reason.TRAFFIC_UNSUITED, text)
     return Assignment(
         Knob.MAX_MODEL_LEN,
         wanted,
         Reason.SETTING_ADJUSTED,
-        f"{_longest_request_text(case.reach)}; requests of over {wanted} tokens will be refused; expected: a "
+        f"{longest}; requests of over {wanted} tokens will be refused; expected: a "
         f"step needs memory for {wanted} tokens in place of {present:.0f}, and the rest goes to the KV cache",
     )
 
@@ -163,15 +266,6 @@ def length_is_used(case: Case, _setting: Setting) -> NoChange | None:
     )
 
 
-def _longest_request_text(reach: Reach) -> str:
-    """Return the longest request in one clause."""
-    answers = max(reach.output_tokens, reach.limit_tokens or 0.0)
-    return (
-        f"in the window prompts of up to {reach.prompt_tokens:.0f} and answers of up to {answers:.0f} tokens "
-        "were asked for"
-    )
-
-
 ROOM = 4.0
 """Tokens that a step may have, over those that it has on average: prefills come in bursts."""
 STEP_TOKENS_GRAIN = 256
@@ -181,13 +275,22 @@ STEP_TOKENS_GRAIN = 256
 def limit_step(case: Case, setting: Setting) -> SettingAdvice:
     """Return the least budget of a step that the engine accepts and the traffic fits, or why none is set."""
     present = setting.whole(Knob.MAX_NUM_BATCHED_TOKENS) or 0
-    least, why = max(_floors(case, setting))
+    mean = tokens_per_step(case.strain, case.sequence, case.block_tokens)
+    bound = setting.bound(Knob.MAX_NUM_BATCHED_TOKENS) or LeverBound(Knob.MAX_NUM_BATCHED_TOKENS)
+    floors = [
+        (ceil(ROOM * mean / STEP_TOKENS_GRAIN) * STEP_TOKENS_GRAIN, f"{ROOM:g} times the mean step"),
+        (setting.most_sequences or 1, f"a token for each of {Knob.MAX_NUM_SEQS}"),
+        (round(bound.minimum or 1), "the lever's min"),
+    ]
+    if not setting.chunks_prefill:
+        whole = setting.whole(Knob.MAX_MODEL_LEN) or 1
+        floors.append((whole, f"{Knob.MAX_MODEL_LEN}, as prefills are not known to be chunked"))
+    least, why = max(floors)
     if least > LEAST_CUT * present:
         return NoChange(
             Reason.GAIN_WITHIN_NOISE,
             f"{least} tokens a step are needed ({why}), which is too near to {present} to free much memory",
         )
-    mean = tokens_per_step(case.strain, case.sequence, case.block_tokens)
     return Assignment(
         Knob.MAX_NUM_BATCHED_TOKENS,
         least,
@@ -218,21 +321,6 @@ def step_is_unknown(_case: Case, setting: Setting) -> NoChange | None:
         Reason.PRESENT_VALUE_UNKNOWN,
         f"a step must hold a token of each running sequence, and nobody knows {Knob.MAX_NUM_SEQS}",
     )
-
-
-def _floors(case: Case, setting: Setting) -> list[tuple[int, str]]:
-    """Return every number of tokens that a step must be able to hold, with its reason."""
-    bound = setting.bound(Knob.MAX_NUM_BATCHED_TOKENS) or LeverBound(Knob.MAX_NUM_BATCHED_TOKENS)
-    mean = tokens_per_step(case.strain, case.sequence, case.block_tokens)
-    floors = [
-        (ceil(ROOM * mean / STEP_TOKENS_GRAIN) * STEP_TOKENS_GRAIN, f"{ROOM:g} times the mean step"),
-        (setting.most_sequences or 1, f"a token for each of {Knob.MAX_NUM_SEQS}"),
-        (round(bound.minimum or 1), "the lever's min"),
-    ]
-    if not setting.chunks_prefill:
-        whole = setting.whole(Knob.MAX_MODEL_LEN) or 1
-        floors.append((whole, f"{Knob.MAX_MODEL_LEN}, as prefills are not known to be chunked"))
-    return floors
 
 
 def chunk_prefills(case: Case, setting: Setting) -> SettingAdvice:
@@ -327,98 +415,6 @@ def saved_at_most(case: Case) -> float:
     return max(0.0, case.strain.running_mean - 1) * blocks / case.blocks
 
 
-WANTED_LEFT = 0.1
-"""Share of the preemptions that the watermark is made to leave. Every watermark that was simulated with it
-was judged Recovered, which takes a quarter at most; goodput was 0.988 to 1.015 times that of before."""
-MOST_LEFT = 0.5
-"""Share of the preemptions up to which a smaller watermark is worth a rollout: more is no improvement."""
-MOST_KEPT = 0.1
-"""Share of the cache that is kept free at most: what is free serves nobody."""
-WATERMARK_GRAIN = 0.001
-"""Watermarks are multiples of this, as the lever's bound is."""
-
-
-def keep_free(case: Case, setting: Setting) -> SettingAdvice:
-    """Return the watermark that takes up the growth between two ends of requests, or why it is too large."""
-    bound = setting.bound(Knob.WATERMARK)
-    most = min(MOST_KEPT, bound.maximum if bound and bound.maximum is not None else MOST_KEPT)
-    wanted = watermark_of(case)
-    value = min(wanted, most)
-    left = left_at(case, value)
-    if left > MOST_LEFT:
-        return NoChange(
-            Reason.GAIN_WITHIN_NOISE,
-            f"{wanted:g} of the cache would have to be kept free; {most:g}, the most that is allowed, would "
-            f"leave {left:.0%} of the preemptions",
-        )
-    present = setting.given.get(Knob.WATERMARK) if setting.given else None
-    if isinstance(present, int | float) and present >= value:
-        return NoChange(Reason.LEVER_WITHOUT_EFFECT, f"{present:g} of the cache is kept free already")
-    return Assignment(Knob.WATERMARK, value, Reason.SETTING_ADJUSTED, _expected_of_watermark(case, value))
-
-
-def watermark_of(case: Case) -> float:
-    """Return the watermark that leaves `WANTED_LEFT` of the preemptions, rounded up."""
-    kept = log(1 / WANTED_LEFT) * case.output_tokens / (case.blocks * case.block_tokens)
-    return round(ceil(kept / WATERMARK_GRAIN) * WATERMARK_GRAIN, 3)
-
-
-def left_at(case: Case, watermark: float) -> float:
-    """Return the share of the preemptions that a watermark leaves.
-
-    A running set preempts when it grows by more than what is kept free before a request ends. Growth between
-    two ends is spread exponentially around the tokens that one request generates. Simulated at watermarks
-    of 1 and 2 %: 0.37 and 0.11 of the preemptions of Azure's conversations were left where this says 0.33 and
-    0.11, of agents 0.31 and 0.07 where it says 0.29 and 0.08. Where outputs of equal length end in waves 0.62
-    and 0.51 were left in place of 0.15 and 0.02.
-    """
-    return exp(-watermark * case.blocks * case.block_tokens / case.output_tokens)
-
-
-def cap_helps_more(case: Case, setting: Setting) -> NoChange | None:
-    """Return that a cap is free to be set and helps more, or None."""
-    free = setting.bound(Knob.MAX_NUM_SEQS) is not None
-    free = free and Knob.MAX_NUM_SEQS not in setting.exhausted and Knob.MAX_NUM_SEQS not in setting.refused
-    cap = cut_cap(case, setting) if free else None
-    if not isinstance(cap, Assignment):
-        return None
-    return NoChange(Reason.BETTER_LEVER, f"{Knob.MAX_NUM_SEQS} {cap.value} is expected to help more")
-
-
-def growth_exceeds_watermark(case: Case, _setting: Setting) -> NoChange | None:
-    """Return that sequences outgrow whatever is kept free, or None."""
-    growth = case.sequence.growth_share
-    if growth > MOSTLY_GROWTH:
-        return NoChange(
-            Reason.LEVER_WITHOUT_EFFECT,
-            f"{growth:.0%} of a running sequence is its own output ({MOSTLY_GROWTH:.0%} at most): it "
-            "outgrows whatever is kept free when it is admitted",
-        )
-    if case.evicted_by:
-        return NoChange(
-            Reason.LEVER_WITHOUT_EFFECT,
-            f"{case.evicted_by} takes tokens from sequences while they run: nobody knows by how much they "
-            "outgrow what is kept free",
-        )
-    if case.spread < 1:
-        return NoChange(
-            Reason.LEVER_WITHOUT_EFFECT,
-            "outputs of like length end in waves: all sequences grow before the first one ends, and outgrow "
-            "what is kept free",
-        )
-    return None
-
-
-def _expected_of_watermark(case: Case, value: float) -> str:
-    """Return what a watermark should bring, in one clause."""
-    now = case.strain.preemptions_per_request
-    return (
-        f"between two ends of requests the running set grows by {case.output_tokens:.0f} tokens of the "
-        f"{case.blocks * case.block_tokens:.0f} that the cache holds; expected: preemptions per request "
-        f"{now:.2f} -> {now * left_at(case, value):.2f}, shorter gaps between tokens, tokens/s as before"
-    )
-
-
 LEVERS = (
     Lever(
         Knob.MAX_NUM_SEQS,
@@ -501,43 +497,32 @@ def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = L
         lever = by_knob.get(bound.knob)
         if lever is None or not lever.is_meant(bound):
             continue
-        advice = _ask_lever(lever, case, setting)
+        if lever.knob in setting.exhausted and not lever.remembers:
+            advice: SettingAdvice = NoChange(
+                Reason.LEVER_EXHAUSTED,
+                f"{lever.name} was tried on this revision, these lengths and this pool and did not help; "
+                "more KV cache or replicas may",
+            )
+        else:
+            advice = setting.refused.get(lever.knob) or lever.propose(case, setting)
         if isinstance(advice, Assignment):
             return advice
         refusals.append((lever.name, advice))
-    why = _none_left([*refusals, *_missed_cap(case, setting, refusals)])
-    return replace(why, passes_on=passes_on(case, setting))
-
-
-def _ask_lever(lever: Lever, case: Case, setting: Setting) -> SettingAdvice:
-    if lever.knob in setting.exhausted and not lever.remembers:
-        return NoChange(
-            Reason.LEVER_EXHAUSTED,
-            f"{lever.name} was tried on this revision, these lengths and this pool and did not help; "
-            "more KV cache or replicas may",
-        )
-    return setting.refused.get(lever.knob) or lever.propose(case, setting)
-
-
-def _missed_cap(
-    case: Case, setting: Setting, refusals: Sequence[tuple[str, NoChange]]
-) -> list[tuple[str, NoChange]]:
-    """Return the cap that would help where it is not allowed, or why there is none where nothing is."""
-    if setting.bound(Knob.MAX_NUM_SEQS) is not None:
-        return []
-    advice = cut_cap(case, setting)
-    told = isinstance(advice, NoChange) and (not refusals or advice.reason is Reason.LEVER_NOT_ALLOWED)
-    return [(Knob.MAX_NUM_SEQS, advice)] if isinstance(advice, NoChange) and told else []
+    if setting.bound(Knob.MAX_NUM_SEQS) is None:
+        # A cap that would help is named where it is not allowed; why there is none, where nothing else is.
+        cap = cut_cap(case, setting)
+        if isinstance(cap, NoChange) and (not refusals or cap.reason is Reason.LEVER_NOT_ALLOWED):
+            refusals.append((Knob.MAX_NUM_SEQS, cap))
+    return replace(_none_left(refusals), passes_on=passes_on(case, setting))
 
 
 def _none_left(refusals: Sequence[tuple[str, NoChange]]) -> NoChange:
     if len(refusals) == 1:
         return refusals[0][1]
     harmless = all(Trait.NO_GAIN in refusal.reason.traits for _, refusal in refusals)
-    told = "; ".join(f"({place}) {_name_levers(*each)}" for place, each in enumerate(refusals, start=1))
+    told = "; ".join(
+        f"({place}) {why.message if why.message.startswith(name) else f'{name}: {why.message}'}"
+        for place, (name, why) in enumerate(refusals, start=1)
+    )
     reason = refusals[0][1].reason if harmless else Reason.NO_LEVER_LEFT
     return NoChange(reason, f"none of the allowed levers would help now: {told}")
-
-
-def _name_levers(name: str, refusal: NoChange) -> str:
-    return refusal.message if refusal.message.startswith(name) else f"{name}: {refusal.message}"

@@ -9,15 +9,20 @@ cheaper. So that is worth a try only where preempted requests hang, and it is me
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import floor
+from collections.abc import Mapping, Sequence
+from math import floor, inf, prod
 
-from kvmedic.model.engine import Knob
+from kvmedic.manifests.grammar import Parsed
+from kvmedic.model.compression import whole_amount
+from kvmedic.model.devices import MEMORY_SERIES, Vital, Vitals
+from kvmedic.model.engine import Engine, Flag, HostCache, Knob, Presence
+from kvmedic.model.evidence import Measured
+from kvmedic.model.fleet import body_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
+from kvmedic.model.status import OutgrownShare
 from kvmedic.runbooks.branches import (
     GIB,
-    Advice,
     Assignment,
     Evidence,
     HostTerms,
@@ -27,22 +32,70 @@ from kvmedic.runbooks.branches import (
     SettingAdvice,
 )
 from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.workload import Workload
 from kvmedic.verdict.baseline import TAIL_PER_REQUEST
 
 KNOB = Knob.GPU_MEMORY_UTILIZATION
 DIGITS = 4
 """Decimals of the value that is set: ten times finer than the smallest step that a spec may have (0.001)."""
+TAKEN = 0.5
+"""Share of what stayed free that one step may take. A choice, not a measurement: the window need not have
+held the worst moment, so as much again is left for it."""
+LEAST_STEP = 0.5
+"""Share of the lever's `step` under which the rest of the way is not worth a restart of the fleet."""
+_DUST = 1e-9
+NAMED_REPLICAS = 3
+"""Replicas that a message names; the rest is counted."""
+SHOWN = MEMORY_SERIES[-1]
+"""The series that a message names: those of exporters before 4.9.0 are the ones that most fleets have."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    lowest: float
-    step: float
+def memory_share(workload: Workload) -> MemoryShare:
+    """Return the share of its devices' memory that the engine takes, as far as its command line tells."""
+    flag = workload.engine.profile.flag(KNOB)
+    given = workload.given(KNOB)
+    default = None if flag is None else workload.engine.default_of(flag)
+    fixing = (workload.engine.profile.flag(knob) for knob in workload.fixes_the_pool())
+    return MemoryShare(
+        ratio=float(given) if isinstance(given, int | float) else default,
+        is_given=given is not None,
+        fixed_by=next((flag.name for flag in fixing if flag is not None), ""),
+        unread=workload.flags.config or "",
+    )
 
 
-def step_down(setting: Setting) -> SettingAdvice:
-    """Return the share one step of `spec.levers` lower, never under its `min`, or why it is not lowered."""
-    share = setting.memory
+def memory_in_use(evidence: Evidence) -> tuple[float | None, str]:
+    """Return the largest share of any device's memory that was in use, or of whom that is not known.
+
+    Every device of every replica counts: the same flag holds for all of them.
+    """
+    shares: dict[str, list[float | None]] = {}
+    for name in sorted(evidence.burn.pods):
+        devices = evidence.vitals.get(name, Vitals()).devices
+        known = devices.value if isinstance(devices, Measured) else ()
+        shares[name] = [device.ratio(Vital.MEMORY_IN_USE) for device in known]
+    blind = [name for name, found in shares.items() if not found or None in found]
+    told = [share for found in shares.values() for share in found if share is not None]
+    if not blind and told:
+        return max(told), ""
+    named = ", ".join(blind[:NAMED_REPLICAS]) or "any replica"
+    rest = f" and {len(blind) - NAMED_REPLICAS} more" if len(blind) > NAMED_REPLICAS else ""
+    return None, (
+        f"the metrics source has no fresh {SHOWN.used} and {SHOWN.free} for {named}{rest}: have the DCGM "
+        "exporter scraped, with the label of the pod that uses the GPU"
+    )
+
+
+def lowest_oom_share(shares: Sequence[OutgrownShare], template: Mapping[str, object]) -> float | None:
+    """Return the lowest share at which a pod template ran out of memory, whatever its command line says."""
+    body = body_hash(template) if shares else ""
+    return min((one.share for one in shares if one.body == body), default=None)
+
+
+def lower_share(_evidence: Evidence, setting: Setting) -> SettingAdvice:
+    """Return the share of the GPU's memory one bounded step down, or why there is none."""
+    share, lever = setting.memory, setting.bound(KNOB)
+    wanted = f"{{name: {KNOB}, min: 0.80, step: 0.02}}"
     if share is None:
         return NoChange(Reason.PRESENT_VALUE_UNKNOWN, f"lower {KNOB}: give the manifest for the value")
     if share.fixed_by:
@@ -51,18 +104,6 @@ def step_down(setting: Setting) -> SettingAdvice:
             f"{share.fixed_by} fixes the size of the KV cache, so {KNOB} would change nothing: lower "
             f"{share.fixed_by}, or remove it",
         )
-    bounds = _bounds(setting)
-    if isinstance(bounds, NoChange):
-        return bounds
-    if share.ratio is None or share.unread:
-        return unknown_share(share)
-    return _step_share(share.ratio, share, bounds)
-
-
-def _bounds(setting: Setting) -> _Bounds | NoChange:
-    """Return how far the lever may go, or why it may not be moved."""
-    wanted = f"{{name: {KNOB}, min: 0.80, step: 0.02}}"
-    lever = next((one for one in setting.levers if one.knob is KNOB), None)
     if lever is None:
         return NoChange(Reason.LEVER_NOT_ALLOWED, f"a lower {KNOB} would help: add {wanted} to spec.levers")
     if lever.minimum is None or lever.step is None:
@@ -76,56 +117,33 @@ def _bounds(setting: Setting) -> _Bounds | NoChange:
             f"{KNOB} was lowered on this revision and did not help; shorten what the model may be asked, or "
             "give it more GPU memory",
         )
-    return _Bounds(lever.minimum, lever.step)
-
-
-def unknown_share(share: MemoryShare) -> NoChange:
-    """Return that no value is known to be a step away from the present share, and why."""
-    why = (
-        f"the engine also reads {share.unread}, which may set it"
-        if share.unread
-        else "it is not on the command line and the engine's version, which has its default, is not known"
+    if share.ratio is None or share.unread:
+        return _refuse_unknown_share(share)
+    lower = round(max(lever.minimum, share.ratio - lever.step), DIGITS)
+    if lower >= share.ratio:
+        text = f"{KNOB} is {share.ratio:g}, spec.levers allows no less than {lever.minimum:g}"
+        return NoChange(Reason.LEVER_AT_BOUND, text)
+    return Assignment(
+        KNOB,
+        lower,
+        Reason.MEMORY_STEPPED_DOWN,
+        f"{_step_text(share, lower)}: what is left free is for what the engine did not plan with; the KV "
+        "cache shrinks by as much",
     )
+
+
+def _refuse_unknown_share(share: MemoryShare) -> NoChange:
+    why = "it is not on the command line and the engine's version, which has its default, is not known"
+    if share.unread:
+        why = f"the engine also reads {share.unread}, which may set it"
     return NoChange(
         Reason.PRESENT_VALUE_UNKNOWN, f"the present {KNOB} is not known: {why}; write it on the command line"
     )
 
 
-def _step_share(ratio: float, share: MemoryShare, bounds: _Bounds) -> SettingAdvice:
-    lower = round(max(bounds.lowest, ratio - bounds.step), DIGITS)
-    if lower >= ratio:
-        return NoChange(
-            Reason.LEVER_AT_BOUND, f"{KNOB} is {ratio:g}, spec.levers allows no less than {bounds.lowest:g}"
-        )
+def _step_text(share: MemoryShare, value: float) -> str:
     origin = "" if share.is_given else " (the engine's default)"
-    return Assignment(
-        KNOB,
-        lower,
-        Reason.MEMORY_STEPPED_DOWN,
-        f"{KNOB} from {ratio:g}{origin} to {lower:g}: what is left free is for what the engine did not plan "
-        "with; the KV cache shrinks by as much",
-    )
-
-
-def lower_share(_evidence: Evidence, setting: Setting) -> Advice:
-    """Return the share of the GPU's memory one bounded step down, or why there is none."""
-    return step_down(setting)
-
-
-TAKEN = 0.5
-"""Share of what stayed free that one step may take. A choice, not a measurement: the window need not have
-held the worst moment, so as much again is left for it."""
-_DUST = 1e-9
-LEAST_STEP = 0.5
-"""Share of the lever's `step` under which the rest of the way is not worth a restart of the fleet."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """How far the share may go, and what stops it there."""
-
-    end: float
-    why: NoChange
+    return f"{KNOB} from {share.ratio:g}{origin} to {value:g}"
 
 
 def is_for_raising(bound: LeverBound) -> bool:
@@ -160,69 +178,51 @@ def cannot_raise_share(_case: Case, setting: Setting) -> NoChange | None:
         return NoChange(
             Reason.HEADROOM_UNKNOWN, f"how much of the GPUs' memory stays free under load is not known: {why}"
         )
-    return unknown_share(share) if share.ratio is None or share.unread else None
+    return _refuse_unknown_share(share) if share.ratio is None or share.unread else None
 
 
 def raise_share(_case: Case, setting: Setting) -> SettingAdvice:
-    """Return the share one step higher, within its bounds and what stayed free, or why it is not raised."""
+    """Return the share one step higher, within its bounds and what stayed free, or why it is not raised.
+
+    Three things end the way up: the lever's bound, free memory, and a share at which memory ran out.
+    """
     share, bound = setting.memory, setting.bound(KNOB)
     if share is None or share.ratio is None or bound is None or bound.step is None:
         return NoChange(
             Reason.PRESENT_VALUE_UNKNOWN, f"raise {KNOB}: the present value or the step is not known"
         )
     ratio, step, used = share.ratio, bound.step, setting.supply.memory_in_use or 0.0
-    way = min(_ways(ratio, setting, step), key=lambda each: each.end)
-    value = floor_share(min(ratio + step, way.end))
-    if value - ratio < LEAST_STEP * step:
-        return way.why
-    origin = "" if share.is_given else " (the engine's default)"
+    most = 1.0 if bound.maximum is None else bound.maximum
+    # Free memory counts in whole halves of a step: what is measured is never twice the same, and a plan must
+    # not change while somebody is about to approve it.
+    half = LEAST_STEP * step
+    room = half * floor(TAKEN * max(0.0, 1.0 - used) / half + _DUST)
+    ends = [
+        (most, Reason.LEVER_AT_BOUND, f"{KNOB} is {ratio:g}, spec.levers allows no more than {most:g}"),
+        (
+            ratio + room,
+            Reason.HEADROOM_SHORT,
+            f"{used:.1%} of a GPU's memory was in use over the window; half of the rest is under half a "
+            f"step of {step:g}",
+        ),
+    ]
+    if (oom := setting.supply.oom_limit) is not None:
+        text = (
+            f"a GPU ran out of memory at {oom:g} with this pod template; it is left a step of {step:g} below"
+        )
+        ends.append((oom - step, Reason.LEVER_AT_BOUND, f"{KNOB} is {ratio:g}: {text}"))
+    end, reason, why = min(ends, key=lambda each: each[0])
+    value = floor_share(min(ratio + step, end))
+    if value - ratio < half:
+        return NoChange(reason, why)
     return Assignment(
         KNOB,
         value,
         Reason.MEMORY_STEPPED_UP,
-        f"{KNOB} from {ratio:g}{origin} to {value:g}: at most {used:.1%} of any GPU's memory was in use over "
-        f"the window, and half of the rest may be taken; expected: {value - ratio:.1%} of a GPU's memory "
-        "goes to the KV cache",
+        f"{_step_text(share, value)}: at most {used:.1%} of any GPU's memory was in use over the window, and "
+        f"half of the rest may be taken; expected: {value - ratio:.1%} of a GPU's memory goes to the KV "
+        "cache",
     )
-
-
-def _ways(ratio: float, setting: Setting, step: float) -> list[_Way]:
-    """Return every end of the way up: the lever's, that of free memory, that of a share that was too much."""
-    bound = setting.bound(KNOB) or LeverBound(KNOB)
-    used = setting.supply.memory_in_use or 0.0
-    maximum = 1.0 if bound.maximum is None else bound.maximum
-    ways = [
-        _Way(
-            maximum,
-            NoChange(
-                Reason.LEVER_AT_BOUND, f"{KNOB} is {ratio:g}, spec.levers allows no more than {maximum:g}"
-            ),
-        ),
-        _Way(
-            ratio + _room(used, step),
-            NoChange(
-                Reason.HEADROOM_SHORT,
-                f"{used:.1%} of a GPU's memory was in use over the window; half of the rest is under half a "
-                f"step of {step:g}",
-            ),
-        ),
-    ]
-    outgrown = setting.supply.outgrown
-    if outgrown is None:
-        return ways
-    told = (
-        f"a GPU ran out of memory at {outgrown:g} with this pod template; it is left a step of {step:g} below"
-    )
-    return [*ways, _Way(outgrown - step, NoChange(Reason.LEVER_AT_BOUND, f"{KNOB} is {ratio:g}: {told}"))]
-
-
-def _room(used: float, step: float) -> float:
-    """Return how far free memory allows to go, in whole halves of a step.
-
-    What is measured is never twice the same; so a plan does not change while somebody is about to approve it.
-    """
-    half = LEAST_STEP * step
-    return half * floor(TAKEN * max(0.0, 1.0 - used) / half + _DUST)
 
 
 def floor_share(value: float) -> float:
@@ -235,6 +235,87 @@ OFFLOADING = "cpuOffload"
 """The lever's name in a spec; which flag it turns is the engine's matter."""
 HOST_KNOBS = (Knob.KV_OFFLOADING_SIZE, Knob.SWAP_SPACE)
 """What it may turn."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path inside the engine's container, never opened here
+"""Where a container's shared memory is; 64 MiB unless the pod mounts something larger there."""
+
+
+def host_terms(workload: Workload) -> HostTerms:
+    """Return what is known of a container's host memory, and which flag of its engine would use it."""
+    container, engine, line = workload.container, workload.engine, workload.line
+    cache = engine.profile.host_cache
+    if cache is None:
+        return HostTerms(None, "this engine keeps no KV blocks in its host's memory")
+    knob, why_not = _host_knob(cache, line, engine)
+    version, given = engine.effective_version, line.values()
+    engines = cache.engines_here if cache.engines_here in given else cache.engines
+    return HostTerms(
+        knob=knob,
+        why_not=why_not,
+        devices=prod(_given_count(line, option) for option in cache.ranks),
+        engines=1 if cache.engine_rank in given else _given_count(line, engines),
+        limit_bytes=_memory(container, "limits"),
+        request_bytes=_memory(container, "requests") or 0,
+        shared_bytes=_shared_bytes(workload.template, container),
+        uses_shared=knob is Knob.KV_OFFLOADING_SIZE and version >= cache.shared_since,
+        rounds_up=knob is Knob.KV_OFFLOADING_SIZE and version < cache.exact_since,
+    )
+
+
+def _host_knob(cache: HostCache, parsed: Parsed, engine: Engine) -> tuple[Knob | None, str]:
+    """Return the flag that would use the host's memory, or why there is none."""
+    own = engine.profile.flag(Knob.KV_OFFLOADING_SIZE)
+    if own is not None and engine.presence(own) is not Presence.ABSENT:
+        doubt = _occupied_by(cache, parsed, own)
+        return (None, doubt) if doubt else (own.knob, "")
+    swap = engine.profile.flag(Knob.SWAP_SPACE)
+    if swap is None or engine.presence(swap) is Presence.ABSENT:
+        return None, "this version keeps no KV blocks in its host's memory"
+    if parsed.values().get(cache.swap_mode) == cache.swapping:
+        return swap.knob, ""
+    return None, (
+        f"this version computes preempted sequences again and never swaps them: {swap.name} is used only "
+        f"with --{cache.swap_mode.replace('_', '-')} {cache.swapping}"
+    )
+
+
+def _occupied_by(cache: HostCache, parsed: Parsed, own: Flag) -> str:
+    """Return what already decides where KV blocks go; empty where nothing does."""
+    given = parsed.values()
+    if cache.connector in given:
+        return f"{cache.connector} says where KV blocks go, and {own.name} would replace that"
+    backend = given.get(cache.backend, cache.own_backend)
+    if backend != cache.own_backend:
+        return f"{cache.backend} is {backend}, which keeps its own account of memory"
+    return ""
+
+
+def _given_count(parsed: Parsed, option: str) -> int:
+    value = parsed.values().get(option)
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _memory(container: Mapping[str, object], kind: str) -> int | None:
+    resources = container.get("resources")
+    amounts = resources.get(kind) if isinstance(resources, Mapping) else None
+    return whole_amount(amounts.get("memory")) if isinstance(amounts, Mapping) else None
+
+
+def _shared_bytes(template: Mapping[str, object], container: Mapping[str, object]) -> float | None:
+    """Return what a volume at `/dev/shm` holds; None without one that is memory."""
+    mounts = _objects(container.get("volumeMounts"))
+    name = next((m.get("name") for m in mounts if str(m.get("mountPath")).rstrip("/") == SHARED_MEMORY), None)
+    spec = template.get("spec")
+    volumes = _objects(spec.get("volumes") if isinstance(spec, Mapping) else None)
+    volume = next((each for each in volumes if name is not None and each.get("name") == name), {})
+    held = volume.get("emptyDir")
+    if not isinstance(held, Mapping) or held.get("medium") != "Memory":
+        return None
+    limit = whole_amount(held.get("sizeLimit"))
+    return inf if limit is None else float(limit)
+
+
+def _objects(value: object) -> Sequence[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
 def cannot_use_host(case: Case, setting: Setting) -> NoChange | None:
@@ -251,22 +332,14 @@ def cannot_use_host(case: Case, setting: Setting) -> NoChange | None:
             Reason.LEVER_NOT_ALLOWED,
             f"lever {OFFLOADING} needs maxGiB: write {{name: {OFFLOADING}, maxGiB: 32}} in spec.levers",
         )
-    return _refuse_if_tried(terms.knob, setting) or _smooth(case)
-
-
-def _refuse_if_tried(knob: Knob, setting: Setting) -> NoChange | None:
-    """Return that the flag which this engine has was tried, or cannot be set; None where it may be."""
-    if knob in setting.exhausted:
+    if terms.knob in setting.exhausted:
         return NoChange(
             Reason.LEVER_EXHAUSTED,
-            f"{knob} was tried on this revision, these lengths and this pool and did not help; more replicas "
-            "may",
+            f"{terms.knob} was tried on this revision, these lengths and this pool and did not help; more "
+            "replicas may",
         )
-    return setting.refused.get(knob)
-
-
-def _smooth(case: Case) -> NoChange | None:
-    """Return that hardly anybody hangs, so that no latency could confirm it; None where somebody does."""
+    if terms.knob in setting.refused:
+        return setting.refused[terms.knob]
     stalls = case.strain.stalls_per_request
     if stalls >= TAIL_PER_REQUEST:
         return None
@@ -292,42 +365,37 @@ def size_host_cache(_case: Case, setting: Setting) -> SettingAdvice:
         )
     if isinstance(present, int | float) and present >= value:
         return NoChange(Reason.LEVER_AT_BOUND, f"{knob} is {present:g} already, maxGiB asks for {value}")
-    short = _short(terms, value)
-    if short is not None:
-        return short
-    return Assignment(knob, value, Reason.HOST_MEMORY_USED, _expected_of_host(terms, knob, value))
-
-
-def _short(terms: HostTerms, value: int) -> NoChange | None:
-    """Return that the host memory which a container has does not hold that much, or None where it does."""
-    taken, told = terms.taken_bytes(value), terms.told_bytes(value)
-    if terms.limit_bytes is None:
-        return NoChange(
-            Reason.HOST_MEMORY_SHORT,
-            f"the container has no memory limit, so nobody knows whether its node has {taken / GIB:.0f} GiB "
-            "to spare: set resources.limits.memory",
-        )
-    if taken > terms.free_bytes:
-        return NoChange(
-            Reason.HOST_MEMORY_SHORT,
-            f"up to {taken / GIB:.0f} GiB would be taken, and of the container's limit of "
-            f"{terms.limit_bytes / GIB:.1f} GiB {terms.free_bytes / GIB:.1f} GiB are free beside the engine: "
-            "raise resources.limits.memory, or lower maxGiB",
-        )
-    if terms.uses_shared and (terms.shared_bytes is None or terms.shared_bytes < told):
-        return NoChange(
-            Reason.HOST_MEMORY_SHORT,
-            f"this engine keeps the blocks in /dev/shm, which must hold {told / GIB:.0f} GiB: mount an "
-            f"emptyDir with medium: Memory there, without sizeLimit or with one of at least "
-            f"{told / GIB:.0f}Gi",
-        )
-    return None
-
-
-def _expected_of_host(terms: HostTerms, knob: Knob, value: int) -> str:
+    if short := _what_is_short(terms, value):
+        return NoChange(Reason.HOST_MEMORY_SHORT, short)
     of = "each GPU" if knob is Knob.SWAP_SPACE else "each engine over all its GPUs"
-    return (
+    return Assignment(
+        knob,
+        value,
+        Reason.HOST_MEMORY_USED,
         f"{value} GiB of host memory for {of}, {terms.told_bytes(value) / GIB:.0f} GiB per replica in all; "
         "expected: who was preempted is fetched and not computed again; it stays only if answers come more "
-        "smoothly"
+        "smoothly",
     )
+
+
+def _what_is_short(terms: HostTerms, value: int) -> str:
+    """Return what of the container's memory does not hold that much; empty where it does."""
+    taken, told = terms.taken_bytes(value), terms.told_bytes(value)
+    if terms.limit_bytes is None:
+        return (
+            f"the container has no memory limit, so nobody knows whether its node has {taken / GIB:.0f} GiB "
+            "to spare: set resources.limits.memory"
+        )
+    if taken > terms.free_bytes:
+        return (
+            f"up to {taken / GIB:.0f} GiB would be taken, and of the container's limit of "
+            f"{terms.limit_bytes / GIB:.1f} GiB {terms.free_bytes / GIB:.1f} GiB are free beside the engine: "
+            "raise resources.limits.memory, or lower maxGiB"
+        )
+    if terms.uses_shared and (terms.shared_bytes is None or terms.shared_bytes < told):
+        return (
+            f"this engine keeps the blocks in /dev/shm, which must hold {told / GIB:.0f} GiB: mount an "
+            f"emptyDir with medium: Memory there, without sizeLimit or with one of at least "
+            f"{told / GIB:.0f}Gi"
+        )
+    return ""

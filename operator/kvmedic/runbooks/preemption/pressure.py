@@ -1,12 +1,7 @@
-"""What the sizing of a thrashing fleet rests on, from two looks at it.
+"""What the sizing of a thrashing fleet rests on, and why its evidence may not suffice for that.
 
 What happens now (preemptions, stalls, running sequences) is read from the pressured replicas over the
-trigger's window; what requests look like from all replicas over the sizing window. Whether these
-looks do is judged in `kvmedic.runbooks.preemption.pressure`.
-
-Why the evidence of a thrashing fleet does not do for sizing it: the first doubt that applies.
-
-Do a replica's peers carry its requests too? Only then may it be spared.
+trigger's window; what requests look like from all replicas over the sizing window.
 """
 
 from __future__ import annotations
@@ -63,8 +58,6 @@ CALM_SHARE = 0.5
 """Share of the trigger up to which a peer of a pressured replica counts as calm. At the best setting 0.05
 to 0.4 preemptions per request remain (measured on vLLM 0.32.0, CPU build): between a peer just under
 the trigger and a replica just over it lies nothing that a new replica would change."""
-
-
 MOST_EVICTED = 0.75
 """Blocks in use per running sequence, over those that the lengths predict, above which a method that evicts
 tokens counts as switched off, whatever settings say: the plugin may not be in the image, or not be loaded.
@@ -110,10 +103,7 @@ sequences as possible, and nobody knows how long answers were allowed to become 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How long the requests of the sizing window were at most, by the upper bounds of their buckets (tokens).
-
-    Infinite where one lies above the top bound.
-    """
+    """The longest requests of the sizing window (tokens, upper bounds of buckets; inf above the top one)."""
 
     prompt_tokens: float
     output_tokens: float
@@ -124,10 +114,9 @@ class Reach:
 
     @property
     def request_tokens(self) -> float | None:
-        """Return what a request of the window may have needed at most; None where nobody knows."""
-        if self.limit_tokens is None:
-            return None
-        return self.prompt_tokens + max(self.output_tokens, self.limit_tokens)
+        """Return what a request of the window may have needed at most; None: not known."""
+        limit = self.limit_tokens
+        return None if limit is None else self.prompt_tokens + max(self.output_tokens, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +151,11 @@ class Case:
     evicted_by: str = ""
     """Method that takes tokens from sequences while they run; empty where none does."""
 
+    @property
+    def pool(self) -> tuple[float, int]:
+        """Return the blocks of the pool, and the tokens of one."""
+        return self.blocks, self.block_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -182,18 +176,9 @@ class Seen:
         """Return the gaps between tokens on the pressured replicas."""
         return merge_histograms([one.histograms[Signal.INTER_TOKEN_SECONDS] for one in self.now.values()])
 
-    def total(self, signal: Signal) -> float:
-        """Return a number, added up over the pressured replicas."""
-        return total(self.now, signal)
-
 
 def seen_of(evidence: Evidence, pressured: Iterable[str]) -> Seen | Inconclusive:
-    """Return the evidence with every needed value in place, or what is missing.
-
-    Args:
-        evidence: both looks.
-        pressured: the pods that preempt beyond the trigger.
-    """
+    """Return both looks with every needed value in place, or what is missing."""
     burn = evidence.burn.only(pressured)
     now = complete(burn, NOW)
     if isinstance(now, Inconclusive):
@@ -210,13 +195,10 @@ def seen_of(evidence: Evidence, pressured: Iterable[str]) -> Seen | Inconclusive
 def case_of(
     seen: Seen, evicts: TokenEviction | None = None, peaks: Mapping[str, Reading[float]] = _NOTHING
 ) -> Case:
-    """Return what the sizing rests on; the looks must be beyond doubt (`doubts.doubt_of`).
+    """Return what the sizing rests on; `doubt_of` must have found nothing in these looks.
 
-    Args:
-        seen: both looks.
-        peaks: the most tokens per second that each replica was asked for of late, as far as that is known.
-        evicts: what takes tokens from sequences while they run, as settings have it. It counts only where
-            gauges show that sequences are smaller than their lengths.
+    `evicts` is what settings say of a method that evicts tokens. It counts only where gauges show that
+    sequences are smaller than their lengths. `peaks` are the most tokens per second asked for of late.
     """
     prompt, output = seen.counted(Signal.PROMPT_LENGTH), seen.counted(Signal.OUTPUT_LENGTH)
     engines = next(iter(seen.sizing.pods.values())).engines
@@ -229,8 +211,15 @@ def case_of(
     if evicts is not None and measured_blocks(seen) > MOST_EVICTED * sequence.mean_blocks:
         evicts = None
     if evicts is not None:
-        budgeted = _budgeted_sequence(prompt, output, block_tokens, evicts)
+        budgeted = None
+        if evicts.budget is not None:
+            passes = Passes(Keep(budget=evicts.budget), evicts.pattern, evicts.every)
+            budgeted = occupancy_between(prompt, output, block_tokens, passes)
         sequence = with_evicted_tokens(sequence, measured_blocks(seen), budgeted)
+    most_running = [
+        number_or_none(readings, Signal.RUNNING_MAX)
+        for readings in (*seen.burn.pods.values(), *seen.sizing.pods.values())
+    ]
     return Case(
         sequence=sequence,
         strain=_strain(seen, prompt.mean * (1 - hits), output.mean),
@@ -239,7 +228,7 @@ def case_of(
         prompt_tokens=prompt.mean * (1 - shared),
         output_tokens=output.mean,
         spread=spread_weight(_groups(seen)) if evicts is None else 1.0,
-        running_max=_running_max(seen) / engines,
+        running_max=max(inf if most is None else most for most in most_running) / engines,
         requests=output.count,
         reach=_reach(seen, prompt, output),
         shortest_tokens=lower_bound(prompt, SHORTEST),
@@ -247,16 +236,6 @@ def case_of(
         offered=offered_of(seen, output.mean, peaks),
         evicted_by=evicts.name if evicts else "",
     )
-
-
-def _budgeted_sequence(
-    prompt: Histogram, output: Histogram, block_tokens: int, evicts: TokenEviction
-) -> Occupancy | None:
-    """Return what a sequence takes by the tokens that a method keeps; None where nobody knows how many."""
-    if evicts.budget is None:
-        return None
-    passes = Passes(Keep(budget=evicts.budget), evicts.pattern, evicts.every)
-    return occupancy_between(prompt, output, block_tokens, passes)
 
 
 def residence_seconds(seen: Seen) -> float:
@@ -286,7 +265,6 @@ def _measured_sequence(seen: Seen) -> tuple[float, float] | None:
 
 
 def _reach(seen: Seen, prompt: Histogram, output: Histogram) -> Reach:
-    """Return the longest requests; the prompts' top bound stands for the engine's own limit."""
     found = [histogram(readings, Signal.OUTPUT_LIMIT) for readings in seen.sizing.pods.values()]
     told = [longest(one) for one in found if one is not None and one.count > 0]
     return Reach(
@@ -297,25 +275,20 @@ def _reach(seen: Seen, prompt: Histogram, output: Histogram) -> Reach:
     )
 
 
-def _running_max(seen: Seen) -> float:
-    """Return the most sequences that any replica ran at once; infinite where one replica does not tell."""
-    pods = (*seen.burn.pods.values(), *seen.sizing.pods.values())
-    found = [number_or_none(readings, Signal.RUNNING_MAX) for readings in pods]
-    return max(inf if most is None else most for most in found)
-
-
 def _strain(seen: Seen, prefill_tokens: float, output_tokens: float) -> Strain:
-    """Return the thrash as measured; per request means per as many tokens as a request generates."""
-    gaps = seen.gaps()
+    gaps = seen.gaps()  # per request: per as many tokens as a request generates
     step = mean_below(gaps, STALL_SECONDS / 2)
+    prefills = [histogram(readings, Signal.PREFILL_SECONDS) for readings in seen.burn.pods.values()]
+    prefilled = sum(one.count for one in prefills if one is not None)
+    seconds = sum(one.total for one in prefills if one is not None) / prefilled if prefilled > 0 else 0.0
     engines = sum(readings.engines for readings in seen.burn.pods.values())
-    preempted = seen.total(Signal.PREEMPTIONS) / seen.total(Signal.GENERATED_TOKENS)
+    preempted = total(seen.now, Signal.PREEMPTIONS) / total(seen.now, Signal.GENERATED_TOKENS)
     return Strain(
-        running_mean=max(1.0, seen.total(Signal.RUNNING_MEAN) / engines),
+        running_mean=max(1.0, total(seen.now, Signal.RUNNING_MEAN) / engines),
         preemptions_per_request=preempted * output_tokens,
         stalls_per_request=above(gaps, STALL_SECONDS) / gaps.count * output_tokens,
         step_seconds=step,
-        prefill_extra_seconds=max(0.0, _prefill_seconds(seen.burn) - step),
+        prefill_extra_seconds=max(0.0, seconds - step),
         prefill_tokens=prefill_tokens,
         output_tokens=output_tokens,
     )
@@ -323,9 +296,11 @@ def _strain(seen: Seen, prefill_tokens: float, output_tokens: float) -> Strain:
 
 def offered_of(seen: Seen, output_tokens: float, peaks: Mapping[str, Reading[float]]) -> Offered:
     """Return what an engine is asked for: what is given, and what joined the queue or left it instead."""
-    given, window = seen.total(Signal.GENERATED_TOKENS), seen.burn.window_seconds
+    given, window = total(seen.now, Signal.GENERATED_TOKENS), seen.burn.window_seconds
     engines = sum(readings.engines for readings in seen.burn.pods.values())
-    joined = seen.total(Signal.REQUESTS_IN_FLIGHT_CHANGE) + total_of_told(seen.burn, Signal.REQUESTS_ABORTED)
+    joined = total(seen.now, Signal.REQUESTS_IN_FLIGHT_CHANGE) + total_of_told(
+        seen.burn, Signal.REQUESTS_ABORTED
+    )
     peak, queue, whole = peak_of(peaks), queue_of(seen.burn), queue_of(seen.sizing)
     return Offered(
         now=max(0.0, 1 + joined * output_tokens / given) if given > 0 else 1.0,
@@ -346,33 +321,23 @@ def queue_of(looked: Observation) -> Queue:
     return Queue(running or 0.0, waiting or 0.0, inf if change is None else change, glimpsed)
 
 
-def _prefill_seconds(burn: Observation) -> float:
-    """Return the mean seconds to prefill a request; 0 where the engine does not tell."""
-    found = [histogram(readings, Signal.PREFILL_SECONDS) for readings in burn.pods.values()]
-    counted = [one for one in found if one is not None]
-    count = sum(one.count for one in counted)
-    return sum(one.total for one in counted) / count if count > 0 else 0.0
-
-
 def _groups(seen: Seen) -> list[Histogram]:
     """Return output lengths of disjoint groups: by replica, before and within the trigger's window."""
     groups: list[Histogram] = []
     for name, one in seen.requests.items():
+        whole = one.histograms[Signal.OUTPUT_LENGTH]
         recent = histogram(seen.burn.pods[name], Signal.OUTPUT_LENGTH) if name in seen.burn.pods else None
-        groups += _split(one.histograms[Signal.OUTPUT_LENGTH], recent)
+        if recent is not None and recent.bounds == whole.bounds and recent.count >= SMALLEST_GROUP:
+            counts = tuple(
+                max(0.0, all_ - new) for all_, new in zip(whole.counts, recent.counts, strict=True)
+            )
+            before = whole.total - recent.total
+            if sum(counts) >= SMALLEST_GROUP and before > 0:
+                groups += [Histogram(whole.bounds, counts, before), recent]
+                continue
+        groups.append(whole)
     large = [group for group in groups if group.count >= SMALLEST_GROUP]
     return large or [seen.counted(Signal.OUTPUT_LENGTH)]
-
-
-def _split(whole: Histogram, recent: Histogram | None) -> tuple[Histogram, ...]:
-    """Return the requests before and within the last part of a window; all in one where that is hopeless."""
-    if recent is None or recent.bounds != whole.bounds or recent.count < SMALLEST_GROUP:
-        return (whole,)
-    counts = tuple(max(0.0, all_ - new) for all_, new in zip(whole.counts, recent.counts, strict=True))
-    total = whole.total - recent.total
-    if sum(counts) < SMALLEST_GROUP or total <= 0:
-        return (whole,)
-    return Histogram(whole.bounds, counts, total), recent
 
 
 FEWEST_REQUESTS = 100
@@ -395,8 +360,8 @@ LUCK = 2.0
 
 
 def doubt_of(seen: Seen) -> Inconclusive | None:
-    """Return why lengths and pools cannot be told from what was seen, or None."""
-    doubts = (_several_models, _replicas_differ, _too_few, _too_short, _too_young)
+    """Return the first reason why lengths and pools cannot be told from what was seen, or None."""
+    doubts = (_doubt_replicas, _doubt_count, _doubt_residence)
     return next((found for doubt in doubts if (found := doubt(seen)) is not None), None)
 
 
@@ -414,12 +379,7 @@ def misfit_of(seen: Seen, case: Case) -> Inconclusive | None:
 
 
 def size_fleet(evidence: Evidence, pressured: Iterable[str]) -> Case | Inconclusive:
-    """Return what the sizing of a fleet rests on, or why its evidence does not do for it.
-
-    Args:
-        evidence: both looks.
-        pressured: the pods of which what happens now is read.
-    """
+    """Return what the sizing of a fleet rests on, or why its evidence does not suffice for that."""
     seen = seen_of(evidence, pressured)
     if isinstance(seen, Inconclusive):
         return seen
@@ -443,22 +403,22 @@ def _gauge_noise(seen: Seen, case: Case) -> float:
     return case.sequence.deviation_blocks / case.sequence.mean_blocks / sqrt(max(1.0, seats))
 
 
-def _several_models(seen: Seen) -> Inconclusive | None:
+def _doubt_replicas(seen: Seen) -> Inconclusive | None:
     models = sorted({model for readings in seen.sizing.pods.values() for model in readings.model_names})
-    if len(models) <= 1:
-        return None
-    return Inconclusive(
-        Reason.REPLICAS_DIFFER,
-        f"the replicas serve {', '.join(models)}: their lengths are mixed; point one resource at each",
-    )
-
-
-def _replicas_differ(seen: Seen) -> Inconclusive | None:
+    if len(models) > 1:
+        return Inconclusive(
+            Reason.REPLICAS_DIFFER,
+            f"the replicas serve {', '.join(models)}: their lengths are mixed; point one resource at each",
+        )
     kinds = {(pool.block_tokens, pool.cache_dtype) for pool in seen.pools.values()}
     engines = {readings.engines for readings in seen.sizing.pods.values()}
     sizes = [pool.blocks for pool in seen.pools.values()]
     alike = min(sizes) >= (1 - POOLS_ALIKE) * max(sizes)
-    if alike and len(kinds) == 1 and len(engines) == 1 and _bounds_agree(seen):
+    # The bounds of a replica's buckets depend on the greatest length that it takes.
+    counted = [(signal, one) for signal in REQUESTS & HISTOGRAMS for one in seen.requests.values()]
+    counted += [(signal, one) for signal in NOW & HISTOGRAMS for one in seen.now.values()]
+    bounds = {(signal, one.histograms[signal].bounds) for signal, one in counted}
+    if alike and len(kinds) == len(engines) == 1 and len(bounds) == len({signal for signal, _ in counted}):
         return None
     shown = ", ".join(f"{n}: {p.blocks} x {p.block_tokens} tokens" for n, p in seen.pools.items())
     return Inconclusive(
@@ -467,62 +427,44 @@ def _replicas_differ(seen: Seen) -> Inconclusive | None:
     )
 
 
-def _bounds_agree(seen: Seen) -> bool:
-    """Return whether the replicas count in the same buckets; their bounds depend on the greatest length."""
-    counted = [(signal, one) for signal in REQUESTS & HISTOGRAMS for one in seen.requests.values()]
-    counted += [(signal, one) for signal in NOW & HISTOGRAMS for one in seen.now.values()]
-    bounds = {(signal, one.histograms[signal].bounds) for signal, one in counted}
-    return len(bounds) == len({signal for signal, _ in counted})
-
-
-def _too_few(seen: Seen) -> Inconclusive | None:
-    finished = min(_finished_requests(seen.counted(s)) for s in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH))
+def _doubt_count(seen: Seen) -> Inconclusive | None:
+    lengths = [seen.counted(signal) for signal in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)]
+    finished = min(one.count if one.total > 0 else 0.0 for one in lengths)
     if finished < FEWEST_REQUESTS:
         return Inconclusive(
             Reason.TOO_FEW_REQUESTS,
-            f"{finished:.0f} requests finished in {_look_length(seen.sizing.window_seconds)} and "
-            f"{FEWEST_REQUESTS} are needed; wait, or raise spec.sizing.window",
+            f"{finished:.0f} requests finished in {_window_text(seen.sizing)} and {FEWEST_REQUESTS} are "
+            "needed; wait, or raise spec.sizing.window",
         )
-    if min(seen.total(Signal.GENERATED_TOKENS), seen.gaps().count) <= 0:
+    if min(total(seen.now, Signal.GENERATED_TOKENS), seen.gaps().count) <= 0:
         return Inconclusive(
             Reason.TOO_FEW_REQUESTS,
-            f"no token was generated in {_look_length(seen.burn.window_seconds)} on the pressured replicas",
+            f"no token was generated in {_window_text(seen.burn)} on the pressured replicas",
         )
     return None
 
 
-def _look_length(seconds: float) -> str:
-    """Return how long a look covers; infinite stands for unknown."""
-    return f"{seconds:.0f} s" if seconds < inf else "a time that nobody knows"
+def _window_text(look: Observation) -> str:
+    return f"{look.window_seconds:.0f} s" if look.window_seconds < inf else "a time that nobody knows"
 
 
-def _finished_requests(lengths: Histogram) -> float:
-    """Return how many requests a histogram of lengths counted; none when they had no length."""
-    return lengths.count if lengths.total > 0 else 0.0
-
-
-def _too_short(seen: Seen) -> Inconclusive | None:
+def _doubt_residence(seen: Seen) -> Inconclusive | None:
+    """Return that the window, or a replica's age, misses requests that stay for long."""
     if seen.counted(Signal.E2E_SECONDS).count <= 0:
         return Inconclusive(Reason.TOO_FEW_REQUESTS, "no finished request tells how long requests stay")
     residence, window = residence_seconds(seen), seen.sizing.window_seconds
-    if residence <= window:
-        return None
-    if residence == inf:
-        top = max(seen.counted(Signal.E2E_SECONDS).bounds, default=0.0)
-        return Inconclusive(
-            Reason.TOO_FEW_REQUESTS,
-            f"requests stay longer (p99) than the {top:.0f} s up to which this engine counts, so nobody "
-            "knows whether the window holds them; shorten requests, or run a version that counts further",
+    if residence > window:
+        text = (
+            f"requests stay {residence:.0f} s (p99) and the window looks back {window:.0f} s; "
+            "raise spec.sizing.window"
         )
-    return Inconclusive(
-        Reason.TOO_FEW_REQUESTS,
-        f"requests stay {residence:.0f} s (p99) and the window looks back {window:.0f} s; "
-        "raise spec.sizing.window",
-    )
-
-
-def _too_young(seen: Seen) -> Inconclusive | None:
-    residence = residence_seconds(seen)
+        if residence == inf:
+            top = max(seen.counted(Signal.E2E_SECONDS).bounds, default=0.0)
+            text = (
+                f"requests stay longer (p99) than the {top:.0f} s up to which this engine counts, so nobody "
+                "knows whether the window holds them; shorten requests, or run a version that counts further"
+            )
+        return Inconclusive(Reason.TOO_FEW_REQUESTS, text)
     for name, readings in sorted(seen.sizing.pods.items()):
         started = number_or_none(readings, Signal.STARTED_SECONDS)
         age = inf if started is None else seen.sizing.at.timestamp() - started

@@ -1,6 +1,11 @@
-"""Temporary changes, restored: whose turn it is, whether the fleet does without, and the plan.
+"""Temporary changes: what is kept of them when a run is closed, and when and how each is restored.
 
-Would the fleet carry the load as it is now with less? Asked of a calm one that has something for a while.
+A temporary change outlives the run that made it: the run is judged and closed, and what it added or set stays
+until the fleet is predicted to do without. Closing the run and noting the change are one write of the status,
+so it is restored whichever process dies meanwhile. It counts only while number or flag are as they were set:
+what somebody else set is theirs, and the change is forgotten.
+
+Would a calm fleet carry the load as it is now with less?
 
 Replicas that were added: fewer carry more each, so each runs more sequences at once. How many, at most:
 
@@ -21,266 +26,183 @@ Memory of the host: as many replicas have the same room on their devices. How ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from math import inf, sqrt
 
-from kvmedic.manifests.flags import remove_flag
-from kvmedic.manifests.refusal import Refusal
-from kvmedic.model.engine import Knob
+from kvmedic.model.engine import Scalar
 from kvmedic.model.evidence import Blocked, Inconclusive, Signal
-from kvmedic.model.fleet import Fleet, template_hash
+from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
-from kvmedic.model.readings import Complete, complete, total
-from kvmedic.model.reasons import Reason
+from kvmedic.model.readings import complete, total
+from kvmedic.model.reasons import Reason, Trait
+from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.spec import RESTORE_AFTER, Policy
 from kvmedic.model.status import Attempt, FailedAttempt, Load, Record, TemporaryChange, failed_before
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
-from kvmedic.runbooks.fleet_plans import plan_for
-from kvmedic.runbooks.planning import as_written, plan_of
+from kvmedic.runbooks.planning import flag_plan, plan_for, plan_of, unset_flag
 from kvmedic.runbooks.preemption.memory_levers import HOST_KNOBS
 from kvmedic.runbooks.preemption.pressure import size_fleet
-from kvmedic.runbooks.preemption.temporary_changes import SetValue, is_unchanged_number, is_value, step_back
-from kvmedic.runbooks.workload import Workload, fault_of
+from kvmedic.runbooks.workload import Workload
 from kvmedic.verdict.baseline import quorum_line
 from kvmedic.verdict.comparison import LENGTHS_ALIKE, LIGHTER, QUEUED
 from kvmedic.verdict.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
 
+MOST = 10
+"""Changes that are kept: an engine has two flags for its host's memory, so more are never there."""
 NEEDED = frozenset({Signal.RUNNING_MEAN, Signal.RUNNING_MAX, Signal.WAITING_MEAN, Signal.GENERATED_TOKENS})
-"""Signals that the question needs of every replica."""
+"""Signals that a prediction needs of every replica."""
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """What the whole fleet carries now."""
+class SetValue(StrEnum):
+    """Whether number or flag are as a temporary change set them."""
 
-    replicas: int
-    running: float
-    """Sequences that run at once, on average."""
-    waiting: float
-    at_once: float
-    """Sequences that ran or waited at once, at most."""
-    tokens_per_second: float
+    UNCHANGED = "Unchanged"
+    CHANGED = "Changed"
+    """Somebody set another one, took the flag away, or made the target anew."""
+    UNKNOWN = "Unknown"
+    """The command line, or the file that it names, cannot be read now."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A calm fleet all of whose replicas tell what is needed."""
-
-    evidence: Evidence
-    found: Mapping[str, Complete]
-    carried: Carried
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a replica holds, and the lengths that this was computed from."""
-
-    sequences: float
-    prompt_tokens: float
-    output_tokens: float
-
-    def is_like(self, load: Load) -> bool:
-        """Return whether requests have the lengths that they had under a load."""
-        pairs = ((self.prompt_tokens, load.prompt_tokens), (self.output_tokens, load.output_tokens))
-        return all(min(pair) >= LENGTHS_ALIKE * max(pair) for pair in pairs)
+def temporary_after(
+    held: tuple[TemporaryChange, ...], run: Run, fleet: Fleet | None, outcome: Outcome, now: datetime
+) -> tuple[TemporaryChange, ...]:
+    """Return the temporary changes once a run is closed, replicas first; `fleet` None: the target is gone."""
+    step, mine, left = run.current.step, None, None
+    if isinstance(step, ReplicasStep):
+        mine = next((one for one in held if one.adds_replicas), None)
+        number = None
+        if fleet is not None and Trait.REPLICAS_TAKEN not in outcome.reason.traits:
+            number = _present_number(step, fleet)
+        left = None if number is None else _replicas_left(mine, run, step, number, now)
+    elif isinstance(step, FlagStep):
+        mine = next((one for one in held if one.knob is step.knob), None)
+        left = _setting_left(mine, run, step, outcome, now)
+    others = (one for one in held if one is not mine)
+    return tuple(sorted((*((left,) if left else ()), *others), key=lambda one: not one.adds_replicas))[:MOST]
 
 
-@dataclass(frozen=True, slots=True)
-class Fits:
-    """The fleet is predicted to carry its load without a setting."""
-
-    message: str
-    """One sentence with the numbers behind it."""
-
-
-def fewer_replicas(
-    evidence: Evidence, held: TemporaryChange, setting: Setting, template: str
-) -> Resize | NoChange:
-    """Return the fewest replicas that are predicted to carry the load, or why fewer are not.
-
-    Args:
-        evidence: both looks at the calm fleet.
-        held: what was added.
-        setting: the present setting.
-        template: hash of the pod template that runs now.
-    """
-    seen = _present_load(evidence)
-    if isinstance(seen, NoChange):
-        return seen
-    now = seen.carried
-    if now.at_once <= held.fewest:
-        text = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.fewest} replicas"
-        return Resize(held.fewest, Reason.REPLICAS_GIVEN_BACK, text)
-    room = _room(seen, setting)
-    return room if isinstance(room, NoChange) else _fewest(now, held, room, template)
+def _present_number(step: ReplicasStep, fleet: Fleet) -> int | None:
+    if step.holder is None:
+        return fleet.replicas
+    found = fleet.minimum
+    return found.number if found is not None and found.uid == step.holder.uid else None
 
 
-def without_host_memory(
-    evidence: Evidence, held: TemporaryChange, setting: Setting, template: str, failed: FailedAttempt | None
-) -> Fits | NoChange:
-    """Return whether the load is predicted to fit the devices alone, or why it is not.
-
-    Args:
-        evidence: both looks at the calm fleet.
-        held: the setting.
-        setting: the present setting.
-        template: hash of the pod template that runs now.
-        failed: the way back that did not hold on this template; None: none was tried.
-    """
-    seen = _present_load(evidence)
-    if isinstance(seen, NoChange):
-        return seen
-    now = seen.carried
-    tried = None if failed is None or _is_lighter(now, failed) else failed
-    if now.at_once <= now.replicas and tried is None:
-        return Fits(f"{now.at_once:.0f} sequences ran or waited at once on {now.replicas} replicas")
-    room = _room(seen, setting)
-    if isinstance(room, NoChange):
-        return room
-    if tried is not None and (tried.load is None or room.is_like(tried.load)):
-        why = f"restoring it did not hold at {tried.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
-        return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
-    running = _alone(now, held, room, template)
-    if running is None:
-        why = "the load is too near to what the fleet could not carry without it, or nobody can tell"
-        return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
-    told = f"without it {_expected_without(now.replicas, running, room)}"
-    return Fits(told) if _peak(running) <= room.sequences else NoChange(Reason.TEMPORARY_CHANGE_HELD, told)
-
-
-def _is_lighter(now: Carried, failed: FailedAttempt) -> bool:
-    """Return whether the load is clearly lighter than when restoring it did not hold."""
-    return failed.load is not None and _share(now, failed.load) <= LIGHTER
-
-
-def failed_restore(record: Record, held: TemporaryChange, template: str) -> FailedAttempt | None:
-    """Return the way back of this very setting that did not hold on a pod template; None: none was tried."""
-    failed = failed_before(record.failed_attempts, Attempt.GIVE_BACK, held.knob, template)
-    return failed if failed is not None and failed.at >= held.at else None
-
-
-def _alone(now: Carried, held: TemporaryChange, room: Room, template: str) -> float | None:
-    """Return how many sequences each replica would run without it, at most; None where nobody can tell."""
-    load = held.load if _template(held) == template else None
-    each = now.running / now.replicas
-    if load is not None and room.is_like(load) and load.tokens_per_second > 0:
-        share = _share(now, load)
-        return max(each, load.running * share) if share <= LIGHTER else None
-    return _running_if_stretched(each, 1 + room.prompt_tokens / max(1.0, room.output_tokens))
-
-
-def _share(now: Carried, load: Load) -> float:
-    """Return what a replica generates now over what one generated then; infinite where that was nothing."""
-    then = load.tokens_per_second
-    return now.tokens_per_second / now.replicas / then if then > 0 else inf
-
-
-def _present_load(evidence: Evidence) -> _Seen | NoChange:
-    """Return what the fleet carries now, or why nobody can tell."""
-    if evidence.left_out:
-        line = quorum_line(len(evidence.burn.pods), evidence.left_out)
-        return NoChange(Reason.TEMPORARY_CHANGE_HELD, f"{line}: nobody knows what these carry")
-    found = complete(evidence.sizing, NEEDED)
-    if isinstance(found, Inconclusive):
-        return NoChange(found.reason, found.message)
-    return _Seen(evidence, found, _carried_load(found, evidence.sizing.window_seconds))
-
-
-def _carried_load(found: Mapping[str, Complete], window_seconds: float) -> Carried:
-    return Carried(
-        replicas=len(found),
-        running=total(found, Signal.RUNNING_MEAN),
-        waiting=total(found, Signal.WAITING_MEAN),
-        at_once=total(found, Signal.RUNNING_MAX) + total(found, Signal.WAITING_MEAN),
-        tokens_per_second=total(found, Signal.GENERATED_TOKENS) / window_seconds,
-    )
-
-
-def _room(seen: _Seen, setting: Setting) -> Room | NoChange:
-    """Return what a replica holds; why nothing is given back where requests wait, or nobody can tell."""
-    now = seen.carried
-    if now.waiting >= QUEUED * now.replicas:
-        return NoChange(
-            Reason.TEMPORARY_CHANGE_HELD, f"{now.waiting:.0f} requests wait on {now.replicas} replicas"
-        )
-    case = size_fleet(seen.evidence, seen.found)
-    if isinstance(case, Inconclusive):
-        return NoChange(case.reason, case.message)
-    seats = cap_at(case.blocks, case.sequence, SAFEST_FIT)
-    if setting.max_num_seqs is not None:
-        seats = min(seats, setting.max_num_seqs)
-    engines = min(readings.engines for readings in seen.evidence.sizing.pods.values())
-    return Room(float(seats * engines), case.prompt_tokens, case.output_tokens)
-
-
-def _fewest(now: Carried, held: TemporaryChange, room: Room, template: str) -> Resize | NoChange:
-    said = ""
-    for replicas in range(held.fewest, now.replicas):
-        running = _running_per_replica(
-            now, held.load if _template(held) == template else None, room, replicas
-        )
-        said = said or _load_text(replicas, running, room)
-        if running is not None and _peak(running) <= room.sequences:
-            return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, _load_text(replicas, running, room))
-    return NoChange(Reason.TEMPORARY_CHANGE_HELD, said)
-
-
-def _load_text(replicas: int, running: float | None, room: Room) -> str:
-    if running is None:
-        return f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
-    return _expected_without(replicas, running, room)
-
-
-def _expected_without(replicas: int, running: float, room: Room) -> str:
-    return (
-        f"{replicas} replicas would run {running:.1f} sequences each, up to {_peak(running):.0f} at once, "
-        f"and have room for {room.sequences:.0f}"
-    )
-
-
-def _peak(running: float) -> float:
-    """Return how many run at once 9 times in 10, where their mean is known and they come at random."""
-    return running + SAFEST_FIT * sqrt(running)
-
-
-def _running_per_replica(now: Carried, load: Load | None, room: Room, replicas: int) -> float | None:
-    """Return how many sequences each of so many replicas would run, at most; None where nobody can tell."""
-    if load is not None and room.is_like(load) and load.tokens_per_second > 0:
-        share = now.tokens_per_second / replicas / load.tokens_per_second
-        return load.running * share if share <= LIGHTER else None
-    return _running_if_stretched(now.running / replicas, now.replicas / replicas)
-
-
-def _running_if_stretched(running: float, more: float) -> float | None:
-    """Return how many sequences run where steps have so many times the work; None where nobody can tell."""
-    if MOST_PREFILL * more >= 1:
+def _replicas_left(
+    mine: TemporaryChange | None, run: Run, step: ReplicasStep, number: int, now: datetime
+) -> TemporaryChange | None:
+    """Return the change that there is with a number; None where the number is none that a run of ours set."""
+    had = mine.step if mine is not None and isinstance(mine.step, ReplicasStep) else None
+    before = had.before if had is not None else min(step.before, step.after)
+    if not before < number <= max(step.before, step.after):
         return None
-    return running * (1 - MOST_PREFILL) / (1 - MOST_PREFILL * more)
+    if mine is not None and had is not None and number <= had.after:
+        return with_calm(replace(mine, step=replace(had, after=number)), None)
+    up = step if step.after > step.before else step.inverse()
+    return TemporaryChange(
+        step=replace(up, before=before, after=number, reason=Reason.REPLICAS_ADDED),
+        run=run.id,
+        target_uid=run.target_uid,
+        at=now,
+        fewest=mine.fewest if mine else run.replicas,
+        load=load_of(run),
+        terms=run.terms,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class CalmFleet:
-    """A calm fleet that is asked whether it would do with less."""
+def _setting_left(
+    mine: TemporaryChange | None, run: Run, step: FlagStep, outcome: Outcome, now: datetime
+) -> TemporaryChange | None:
+    """Return the change that there is of a setting after a run; None: there is none."""
+    state = run.current.state
+    if step.reason is Reason.HOST_MEMORY_USED and state is StepState.KEPT and step.after is not None:
+        return mine if outcome.reason is Reason.TARGET_DELETED else _kept_setting(mine, run, step, now)
+    if step.reason is not Reason.HOST_MEMORY_GIVEN_BACK or mine is None:
+        return mine
+    deleted = outcome.reason is Reason.RESOURCE_DELETED
+    if state is StepState.KEPT or (state is StepState.VERIFYING and deleted):
+        return None
+    if state is not StepState.REVERTED:
+        return mine
+    # For a deleted resource nothing is tried twice: what could not be restored stays, and nobody waits.
+    return None if run.reason is Reason.RESOURCE_DELETED else with_calm(mine, None)
 
-    evidence: Evidence
-    """Both looks at it."""
-    fleet: Fleet
-    workload: Workload
-    """The engine in its pod template."""
-    setting: Setting
-    record: Record
+
+def _kept_setting(mine: TemporaryChange | None, run: Run, step: FlagStep, now: datetime) -> TemporaryChange:
+    """Return a setting that was kept; one that was set in two parts goes back to what was before both."""
+    load, had = load_of(run), mine.step if mine is not None else None
+    if (
+        mine is not None
+        and isinstance(had, FlagStep)
+        and had.after is not None
+        and step.before is not None
+        and is_value(had.after, step.before)
+    ):
+        load = mine.load if had.after_template == step.before_template else None
+        step = replace(step, before=had.before)
+    return TemporaryChange(step, run.id, run.target_uid, at=now, load=load, terms=run.terms)
 
 
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """What becomes of a temporary change."""
+def load_of(run: Run) -> Load | None:
+    """Return what a replica carried before a run, on average; None where it was not measured."""
+    then = run.baseline
+    if then is None or then.running_mean is None:
+        return None
+    return Load(
+        running=then.running_mean / then.replicas,
+        tokens_per_second=then.generated_tokens_per_second / then.replicas,
+        prompt_tokens=then.prompt_tokens_mean,
+        output_tokens=then.output_tokens_mean,
+    )
 
-    outlook: str
-    """Whether the fleet does without it, for people."""
-    plan: Plan | Blocked | None = None
-    """What restores it, or why that cannot be carried out; None: it stays."""
+
+def is_value(text: str, given: Scalar) -> bool:
+    """Return whether a text and a value say the same: 32, "32" and "32.0" do."""
+    try:
+        return float(text) == float(str(given))
+    except ValueError:
+        return text == str(given)
+
+
+def is_unchanged_number(held: TemporaryChange, fleet: Fleet) -> bool:
+    """Return whether the number is the one that was set, by nobody else's doing.
+
+    Where it is an autoscaler's minimum, the fleet must have been read with it.
+    """
+    if fleet.uid != held.target_uid:
+        return False
+    step, found = held.step, fleet.minimum
+    if isinstance(step, ReplicasStep) and step.holder is not None:
+        return found is not None and (found.uid, found.number) == (step.holder.uid, step.after)
+    return fleet.replicas == step.after and fleet.scaler is None
+
+
+def step_back(step: ReplicasStep, fewest: int, replicas: int, template: str) -> ReplicasStep:
+    """Return the inverse of a step that added replicas, so far that some replicas are enough.
+
+    Where these are no more than there were before (`fewest`) the number is restored as a whole. `template` is
+    the hash of the pod template that runs now.
+    """
+    number = step.before if replicas <= fewest else replicas
+    back = replace(step.inverse(), after=number, template=template, reason=Reason.REPLICAS_GIVEN_BACK)
+    if back.holder is None:
+        return back
+    return replace(back, holder=replace(back.holder, is_given=back.holder.is_given or number > step.before))
+
+
+def with_calm(held: TemporaryChange, since: datetime | None) -> TemporaryChange:
+    """Return it with since when it is calm: the earlier of what is known; None: it is not."""
+    if since is None:
+        return held if held.calm_since is None else replace(held, calm_since=None, outlook="", looked_at=None)
+    return held if held.calm_since is not None else replace(held, calm_since=since)
+
+
+def with_outlook(held: TemporaryChange, outlook: str, now: datetime, refresh: timedelta) -> TemporaryChange:
+    """Return it with the newest outlook, where the present one is older than `refresh`."""
+    fresh = held.looked_at is not None and now - held.looked_at < refresh
+    return held if fresh or not outlook else replace(held, outlook=outlook, looked_at=now)
 
 
 def due_change(
@@ -321,20 +243,33 @@ def state_of(held: TemporaryChange, fleet: Fleet, workload: Workload | Blocked) 
     return SetValue.UNCHANGED if same else SetValue.CHANGED
 
 
-def plan_restore(held: TemporaryChange, asked: CalmFleet, generation: int) -> Restore:
-    """Return what becomes of a change that is due; `generation`: of the spec."""
-    evidence, fleet, setting, step = asked.evidence, asked.fleet, asked.setting, held.step
-    if isinstance(step, ReplicasStep):
-        advice = fewer_replicas(evidence, held, setting, fleet.revision)
-        if isinstance(advice, NoChange):
-            return Restore(advice.message)
-        back = step_back(step, held.fewest, advice.replicas, fleet.revision)
-        return Restore(advice.message, plan_for(fleet, back, advice, generation))
-    failed = failed_restore(asked.record, held, fleet.revision)
-    found = without_host_memory(evidence, held, setting, fleet.revision, failed)
-    if isinstance(found, NoChange):
-        return Restore(found.message)
-    return Restore(found.message, restore_setting(asked.workload, step, found.message, generation))
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """The fleet is predicted to carry its load without a setting."""
+
+    message: str
+    """One sentence with the numbers behind it."""
+
+
+def restore_advice(
+    record: Record, held: TemporaryChange, evidence: Evidence, setting: Setting, template: str
+) -> Resize | Fits | NoChange:
+    """Return whether a calm fleet does without a change that is due; `template`: hash of what runs now."""
+    if held.adds_replicas:
+        return fewer_replicas(evidence, held, setting, template)
+    return without_host_memory(evidence, held, setting, template, failed_restore(record, held, template))
+
+
+def plan_restore(
+    held: TemporaryChange, advice: Resize | Fits, fleet: Fleet, workload: Workload, generation: int
+) -> Plan | Blocked:
+    """Return the plan that restores a change, or why it cannot be carried out; `generation`: of the spec."""
+    step = held.step
+    if isinstance(step, FlagStep):
+        return restore_setting(workload, step, advice.message, generation)
+    replicas = advice.replicas if isinstance(advice, Resize) else held.fewest
+    back = step_back(step, held.fewest, replicas, fleet.revision)
+    return plan_for(fleet, back, Resize(replicas, Reason.REPLICAS_GIVEN_BACK, advice.message), generation)
 
 
 def restore_setting(workload: Workload, step: FlagStep, message: str, generation: int) -> Plan | Blocked:
@@ -345,33 +280,169 @@ def restore_setting(workload: Workload, step: FlagStep, message: str, generation
     reason = Reason.HOST_MEMORY_GIVEN_BACK
     if step.before is not None:
         return plan_of(workload, Assignment(step.knob, step.before, reason, message), generation)
-    removal = _removal(workload, step.knob)
-    if isinstance(removal, Blocked):
-        return removal
-    return Plan((removal,), workload.target_uid, removal.before_template, generation, reason, message)
+    removal = unset_flag(workload, step.knob, reason)
+    return removal if isinstance(removal, Blocked) else flag_plan(removal, workload, generation, message)
 
 
-def _removal(workload: Workload, knob: Knob) -> FlagStep | Blocked:
-    flag = workload.engine.profile.flag(knob)
-    if flag is None:
-        return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, f"{workload.engine.profile.name} has no {knob}")
-    index, line = workload.container_index, workload.line
-    change = remove_flag(workload.container, index, flag, workload.engine, line)
-    if isinstance(change, Refusal):
-        return fault_of(change)
-    return FlagStep(
-        target=workload.target,
-        container=change.container,
-        knob=knob,
-        edit=change,
-        before=as_written(workload.given(knob)),
-        after=None,
-        before_template=template_hash(workload.template),
-        after_template=template_hash(change.apply(workload.template)),
-        reason=Reason.HOST_MEMORY_GIVEN_BACK,
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What the whole fleet carries now."""
+
+    replicas: int
+    running: float
+    """Sequences that run at once, on average."""
+    waiting: float
+    at_once: float
+    """Sequences that ran or waited at once, at most."""
+    tokens_per_second: float
+
+    def share_of(self, load: Load, replicas: int) -> float:
+        """Return what each of some replicas would generate over what one did then; infinite: over nothing."""
+        then = load.tokens_per_second
+        return self.tokens_per_second / replicas / then if then > 0 else inf
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a replica holds, and the lengths that this was computed from."""
+
+    sequences: float
+    prompt_tokens: float
+    output_tokens: float
+
+    def is_like(self, load: Load) -> bool:
+        """Return whether requests have the lengths that they had under a load."""
+        pairs = ((self.prompt_tokens, load.prompt_tokens), (self.output_tokens, load.output_tokens))
+        return all(min(pair) >= LENGTHS_ALIKE * max(pair) for pair in pairs)
+
+    def holds(self, running: float | None) -> bool:
+        """Return whether so many fit, where their mean is known and they come at random; None: not known."""
+        return running is not None and _peak(running) <= self.sequences
+
+
+def fewer_replicas(
+    evidence: Evidence, held: TemporaryChange, setting: Setting, template: str
+) -> Resize | NoChange:
+    """Return the fewest replicas that are predicted to carry the load, or why fewer are not."""
+    now = _carried_load(evidence)
+    if isinstance(now, NoChange):
+        return now
+    if now.at_once <= held.fewest:
+        text = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.fewest} replicas"
+        return Resize(held.fewest, Reason.REPLICAS_GIVEN_BACK, text)
+    room = _room(evidence, now, setting)
+    if isinstance(room, NoChange):
+        return room
+    said, load = "", _load_then(held, template, room)
+    for replicas in range(held.fewest, now.replicas):
+        if load is not None and load.tokens_per_second > 0:
+            share = now.share_of(load, replicas)
+            running = load.running * share if share <= LIGHTER else None
+        else:
+            running = _running_if_stretched(now.running / replicas, now.replicas / replicas)
+        told = f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
+        told = told if running is None else _expected_text(replicas, running, room)
+        if room.holds(running):
+            return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, told)
+        said = said or told
+    return NoChange(Reason.TEMPORARY_CHANGE_HELD, said)
+
+
+def without_host_memory(
+    evidence: Evidence, held: TemporaryChange, setting: Setting, template: str, failed: FailedAttempt | None
+) -> Fits | NoChange:
+    """Return whether the load is predicted to fit the devices alone, or why it is not.
+
+    `failed` is the way back that did not hold on this template; None: none was tried. It does not count where
+    the load is clearly lighter than then.
+    """
+    now = _carried_load(evidence)
+    if isinstance(now, NoChange):
+        return now
+    if failed is not None and failed.load is not None:
+        failed = None if now.share_of(failed.load, now.replicas) <= LIGHTER else failed
+    if now.at_once <= now.replicas and failed is None:
+        return Fits(f"{now.at_once:.0f} sequences ran or waited at once on {now.replicas} replicas")
+    room = _room(evidence, now, setting)
+    if isinstance(room, NoChange):
+        return room
+    if failed is not None and (failed.load is None or room.is_like(failed.load)):
+        why = (
+            f"restoring it did not hold at {failed.at:%Y-%m-%dT%H:%M:%SZ}, and load and template are as then"
+        )
+        return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
+    load, each = _load_then(held, template, room), now.running / now.replicas
+    if load is not None and load.tokens_per_second > 0:
+        share = now.share_of(load, now.replicas)
+        running = max(each, load.running * share) if share <= LIGHTER else None
+    else:
+        running = _running_if_stretched(each, 1 + room.prompt_tokens / max(1.0, room.output_tokens))
+    if running is None:
+        why = "the load is too near to what the fleet could not carry without it, or nobody can tell"
+        return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
+    told = f"without it {_expected_text(now.replicas, running, room)}"
+    return Fits(told) if room.holds(running) else NoChange(Reason.TEMPORARY_CHANGE_HELD, told)
+
+
+def failed_restore(record: Record, held: TemporaryChange, template: str) -> FailedAttempt | None:
+    """Return the way back of this very setting that did not hold on a pod template; None: none was tried."""
+    failed = failed_before(record.failed_attempts, Attempt.GIVE_BACK, held.knob, template)
+    return failed if failed is not None and failed.at >= held.at else None
+
+
+def _load_then(held: TemporaryChange, template: str, room: Room) -> Load | None:
+    """Return the load that made the change necessary, where pod template and lengths are as then."""
+    made = held.step.template if isinstance(held.step, ReplicasStep) else held.step.after_template
+    load = held.load if made == template else None
+    return load if load is not None and room.is_like(load) else None
+
+
+def _carried_load(evidence: Evidence) -> Carried | NoChange:
+    """Return what the fleet carries now, or why nobody can tell."""
+    if evidence.left_out:
+        line = quorum_line(len(evidence.burn.pods), evidence.left_out)
+        return NoChange(Reason.TEMPORARY_CHANGE_HELD, f"{line}: nobody knows what these carry")
+    found = complete(evidence.sizing, NEEDED)
+    if isinstance(found, Inconclusive):
+        return NoChange(found.reason, found.message)
+    waiting = total(found, Signal.WAITING_MEAN)
+    return Carried(
+        replicas=len(found),
+        running=total(found, Signal.RUNNING_MEAN),
+        waiting=waiting,
+        at_once=total(found, Signal.RUNNING_MAX) + waiting,
+        tokens_per_second=total(found, Signal.GENERATED_TOKENS) / evidence.sizing.window_seconds,
     )
 
 
-def _template(held: TemporaryChange) -> str:
-    """Return the hash of the pod template with a change."""
-    return held.step.template if isinstance(held.step, ReplicasStep) else held.step.after_template
+def _room(evidence: Evidence, now: Carried, setting: Setting) -> Room | NoChange:
+    """Return what a replica holds; why nothing is given back where requests wait, or nobody can tell."""
+    if now.waiting >= QUEUED * now.replicas:
+        why = f"{now.waiting:.0f} requests wait on {now.replicas} replicas"
+        return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
+    case = size_fleet(evidence, sorted(evidence.sizing.pods))
+    if isinstance(case, Inconclusive):
+        return NoChange(case.reason, case.message)
+    seats = cap_at(case.blocks, case.sequence, SAFEST_FIT)
+    if setting.max_num_seqs is not None:
+        seats = min(seats, setting.max_num_seqs)
+    engines = min(readings.engines for readings in evidence.sizing.pods.values())
+    return Room(float(seats * engines), case.prompt_tokens, case.output_tokens)
+
+
+def _expected_text(replicas: int, running: float, room: Room) -> str:
+    return (
+        f"{replicas} replicas would run {running:.1f} sequences each, up to {_peak(running):.0f} at once, "
+        f"and have room for {room.sequences:.0f}"
+    )
+
+
+def _peak(running: float) -> float:
+    return running + SAFEST_FIT * sqrt(running)  # 9 times in 10 no more run at once
+
+
+def _running_if_stretched(running: float, more: float) -> float | None:
+    """Return how many sequences run where steps have so many times the work; None where nobody can tell."""
+    if MOST_PREFILL * more >= 1:
+        return None
+    return running * (1 - MOST_PREFILL) / (1 - MOST_PREFILL * more)
