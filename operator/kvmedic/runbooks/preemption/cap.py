@@ -93,7 +93,7 @@ def cap_of(case: Case) -> int:
 
     Where it would serve fewer tokens than are offered, the lowest bolder one that serves them, if any.
     """
-    cap = best_cap(case.strain, case.sequence, case.pool)
+    cap = best_cap(case.strain, case.sequence, case.pool_size)
     waves = wave_cap(case.blocks * case.block_tokens, case.prompt_tokens, case.output_tokens)
     if waves < cap:
         return floor(waves + case.spread * (cap - waves))
@@ -104,7 +104,7 @@ def cap_of(case: Case) -> int:
 def carries(case: Case, cap: int) -> bool:
     """Return whether a cap serves what is offered at the peak, or as much as the present setting does."""
     least = case.offered.least(case.strain.stalls_per_request, case.spread)
-    return most_throughput(case.strain, case.sequence, case.pool, cap) >= least
+    return most_throughput(case.strain, case.sequence, case.pool_size, cap) >= least
 
 
 def _weigh_cap(case: Case, setting: Setting, wanted: int, cap: int) -> SettingAdvice:
@@ -112,7 +112,7 @@ def _weigh_cap(case: Case, setting: Setting, wanted: int, cap: int) -> SettingAd
     most_allowed = inf if setting.max_num_seqs is None else setting.max_num_seqs
     ceiling, sizing = min(case.running_max, most_allowed), _sizing_clause(case, wanted, cap)
     if cap >= ceiling:
-        effect = effect_of(case.strain, case.sequence, case.pool, wanted)
+        effect = effect_of(case.strain, case.sequence, case.pool_size, wanted)
         if wanted < ceiling and carries(case, wanted) and effect.goodput_ratio >= 1 + LEAST_GAIN:
             return NoChange(
                 Reason.LEVER_NOT_ALLOWED,
@@ -121,7 +121,7 @@ def _weigh_cap(case: Case, setting: Setting, wanted: int, cap: int) -> SettingAd
             )
         text = f"{sizing}, and at most {ceiling:.0f} were running or allowed"
         return NoChange(Reason.CAP_WITHOUT_EFFECT, text)
-    effect = effect_of(case.strain, case.sequence, case.pool, cap)
+    effect = effect_of(case.strain, case.sequence, case.pool_size, cap)
     if effect.goodput_ratio < 1 + LEAST_GAIN:
         text = f"{sizing}; expected goodput x{effect.goodput_ratio:.2f}, under x{1 + LEAST_GAIN:.2f}"
         return NoChange(Reason.GAIN_WITHIN_NOISE, text)
@@ -168,7 +168,7 @@ def _gain_line(case: Case, effect: Effect) -> str:
 
 def _load(case: Case, cap: int) -> str:
     """Return what a cap serves at most against what is offered, in one clause."""
-    most = most_throughput(case.strain, case.sequence, case.pool, cap)
+    most = most_throughput(case.strain, case.sequence, case.pool_size, cap)
     offered, served, peak = case.offered, case.offered.served_per_second, case.offered.peak_per_second
     if served is None:
         return f"predicted at most x{most:.2f} of the tokens that are served now, offered x{offered.now:.2f}"

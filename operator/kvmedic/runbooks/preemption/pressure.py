@@ -152,7 +152,7 @@ class Case:
     """Method that takes tokens from sequences while they run; empty where none does."""
 
     @property
-    def pool(self) -> tuple[float, int]:
+    def pool_size(self) -> tuple[float, int]:
         """Return the blocks of the pool, and the tokens of one."""
         return self.blocks, self.block_tokens
 
