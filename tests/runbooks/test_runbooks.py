@@ -11,10 +11,10 @@ from kvmedic.engines import ENGINES
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Branch, Diagnosed, diagnose
-from runbooks.compression_incidents import COMPRESSION_INCIDENTS
 from runbooks.incident import Incident
 from runbooks.incidents import INCIDENTS
 from runbooks.pages import ROOT, page
+from worlds.compression_incidents import COMPRESSION_INCIDENTS
 
 SOURCES = sorted((ROOT / "operator" / "kvmedic" / "runbooks").rglob("[a-z]*.py"))
 BRANCHES = [

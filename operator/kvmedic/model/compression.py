@@ -20,7 +20,7 @@ Formulae, for T tokens of which E are evicted, in blocks of b:
   of them have evicted its tokens: the probability of one layer to the power N. Compacted survivors fill as
   few blocks in every layer.
 
-Source: counting, checked against drawn evictions in `tests/core/test_blocks.py`.
+Source: counting, checked against drawn evictions in `tests/model/test_compression_blocks.py`.
 
 Amounts in Kubernetes' own grammar, as `resource.Quantity` reads them: `24Gi`, `500m`, `1e3`.
 """

@@ -22,7 +22,7 @@ from kvmedic.runbooks.compression.methods import (
     untold,
     without_type,
 )
-from runbooks.compression_incidents import EIGHT, EVICTS, FEWER_BITS, PAGES, answered, compressed
+from worlds.compression_incidents import EIGHT, EVICTS, FEWER_BITS, PAGES, answered, compressed
 
 WHOLE = Started(size=LoggedSize(4800, SizeUnit.TOKENS), is_whole=True)
 EIGHT_BITS = replace(WHOLE, cache_type="fp8", methods=("Using fp8 data type to store kv cache",))

@@ -26,7 +26,7 @@ from kvmedic.runbooks.compression.trial_plans import (
     probe_prompts,
     turn_off,
 )
-from runbooks.compression_incidents import (
+from worlds.compression_incidents import (
     CALM_FLEET,
     EVICTS,
     FELL_BACK,

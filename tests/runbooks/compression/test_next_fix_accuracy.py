@@ -191,7 +191,7 @@ def test_results_of_another_number_of_samples_are_not_paired() -> None:
 
 
 def test_the_documented_example_passes() -> None:
-    page = (Path(__file__).parents[2] / "docs/runbooks/compression-without-savings.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/runbooks/compression-without-savings.md").read_text()
     section = page[page.index("**The accuracy gate.**") :]
     accepted = re.search(r"maxLoss: ([0-9.]+)", page)
     before, after = re.findall(r'^\{"score": .*\}$', section, re.MULTILINE)

@@ -12,7 +12,7 @@ from kvmedic.model.status import MethodBaseline
 from kvmedic.model.trial import Reclaim
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import diagnose
-from runbooks.compression_incidents import CALM_FLEET, EVICTS, SLOWER, TEMPLATE, against, answered, without_it
+from worlds.compression_incidents import CALM_FLEET, EVICTS, SLOWER, TEMPLATE, against, answered, without_it
 
 BRANCHES = RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS]
 TOLD = MethodBaseline("TriAttention", TEMPLATE, without_it(CALM_FLEET), NOW)
