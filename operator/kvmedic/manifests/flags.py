@@ -521,17 +521,21 @@ def _differ_in_one(
     return new.values() == {**rest, **meant}
 
 
-def may_chunk(template: Mapping[str, object], container: str, profile: EngineProfile) -> bool:
+def line_may_chunk(line: Parsed | Refusal, engine: Engine) -> bool:
     """Return whether an engine may compute a long prompt in several steps.
 
     It does not only where its command line says so and its release is not known to overrule that. What a
     configuration file says does not count.
     """
-    flag = profile.flag(Knob.CHUNKED_PREFILL)
+    flag = engine.profile.flag(Knob.CHUNKED_PREFILL)
+    given = line.last(flag.dest) if flag is not None and isinstance(line, Parsed) else None
+    return flag is None or given is None or given.value is not False or engine.keeps_on(flag) is True
+
+
+def may_chunk(template: Mapping[str, object], container: str, profile: EngineProfile) -> bool:
+    """Return the same of a pod template's container; True where there is none of that name."""
     found = [each for each in containers_of(template) if each.get("name") == container]
-    if flag is None or len(found) != 1:
+    if len(found) != 1:
         return True
     engine = Engine(profile, version_of(found[0], profile))
-    parsed = parsed_of(found[0], engine)
-    given = None if isinstance(parsed, Refusal) else parsed.last(flag.dest)
-    return given is None or given.value is not False or engine.keeps_on(flag) is True
+    return line_may_chunk(parsed_of(found[0], engine), engine)

@@ -12,14 +12,14 @@ like a line. The target keeps its setting; only the trial pod has another.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvmedic.engines.kv_methods import method_named
-from kvmedic.manifests.flags import AlreadySet, edit, may_chunk, setting_of, taken_off
+from kvmedic.manifests.flags import AlreadySet, edit, line_may_chunk, setting_of, taken_off
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.model.compression import PASS_TOKENS, Compacted, Keep, MethodClass, parse_count
+from kvmedic.model.compression import PASS_TOKENS, BundleSetting, Compacted, Keep, MethodClass, parse_count
 from kvmedic.model.edits import BundleEdit, BundlePart, BundleStep, container_at
-from kvmedic.model.engine import Flag, Knob, OptionName
+from kvmedic.model.engine import Flag, Knob, Scalar
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, template_hash
 from kvmedic.model.plan import Plan
@@ -86,7 +86,10 @@ def probe_first(evidence: Evidence, _setting: Setting) -> Advice:
     """
     method = evidence.compression
     if method is not None and method.method_class is MethodClass.QUANTIZATION:
-        return _start_without(method)
+        text = (
+            "a trial pod starts without it, beside the fleet; nobody knows how many blocks there were before"
+        )
+        return _trial_of(method, Question.START, 1, text, off=method.settings)
     if method is None or method.keep is None:
         return NoChange(
             Reason.METHOD_UNKNOWN,
@@ -104,9 +107,6 @@ def reclamation_of(
     """Return that a trial pod is to show whether blocks of a method come back, or why it cannot.
 
     Args:
-        method: its name.
-        keep: what it keeps of a sequence.
-        probe: what the spec says of the trial.
         longest_request: tokens of a request, at most, as the command line gives it; None: it does not.
         why: what asks for it.
     """
@@ -128,18 +128,11 @@ def reclamation_of(
     )
 
 
-def _start_without(method: Compressed) -> Advice:
-    return Try(
-        Question.START,
-        method.name,
-        1,
-        Keep(),
-        method.policy.probe.timeout,
-        Reason.TRIAL_RUNNING,
-        f"{method.name}: a trial pod starts without it, beside the fleet; nobody knows how many blocks there "
-        "were before",
-        off=method.settings,
-    )
+def _trial_of(
+    method: Compressed, question: Question, tokens: int, text: str, off: tuple[BundleSetting, ...] = ()
+) -> Try:
+    limit, message = method.policy.probe.timeout, f"{method.name}: {text}"
+    return Try(question, method.name, tokens, Keep(), limit, Reason.TRIAL_RUNNING, message, off=off)
 
 
 def probe_prompts(evidence: Evidence, _setting: Setting) -> Advice:
@@ -150,12 +143,8 @@ def probe_prompts(evidence: Evidence, _setting: Setting) -> Advice:
     found, method = _prompts(evidence), evidence.compression
     if not isinstance(found, Try) or method is None or method.grown is None:
         return found
-    return replace(
-        found,
-        reason=Reason.TRIAL_RUNNING,
-        message=f"{method.name}: the same prompts on a trial pod without it; {method.grown.message}",
-        off=method.settings,
-    )
+    text = f"the same prompts on a trial pod without it; {method.grown.message}"
+    return _trial_of(method, Question.PROMPTS, found.tokens, text, off=method.settings)
 
 
 def confirmed_first(evidence: Evidence, advice: TurnOff) -> TurnOff | Try | NoChange:
@@ -187,16 +176,11 @@ def _prompts(evidence: Evidence) -> Try | NoChange:
             f"a trial needs prompts of up to {LEAST_LONGEST} tokens, and the engine takes requests of "
             f"{method.longest_request}: try it on a pod template of your own with a longer limit",
         )
-    return Try(
-        Question.PROMPTS,
-        method.name,
-        longest,
-        Keep(),
-        method.policy.probe.timeout,
-        Reason.TRIAL_RUNNING,
-        f"{method.name}: prompts of up to {longest} tokens on a trial pod beside the fleet; nobody knows yet "
-        "whether attention is still fused",
+    text = (
+        f"prompts of up to {longest} tokens on a trial pod beside the fleet; nobody knows yet whether "
+        "attention is still fused"
     )
+    return _trial_of(method, Question.PROMPTS, longest, text)
 
 
 def _what_speaks_against(evidence: Evidence) -> str:
@@ -215,32 +199,19 @@ def expectation_of(
     What was tried on the very pod template counts before what the spec says by now.
 
     Args:
-        step: the change.
-        policy: what the spec says.
-        answers: of trials.
         template: the target's pod template, with the change.
     """
     if step.fix is not Fix.COMPACTING_METHOD or step.undoes is not None:
         return None
     answer = answer_for(answers, step.after_template, Question.RECLAMATION)
-    keep = _keep(step.method, policy, answer)
-    passes = Passes(keep, Compacted(), _every(step, template, answer)) if keep else None
-    return Expectation(step.method, passes, answer.message if answer else "", policy.probe.tokens)
-
-
-def _keep(method: str, policy: CompressionPolicy, answer: Answer | None) -> Keep | None:
-    if answer is not None and answer.keep is not None:
-        return answer.keep
-    wanted = replacement_of(policy)
-    return wanted.keep if wanted is not None and wanted.name == method else None
-
-
-def _every(step: BundleStep, template: Mapping[str, object], answer: Answer | None) -> int:
-    """Return the tokens from one pass of a method to the next, by its variable or by what was seen of it."""
-    known = method_named(step.method)
+    wanted, known = replacement_of(policy), method_named(step.method)
+    keep = wanted.keep if wanted is not None and wanted.name == step.method else None
+    keep = (answer.keep if answer else None) or keep
     container = container_at(template, step.edit.parts[0].container_index)
     given = variables_of(container or {}).get(known.every, "").strip() if known else ""
-    return parse_count(given) or _seen_between(answer)
+    every = parse_count(given) or _seen_between(answer)
+    passes = Passes(keep, Compacted(), every) if keep else None
+    return Expectation(step.method, passes, answer.message if answer else "", policy.probe.tokens)
 
 
 def _seen_between(answer: Answer | None) -> int:
@@ -260,29 +231,19 @@ ROOM = 64
 """Tokens that a request may have beside the longest prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """What one knob should be on the trial pod."""
-
-    flag: Flag
-    value: int | bool | None
-    """None: not given."""
-
-
 def whole_prompts(workload: Workload, longest: int) -> BundleEdit | Blocked | None:
     """Return what has to differ on a trial pod that computes prompts whole, None where nothing has to.
 
     Args:
-        workload: the target's engine.
         longest: tokens of the longest prompt.
     """
     template, parts = workload.template, list[BundlePart]()
-    for wish in _wishes(workload, longest):
-        if why := _why_overruled(workload, wish.flag):
-            return _impossible(why)
-        made = _edits_of_wish(workload, template, wish)
+    for flag, value in _wishes(workload, longest):
+        if why := _why_overruled(workload, flag):
+            return Blocked(Reason.TRIAL_IMPOSSIBLE, why)
+        made = _edits_of_wish(workload, template, flag, value)
         if isinstance(made, Refusal):
-            return _impossible(f"prompts cannot be computed whole: {made.message}")
+            return Blocked(Reason.TRIAL_IMPOSSIBLE, f"prompts cannot be computed whole: {made.message}")
         for part in made:
             template = part.apply(template)
         parts += made
@@ -305,12 +266,8 @@ def _why_overruled(workload: Workload, flag: Flag) -> str:
     return ""
 
 
-def _impossible(message: str) -> Blocked:
-    return Blocked(Reason.TRIAL_IMPOSSIBLE, message)
-
-
-def _wishes(workload: Workload, longest: int) -> Iterator[_Wish]:
-    """Yield what should be set, in this order.
+def _wishes(workload: Workload, longest: int) -> Iterator[tuple[Flag, Scalar]]:
+    """Yield what should be set, in this order; None: not given.
 
     A step must hold the longest request there may be, so that one is cut to what is asked; where nobody
     knows how long it is, the engine sizes its steps by itself.
@@ -321,20 +278,16 @@ def _wishes(workload: Workload, longest: int) -> Iterator[_Wish]:
     )
     if length is not None and limit is not None and limit > longest + ROOM:
         limit = longest + ROOM
-        yield _Wish(length, limit)
-    if chunks is not None and may_chunk(workload.template, str(workload.container.get("name")), profile):
-        yield _Wish(chunks, value=False)
+        yield length, limit
+    if chunks is not None and line_may_chunk(workload.line, workload.engine):
+        yield chunks, False
     budget = _whole(workload, Knob.MAX_NUM_BATCHED_TOKENS)
     if steps is None or budget is None or (limit is not None and budget >= limit):
         return
-    yield _Wish(steps, None if limit is None else max(limit, _sequences(workload)))
-
-
-def _sequences(workload: Workload) -> int:
-    """Return the most sequences that a step may have; it may never have fewer tokens than these."""
-    flag = workload.engine.profile.flag(Knob.MAX_NUM_SEQS)
-    default = flag.most if flag is not None else None
-    return _whole(workload, Knob.MAX_NUM_SEQS) or default or 0
+    # A step may never have fewer tokens than sequences.
+    sequences = profile.flag(Knob.MAX_NUM_SEQS)
+    most = _whole(workload, Knob.MAX_NUM_SEQS) or (sequences.most if sequences else None) or 0
+    yield steps, None if limit is None else max(limit, most)
 
 
 def _whole(workload: Workload, knob: Knob) -> int | None:
@@ -343,14 +296,14 @@ def _whole(workload: Workload, knob: Knob) -> int | None:
 
 
 def _edits_of_wish(
-    workload: Workload, template: Mapping[str, object], wish: _Wish
+    workload: Workload, template: Mapping[str, object], flag: Flag, value: Scalar
 ) -> tuple[BundlePart, ...] | Refusal:
     """Return the edits of a pod template that fulfil a wish; none where it is so already."""
     index, engine = workload.container_index, workload.engine
     container = container_at(template, index) or {}
-    if wish.value is None:
-        return taken_off(container, index, OptionName(wish.flag.name, wish.flag.dest), engine)
-    wanted = setting_of(wish.flag, wish.value, engine)
+    if value is None:
+        return taken_off(container, index, flag, engine)
+    wanted = setting_of(flag, value, engine)
     if isinstance(wanted, Refusal):
         return wanted
     change = edit(container, index, wanted, engine, workload.in_file)
@@ -365,15 +318,11 @@ def trial_plan(
     """Return the plan that asks a trial pod of a setting, or why it cannot be carried out.
 
     Args:
-        workload: the target's engine.
-        fleet: as it is.
-        source: the metrics source that tells of its devices.
-        advice: what is asked.
+        source: the metrics source that tells of the fleet's devices.
         generation: of the spec.
     """
     if isinstance(workload, Blocked):
         return workload
-    of_prompts = advice.question is Question.PROMPTS
     change = _on_trial(workload, advice)
     if isinstance(change, Blocked):
         return change
@@ -389,7 +338,7 @@ def trial_plan(
         reason=advice.reason,
         change=change,
         tried=template_hash(change.apply(workload.template)) if change else "",
-        source=source if of_prompts else "",
+        source=source if advice.question is Question.PROMPTS else "",
         without=bool(advice.off),
     )
     return plan_for(fleet, step, advice, generation)
