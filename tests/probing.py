@@ -15,7 +15,6 @@ from kvmedic.engines.engine_log import Start, StartForms, Unread
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.metrics.generation import MemoryPace, Rhythm
-from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.probes import AT_ONCE, Beside, GenerationProbes, Tempo, Vocabulary
 from kvmedic.model.compression import Keep
 from kvmedic.model.devices import Device
@@ -23,6 +22,7 @@ from kvmedic.model.evidence import Absence, Missing, Reading
 from kvmedic.model.fleet import ObjectRef, Pod
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import Progress, Question, TrialStep, Underway
+from kvmedic.settings import ProbeOptions, ScrapeOptions
 from run_builder import a_pod
 
 NAMESPACE = "serving"

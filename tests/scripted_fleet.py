@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.evidence import Look, Observation
+from kvmedic.settings import SourceOptions
 from metric_tape import Curve, Tape, constant, restarted, rising, until
 from prometheus_server import PrometheusServer
 from scripted_devices import record_devices

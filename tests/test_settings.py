@@ -9,9 +9,16 @@ from typing import TypeAlias
 
 import pytest
 
-from kvmedic.metrics.options import BasicAuth, Labels, ProbeOptions, ScrapeOptions, SourceOptions
-from kvmedic.sections import Section
-from kvmedic.settings import SettingsError, load_settings
+from kvmedic.settings import (
+    BasicAuth,
+    Labels,
+    ProbeOptions,
+    ScrapeOptions,
+    Section,
+    SettingsError,
+    SourceOptions,
+    load_settings,
+)
 
 Writer: TypeAlias = Callable[[str], Path]
 

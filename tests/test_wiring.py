@@ -14,10 +14,9 @@ from kvmedic.cluster.trial_pods import Evaluations, Trials
 from kvmedic.controller.ports import NoEvaluations, NoProbes, NoTrials
 from kvmedic.kube.client import Client, Limits
 from kvmedic.manifests.trial_pod import Evaluation, Owner, Trial
-from kvmedic.metrics.options import ProbeOptions
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.trial import Counted, Interrupted, Served, Underway
-from kvmedic.settings import Settings
+from kvmedic.settings import ProbeOptions, Settings
 from kvmedic.wiring import evaluations_of, open_connections, trials_of
 from probing import a_step
 from run_builder import a_pod

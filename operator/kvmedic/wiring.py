@@ -38,14 +38,20 @@ from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.loop import Rounds
 from kvmedic.metrics.fleet import FleetMetrics
-from kvmedic.metrics.options import ProbeOptions
 from kvmedic.metrics.probes import Beside, GenerationProbes, Vocabulary
 from kvmedic.record.events import Events
 from kvmedic.record.reporter import Reporter, Telemetry
 from kvmedic.record.store import Store, wait_until_defined
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
 from kvmedic.runbooks.compression.bundle import AllowedSettings
-from kvmedic.settings import CompressionOptions, HealthOptions, KubernetesOptions, PaceOptions, Settings
+from kvmedic.settings import (
+    CompressionOptions,
+    HealthOptions,
+    KubernetesOptions,
+    PaceOptions,
+    ProbeOptions,
+    Settings,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import pytest
 from http_double import Reply, Server
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics
-from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.metrics.series import is_made_by
 from kvmedic.model.evidence import Absence, Look, Measured, Missing, Pool, Signal, Unsupported
 from kvmedic.model.fleet import Pod
+from kvmedic.settings import ScrapeOptions, SourceOptions
 from prometheus_server import PrometheusServer
 from scripted_fleet import DATA, END, NAMESPACE, THIRTY
 

@@ -6,10 +6,10 @@ import re
 from datetime import datetime, timedelta
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import NOTHING, PodKey, Reply
 from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.evidence import Absence, Look, Measured, Missing
+from kvmedic.settings import SourceOptions
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, FIVE, NAMESPACE, TWO, observed
 

@@ -17,7 +17,7 @@ from kvmedic.metrics.probes import KEPT, api_of
 from kvmedic.model.compression import Keep
 from kvmedic.model.trial import Counted, Interrupted, Reclaim, Served, Underway, Watched
 from kvmedic.runbooks.compression.probes import Generation, Reclamation, judge
-from kvmedic.sections import Secret
+from kvmedic.settings import Secret
 from lab_engine.engine_process import Running, a_process, an_engine, until_healthy
 from probing import a_place
 from run_builder import a_pod

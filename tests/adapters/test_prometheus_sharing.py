@@ -10,11 +10,11 @@ import pytest
 
 from http_double import Reply, Request, Server, forwarded
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Signal
+from kvmedic.settings import SourceOptions
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, FIVE, NAMESPACE, TWO, source
 

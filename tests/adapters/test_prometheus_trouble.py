@@ -20,9 +20,9 @@ from typing import Any, Self
 import pytest
 
 from http_double import HangUpError, Reply, Request, Server, forwarded
-from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.series import PodKey
 from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
+from kvmedic.settings import SourceOptions
 from lab.cluster.machine import free_ports
 from lab.cluster.pki import Authority
 from prometheus_server import PrometheusServer

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from http_double import HangUpError, Reply, Request, Server
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.options import ScrapeOptions
 from kvmedic.metrics.page import Page, observe_pages, parse_page
 from kvmedic.metrics.scrape import Engine, PodAddress, Scraper, engines_of, in_flight_on, resolver_of
 from kvmedic.metrics.series import PodKey, Series
@@ -31,6 +30,7 @@ from kvmedic.model.evidence import (
     Stale,
     Unsupported,
 )
+from kvmedic.settings import ScrapeOptions
 from lab.cluster.machine import free_ports
 from scripted_fleet import DATA
 

@@ -11,12 +11,12 @@ import pytest
 
 from http_double import HangUpError, Reply, Request, Server
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.options import ScrapeOptions
 from kvmedic.metrics.page import LIMIT_BYTES, beside
 from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import PodKey
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Absence, Measured, Missing
+from kvmedic.settings import ScrapeOptions
 from lab.cluster.machine import free_ports
 
 POD = PodAddress(PodKey("fleet", "inference-0"), "127.0.0.1")

@@ -9,7 +9,6 @@ import yaml
 
 from chart.generated import CHART
 from chart.rendering import Values, refusal, render
-from kvmedic.metrics.options import ProbeOptions, ScrapeOptions, SourceOptions
 from kvmedic.settings import (
     BudgetOptions,
     CompressionOptions,
@@ -17,6 +16,9 @@ from kvmedic.settings import (
     KubernetesOptions,
     LeadershipOptions,
     PaceOptions,
+    ProbeOptions,
+    ScrapeOptions,
+    SourceOptions,
     StormOptions,
 )
 

@@ -21,13 +21,13 @@ from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, Owner, Trial, trial_pod
 from kvmedic.metrics.generation import Rhythm
-from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.probes import Beside, GenerationProbes, Tempo, Vocabulary
 from kvmedic.model.compression import Keep
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
 from kvmedic.model.trial import Progress, Reclaim, Underway, Watched
 from kvmedic.runbooks.compression.probes import Generation, Reclamation, judge
+from kvmedic.settings import ProbeOptions, ScrapeOptions
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
 from lab_engine.engine_process import a_process, until_healthy

@@ -32,13 +32,12 @@ from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref, section
 from kvmedic.manifests.proposals import Proposal
-from kvmedic.metrics.options import SourceOptions
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.spec import Mode
 from kvmedic.model.status import ConditionType, Record, Resource, ShownPlan
 from kvmedic.record.store import RESOURCES, resource_of
-from kvmedic.settings import Settings, SettingsError, load_settings
+from kvmedic.settings import Settings, SettingsError, SourceOptions, load_settings
 from kvmedic.wiring import Connected, open_connections, target_of
 
 T = TypeVar("T")

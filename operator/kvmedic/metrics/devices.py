@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
-from kvmedic.metrics.options import Labels
 from kvmedic.metrics.promql import Span, duration_text
 from kvmedic.metrics.series import PodKey, Reply, Series, Unanswered
 from kvmedic.model.devices import CLOCK_FAULTS, MEMORY_SERIES, NO_NUMBER, SERIES, Device, MemorySeries, Vital
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading, as_reading
+from kvmedic.settings import Labels
 
 _OWN_POD = ("pod", "pod_name", "exported_pod")
 _OWN_NAMESPACE = ("namespace", "pod_namespace", "exported_namespace")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from kvmedic.metrics.options import ScrapeOptions, SourceOptions
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.readings import unavailable
 from kvmedic.metrics.scrape import Engine, PodAddress, Scraper
@@ -15,6 +14,7 @@ from kvmedic.model.devices import Device
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading, SignalTable
 from kvmedic.model.fleet import Pod
+from kvmedic.settings import ScrapeOptions, SourceOptions
 
 
 class FleetMetrics:

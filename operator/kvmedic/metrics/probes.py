@@ -31,7 +31,6 @@ from kvmedic.metrics.generation import (
     lengths_up_to,
     limit_of,
 )
-from kvmedic.metrics.options import ProbeOptions, ScrapeOptions
 from kvmedic.metrics.page import METRICS
 from kvmedic.metrics.scrape import PodAddress, Scraper, load_authorities, model_of, resolver_of, served_of
 from kvmedic.metrics.scrape import pool_of_page as pool_of
@@ -52,7 +51,7 @@ from kvmedic.model.trial import (
     Underway,
 )
 from kvmedic.runbooks.compression.probes import LEAST_LONGEST
-from kvmedic.sections import Secret
+from kvmedic.settings import ProbeOptions, ScrapeOptions, Secret
 
 AT_ONCE = 8
 """Tests that go on side by side, at most: twice the runs that the operator opens by default. A choice; each

@@ -30,10 +30,10 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.promql import duration_text
 from kvmedic.metrics.series import Answer, Reply, Series, Unanswered, by_pod, series_of
 from kvmedic.model.redaction import redact
+from kvmedic.settings import SourceOptions
 
 
 class _Exchange(threading.local):

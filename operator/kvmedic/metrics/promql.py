@@ -171,8 +171,6 @@ def sum_of_replica(generations: Sequence[str], table: SignalTable) -> str:
     return f"sum without ({', '.join(sorted(table.own_labels))}) ({' or '.join(generations)})"
 
 
-MATCHER = re.compile(r'[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\\n]|\\[^\n])*"')
-"""One matcher as PromQL writes it."""
 DEVICE_NAMES = frozenset(
     {
         *(name for names in SERIES.values() for name in names),

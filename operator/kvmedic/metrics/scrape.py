@@ -26,7 +26,6 @@ import httpx
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvmedic.metrics.options import ScrapeOptions
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
 from kvmedic.metrics.readings import read_pool
 from kvmedic.metrics.series import PodKey, Series
@@ -44,6 +43,7 @@ from kvmedic.model.evidence import (
     Stale,
 )
 from kvmedic.model.trial import Counted, Served
+from kvmedic.settings import ScrapeOptions
 
 
 def served_of(page: Page, table: SignalTable, url: str) -> Served | str:

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_that_do_not_count
-from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.page import names_of
 from kvmedic.metrics.promql import (
     DEVICE_NAMES,
@@ -54,6 +53,7 @@ from kvmedic.model.evidence import (
     SignalTable,
     Stale,
 )
+from kvmedic.settings import SourceOptions
 
 DAY = timedelta(hours=24)
 """How far back: load that comes each day is in it once. A source that keeps less tells what it has."""

@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import median
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.options import SourceOptions
 from kvmedic.metrics.page import Page
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import Answer, PodKey, Reply
 from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.evidence import Look
 from kvmedic.runbooks.preemption.branches import TRIGGER
+from kvmedic.settings import SourceOptions
 from metric_tape import Tape
 from prometheus_server import PrometheusServer
 from scripted_fleet import END, FIVE, NAMESPACE, THIRTY, page
