@@ -37,7 +37,9 @@ check: setup ## Format, lint, types, import contracts, generated files
 	  $(PY) -m kvmedic crd $$kind -o markdown | diff -q - docs/reference/$${kind%s}.md >/dev/null || { echo "docs/reference/$${kind%s}.md is stale: run make crd"; exit 1; }; \
 	done
 	$(PY) -m chart.generated --check
-	@find operator -name '*.py' | xargs cat | awk -v files="$$(find operator -name '*.py' | wc -l)" 'END { printf "package: %d files, %d lines\n", files, NR }'
+	@for tree in operator tests; do \
+	  printf '%s: %d files, %d lines\n' $$tree $$(find $$tree -name '*.py' | wc -l) $$(find $$tree -name '*.py' -exec cat {} + | wc -l); \
+	done
 
 # Two rounds: what needs no real cluster spends most of its time waiting and runs on several workers, each with a light
 # cluster of its own; what is shown on the real cluster has the machine to itself. 5 says that a round had no test.
