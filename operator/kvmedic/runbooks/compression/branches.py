@@ -67,7 +67,7 @@ def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
     That a device's memory stays as it is speaks for nothing and against nothing.
     """
-    method, found = evidence.compression, _complete_readings(evidence)
+    method, found = evidence.compression, complete(evidence.burn, NEEDED)
     if method is None or _is_of_another_kind(evidence):
         return None
     if isinstance(found, Inconclusive):
@@ -88,7 +88,7 @@ def nothing_speaks_against(evidence: Evidence) -> tuple[Finding, ...] | Inconclu
 
     A replica whose GPU is ill, or that ran out of memory, is a matter of the other runbook.
     """
-    method, found = evidence.compression, _complete_readings(evidence)
+    method, found = evidence.compression, complete(evidence.burn, NEEDED)
     if method is None:
         return None
     worth = brought_by(method, evidence).worth
@@ -98,10 +98,9 @@ def nothing_speaks_against(evidence: Evidence) -> tuple[Finding, ...] | Inconclu
         return found
     if _is_pressured(found, evidence) or without_type(method, evidence):
         return None
-    if worth is Worth.NOTHING and _frees(method):
-        return (
-            fact(f"{method.name} frees blocks, and requests of now hardly need it: {_answer_text(method)}"),
-        )
+    if worth is Worth.NOTHING and method.answer is not None and _frees(method):
+        text = f"{method.name} frees blocks, and requests of now hardly need it: {method.answer.message}"
+        return (fact(text),)
     return None if worth in _SPEAKS_AGAINST else ()
 
 
@@ -128,59 +127,50 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     if not stale:
         return Inconclusive(Reason.LOG_UNREADABLE, untold(method, evidence))
     asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
-    return where_nodes_are_known(
-        evidence,
-        *(
-            Finding(
-                name, None, None, None, f"{stored_type(found[name], evidence.started.get(name))}; {asked}"
-            )
-            for name in stale
-        ),
-    )
+    stored = {name: stored_type(found[name], evidence.started.get(name)) for name in stale}
+    findings = (Finding(name, None, None, None, f"{text}; {asked}") for name, text in stored.items())
+    return where_nodes_are_known(evidence, *findings)
 
 
 def replace_stale(evidence: Evidence, setting: Setting) -> Advice:
     """Return that a replica which started before its configuration was edited is replaced, or what to do."""
     method = evidence.compression
-    if method is not None and method.denied:
-        return NoChange(
-            Reason.COMPRESSION_NOT_APPLIED,
-            f"{method.name} does not run in these replicas, whatever their settings ask for: see why the "
-            "plugin says so, or take its settings off",
-        )
     stale = proven_without(method, evidence) if method else ()
-    if method is None or not stale:
-        return NoChange(
-            Reason.COMPRESSION_NOT_APPLIED,
+    if method is not None and method.denied:
+        text = (
+            f"{method.name} does not run in these replicas, whatever their settings ask for: see why the "
+            "plugin says so, or take its settings off"
+        )
+    elif method is None or not stale:
+        text = (
             "the type is in effect and the pool is hardly larger: see whether a number of blocks, a smaller "
-            "share of the memory, layers that are left out or scales for each head take what it saves",
+            "share of the memory, layers that are left out or scales for each head take what it saves"
         )
-    if method.asks_for_type and method.type_is_in_file and not setting.replacing_failed:
-        return Relief(
-            stale[0],
-            Reason.COMPRESSION_NOT_APPLIED,
+    elif not method.asks_for_type:
+        text = (
+            f"spec.compression says {method.name}, and neither the command line nor its file asks for it: "
+            "add the setting, or correct spec.compression"
+        )
+    elif method.type_is_in_file and not setting.replacing_failed:
+        text = (
             f"{stale[0]} started before its configuration file asked for {method.asks_for_type}; a new "
-            "replica reads it as it is now",
+            "replica reads it as it is now"
         )
-    if method.asks_for_type:
-        return NoChange(
-            Reason.COMPRESSION_NOT_APPLIED,
+        return Relief(stale[0], Reason.COMPRESSION_NOT_APPLIED, text)
+    else:
+        text = (
             f"{method.asks_for_type}, which the pod template gives, is ignored by {', '.join(stale)} and "
             "would be by a new replica: see whether a wrapper changes it on the way, and what the start-up "
-            "log says",
+            "log says"
         )
-    return NoChange(
-        Reason.COMPRESSION_NOT_APPLIED,
-        f"spec.compression says {method.name}, and neither the command line nor its file asks for it: add "
-        "the setting, or correct spec.compression",
-    )
+    return NoChange(Reason.COMPRESSION_NOT_APPLIED, text)
 
 
 def fix_waits(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """A method saved nothing, the next fix cannot go on, and replicas preempt beyond the trigger."""
     if not isinstance(evidence.fix, NoChange):
         return None
-    found = _complete_readings(evidence)
+    found = complete(evidence.burn, NEEDED)
     if isinstance(found, Inconclusive):
         return found
     return (fact(evidence.fix.message),) if _is_pressured(found, evidence) else None
@@ -218,14 +208,14 @@ def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Incon
 
     Of fewer bits that is said once the tokens of the pool were compared with those without.
     """
-    method, found = evidence.compression, _complete_readings(evidence)
+    method, found = evidence.compression, complete(evidence.burn, NEEDED)
     if method is None or isinstance(found, Inconclusive):
         return found if isinstance(found, Inconclusive) else None
     is_compared = method.method_class is MethodClass.QUANTIZATION and not is_start_due(method)
     works = is_compared or _frees(method)
     if not _is_pressured(found, evidence) or not (works or brought_by(method, evidence).worth is Worth.SAVES):
         return None
-    told = _answer_text(method) or brought_by(method, evidence).message
+    told = method.answer.message if method.answer else brought_by(method, evidence).message
     return (fact(f"{method.name} does what it can: {told}"),)
 
 
@@ -277,10 +267,6 @@ _MAY_BE_OFF = (
 _SPEAKS_AGAINST = frozenset({Worth.COSTS_MEMORY, Worth.COSTS_TIME, Worth.NOTHING})
 
 
-def _complete_readings(evidence: Evidence) -> Mapping[str, Complete] | Inconclusive:
-    return complete(evidence.burn, NEEDED)
-
-
 def _is_pressured(found: Mapping[str, Complete], evidence: Evidence) -> bool:
     limit = evidence.trigger.preemptions_per_request
     return any(one.numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] > limit for one in found.values())
@@ -294,10 +280,6 @@ def _is_of_another_kind(evidence: Evidence) -> bool:
 def _frees(method: Compressed) -> bool:
     """Return whether a trial showed that blocks come back."""
     return method.answer is not None and method.answer.reclaim is Reclaim.RECLAIMS
-
-
-def _answer_text(method: Compressed) -> str:
-    return method.answer.message if method.answer else ""
 
 
 def attention_uncompared(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -396,101 +378,64 @@ def attention_unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive
 
 
 COMPRESSION_BRANCHES = (
-    Branch(
-        Reason.NO_COMPRESSION,
-        section="Runbook 2, symptoms",
-        signals=ASKED,
-        when=no_compression,
-        then=None,
-    ),
-    Branch(
-        Reason.COMPRESSION_SAVES,
-        section="Runbook 2: it works, the dashboard misleads",
-        signals=ASKED,
-        when=saves,
-        then=None,
-    ),
-    Branch(
-        Reason.COMPRESSION_UNDOUBTED,
-        section="Runbook 2, symptoms",
-        signals=ASKED,
-        when=nothing_speaks_against,
-        then=None,
-    ),
+    Branch(Reason.NO_COMPRESSION, no_compression, None, "Runbook 2, symptoms", ASKED),
+    Branch(Reason.COMPRESSION_SAVES, saves, None, "Runbook 2: it works, the dashboard misleads", ASKED),
+    Branch(Reason.COMPRESSION_UNDOUBTED, nothing_speaks_against, None, "Runbook 2, symptoms", ASKED),
     Branch(
         Reason.COMPRESSION_NOT_APPLIED,
-        section="Runbook 2: configured, not applied",
-        signals=ASKED,
-        when=not_applied,
-        then=replace_stale,
+        not_applied,
+        replace_stale,
+        "Runbook 2: configured, not applied",
+        ASKED,
     ),
     Branch(
         Reason.ATTENTION_UNCOMPARED,
-        section="Runbook 2, wall 1: prompt probe with the method off",
-        signals=ASKED,
-        when=attention_uncompared,
-        then=probe_prompts,
+        attention_uncompared,
+        probe_prompts,
+        "Runbook 2, wall 1: prompt probe with the method off",
+        ASKED,
         goal=Goal.ANSWER,
     ),
     Branch(
         Reason.EAGER_FALLBACK,
-        section="Runbook 2, wall 1: attention falls back to an eager kernel",
-        signals=ASKED,
-        when=eager_fallback,
-        then=turn_off,
+        eager_fallback,
+        turn_off,
+        "Runbook 2, wall 1: attention falls back to an eager kernel",
+        ASKED,
         goal=Goal.PARITY,
     ),
-    Branch(
-        Reason.FIX_WAITS,
-        section="Runbook 2: the fix after the method",
-        signals=ASKED,
-        when=fix_waits,
-        then=None,
-    ),
-    Branch(
-        Reason.FIX_DUE,
-        section="Runbook 2: the fix after the method",
-        signals=ASKED,
-        when=fix_due,
-        then=fix_next,
-        goal=Goal.PARITY,
-    ),
+    Branch(Reason.FIX_WAITS, fix_waits, None, "Runbook 2: the fix after the method", ASKED),
+    Branch(Reason.FIX_DUE, fix_due, fix_next, "Runbook 2: the fix after the method", ASKED, goal=Goal.PARITY),
     Branch(
         Reason.BLOCKS_NOT_FREED,
-        section="Runbook 2, wall 2: scattered survivors",
-        signals=ASKED,
-        when=blocks_not_freed,
-        then=turn_off,
+        blocks_not_freed,
+        turn_off,
+        "Runbook 2, wall 2: scattered survivors",
+        ASKED,
         goal=Goal.PARITY,
     ),
     Branch(
         Reason.PRESSED_THOUGH_COMPRESSED,
-        section="Runbook 2: it works, still pressured",
-        signals=ASKED,
-        when=pressed_though_compressed,
-        then=None,
+        pressed_though_compressed,
+        None,
+        "Runbook 2: it works, still pressured",
+        ASKED,
     ),
     Branch(
         Reason.ATTENTION_UNPROVEN,
-        section="Runbook 2, wall 1: prompt probe",
-        signals=ASKED,
-        when=attention_unproven,
-        then=probe_prompts,
+        attention_unproven,
+        probe_prompts,
+        "Runbook 2, wall 1: prompt probe",
+        ASKED,
         goal=Goal.ANSWER,
     ),
-    Branch(
-        Reason.PAGE_SELECTION,
-        section="Runbook 2: page selection",
-        signals=ASKED,
-        when=page_selection,
-        then=None,
-    ),
+    Branch(Reason.PAGE_SELECTION, page_selection, None, "Runbook 2: page selection", ASKED),
     Branch(
         Reason.COMPRESSION_UNPROVEN,
-        section="Runbook 2, wall 2: reclamation probe",
-        signals=ASKED,
-        when=unproven,
-        then=probe_first,
+        unproven,
+        probe_first,
+        "Runbook 2, wall 2: reclamation probe",
+        ASKED,
         goal=Goal.ANSWER,
     ),
 )

@@ -32,7 +32,7 @@ from kvmedic.model.edits import (
     container_at,
     literal_of,
 )
-from kvmedic.model.engine import Engine, Kind, Option, OptionName
+from kvmedic.model.engine import Kind, Option, OptionName
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.plan import Plan
@@ -79,7 +79,9 @@ class AllowedSettings:
 
     def _allows(self, setting: BundleSetting) -> bool:
         if setting.env:
-            return _is_known_variable(setting.env) or self._is_listed(setting.env)
+            patterns = (pattern for method in METHODS for pattern in method_names(method))
+            is_known = any(re.fullmatch(pattern, setting.env) for pattern in patterns)
+            return is_known or self._is_listed(setting.env)
         flag = spell_flag(setting.flag)
         return flag in _FLAGS or flag in {spell_flag(each) for each in self.flags}
 
@@ -96,22 +98,12 @@ def spell_flag(flag: str) -> str:
 
 
 def is_own_value(name: str, value: str) -> bool:
-    """Return whether a value without the method is one that the method's own description has.
-
-    Args:
-        name: of a variable, or a flag with its dashes.
-        value: without the method.
-    """
+    """Return whether a variable's or flag's value is, by a method's description, the one without it."""
     if name == "--kv-cache-dtype" and value == MODELS_OWN:
         return True
     own = [each for method in METHODS for each in method.settings if name in (each.env, each.flag)]
     switches = {method.switch for method in METHODS if method.switch}
     return any(each.off == value for each in own) or (name in switches and value.lower() in OFF_WORDS)
-
-
-def _is_known_variable(name: str) -> bool:
-    patterns = [pattern for method in METHODS for pattern in method_names(method)]
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 _FLAGS = frozenset(
@@ -163,17 +155,8 @@ def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | 
         )
     before, after = (", ".join(reversed(each)) for each in (found.before, found.after))
     off = f"off ({after})" if after else "off"
-    wanted = TurnOn(
-        Fix.REVERT_BUNDLE,
-        advice.method,
-        found.change,
-        before or "on",
-        off,
-        advice.reason,
-        advice.message,
-        advice.undoes,
-    )
-    return turning_plan(workload, wanted, generation)
+    values = found.change, before or "on", off, advice.reason, advice.message, advice.undoes
+    return turning_plan(workload, TurnOn(Fix.REVERT_BUNDLE, advice.method, *values), generation)
 
 
 def turning_plan(workload: Workload, advice: TurnOn, generation: int) -> Plan:
@@ -227,8 +210,6 @@ def unrecorded_setting(
     revision of the workload had.
 
     Args:
-        workload: the engine with the method.
-        settings: of the method.
         earlier: pod templates that the workload had.
     """
     for setting in settings:
@@ -289,9 +270,13 @@ def _variable(container: Mapping[str, object], index: int, setting: BundleSettin
     present = literal_of(items[places[0]]) if places else None
     if doubt := _doubt_variable(container, setting, [items[at] for at in places]):
         return Blocked(Reason.FLAG_NOT_EDITABLE, doubt)
-    if _is_off(present, setting.off):
+    words = {(value or "").strip().lower() for value in (present, setting.off)}
+    if present == setting.off or words <= OFF_WORDS:
         return Turned()
-    if present is not None and not _may_be_shown(present, setting):
+    # A value may stand in a status, from which it is put back, where the spec or the method's description has
+    # it already, or where it is a number, a switch or a path. Anything else may be a secret.
+    is_known = present is None or present in {setting.on, setting.off}
+    if not is_known and re.fullmatch(_PLAIN, (present or "").strip()) is None:
         text = (
             f"{name} has another value than the settings of the method say: give the present one in the "
             "spec, or change it by hand"
@@ -314,37 +299,14 @@ def _doubt_variable(container: Mapping[str, object], setting: BundleSetting, giv
         return (
             f"{name} may also come from an object in envFrom: take it out there, and the object off the list"
         )
-    if where := _mention_of(container, name):
-        return f"{name} is also read or set in {where}: take it off there"
-    return ""
-
-
-def _mention_of(container: Mapping[str, object], name: str) -> str:
-    """Return the first place, beside its own entry, where a variable's name stands; empty without one."""
     word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
     for field in (*COMMAND_LINE, Field.ENV):
         items = container.get(field)
         for index, item in enumerate(items if isinstance(items, list) else ()):
             text = item.get("value") if isinstance(item, Mapping) else item
             if isinstance(text, str) and word.search(text):
-                return f"{field}[{index}]"
+                return f"{name} is also read or set in {field}[{index}]: take it off there"
     return ""
-
-
-def _may_be_shown(value: str, setting: BundleSetting) -> bool:
-    """Return whether a variable's value may stand in a status, from which it is put back.
-
-    It may where the spec or the method's description has it already, and where it is a number, a switch or a
-    path. Anything else may be a secret.
-    """
-    return value in {setting.on, setting.off} or re.fullmatch(_PLAIN, value.strip()) is not None
-
-
-def _is_off(present: str | None, off: str | None) -> bool:
-    """Return whether a value says what the one without the method says: `false` is as good as `0`."""
-    if present is None or off is None:
-        return present == off
-    return present == off or {present.strip().lower(), off.strip().lower()} <= OFF_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,10 +319,6 @@ class _Place:
     option: Option
     name: str
     """As the setting spells it."""
-
-    @property
-    def engine(self) -> Engine:
-        return self.workload.engine
 
     @property
     def known_as(self) -> OptionName:
@@ -376,8 +334,8 @@ class _Place:
 
     def filed(self) -> Given | None:
         """Return what the configuration file, where it was read, gives the option."""
-        file = self.workload.file
-        return file.read.given(self.option.dest) if isinstance(file, Configuration) else None
+        read = self.workload.in_file
+        return read.last(self.option.dest) if read else None
 
     def is_filed_off(self, off: str | None) -> bool:
         """Return whether the configuration file gives the option as it is without the method."""
@@ -386,27 +344,35 @@ class _Place:
             return False
         return self.option.kind in _SWITCHES or _text_of(given) == off
 
-    def text(self, use: Given) -> str:
-        """Return a use as a person writes it."""
-        values = _text_of(use)
-        return f"{self.name}={values}" if values else self.name
-
 
 def _option(place: _Place, setting: BundleSetting) -> Turned | Blocked:
-    use = place.line.last(place.option.dest)
-    before = place.text(use) if use is not None and place.is_meant(use) else ""
-    if doubt := _in_file(place, setting, use):
+    use, off = place.line.last(place.option.dest), setting.off
+    values = _text_of(use) if use is not None else ""
+    is_given = use is not None and place.is_meant(use)
+    before = (f"{place.name}={values}" if values else place.name) if is_given else ""
+    if doubt := _doubt_file(place, setting, use):
         return Blocked(Reason.FLAG_NOT_EDITABLE, doubt)
-    if setting.off is not None and (use is not None or not place.is_filed_off(setting.off)):
-        return _giver_of(place, setting.off, before)
-    if not before:
+    index, engine = place.workload.container_index, place.workload.engine
+    if off is None or (use is None and place.is_filed_off(off)):
+        if not before:
+            return Turned()
+        edits = taken_off(place.container, index, place.known_as, engine, place.line)
+        return fault_of(edits) if isinstance(edits, Refusal) else Turned(edits, before)
+    text = off
+    if place.option.kind in _SWITCHES:
+        text = "false" if place.name.startswith("--no-") else "true"
+    wanted = option_setting_of(place.known_as, text, engine)
+    if isinstance(wanted, Refusal):
+        return fault_of(wanted)
+    change = edit(place.container, index, wanted, engine, place.workload.in_file, place.line)
+    if isinstance(change, Refusal):
+        return fault_of(change)
+    if isinstance(change, AlreadySet):
         return Turned()
-    index = place.workload.container_index
-    edits = taken_off(place.container, index, place.known_as, place.engine, place.line)
-    return fault_of(edits) if isinstance(edits, Refusal) else Turned(edits, before)
+    return Turned((change,), before, f"{place.name}={off}" if off else place.name)
 
 
-def _in_file(place: _Place, setting: BundleSetting, use: Given | None) -> str:
+def _doubt_file(place: _Place, setting: BundleSetting, use: Given | None) -> str:
     """Return why the configuration file stands in the way, with what to do; empty where it does not.
 
     Whatever the command line gives beats the file, so a file matters only to what the command line does not
@@ -425,20 +391,3 @@ def _in_file(place: _Place, setting: BundleSetting, use: Given | None) -> str:
 
 def _text_of(use: Given) -> str:
     return " ".join(value.text for value in use.values)
-
-
-def _giver_of(place: _Place, off: str, before: str) -> Turned | Blocked:
-    """Return what gives the option the value without the method."""
-    text = off
-    if place.option.kind in _SWITCHES:
-        text = "false" if place.name.startswith("--no-") else "true"
-    wanted = option_setting_of(place.known_as, text, place.engine)
-    if isinstance(wanted, Refusal):
-        return fault_of(wanted)
-    index, read = place.workload.container_index, place.workload.in_file
-    change = edit(place.container, index, wanted, place.engine, read, place.line)
-    if isinstance(change, Refusal):
-        return fault_of(change)
-    if isinstance(change, AlreadySet):
-        return Turned()
-    return Turned((change,), before, f"{place.name}={off}" if off else place.name)

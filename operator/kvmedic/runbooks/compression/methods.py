@@ -17,10 +17,8 @@ from kvmedic.engines.kv_methods import METHODS, expected_ratio, method_named
 from kvmedic.manifests.engine_file import Configuration
 from kvmedic.model.compression import (
     PATTERNS,
-    BundleSetting,
     Figures,
     Keep,
-    Method,
     MethodClass,
     Recognised,
     TokenEviction,
@@ -89,7 +87,7 @@ def eviction_of(workload: Workload, log: Sequence[str] = ()) -> TokenEviction | 
     Only variables with a value of their own are read: one that comes from elsewhere tells nothing. Phrases of
     start-up logs tell too.
     """
-    return token_eviction(recognise_methods(METHODS, Told(environment_of(workload), "", log)))
+    return token_eviction(recognise_methods(METHODS, Told(variables_of(workload.container), "", log)))
 
 
 def eviction_by(method: Compressed) -> TokenEviction | None:
@@ -114,14 +112,15 @@ def compressed_of(
     names, once that is on.
 
     Args:
-        workload: the engine, its flags and variables; None: nobody knows them.
-        policy: what the spec says.
+        workload: None: nobody knows the engine's flags and variables.
         answers: of trials.
         seen: the replicas, with the types in which they store keys and values.
         log: phrases of methods in start-up logs.
     """
-    environment, asked = (environment_of(workload), asked_type(workload)) if workload else ({}, "")
-    found = recognise_methods(METHODS, Told(environment, _label(seen), log, asked))
+    environment, asked = (variables_of(workload.container), asked_type(workload)) if workload else ({}, "")
+    told = {pod.pool.value.cache_dtype for pod in seen.pods.values() if isinstance(pod.pool, Measured)}
+    label = next((each for each in sorted(told) if each.startswith(CACHE_TYPES)), "")
+    found = recognise_methods(METHODS, Told(environment, label, log, asked))
     is_declared = bool(policy.method or policy.method_class or policy.settings)
     declared = _declared_method(policy, found) if is_declared else None
     came = _in_its_place(workload, policy, declared) if workload else None
@@ -171,12 +170,17 @@ def _configured_method(
     method: Compressed, workload: Workload, answers: Sequence[Answer]
 ) -> Compressed | None:
     """Return a method with what a workload's settings say of it; None where they say that it is off."""
-    is_off_by_all = is_off(workload, method.settings) and not method.is_confirmed
-    if is_off_by_all or (_is_switched_off(workload, method.name) and not method.is_confirmed):
+    known = method_named(method.name)
+    # Its switch says that it is off, whatever its other settings are.
+    off = switched_off(known, variables_of(workload.container)) if known is not None else ""
+    if not method.is_confirmed and (off or is_off(workload, method.settings)):
         return None
     asked, template = asked_type(workload), template_hash(workload.template)
     start, is_fixed = answer_beside(answers, template, Question.START), bool(workload.fixes_the_pool())
     asks = asked if method.cache_types and asked.startswith(method.cache_types) else ""
+    answer = answer_for(answers, template, Question.RECLAMATION)
+    # A ratio to a number of kept tokens that is another one now says nothing.
+    is_of_another_keep = answer and answer.reclaim is Reclaim.IN_PART and answer.keep != method.keep
     comes_by_itself = bool(method.cache_types) and not asks and not method.policy.settings
     return replace(
         method,
@@ -186,23 +190,12 @@ def _configured_method(
         block_tokens_without=start.block_tokens if start and not method.blocks_without else None,
         pool_is_fixed=is_fixed,
         settings=() if comes_by_itself else method.settings,
-        answer=_of_what_it_keeps(answer_for(answers, template, Question.RECLAMATION), method),
+        answer=None if is_of_another_keep else answer,
         grown=answer_for(answers, template, Question.PROMPTS),
         grown_without=answer_beside(answers, template, Question.PROMPTS),
         start_without=start,
         longest_request=workload.longest_request(),
     )
-
-
-def _of_what_it_keeps(answer: Answer | None, method: Compressed) -> Answer | None:
-    """Return an answer, but none by the ratio to a number of kept tokens that is another one now."""
-    by_ratio = answer is not None and answer.reclaim is Reclaim.IN_PART
-    return None if by_ratio and answer is not None and answer.keep != method.keep else answer
-
-
-def environment_of(workload: Workload) -> dict[str, str]:
-    """Return the variables of the engine's container that have a value of their own."""
-    return variables_of(workload.container)
 
 
 def variables_of(container: Mapping[str, object]) -> dict[str, str]:
@@ -231,12 +224,6 @@ def _has_odd_blocks(seen: Observation) -> bool:
     return any(pool.block_tokens not in BLOCK_SIZES for pool in pools)
 
 
-def _label(seen: Observation) -> str:
-    """Return the type that a replica says it has, where it is one of a method's; else nothing."""
-    told = {pod.pool.value.cache_dtype for pod in seen.pods.values() if isinstance(pod.pool, Measured)}
-    return next((each for each in sorted(told) if each.startswith(CACHE_TYPES)), "")
-
-
 def _declared_method(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compressed:
     known = method_named(policy.method)
     seen = next((each for each in found if known is not None and each.method is known), None)
@@ -262,40 +249,25 @@ def _recognised_method(found: Sequence[Recognised]) -> Compressed | None:
     ordered = sorted(found, key=lambda each: each.method.method_class is MethodClass.QUANTIZATION)
     if not ordered:
         return None
-    first = ordered[0]
+    first, known = ordered[0], ordered[0].method
     return Compressed(
-        name=first.method.name,
-        method_class=first.method.method_class,
+        name=known.name,
+        method_class=known.method_class,
         told_by=first.by,
         is_confirmed=first.is_confirmed,
         denied=first.denied,
         keep=None if first.budget is None else Keep(first.budget),
-        cache_types=first.method.cache_dtypes,
-        settings=turning_off(first.method),
+        cache_types=known.cache_dtypes,
+        # What its settings beside its switch were before nobody knows, and without it they do nothing.
+        settings=tuple(each for each in known.settings if known.switch and each.env == known.switch)
+        or known.settings,
     )
-
-
-def turning_off(method: Method) -> tuple[BundleSetting, ...]:
-    """Return the settings with which a method goes that nobody declared: its switch, where it has one.
-
-    What its other settings were before nobody knows, and without it they do nothing.
-    """
-    switch = tuple(each for each in method.settings if method.switch and each.env == method.switch)
-    return switch or method.settings
-
-
-def _is_switched_off(workload: Workload, name: str) -> bool:
-    """Return whether the switch of a known method says that it is off, whatever its other settings are."""
-    known = method_named(name)
-    return known is not None and bool(switched_off(known, environment_of(workload)))
 
 
 def _is_in_file(workload: Workload) -> bool:
     """Return whether the type of the cache stands in a file: one that may be edited while engines run."""
-    flag = workload.engine.profile.flag(Knob.KV_CACHE_DTYPE)
-    if flag is None or not isinstance(workload.file, Configuration):
-        return False
-    return workload.file.read.decides(flag, workload.line) is not None
+    flag, file = workload.engine.profile.flag(Knob.KV_CACHE_DTYPE), workload.file
+    return bool(flag and isinstance(file, Configuration) and file.read.decides(flag, workload.line))
 
 
 UNNAMED_RATIO = 2.0
@@ -310,9 +282,15 @@ def logs_that_tell(method: Compressed | None, seen: Observation) -> tuple[str, .
 
     Args:
         method: as settings and labels tell; None: they tell of none.
-        seen: the replicas.
     """
-    if method is None or _may_not_run(method) or _may_be_denied(method):
+    if method is None:
+        return tuple(sorted(seen.pods))
+    # No block came back on a trial pod, which is so where nothing is evicted at all, too; or only settings
+    # tell of a method so far, and its log may say that it does not run.
+    may_not_run = method.answer is not None and method.answer.reclaim is Reclaim.NONE
+    known = method_named(method.name)
+    is_deniable = known is not None and known.denial and not method.is_confirmed and method.answer is None
+    if may_not_run or is_deniable:
         return tuple(sorted(seen.pods))
     if not _is_type(method):
         return ()
@@ -326,7 +304,8 @@ def without_type(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
     Where nothing asks for a type none is missing. What a checkpoint brings to one replica it brings also to
     those whose logs are gone.
     """
-    found = pools(evidence.burn) if _is_type(method) and _is_wanted(method) else {}
+    is_wanted = bool(method.asks_for_type) or method.told_by == DECLARED
+    found = pools(evidence.burn) if _is_type(method) and is_wanted else {}
     if isinstance(found, Inconclusive):
         return ()
     starts = evidence.started
@@ -397,24 +376,8 @@ def _type_of(pool: Pool, start: Start | None) -> str:
     return "" if pool.cache_dtype == MODELS_OWN else pool.cache_dtype
 
 
-def _may_not_run(method: Compressed) -> bool:
-    """Return whether no block came back on a trial pod, which is so where nothing is evicted at all, too."""
-    return method.answer is not None and method.answer.reclaim is Reclaim.NONE
-
-
-def _may_be_denied(method: Compressed) -> bool:
-    """Return whether only settings tell of a method so far, and its log may say that it does not run."""
-    known = method_named(method.name)
-    is_open = not method.is_confirmed and method.answer is None
-    return is_open and known is not None and known.denial != ""
-
-
 def _is_type(method: Compressed) -> bool:
     return method.method_class is MethodClass.QUANTIZATION and bool(method.cache_types)
-
-
-def _is_wanted(method: Compressed) -> bool:
-    return bool(method.asks_for_type) or method.told_by == DECLARED
 
 
 def _is_open(method: Compressed, pool: Pool, start: Start | None) -> bool:

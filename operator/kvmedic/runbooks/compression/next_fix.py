@@ -131,6 +131,7 @@ def _wants_fewer_bits(policy: CompressionPolicy, method: Compressed | None) -> b
 def next_fix(case: Case) -> Next:
     """Return what is next, or why nothing is."""
     failed: list[FailedAttempt] = []
+    is_closed = case.policy.close_by is not None and case.now >= case.policy.close_by
     for fix in fixes_behind_gate(case.policy, case.turned_off, case.method):
         known = failed_before(case.failed, Attempt.FIX, fix, generation=case.generation)
         if known is not None:
@@ -138,7 +139,7 @@ def next_fix(case: Case) -> Next:
             failed.append(known)
             continue
         found = _stage(fix, case)
-        if fix is Fix.COMPACTING_METHOD and _is_closed(case) and not isinstance(found, TurnOn | _Failed):
+        if fix is Fix.COMPACTING_METHOD and is_closed and not isinstance(found, TurnOn | _Failed):
             found = _Failed("it was not ready at spec.compression.closeBy")
         if not isinstance(found, _Failed):
             return Next(found, tuple(failed))
@@ -147,10 +148,6 @@ def next_fix(case: Case) -> Next:
         return Next(None, tuple(failed))
     told = "; ".join(f"{each.key}: {each.why}" for each in failed)
     return Next(NoChange(Reason.FIXES_EXHAUSTED, told), tuple(failed))
-
-
-def _is_closed(case: Case) -> bool:
-    return case.policy.close_by is not None and case.now >= case.policy.close_by
 
 
 def _stage(fix: Fix, case: Case) -> _Stage:
@@ -175,27 +172,19 @@ def _refused_on_trial(change: _Change, case: Case) -> _Failed | None:
 
 
 def _candidate(fix: Fix, case: Case) -> _Candidate | NoChange | _Failed:
+    wanted = replacement_of(case.policy)
     if fix is Fix.FP8_KV_CACHE:
         return _Candidate(fix, EIGHT_BITS.name, EIGHT_BITS.settings, None, EIGHT_BITS.cache_dtypes)
-    wanted = replacement_of(case.policy)
     if wanted is None:
         text = "which method is to be turned on is not known: name it in spec.compression.replacement"
         return NoChange(Reason.METHOD_UNKNOWN, text)
-    return _compacting_fix(fix, wanted, case)
-
-
-def _compacting_fix(fix: Fix, wanted: Compressed, case: Case) -> _Candidate | NoChange | _Failed:
-    if wanted.method_class is not None and wanted.method_class is not MethodClass.COMPACTING_EVICTION:
-        return _Failed(f"{wanted.name} gives no blocks back: {wanted.method_class.frees}")
     known = method_named(wanted.name)
-    is_walled = case.turned_off is not None and case.turned_off.wall is Reason.EAGER_FALLBACK
-    if known is not None and known.needs_scores and is_walled:
-        return _Failed(f"{known.name} needs attention scores, with which attention falls back once more")
+    if why := _why_no_help(wanted, known, case):
+        return _Failed(why)
     if not wanted.settings or wanted.keep is None:
         lacks = "settings" if not wanted.settings else "keepTokens or keepRatio"
-        return NoChange(
-            Reason.METHOD_UNKNOWN, f"{wanted.name} needs spec.compression.replacement.{lacks}: give them"
-        )
+        text = f"{wanted.name} needs spec.compression.replacement.{lacks}: give them"
+        return NoChange(Reason.METHOD_UNKNOWN, text)
     if known is not None and (lacking := _lacking_variables(known, wanted.settings, case.workload)):
         return NoChange(
             Reason.METHOD_UNKNOWN,
@@ -203,6 +192,16 @@ def _compacting_fix(fix: Fix, wanted: Compressed, case: Case) -> _Candidate | No
             f"you can say: add {{env: {lacking[0]}, after: VALUE}} to spec.compression.replacement.settings",
         )
     return _Candidate(fix, wanted.name, wanted.settings, wanted.keep)
+
+
+def _why_no_help(wanted: Compressed, known: Method | None, case: Case) -> str:
+    """Return why a method is no help here; empty where it may be one."""
+    if wanted.method_class is not None and wanted.method_class is not MethodClass.COMPACTING_EVICTION:
+        return f"{wanted.name} gives no blocks back: {wanted.method_class.frees}"
+    is_walled = case.turned_off is not None and case.turned_off.wall is Reason.EAGER_FALLBACK
+    if known is not None and known.needs_scores and is_walled:
+        return f"{known.name} needs attention scores, with which attention falls back once more"
+    return ""
 
 
 def _lacking_variables(method: Method, settings: Sequence[BundleSetting], workload: Workload) -> list[str]:
@@ -268,35 +267,40 @@ def _next_of_gate(change: _Change, case: Case) -> _Stage:
         return _evaluate(None, gate, evaluation, case)
     if isinstance(reference, NoChange):
         return reference
-    if mine is None and reference.samples > 1 and not can_show(reference, gate.max_loss):
-        return _too_few(gate, reference)
     if mine is None:
-        needs = _needs(gate, reference) if reference.samples > 1 else ""
-        asked = _evaluate(change, gate, evaluation, case)
-        return replace(asked, message=f"{asked.message}{needs}")
-    if mine.score is None:
-        return _without_score(mine)
-    return _judge_score(change, compare_scores(reference, mine.score, gate.max_loss), mine)
-
-
-def _needs(gate: GatePolicy, reference: Score) -> str:
-    """Return how many samples show that accuracy is kept, from the score of the present setting."""
-    needed, now = samples_needed(reference, gate.max_loss), reference.samples
+        return _first_score(change, reference, gate, evaluation, case)
     return (
-        f"; at {reference.accuracy:.3f} without it, a maxLoss of {gate.max_loss:g} needs about {needed} "
-        f"samples ({now} now), fewer where each sample's result is told"
+        _without_score(mine)
+        if mine.score is None
+        else _judge_score(change, reference, mine.score, gate, mine.at)
     )
 
 
-def _too_few(gate: GatePolicy, reference: Score) -> NoChange:
+def _first_score(
+    change: _Change, reference: Score, gate: GatePolicy, evaluation: str, case: Case
+) -> Evaluate | NoChange:
+    """Return that a change is to be scored; or that it would show nothing, by the present setting's score."""
+    asked = _evaluate(change, gate, evaluation, case)
+    if reference.samples <= 1:
+        return asked
+    needs = (
+        f"; at {reference.accuracy:.3f} without it, a maxLoss of {gate.max_loss:g} needs about "
+        f"{samples_needed(reference, gate.max_loss)} samples ({reference.samples} now), fewer where each "
+        "sample's result is told"
+    )
+    if can_show(reference, gate.max_loss):
+        return replace(asked, message=f"{asked.message}{needs}")
     return NoChange(
         Reason.ACCURACY_NOT_YET_KNOWN,
-        f"{reference.samples} samples can never show a maxLoss of {gate.max_loss:g}{_needs(gate, reference)}"
-        f": give CronJob/{gate.cron_job} more samples; an edited one is scored anew",
+        f"{reference.samples} samples can never show a maxLoss of {gate.max_loss:g}{needs}: give "
+        f"CronJob/{gate.cron_job} more samples; an edited one is scored anew",
     )
 
 
-def _judge_score(change: _Change, found: Gated, mine: Scored) -> TurnOn | NoChange | _Failed:
+def _judge_score(
+    change: _Change, reference: Score, score: Score, gate: GatePolicy, at: datetime
+) -> TurnOn | NoChange | _Failed:
+    found = compare_scores(reference, score, gate.max_loss)
     if isinstance(found, NotYetKnown):
         text = f"{change.candidate.method}: {found.why}; or let the evaluation tell each sample's result"
         return NoChange(Reason.ACCURACY_NOT_YET_KNOWN, text)
@@ -309,7 +313,7 @@ def _judge_score(change: _Change, found: Gated, mine: Scored) -> TurnOn | NoChan
         change.before,
         change.after,
         Reason.FIX_TURNED_ON,
-        f"{change.candidate.method} comes: {found.message} ({mine.at:%Y-%m-%dT%H:%MZ})",
+        f"{change.candidate.method} comes: {found.message} ({at:%Y-%m-%dT%H:%MZ})",
     )
 
 
@@ -337,19 +341,16 @@ def _again(at: datetime) -> str:
     return f"tried again after {at + AGAIN:%Y-%m-%dT%H:%MZ}, or at once where the spec is edited"
 
 
-def _stale(case: Case) -> str:
-    """Return that the spec's own score is of another configuration; empty where it is not."""
-    given = case.policy.gate.reference if case.policy.gate else None
-    if given is None or given.configuration == case.template:
-        return ""
-    return f"; spec.compression.baseline.accuracy is of {given.configuration}, and this is {case.template}"
-
-
 def _evaluate(change: _Change | None, gate: GatePolicy, evaluation: str, case: Case) -> Evaluate:
     """Return that the team's evaluation is to score a change, or the present setting."""
     candidate = change.candidate if change else None
     subject = candidate.method if candidate else "the present setting"
     keep = candidate.keep if candidate else None
+    given, stale = gate.reference, ""
+    if given is not None and given.configuration != case.template:
+        stale = (
+            f"; spec.compression.baseline.accuracy is of {given.configuration}, and this is {case.template}"
+        )
     return Evaluate(
         subject=subject,
         change=change.edit if change else None,
@@ -360,7 +361,7 @@ def _evaluate(change: _Change | None, gate: GatePolicy, evaluation: str, case: C
         cache_types=candidate.cache_types if candidate else (),
         limit=gate.timeout,
         reason=Reason.ACCURACY_EVALUATED,
-        message=f"CronJob/{gate.cron_job} is to score {subject} on a trial pod{_stale(case)}",
+        message=f"CronJob/{gate.cron_job} is to score {subject} on a trial pod{stale}",
     )
 
 
@@ -421,7 +422,6 @@ def score_of(seen: Evaluation, budget: int | None) -> Score | NotPassed:
     """Return the score of an evaluation that says something of the trial pod's setting, or why it does not.
 
     Args:
-        seen: the evaluation after its end.
         budget: tokens of a request beyond which the setting makes a difference; None: with the first.
     """
     if seen.end is not JobEnd.SUCCEEDED:
@@ -502,10 +502,7 @@ def _needed_samples(loss: float, error: float, samples: int, max_loss: float) ->
 def _size(variance: float, margin: float, errors: float = 1 + POWER) -> int:
     """Return at how many samples a margin is some standard errors; beyond the most where it is nothing.
 
-    Args:
-        variance: of one sample's difference.
-        margin: that is to be seen.
-        errors: standard errors that it is to be.
+    `variance` is of one sample's difference.
     """
     if margin * sqrt(MOST_SAMPLES) <= errors * sqrt(variance):
         return MOST_SAMPLES + 1
@@ -526,18 +523,14 @@ def parse_score(message: str) -> Score | NotPassed:
     if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
         return NotPassed(f"the evaluation's number of samples is no whole number above 0: {wanted}")
     right = found.get("right", "")
-    if not isinstance(right, str) or (right and not _is_of(right, float(score), samples)):
+    # Single answers are those of a score, which may be rounded to two digits.
+    is_whole = isinstance(right, str) and len(right) == samples and set(right) <= {"0", "1"}
+    if not (right == "" or (is_whole and abs(str(right).count("1") / samples - score) <= ROUNDED)):
         return NotPassed(
             "the evaluation's \"right\" is not one 1 or 0 for each sample with the score's share of 1: leave "
             "it out, or write one character for each sample, in the same order each time"
         )
-    return Score(float(score), samples, right)
-
-
-def _is_of(right: str, score: float, samples: int) -> bool:
-    """Return whether single answers are those of a score, which may be rounded to two digits."""
-    is_whole = len(right) == samples and set(right) <= {"0", "1"}
-    return is_whole and abs(right.count("1") / samples - score) <= ROUNDED
+    return Score(float(score), samples, str(right))
 
 
 def _doubt_score(budget: int | None, seen: Evaluation, score: Score) -> str:

@@ -23,7 +23,6 @@ from kvmedic.model.config_edits import Difference
 from kvmedic.model.devices import Vitals
 from kvmedic.model.evidence import Blocked, Inconclusive, Measured, Observation, Signal
 from kvmedic.model.readings import (
-    Complete,
     complete,
     histogram,
     merge_histograms,
@@ -203,26 +202,23 @@ def figures_of(evidence: Evidence) -> Figures:
 
 
 def figures_over(seen: Observation, vitals: Mapping[str, Vitals]) -> Figures:
-    """Return the same of any look, however young its replicas are.
-
-    Args:
-        seen: the replicas.
-        vitals: their devices, by pod name.
-    """
+    """Return the same of any look, however young its replicas are; `vitals`: by pod name."""
     found = complete(seen, NEEDED)
     if isinstance(found, Inconclusive) or not 0 < seen.window_seconds < inf:
         return Figures()
     finished = total(found, Signal.REQUESTS_FINISHED)
+    deviations = _known_of_all(seen, Signal.KV_CACHE_USAGE_DEVIATION)
+    running = _known_of_all(seen, Signal.RUNNING_MEAN)
     arrived = max(0.0, finished + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE))
     return Figures(
         requests_per_second=arrived / seen.window_seconds,
         tokens_per_second=total(found, Signal.GENERATED_TOKENS) / seen.window_seconds,
         preemptions_per_request=total(found, Signal.PREEMPTIONS) / max(1.0, finished),
-        kv_cache_usage=_mean(found, Signal.KV_CACHE_USAGE_MEAN),
-        kv_cache_usage_deviation=_most(seen, Signal.KV_CACHE_USAGE_DEVIATION),
+        kv_cache_usage=total(found, Signal.KV_CACHE_USAGE_MEAN) / len(found),
+        kv_cache_usage_deviation=max(deviations) if deviations else None,
         device_memory=_device_memory(seen, vitals),
         e2e_p95=_e2e_p95(seen),
-        requests_in_flight=_in_flight(seen),
+        requests_in_flight=sum(running) if running else None,
         replicas=float(len(found)),
     )
 
@@ -234,22 +230,11 @@ def is_young(seen: Observation) -> bool:
     return any(each is not None and each > began for each in started)
 
 
-def _in_flight(seen: Observation) -> float | None:
-    """Return how many requests run on all replicas together; None where one does not tell."""
-    found = [number_or_none(pod, Signal.RUNNING_MEAN) for pod in seen.pods.values()]
-    known = [each for each in found if each is not None]
-    return sum(known) if len(known) == len(found) else None
-
-
-def _mean(found: Mapping[str, Complete], signal: Signal) -> float:
-    return total(found, signal) / len(found)
-
-
-def _most(seen: Observation, signal: Signal) -> float | None:
-    """Return the largest of the replicas' readings; None where one does not tell."""
+def _known_of_all(seen: Observation, signal: Signal) -> list[float] | None:
+    """Return the replicas' readings; None where one does not tell, or there is none."""
     found = [number_or_none(pod, signal) for pod in seen.pods.values()]
     known = [each for each in found if each is not None]
-    return max(known, default=None) if len(known) == len(found) else None
+    return known if known and len(known) == len(found) else None
 
 
 def _device_memory(seen: Observation, vitals: Mapping[str, Vitals]) -> float | None:
@@ -400,9 +385,10 @@ def _other_changes(
     was: Workload, now: Workload, names: tuple[str, str], target: TargetRef, view: View, method: Compressed
 ) -> str:
     """Return what else changed than the method; empty where nothing did that the KV cache depends on."""
-    if _from_elsewhere(was) != _from_elsewhere(now):
+    if _foreign_variables(was) != _foreign_variables(now):
         return f"variables come from elsewhere than before: whether {method.name} was on is not known"
-    found = differences(view, replace(target, container=str(now.container.get("name"))), *names)
+    target = replace(target, container=str(now.container.get("name")))
+    found = differences(view, target, *names)
     if isinstance(found, Inconclusive):
         return f"what changed with {method.name} cannot be read: {found.message}"
     others = [each.line() for each in found if not _is_own(each, method, now)]
@@ -412,7 +398,7 @@ def _other_changes(
     return f"{text}; figures of before would not be of the method alone"
 
 
-def _from_elsewhere(workload: Workload) -> tuple[object, list[dict[str, object]]]:
+def _foreign_variables(workload: Workload) -> tuple[object, list[dict[str, object]]]:
     """Return what fills variables whose values are not in the template."""
     variables = workload.container.get("env")
     listed = variables if isinstance(variables, list) else []
