@@ -22,20 +22,17 @@ from builders import (
     without,
 )
 from kvmedic.model.compression import Compacted, Keep
-from kvmedic.model.evidence import Observation, PodReadings, Pool, Signal
+from kvmedic.model.evidence import Inconclusive, Observation, PodReadings, Pool, Signal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Verdict
 from kvmedic.verdict.baseline import FEWEST_FINISHED
-from kvmedic.verdict.blocks_reclaimed import (
+from kvmedic.verdict.sizing import SHARED_PREFIXES, Passes, blocks_per_running
+from kvmedic.verdict.vetoes import (
     FEWEST_MOMENTS,
     FEWEST_RUNNING,
-    SHARED_PREFIXES,
     TOLD_APART,
     BlocksTaken,
     Expectation,
-    NotShown,
-    Passes,
-    blocks_per_running,
     judge_blocks,
     measure_blocks,
 )
@@ -71,8 +68,8 @@ def taken(looked: Observation | None = None, passes: Passes = PASSES) -> BlocksT
 
 def untold(looked: Observation, passes: Passes | None = PASSES) -> str:
     found = measure_blocks(looked, passes)
-    assert isinstance(found, NotShown), found
-    return found.why
+    assert isinstance(found, Inconclusive), found
+    return found.message
 
 
 EXPECTED = taken()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import LENGTH_BOUNDS, a_histogram, spread
+from kvmedic.model.compression import Compacted, Keep
 from kvmedic.model.evidence import Histogram
 from kvmedic.model.readings import Moments, moments
 from kvmedic.verdict.sizing import (
@@ -15,8 +16,8 @@ from kvmedic.verdict.sizing import (
     MOST_PREFILL,
     SAFEST_FIT,
     UNKNOWN_SPREAD_WEIGHT,
-    Evicted,
     Occupancy,
+    Passes,
     Strain,
     best_cap,
     cap_at,
@@ -331,7 +332,7 @@ def test_blocks_as_a_function_of_tokens_give_what_the_closed_form_gives() -> Non
     prompt, output = varied(200), varied(400)
 
     closed = occupancy(moments(prompt), moments(output), 16)
-    counted = occupancy_under(prompt, output, Evicted(16, 0, lambda tokens: (tokens + 7.5) / 16))
+    counted = occupancy_under(prompt, output, 16, Passes(Keep(10**9), Compacted(), every=0))
 
     assert counted.mean_blocks == pytest.approx(closed.mean_blocks, rel=0.05)
     assert counted.deviation_blocks == pytest.approx(closed.deviation_blocks, rel=0.15)
@@ -341,7 +342,7 @@ def test_blocks_as_a_function_of_tokens_give_what_the_closed_form_gives() -> Non
 def test_a_sequence_that_keeps_few_tokens_takes_few_blocks_whatever_its_length() -> None:
     prompt, output = varied(100), varied(5000)
 
-    found = occupancy_under(prompt, output, Evicted(16, 0, lambda tokens: min(tokens, 512) / 16))
+    found = occupancy_under(prompt, output, 16, Passes(Keep(512), Compacted(), every=0))
 
     assert 28 < found.mean_blocks <= 32
     assert found.deviation_blocks < 8
@@ -352,7 +353,7 @@ def test_until_the_first_pass_a_long_prompt_takes_all_of_its_blocks() -> None:
     prompt, output = varied(3000), varied(300)
 
     early, late = (
-        occupancy_under(prompt, output, Evicted(16, first, lambda tokens: min(tokens, 512) / 16)).mean_blocks
+        occupancy_under(prompt, output, 16, Passes(Keep(512), Compacted(), every=first)).mean_blocks
         for first in (0, 10**9)
     )
 

@@ -80,12 +80,7 @@ _PER_REQUEST = (
 
 
 def baseline_of(observation: Observation, restarts: int) -> Baseline | Inconclusive:
-    """Return a fleet's figures over one window, or what is missing for them.
-
-    Args:
-        observation: the look; every replica counts.
-        restarts: restarts of the replicas' engine containers so far.
-    """
+    """Return a fleet's figures over one window, of every replica, or what is missing for them."""
     found = complete(observation, NEEDED)
     if isinstance(found, Inconclusive):
         return found
@@ -106,10 +101,8 @@ def _doubt_window(found: Mapping[str, Complete], observation: Observation) -> In
     for signal in sorted(NEEDED & HISTOGRAMS):
         if len({one.histograms[signal].bounds for one in found.values()}) > 1:
             return Inconclusive(Reason.REPLICAS_DIFFER, f"the replicas count {signal} in different buckets")
-    finished = min(
-        total(found, Signal.REQUESTS_FINISHED), *(_counted_histogram(found, s).count for s in _PER_REQUEST)
-    )
-    if finished >= FEWEST_FINISHED and _counted_histogram(found, Signal.INTER_TOKEN_SECONDS).count > 0:
+    finished = min(total(found, Signal.REQUESTS_FINISHED), *(counts_of(found, s).count for s in _PER_REQUEST))
+    if finished >= FEWEST_FINISHED and counts_of(found, Signal.INTER_TOKEN_SECONDS).count > 0:
         return None
     return Inconclusive(
         Reason.TOO_FEW_REQUESTS,
@@ -122,22 +115,20 @@ def _figures(found: Mapping[str, Complete], observation: Observation, restarts: 
     window, finished = observation.window_seconds, total(found, Signal.REQUESTS_FINISHED)
     aborted = total_if_told(observation, Signal.REQUESTS_ABORTED)
     arrived = finished + (aborted or 0.0) + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
-    gaps = _counted_histogram(found, Signal.INTER_TOKEN_SECONDS)
+    gaps = counts_of(found, Signal.INTER_TOKEN_SECONDS)
     return Baseline(
         window_seconds=window,
         replicas=len(found),
         preemptions_per_request=total(found, Signal.PREEMPTIONS) / finished,
         requests_per_second=max(0.0, arrived / window),
-        prompt_tokens_mean=_counted_histogram(found, Signal.PROMPT_LENGTH).mean,
-        output_tokens_mean=_counted_histogram(found, Signal.OUTPUT_LENGTH).mean,
+        prompt_tokens_mean=counts_of(found, Signal.PROMPT_LENGTH).mean,
+        output_tokens_mean=counts_of(found, Signal.OUTPUT_LENGTH).mean,
         generated_tokens_per_second=total(found, Signal.GENERATED_TOKENS) / window,
         inter_token_p95_seconds=_quantile(gaps, 0.95),
         inter_token_tail_seconds=_quantile(gaps, max(0.0, 1 - TAIL_PER_REQUEST * finished / gaps.count)),
         stalls_per_request=above(gaps, STALL_SECONDS) / finished,
-        time_to_first_token_p95_seconds=_quantile(
-            _counted_histogram(found, Signal.TIME_TO_FIRST_TOKEN_SECONDS), 0.95
-        ),
-        end_to_end_p95_seconds=_quantile(_counted_histogram(found, Signal.E2E_SECONDS), 0.95),
+        time_to_first_token_p95_seconds=_quantile(counts_of(found, Signal.TIME_TO_FIRST_TOKEN_SECONDS), 0.95),
+        end_to_end_p95_seconds=_quantile(counts_of(found, Signal.E2E_SECONDS), 0.95),
         kv_cache_usage_ratio=total(found, Signal.KV_CACHE_USAGE_MEAN) / len(found),
         waiting_mean=total(found, Signal.WAITING_MEAN),
         restarts=restarts,
@@ -147,7 +138,8 @@ def _figures(found: Mapping[str, Complete], observation: Observation, restarts: 
     )
 
 
-def _counted_histogram(found: Mapping[str, Complete], signal: Signal) -> Histogram:
+def counts_of(found: Mapping[str, Complete], signal: Signal) -> Histogram:
+    """Return a histogram of the whole fleet."""
     return merge_histograms([one.histograms[signal] for one in found.values()])
 
 
@@ -179,13 +171,7 @@ def preemptions(seen: Observation, names: Iterable[str]) -> float:
 
 
 def has_begun(window: float, without_first: float, parts: int) -> bool:
-    """Return whether the pressure was there in the first part of a window.
-
-    Args:
-        window: preemptions of the whole window.
-        without_first: preemptions of the window without its first part.
-        parts: how many parts the window has.
-    """
+    """Return whether the pressure was there in a window's first part, by preemptions with and without it."""
     return window > 0 and window - without_first >= BEGUN * window / parts
 
 
@@ -282,11 +268,6 @@ def left_out(pods: Sequence[Pod], seen: Observation, at: datetime) -> Mapping[st
 
     A young replica that tells something is left out where most that are Ready are older: a fleet of which
     most were just started is judged as it is, and never on the few that were not.
-
-    Args:
-        pods: every replica that should serve.
-        seen: the look over the trigger's window.
-        at: the moment of the look.
     """
     window = timedelta(seconds=seen.window_seconds)
     ages = {pod.name: at - pod.ready_at for pod in pods if pod.ready_at is not None}
@@ -315,13 +296,8 @@ def judged_part(
 ) -> tuple[Observation, str]:
     """Return the look at those replicas that a change is judged on, and who is left out, for a person.
 
-    Args:
-        pods: every replica that runs the change.
-        seen: the look over the sustained window.
-        down_before: replicas that took no requests before the change. Where more are not Ready after it, that
-            may be the change's doing: nobody is left out then.
-        added: names of replicas that the change made beside others. Where one of them says nothing, little is
-            known of the change: nobody is left out then either.
+    Nobody is left out where more are not Ready than took no requests before the change (`down_before`): that
+    may be its doing. Nor where one that the change made beside others (`added`) says nothing.
     """
     out = left_out(pods, seen, seen.at)
     if not out or out.keys() & set(added) or sum(not pod.ready for pod in pods) > max(0, down_before):

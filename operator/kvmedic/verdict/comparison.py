@@ -53,8 +53,6 @@ minutes differ by up to 6 % (simulated, 3 replicas, 9th decile)."""
 LENGTHS_ALIKE = 0.8
 """Mean prompt (or output) length, the smaller over the larger, at least. A sequence that is 20 % smaller
 lets 25 % more run, as much as a right cap takes away."""
-
-
 GIVEN_UP = 1 - THROUGHPUT_HELD
 """By how much more of the requests may end without an answer than before: as much as throughput may fall.
 A cap moves waiting in front of the first token; clients that do not wait so long are lost."""
@@ -107,14 +105,12 @@ class Comparison:
 
         A bad one is not the change's where clearly more was to be done. `found` goes before the figures.
         """
-        text = self.line()
-        unlike = self.unlike()
-        if unlike is None and verdict is Verdict.NOT_RECOVERED:
-            text, unlike = f"{found}{text}", self.heavier()
-        elif unlike is None:
-            text = f"{found}{text}"
-        if unlike is not None:
-            return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {text}", self.after)
+        if unlike := self.unlike():
+            return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {self.line()}", self.after)
+        text = f"{found}{self.line()}"
+        if verdict is Verdict.NOT_RECOVERED and self.arrivals > HEAVIER:
+            more = f"{self.arrivals:.2f} times the arrivals of before (limit {HEAVIER})"
+            return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{more}; {text}", self.after)
         return Judged(verdict, Reason(verdict.value), text, self.after)
 
     @property
@@ -163,20 +159,13 @@ class Comparison:
             return f"{', '.join(after.models)} is served, {', '.join(before.models)} before"
         if self.arrivals < LIGHTER and after.waiting_mean < QUEUED * after.replicas:
             return f"{self.arrivals:.2f} times the arrivals of before and nothing waits (limit {LIGHTER})"
-        lengths = {
-            "prompts": (before.prompt_tokens_mean, after.prompt_tokens_mean),
-            "outputs": (before.output_tokens_mean, after.output_tokens_mean),
-        }
-        for name, (then, now) in lengths.items():
+        for name, then, now in (
+            ("prompts", before.prompt_tokens_mean, after.prompt_tokens_mean),
+            ("outputs", before.output_tokens_mean, after.output_tokens_mean),
+        ):
             if min(then, now) < LENGTHS_ALIKE * max(then, now):
                 return f"{name} of {now:.0f} tokens on average, {then:.0f} before"
         return None
-
-    def heavier(self) -> str | None:
-        """Return how much more there was to do, so much that a bad verdict is not the change's, or None."""
-        if self.arrivals <= HEAVIER:
-            return None
-        return f"{self.arrivals:.2f} times the arrivals of before (limit {HEAVIER})"
 
     def is_harmless(self) -> bool:
         """Return whether nobody is worse off: tokens, objectives, answers at all, and in time."""
@@ -184,9 +173,12 @@ class Comparison:
 
     def sinks(self) -> str:
         """Return which objective or floor the fleet is below because of the change; empty: none."""
-        stalls = self.goodput * self._goodput_lost_by_chance() < 1
+        # Stalls are counted: of x per request and n requests the standard error is sqrt(x / n) at least, and
+        # tokens without a stall fall with exp(-x). Short windows of few requests tell little of it.
+        spread = sum(each.stalls_per_request / max(1.0, each.requests) for each in (self.before, self.after))
+        stalls = self.goodput * exp(BY_CHANCE * sqrt(spread)) < 1
         facts = (
-            (self.breaches(), "an objective is broken"),
+            (any(is_broken(*each[1:]) for each in self._judged_by()), "an objective is broken"),
             (self.keeps_waiting(), "users are kept waiting"),
             (stalls and self._is_served_less(self.goodput), "fewer tokens come without a stall"),
         )
@@ -220,21 +212,6 @@ class Comparison:
         """Return whether clearly fewer tokens come while as many requests do; `tokens`: after over before."""
         return self.arrivals >= AS_MANY and tokens < LEAST_SERVED
 
-    def _goodput_lost_by_chance(self) -> float:
-        """Return the factor by which chance alone may have lowered goodput.
-
-        Stalls are counted: of x per request and n requests the standard error is sqrt(x / n) at least, and
-        tokens without a stall fall with exp(-x). Short windows of few requests tell little of it.
-        """
-        windows = (self.before, self.after)
-        return exp(
-            BY_CHANCE * sqrt(sum(each.stalls_per_request / max(1.0, each.requests) for each in windows))
-        )
-
-    def breaches(self) -> bool:
-        """Return whether an objective is missed that was met, or is missed by clearly more than before."""
-        return any(is_broken(limit, then, now) for _, limit, then, now in self._judged_by())
-
     def missed(self) -> tuple[str, ...]:
         """Return the objectives still not met, each with its figure."""
         return tuple(
@@ -245,22 +222,17 @@ class Comparison:
 
     def _judged_by(self) -> tuple[tuple[str, float | None, float, float], ...]:
         """Return each objective by name, with its limit and the figures before and after."""
-        before, after, wanted = self.before, self.after, self.objectives
-        return (
-            (
-                "interTokenP95",
-                wanted.inter_token_p95_seconds,
-                before.inter_token_p95_seconds,
-                after.inter_token_p95_seconds,
-            ),
-            ("e2eP95", wanted.e2e_p95_seconds, before.end_to_end_p95_seconds, after.end_to_end_p95_seconds),
-            (
-                "ttftP95",
-                wanted.time_to_first_token_p95_seconds,
-                before.time_to_first_token_p95_seconds,
-                after.time_to_first_token_p95_seconds,
-            ),
+        wanted = self.objectives
+        limits = (
+            wanted.inter_token_p95_seconds,
+            wanted.e2e_p95_seconds,
+            wanted.time_to_first_token_p95_seconds,
         )
+        figures = (
+            (each.inter_token_p95_seconds, each.end_to_end_p95_seconds, each.time_to_first_token_p95_seconds)
+            for each in (self.before, self.after)
+        )
+        return tuple(zip(("interTokenP95", "e2eP95", "ttftP95"), limits, *figures, strict=True))
 
     def is_calm(self) -> bool:
         """Return whether preemptions are no trouble any more."""

@@ -10,12 +10,21 @@ than are offered, and no preemption shows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import erfc, exp, floor, isfinite, sqrt
 
-from kvmedic.model.evidence import Histogram, Measured, Reading
-from kvmedic.model.readings import Moments, is_concentrated, merge_histograms, representatives
+from kvmedic.model.compression import PASS_TOKENS, Keep, Pattern, used_blocks
+from kvmedic.model.evidence import Histogram, Measured, Observation, Pool, Reading, Signal
+from kvmedic.model.readings import (
+    Complete,
+    Moments,
+    is_concentrated,
+    merge_histograms,
+    representatives,
+    total,
+    total_of_told,
+)
 
 BOLDEST_FIT = 0.0
 """Fewest standard deviations by which the running set must fit the pool: half of the time. At this fit a
@@ -68,6 +77,12 @@ Simulated on workloads that evict tokens: 0.75 to 0.95."""
 REPRESENTATIVES, AGES, GRID = 24, 12, 96
 """Prompts, outputs, ages, and lengths of which blocks are computed, where these follow from the tokens."""
 
+SHARED_PREFIXES = 0.05
+"""Share of the looked-up tokens found in the prefix cache from which shared blocks matter: at 5 % of the
+prompts the mean sequence is at most 5 % smaller."""
+RESIDENCE_QUANTILE = 0.99
+"""The residence time that a window must cover, so that the lengths of its finished requests count: of 99 in
+100. A shorter window counts the short requests and misses the long ones that fill the pool."""
 _EXACT = 1e-6
 """Relative difference under which two means are the same: far above the rounding of floats, far under
 the deviation of any mean of lengths that vary."""
@@ -140,15 +155,11 @@ def occupancy(prompt: Moments, output: Moments, block_tokens: int) -> Occupancy:
 
 
 def with_shared_prefixes(alone: Occupancy, measured_blocks: float, hit_blocks: float) -> Occupancy:
-    """Return the occupancy where sequences share the blocks of their prefixes.
+    """Return the occupancy where sequences share the blocks of their prefixes, of which each hits some.
 
-    Args:
-        alone: as if nothing were shared.
-        measured_blocks: blocks in use per running sequence, by the gauges. Under thrash the youngest
-            are preempted and this reads too low, hence the lower bound of `alone` less `hit_blocks`.
-        hit_blocks: blocks per request that were found in the prefix cache.
-
-    A shared prefix is a constant: it lowers the mean, not the deviation.
+    The gauges' blocks per running sequence read too low under thrash, as the youngest are preempted; hence
+    the lower bound of `alone` less `hit_blocks`. A shared prefix is a constant: it lowers the mean, not the
+    deviation.
     """
     least = max(alone.mean_blocks - hit_blocks, 1.0)
     mean = min(alone.mean_blocks, max(measured_blocks, least))
@@ -157,41 +168,55 @@ def with_shared_prefixes(alone: Occupancy, measured_blocks: float, hit_blocks: f
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
-    """How many blocks a sequence takes while tokens are evicted from it."""
+class Passes:
+    """What a method does to a sequence while it runs."""
 
-    block_tokens: int
-    first_pass: int
-    """Generated tokens up to which nothing is evicted."""
-    taken: Callable[[int], float]
-    """Blocks of a sequence of so many tokens, from the first pass on."""
+    keep: Keep
+    """What each pass leaves of it."""
+    pattern: Pattern
+    """Where survivors are."""
+    every: int = PASS_TOKENS
+    """Generated tokens from one pass to the next; up to the first one nothing is evicted."""
+
+    def taken(self, tokens: int, block_tokens: int) -> float:
+        """Return the blocks of a sequence of so many tokens, half way from one pass to the next."""
+        kept = Keep(budget=self.keep.tokens_of(tokens) + self.every // 2)
+        return used_blocks(tokens, block_tokens, kept, self.pattern)
 
 
-def occupancy_under(prompt: Histogram, output: Histogram, evicted: Evicted) -> Occupancy:
-    """Return what a running sequence takes while tokens are evicted from it.
-
-    Args:
-        prompt: lengths of finished requests' prompts.
-        output: lengths of their outputs.
-        evicted: blocks by tokens.
-    """
+def occupancy_under(prompt: Histogram, output: Histogram, block_tokens: int, passes: Passes) -> Occupancy:
+    """Return what a running sequence takes while tokens are evicted, by lengths of finished requests."""
     prompts, outputs = representatives(prompt, REPRESENTATIVES), representatives(output, REPRESENTATIVES)
     longest = max(1.0, prompts[-1] + outputs[-1])
-    grid = [evicted.taken(max(1, round(longest * step / GRID))) for step in range(GRID + 1)]
-    size, weight, first, second = evicted.block_tokens, 0.0, 0.0, 0.0
+    grid = [passes.taken(max(1, round(longest * step / GRID)), block_tokens) for step in range(GRID + 1)]
+    weight, first, second = 0.0, 0.0, 0.0
     for begin in prompts:
         for length in outputs:
             for step in range(AGES):
                 age = length * (step + 0.5) / AGES
                 blocks = _between(grid, (begin + age) / longest)
-                if age < evicted.first_pass:
-                    blocks = (begin + age + (size - 1) / 2) / size
+                if age < passes.every:
+                    blocks = (begin + age + (block_tokens - 1) / 2) / block_tokens
                 weight += length
                 first += length * blocks
                 second += length * blocks**2
     mean = first / weight
     deviation = sqrt(max(0.0, second / weight - mean**2) + 1 / 12)
-    return Occupancy(mean, deviation, max(0.0, 1 - evicted.taken(max(1, round(prompt.mean))) / mean))
+    prompt_blocks = passes.taken(max(1, round(prompt.mean)), block_tokens)
+    return Occupancy(mean, deviation, max(0.0, 1 - prompt_blocks / mean))
+
+
+def blocks_per_running(found: Mapping[str, Complete], pools: Mapping[str, Pool]) -> float:
+    """Return blocks in use per running sequence of some replicas, by the gauges."""
+    in_use = sum(pools[name].blocks * one.numbers[Signal.KV_CACHE_USAGE_MEAN] for name, one in found.items())
+    return in_use / max(1.0, total(found, Signal.RUNNING_MEAN))
+
+
+def hit_share(observation: Observation) -> float:
+    """Return the share of prompt tokens found in the prefix cache; 0 where the engine does not tell."""
+    queries = total_of_told(observation, Signal.PREFIX_CACHE_QUERIES)
+    hits = total_of_told(observation, Signal.PREFIX_CACHE_HITS)
+    return min(1.0, hits / queries) if queries > 0 else 0.0
 
 
 def _between(grid: Sequence[float], share: float) -> float:
@@ -204,18 +229,14 @@ def _between(grid: Sequence[float], share: float) -> float:
 def with_evicted_tokens(alone: Occupancy, measured_blocks: float, budgeted: Occupancy | None) -> Occupancy:
     """Return the occupancy where tokens are evicted, so that a sequence does not grow with its length.
 
-    Args:
-        alone: as if every token were kept; never exceeded. Its growth share stays, as whoever is preempted
-            computes evicted tokens again too.
-        measured_blocks: blocks in use per running sequence, by the gauges. Under thrash this reads too low.
-        budgeted: by the number of tokens that the method keeps; None where that is not known.
+    `alone`, as if every token were kept, is never exceeded. Its growth share stays, as whoever is preempted
+    computes evicted tokens again too. The gauges' blocks per running sequence read too low under thrash.
+    `budgeted` is by the tokens that the method keeps; None where that is not known.
     """
     least = measured_blocks / THRASH_READS if budgeted is None else budgeted.mean_blocks
     mean = min(alone.mean_blocks, max(1.0, measured_blocks, least))
-    if budgeted is None:
-        deviation = alone.deviation_blocks * mean / alone.mean_blocks
-    else:
-        deviation = budgeted.deviation_blocks
+    scaled = alone.deviation_blocks * mean / alone.mean_blocks
+    deviation = scaled if budgeted is None else budgeted.deviation_blocks
     return replace(alone, mean_blocks=mean, deviation_blocks=deviation, whole_blocks=alone.mean_blocks)
 
 
@@ -225,11 +246,7 @@ def correct_occupancy(expected: Occupancy, measured_blocks: float, measured_devi
     The lengths told too little then: of requests that have not finished yet, or of some that come and end
     together. The gauges see what runs. Where the pool is full they read too low, as whoever is preempted is
     not in it, so of both the larger counts.
-
-    Args:
-        expected: from the lengths of finished requests.
-        measured_blocks: blocks in use per running sequence, by the gauges.
-        measured_deviation: the deviation of the blocks in use, over the root of the running sequences.
+    The measured deviation is that of the blocks in use, over the root of the running sequences.
     """
     mean = max(expected.mean_blocks, measured_blocks)
     growth = 1 - (1 - expected.growth_share) * expected.mean_blocks / mean
@@ -249,14 +266,7 @@ def fit_of(pool_blocks: float, sequence: Occupancy, cap: float) -> float:
 
 
 def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int], cap: int) -> Effect:
-    """Return what a cap is expected to bring.
-
-    Args:
-        strain: the engine as it runs now.
-        sequence: what a running sequence takes.
-        pool_tokens: blocks of the pool, and tokens per block.
-        cap: the cap.
-    """
+    """Return what a cap is expected to bring; `pool_tokens`: blocks of the pool, and tokens per block."""
     unfit = _unfit(sequence, pool_tokens[0], cap)
     throughput = _throughput(strain, sequence, pool_tokens[1], (min(float(cap), strain.running_mean), unfit))
     stalls = min(strain.stalls_per_request, MOST_STALLS)
@@ -266,14 +276,7 @@ def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int
 
 
 def most_throughput(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int], cap: int) -> float:
-    """Return the tokens per second at a cap that is always full, over those that the engine gives now.
-
-    Args:
-        strain: the engine as it runs now.
-        sequence: what a running sequence takes.
-        pool_tokens: blocks of the pool, and tokens per block.
-        cap: the cap.
-    """
+    """Return the tokens per second at a cap that is always full, over those that the engine gives now."""
     unfit = _unfit(sequence, pool_tokens[0], cap)
     return _throughput(strain, sequence, pool_tokens[1], (float(cap), unfit))
 
@@ -316,10 +319,7 @@ def tokens_per_step(strain: Strain, sequence: Occupancy, block_tokens: int) -> f
 def _token_seconds(strain: Strain, again: float, tokens: float) -> float:
     """Return what one more token in a step costs, as the prefills tell it.
 
-    Args:
-        strain: the engine as it runs now.
-        again: tokens that are computed again, per request.
-        tokens: tokens of a step.
+    `again` are the tokens computed again per request, `tokens` those of a step.
     """
     prefilled = BURST * (strain.prefill_tokens + again)
     told = strain.prefill_extra_seconds / prefilled if prefilled > 0 else 0.0
@@ -355,33 +355,22 @@ def spread_weight(groups: Sequence[Histogram]) -> float:
     Lengths over more than two buckets vary. Within that, buckets are too coarse to tell 512 tokens from
     300 to 700. The exact means of several groups of requests do: they differ by the deviation over the
     root of the group's size. Two groups can only prove a spread; with a single one, a mean that is a
-    whole number proves equal lengths.
-
-    Args:
-        groups: output lengths of disjoint groups of requests, none of them empty.
+    whole number proves equal lengths. The groups are disjoint, and none of them is empty.
     """
     whole = merge_histograms(groups)
     if not is_concentrated(whole, CONCENTRATED_SHARE, buckets=2):
         return 1.0
-    deviation = _relative_deviation(groups, whole.mean)
+    mean = whole.mean
+    scatter = sum(group.count * (group.mean - mean) ** 2 for group in groups)
+    deviation = sqrt(scatter / max(1, len(groups) - 1)) / mean  # of single values, as the means tell it
     if len(groups) >= 3:
         return min(1.0, deviation / WIDE_SPREAD)
     if not is_concentrated(whole, CONCENTRATED_SHARE, buckets=1):
         return 1.0
     if deviation >= UNKNOWN_SPREAD_WEIGHT * WIDE_SPREAD:
         return min(1.0, deviation / WIDE_SPREAD)
-    return 0.0 if _are_equal(groups, deviation) else UNKNOWN_SPREAD_WEIGHT
-
-
-def _relative_deviation(groups: Sequence[Histogram], mean: float) -> float:
-    """Return the deviation of single values over their mean, as the groups' means tell it."""
-    scatter = sum(group.count * (group.mean - mean) ** 2 for group in groups)
-    return sqrt(scatter / max(1, len(groups) - 1)) / mean
-
-
-def _are_equal(groups: Sequence[Histogram], deviation: float) -> bool:
-    mean = groups[0].mean
-    return deviation < _EXACT if len(groups) > 1 else abs(mean - round(mean)) < _EXACT * mean
+    equal = deviation < _EXACT if len(groups) > 1 else abs(mean - round(mean)) < _EXACT * mean
+    return 0.0 if equal else UNKNOWN_SPREAD_WEIGHT
 
 
 MARGIN = 0.05
@@ -437,11 +426,8 @@ class Offered:
 
         As much as is offered at the peak, or as much as is given now where that is all that the present
         setting can. Where the same clients send again and again they adapt to what is served, and where most
-        of their answers hang nothing is lost with the tokens.
-
-        Args:
-            stalls: per request, now.
-            spread: how far outputs are from ending in waves (0-1).
+        of their answers hang nothing is lost with the tokens. `stalls`: per request, now; `spread`: how far
+        outputs are from ending in waves (0-1).
         """
         if self.is_full and self.is_steady:
             return 0.0 if stalls >= MANY_STALLS else ENOUGH

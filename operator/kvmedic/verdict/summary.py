@@ -1,11 +1,8 @@
-"""What a run changed, what it brought and what it cost: told once, when it is over.
-
-The run that a plan becomes.
-"""
+"""The run that a plan becomes; and what it changed, brought and cost, said once when it is over."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -18,34 +15,40 @@ def summary_of(run: Run, outcome: Outcome, now: datetime) -> Summary | None:
     """Return what there is to say about a run that ends, or None where it never touched anything."""
     if run.intent is None:
         return None
+    before = run.baseline
     after = next((step.after for step in reversed(run.steps) if step.after is not None), None)
-    judged = (run.baseline, after) if run.baseline is not None and after is not None else None
-    brought = tuple(_brought(*judged)) if judged else ()
-    cost = _cost(run, _first_token(*judged) if judged else None)
+    brought: tuple[Shift, ...] = ()
+    first, gains, waits = None, "what it brought was not measured", ""
+    if before is not None and after is not None:
+        figures = [_shown_figures(each) for each in (before, after)]
+        brought = tuple(Shift(name, then, figures[1][name]) for name, then in figures[0].items())
+        told = {shift.name: f"{shift.before:.3g} -> {shift.after:.3g}" for shift in brought}
+        gains = (
+            f"preemptions per request {told['preemptionsPerRequest']}, longest gap of one request in twenty "
+            f"{told['interTokenTailSeconds']} s, tokens/s and replica {told['tokensPerSecondAndReplica']}, "
+            f"whole request p95 {told['endToEndP95Seconds']} s"
+        )
+        late = before.time_to_first_token_p95_seconds, after.time_to_first_token_p95_seconds
+        first = Shift("timeToFirstTokenP95Seconds", *late)
+        waits = f"first token p95 {late[0]:.3g} -> {late[1]:.3g} s, "
+    cost = _cost(run, first)
+    gpus, seconds = cost.spare_gpu_seconds, cost.spare_replica_seconds
+    spare = f"{seconds:.0f} replica-seconds" if gpus is None else f"{gpus:.0f} GPU-seconds"
     changed = tuple(f"{step.step.line()}: {step.state}" for step in run.steps)
-    sentence = f"{'; '.join(changed)} ({outcome.reason}): {_gains(brought)}; cost: {_price(cost)}."
+    price = f"{waits}replicas started {cost.replicas_started}, {spare} of spares"
+    sentence = f"{'; '.join(changed)} ({outcome.reason}): {gains}; cost: {price}."
     return Summary(run.id, now, outcome.reason, sentence, changed, cost, brought)
 
 
-def _brought(before: Baseline, after: Baseline) -> Iterator[Shift]:
-    for name, then, now in (
-        ("preemptionsPerRequest", before.preemptions_per_request, after.preemptions_per_request),
-        ("stallsPerRequest", before.stalls_per_request, after.stalls_per_request),
-        ("interTokenTailSeconds", before.inter_token_tail_seconds, after.inter_token_tail_seconds),
-        ("interTokenP95Seconds", before.inter_token_p95_seconds, after.inter_token_p95_seconds),
-        ("endToEndP95Seconds", before.end_to_end_p95_seconds, after.end_to_end_p95_seconds),
-        (
-            "tokensPerSecondAndReplica",
-            before.generated_tokens_per_second / before.replicas,
-            after.generated_tokens_per_second / after.replicas,
-        ),
-    ):
-        yield Shift(name, then, now)
-
-
-def _first_token(before: Baseline, after: Baseline) -> Shift:
-    name = "timeToFirstTokenP95Seconds"
-    return Shift(name, before.time_to_first_token_p95_seconds, after.time_to_first_token_p95_seconds)
+def _shown_figures(of: Baseline) -> dict[str, float]:
+    return {
+        "preemptionsPerRequest": of.preemptions_per_request,
+        "stallsPerRequest": of.stalls_per_request,
+        "interTokenTailSeconds": of.inter_token_tail_seconds,
+        "interTokenP95Seconds": of.inter_token_p95_seconds,
+        "endToEndP95Seconds": of.end_to_end_p95_seconds,
+        "tokensPerSecondAndReplica": of.generated_tokens_per_second / of.replicas,
+    }
 
 
 def _cost(run: Run, first_token: Shift | None) -> Cost:
@@ -63,28 +66,6 @@ def _cost(run: Run, first_token: Shift | None) -> Cost:
     )
 
 
-def _gains(brought: tuple[Shift, ...]) -> str:
-    if not brought:
-        return "what it brought was not measured"
-    told = {shift.name: f"{shift.before:.3g} -> {shift.after:.3g}" for shift in brought}
-    return (
-        f"preemptions per request {told['preemptionsPerRequest']}, longest gap of one request in twenty "
-        f"{told['interTokenTailSeconds']} s, tokens/s and replica {told['tokensPerSecondAndReplica']}, whole "
-        f"request p95 {told['endToEndP95Seconds']} s"
-    )
-
-
-def _price(cost: Cost) -> str:
-    first = cost.time_to_first_token_p95_seconds
-    waits = f"first token p95 {first.before:.3g} -> {first.after:.3g} s, " if first else ""
-    spare = (
-        f"{cost.spare_replica_seconds:.0f} replica-seconds"
-        if cost.spare_gpu_seconds is None
-        else f"{cost.spare_gpu_seconds:.0f} GPU-seconds"
-    )
-    return f"{waits}replicas started {cost.replicas_started}, {spare} of spares"
-
-
 @dataclass(frozen=True, slots=True)
 class Measure:
     """By what the change of a run will be judged."""
@@ -99,12 +80,7 @@ class Measure:
 def run_of(plan: Plan, fleet: Fleet, template: Mapping[str, object], measure: Measure, now: datetime) -> Run:
     """Return the run that carries a plan out, with the fleet as it is before the first effect.
 
-    Args:
-        plan: what is to be done.
-        fleet: the target.
-        template: its pod template.
-        measure: by what the change will be judged.
-        now: the time; it names the run.
+    `template` is the target's pod template. The time names the run.
     """
     return Run(
         id=now.astimezone(UTC).strftime("%Y%m%d-%H%M%S"),

@@ -33,21 +33,19 @@ from kvmedic.model.readings import (
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.verdict.blocks_reclaimed import (
+from kvmedic.verdict.sizing import (
     RESIDENCE_QUANTILE,
     SHARED_PREFIXES,
-    Passes,
-    blocks_per_running,
-    hit_share,
-    occupancy_between,
-)
-from kvmedic.verdict.sizing import (
     STALL_SECONDS,
     Occupancy,
     Offered,
+    Passes,
     Queue,
     Strain,
+    blocks_per_running,
+    hit_share,
     occupancy,
+    occupancy_under,
     peak_of,
     spread_weight,
     with_evicted_tokens,
@@ -214,7 +212,7 @@ def case_of(
         budgeted = None
         if evicts.budget is not None:
             passes = Passes(Keep(budget=evicts.budget), evicts.pattern, evicts.every)
-            budgeted = occupancy_between(prompt, output, block_tokens, passes)
+            budgeted = occupancy_under(prompt, output, block_tokens, passes)
         sequence = with_evicted_tokens(sequence, measured_blocks(seen), budgeted)
     most_running = [
         number_or_none(readings, Signal.RUNNING_MAX)
