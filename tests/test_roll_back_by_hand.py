@@ -18,7 +18,7 @@ from kvmedic.model.edits import ReferenceEdit
 from kvmedic.model.fleet import Fleet, Pod, template_hash
 from kvmedic.rollout.moves import Cordon, ScaleOut
 from lab.cluster.light import LightCluster
-from live_fleet import NAME, POLL_SECONDS, LiveFleet, is_whole, walker
+from worlds.live_fleet import NAME, POLL_SECONDS, LiveFleet, is_whole, walker
 
 pytestmark = pytest.mark.light
 

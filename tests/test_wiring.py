@@ -18,8 +18,8 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.trial import Counted, Interrupted, Served, Underway
 from kvmedic.settings import ProbeOptions, Settings
 from kvmedic.wiring import evaluations_of, open_connections, trials_of
-from probing import a_step
 from run_builder import a_pod
+from worlds.probing import a_step
 
 TRIAL = Trial("llm-trial", "serving", Owner("v1", "ConfigMap", "owner", "uid"), 600)
 EVALUATION = Evaluation("llm-eval", "serving", TRIAL.owner, "gsm8k", "0", 600)

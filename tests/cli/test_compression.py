@@ -13,9 +13,9 @@ from kvmedic.model.spec import Runbook
 from kvmedic.model.trial import Reclaim
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Evidence
-from vitals_builder import a_device, an_end
 from worlds.compression_incidents import CALM_FLEET as CALM
 from worlds.compression_incidents import EVICTS, FEWER_BITS, PAGES, THRASH, answered, compressed
+from worlds.vitals_builder import a_device, an_end
 
 
 def told(evidence: Evidence) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from kvmedic.kube.client import Client, Limits, connect
 from lab.cluster.light import LightCluster
-from live_fleet import LiveFleet
+from worlds.live_fleet import LiveFleet
 
 
 @pytest.fixture

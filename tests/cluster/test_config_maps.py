@@ -19,9 +19,9 @@ from kvmedic.model.status import ConfigCopy
 from kvmedic.rollout.config_copy import CopyState, Files, SourceState
 from kvmedic.runbooks.workload import EngineLine, View
 from lab.cluster.light import LightCluster
-from live_fleet import deployment
 from run_builder import a_fleet
 from worlds.config_maps import CONTENTS, SECRET, an_edit
+from worlds.live_fleet import deployment
 
 pytestmark = pytest.mark.light
 

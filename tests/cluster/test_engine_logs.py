@@ -12,7 +12,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes.aio.client import Configuration
 
-from http_double import HangUpError, Reply, Request, Server
 from kvmedic.cluster.engine_logs import (
     LIMIT_BYTES,
     TAIL_LINES,
@@ -30,6 +29,7 @@ from kvmedic.model.evidence import LoggedSize, SizeUnit
 from kvmedic.model.fleet import ContainerEnd, Instance, Pod
 from kvmedic.rollout.trial import LastWords
 from run_builder import NOW, a_pod
+from worlds.http_double import HangUpError, Reply, Request, Server
 
 SINCE = NOW - timedelta(minutes=5)
 LATELY = NOW - timedelta(minutes=2)

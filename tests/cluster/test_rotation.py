@@ -17,7 +17,7 @@ from kvmedic.kube.errors import Conflict
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.rollout.moves import Cordon, DeletePod, Uncordon
 from lab.cluster.simulation import behaviour
-from live_fleet import LiveFleet, is_whole
+from worlds.live_fleet import LiveFleet, is_whole
 
 pytestmark = pytest.mark.light
 

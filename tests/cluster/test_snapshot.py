@@ -26,8 +26,8 @@ from kvmedic.model.fleet import ContainerEnd, Fleet, Instance, Pod, RolloutField
 from kvmedic.rollout.draining import stray_move
 from kvmedic.rollout.moves import Uncordon
 from lab.cluster.simulation import behaviour
-from live_fleet import EDIT, LABEL, NAME, TARGET, LiveFleet, deployment, is_whole, service
 from run_builder import a_fleet
+from worlds.live_fleet import EDIT, LABEL, NAME, TARGET, LiveFleet, deployment, is_whole, service
 
 
 class Counted:

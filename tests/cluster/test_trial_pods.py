@@ -31,8 +31,8 @@ from kvmedic.settings import ProbeOptions, ScrapeOptions
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
 from lab_engine.engine_process import a_process, until_healthy
-from live_fleet import LiveFleet, is_whole, service
-from probing import a_step, no_devices, no_logs
+from worlds.live_fleet import LiveFleet, is_whole, service
+from worlds.probing import a_step, no_devices, no_logs
 from worlds.trying import CLASS
 
 pytestmark = pytest.mark.light

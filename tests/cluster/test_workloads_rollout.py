@@ -22,7 +22,7 @@ from kvmedic.rollout.template import releasing_move
 from kvmedic.rollout.template import rest_template as resting_move
 from lab.cluster.light import LightCluster, gpus
 from lab.cluster.simulation import behaviour
-from live_fleet import EDIT, NAME, LiveFleet, Walker, is_whole, walker, witnessed
+from worlds.live_fleet import EDIT, NAME, LiveFleet, Walker, is_whole, walker, witnessed
 
 pytestmark = pytest.mark.light
 

@@ -31,9 +31,9 @@ from kvmedic.runbooks.workload import View
 from kvmedic.verdict.vetoes import keep_first_replicas
 from lab.scripted.readings import State
 from run_builder import NEW, NOW, a_fleet, a_pod, a_run, an_intent
-from vitals_builder import an_end
 from worlds.asked import Asked, Replicas, spec
 from worlds.ending import LEVERS, TORCH, all_crash, touched
+from worlds.vitals_builder import an_end
 from worlds.world import Eye, deployment
 
 ENDED = ContainerEnd(

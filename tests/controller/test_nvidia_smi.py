@@ -26,9 +26,9 @@ from kvmedic.runbooks.workload import View
 from lab.scripted.commands import NO_PROGRAM, Commands, hangs, prints, sends, serving
 from lab.scripted.readings import State
 from run_builder import NOW, a_fleet, a_pod
-from vitals_builder import a_device
 from worlds.asked import Asked, spec
 from worlds.ending import tells, touched
+from worlds.vitals_builder import a_device
 from worlds.world import deployment
 
 UUID = "GPU-5a1f0c9e-30ba-9f6e-0000-0123456789ab"

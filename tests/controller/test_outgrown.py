@@ -18,8 +18,8 @@ from kvmedic.model.status import Record
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from run_builder import NOW, a_fleet
-from vitals_builder import an_end
 from worlds.asked import Asked, spec
+from worlds.vitals_builder import an_end
 from worlds.world import deployment
 
 OUT_OF_MEMORY = an_end(Cause.DEVICE_MEMORY, NOW)

@@ -24,8 +24,8 @@ from kvmedic.runbooks.compression.savings import figures_of
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from run_builder import NOW, a_fleet
-from vitals_builder import a_device
 from worlds.asked import Asked, spec
+from worlds.vitals_builder import a_device
 from worlds.world import deployment
 
 MINUTE = timedelta(minutes=1)

@@ -41,8 +41,8 @@ from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC
 from lab.scripted.readings import State
 from run_builder import NOW, OLD, a_fleet, a_pod
-from vitals_builder import a_device, an_end
 from worlds.asked import Asked, a_resource, spec, view
+from worlds.vitals_builder import a_device, an_end
 from worlds.world import deployment
 
 

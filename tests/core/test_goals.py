@@ -34,7 +34,7 @@ from kvmedic.verdict.goals import (
 )
 from kvmedic.verdict.vetoes import LEAST_FREE_MIB, VerdictInput
 from run_builder import a_run
-from vitals_builder import an_end
+from worlds.vitals_builder import an_end
 
 STEP = a_run().current.step
 GIVEN = VerdictInput(None, an_observation(CALM, CALM), Objectives(), TRIGGER)

@@ -26,7 +26,7 @@ from kvmedic.verdict.vetoes import (
     window_began_at,
 )
 from run_builder import BASELINE, NEW, a_pod
-from vitals_builder import a_device, an_end
+from worlds.vitals_builder import a_device, an_end
 
 GOOD = Judged(Verdict.RECOVERED, Reason.RECOVERED, "2.0 -> 0.1", BASELINE)
 BAD = Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, "2 restarts")

@@ -7,8 +7,16 @@ import pytest
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.promql import Span, duration_text, expression, moments_of, presence
-from kvmedic.metrics.readings import Replica, histogram, histogram_of, read_number, read_pool, window
-from kvmedic.metrics.series import Presence, Series
+from kvmedic.metrics.readings import (
+    Presence,
+    Replica,
+    Series,
+    histogram,
+    histogram_of,
+    read_number,
+    read_pool,
+    window,
+)
 from kvmedic.model.evidence import (
     COUNTS_AGREE,
     HISTOGRAMS,
@@ -30,7 +38,7 @@ from kvmedic.model.evidence import (
     across_of,
     agreement_of,
 )
-from scripted_fleet import DATA
+from worlds.scripted_fleet import DATA
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SPAN = Span(timedelta(minutes=5), timedelta(minutes=2))

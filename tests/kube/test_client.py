@@ -16,7 +16,6 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import incluster_config as incluster
 
-from http_double import HangUpError, Reply, Request, Server
 from kvmedic import __version__
 from kvmedic.kube.client import Client, Limits, Pace, Preconditions, connect
 from kvmedic.kube.errors import ApiError, Call, Conflict, NoCluster, Refused, Unavailable, error_for
@@ -24,6 +23,7 @@ from kvmedic.kube.objects import CONFIG_MAPS, PODS, Ref, uid_of
 from kvmedic.model.edits import PatchOperation
 from lab.cluster.light import LightCluster
 from lab.cluster.pki import Authority
+from worlds.http_double import HangUpError, Reply, Request, Server
 
 SECRET = "do-not-print-me"
 

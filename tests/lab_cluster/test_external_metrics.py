@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from http_double import Reply, Request, Server
 from lab.cluster.api import ApiError, until
 from lab.cluster.controlplane import ADMIN
 from lab.cluster.light import LightCluster
 from lab.cluster.pki import Authority
 from lab.keda.installation import NAMESPACE, Ports, aggregation, certified
+from worlds.http_double import Reply, Request, Server
 
 pytestmark = pytest.mark.light
 PATH = "/apis/external.metrics.k8s.io/v1beta1"

@@ -15,11 +15,11 @@ import certifi
 import httpx
 import pytest
 
-from http_double import Reply, Server
 from lab.cluster import watch
 from lab.cluster.api import Api
 from lab.cluster.pki import Access
 from lab.cluster.watch import Mirror, follow, run_and_cut
+from worlds.http_double import Reply, Server
 
 PATH = "/api/v1/namespaces/default/pods"
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.readings import PodKey
 from kvmedic.model.devices import Vital
 from kvmedic.model.evidence import Measured
 from lab.cluster.api import ApiError, until
@@ -13,7 +13,7 @@ from lab.play import hands
 from lab.play.hands import FREE, LABELS, USED, Exporter, Memory, Meter
 from lab.prometheus import Prometheus
 from lab_engine.engine_process import a_process, until_healthy
-from scripted_fleet import source
+from worlds.scripted_fleet import source
 
 HERE, NOWHERE = "127.0.0.1", "127.0.0.2"
 UNFUSED = {"LAB_DEVICE_MEMORY_MIB": "100", "LAB_EAGER_ATTENTION": "1"}

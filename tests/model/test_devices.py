@@ -24,7 +24,7 @@ from kvmedic.model.devices import (
     nvidia_smi_query,
 )
 from kvmedic.model.evidence import Measured, Unsupported
-from vitals_builder import NODE, a_device
+from worlds.vitals_builder import NODE, a_device
 
 UUID = "GPU-5a1f0c9e-30ba-9f6e-0000-0123456789ab"
 OTHER = "GPU-6b2f0c9e-30ba-9f6e-0000-0123456789ab"

@@ -22,7 +22,7 @@ from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Evidence, Spent
 from runbooks.incident import Incident
-from vitals_builder import a_device, an_end, ill, required, restarted, without_metrics
+from worlds.vitals_builder import a_device, an_end, ill, required, restarted, without_metrics
 
 AT_THE_TRIGGER = replace(THRASHING, preemptions=0.5 * THRASHING.finished)
 OVER_THE_TRIGGER = replace(THRASHING, preemptions=0.5 * THRASHING.finished + 1)

@@ -30,7 +30,7 @@ from kvmedic.runbooks.preemption.pressure import Case, case_of, measured_blocks,
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
 from kvmedic.verdict.vetoes import VerdictInput
-from recorded import look
+from worlds.recorded import look
 
 FREE = Setting(max_num_seqs=None, levers=(LeverBound(Knob.MAX_NUM_SEQS),))
 GAUGES = {

@@ -20,7 +20,7 @@ from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.preemption.memory_levers import lower_share, memory_share
 from kvmedic.runbooks.workload import Workload, workload_of
-from vitals_builder import an_end, restarted
+from worlds.vitals_builder import an_end, restarted
 
 LEVER = LeverBound(Knob.GPU_MEMORY_UTILIZATION, 0.8, 0.95, 0.02)
 QUIET = an_evidence(*[CALM] * 3)

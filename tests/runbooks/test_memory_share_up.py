@@ -31,7 +31,7 @@ from kvmedic.runbooks.preemption.memory_levers import TAKEN
 from kvmedic.runbooks.workload import Workload, workload_of
 from run_builder import a_failure
 from runbooks.cases import CASE, propose
-from vitals_builder import a_device, with_vitals
+from worlds.vitals_builder import a_device, with_vitals
 
 SHARE = Knob.GPU_MEMORY_UTILIZATION
 LEVER = LeverBound(SHARE, 0.8, 0.95, 0.02)

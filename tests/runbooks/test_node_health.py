@@ -15,7 +15,7 @@ from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Diagnosed, Diagnosis, Evidence, NoChange, Setting, diagnose
 from kvmedic.runbooks.node_health import faults_of
-from vitals_builder import NODE, a_device, ill, required, with_vitals
+from worlds.vitals_builder import NODE, a_device, ill, required, with_vitals
 
 THRASH = an_evidence(*[THRASHING] * 3)
 SETTING = Setting(

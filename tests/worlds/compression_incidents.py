@@ -15,7 +15,7 @@ from kvmedic.model.trial import Answer, Growth, Question, Reclaim
 from kvmedic.runbooks.branches import Compressed, Evidence, NoChange, Try
 from kvmedic.runbooks.compression.savings import figures_of
 from runbooks.incident import Incident
-from vitals_builder import a_device, an_end, ill, restarted, with_vitals
+from worlds.vitals_builder import a_device, an_end, ill, restarted, with_vitals
 
 TEMPLATE, OFF = "0123456789abcdef", "fedcba9876543210"
 EVICTS = Compressed(

@@ -20,8 +20,7 @@ from kvmedic.api.resource import SpecInvalid, objectives_from
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.saved import ScrapeError, doubt_of, interval_between, named_file, pages_of
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.page import Page, gauge, observe_pages, replica_of
-from kvmedic.metrics.saved_pages import glimpse
+from kvmedic.metrics.page import Page, gauge, glimpse, observe_pages, replica_of
 from kvmedic.model.evidence import Inconclusive, Measured, Signal
 from kvmedic.model.readings import complete
 from kvmedic.model.reasons import Reason

@@ -24,8 +24,7 @@ from kvmedic.controller.evidence import complete_pools
 from kvmedic.controller.plans import judge_runbooks, with_unanswered
 from kvmedic.engines.engine_log import Started, phrases, started_of
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
-from kvmedic.metrics.page import Page, parse_page, replica_of
-from kvmedic.metrics.saved_pages import glimpse, moment, start_of, was_restarted
+from kvmedic.metrics.page import Page, glimpse, moment, parse_page, replica_of, start_of, was_restarted
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason

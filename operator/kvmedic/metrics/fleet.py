@@ -1,20 +1,353 @@
-"""What the reconcile loop asks about replicas: by source name, by pod as the cluster shows it."""
+"""What is asked about replicas: of a metrics source by its name, and of a replica directly.
+
+A look at any number of replicas costs a source a fixed number of queries.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from math import isfinite
+from types import MappingProxyType
+from typing import Any, Protocol
 
+from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_that_do_not_count
+from kvmedic.metrics.page import names_of
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.readings import unavailable
-from kvmedic.metrics.scrape import Engine, PodAddress, Scraper
-from kvmedic.metrics.series import PodKey, is_made_by
-from kvmedic.metrics.source import PrometheusSource, utc_now
+from kvmedic.metrics.promql import (
+    DEVICE_NAMES,
+    Span,
+    duration_text,
+    expression,
+    narrowed_by,
+    pool_query,
+    presence,
+    sum_of_replica,
+)
+from kvmedic.metrics.readings import (
+    Answer,
+    PodKey,
+    Presence,
+    Replica,
+    Reply,
+    Unanswered,
+    absent,
+    foreign_instances,
+    is_made_by,
+    own_series,
+    presence_of,
+    readings_of,
+    unavailable,
+)
+from kvmedic.metrics.scrape import Engine, PodAddress, Scraper, engines_of
 from kvmedic.model.devices import Device
 from kvmedic.model.engine import Version
-from kvmedic.model.evidence import Absence, Look, Measured, Missing, Observation, Pool, Reading, SignalTable
+from kvmedic.model.evidence import (
+    Absence,
+    CounterSource,
+    HistogramSource,
+    Look,
+    Measured,
+    Missing,
+    Observation,
+    PodReadings,
+    Pool,
+    Reading,
+    Signal,
+    SignalTable,
+    Stale,
+)
 from kvmedic.model.fleet import Pod
 from kvmedic.settings import ScrapeOptions, SourceOptions
+
+DAY = timedelta(hours=24)
+"""How far back: load that comes each day is in it once. A source that keeps less tells what it has."""
+WINDOW = timedelta(minutes=10)
+"""Over how long load counts: a shorter peak is over before a queue that it left keeps many waiting."""
+
+
+def peak_query(table: SignalTable) -> str:
+    """Return the query for the most tokens per second that each replica was asked for.
+
+    Requests that arrived (ended, or joined who runs and waits) times the mean output of those that
+    were answered.
+    """
+    window, seconds = duration_text(WINDOW), WINDOW.total_seconds()
+    finished, outputs = table.signals[Signal.REQUESTS_FINISHED], table.signals[Signal.OUTPUT_LENGTH]
+    if not isinstance(finished, CounterSource) or not isinstance(outputs, HistogramSource):
+        raise TypeError("finished requests are counted, and lengths of outputs are a histogram")
+    ended = sum_of_replica([f"increase({name}[{window}])" for name in finished.names], table)
+    joined = " + ".join(sum_of_replica([f"delta({name}[{window}])"], table) for name in table.in_flight)
+    tokens, answers = (
+        sum_of_replica([f"increase({name}_{part}[{window}])" for name in outputs.names], table)
+        for part in ("sum", "count")
+    )
+    offered = f"({ended} + {joined}) * {tokens} / ({answers} > 0) / {seconds:g}"
+    return f"max_over_time(({offered})[{duration_text(DAY)}:{window}])"
+
+
+_LOG = logging.getLogger(__name__)
+NO_ADDRESSES: Mapping[str, str] = MappingProxyType({})
+
+
+def utc_now() -> datetime:
+    """Return the machine's time."""
+    return datetime.now(UTC)
+
+
+class Client(Protocol):
+    """Asks one source."""
+
+    async def query(self, expression: str, at: datetime) -> Reply:
+        """Return what the source answers to one query, evaluated at a moment."""
+
+    def close(self) -> None:
+        """End all that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What a source answered about one moment."""
+
+    table: SignalTable
+    at: datetime
+    freshness: timedelta
+    """Oldest that a replica's newest sample may be."""
+    presence: Reply
+    pool: Reply
+    signals: Mapping[Signal, Reply]
+
+    def trouble(self) -> Unanswered | None:
+        """Return the worst that a query met: partial data before any other trouble."""
+        replies = (self.presence, self.pool, *self.signals.values())
+        troubles = [reply for reply in replies if isinstance(reply, Unanswered)]
+        return max(troubles, key=lambda trouble: trouble.partial, default=None)
+
+    def readings(self, pod: PodKey, address: str) -> PodReadings:
+        """Return one replica's readings; a replica that fell silent is stale in every one of them.
+
+        Args:
+            address: of the pod; where nobody knows it, whoever names the pod is believed.
+        """
+        if isinstance(self.presence, Unanswered):
+            return unavailable(self.signals)
+        named = self.presence.series_of(pod)
+        seen = own_series(named, address)
+        if named and not seen:
+            return absent(self.signals, Missing(Absence.OTHER_ADDRESS))
+        presence = presence_of(seen, self.table, self.at, self.freshness)
+        if isinstance(presence, Missing):
+            return absent(self.signals, presence)
+        if presence.at < self.at - self.freshness:
+            return absent(self.signals, Stale(presence.at))
+        pools, *found = (
+            None if isinstance(reply, Unanswered) else reply.series_of(pod)
+            for reply in (self.pool, *self.signals.values())
+        )
+        untold = Missing(Absence.SOURCE_UNAVAILABLE)
+        series = dict(zip(self.signals, found, strict=True))
+        return readings_of(Replica(presence, self.table), series, pools, untold)
+
+
+@dataclass(slots=True)
+class _Moment:
+    """The answers of one moment, shared by all who ask within the reuse time."""
+
+    at: datetime
+    replies: dict[str, asyncio.Task[Reply]] = field(default_factory=dict)
+
+
+class PrometheusSource:
+    """A named source.
+
+    Queries carry no filter by replica. All looks within the source's reuse time share one moment: a
+    query is sent once for it, whoever asks and however many ask at the same time, so the number of
+    queries does not grow with the number of resources. All signals of one look are of one moment.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        client: Client,
+        options: SourceOptions,
+        table: SignalTable,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.name = name
+        self.trouble = ""
+        """What is wrong with the source as of its last answer, for a person; empty when nothing is."""
+        self._client, self._options, self._table, self._now = client, options, table, now
+        self._narrow_engines = narrowed_by(options.matchers, names_of(table))
+        self._narrow_devices = narrowed_by((*options.matchers, *options.device_matchers), DEVICE_NAMES)
+        self._moment: _Moment | None = None
+        self._told_unlabelled = False
+        self._told_once: set[tuple[PodKey, str]] = set()
+
+    async def observe(
+        self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str] = NO_ADDRESSES
+    ) -> Observation:
+        """Return one look at some replicas; what is not known is a reading that says so."""
+        moment = self._current()
+        span = Span(look.window, look.hold, self._options.resolution, self._options.freshness)
+        seen = await self._reply(moment, presence(span, self._table))
+        # A source that does not answer the first query is not asked the others.
+        pool, signals = seen, dict.fromkeys(look.signals, seen)
+        if isinstance(seen, Answer):
+            target = (self._options.labels.namespace, self._options.labels.pod)
+            wanted = [signal for signal in Signal if signal in look.signals and signal in self._table.signals]
+            texts = [expression(self._table.signals[signal], span, self._table, target) for signal in wanted]
+            pool, *replies = await asyncio.gather(
+                *(self._reply(moment, text) for text in (pool_query(span, self._table, target), *texts))
+            )
+            signals = dict(zip(wanted, replies, strict=True))
+        answers = _Answers(self._table, moment.at, self._options.freshness, seen, pool, signals)
+        trouble = answers.trouble()
+        self._report_change(trouble, seen)
+        if isinstance(seen, Answer):
+            for pod in pods:
+                # A page that speaks for a replica beside its own is believed nothing.
+                address = addresses.get(pod.name, "")
+                others = foreign_instances(seen.series_of(pod), address)
+                self._warn_once(pod, "series of instance", others, f"which is {address}")
+        if trouble is not None and trouble.partial:
+            readings = {pod.name: unavailable(look.signals) for pod in pods}
+        else:
+            readings = {pod.name: answers.readings(pod, addresses.get(pod.name, "")) for pod in pods}
+        return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
+
+    async def devices(
+        self, pods: Sequence[PodKey], window: timedelta, nodes: Mapping[str, str] = NO_NODES
+    ) -> dict[str, Reading[tuple[Device, ...]]]:
+        """Return the devices of some replicas by pod name; one without a series has a reading that says so.
+
+        One query per vital, for all replicas of the source and of the same moment as its other looks.
+        """
+        moment = self._current()
+        span = Span(window, timedelta(0), self._options.resolution, self._options.freshness)
+        queries = device_queries(span, self._options.labels)
+        replies = await asyncio.gather(*(self._reply(moment, text) for text in queries.values()))
+        by_vital = dict(zip(queries, replies, strict=True))
+        for pod in pods:
+            others = nodes_that_do_not_count(pod, by_vital, nodes.get(pod.name, ""))
+            self._warn_once(pod, "GPU series from node", others, "which runs elsewhere")
+        return devices_of(pods, by_vital, moment.at, nodes)
+
+    async def peaks(
+        self, pods: Sequence[PodKey], addresses: Mapping[str, str] = NO_ADDRESSES
+    ) -> dict[str, Reading[float]]:
+        """Return the most tokens per second that replicas were asked for of late, by pod name.
+
+        A day of history may be too much for a source, which says nothing about its other answers.
+        """
+        moment = self._current()
+        reply = await self._reply(moment, peak_query(self._table))
+        if isinstance(reply, Unanswered):
+            return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
+        found: dict[str, Reading[float]] = {}
+        for pod in pods:
+            own = own_series(reply.series_of(pod), addresses.get(pod.name, ""))
+            known = [one.value for one in own if isfinite(one.value)]
+            # Of several scrapers the one that saw most counts, so that no cap is thought to do.
+            why = Missing(Absence.NOT_A_NUMBER if own else Absence.NO_SERIES)
+            found[pod.name] = Measured(max(known), moment.at) if known else why
+        return found
+
+    async def present(self, window: timedelta) -> tuple[PodKey, ...]:
+        """Return every pod with a fresh sample of an engine, sorted; none where the source is down.
+
+        Asks what `observe` asks first, so within a moment it costs nothing more.
+        """
+        moment, freshness = self._current(), self._options.freshness
+        span = Span(window, timedelta(0), self._options.resolution, freshness)
+        seen = await self._reply(moment, presence(span, self._table))
+        if isinstance(seen, Unanswered):
+            self.trouble = f"metrics source {self.name} {seen.trouble}"
+            return ()
+        found = {
+            pod: presence_of(many, self._table, moment.at, freshness) for pod, many in seen.by_pod.items()
+        }
+        fresh = (
+            p for p, one in found.items() if isinstance(one, Presence) and one.at >= moment.at - freshness
+        )
+        return tuple(sorted(fresh))
+
+    async def engines(self, pod: PodKey, address: str = "") -> frozenset[Engine]:
+        """Return the engines that the source has seen of a replica lately; none where it does not answer."""
+        moment = self._current()
+        span = Span(timedelta(0), timedelta(0), self._options.resolution, self._options.freshness)
+        seen = await self._reply(moment, presence(span, self._table))
+        if isinstance(seen, Unanswered):
+            return frozenset()
+        return engines_of(own_series(seen.series_of(pod), address), self._table)
+
+    def as_of(self, at: datetime) -> PrometheusSource:
+        """Return the same source as it answers about a moment of the past; it is not to be closed."""
+        steady = self._options.model_copy(update={"reuse": timedelta(days=1)})
+        then = PrometheusSource(self.name, self._client, steady, self._table, now=lambda: at)
+        # What is odd about series is told once, of the present.
+        then._told_unlabelled = True
+        then._told_once = self._told_once
+        return then
+
+    def close(self) -> None:
+        """End all that is under way."""
+        for task in self._moment.replies.values() if self._moment else ():
+            task.cancel()
+        self._client.close()
+
+    def _current(self) -> _Moment:
+        now = self._now()
+        moment = self._moment
+        if moment is None or not moment.at <= now < moment.at + self._options.reuse:
+            moment = self._moment = _Moment(now)
+        return moment
+
+    async def _reply(self, moment: _Moment, text: str) -> Reply:
+        """Return the answer of a moment to a query; the first to ask sends it, all others wait for it."""
+        task = moment.replies.get(text)
+        if task is None:
+            asked: Coroutine[Any, Any, Reply] = self._client.query(
+                self._narrow_devices(self._narrow_engines(text)), moment.at
+            )
+            task = moment.replies[text] = asyncio.create_task(asked)
+        # One who stops waiting does not take the answer from the others.
+        return await asyncio.shield(task)
+
+    def _warn_once(self, pod: PodKey, what: str, others: Sequence[str], why: str) -> None:
+        """Log once per replica that somebody else's series name it, and are believed nothing."""
+        if not others or (pod, what) in self._told_once:
+            return
+        self._told_once.add((pod, what))
+        named = ", ".join(others[:5])
+        _LOG.warning(
+            "metrics source %s: %s %s name pod %s/%s, %s: they do not count",
+            self.name,
+            what,
+            named,
+            pod.namespace,
+            pod.name,
+            why,
+        )
+
+    def _report_change(self, trouble: Unanswered | None, seen: Reply) -> None:
+        """Log what changed about the source since the last look."""
+        text = f"metrics source {self.name} {trouble.trouble}" if trouble else ""
+        if text and text != self.trouble:
+            _LOG.warning("%s", text)
+        elif self.trouble and not text:
+            _LOG.info("metrics source %s answers again", self.name)
+        self.trouble = text
+        if isinstance(seen, Answer) and seen.unlabelled and not self._told_unlabelled:
+            self._told_unlabelled = True
+            _LOG.warning(
+                "metrics source %s: %d series lack the label %s; set labels.pod or add it when scraping",
+                self.name,
+                seen.unlabelled,
+                self._options.labels.pod,
+            )
 
 
 class FleetMetrics:

@@ -94,7 +94,7 @@ class Course:
 
 
 class BrokenOffError(Exception):
-    """An engine did not go on; the message says how."""
+    """An engine did not go on, refused, or sent what is no answer; the message says how."""
 
 
 async def generate(
@@ -175,11 +175,7 @@ async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds:
 
 
 def accept_response(response: httpx.Response) -> httpx.Response:
-    """Return a response that is an answer.
-
-    Raises:
-        BrokenOffError: it is a refusal.
-    """
+    """Return a response that is an answer."""
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise BrokenOffError(f"the engine answered {response.status_code}: {NO_KEY}")
     if not response.is_success:
@@ -188,11 +184,7 @@ def accept_response(response: httpx.Response) -> httpx.Response:
 
 
 async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an answer as they come.
-
-    Raises:
-        BrokenOffError: one is longer than any event.
-    """
+    """Yield the lines of an answer as they come."""
     rest = b""
     async for piece in response.aiter_raw():
         *whole, rest = (rest + piece).split(b"\n")
@@ -336,12 +328,7 @@ async def compute(engine: Engine, sent: Sent, course: Course) -> Prompted | Inte
 
 
 async def _computed_course(engine: Engine, sent: Sent, course: Course) -> Prompted:
-    """Return what was read, as far as the engine came with it.
-
-    Raises:
-        BrokenOffError: it broke off too early for any verdict.
-        _UnreadError: device memory is not told.
-    """
+    """Return what was read, as far as the engine came with it."""
     await _send(engine, sent, 0, WARM_UP)
     start = await _memory(sent)
     before = fsum(device.memory_used() or 0 for device in start.values())
@@ -373,11 +360,7 @@ async def _count_prompt(engine: Engine) -> Counted | None:
 
 
 async def _send(engine: Engine, sent: Sent, place: int, tokens: int) -> None:
-    """Let the engine compute one prompt.
-
-    Raises:
-        BrokenOffError: it did not.
-    """
+    """Let the engine compute one prompt."""
     prompt = [FIRST + place, *(TOKENS[at % len(TOKENS)] for at in range(tokens - 1))]
     body = {"model": sent.model, "prompt": prompt, "max_tokens": 1, "ignore_eos": True}
     # Compressed text could grow beyond all bounds before its size is seen.
@@ -396,11 +379,7 @@ async def _send(engine: Engine, sent: Sent, place: int, tokens: int) -> None:
 
 
 async def _drain_answer(response: httpx.Response) -> bytes:
-    """Return an answer, read to its end.
-
-    Raises:
-        BrokenOffError: it is larger than any answer of one token.
-    """
+    """Return an answer, read to its end."""
     body = b""
     async for piece in response.aiter_raw():
         body += piece
@@ -410,11 +389,7 @@ async def _drain_answer(response: httpx.Response) -> bytes:
 
 
 async def _memory(sent: Sent) -> dict[str, Device]:
-    """Return the devices by samples that were measured after this was called, by name.
-
-    Raises:
-        _UnreadError: there are none in time.
-    """
+    """Return the devices by samples that were measured after this was called, by name."""
     pace, called_at = sent.pace, _now()
     begins_at = called_at + timedelta(seconds=pace.lag_seconds)
     while (now := _now()) - called_at < timedelta(seconds=pace.limit_seconds):

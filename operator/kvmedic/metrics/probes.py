@@ -7,11 +7,11 @@ a failure is never repeated, because it may hold the key that was sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -32,9 +32,9 @@ from kvmedic.metrics.generation import (
     limit_of,
 )
 from kvmedic.metrics.page import METRICS
+from kvmedic.metrics.readings import PodKey
 from kvmedic.metrics.scrape import PodAddress, Scraper, load_authorities, model_of, resolver_of, served_of
 from kvmedic.metrics.scrape import pool_of_page as pool_of
-from kvmedic.metrics.series import PodKey
 from kvmedic.model.devices import Device
 from kvmedic.model.engine import EngineProfile
 from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, SignalTable
@@ -51,7 +51,7 @@ from kvmedic.model.trial import (
     Underway,
 )
 from kvmedic.runbooks.compression.probes import LEAST_LONGEST
-from kvmedic.settings import ProbeOptions, ScrapeOptions, Secret
+from kvmedic.settings import ProbeOptions, ScrapeOptions
 
 AT_ONCE = 8
 """Tests that go on side by side, at most: twice the runs that the operator opens by default. A choice; each
@@ -65,7 +65,7 @@ _Ended: TypeAlias = Shown | Interrupted
 
 
 class _UntoldError(Exception):
-    """A test cannot be begun; the message says why, in words of our own."""
+    """A test cannot be begun; the message says why, in words of our own. `_in_turn` and `served` catch it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +77,12 @@ class Vocabulary:
     start: StartForms
 
 
-class Devices(Protocol):
-    """Tells of the devices under replicas."""
-
-    def __call__(
-        self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
-    ) -> Awaitable[Mapping[str, Reading[tuple[Device, ...]]]]:
-        """Return them by pod name, as a metrics source has them over a window that ends now."""
-
-
-class Starts(Protocol):
-    """Tells what replicas said of their start."""
-
-    def __call__(
-        self, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
-    ) -> Awaitable[Mapping[str, Start]]:
-        """Return it by pod name, as their present logs have it; that one is unreadable is a value."""
+Devices: TypeAlias = Callable[
+    [str, Sequence[Pod], str, timedelta], Awaitable[Mapping[str, Reading[tuple[Device, ...]]]]
+]
+"""Returns the devices under replicas by pod name, by source, pods, namespace and a window that ends now."""
+Starts: TypeAlias = Callable[[str, Sequence[Pod], str, StartForms], Awaitable[Mapping[str, Start]]]
+"""Returns what replicas' present logs say of their start by pod name, by namespace, pods and container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +120,6 @@ class _Subject:
         """Return how many there are until the test's end, as far as is known before it."""
         longest = self.step.tokens
         return sum(lengths_up_to(longest)) if self.step.question is Question.PROMPTS else longest
-
-    @property
-    def is_start(self) -> bool:
-        """Return whether nothing is sent to it."""
-        return self.step.question is Question.START
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +183,9 @@ class GenerationProbes:
         task = asyncio.create_task(self._in_turn(subject, course), name=f"probe {namespace}/{pod.name}")
         self._tasks.add(task)
         task.add_done_callback(self._drop_task)
-        self._make_room()
+        ended = [uid for uid, test in self._tests.items() if test.task.done()]
+        for uid in ended[: max(0, len(self._tests) - KEPT + 1)]:
+            del self._tests[uid]
         self._tests[pod.uid] = _Test(task, course, subject.tokens)
 
     def forget(self, pod: Pod) -> None:
@@ -241,41 +228,32 @@ class GenerationProbes:
         if not task.cancelled():
             task.exception()
 
-    def _make_room(self) -> None:
-        ended = [uid for uid, test in self._tests.items() if test.task.done()]
-        for uid in ended[: max(0, len(self._tests) - KEPT + 1)]:
-            del self._tests[uid]
-
     async def _in_turn(self, subject: _Subject, course: Course) -> _Ended:
         async with self._turns:
             try:
-                if subject.is_start:
+                if subject.step.question is Question.START:
                     return await self._read_start(subject)
                 engine = self._engine(subject)
                 model = await self._model(engine)
                 if subject.step.question is Question.PROMPTS:
-                    return await self._compute_prompts(engine, subject, model, course)
+                    sent = await self._choose_prompts(engine, subject, model)
+                    # Before the prompts: one may be the engine's end, and its log begins anew then.
+                    start = await self._start(subject)
+                    found = await compute(engine, sent, course)
+                    return replace(found, backends=start.backends) if isinstance(found, Prompted) else found
             except _UntoldError as error:
                 return Interrupted(str(error))
             return await generate(engine, Asked(model, subject.step.tokens), course, self._tempo.rhythm)
 
     async def _read_start(self, subject: _Subject) -> Begun:
-        """Return what an engine said of itself when it started.
-
-        Raises:
-            _UntoldError: it does not tell how many blocks it has.
-        """
+        """Return what an engine said of itself when it started."""
         pool, start = await self._pool(subject), await self._start(subject)
         is_open = pool.cache_dtype == MODELS_OWN and bool(start.cache_type)
         cache_type = start.cache_type if is_open else pool.cache_dtype
         return Begun(pool.blocks, cache_type, start.backends, pool.block_tokens)
 
     async def _pool(self, subject: _Subject) -> Pool:
-        """Return the pool of an engine by its own page, which is asked for again while it does not tell.
-
-        Raises:
-            _UntoldError: it did not within the longest silence.
-        """
+        """Return the pool of an engine by its own page, which is asked for again while it does not tell."""
         rhythm = self._tempo.rhythm
         try:
             async with asyncio.timeout(rhythm.silence_seconds):
@@ -288,20 +266,6 @@ class GenerationProbes:
         except TimeoutError:
             raise _UntoldError("the engine's metrics do not tell its blocks") from None
 
-    async def _compute_prompts(
-        self, engine: Engine, subject: _Subject, model: str, course: Course
-    ) -> Prompted | Interrupted:
-        """Return what prompts show, with what computes them.
-
-        Raises:
-            _UntoldError: the engine takes none that is long enough.
-        """
-        sent = await self._choose_prompts(engine, subject, model)
-        # Before the prompts: one may be the engine's end, and its log begins anew with another start.
-        start = await self._start(subject)
-        found = await compute(engine, sent, course)
-        return replace(found, backends=start.backends) if isinstance(found, Prompted) else found
-
     async def _start(self, subject: _Subject) -> Started:
         """Return what the log of a trial pod tells of its start; nothing where it cannot be read."""
         step, pod = subject.step, subject.pod
@@ -310,11 +274,7 @@ class GenerationProbes:
         return start if isinstance(start, Started) else Started()
 
     async def _choose_prompts(self, engine: Engine, subject: _Subject, model: str) -> Sent:
-        """Return the prompts that are sent to an engine.
-
-        Raises:
-            _UntoldError: it takes none that is long enough.
-        """
+        """Return the prompts that are sent to an engine."""
         step, pod = subject.step, subject.pod
         limit = await limit_of(engine)
         longest = step.tokens if limit is None else min(step.tokens, limit - 1)
@@ -335,24 +295,25 @@ class GenerationProbes:
         )
 
     def _engine(self, subject: _Subject) -> Engine:
-        """Return an engine as it is spoken to.
-
-        Raises:
-            _UntoldError: it has no address, or there is no key that could be sent.
-        """
+        """Return an engine as it is spoken to."""
         metrics = self._resolve(subject.where)
         if metrics is None:
             raise _UntoldError("the pod has no address")
-        key = api_key_of(subject.template, self._vocabulary.profile) or _text_of(self._key)
+        key = api_key_of(subject.template, self._vocabulary.profile)
+        if not key and self._key is not None:
+            try:
+                key = self._key.read()
+            except (OSError, UnicodeError):
+                raise _UntoldError("the file of probe.apiKey cannot be read: mount it again") from None
+        if not (key.isascii() and key.isprintable()):
+            # A library's exception would show it.
+            raise _UntoldError("the API key has characters that cannot be sent: use printable ASCII")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         pages = partial(self._scraper.page, subject.where)
-        return Engine(self._http, api_of(metrics), _authorization(key), self._vocabulary.table, pages)
+        return Engine(self._http, api_of(metrics), headers, self._vocabulary.table, pages)
 
     async def _model(self, engine: Engine) -> str:
-        """Return the name under which an engine serves, by its own word.
-
-        Raises:
-            _UntoldError: it does not tell.
-        """
+        """Return the name under which an engine serves, by its own word."""
         page = await engine.pages()
         if isinstance(page, Missing):
             raise _UntoldError("the engine's metrics cannot be read")
@@ -377,28 +338,3 @@ def api_of(metrics_url: str) -> str:
     path = parts.path.rstrip("/")
     prefix = path.removesuffix(METRICS) if path.endswith(METRICS) else ""
     return urlunsplit((parts.scheme, parts.netloc, prefix, "", ""))
-
-
-def _text_of(secret: Secret | None) -> str:
-    """Return the operator's own key; empty without one.
-
-    Raises:
-        _UntoldError: its file cannot be read.
-    """
-    try:
-        return secret.read() if secret is not None else ""
-    except (OSError, UnicodeError):
-        raise _UntoldError("the file of probe.apiKey cannot be read: mount it again") from None
-
-
-def _authorization(key: str) -> dict[str, str]:
-    """Return the header that a key is sent in.
-
-    Raises:
-        _UntoldError: it cannot stand in one; a library's exception would show it.
-    """
-    if not key:
-        return {}
-    if not (key.isascii() and key.isprintable()):
-        raise _UntoldError("the API key has characters that cannot be sent: use printable ASCII")
-    return {"Authorization": f"Bearer {key}"}

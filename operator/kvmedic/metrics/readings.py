@@ -1,4 +1,4 @@
-"""One replica's series become readings: numbers, histograms and its KV-cache pool.
+"""Series as a source returned them become readings: numbers, histograms and a replica's KV-cache pool.
 
 Always in this order: series of one engine and one scraper are added up, and copies that several processes
 export must agree; scrapers of one engine are duplicates and must agree; engines are combined as the signal
@@ -8,12 +8,18 @@ says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf, isfinite, isnan, nan
+from operator import itemgetter
 from statistics import fmean
-from typing import TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from kvmedic.metrics.series import Presence, Scraper, Series
 from kvmedic.model.evidence import (
     COUNTS_AGREE,
     HISTOGRAMS,
@@ -36,10 +42,203 @@ from kvmedic.model.evidence import (
     agreement_of,
 )
 
+LARGEST = 1e18
+"""Largest value that is taken for a number: more than tokens, bytes or milliseconds ever come to, and below
+what DCGM writes for "no number" (2^63 less a few)."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Key = TypeVar("Key", bound=Hashable)
 V = TypeVar("V")
 
-Sightings: TypeAlias = Mapping[str, Mapping[Scraper, Sequence[Series]]]
-"""Series by engine, and by who scraped them."""
+
+class PodKey(NamedTuple):
+    """One pod."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One element of an instant vector. The value may be NaN or an infinity."""
+
+    labels: Mapping[str, str]
+    """All labels but `le`; the buckets of one histogram share them, as most of an answer is buckets."""
+    value: float
+    bound: float | None = None
+    """The upper bound of a bucket (`le`); minus infinity, which no bucket has, where it is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a source answered to one query."""
+
+    by_pod: Mapping[PodKey, tuple[Series, ...]]
+    unlabelled: int = 0
+    """Series that name no pod."""
+
+    def series_of(self, pod: PodKey) -> tuple[Series, ...]:
+        """Return the series of a pod; none when the source has none."""
+        return self.by_pod.get(pod, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A query without a complete answer."""
+
+    trouble: str
+    """Why, in words for a person; without secrets."""
+    partial: bool = False
+    """The source answered and said that data is missing, so nothing that it says now can be relied on."""
+
+
+Reply: TypeAlias = Answer | Unanswered
+
+NOTHING = Answer(MappingProxyType({}))
+"""An answer without series."""
+
+
+def series_of(labels: dict[str, str], value: float) -> Series:
+    """Return an element of a vector, its bound apart from its other labels.
+
+    A value that nothing measurable reaches is no number: sums and squares of such overflow.
+    """
+    told = value if abs(value) <= LARGEST else nan
+    text = labels.pop("le", None)
+    if text is None:
+        return Series(labels, told)
+    bound = -inf
+    with suppress(ValueError):
+        bound = float(text)
+    return Series(labels, told, -inf if isnan(bound) else bound)
+
+
+def by_pod(series: Iterable[Series], namespace_label: str, pod_label: str) -> Answer:
+    """Return series by the pod that their labels name."""
+    found: dict[PodKey, dict[tuple[int, float | None], Series]] = {}
+    shared: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
+    unlabelled = 0
+    for one in series:
+        pod = one.labels.get(pod_label)
+        if not pod:
+            unlabelled += 1
+            continue
+        labels = shared.setdefault(tuple(sorted(one.labels.items())), one.labels)
+        many = found.setdefault(PodKey(labels.get(namespace_label, ""), pod), {})
+        add_once(many, (id(labels), one.bound), Series(labels, one.value, one.bound))
+    return Answer({pod: tuple(many.values()) for pod, many in found.items()}, unlabelled)
+
+
+def add_once(found: dict[Key, Series], key: Key, one: Series) -> None:
+    """Add a series; one that was told already is no number where the two differ."""
+    known = found.setdefault(key, one)
+    if known.value != one.value:
+        found[key] = Series(one.labels, nan, one.bound)
+
+
+def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
+    """Return the series of a pod that its own targets told of: anybody's page may name another's pod.
+
+    A source sets `instance` itself, to the address that it scraped. Where none of them is the pod's, those
+    count whose `instance` is no address at all: an installation may have relabelled it.
+
+    Args:
+        address: of the pod; empty where nobody knows it, as of one that is gone: all count then, unless they
+            are of several addresses, as a pod has but one.
+    """
+    if not series:
+        return series
+    hosts = [(one, _host(one.labels.get("instance", ""))) for one in series]
+    if not address:
+        return () if len({host for _, host in hosts if host is not None}) > 1 else series
+    own = tuple(one for one, host in hosts if host == _host(address))
+    return own or tuple(one for one, host in hosts if host is None)
+
+
+def foreign_instances(series: tuple[Series, ...], address: str) -> tuple[str, ...]:
+    """Return the `instance` of each series that does not count beside a pod's own ones, sorted."""
+    own = own_series(series, address)
+    left = {one.labels.get("instance", "") for one in series if not any(one is each for each in own)}
+    return tuple(sorted(left)) if address and own else ()
+
+
+def _host(instance: str) -> IPv4Address | IPv6Address | None:
+    """Return the address in `ADDRESS` or `ADDRESS:PORT`; None where there is none."""
+    for text in (instance, instance.rpartition(":")[0].strip("[]")):
+        with suppress(ValueError):
+            return ip_address(text)
+    return None
+
+
+Scraper: TypeAlias = frozenset[tuple[str, str]]
+"""Who scraped a series and from where: all labels that the engine did not set itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """One replica as its presence series show it."""
+
+    at: datetime
+    """Newest sample of the engine that was silent longest."""
+    engines: frozenset[str]
+    scrapers: Mapping[Scraper, datetime]
+    """Those whose newest sample is fresh, with its time."""
+    models: tuple[str, ...]
+
+    def scraper_of(self, series: Series) -> Scraper | None:
+        """Return the fresh scraper that a series comes from, or None when it comes from none."""
+        items = series.labels.items()
+        return max((s for s in self.scrapers if items >= s), key=len, default=None)
+
+
+def presence_of(
+    series: Iterable[Series], table: SignalTable, at: datetime, freshness: timedelta
+) -> Presence | Missing:
+    """Return a replica's presence by the times of its newest samples, or why there is none.
+
+    Series that were last sampled longer ago than `freshness` do not count among the scrapers: a scrape job
+    that was removed a minute ago still answers, with less and less of the window. A sample that is not of
+    this time at all (milliseconds for seconds, times to come) makes the replica one that nobody can tell of.
+
+    Args:
+        series: whose values are the times (Unix seconds).
+    """
+    newest: dict[tuple[str, Scraper], datetime] = {}
+    models, engines_own = set(), {*table.own_labels, "__name__"}
+    for one in series:
+        if isfinite(one.value):
+            if not 0 <= one.value <= (at + freshness).timestamp():
+                return Missing(Absence.AMBIGUOUS)
+            told_by_source = (item for item in one.labels.items() if item[0] not in engines_own)
+            newest[one.labels.get(table.engine_label, ""), frozenset(told_by_source)] = _EPOCH + timedelta(
+                seconds=one.value
+            )
+            models.add(one.labels.get(table.model_label, ""))
+    if not newest:
+        return Missing(Absence.NO_SERIES)
+    engines = {engine for engine, _ in newest}
+    seen = [max(time for (name, _), time in newest.items() if name == engine) for engine in engines]
+    oldest = at - freshness
+    fresh = {
+        scraper: time for (_, scraper), time in sorted(newest.items(), key=itemgetter(1)) if time >= oldest
+    }
+    return Presence(min(seen), frozenset(engines), fresh, tuple(sorted(models - {""})))
+
+
+RANDOM_LENGTH = 5
+"""Characters that the API server puts behind the name that a ReplicaSet gives its pods."""
+PREFIX_LENGTH = 58
+"""What it keeps of that name (apiserver, storage/names/generate.go: 63 less the random ones)."""
+
+
+def is_made_by(replica_set: str, pod: str) -> bool:
+    """Return whether a pod's name is one that a ReplicaSet of this name gives.
+
+    A ReplicaSet's age says when its template was first made, not when it was rolled out again; only a source
+    knows which pods there were when, and a pod's name says whose it was.
+    """
+    prefix = re.escape(f"{replica_set}-"[:PREFIX_LENGTH])
+    return re.fullmatch(rf"{prefix}[a-z0-9]{{{RANDOM_LENGTH}}}", pod) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +256,7 @@ def read_number(replica: Replica, source: SignalSource, series: Iterable[Series]
     values = _per_engine(replica, series, lambda many: _number_of(source, many, process), agreement.agrees)
     if isinstance(values, Missing):
         return values
-    return Measured(_combine_engines(across_of(source), values), replica.presence.at)
+    return Measured(_combine(across_of(source), values), replica.presence.at)
 
 
 def histogram(replica: Replica, series: Iterable[Series]) -> Reading[Histogram]:
@@ -84,9 +283,9 @@ def histogram_of(series: Sequence[Series]) -> Histogram | Missing:
     for one in series:
         if one.bound is not None:
             buckets[one.bound] = buckets.get(one.bound, 0.0) + one.value
-    if math.inf not in buckets or not sums:
+    if inf not in buckets or not sums:
         return Missing(Absence.NOTHING_FOUND)
-    if not all(math.isfinite(value) for value in (*sums, *buckets.values())) or -math.inf in buckets:
+    if not all(map(isfinite, (*sums, *buckets.values()))) or -inf in buckets:
         return Missing(Absence.NOT_A_NUMBER)
     if min(buckets.values()) < 0:
         return Missing(Absence.AMBIGUOUS)
@@ -100,23 +299,20 @@ def histogram_of(series: Sequence[Series]) -> Histogram | Missing:
 
 
 def _number_of(source: SignalSource, series: Sequence[Series], process_label: str) -> float | Missing:
-    """Return the value of one engine as one scraper saw it; what several processes tell of it must agree."""
-    told = [_fold_values(source, many) for many in _copies(series, process_label)]
-    values = [one for one in told if not isinstance(one, Missing)]
-    if len(values) < len(told):
-        return Missing(Absence.NOT_A_NUMBER)
-    if not all(agreement_of(source).agrees(values[0], one) for one in values):
-        return Missing(Absence.AMBIGUOUS)
-    return fmean(values)
-
-
-def _copies(series: Sequence[Series], process_label: str) -> Sequence[Sequence[Series]]:
-    """Return the series by exporting process; only those of the engine as a whole where there are any."""
+    """Return the value of one engine as one scraper saw it; what several processes say of it must agree."""
     by_process: dict[str, list[Series]] = {"": []}
     for one in series:
         by_process.setdefault(one.labels.get(process_label, ""), []).append(one)
     whole = by_process.pop("")
-    return [whole] if whole or not by_process else list(by_process.values())
+    # Only those of the engine as a whole, where there are any.
+    copies = [whole] if whole or not by_process else list(by_process.values())
+    said = [_fold_values(source, many) for many in copies]
+    values = [one for one in said if not isinstance(one, Missing)]
+    if len(values) < len(said):
+        return Missing(Absence.NOT_A_NUMBER)
+    if not all(agreement_of(source).agrees(values[0], one) for one in values):
+        return Missing(Absence.AMBIGUOUS)
+    return fmean(values)
 
 
 def _fold_values(source: SignalSource, series: Sequence[Series]) -> float | Missing:
@@ -124,9 +320,9 @@ def _fold_values(source: SignalSource, series: Sequence[Series]) -> float | Miss
         part = source.part
         series = [one for one in series if part.includes(one.labels.get(part.label, ""))]
     values = [one.value for one in series]
-    if not all(math.isfinite(value) for value in values):
+    if not all(map(isfinite, values)):
         return Missing(Absence.NOT_A_NUMBER)
-    return _combine_engines(across_of(source), values)
+    return _combine(across_of(source), values)
 
 
 def _per_engine(
@@ -135,49 +331,43 @@ def _per_engine(
     fold: Callable[[Sequence[Series]], V | Missing],
     agree: Callable[[V, V], bool],
 ) -> list[V] | Missing:
-    """Return one value per engine of the replica; a value that one engine lacks is missing for all."""
-    sightings = _sightings(replica, series)
+    """Return one value per engine of the replica; a value that one engine lacks is missing for all.
+
+    The value is that of the most recent scraper, if all others agree with it.
+    """
+    presence = replica.presence
+    found: dict[str, dict[Scraper, list[Series]]] = {}
+    for scraper, many in _by_scraper(replica, series).items():
+        for one in many:
+            engine = one.labels.get(replica.table.engine_label, "")
+            found.setdefault(engine, {}).setdefault(scraper, []).append(one)
     # Series without the engine's label are already of the whole replica.
-    if not sightings or not (set(sightings) == {""} or set(sightings) == replica.presence.engines):
+    if not found or not (set(found) == {""} or set(found) == presence.engines):
         return Missing(Absence.NOTHING_FOUND)
     values = []
-    for _, scraped in sorted(sightings.items()):
-        value = _value_of_scrapers(replica.presence, {s: fold(many) for s, many in scraped.items()}, agree)
-        if isinstance(value, Missing):
-            return value
-        values.append(value)
+    for _, scraped in sorted(found.items()):
+        order = sorted(scraped, key=lambda s: (-presence.scrapers[s].timestamp(), sorted(s)))
+        chosen, *others = (fold(scraped[scraper]) for scraper in order)
+        if isinstance(chosen, Missing):
+            return chosen
+        if any(isinstance(other, Missing) or not agree(chosen, other) for other in others):
+            return Missing(Absence.AMBIGUOUS)
+        values.append(chosen)
     return values
 
 
-def _sightings(replica: Replica, series: Iterable[Series]) -> Sightings:
-    """Return the series by engine and scraper; those of scrapers that fell silent are left out."""
+def _by_scraper(replica: Replica, series: Iterable[Series]) -> dict[Scraper, list[Series]]:
+    """Return the series by scraper; those of scrapers that fell silent are left out."""
     # The buckets of one histogram share their labels as one object.
-    by_labels: dict[int, list[Series]] = {}
+    known: dict[int, Scraper | None] = {}
+    found: dict[Scraper, list[Series]] = {}
     for one in series:
-        by_labels.setdefault(id(one.labels), []).append(one)
-    found: dict[str, dict[Scraper, list[Series]]] = {}
-    for many in by_labels.values():
-        labels = many[0].labels
-        scraper = replica.presence.scraper_of(many[0])
+        if id(one.labels) not in known:
+            known[id(one.labels)] = replica.presence.scraper_of(one)
+        scraper = known[id(one.labels)]
         if scraper is not None:
-            scraped = found.setdefault(labels.get(replica.table.engine_label, ""), {})
-            scraped.setdefault(scraper, []).extend(many)
+            found.setdefault(scraper, []).append(one)
     return found
-
-
-def _value_of_scrapers(
-    presence: Presence, values: Mapping[Scraper, V | Missing], agree: Callable[[V, V], bool]
-) -> V | Missing:
-    """Return the value that the most recent scraper has, if all others agree with it."""
-    order = sorted(values, key=lambda s: (-presence.scrapers[s].timestamp(), sorted(s)))
-    chosen = values[order[0]]
-    if isinstance(chosen, Missing):
-        return chosen
-    for scraper in order[1:]:
-        other = values[scraper]
-        if isinstance(other, Missing) or not agree(chosen, other):
-            return Missing(Absence.AMBIGUOUS)
-    return chosen
 
 
 def _alike(a: Histogram, b: Histogram) -> bool:
@@ -190,7 +380,7 @@ def _alike(a: Histogram, b: Histogram) -> bool:
     return abs(means[0] - means[1]) <= COUNTS_AGREE.relative * max(means)
 
 
-def _combine_engines(across: Across, values: Sequence[float]) -> float:
+def _combine(across: Across, values: Sequence[float]) -> float:
     """Return several engines' values as one; no series of a part count 0."""
     if not values:
         return 0.0
@@ -247,26 +437,13 @@ def absent(signals: Iterable[Signal], why: Missing | Stale) -> PodReadings:
 
 
 _UNTOLD = "None"
-"""Text of a value that the engine does not tell."""
-
+"""Text of a value that the engine does not export."""
 _DIGITS = 15
 """A number of more is no count of blocks or tokens; Python refuses to read one of thousands of digits."""
-
-_Told: TypeAlias = Pool | Missing | Unsupported
-"""What one series says: the pool, or why it says none."""
-
 _HYBRID = 0.05
 """Where the engine's own count of tokens differs from blocks times block size by more than this, a
 block does not hold its size in tokens (models that mix kinds of attention). Rounding to whole blocks
 per request stays under it for any request length over 20 blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Frontend:
-    """What one frontend says: the engines behind it, and their pool."""
-
-    engines: frozenset[str]
-    pool: Pool
 
 
 def read_pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
@@ -275,16 +452,24 @@ def read_pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
     Frontends with the same engines are duplicates and must say the same; frontends with different
     engines are parts of one replica.
     """
-    scraped = _by_scraper(replica, series)
-    if not scraped:
+    frontends: set[tuple[frozenset[str], Pool]] = set()
+    for many in _by_scraper(replica, series).values():
+        names = frozenset(one.labels.get(replica.table.engine_label, "") for one in many)
+        said = {_pool_of_series(replica.table.pool, one, len(names)) for one in many}
+        if len(said) > 1:
+            return Missing(Absence.AMBIGUOUS)
+        only = said.pop()
+        if not isinstance(only, Pool):
+            return only
+        frontends.add((names, only))
+    engines = [engine for names, _ in frontends for engine in names]
+    kinds = {replace(pool, blocks=0) for _, pool in frontends}
+    if len(engines) > len(set(engines)) or len(kinds) > 1:
+        return Missing(Absence.AMBIGUOUS)
+    if not frontends or set(engines) < replica.presence.engines:
         return Missing(Absence.NOTHING_FOUND)
-    frontends = set()
-    for many in scraped.values():
-        frontend = _frontend(replica, many)
-        if not isinstance(frontend, _Frontend):
-            return frontend
-        frontends.add(frontend)
-    return _join_histograms(replica, sorted(frontends, key=lambda f: sorted(f.engines)))
+    blocks = sum(pool.blocks for _, pool in frontends)
+    return Measured(replace(kinds.pop(), blocks=blocks), replica.presence.at)
 
 
 def block_tokens(replica: Replica, series: Iterable[Series]) -> int | None:
@@ -309,37 +494,7 @@ def window(replica: Replica, series: Sequence[Series]) -> str:
     return ""
 
 
-def _by_scraper(replica: Replica, series: Iterable[Series]) -> dict[Scraper, list[Series]]:
-    found: dict[Scraper, list[Series]] = {}
-    for one in series:
-        scraper = replica.presence.scraper_of(one)
-        if scraper is not None:
-            found.setdefault(scraper, []).append(one)
-    return found
-
-
-def _frontend(replica: Replica, series: Sequence[Series]) -> _Frontend | Missing | Unsupported:
-    """Return what one frontend says; each of its engines has a series with the same text."""
-    engines = frozenset(one.labels.get(replica.table.engine_label, "") for one in series)
-    told = {_pool_of_series(replica.table.pool, one, len(engines)) for one in series}
-    if len(told) > 1:
-        return Missing(Absence.AMBIGUOUS)
-    only = told.pop()
-    return _Frontend(engines, only) if isinstance(only, Pool) else only
-
-
-def _join_histograms(replica: Replica, frontends: Sequence[_Frontend]) -> Reading[Pool]:
-    engines = [engine for frontend in frontends for engine in frontend.engines]
-    kinds = {replace(frontend.pool, blocks=0) for frontend in frontends}
-    if len(engines) > len(set(engines)) or len(kinds) > 1:
-        return Missing(Absence.AMBIGUOUS)
-    if set(engines) < replica.presence.engines:
-        return Missing(Absence.NOTHING_FOUND)
-    blocks = sum(frontend.pool.blocks for frontend in frontends)
-    return Measured(replace(kinds.pop(), blocks=blocks), replica.presence.at)
-
-
-def _pool_of_series(source: PoolSource, series: Series, engines: int) -> _Told:
+def _pool_of_series(source: PoolSource, series: Series, engines: int) -> Pool | Missing | Unsupported:
     """Return the pool that one series describes, or why its labels describe none."""
     sizes = [series.labels.get(name, _UNTOLD) for name in source.block_tokens]
     if series.labels.get(source.blocks, _UNTOLD) == _UNTOLD or all(size == _UNTOLD for size in sizes):
@@ -349,10 +504,11 @@ def _pool_of_series(source: PoolSource, series: Series, engines: int) -> _Told:
     usable = total - engines * source.null_blocks
     if usable < 1 or not declared:
         return Missing(Absence.NOT_A_NUMBER)
-    held = _whole(series.labels.get(source.engine_tokens, ""))
+    held, blocks = _whole(series.labels.get(source.engine_tokens, "")), total / engines
+    is_hybrid = held > 0 and abs(held - blocks * declared) > _HYBRID * blocks * declared
     return Pool(
         usable,
-        _block_tokens(declared, held, total / engines),
+        max(1, round(held / blocks)) if is_hybrid else declared,
         series.labels.get(source.cache_dtype, "auto"),
         {"True": True, "False": False}.get(series.labels.get(source.caches_prefixes, _UNTOLD)),
     )
@@ -361,12 +517,6 @@ def _pool_of_series(source: PoolSource, series: Series, engines: int) -> _Told:
 def _declared_block_tokens(source: PoolSource, labels: Mapping[str, str]) -> int:
     """Return tokens per block by the labels; 0 where none of them is a number."""
     return next(filter(None, (_whole(labels.get(name, _UNTOLD)) for name in source.block_tokens)), 0)
-
-
-def _block_tokens(declared: int, held: int, blocks: float) -> int:
-    """Return tokens per block: as declared, or as one engine's own count of tokens says where it differs."""
-    is_hybrid = held > 0 and abs(held - blocks * declared) > _HYBRID * blocks * declared
-    return max(1, round(held / blocks)) if is_hybrid else declared
 
 
 def _whole(text: str) -> int:

@@ -27,8 +27,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
-from kvmedic.metrics.readings import read_pool
-from kvmedic.metrics.series import PodKey, Series
+from kvmedic.metrics.readings import PodKey, Series, read_pool
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Absence,

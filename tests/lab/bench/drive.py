@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.page import observe_pages, parse_page
-from kvmedic.metrics.saved_pages import glimpse, moment
+from kvmedic.metrics.page import glimpse, moment, observe_pages, parse_page
 from kvmedic.model.compression import TokenEviction
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Observation

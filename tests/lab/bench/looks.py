@@ -19,16 +19,16 @@ from pathlib import Path
 from statistics import median
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.page import Page
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.series import Answer, PodKey, Reply
-from kvmedic.metrics.source import PrometheusSource
+from kvmedic.metrics.readings import Answer, PodKey, Reply
 from kvmedic.model.evidence import Look
 from kvmedic.runbooks.preemption.branches import TRIGGER
 from kvmedic.settings import SourceOptions
-from metric_tape import Tape
-from prometheus_server import PrometheusServer
-from scripted_fleet import END, FIVE, NAMESPACE, THIRTY, page
+from worlds.metric_tape import Tape
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import END, FIVE, NAMESPACE, THIRTY, page
 
 PODS, ROUNDS = 200, 7
 HISTORY, STEP = timedelta(minutes=36), timedelta(seconds=30)

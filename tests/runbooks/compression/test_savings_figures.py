@@ -11,8 +11,8 @@ from kvmedic.model.compression import Figures
 from kvmedic.model.devices import MIB
 from kvmedic.model.evidence import Histogram, Measured, Signal
 from kvmedic.runbooks.compression.savings import figures_of
-from vitals_builder import a_device, ill
 from worlds.compression_incidents import holding
+from worlds.vitals_builder import a_device, ill
 
 
 def test_figures_are_of_the_whole_fleet():

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from kvmedic.cli.diagnose import policy_in
 from kvmedic.cli.saved import consult, evidence_of
-from kvmedic.metrics.page import Page
-from kvmedic.metrics.saved_pages import moment
-from kvmedic.metrics.series import PodKey, Series
+from kvmedic.metrics.page import Page, moment
+from kvmedic.metrics.readings import PodKey, Series
 from kvmedic.model.evidence import Histogram, Look, Measured, Observation, Signal
 from kvmedic.runbooks.branches import Evidence
-from metric_tape import Curve, Tape
-from prometheus_server import PrometheusServer
-from scripted_fleet import END, NAMESPACE, STEADY, source
+from worlds.metric_tape import Curve, Tape
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import END, NAMESPACE, STEADY, source
 
 SIGNED = frozenset({Signal.REQUESTS_IN_FLIGHT_CHANGE})
 """Signals that may be below 0: a difference of two moments."""

@@ -6,12 +6,12 @@ import re
 from datetime import datetime, timedelta
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.series import NOTHING, PodKey, Reply
-from kvmedic.metrics.source import PrometheusSource
+from kvmedic.metrics.fleet import PrometheusSource
+from kvmedic.metrics.readings import NOTHING, PodKey, Reply
 from kvmedic.model.evidence import Absence, Look, Measured, Missing
 from kvmedic.settings import SourceOptions
-from prometheus_server import PrometheusServer
-from scripted_fleet import END, FIVE, NAMESPACE, TWO, observed
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import END, FIVE, NAMESPACE, TWO, observed
 
 SELECTOR = re.compile(r"(?:vllm:|DCGM_|process_start)\w+(\{[^}]*\})?")
 OURS = 'cluster="a", env=~"prod|x{2}"'

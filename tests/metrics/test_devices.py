@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from http_double import Reply, Request, Server, forwarded
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics
-from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.readings import PodKey
 from kvmedic.model.devices import Device, Vital
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading
 from kvmedic.model.fleet import Pod
 from kvmedic.settings import ScrapeOptions
-from prometheus_server import PrometheusServer
 from run_builder import a_pod
-from scripted_fleet import END, FIVE, NAMESPACE, source
+from worlds.http_double import Reply, Request, Server, forwarded
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import END, FIVE, NAMESPACE, source
 
 Devices = Mapping[str, Reading[tuple[Device, ...]]]
 

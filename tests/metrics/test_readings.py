@@ -8,8 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from http_double import Reply, Request, Server, forwarded
-from kvmedic.metrics.series import PodKey, Series, foreign_instances, own_series
+from kvmedic.metrics.readings import PodKey, Series, foreign_instances, own_series
 from kvmedic.model.evidence import (
     EVERY_SIGNAL,
     HISTOGRAMS,
@@ -21,8 +20,9 @@ from kvmedic.model.evidence import (
     Signal,
     Stale,
 )
-from prometheus_server import PrometheusServer
-from scripted_fleet import BOUNDS, END, FIVE, NAMESPACE, THIRTY, TWO, observed, source
+from worlds.http_double import Reply, Request, Server, forwarded
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import BOUNDS, END, FIVE, NAMESPACE, THIRTY, TWO, observed, source
 
 AT_ONCE = Look(FIVE)
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import PrometheusSource
+from kvmedic.metrics.readings import PodKey
 from kvmedic.model.evidence import Look, Observation
 from kvmedic.settings import SourceOptions
-from metric_tape import Curve, Tape, constant, restarted, rising, until
-from prometheus_server import PrometheusServer
-from scripted_devices import record_devices
+from worlds.metric_tape import Curve, Tape, constant, restarted, rising, until
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_devices import record_devices
 
 END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=5)
 """When the tape ends; tests look at that moment."""
@@ -25,7 +25,7 @@ END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=5)
 TWO, FIVE, THIRTY = timedelta(minutes=2), timedelta(minutes=5), timedelta(minutes=30)
 NAMESPACE = "fleet"
 BOUNDS = (1.0, 10.0, 100.0)
-DATA = Path(__file__).parent / "data" / "vllm"
+DATA = Path(__file__).parents[1] / "data" / "vllm"
 
 _BUCKET_RATES = (("1.0", 0.0), ("10.0", 0.4), ("100.0", 1.0), ("+Inf", 1.25))
 _STEADY = {

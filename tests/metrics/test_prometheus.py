@@ -19,14 +19,14 @@ from typing import Any, Self
 
 import pytest
 
-from http_double import HangUpError, Reply, Request, Server, forwarded
-from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.readings import PodKey
 from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
 from kvmedic.settings import SourceOptions
 from lab.cluster.machine import free_ports
 from lab.cluster.pki import Authority
-from prometheus_server import PrometheusServer
-from scripted_fleet import END, FIVE, NAMESPACE, source
+from worlds.http_double import HangUpError, Reply, Request, Server, forwarded
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import END, FIVE, NAMESPACE, source
 
 UNAVAILABLE = Missing(Absence.SOURCE_UNAVAILABLE)
 CALM = [PodKey(NAMESPACE, "calm")]

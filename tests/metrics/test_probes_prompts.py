@@ -21,7 +21,7 @@ from kvmedic.model.trial import Begun, Growth, Interrupted, Prompted, Question, 
 from kvmedic.runbooks.compression.probes import Grown, judge_prompts
 from lab_engine.engine_process import PLAIN as DIRECT
 from lab_engine.engine_process import Running, a_process, an_engine, until_healthy
-from probing import NAMESPACE, PLAIN, Place, a_place, a_step
+from worlds.probing import NAMESPACE, PLAIN, Place, a_place, a_step
 
 LONGEST = 4096
 LENGTHS = (512, 1024, 2048, 4096)
@@ -69,7 +69,7 @@ async def a_trial(directory: Path, *flags: str, **environ: str) -> AsyncIterator
     """An engine on one GPU whose exporter tells of it, as the trial pod."""
     async with an_engine(*flags, environ={**GPU, **environ}) as engine:
         exporter = Exporter(engine.http.base_url)
-        async with a_place(directory, devices=exporter, silence_seconds=5.0) as place:
+        async with a_place(directory, devices=exporter, silence_seconds=2.0) as place:
             yield place, place.pod("trial", engine.http.base_url), engine
 
 
@@ -289,7 +289,7 @@ async def test_an_engine_that_ends_at_a_long_prompt_is_judged_by_those_before(
         assert verdict(seen) is Growth.SQUARE
         return
     assert isinstance(seen, Interrupted), seen
-    assert seen.why == f"after {sent} tokens of prompts no answer came for 5 s"
+    assert seen.why == f"after {sent} tokens of prompts no answer came for 2 s"
 
 
 async def test_a_key_that_is_missing_is_asked_for(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from kvmedic.metrics.generation import (
     Rhythm,
     generate,
 )
-from kvmedic.metrics.page import Page, parse_page
+from kvmedic.metrics.page import Page, names_of, parse_page
 from kvmedic.model.compression import Keep
 from kvmedic.model.trial import Interrupted, Reclaim, Watched
 from kvmedic.runbooks.compression.probes import Generation, Reclamation, judge
@@ -38,12 +38,18 @@ BUDGET = {"LAB_MODEL_MAX_LEN": "20000", "LAB_EVICTION_BUDGET": "1024"}
 RHYTHM = Rhythm(interval_seconds=0.02, silence_seconds=20)
 
 
-async def watched(running: Running, tokens: int, model: str = "tiny") -> Watched | Interrupted:
+async def watched(
+    running: Running, tokens: int, model: str = "tiny", interval_seconds: float = 0.02
+) -> Watched | Interrupted:
     async def page() -> Page:
-        return parse_page((await running.http.get("/metrics")).text, datetime.now(UTC))
+        return parse_page(
+            (await running.http.get("/metrics")).text, datetime.now(UTC), names_of(VLLM_SIGNALS)
+        )
 
     engine = Engine(running.http, str(running.http.base_url).rstrip("/"), {}, VLLM_SIGNALS, page)
-    return await generate(engine, Asked(model, tokens), Course(), RHYTHM)
+    return await generate(
+        engine, Asked(model, tokens), Course(), Rhythm(interval_seconds, silence_seconds=20)
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +64,7 @@ async def test_a_generation_on_an_engine_tells_what_its_method_does(
     environ: dict[str, str], reclaim: Reclaim
 ) -> None:
     async with an_engine(*LONG, environ=BUDGET | environ, step_ms=0.1) as running:
-        seen = await watched(running, 16_400)
+        seen = await watched(running, 16_400, interval_seconds=0.05)
 
     assert isinstance(seen, Watched), seen
     assert seen.generated == 16_400

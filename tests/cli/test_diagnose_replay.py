@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from kvmedic.cli.app import app_for
 from kvmedic.metrics.page import parse_page
-from metric_tape import Tape
-from prometheus_server import PrometheusServer
-from scripted_fleet import DATA, END
+from worlds.metric_tape import Tape
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import DATA, END
 
-Diagnose = Callable[..., "subprocess.CompletedProcess[str]"]
+Diagnose = Callable[..., Result]
 BEFORE = END - timedelta(minutes=20)
 SPEC = """\
 apiVersion: kvmedic.io/v1alpha1
@@ -68,16 +69,10 @@ def diagnose(past: PrometheusServer, tmp_path: Path) -> Diagnose:
     (tmp_path / "kvr.yaml").write_text(SPEC)
     (tmp_path / "chat.yaml").write_text(MANIFEST)
 
-    def run(*arguments: str, url: str = past.url) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "kvmedic", "diagnose", "--prometheus", url, "-n", "serving"]
+    def run(*arguments: str, url: str = past.url) -> Result:
         files = ["--spec", str(tmp_path / "kvr.yaml"), "--manifest", str(tmp_path / "chat.yaml")]
-        return subprocess.run(
-            [*argv, *files, *arguments, "-o", "json"],
-            capture_output=True,
-            text=True,
-            env={"PYTHONPATH": "operator:tests"},
-            check=False,
-        )
+        argv = ["diagnose", "--prometheus", url, "-n", "serving", *files, *arguments, "-o", "json"]
+        return CliRunner().invoke(app_for(argv), argv)
 
     return run
 
@@ -87,7 +82,7 @@ def test_an_incident_is_replayed_with_evidence_branch_and_plan(diagnose: Diagnos
     done = diagnose("--at", at, "--pod-regex", "chat-.*")
 
     found = json.loads(done.stdout)
-    assert (done.returncode, found["branch"]) == (0, "FleetWideDemand"), found
+    assert (done.exit_code, found["branch"]) == (0, "FleetWideDemand"), found
     assert sorted(found["evidence"]) == ["chat-7c9-x1", "chat-7c9-x2"]
     [change] = found["plan"]
     assert (change["knob"], change["before"], change["object"]) == ("maxNumSeqs", "64", "chat")
@@ -98,7 +93,7 @@ def test_the_end_of_the_incident_is_no_part_of_an_earlier_moment(diagnose: Diagn
     done = diagnose("--at", BEFORE.isoformat())
 
     found = json.loads(done.stdout)
-    assert done.returncode == 3
+    assert done.exit_code == 3
     assert found["reason"] == "NoReplicas"
     assert "it knew no replica of an engine then" in found["notes"][0]
 
@@ -107,7 +102,7 @@ def test_replicas_that_do_not_match_are_named(diagnose: Diagnose) -> None:
     done = diagnose("--at", END.isoformat(), "--pod-regex", "other-.*")
 
     found = json.loads(done.stdout)
-    assert (done.returncode, found["reason"]) == (3, "NoReplicas")
+    assert (done.exit_code, found["reason"]) == (3, "NoReplicas")
     assert "serving/chat-7c9-x1, serving/chat-7c9-x2" in found["notes"][0]
 
 
@@ -115,7 +110,7 @@ def test_a_prometheus_that_does_not_answer_is_told(diagnose: Diagnose) -> None:
     done = diagnose("--at", END.isoformat(), url="http://127.0.0.1:9")
 
     found = json.loads(done.stdout)
-    assert done.returncode == 3
+    assert done.exit_code == 3
     assert found["reason"] == "SourceUnavailable"
     assert "cannot be reached" in found["message"]
 
@@ -134,5 +129,5 @@ def test_a_prometheus_that_does_not_answer_is_told(diagnose: Diagnose) -> None:
 def test_wrong_usage_ends_with_2(diagnose: Diagnose, arguments: tuple[str, ...], told: str) -> None:
     done = diagnose(*arguments)
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert told in done.stderr

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from http_double import Reply, Request, Server
-from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.readings import PodKey
 from kvmedic.model.evidence import Absence, Look, Measured, Missing, PodReadings, Pool, Signal, Stale
-from prometheus_server import PrometheusServer
-from scripted_fleet import DATA, source
+from worlds.http_double import Reply, Request, Server
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import DATA, source
 
 PODS = ("steady", "stopping", "nan", "reconfigured")
 THRASH = (DATA / "metrics-thrash.txt").read_text()

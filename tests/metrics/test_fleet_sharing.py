@@ -8,15 +8,15 @@ from datetime import timedelta
 
 import pytest
 
-from http_double import Reply, Request, Server, forwarded
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import PrometheusSource
+from kvmedic.metrics.readings import PodKey
 from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Signal
 from kvmedic.settings import SourceOptions
-from prometheus_server import PrometheusServer
-from scripted_fleet import END, FIVE, NAMESPACE, TWO, source
+from worlds.http_double import Reply, Request, Server, forwarded
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import END, FIVE, NAMESPACE, TWO, source
 
 
 async def test_a_signal_that_was_not_asked_for_is_not_queried(history: PrometheusServer) -> None:

@@ -8,7 +8,7 @@ from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import parse_page
 from kvmedic.metrics.scrape import counted_of, served_of
 from kvmedic.model.trial import Counted, Served
-from recorded import AT, RECORDED
+from worlds.recorded import AT, RECORDED
 
 URL = "http://10.0.0.7:8000"
 THRASH = Counted(183, 11_712.0 + 79_360.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metric_tape import Curve, Tape, constant, until
+from worlds.metric_tape import Curve, Tape, constant, until
 
 NAMESPACE = "fleet"
 CLOCKS, THROTTLE = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"

@@ -34,9 +34,9 @@ from kvmedic.model.evidence import (
     Signal,
 )
 from kvmedic.runbooks.branches import Evidence
-from metric_tape import Curve, Tape
-from prometheus_server import PrometheusServer
-from scripted_fleet import DATA, END, FIVE, NAMESPACE, observed
+from worlds.metric_tape import Curve, Tape
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import DATA, END, FIVE, NAMESPACE, observed
 
 WINDOW_SECONDS = FIVE.total_seconds()
 GAUGES = {

@@ -8,7 +8,7 @@ from prometheus_client.samples import Sample
 
 from kvmedic.model.evidence import Histogram, Measured, Observation, PodReadings, Pool, Signal
 
-RECORDED = Path(__file__).parent / "data" / "vllm"
+RECORDED = Path(__file__).parents[1] / "data" / "vllm"
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 
 _COUNTERS = {

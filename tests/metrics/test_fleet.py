@@ -6,15 +6,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from http_double import Reply, Server
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics
-from kvmedic.metrics.series import is_made_by
+from kvmedic.metrics.readings import is_made_by
 from kvmedic.model.evidence import Absence, Look, Measured, Missing, Pool, Signal, Unsupported
 from kvmedic.model.fleet import Pod
 from kvmedic.settings import ScrapeOptions, SourceOptions
-from prometheus_server import PrometheusServer
-from scripted_fleet import DATA, END, NAMESPACE, THIRTY
+from worlds.http_double import Reply, Server
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import DATA, END, NAMESPACE, THIRTY
 
 THRASH = (DATA / "metrics-thrash.txt").read_bytes()
 UNAVAILABLE = Missing(Absence.SOURCE_UNAVAILABLE)

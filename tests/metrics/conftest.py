@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from prometheus_server import PrometheusServer
-from scripted_fleet import fleet_tape
+from worlds.prometheus_server import PrometheusServer
+from worlds.scripted_fleet import fleet_tape
 
 
 @pytest.fixture(scope="session")
