@@ -20,10 +20,10 @@ from typing import Any
 
 import kopf
 
+from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import let_go, reconcile
-from kvmedic.controller.run_limits import Entry, Roster
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
 from kvmedic.loop import Loop
 from kvmedic.model.evidence import Blocked
@@ -165,7 +165,7 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
             operator.roster.forget(key)
             operator.forget(uid)
         else:
-            operator.roster.note(key, _entry(event))
+            operator.roster.note(key, peer_of(dict(event["object"])))
             operator.loop.wake(key)
         operator.telemetry.resources.set(len(operator.loop.keys()))
 
@@ -187,12 +187,6 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
         return _credentials(**kwargs)
 
     return made
-
-
-def _entry(event: kopf.RawEvent) -> Entry:
-    """Return what the roster keeps of a resource."""
-    body: dict[str, Any] = dict(event["object"])
-    return Entry(peer_of(body), str(body["metadata"].get("creationTimestamp")))
 
 
 def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:

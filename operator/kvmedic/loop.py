@@ -19,9 +19,9 @@ import random
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field
 
+from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns, free_unclaimed
 from kvmedic.controller.ports import Ports
-from kvmedic.controller.run_limits import Entry, Roster
 from kvmedic.kube.errors import ApiError
 from kvmedic.model.status import Key
 from kvmedic.rollout.gates import Peer
@@ -164,13 +164,13 @@ class Rounds:
             [pod for each in places for pod in await self.ports.target.left_cordoned(each)] if leads else []
         )
         peers = await self.census()
-        self._heed(known, peers)
+        self._know(known, peers)
         if self.ports.leader.is_held():
             for key in self.stand_ins.appoint(frozen, peers):
                 self.loop.wake(key)
             await free_unclaimed(self.ports.target, pods, (*peers, *self.stand_ins.peers()))
 
-    def _heed(self, known: Set[Key], peers: Sequence[Peer]) -> None:
+    def _know(self, known: Set[Key], peers: Sequence[Peer]) -> None:
         """Have the loop and the roster know the resources that there are.
 
         Only one that was known before the list was asked for, and is not in it, is gone.
@@ -183,6 +183,6 @@ class Rounds:
                 self.forget(key.uid)
         looked_at = self.loop.keys()
         for key, peer in found.items():
-            self.roster.note(key, Entry(peer, peer.created_at))
+            self.roster.note(key, peer)
             if key not in looked_at:
                 self.loop.wake(key)

@@ -13,6 +13,7 @@ from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
 from kvmedic.cluster.workloads import DeploymentTarget
+from kvmedic.controller.obstacles import Bounds, Roster, RunLimits
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import (
     Drivers,
@@ -27,7 +28,6 @@ from kvmedic.controller.ports import (
     Probes,
     Trials,
 )
-from kvmedic.controller.run_limits import Bounds, Crowd, Roster
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.handlers import Backoff, Frame, Operator, serve
@@ -132,7 +132,7 @@ def ports_of(
         approvals=StoredApprovals(world.client),
         leader=leader,
         roster=roster,
-        crowd=crowd_of(settings, world, roster),
+        run_limits=run_limits_of(settings, world, roster),
         pace=pace_of(settings.pace),
         drivers=world.drivers,
         trials=world.trials,
@@ -163,7 +163,7 @@ def evaluations_of(options: ProbeOptions, client: Client) -> Evaluations:
     return EvaluationJobs(client) if options.evaluations else NoEvaluations()
 
 
-def crowd_of(settings: Settings, world: Connected, roster: Roster) -> Crowd:
+def run_limits_of(settings: Settings, world: Connected, roster: Roster) -> RunLimits:
     """Return the resources of one operator together, bound by its configuration."""
     process, storm = settings.process, settings.storm
     bounds = Bounds(
@@ -173,7 +173,7 @@ def crowd_of(settings: Settings, world: Connected, roster: Roster) -> Crowd:
         reread=settings.pace.idle,
     )
     store = Store(world.client)
-    return Crowd(
+    return RunLimits(
         bounds,
         roster,
         census=lambda: store.peers(process.watch),
@@ -192,7 +192,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         ports = ports_of(settings, world, reporter, leadership, roster)
         stand_ins = StandIns(ports.store, roster)
         clock = substitutes.clock or world.client.clock.now
-        telemetry.storm.set_function(lambda: float(ports.crowd.has_tripped(clock())))
+        telemetry.storm.set_function(lambda: float(ports.run_limits.has_tripped(clock())))
         operator = Operator(
             ports=replace(
                 ports,

@@ -113,7 +113,7 @@ async def _blocked_by(tick: Tick) -> Blocked | None:
     blocked = forward_gate(tick.policy, await tick.ports.stop.read()) or unavailable(tick)
     if blocked is not None or tick.run.intent is not None:
         return blocked
-    return await tick.ports.crowd.confirmed(tick.resource.uid, tick.now)
+    return await tick.ports.run_limits.confirmed(tick.resource.uid, tick.now)
 
 
 async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:

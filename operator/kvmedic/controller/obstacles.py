@@ -1,15 +1,22 @@
 """What keeps a resource from opening a run, beside what its survey found; nothing is changed here.
 
-What a person gives to the owner of a target, where the owner and not kvmedic makes the change.
+A change that the owner of a target makes instead of kvmedic is told with its exact patch or command, where
+that fits into a condition; else it is left out whole, as half a patch is none, and `kvmedic plan` prints it.
 
-The message of a condition holds the exact patch or command where it fits; one that does not fit is
-left out whole, because half a patch is none, and `kvmedic plan` prints it.
+Whether one run more may be open beside those of all other resources: only the leader opens runs, one at a
+time. Under one lock it lists every resource as it is stored, judges, and saves the run. So of two that want
+the last place one gets it, and the next process finds the same by the same list. The roster, fed by the
+watch, is a hint and never the lock: it spares the list where there is no place anyway, and keeps the younger
+of two resources on one target from acting at all.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import datetime
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
 from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.plans import obstacle_to
@@ -35,7 +42,21 @@ from kvmedic.model.run import Approved
 from kvmedic.model.spec import Mode, Policy, TargetRef
 from kvmedic.model.status import Key, Record, Resource
 from kvmedic.rollout.drift import is_foreign
-from kvmedic.rollout.gates import Health, Request, find_approval, forward_gate, opening_gate
+from kvmedic.rollout.gates import (
+    Breaker,
+    Budgets,
+    Health,
+    Peer,
+    Request,
+    Trip,
+    any_trip,
+    find_approval,
+    find_full_budget,
+    forward_gate,
+    opening_gate,
+    stormy,
+    trip,
+)
 from kvmedic.rollout.preconditions import (
     Neighbours,
     frozen_message,
@@ -310,6 +331,118 @@ async def consent(
     )
 
 
-async def no_place_for(resource: Resource, found: Survey, ports: Ports, now: datetime) -> Blocked | None:
-    """Return what speaks against one more open run beside those of all other resources."""
-    return None if found.plan is None else await ports.crowd.hint(resource.uid, now)
+@dataclass(slots=True)
+class Roster:
+    """The resources that are known, as the others see them."""
+
+    _peers: dict[Key, Peer] = field(default_factory=dict)
+
+    def note(self, key: Key, peer: Peer) -> None:
+        """Remember a resource as it is now."""
+        self._peers[key] = peer
+
+    def forget(self, key: Key) -> None:
+        """Drop a resource that no longer exists."""
+        self._peers.pop(key, None)
+
+    def keys(self) -> tuple[Key, ...]:
+        """Return which resources are known."""
+        return tuple(self._peers)
+
+    def elder(self, key: Key) -> Key | None:
+        """Return the oldest resource of the same target, if that is another one."""
+        own = self._peers.get(key)
+        if own is None:
+            return None
+        peers = [k for k, p in self._peers.items() if (k.namespace, p.target) == (key.namespace, own.target)]
+        eldest = min(peers, key=lambda k: (self._peers[k].created_at, k.uid))
+        return None if eldest == key else eldest
+
+    def peers(self) -> tuple[Peer, ...]:
+        """Return every known resource as the others see it."""
+        return tuple(self._peers.values())  # a copy: metrics are served by a thread of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the operator's configuration says about all resources together."""
+
+    budgets: Budgets
+    breaker: Breaker
+    over: str
+    """What an administrator types when a storm is over."""
+    reread: timedelta
+    """How long the administrator's last word counts before it is read again."""
+
+
+@dataclass(slots=True)
+class RunLimits:
+    """All resources of this operator."""
+
+    bounds: Bounds
+    roster: Roster
+    census: Callable[[], Awaitable[Sequence[Peer]]]
+    """Lists every resource as it is stored."""
+    storm_over_at: Callable[[], Awaitable[datetime | None]]
+    """Reads when an administrator last said that a storm is over."""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _over_at: datetime | None = None
+    _read_at: datetime | None = None
+    _refreshed_at: datetime | None = None
+
+    async def hint(self, uid: str, now: datetime) -> Blocked | None:
+        """Return what speaks against opening a run, as far as the watch has told."""
+        return await self._judge_limits(self.roster.peers(), uid, now)
+
+    @asynccontextmanager
+    async def reserve(self, uid: str, now: datetime) -> AsyncIterator[Blocked | None]:
+        """Give the turn to open a run; nobody else has it until the context ends.
+
+        Yields what speaks against it after all, by every resource as it is stored.
+        """
+        async with self._turn:
+            told = await self.hint(uid, now)
+            yield told or await self._judge_limits(await self.census(), uid, now)
+
+    async def confirmed(self, uid: str, now: datetime) -> Blocked | None:
+        """Return what speaks against beginning a run that was opened, by every resource as it is stored.
+
+        Two processes may open runs within one breath, when what one of them sent before it lost the
+        leadership arrives late: then one of the two has no place.
+        """
+        return await self._judge_limits(await self.census(), uid, now)
+
+    async def refresh(self, now: datetime) -> None:
+        """Read the administrator's word while the breaker has tripped, so that the metrics tell it.
+
+        It is called on every look at any resource, and does something now and then.
+        """
+        if self._refreshed_at is None or not timedelta(0) <= now - self._refreshed_at < self.bounds.reread:
+            self._refreshed_at = now
+            await self._read_word(any_trip(self.bounds.breaker, self.roster.peers(), None, now), now)
+
+    def has_tripped(self, now: datetime) -> bool:
+        """Return whether the breaker has tripped for some namespace, by the administrator's last word."""
+        return any_trip(self.bounds.breaker, self.roster.peers(), self._over_at, now) is not None
+
+    async def _judge_limits(self, peers: Sequence[Peer], uid: str, now: datetime) -> Blocked | None:
+        namespace = next((peer.namespace for peer in peers if peer.uid == uid), "")
+        found = await self._trip(peers, namespace, now)
+        if found is not None:
+            return stormy(found, self.bounds.over)
+        return find_full_budget(self.bounds.budgets, peers, uid)
+
+    async def _trip(self, peers: Sequence[Peer], namespace: str, now: datetime) -> Trip | None:
+        """Return the trip that counts for a namespace; the administrator is only asked where there is one."""
+        found = trip(self.bounds.breaker, peers, None, now, namespace)
+        if found is None:
+            return None
+        await self._read_word(found, now)
+        return trip(self.bounds.breaker, peers, self._over_at, now, namespace)
+
+    async def _read_word(self, found: Trip | None, now: datetime) -> None:
+        """Read when the administrator last said that a storm is over, where there is one, now and then."""
+        if found is None:
+            return
+        if self._read_at is None or not timedelta(0) <= now - self._read_at < self.bounds.reread:
+            self._over_at, self._read_at = await self.storm_over_at(), now

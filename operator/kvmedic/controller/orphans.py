@@ -29,8 +29,8 @@ from typing import Any
 from kvmedic.cluster.ownership import RECORDED, RUN
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.workloads import Note, note_in
+from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.ports import Ports, Store, Target, save
-from kvmedic.controller.run_limits import Roster
 from kvmedic.kube.errors import Conflict, Refused
 from kvmedic.kube.objects import annotations_of, section, uid_of
 from kvmedic.model.config_edits import Revision, revision_of

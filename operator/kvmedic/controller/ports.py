@@ -363,10 +363,10 @@ class Roster(Protocol):
         """Return the oldest resource of the same target, if that is another one."""
 
 
-class Crowd(Protocol):
+class RunLimits(Protocol):
     """All resources together: how many runs may be open, and whether new ones may be."""
 
-    async def heed(self, now: datetime) -> None:
+    async def refresh(self, now: datetime) -> None:
         """Read the administrator's word while too many runs ended badly."""
 
     def has_tripped(self, now: datetime) -> bool:
@@ -375,7 +375,7 @@ class Crowd(Protocol):
     async def hint(self, uid: str, now: datetime) -> Blocked | None:
         """Return what speaks against opening a run of a resource, as far as the watch has told."""
 
-    def place(self, uid: str, now: datetime) -> AbstractAsyncContextManager[Blocked | None]:
+    def reserve(self, uid: str, now: datetime) -> AbstractAsyncContextManager[Blocked | None]:
         """Give the turn to open a run, with what speaks against it after all."""
 
     async def confirmed(self, uid: str, now: datetime) -> Blocked | None:
@@ -439,7 +439,7 @@ class Ports:
     approvals: Approvals
     leader: Leader
     roster: Roster
-    crowd: Crowd
+    run_limits: RunLimits
     pace: Pace
     drivers: Drivers = NotAllowed()
     trials: Trials = field(default_factory=NoTrials)

@@ -9,17 +9,50 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from kvmedic.controller.evidence import Survey
 from kvmedic.controller.execute import pursue
-from kvmedic.controller.idle import watch
 from kvmedic.controller.next_move import Tick
-from kvmedic.controller.orphans import adopted_by_note, free_all
-from kvmedic.controller.ports import Ports, save
-from kvmedic.controller.temporary import abandon_command, remove_finalizer, restore_changes
-from kvmedic.model.evidence import Blocked
+from kvmedic.controller.obstacles import (
+    absent,
+    check_ownership,
+    claimed_by_another,
+    consent,
+    gate,
+    report_unrecognised,
+    unfit,
+)
+from kvmedic.controller.orphans import adopt_fleet, adopted_by_note, free_all
+from kvmedic.controller.plans import proved_good
+from kvmedic.controller.ports import Ports, Senses, save
+from kvmedic.controller.survey import survey, switch_where_untriable
+from kvmedic.controller.temporary import (
+    abandon_command,
+    note_temporary,
+    remove_finalizer,
+    restore_changes,
+    swept,
+    why_not_restored,
+    with_holder,
+    with_known_limit,
+)
+from kvmedic.controller.trial import triable
+from kvmedic.controller.verify import pressed_baseline
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Run, policy_during
+from kvmedic.model.run import policy_during, terms_of
+from kvmedic.model.spec import Policy
 from kvmedic.model.status import Key, Record, Resource, Wish
-from kvmedic.record.surveys import complaint
+from kvmedic.record.runs import open_run
+from kvmedic.record.surveys import (
+    complaint,
+    record_diagnosis,
+    record_plan,
+    with_baseline,
+    with_failed_fixes,
+    with_runbook_switch,
+)
+from kvmedic.runbooks.severity import urgency_of
+from kvmedic.verdict.summary import Measure, run_of
 
 AT_ONCE = timedelta(0)
 
@@ -40,14 +73,16 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
         return None
     record, policy = resource.record, resource.policy
     if record is None:
-        return await _unreadable(resource, ports, now)
-    if record.run is not None:
-        return await _pursue(resource, record, record.run, ports, now)
-    if resource.wish in (Wish.DELETE, Wish.ABANDON):
+        return await _report_unreadable(resource, ports, now)
+    run = record.run
+    if run is not None and (terms := policy_during(run, policy)) is not None:
+        problem = None if policy else _problem(resource)
+        return await pursue(Tick(resource, terms, record, run, ports, now, problem))
+    if run is None and resource.wish in (Wish.DELETE, Wish.ABANDON):
         return await _release_resource(resource, record, ports, now)
-    if policy is None:
+    if run is not None or policy is None:
         return await _complain(resource, record, ports, now)
-    again = await watch(resource, policy, record, ports, now)
+    again = await _look_without_run(resource, policy, record, ports, now)
     if isinstance(again, Blocked):
         return await _complain(replace(resource, problem=again), record, ports, now)
     return again
@@ -77,6 +112,86 @@ async def _is_let_go(resource: Resource, ports: Ports) -> bool:
     return True
 
 
+async def _look_without_run(
+    resource: Resource, policy: Policy, record: Record, ports: Ports, now: datetime
+) -> timedelta | Blocked:
+    """Look, judge and plan; open a run when there is a plan and every gate is open.
+
+    Returns when to look again, or why the target is not one that this resource can look after.
+    """
+    view = await ports.target.look(resource.namespace, policy)
+    if view is None:
+        return absent(resource, policy)
+    if problem := unfit(resource, policy, view, ports):
+        lost = problem.reason is Reason.CLAIMED_BY_ANOTHER
+        again = await adopt_fleet(resource, record, view, ports, now) if lost else None
+        return problem if again is None else again
+    view = await with_holder(view, record.added_replicas, ports.target)
+    await ports.run_limits.refresh(now)
+    record = await swept(record, None, view.fleet, ports)
+    senses = Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations)
+    found = await survey(resource, policy, view, senses)
+    found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)
+    found = await check_ownership(found, resource, policy, ports.target)
+    seen = await _record_findings(resource, policy, record, found, ports, now)
+    why = await _begin_run(resource, policy, seen, found, ports, now)
+    if found.plan is not None and why is None:
+        return AT_ONCE
+    why = why or why_not_restored(seen, policy)
+    await save(resource, record_plan(seen, found.plan, why, resource.generation, now), ports)
+    await remove_finalizer(resource, ports, seen)
+    return ports.pace.idle
+
+
+async def _record_findings(
+    resource: Resource, policy: Policy, record: Record, found: Survey, ports: Ports, now: datetime
+) -> Record:
+    """Return the record with what a look found: the diagnosis, its urgency, what is held or was too much."""
+    seen = record_diagnosis(record, found.diagnosis, found.runbook, resource.generation, now)
+    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, record.urgency)
+    seen = note_temporary(replace(seen, urgency=urgent), found, policy, now)
+    seen = with_failed_fixes(with_baseline(seen, found.evidence.compression), found.evidence.failed_fixes)
+    seen = with_known_limit(with_runbook_switch(seen, found.switch), found, policy, now)
+    good = await proved_good(found, resource, policy, ports.metrics, now)
+    return replace(seen, last_good=good) if good else seen
+
+
+async def _begin_run(
+    resource: Resource, policy: Policy, seen: Record, found: Survey, ports: Ports, now: datetime
+) -> Blocked | None:
+    """Open a run for the plan, where there is one and every gate is open; return what speaks against it.
+
+    The finalizer goes on first; the run is opened on the next tick's fresh evidence, by one resource at a
+    time.
+    """
+    why = (
+        found.obstacle
+        or report_unrecognised(policy, found.view)
+        or await claimed_by_another(resource, found, ports)
+        or await gate(policy, seen, found, ports, now)
+    )
+    if found.plan is None or why is not None:
+        return why
+    if full := await ports.run_limits.hint(resource.uid, now):
+        return full
+    baseline = await pressed_baseline(found, policy, resource.namespace, ports.metrics)
+    if isinstance(baseline, Inconclusive):
+        return Blocked(baseline.reason, baseline.message)
+    granted = await consent(resource, policy, found.plan, ports, now)
+    if isinstance(granted, Blocked):
+        return granted
+    if not resource.finalized:
+        await ports.store.finalize(resource, present=True)
+        return None
+    measure = Measure(found.goal, baseline, found.blocks())
+    run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)
+    run = replace(run, reason=found.diagnosis.reason, terms=terms_of(policy), approval=granted)
+    async with ports.run_limits.reserve(resource.uid, now) as blocked:
+        if blocked is None:
+            await save(resource, open_run(seen, run, resource.generation, now), ports)
+        return blocked
+
+
 async def _release_resource(
     resource: Resource, record: Record, ports: Ports, now: datetime
 ) -> timedelta | None:
@@ -100,38 +215,26 @@ async def _release_resource(
     return None
 
 
-async def _unreadable(resource: Resource, ports: Ports, now: datetime) -> timedelta | None:
+async def _report_unreadable(resource: Resource, ports: Ports, now: datetime) -> timedelta | None:
     """Say that the record cannot be read: nothing is done then, not even from the start.
 
     A resource that is being deleted may go where its target is gone, or where its owner says so. A fleet that
     stands frozen by a run which somebody damaged is given back by its note.
     """
-    if resource.salvage is not None and resource.wish is not Wish.ABANDON:
+    policy, is_gone = resource.policy, resource.wish is Wish.ABANDON
+    if resource.salvage is not None and not is_gone:
         again = await adopted_by_note(resource, resource.salvage, ports, now)
         if isinstance(again, timedelta):
             return again
-    gone = resource.wish is Wish.DELETE and await _is_without_target(resource, ports)
-    if gone or resource.wish is Wish.ABANDON:
+    if resource.wish is Wish.DELETE and policy is not None:
+        is_gone = await ports.target.look(resource.namespace, policy) is None
+    if is_gone:
         await remove_finalizer(resource, ports)
         return None
     told = await ports.store.complain(resource, _problem(resource))
     if told is not None:
         await ports.reporter.saved(resource, *told)
     return ports.pace.idle
-
-
-async def _is_without_target(resource: Resource, ports: Ports) -> bool:
-    policy = resource.policy
-    return policy is not None and await ports.target.look(resource.namespace, policy) is None
-
-
-async def _pursue(resource: Resource, record: Record, run: Run, ports: Ports, now: datetime) -> timedelta:
-    """Go on with the open run; by its own record where the spec cannot be followed."""
-    policy = policy_during(run, resource.policy)
-    if policy is None:
-        return await _complain(resource, record, ports, now)
-    problem = None if resource.policy else _problem(resource)
-    return await pursue(Tick(resource, policy, record, run, ports, now, problem))
 
 
 async def _complain(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta:

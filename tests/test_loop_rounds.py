@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns
-from kvmedic.controller.run_limits import Entry, Roster
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.loop import Loop, Rounds
 from kvmedic.model.fleet import (
@@ -83,7 +84,7 @@ async def test_a_resource_that_no_watch_told_of_is_looked_at_and_one_that_is_gon
 async def test_a_resource_whose_last_look_found_nothing_is_nobodys_elder_any_more() -> None:
     new, gone = a_peer("new", created_at="2026-01-02T00:00:00Z"), a_peer("gone")
     world = World(new)
-    world.roster.note(key_of(gone), Entry(gone, "2026-01-01T00:00:00Z"))
+    world.roster.note(key_of(gone), replace(gone, created_at="2026-01-01T00:00:00Z"))
 
     await world.rounds.once()
 
@@ -236,8 +237,8 @@ async def test_nothing_stands_in_any_longer_once_a_resource_looks_after_the_flee
     world = World()
     world.stand_ins.note("serving", "llm", a_frozen(), is_deleted=False)
     await world.rounds.once()
-    made = a_peer("llm")
-    world.roster.note(key_of(made), Entry(made, "2026-01-02T00:00:00Z"))
+    made = a_peer("llm", created_at="2026-01-02T00:00:00Z")
+    world.roster.note(key_of(made), made)
 
     assert await world.stand_ins.load(IN_ITS_PLACE) is None
     assert world.stand_ins.keys() == ()

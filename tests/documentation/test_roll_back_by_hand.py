@@ -22,7 +22,7 @@ from worlds.live_fleet import NAME, POLL_SECONDS, LiveFleet, is_whole, walker
 
 pytestmark = pytest.mark.light
 
-PAGE = (Path(__file__).parent.parent / "docs" / "howto" / "roll-back-by-hand.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "roll-back-by-hand.md").read_text()
 SERVING = "true"
 """The label's value in the fleet of these tests, where the page has `active`."""
 STOPS = {"while the canary is there": 2, "while a replica is drained": 3, "with one replica swapped": 6}

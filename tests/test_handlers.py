@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import kopf
 import pytest
 
+from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns
-from kvmedic.controller.run_limits import Roster
 from kvmedic.handlers import Backoff, Operator, registry
 from kvmedic.kube.errors import Call, Conflict, Unavailable
 from kvmedic.model.status import Key

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from kvmedic.controller.run_limits import Bounds, Crowd, Entry, Roster
+from kvmedic.controller.obstacles import Bounds, Roster, RunLimits
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
 from kvmedic.rollout.gates import BadEnd, Breaker, Budgets, Peer
@@ -46,19 +46,19 @@ def peer(uid: str, bad: int = 0) -> Peer:
     return Peer("a", uid, uid, uid, bad_ends=ends)
 
 
-def a_crowd(*peers: Peer) -> tuple[Crowd, Stored, Roster]:
-    """Return a crowd whose watch has told what is stored."""
+def some_limits(*peers: Peer) -> tuple[RunLimits, Stored, Roster]:
+    """Return limits whose watch has told what is stored."""
     stored, roster = Stored({each.uid: each for each in peers}), Roster()
     for each in peers:
-        roster.note(Key(each.namespace, each.name, each.uid), Entry(each, ""))
-    return Crowd(BOUNDS, roster, stored.census, stored.storm_over_at), stored, roster
+        roster.note(Key(each.namespace, each.name, each.uid), each)
+    return RunLimits(BOUNDS, roster, stored.census, stored.storm_over_at), stored, roster
 
 
 async def test_of_many_that_want_the_last_place_at_once_one_gets_it() -> None:
-    crowd, stored, _ = a_crowd(*(peer(str(i)) for i in range(8)))
+    limits, stored, _ = some_limits(*(peer(str(i)) for i in range(8)))
 
     async def wants(uid: str) -> bool:
-        async with crowd.place(uid, NOW) as blocked:
+        async with limits.reserve(uid, NOW) as blocked:
             await asyncio.sleep(0)
             if blocked is None:
                 stored.peers[uid] = replace(stored.peers[uid], opened_at=NOW)
@@ -70,11 +70,11 @@ async def test_of_many_that_want_the_last_place_at_once_one_gets_it() -> None:
 
 
 async def test_what_is_stored_counts_where_the_watch_lags() -> None:
-    crowd, stored, _ = a_crowd(peer("1"), peer("2"))
+    limits, stored, _ = some_limits(peer("1"), peer("2"))
     stored.peers["1"] = replace(stored.peers["1"], opened_at=NOW)
 
-    hinted = await crowd.hint("2", NOW)
-    async with crowd.place("2", NOW) as blocked:
+    hinted = await limits.hint("2", NOW)
+    async with limits.reserve("2", NOW) as blocked:
         pass
 
     assert hinted is None
@@ -82,11 +82,11 @@ async def test_what_is_stored_counts_where_the_watch_lags() -> None:
 
 
 async def test_where_the_watch_tells_that_there_is_no_place_nothing_is_listed() -> None:
-    crowd, stored, roster = a_crowd(peer("1"), peer("2"))
-    roster.note(Key("a", "1", "1"), Entry(replace(peer("1"), opened_at=NOW), ""))
+    limits, stored, roster = some_limits(peer("1"), peer("2"))
+    roster.note(Key("a", "1", "1"), replace(peer("1"), opened_at=NOW))
 
-    hinted = await crowd.hint("2", NOW)
-    async with crowd.place("2", NOW) as blocked:
+    hinted = await limits.hint("2", NOW)
+    async with limits.reserve("2", NOW) as blocked:
         pass
 
     assert hinted is not None
@@ -95,57 +95,59 @@ async def test_where_the_watch_tells_that_there_is_no_place_nothing_is_listed() 
 
 
 async def test_of_two_that_were_opened_within_one_breath_the_older_is_confirmed() -> None:
-    crowd, stored, _ = a_crowd(replace(peer("1"), opened_at=NOW), replace(peer("2"), opened_at=NOW - MINUTE))
+    limits, stored, _ = some_limits(
+        replace(peer("1"), opened_at=NOW), replace(peer("2"), opened_at=NOW - MINUTE)
+    )
 
-    assert await crowd.confirmed("2", NOW) is None
-    assert await crowd.confirmed("1", NOW) is not None
+    assert await limits.confirmed("2", NOW) is None
+    assert await limits.confirmed("1", NOW) is not None
     assert stored.lists == 2
 
 
 async def test_nobody_is_asked_while_there_is_no_storm() -> None:
-    crowd, stored, _ = a_crowd(peer("1", bad=1), peer("2"))
+    limits, stored, _ = some_limits(peer("1", bad=1), peer("2"))
 
-    await crowd.heed(NOW)
+    await limits.refresh(NOW)
 
-    assert await crowd.hint("2", NOW) is None
+    assert await limits.hint("2", NOW) is None
     assert stored.asked == 0
-    assert not crowd.has_tripped(NOW)
+    assert not limits.has_tripped(NOW)
 
 
 async def test_a_storm_ends_by_the_administrators_word_which_is_read_now_and_then() -> None:
-    crowd, stored, _ = a_crowd(peer("1", bad=2), peer("2"))
+    limits, stored, _ = some_limits(peer("1", bad=2), peer("2"))
 
-    blocked = await crowd.hint("2", NOW)
+    blocked = await limits.hint("2", NOW)
     stored.over_at = NOW
-    still = await crowd.hint("2", NOW + 0.9 * MINUTE)
-    over = await crowd.hint("2", NOW + MINUTE)
+    still = await limits.hint("2", NOW + 0.9 * MINUTE)
+    over = await limits.hint("2", NOW + MINUTE)
 
     assert blocked.reason is Reason.STORM_BREAKER_TRIPPED
     assert blocked.message.endswith("kubectl create it")
     assert still == blocked
     assert over is None
     assert stored.asked == 2
-    assert not crowd.has_tripped(NOW + MINUTE)
+    assert not limits.has_tripped(NOW + MINUTE)
 
 
 async def test_the_metrics_follow_the_administrators_word_also_where_nobody_wants_a_run() -> None:
-    crowd, stored, _ = a_crowd(peer("1", bad=2))
+    limits, stored, _ = some_limits(peer("1", bad=2))
 
     for seconds in range(0, 60, 10):
-        await crowd.heed(NOW + timedelta(seconds=seconds))
-    before = crowd.has_tripped(NOW)
+        await limits.refresh(NOW + timedelta(seconds=seconds))
+    before = limits.has_tripped(NOW)
     stored.over_at = NOW
-    await crowd.heed(NOW + MINUTE)
+    await limits.refresh(NOW + MINUTE)
 
     assert before
-    assert not crowd.has_tripped(NOW + MINUTE)
+    assert not limits.has_tripped(NOW + MINUTE)
     assert stored.asked == 2
 
 
 async def test_a_storm_ends_by_itself() -> None:
-    crowd, _, _ = a_crowd(peer("1", bad=2), peer("2"))
+    limits, _, _ = some_limits(peer("1", bad=2), peer("2"))
 
-    assert crowd.has_tripped(NOW)
-    assert await crowd.hint("2", NOW + 54 * MINUTE) is not None
-    assert await crowd.hint("2", NOW + 55 * MINUTE) is None
-    assert not crowd.has_tripped(NOW + 55 * MINUTE)
+    assert limits.has_tripped(NOW)
+    assert await limits.hint("2", NOW + 54 * MINUTE) is not None
+    assert await limits.hint("2", NOW + 55 * MINUTE) is None
+    assert not limits.has_tripped(NOW + 55 * MINUTE)
