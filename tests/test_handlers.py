@@ -14,7 +14,7 @@ from kvmedic.controller.orphans import StandIns
 from kvmedic.handlers import Backoff, Operator, registry
 from kvmedic.kube.errors import Call, Conflict, Unavailable
 from kvmedic.model.status import Key
-from kvmedic.record.reporter import Telemetry
+from kvmedic.record.telemetry import Telemetry
 
 KEY = Key("serving", "llm", "uid-1")
 SECOND = timedelta(seconds=1)

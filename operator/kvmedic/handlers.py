@@ -29,8 +29,8 @@ from kvmedic.loop import Loop
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
-from kvmedic.record.reporter import Telemetry
 from kvmedic.record.store import peer_of
+from kvmedic.record.telemetry import Telemetry
 
 LOG = logging.getLogger("kvmedic")
 STUCK = timedelta(minutes=5)

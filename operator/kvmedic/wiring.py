@@ -39,9 +39,8 @@ from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.loop import Rounds
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.probes import Beside, GenerationProbes, Vocabulary
-from kvmedic.record.events import Events
-from kvmedic.record.reporter import Reporter, Telemetry
 from kvmedic.record.store import Store, wait_until_defined
+from kvmedic.record.telemetry import Events, Reporter, Telemetry
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 from kvmedic.settings import (

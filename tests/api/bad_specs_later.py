@@ -302,7 +302,7 @@ COMPRESSION = [
         "a day that does not exist",
         compression(closeBy="2026-02-31T18:00:00Z"),
         "spec.compression.closeBy",
-        "there is no such day or hour",
+        "use a time such as",
     ),
     Row(
         "a score of nobody knows what",

@@ -13,11 +13,10 @@ from api.bad_specs_later import ROWS
 from api.rules_of import Placed, nodes, rules
 from kvmedic.api.schema import (
     COLUMNS,
+    KINDS,
+    REMEDIATION,
     STATUS_WORDS,
-    crd_text,
-    custom_resource_definition,
-    open_api_schema,
-    reference_page,
+    Kind,
     spec_schema,
     status_schema,
     structural,
@@ -30,25 +29,15 @@ IMMUTABLE = "spec.targetRef"
 """Required, and immutable by a rule that needs the object before: both are in test_admission.py."""
 
 
-def test_the_definition_in_the_repository_is_current() -> None:
-    stored = (ROOT / "crds" / "kvmedic.io_kvremediations.yaml").read_text()
-
-    assert stored == crd_text(), "stale: run `make crd`"
-
-
-def test_the_reference_page_is_current() -> None:
-    stored = (ROOT / "docs" / "reference" / "kvremediation.md").read_text()
-
-    assert stored == reference_page(), "stale: run `make crd`"
-
-
-def test_generating_twice_gives_the_same_text() -> None:
-    assert crd_text() == crd_text()
-
-
-def test_every_yaml_reader_sees_the_same_definition() -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.plural)
+def test_the_generated_files_are_current_and_every_yaml_reader_sees_the_same_definition(kind: Kind) -> None:
     """Kubernetes reads YAML 1.1, in which `on`, `1_0` and `1:30` mean something else."""
-    assert yaml.safe_load(crd_text()) == custom_resource_definition()
+    stored = (ROOT / "crds" / f"kvmedic.io_{kind.plural}.yaml").read_text()
+    page = (ROOT / "docs" / "reference" / f"{kind.kind.lower()}.md").read_text()
+
+    assert stored == kind.crd_text() == kind.crd_text(), "stale: run `make crd`"
+    assert page == kind.reference_page(), "stale: run `make crd`"
+    assert yaml.safe_load(stored) == kind.definition()
 
 
 def told(rule: Placed) -> str:
@@ -78,7 +67,7 @@ def test_every_enumeration_has_a_bad_spec(path: str) -> None:
 
 
 def required() -> list[str]:
-    whole = open_api_schema()["properties"]
+    whole = REMEDIATION.schema()["properties"]
     return [
         f"{path}.{name}" for path, node in nodes(whole["spec"], "spec") for name in node.get("required", ())
     ]
@@ -167,7 +156,7 @@ def test_an_older_definition_prunes_nothing_of_the_run() -> None:
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column[0])
 def test_every_column_shows_a_field_that_exists(column: tuple[str, ...]) -> None:
     schema: dict[str, Any] = {
-        "properties": open_api_schema()["properties"] | {"metadata": {"properties": {}}}
+        "properties": REMEDIATION.schema()["properties"] | {"metadata": {"properties": {}}}
     }
     schema["properties"]["metadata"]["properties"]["creationTimestamp"] = {}
     parts = re.findall(r"\.(\w+)(?:\[[^]]*\])?", re.sub(r"@\.", "", column[2]))

@@ -11,7 +11,7 @@ import yaml
 
 from chart.generated import CHART
 from kvmedic.model.reasons import Trait, reasons_with
-from kvmedic.record.reporter import Telemetry
+from kvmedic.record.telemetry import Telemetry
 
 RULES = CHART / "files" / "alerts.yaml"
 LEADING = {"a": "1+0x60", "b": "0+0x60"}

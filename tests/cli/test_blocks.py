@@ -38,7 +38,7 @@ def test_layers_that_choose_for_themselves_are_told_beside_one_choice_for_all():
     assert done.output.splitlines() == [
         "evicted    15840 of 16000 tokens (99.0 %)",
         "free       525.4 of 1000 blocks (52.5 %), give or take 8.4",
-        "else       851.4 if one choice counted for all 4 layers",
+        "else       851.4 if all 4 layers kept the same tokens",
     ]
     assert json.loads(blocks(*POST, "--layers", "2", "-o", "json").output)["layers"] == 2
 
@@ -54,13 +54,13 @@ def test_a_program_gets_every_number():
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("--tokens", "10", "--evict", "11"), "evict is 11: 0 to 10, which is tokens, may be"),
+        (("--tokens", "10", "--evict", "11"), "--evict must be between 0 and --tokens (10), got 11"),
         (
             (*POST, "--pattern", "sideways"),
-            "pattern is 'sideways': scattered, per-head, runs:LENGTH or compact",
+            "--pattern must be scattered, per-head, runs:LENGTH or compact, got 'sideways'",
         ),
-        ((*POST, "--pattern", "runs:0"), "runs is 0: 1 or more are needed"),
-        ((*POST, "--layers", "0"), "layers is 0: 1 or more are needed"),
+        ((*POST, "--pattern", "runs:0"), "--pattern runs:LENGTH must be 1 or more, got 0"),
+        ((*POST, "--layers", "0"), "--layers must be 1 or more, got 0"),
     ],
 )
 def test_what_names_no_eviction_is_refused_with_what_may_be(arguments, named):

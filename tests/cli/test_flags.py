@@ -130,7 +130,7 @@ def test_set_to_the_value_that_is_there_prints_the_manifest_as_it_is(manifest):
     [
         (["max_num_seqs=1k"], "invalid int value: '1k'"),
         (["max_num_sequences=4"], "did you mean max_num_seqs"),
-        (["zzz=4"], "known are max_num_seqs"),
+        (["zzz=4"], "it knows max_num_seqs"),
         (["no_enable_prefix_caching=true"], "did you mean enable_prefix_caching"),
         (["swap_space=4"], "vLLM 0.32.0 does not have --swap-space"),
         (["watermark=0.1", "--engine-version", "0.20.2"], "vLLM 0.20.2 does not have --watermark"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvmedic.api.approval import approval_manifest
+from kvmedic.api.resource import approval_manifest
 from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused, Unavailable

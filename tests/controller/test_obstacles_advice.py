@@ -11,7 +11,7 @@ from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
 from kvmedic.model.fleet import OwnerKind, TemplateOwner
-from kvmedic.record.events import NOTE_LIMIT
+from kvmedic.record.telemetry import NOTE_LIMIT
 
 COMMAND = "kvmedic plan chat -n ml"
 WHY = "Argo CD Application prod decides what this Deployment looks like"

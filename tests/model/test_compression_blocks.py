@@ -124,13 +124,13 @@ def test_with_nothing_evicted_nothing_is_free_and_with_everything_all(
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        (lambda: Eviction(0, 16, 0), "tokens is 0"),
-        (lambda: Eviction(10, 0, 0), "block-size is 0"),
-        (lambda: Eviction(10, 16, 11), "evict is 11: 0 to 10"),
-        (lambda: Eviction(10, 16, -1), "evict is -1"),
-        (lambda: freed_blocks(POST, PerHead(0)), "heads is 0"),
-        (lambda: freed_blocks(POST, InRuns(0)), "runs is 0"),
-        (lambda: freed_blocks(POST, Compacted(), 0), "layers is 0"),
+        (lambda: Eviction(0, 16, 0), "--tokens must be 1 or more, got 0"),
+        (lambda: Eviction(10, 0, 0), "--block-size must be 1 or more"),
+        (lambda: Eviction(10, 16, 11), r"--evict must be between 0 and --tokens \(10\), got 11"),
+        (lambda: Eviction(10, 16, -1), "got -1"),
+        (lambda: freed_blocks(POST, PerHead(0)), "--kv-heads must be"),
+        (lambda: freed_blocks(POST, InRuns(0)), "runs:LENGTH must be 1 or more, got 0"),
+        (lambda: freed_blocks(POST, Compacted(), 0), "--layers must be 1 or more"),
     ],
 )
 def test_what_names_no_eviction_is_refused_by_name(wrong: Callable[[], object], named: str) -> None:

@@ -18,8 +18,7 @@ from kvmedic.model.status import (
     Urgency,
     Wish,
 )
-from kvmedic.record.events import Note
-from kvmedic.record.reporter import Reporter, Telemetry
+from kvmedic.record.telemetry import Note, Reporter, Telemetry
 from run_builder import a_run
 
 BY_SEVERITY = ("kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")

@@ -7,7 +7,7 @@ import pytest
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
 from kvmedic.model.status import ClosedRun, Record, RunbookSwitch, Severity, ShownDiagnosis, Urgency
-from kvmedic.record.events import notes
+from kvmedic.record.telemetry import notes
 from run_builder import NOW, a_run, an_intent
 
 HEALTHY = ShownDiagnosis(Reason.HEALTHY, "all calm", "PreemptionThrash", NOW)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvmedic.api.approval import approval_manifest
+from kvmedic.api.resource import approval_manifest
 from worlds.world import World
 
 APPROVE: dict[str, Any] = {"mode": "Approve", "limits": {"cooldown": "0s"}}

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvmedic.api.rules import DURATION_LENGTH, Rule, Wire, duration, number_between, pattern, quantity, whole
+from kvmedic.api.rules import (
+    DURATION_LENGTH,
+    Rule,
+    Wire,
+    dns_subdomain,
+    duration,
+    number_between,
+    pattern,
+    quantity,
+    rfc3339,
+    whole,
+)
 from kvmedic.model.spec import Fix
 
 Name = Annotated[str, Field(max_length=63)]
@@ -26,26 +36,6 @@ VariableName = Annotated[
     Name, pattern("^[A-Za-z_][A-Za-z0-9_]*$", "use the name of one variable, such as ENABLE_TRIATTENTION")
 ]
 Span = Annotated[str, Field(max_length=DURATION_LENGTH)]
-
-RFC3339 = pattern(
-    "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:[0-9]{2})$",
-    "use a time such as 2026-01-31T18:00:00Z",
-)
-
-
-def _is_time(text: str) -> bool:
-    try:
-        return datetime.fromisoformat(text).year > 1969
-    except ValueError:
-        return False
-
-
-A_DAY: Rule[str] = Rule(
-    cel="timestamp(self) > timestamp('1970-01-01T00:00:00Z')",
-    message="there is no such day or hour: use a time such as 2026-01-31T18:00:00Z",
-    holds=_is_time,
-)
-
 
 _ONE_KEEP: Rule[Any] = Rule(
     cel="!has(self.keepTokens) || !has(self.keepRatio)",
@@ -159,10 +149,7 @@ class CronJobRef(Wire):
     name: Annotated[
         str,
         Field(max_length=52),
-        pattern(
-            "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
-            "use the CronJob's name: lower-case letters, digits, dashes and dots",
-        ),
+        dns_subdomain("CronJob"),
     ]
     """Name of the CronJob; it is suspended, and the team that owns the model owns it."""
 
@@ -234,5 +221,5 @@ class CompressionSpec(Wire):
     """What may be done, in order. Turning the method off again is the fix that needs no evaluation."""
     replacement: CompressionReplacement | None = None
     """What CompactingMethod turns on."""
-    close_by: Annotated[str, Field(max_length=32), RFC3339, A_DAY] | None = None
+    close_by: Annotated[str, Field(max_length=32), rfc3339()] | None = None
     """When to stop waiting for CompactingMethod and go on to the fixes after it (RFC 3339)."""

@@ -1,6 +1,8 @@
-"""The resource as a whole: `KVRemediation`, how its spec becomes a `Policy`, and what can be wrong with it.
+"""The two kinds as a whole: `KVRemediation`, how its spec becomes a `Policy`, and `KVApproval`.
 
-What the schema knows and this version does not do yet is refused by name (`not_implemented`), never ignored.
+A field that this version does not implement is refused by name (`not_implemented`), never ignored.
+An approval is its own kind, so that RBAC grants approving apart from editing
+(`docs/decisions/0010-approvals-are-objects.md`). The operator reads it and never writes it.
 """
 
 from __future__ import annotations
@@ -8,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, time, timedelta
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvmedic.api.compression import (
     AccuracyGate,
@@ -19,9 +21,8 @@ from kvmedic.api.compression import (
     CompressionSetting,
     CompressionSpec,
 )
-from kvmedic.api.rules import Rule, Wire, parse_duration
+from kvmedic.api.rules import Rule, Wire, dns_subdomain, parse_duration, pattern, rfc3339
 from kvmedic.api.spec import KVRemediationSpec, LeverName, LeverSpec
-from kvmedic.api.spec import MaintenanceWindow as WireWindow
 from kvmedic.api.spec import Objectives as WireObjectives
 from kvmedic.model.compression import BundleSetting as Setting
 from kvmedic.model.compression import Figures, MethodClass, parse_quantity
@@ -66,11 +67,11 @@ another one, and the first stands for both."""
 
 
 def policy_of(spec: KVRemediationSpec) -> Policy:
-    """Return what the core reads of a spec.
-
-    Levers that are no knob of the engine have fields of their own; those that are not implemented are
-    refused (`kvmedic.api.resource`).
-    """
+    """Return what the core reads of a spec. Levers that are no knob of the engine have their own fields."""
+    label = spec.rollout.rotation_label
+    levers = {lever.name: lever for lever in spec.levers}
+    scale, rollback = levers.get(LeverName.SCALE_OUT), levers.get(LeverName.REVISION_ROLLBACK)
+    within = parse_duration(rollback.within) if rollback and rollback.within else RollbackPolicy().within
     return Policy(
         target=TargetRef(spec.target_ref.kind, spec.target_ref.name, spec.target_ref.container),
         mode=spec.mode,
@@ -87,25 +88,34 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
         ),
         node_health=spec.node_health,
         levers=tuple(_bound(lever) for lever in spec.levers if lever.name in KNOBS),
-        rollout=_rollout(spec),
+        rollout=RolloutPolicy(
+            spare=spec.rollout.spare,
+            drain_timeout=parse_duration(spec.rollout.drain_timeout),
+            rotation_label=RotationLabel(label.key, label.draining),
+            start_timeout=parse_duration(start) if (start := spec.rollout.start_timeout) else None,
+            on_drain_timeout=spec.rollout.on_drain_timeout,
+        ),
         on_inconclusive=spec.verify.on_inconclusive,
         hold_at_most=parse_duration(spec.verify.hold_at_most),
         limits=Limits(
             cooldown=parse_duration(spec.limits.cooldown),
             max_runs_per_day=spec.limits.max_runs_per_day,
             min_healthy_replicas=spec.limits.min_healthy_replicas,
-            windows=tuple(_maintenance(window) for window in spec.limits.windows or ()),
+            windows=tuple(
+                MaintenanceWindow(
+                    days=frozenset(window.days),
+                    start=time.fromisoformat(window.start),
+                    end=time.fromisoformat(window.end),
+                    zone=ZoneInfo(window.time_zone),
+                )
+                for window in spec.limits.windows or ()
+            ),
             approval_max_age=parse_duration(spec.limits.approval_max_age),
         ),
-        rollback=_rollback(spec),
-        scale_out=next(
-            (
-                ScaleBound(lever.max_replicas, int(lever.step or 1), _restore_after(lever))
-                for lever in spec.levers
-                if lever.name is LeverName.SCALE_OUT
-            ),
-            None,
-        ),
+        rollback=RollbackPolicy(rollback is not None, within),
+        scale_out=ScaleBound(scale.max_replicas, int(scale.step or 1), _restore_after(scale))
+        if scale
+        else None,
         compression=_compression(spec.compression),
     )
 
@@ -167,34 +177,6 @@ def _figures(given: CompressionBaseline | None) -> Figures:
         device_memory=None if memory is None else float(parse_quantity(memory)),
         e2e_p95=_seconds(given.e2e_p95),
         replicas=None if given.replicas is None else float(given.replicas),
-    )
-
-
-def _rollback(spec: KVRemediationSpec) -> RollbackPolicy:
-    lever = next((one for one in spec.levers if one.name is LeverName.REVISION_ROLLBACK), None)
-    if lever is None:
-        return RollbackPolicy()
-    within = RollbackPolicy().within if lever.within is None else parse_duration(lever.within)
-    return RollbackPolicy(is_allowed=True, within=within)
-
-
-def _maintenance(window: WireWindow) -> MaintenanceWindow:
-    return MaintenanceWindow(
-        days=frozenset(window.days),
-        start=time.fromisoformat(window.start),
-        end=time.fromisoformat(window.end),
-        zone=ZoneInfo(window.time_zone),
-    )
-
-
-def _rollout(spec: KVRemediationSpec) -> RolloutPolicy:
-    label = spec.rollout.rotation_label
-    return RolloutPolicy(
-        spare=spec.rollout.spare,
-        drain_timeout=parse_duration(spec.rollout.drain_timeout),
-        rotation_label=RotationLabel(label.key, label.draining),
-        start_timeout=parse_duration(start) if (start := spec.rollout.start_timeout) else None,
-        on_drain_timeout=spec.rollout.on_drain_timeout,
     )
 
 
@@ -288,11 +270,6 @@ GROUP = "kvmedic.io"
 VERSION = "v1alpha1"
 KIND = "KVRemediation"
 PLURAL = "kvremediations"
-SINGULAR = "kvremediation"
-SHORT_NAMES = ("kvr",)
-CATEGORIES = ("all", "kvmedic")
-"""`kubectl get all` lists a fleet's Deployment with what looks after it; `kubectl get kvmedic` lists every
-kind of this project."""
 
 
 class Metadata(BaseModel):
@@ -365,3 +342,99 @@ def not_implemented(spec: KVRemediationSpec) -> tuple[str, ...]:
     """Return what the spec asks for and this version does not do, one sentence each; empty: nothing."""
     pending = (rule for rule in PENDING if rule.holds is not None and not rule.holds(spec))
     return tuple(f"spec{rule.path}: {rule.message}" for rule in pending)
+
+
+APPROVAL_KIND, APPROVAL_PLURAL = "KVApproval", "kvapprovals"
+
+
+class KVApprovalSpec(Wire):
+    """Which plan is approved, of which KVRemediation in the same namespace, and until when."""
+
+    remediation: Annotated[
+        str,
+        Field(max_length=253),
+        dns_subdomain("KVRemediation"),
+    ]
+    """Name of the KVRemediation whose plan is approved, in this object's own namespace."""
+    remediation_uid: (
+        Annotated[
+            str,
+            Field(max_length=36),
+            pattern(
+                "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+                "use metadata.uid of the KVRemediation, or remove the field",
+            ),
+        ]
+        | None
+    ) = Field(default=None, alias="remediationUID")
+    """Its metadata.uid: an approval with it does not count for another one that is made under the name
+    later. `kvmedic approve` fills it in."""
+    digest: Annotated[
+        str,
+        Field(max_length=16),
+        pattern("^[0-9a-f]{16}$", "use the digest in status.plan.digest: 16 of 0-9 and a-f"),
+    ]
+    """Digest of the plan, as the KVRemediation shows it in status.plan.digest. It stands for the change with
+    its values before and after, the workload, its pod template and the generation of the spec: where any
+    of them moves on, the plan gets another digest."""
+    expires_at: (
+        Annotated[
+            str,
+            Field(max_length=32),
+            rfc3339(),
+        ]
+        | None
+    ) = None
+    """From when on the approval does not count (RFC 3339). spec.limits.approvalMaxAge of the KVRemediation
+    holds in any case."""
+
+
+class KVApproval(Wire):
+    """Approves one plan of one KVRemediation, once.
+
+    Who may create it is a matter of RBAC alone, apart from who may edit a KVRemediation. It counts for
+    one run, and only while the plan is the one that its digest names.
+    """
+
+    api_version: Literal["kvmedic.io/v1alpha1"]
+    """Version of the resource."""
+    kind: Literal["KVApproval"]
+    """Kind of the resource."""
+    metadata: Metadata
+    """Name and namespace."""
+    spec: Annotated[
+        KVApprovalSpec,
+        Rule(
+            cel="self == oldSelf",
+            message="an approval is immutable: delete it to withdraw it, and create a new one",
+            holds=None,
+        ),
+    ]
+    """Which plan is approved, and until when. Immutable."""
+
+
+def approval_from_wire(spec: object) -> KVApprovalSpec:
+    """Return the spec of a stored object (the value of its `spec`).
+
+    Raises:
+        SpecInvalid: a field has a value that this version does not accept.
+    """
+    try:
+        return KVApprovalSpec.model_validate(spec)
+    except ValidationError as error:
+        raise SpecInvalid(problems_of(error, "spec")) from error
+
+
+def approval_manifest(name: str, uid: str, namespace: str, digest: str) -> dict[str, Any]:
+    """Return the object that approves a plan of a resource; the API server gives it a name.
+
+    The resource owns it, so that it goes when the resource goes.
+    """
+    version = f"{GROUP}/{VERSION}"
+    owner = {"apiVersion": version, "kind": KIND, "name": name, "uid": uid}
+    return {
+        "apiVersion": version,
+        "kind": APPROVAL_KIND,
+        "metadata": {"generateName": f"{name}-", "namespace": namespace, "ownerReferences": [owner]},
+        "spec": {"remediation": name, "remediationUID": uid, "digest": digest},
+    }

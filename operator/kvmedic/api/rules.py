@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -51,6 +51,7 @@ DURATION_LENGTH = 16
 
 _DURATION = re.compile(DURATION_PATTERN)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_RFC3339 = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:[0-9]{2})")
 _UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
 
 
@@ -212,6 +213,28 @@ def pattern(regex: str, message: str) -> Rule[str]:
         cel=f"self.matches('{regex}')",
         message=message,
         holds=lambda text: compiled.fullmatch(text) is not None,
+    )
+
+
+def dns_subdomain(kind: str) -> Rule[str]:
+    """Return the rule that a text can name an object of a kind."""
+    return pattern(
+        "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        f"use the {kind}'s name: lower-case letters, digits, dashes and dots",
+    )
+
+
+def rfc3339() -> Rule[str]:
+    """Return the rule that a text is a time with its zone, after 1969, as CEL's `timestamp` reads it."""
+    return Rule(
+        cel="self.matches('^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:[0-9]{2})$')"
+        " && timestamp(self) > timestamp('1970-01-01T00:00:00Z')",
+        message="use a time such as 2026-01-31T18:00:00Z",
+        holds=lambda text: (
+            _RFC3339.fullmatch(text) is not None
+            and _reads(datetime.fromisoformat, text)
+            and datetime.fromisoformat(text).year > 1969
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition and the reference page of a resource, made from the models.
+"""The CustomResourceDefinition and the reference page of each kind, generated from the models.
 
 Pydantic's JSON schema becomes a structural schema (apiextensions.k8s.io/v1): references are inlined, `null`
 alternatives and titles dropped, defaults put at every level, so that the API server fills them in and
@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
 
 from kvmedic.api.resource import (
-    CATEGORIES,
+    APPROVAL_KIND,
+    APPROVAL_PLURAL,
     GROUP,
     KIND,
     PENDING,
     PLURAL,
-    SHORT_NAMES,
-    SINGULAR,
     VERSION,
+    KVApproval,
     KVRemediation,
 )
 from kvmedic.api.rules import VALIDATIONS
@@ -85,18 +85,12 @@ COLUMNS: tuple[Column, ...] = (
 """What `kubectl get kvr` shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """How a kind is called."""
-
-    kind: str
-    plural: str
-    singular: str
-    short: tuple[str, ...]
-    categories: tuple[str, ...]
-
-
-NAMES = Names(KIND, PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES)
+APPROVAL_COLUMNS: tuple[Column, ...] = (
+    ("Remediation", "string", ".spec.remediation", 0, "The KVRemediation whose plan is approved."),
+    ("Digest", "string", ".spec.digest", 0, "The plan that is approved."),
+    ("Expires", "string", ".spec.expiresAt", 0, "When the approval expires, if it says so."),
+    ("Age", "date", ".metadata.creationTimestamp", 0, "When the approval was created."),
+)
 
 
 def structural(schema: Schema, definitions: Schema) -> Schema:
@@ -281,62 +275,10 @@ def status_schema() -> Schema:
     return {**schema, "properties": {**schema["properties"], **records}}
 
 
-def open_api_schema() -> Schema:
-    """Return the structural schema of the whole resource."""
-    return whole_schema(KVRemediation.__doc__ or "", {"spec": spec_schema(), "status": status_schema()})
-
-
-def whole_schema(description: str, parts: Schema) -> Schema:
-    """Return the structural schema of a kind: what every object has, and its own parts."""
-    return {
-        "description": _paragraphs(description),
-        "type": "object",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
-            **parts,
-        },
-    }
-
-
-def custom_resource_definition() -> Schema:
-    """Return the CustomResourceDefinition."""
-    return definition(NAMES, COLUMNS, open_api_schema())
-
-
-def definition(names: Names, columns: Sequence[Column], schema: Schema) -> Schema:
-    """Return the CustomResourceDefinition of a kind; a status is a subresource where the schema has one."""
-    subresources: Schema = {"subresources": {"status": {}}} if "status" in schema["properties"] else {}
-    keys = ("name", "type", "jsonPath", "priority", "description")
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.plural}.{GROUP}", "labels": {"app.kubernetes.io/name": "kvmedic"}},
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": names.kind,
-                "listKind": f"{names.kind}List",
-                "plural": names.plural,
-                "singular": names.singular,
-                "shortNames": list(names.short),
-                "categories": list(names.categories),
-            },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    **subresources,
-                    "additionalPrinterColumns": [dict(zip(keys, column, strict=True)) for column in columns],
-                    "schema": {"openAPIV3Schema": schema},
-                }
-            ],
-        },
-    }
+def approval_schema() -> Schema:
+    """Return the structural schema of an approval's `spec`."""
+    written = KVApproval.model_json_schema(by_alias=True)
+    return structural(written["properties"]["spec"], written["$defs"])
 
 
 def yaml_text(value: Schema) -> str:
@@ -349,51 +291,91 @@ def yaml_text(value: Schema) -> str:
     return out.getvalue()
 
 
-def crd_text() -> str:
-    """Return the content of `crds/kvmedic.io_kvremediations.yaml`."""
-    return HEADER + yaml_text(custom_resource_definition())
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of this API, with all that its two generated files need."""
 
+    kind: str
+    plural: str
+    short: str
+    categories: tuple[str, ...]
+    description: str
+    columns: tuple[Column, ...]
+    """What `kubectl get` shows."""
+    introduction: str
+    """How the reference page begins."""
+    parts: Callable[[], Schema]
+    """The schemas of `spec` and, where there is one, `status`."""
 
-INTRODUCTION = f"""<!-- Generated by `make crd` from operator/kvmedic/api. Do not edit. -->
-# {KIND}
+    def schema(self) -> Schema:
+        """Return the structural schema of the whole object."""
+        return {
+            "description": _paragraphs(self.description),
+            "type": "object",
+            "required": ["spec"],
+            "properties": {
+                "apiVersion": {"type": "string"},
+                "kind": {"type": "string"},
+                "metadata": {"type": "object"},
+                **self.parts(),
+            },
+        }
 
-`{GROUP}/{VERSION}`, namespaced; short name `{", ".join(SHORT_NAMES)}`, categories `{", ".join(CATEGORIES)}`.
-One resource looks after one Deployment in its own namespace. It stays when an incident is over.
-[deploy/examples](../../deploy/examples) has a minimal one and one that acts.
+    def definition(self) -> Schema:
+        """Return the CustomResourceDefinition; the status is a subresource where there is one."""
+        schema = self.schema()
+        subresources: Schema = {"subresources": {"status": {}}} if "status" in schema["properties"] else {}
+        keys = ("name", "type", "jsonPath", "priority", "description")
+        return {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{self.plural}.{GROUP}", "labels": {"app.kubernetes.io/name": "kvmedic"}},
+            "spec": {
+                "group": GROUP,
+                "scope": "Namespaced",
+                "names": {
+                    "kind": self.kind,
+                    "listKind": f"{self.kind}List",
+                    "plural": self.plural,
+                    "singular": self.kind.lower(),
+                    "shortNames": [self.short],
+                    "categories": list(self.categories),
+                },
+                "versions": [
+                    {
+                        "name": VERSION,
+                        "served": True,
+                        "storage": True,
+                        **subresources,
+                        "additionalPrinterColumns": [
+                            dict(zip(keys, column, strict=True)) for column in self.columns
+                        ],
+                        "schema": {"openAPIV3Schema": schema},
+                    }
+                ],
+            },
+        }
 
-The API server fills in the defaults: `kubectl get kvr NAME -o yaml` shows what is in force. Unknown
-fields are refused where the client asks for strict validation (kubectl does) and dropped otherwise.
-Durations are written as Kubernetes writes them: `80ms`, `90s`, `10m`, `1h30m`.
-"""
+    def crd_text(self) -> str:
+        """Return the content of the CustomResourceDefinition's file in `crds/`."""
+        return HEADER + yaml_text(self.definition())
 
-NOT_YET = """The schema has fields whose behaviour comes later. They are refused when the resource is
-applied; a resource that holds one all the same has `Ready` False with the reason `SpecInvalid`.
-"""
+    def reference_page(self) -> str:
+        """Return the reference page as Markdown."""
+        rows = [
+            (f"{name}{' (wide)' if wide else ''}", f"`{path}`", text)
+            for name, _, path, wide, text in self.columns
+        ]
+        shown = _titled_text(
+            f"Columns of `kubectl get {self.short}`", _table(("Column", "From", "Meaning"), rows)
+        )
+        parts = self.parts()
+        sections = (_section(*each) for part in parts for each in _objects(part, parts[part]))
+        return "\n".join([self.introduction, shown, *sections])
+
 
 UNDESCENDED = frozenset({"status.run", "status.plan.exact"})
 """Objects whose fields are not listed: a record for the operator alone."""
-
-
-def reference_page() -> str:
-    """Return the page as Markdown."""
-    schema = open_api_schema()
-    shown = columns("kvr", COLUMNS)
-    lines = "\n".join(f"* `spec{rule.path}`: {rule.message}" for rule in PENDING)
-    not_yet = _titled_text("Not implemented yet", f"{NOT_YET}\n{lines}")
-    parts = (*sections(schema, "spec"), *sections(schema, "status"))
-    return "\n".join([INTRODUCTION, not_yet, shown, *parts])
-
-
-def sections(schema: Schema, part: str) -> Iterator[str]:
-    """Yield a section for each object in a part of a kind's schema: `spec` or `status`."""
-    for path, described in _objects(part, schema["properties"][part]):
-        yield _section(path, described)
-
-
-def columns(short: str, shown: Sequence[Column]) -> str:
-    """Return the section about what `kubectl get` shows of a kind."""
-    rows = [(f"{name}{' (wide)' if wide else ''}", f"`{path}`", text) for name, _, path, wide, text in shown]
-    return _titled_text(f"Columns of `kubectl get {short}`", _table(("Column", "From", "Meaning"), rows))
 
 
 def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -455,3 +437,53 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 def _titled_text(title: str, text: str) -> str:
     return f"## {title}\n\n{text}\n"
+
+
+NOT_YET = "\n".join(f"* `spec{rule.path}`: {rule.message}" for rule in PENDING)
+
+REMEDIATION = Kind(
+    KIND,
+    PLURAL,
+    "kvr",
+    # `kubectl get all` then lists a fleet's Deployment beside what looks after it.
+    ("all", "kvmedic"),
+    KVRemediation.__doc__ or "",
+    COLUMNS,
+    f"""<!-- Generated by `make crd` from operator/kvmedic/api. Do not edit. -->
+# {KIND}
+
+`{GROUP}/{VERSION}`, namespaced; short name `kvr`, categories `all, kvmedic`.
+One resource looks after one Deployment in its own namespace. It stays when an incident is over.
+[deploy/examples](../../deploy/examples) has a minimal one and one that acts.
+
+The API server fills in the defaults: `kubectl get kvr NAME -o yaml` shows what is in force. Unknown
+fields are refused where the client asks for strict validation (kubectl does) and dropped otherwise.
+Durations are written as Kubernetes writes them: `80ms`, `90s`, `10m`, `1h30m`.
+
+## Not implemented yet
+
+The schema has fields whose behaviour comes later. The API server refuses them. A resource that was stored
+with one has `Ready` False with the reason `SpecInvalid`.
+
+{NOT_YET}
+""",
+    lambda: {"spec": spec_schema(), "status": status_schema()},
+)
+APPROVAL = Kind(
+    APPROVAL_KIND,
+    APPROVAL_PLURAL,
+    "kvapp",
+    ("kvmedic",),
+    KVApproval.__doc__ or "",
+    APPROVAL_COLUMNS,
+    f"""<!-- Generated by `make crd` from operator/kvmedic/api. Do not edit. -->
+# {APPROVAL_KIND}
+
+`{GROUP}/{VERSION}`, namespaced; short name `kvapp`, category `kvmedic`.
+Approves one plan of one [KVRemediation](kvremediation.md), once: [how to](../howto/approve-a-plan.md),
+[why it is an object](../decisions/0010-approvals-are-objects.md). The operator reads it and never writes it,
+so it has no status. The KVRemediation's `status.history` names the run that used it.
+""",
+    lambda: {"spec": approval_schema()},
+)
+KINDS = (REMEDIATION, APPROVAL)

@@ -21,6 +21,7 @@ from kvmedic.api.rules import (
     DURATION_LENGTH,
     Rule,
     Wire,
+    dns_subdomain,
     duration,
     in_order,
     number_between,
@@ -188,10 +189,6 @@ Text: TypeAlias = Annotated[str, Field(max_length=DURATION_LENGTH)]
 DNS_LABEL = pattern(
     "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "use lower-case letters, digits and dashes, such as vllm"
 )
-DNS_SUBDOMAIN = pattern(
-    "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
-    "use the Deployment's name: lower-case letters, digits, dashes and dots",
-)
 LABEL_KEY = pattern(
     "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
     "use a label key, such as serving or example.com/serving",
@@ -207,7 +204,7 @@ class TargetRef(Wire):
 
     kind: Literal["Deployment"] = "Deployment"
     """Kind of the workload."""
-    name: Annotated[str, Field(max_length=253), DNS_SUBDOMAIN]
+    name: Annotated[str, Field(max_length=253), dns_subdomain("Deployment")]
     """Name of the workload, in the resource's own namespace."""
     container: Annotated[str, Field(max_length=63), DNS_LABEL] | None = None
     """Name of the engine's container in the pod template. May be left out where exactly one of the

@@ -1,13 +1,12 @@
 """The command as a whole: its name, version, subcommands and exit codes.
 
-Help must come at once, so a subcommand's module is imported only when the subcommand is asked for.
-A module has either an `app`, when it holds several commands, or a function: `command`, or the one named.
+Help must come at once, so a subcommand's module is imported only for that subcommand.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib import import_module
 from typing import Annotated, NoReturn
@@ -18,59 +17,57 @@ from kvmedic import __version__
 
 SUBCOMMANDS = {
     "diagnose": (
-        "kvmedic.cli.diagnose",
-        "Look at one fleet once (live, saved pages, or the past) and print what follows.",
+        "kvmedic.cli.diagnose:command",
+        "Look at one fleet once (live, saved pages, or the past): evidence, diagnosis and plan.",
     ),
     "judge": (
-        "kvmedic.cli.judge",
-        "Judge a canary: saved pages of new replicas against those of old ones.",
+        "kvmedic.cli.offline:judge_canary",
+        "Judge a canary: compare saved pages of new replicas with those of old ones.",
     ),
-    "plan": ("kvmedic.cli.plan", "Show the open run, or what would be planned: before, after, digest."),
-    "explain": ("kvmedic.cli.explain", "Explain a resource: what is seen, why it acts or not, what to type."),
-    "approve": (
-        "kvmedic.cli.plan:approve_plan",
-        "Approve the plan that a resource in mode Approve waits with.",
+    "plan": ("kvmedic.cli.plan:command", "Show the open run, or the plan that would follow now."),
+    "explain": (
+        "kvmedic.cli.explain:command",
+        "Explain a resource: what the operator sees, why it acts or not, what to type next.",
     ),
-    "run": ("kvmedic.cli.run", "Run the operator."),
-    "crd": ("kvmedic.cli.crd", "Print the CustomResourceDefinitions, or their reference pages."),
-    "blocks": ("kvmedic.cli.blocks", "Say how many cache blocks an eviction of tokens frees."),
-    "flags": ("kvmedic.cli.flags", "Show and change engine flags in manifest files, without a cluster."),
+    "approve": ("kvmedic.cli.plan:approve_plan", "Approve the plan of a resource in mode Approve."),
+    "run": ("kvmedic.cli.run:command", "Run the operator."),
+    "crd": ("kvmedic.cli.run:print_crds", "Print the CustomResourceDefinitions, or their reference pages."),
+    "blocks": (
+        "kvmedic.cli.offline:print_freed_blocks",
+        "Compute how many cache blocks an eviction of tokens frees.",
+    ),
+    "flags": (
+        "kvmedic.cli.offline:flags_app",
+        "Show and change engine flags in manifest files, without a cluster.",
+    ),
 }
-"""Each subcommand's module and what help says of it."""
+"""Each subcommand's module and function, or its own commands; and what help says of it."""
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
-    """Return the command with those subcommands loaded that the arguments ask for."""
+    """Return the command with those subcommands loaded that the arguments name."""
     app = typer.Typer(
         name="kvmedic",
         help="Heal vLLM fleets that thrash on KV cache: look, decide, change one thing, verify, "
-        "undo if it did not help.",
+        "undo it if it did not help.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name, (module, summary) in SUBCOMMANDS.items():
-        if name in arguments:
-            _load(app, name, module, summary)
+    for name, (place, summary) in SUBCOMMANDS.items():
+        module, _, member = place.partition(":")
+        found = getattr(import_module(module), member) if name in arguments else _not_loaded
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name, help=summary)
         else:
-            app.command(name, help=summary)(_not_loaded)
+            app.command(name, help=summary)(found)
     return app
 
 
-def _load(app: typer.Typer, name: str, module: str, summary: str) -> None:
-    path, _, function = module.partition(":")
-    loaded = import_module(path)
-    if hasattr(loaded, "app"):
-        app.add_typer(loaded.app, name=name, help=summary)
-    else:
-        command: Callable[..., None] = getattr(loaded, function or "command")
-        app.command(name, help=summary)(command)
-
-
 def _not_loaded() -> None:
-    """Stand in the list of subcommands for one that is not asked for."""
+    """Stand in the list of subcommands for one that the arguments do not name."""
 
 
 def _print_version(asked: bool) -> None:

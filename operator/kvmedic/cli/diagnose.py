@@ -22,7 +22,7 @@ from ruamel.yaml.error import YAMLError
 from kvmedic.api.resource import KIND, SpecInvalid, not_implemented, policy_of, resource_from_manifest
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
-from kvmedic.cli.flags import EngineVersion, version_named
+from kvmedic.cli.offline import EngineVersion, version_named
 from kvmedic.cli.plan import (
     Context,
     Kubeconfig,

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from pydantic import ValidationError
 
-from kvmedic.api.approval import APPROVAL_PLURAL, approval_manifest
+from kvmedic.api.resource import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
 from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command
 from kvmedic.cli.report import Change, change_of

@@ -1,17 +1,21 @@
-"""`kvmedic run`: the operator itself."""
+"""The two commands that an installation needs: `kvmedic run`, the operator itself, and `kvmedic crd`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import sys
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 from prometheus_client import start_http_server
 
+from kvmedic.api.schema import KINDS
+from kvmedic.cli.app import USAGE, end_command
 from kvmedic.kube.errors import NoCluster
-from kvmedic.record.reporter import Telemetry
-from kvmedic.settings import Settings, SettingsError, load_settings
+from kvmedic.record.telemetry import Telemetry
+from kvmedic.settings import SettingsError, load_settings
 from kvmedic.wiring import operate
 
 LOG_FORMAT = "time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
@@ -20,27 +24,52 @@ LOG_FORMAT = "time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
 def command() -> None:
     """Run the operator until SIGTERM.
 
-    It is configured by the file that KVMEDIC_CONFIG names and by KVMEDIC_… variables, and acts only
-    while it holds its Lease.
+    The file named by KVMEDIC_CONFIG and KVMEDIC_… variables configure it. It acts only while it holds its
+    Lease.
     """
     try:
         settings = load_settings()
     except SettingsError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
+        end_command(error, USAGE)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stdout)
-    for chatty in ("kopf", "aiohttp.access"):  # the latter says each probe of the kubelet
+    for chatty in ("kopf", "aiohttp.access"):  # the latter logs each probe of the kubelet
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    telemetry = _telemetry(settings)
-    try:
-        asyncio.run(operate(settings, telemetry))
-    except NoCluster as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
-
-
-def _telemetry(settings: Settings) -> Telemetry:
     telemetry = Telemetry()
     if settings.process.telemetry_port:
         start_http_server(settings.process.telemetry_port, registry=telemetry.registry)
-    return telemetry
+    try:
+        asyncio.run(operate(settings, telemetry))
+    except NoCluster as error:
+        end_command(error, USAGE)
+
+
+class CrdForm(StrEnum):
+    """What `kvmedic crd` prints."""
+
+    YAML = "yaml"
+    MARKDOWN = "markdown"
+
+
+class CrdKind(StrEnum):
+    """Of which kind."""
+
+    ALL = "all"
+    REMEDIATIONS = "kvremediations"
+    APPROVALS = "kvapprovals"
+
+
+def print_crds(
+    which: Annotated[CrdKind, typer.Argument(help="The kind; all: both, one after the other.")] = CrdKind.ALL,
+    output: Annotated[
+        CrdForm,
+        typer.Option(
+            "--output", "-o", help="yaml: the manifest, for kubectl apply. markdown: the reference page."
+        ),
+    ] = CrdForm.YAML,
+) -> None:
+    """Print the CustomResourceDefinitions of this version."""
+    kinds = [kind for kind in KINDS if which in (CrdKind.ALL, kind.plural)]
+    if output is CrdForm.YAML:
+        sys.stdout.write("---\n".join(kind.crd_text() for kind in kinds))
+    else:
+        sys.stdout.write("\n".join(kind.reference_page() for kind in kinds))

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from kvmedic.api.approval import APPROVAL_PLURAL, approval_from_wire
-from kvmedic.api.resource import GROUP, VERSION, SpecInvalid
+from kvmedic.api.resource import APPROVAL_PLURAL, GROUP, VERSION, SpecInvalid, approval_from_wire
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Refused
 from kvmedic.kube.objects import CONFIG_MAPS, Ref, Resource, moment, section, uid_of

@@ -132,11 +132,13 @@ class Eviction:
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise NoEvictionError(f"tokens is {self.tokens}: 1 or more are needed")
+            raise NoEvictionError(f"--tokens must be 1 or more, got {self.tokens}")
         if self.block_tokens < 1:
-            raise NoEvictionError(f"block-size is {self.block_tokens}: 1 or more are needed")
+            raise NoEvictionError(f"--block-size must be 1 or more, got {self.block_tokens}")
         if not 0 <= self.evicted <= self.tokens:
-            raise NoEvictionError(f"evict is {self.evicted}: 0 to {self.tokens}, which is tokens, may be")
+            raise NoEvictionError(
+                f"--evict must be between 0 and --tokens ({self.tokens}), got {self.evicted}"
+            )
 
     @property
     def blocks(self) -> int:
@@ -176,17 +178,17 @@ def freed_blocks(eviction: Eviction, pattern: Pattern, layers: int = 1) -> Freed
         NoEvictionError: the survivors cannot be as the pattern says, or there is no layer.
     """
     if layers < 1:
-        raise NoEvictionError(f"layers is {layers}: 1 or more are needed")
+        raise NoEvictionError(f"--layers must be 1 or more, got {layers}")
     match pattern:
         case Scattered():
             return _freed_if_scattered(eviction, layers)
         case PerHead(heads):
             if heads < 1:
-                raise NoEvictionError(f"heads is {heads}: 1 or more are needed")
+                raise NoEvictionError(f"--kv-heads must be 1 or more, got {heads}")
             return _freed_if_scattered(eviction, heads * layers)
         case InRuns(length):
             if length < 1:
-                raise NoEvictionError(f"runs is {length}: 1 or more are needed")
+                raise NoEvictionError(f"--pattern runs:LENGTH must be 1 or more, got {length}")
             return Freed(_in_runs(eviction, length, layers), None)
         case Compacted():
             return Freed(float(_most(eviction)), 0.0)

@@ -23,7 +23,7 @@ from kubernetes.config import new_client_from_config
 
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.metrics.scrape import load_authorities
-from kvmedic.record.reporter import Telemetry
+from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import Settings
 from kvmedic.wiring import Substitutes, operate
 from lab.scripted.probes import ScriptedProbes

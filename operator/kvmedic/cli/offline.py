@@ -1,0 +1,533 @@
+"""The commands that need no cluster: `kvmedic judge`, `kvmedic blocks` and `kvmedic flags`.
+
+`judge` compares saved pages of new replicas with those of old ones, for a canary by hand or in CI. Both sides
+serve at the same moment under the same arrivals, so neither the hour nor the load explains a difference.
+`blocks` computes how many blocks of a paged KV cache an eviction of tokens frees. `flags` shows what an
+engine's flags are in a manifest file, and changes one of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from kvmedic.api.resource import SpecInvalid, objectives_from
+from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
+from kvmedic.cli.saved import ScrapeError, doubt_of, interval_between, named_file, pages_of
+from kvmedic.engines.vllm import VLLM
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.manifests.engine_file import ConfigFile, config_file, repoint_manifest
+from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
+from kvmedic.manifests.invocation import Selector, engine_in, engines_in, several, version_of
+from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.yaml_text import ManifestContainer, splice_edit
+from kvmedic.metrics.page import Page, gauge, glimpse, observe_pages, replica_of
+from kvmedic.model.compression import (
+    KV_HEADS,
+    Compacted,
+    Eviction,
+    InRuns,
+    NoEvictionError,
+    Pattern,
+    PerHead,
+    Scattered,
+    freed_blocks,
+)
+from kvmedic.model.engine import Engine, EngineProfile, Flag, Kind, Version
+from kvmedic.model.evidence import Inconclusive, Measured, Signal
+from kvmedic.model.readings import complete
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.side_by_side import (
+    NEEDED,
+    SURE,
+    Arm,
+    CanaryVerdict,
+    Comparison,
+    Counts,
+    Limits,
+    Routing,
+    compare_arms,
+    count_replica,
+)
+
+ROLLED_BACK = 1
+"""Exit code for: roll the change back."""
+_ONE_PAGE = (
+    "one page shows counters since the start, not what happens now: give two or more pages of each replica, "
+    "taken at the same moments, the oldest first (%s T0.txt,T1.txt)"
+)
+_ROWS = (
+    ("first_tokens", "first tokens", "{:.0f}"),
+    ("arrivals_per_second", "requests/s of a replica", "{:.3g}"),
+    ("tokens_per_second", "tokens/s of a replica", "{:.4g}"),
+    ("in_time_share", "share served in time", "{:.1%}"),
+    ("served_in_time_per_second", "tokens/s served in time", "{:.4g}"),
+    ("stalls_per_request", "stalls over 2 s per request", "{:.3f}"),
+    ("silent_seconds", "silent seconds per request", "{:.1f}"),
+    ("waiting", "waiting on a replica", "{:.1f}"),
+    ("in_flight", "in flight on a replica", "{:.1f}"),
+    ("queued_share", "arrivals that only queued", "{:+.1%}"),
+)
+"""Figures of both sides: field, name, and how it is printed."""
+
+Pages = Mapping[str, tuple[Page, ...]]
+
+
+def judge_canary(
+    old: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[REPLICA=]FILE,FILE[,...]",
+            help="Saved /metrics pages of a replica without the change, oldest first; once per replica.",
+        ),
+    ],
+    new: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[REPLICA=]FILE,FILE[,...]",
+            help="Pages of a replica with the change, saved at the same moments.",
+        ),
+    ],
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DURATION", help="ttftP95=5s, interTokenP95=200ms or e2eP95=1m."),
+    ] = None,
+    interval: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION", help="Time between two pages, such as 5m; default: the engines' busy time."
+        ),
+    ] = "",
+    routing: Annotated[
+        Routing | None,
+        typer.Option(help="How requests find a replica. By default inferred from arrivals and load."),
+    ] = None,
+    output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
+) -> None:
+    """Judge a canary: do new replicas serve as much in time as old ones beside them?
+
+    Save the pages of all replicas at the same moments, the first one a few minutes after the new replicas
+    became Ready: curl -s http://POD:8000/metrics >new-0.txt. Three moments or more judge better than two.
+
+    Exit code 0: go on; 1: roll back; 2: wrong usage or an unusable file; 3: keep watching, with the reason.
+    """
+    try:
+        limits = Limits(_objectives(objective or ()), routing)
+        olds, news = _read_side("--old", old), _read_side("--new", new)
+        found = judge_pages(olds, news, limits, interval_between(interval))
+    except ScrapeError as error:
+        end_command(error, USAGE)
+    if isinstance(found, Inconclusive):
+        end_command(found.line(), REFUSED)
+    print(_comparison_as_json(found) if output is Form.JSON else _comparison_as_text(found))
+    codes = {CanaryVerdict.GO_ON: 0, CanaryVerdict.ROLL_BACK: ROLLED_BACK}
+    raise typer.Exit(codes.get(found.verdict, REFUSED))
+
+
+def judge_pages(
+    old: Pages, new: Pages, limits: Limits, interval: timedelta | None
+) -> Comparison | Inconclusive:
+    """Return the comparison of both sides, whose pages were saved at the same moments, oldest first.
+
+    A rollback needs two looks in a row: over all pages, and over all but the newest ones. With only two
+    moments, the one look must be surer.
+
+    Args:
+        interval: between two pages; None: the engines' busy time, from their steps.
+
+    Raises:
+        ScrapeError: some replicas have more pages than others, or one is on both sides.
+    """
+    if both := sorted(old.keys() & new.keys()):
+        raise ScrapeError(f"{both[0]} is on both sides: a replica runs the change or does not")
+    pages = {**old, **new}
+    if len({len(many) for many in pages.values()}) > 1:
+        raise ScrapeError("some replicas have more pages than others: give pages of the same moments")
+    if doubt := doubt_of(pages):
+        return doubt
+    moments = len(next(iter(pages.values())))
+    steps = glimpse(pages, VLLM_SIGNALS, None).observation.window_seconds / (moments - 1)
+    seconds = steps if interval is None else interval.total_seconds()
+    if not isfinite(seconds) or seconds <= 0:
+        return Inconclusive(Reason.METRICS_MISSING, "the time between the pages is unknown: give --interval")
+    before, after = (_arm(side, seconds, limits) for side in (old, new))
+    if isinstance(before, Inconclusive):
+        return before
+    return after if isinstance(after, Inconclusive) else compare_arms(before, after, limits)
+
+
+def _arm(pages: Pages, seconds: float, limits: Limits) -> Arm | Inconclusive:
+    """Return the counts of one side for each stretch of time between two pages."""
+    blocks, waiting = [], []
+    moments = len(next(iter(pages.values())))
+    for earlier, later in pairwise(range(moments)):
+        stretch = {name: (many[earlier], many[later]) for name, many in pages.items()}
+        seen = observe_pages(stretch, VLLM_SIGNALS)
+        gap = complete(seen, NEEDED)
+        if isinstance(gap, Inconclusive):
+            return gap
+        queues = {name: [_count_waiting(page) for page in two] for name, two in stretch.items()}
+        counts = [count_replica(seen.pods[name], seconds, limits, queues[name]) for name in sorted(stretch)]
+        blocks.append(sum((each for each in counts if isinstance(each, Counts)), Counts()))
+        waiting.append(sum(two[-1] for two in queues.values()))
+    return Arm(len(pages), tuple(blocks), tuple(waiting))
+
+
+def _count_waiting(page: Page) -> float:
+    replica = replica_of(page, VLLM_SIGNALS)
+    found = None if replica is None else gauge(replica, Signal.WAITING_MEAN, (page,))
+    return found.value if isinstance(found, Measured) else 0.0
+
+
+def _read_side(option: str, given: Sequence[str]) -> Pages:
+    arguments: list[str] = []
+    for place, argument in enumerate(given, 1):
+        replica, files = named_file(option, argument)
+        many = [each.strip() for each in files.split(",") if each.strip()]
+        if len(many) < 2:
+            raise ScrapeError(f"{option} {argument}: {_ONE_PAGE % option}")
+        name = replica or f"{option.removeprefix('--')}-{place}"
+        if any(each.startswith(f"{name}=") for each in arguments):
+            raise ScrapeError(f"{option} {argument}: {name} is given twice; give all its pages in one option")
+        arguments += [f"{name}={each}" for each in many]
+    return pages_of(arguments)
+
+
+def _objectives(given: Sequence[str]) -> Objectives:
+    pairs = [each.partition("=") for each in given]
+    if wrong := next((each for each, (_, _, value) in zip(given, pairs, strict=True) if not value), None):
+        raise ScrapeError(f"--objective {wrong}: write NAME=DURATION, such as ttftP95=5s")
+    try:
+        return objectives_from({name: value for name, _, value in pairs})
+    except SpecInvalid as error:
+        raise ScrapeError(f"--objective: {'; '.join(error.problems)}") from None
+
+
+def _comparison_as_text(found: Comparison) -> str:
+    rows = [("", "old", "new"), ("replicas", str(found.old_replicas), str(found.new_replicas))]
+    for name, title, form in _ROWS:
+        old, new = (form.format(getattr(side, name)) for side in (found.old, found.new))
+        rows.append((title, old, new))
+    table = "\n".join(f"  {title:<28}{old:>12}{new:>12}" for title, old, new in rows)
+    checks = "\n".join(
+        f"  {'FAILS' if each.fails else 'passes':<7} {each.name}: {each.message}" for each in found.checks
+    )
+    return (
+        f"{found.verdict} ({found.decided_by}): {found.message}\n"
+        f"watched {found.seconds:.0f} s, routing {found.routing}\n{table}\n{checks}"
+    ).rstrip()
+
+
+def _comparison_as_json(found: Comparison) -> str:
+    """Return the comparison as JSON; an unknown or infinite number is null."""
+    return json.dumps(
+        {
+            "verdict": found.verdict,
+            "decidedBy": found.decided_by,
+            "message": found.message,
+            "seconds": found.seconds,
+            "routing": found.routing,
+            "old": {"replicas": found.old_replicas, **_in_camel_case(asdict(found.old))},
+            "new": {"replicas": found.new_replicas, **_in_camel_case(asdict(found.new))},
+            "checks": [
+                {
+                    "name": each.name,
+                    "value": each.value,
+                    "interval": [each.value - SURE * each.error, each.value + SURE * each.error],
+                    "limit": each.limit,
+                    "fails": each.fails,
+                    "message": each.message,
+                }
+                for each in found.checks
+            ],
+        },
+        indent=2,
+    )
+
+
+def _in_camel_case(figures: Mapping[str, float]) -> dict[str, float | None]:
+    def camel(name: str) -> str:
+        first, *rest = name.split("_")
+        return first + "".join(each.title() for each in rest)
+
+    return {camel(name): value if isfinite(value) else None for name, value in figures.items()}
+
+
+LEAST_SPREAD = 0.05
+"""In blocks; a smaller deviation is not printed."""
+PATTERNS = "scattered, per-head, runs:LENGTH or compact"
+_RUNS = re.compile(r"runs:(\d{1,9})")
+
+
+def print_freed_blocks(
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the sequence before the eviction.")],
+    evict: Annotated[int, typer.Option("--evict", help="How many of these tokens are evicted.")],
+    pattern: Annotated[
+        str,
+        typer.Option(
+            "--pattern",
+            help="Where the kept tokens are: scattered (the same for all heads), per-head (each keeps its "
+            "own), runs:8 (in runs of 8 tokens), compact (moved together).",
+        ),
+    ] = "scattered",
+    block_size: Annotated[int, typer.Option("--block-size", help="Tokens of one block.")] = 16,
+    heads: Annotated[
+        int, typer.Option("--kv-heads", help="KV heads that share a block; only per-head needs it.")
+    ] = KV_HEADS,
+    layers: Annotated[
+        int,
+        typer.Option("--layers", help="Layers that share a block table and each keep their own tokens."),
+    ] = 1,
+    output: Annotated[Form, typer.Option("--output", "-o", help="text or json.")] = Form.TEXT,
+) -> None:
+    """Compute how many cache blocks an eviction of tokens frees. Only whole free blocks can be used again."""
+    try:
+        eviction = Eviction(tokens, block_size, evict)
+        where = _pattern(pattern, heads)
+        found, of_one = freed_blocks(eviction, where, layers), freed_blocks(eviction, where)
+    except NoEvictionError as error:
+        end_command(f"kvmedic blocks: {error}", USAGE)
+    if output is Form.JSON:
+        told = {
+            "tokens": tokens,
+            "blockTokens": block_size,
+            "evictedTokens": evict,
+            "pattern": pattern,
+            "blocks": eviction.blocks,
+            "freeBlocks": found.mean,
+            "freeBlocksDeviation": found.deviation,
+            "layers": layers,
+        }
+        print(json.dumps(told))
+        return
+    spread = ""
+    if found.deviation is not None and found.deviation >= LEAST_SPREAD:
+        spread = f", give or take {found.deviation:.1f}"
+    print(f"evicted    {evict} of {tokens} tokens ({100 * evict / tokens:.1f} %)")
+    share = 100 * found.mean / eviction.blocks
+    print(f"free       {found.mean:.1f} of {eviction.blocks} blocks ({share:.1f} %){spread}")
+    if layers > 1:
+        print(f"else       {of_one.mean:.1f} if all {layers} layers kept the same tokens")
+
+
+def _pattern(text: str, heads: int) -> Pattern:
+    runs = _RUNS.fullmatch(text)
+    if runs:
+        return InRuns(int(runs[1]))
+    named: dict[str, Pattern] = {
+        "scattered": Scattered(),
+        "per-head": PerHead(heads),
+        "compact": Compacted(),
+    }
+    if text not in named:
+        raise NoEvictionError(f"--pattern must be {PATTERNS}, got {text!r}")
+    return named[text]
+
+
+flags_app = typer.Typer(no_args_is_help=True)
+
+File = Annotated[
+    str, typer.Option("--file", "-f", help="Manifest file, YAML or JSON; `-` reads standard input.")
+]
+Container = Annotated[str | None, typer.Option(help="Name of the container, if several run an engine.")]
+Name = Annotated[str | None, typer.Option(help="Name of the object, if the file holds several.")]
+EngineVersion = Annotated[
+    str | None,
+    typer.Option(help="The engine's version, such as 0.32.0. By default the image's tag."),
+]
+
+
+@flags_app.command()
+def show(
+    file: File,
+    output: Annotated[Form, typer.Option("--output", "-o", help="How to print.")] = Form.TEXT,
+    container: Container = None,
+    name: Name = None,
+    engine_version: EngineVersion = None,
+) -> None:
+    """Show the flags that a manifest gives the engine, as the engine reads them, without its defaults."""
+    version = version_named(engine_version)
+    text = _read_manifest(file)
+    engines = engines_in(text, VLLM, Selector(container, name))
+    if isinstance(engines, Refusal):
+        _refuse(engines)
+    if len({engine.name for engine in engines}) < len(engines):
+        _refuse(several(engines))
+    views: list[tuple[ManifestContainer, FlagsView]] = []
+    for found in engines:
+        engine = Engine(VLLM, version or version_of(found.data, VLLM))
+        view = _show_engine(text, found, engine)
+        if isinstance(view, Refusal):
+            _refuse(view, found)
+        views.append((found, view))
+    _print_views(views, output)
+
+
+@flags_app.command("set")
+def set_flag(
+    setting: Annotated[str, typer.Argument(metavar="NAME=VALUE", help="For example max_num_seqs=64.")],
+    file: File,
+    container: Container = None,
+    name: Name = None,
+    engine_version: EngineVersion = None,
+) -> None:
+    """Change one flag in a manifest and print the manifest.
+
+    One token changes, or one is added. Every other byte stays.
+    """
+    flag_name, equals, value = setting.partition("=")
+    if not equals or not flag_name.strip("-"):
+        raise typer.BadParameter(f"{setting!r} is not NAME=VALUE; for example max_num_seqs=64")
+    version = version_named(engine_version)
+    flag = _flag(flag_name, VLLM)
+    text = _read_manifest(file)
+    found = engine_in(text, VLLM, Selector(container, name))
+    if isinstance(found, Refusal):
+        _refuse(found)
+    engine = Engine(VLLM, version or version_of(found.data, VLLM))
+    wanted = setting_of(flag, value, engine)
+    if isinstance(wanted, Refusal):
+        _refuse(wanted, found)
+    config = _file(text, found, wanted, engine)
+    if config is not None and _is_in_file(config, found, wanted, engine):
+        _set_in_file(text, found, config, wanted)
+        return
+    outcome = edit(found.data, found.index, wanted, engine, config.parsed if config else None)
+    if isinstance(outcome, Refusal):
+        _refuse(outcome, found)
+    if isinstance(outcome, AlreadySet):
+        _note(f"{flag.dest} already has that value ({outcome.place} of container {found})")
+        _write(text)
+        return
+    result = splice_edit(text, found, outcome)
+    if isinstance(result, Refusal):
+        _refuse(result)
+    before = "nothing" if outcome.before is None else repr(outcome.before)
+    after = outcome.after.strip() if outcome.before is None and outcome.after else outcome.after
+    _note(f"{outcome.field}[{outcome.index}] of container {found}: {before} -> {after!r}")
+    _write(result)
+
+
+def _show_engine(text: str, found: ManifestContainer, engine: Engine) -> FlagsView | Refusal:
+    """Return the engine's flags, with those of its configuration file if the manifest contains it."""
+    view = read_flags(found.data, engine)
+    if isinstance(view, Refusal) or view.config is None:
+        return view
+    file = config_file(text, found, view.config, engine)
+    if isinstance(file, Refusal):
+        _note(f"container {found}: {file.message}")
+        return view
+    return read_flags(found.data, engine, file.parsed)
+
+
+def _file(text: str, found: ManifestContainer, wanted: Setting, engine: Engine) -> ConfigFile | None:
+    """Return the configuration file; refuse if the manifest lacks it and it may hold the flag."""
+    parsed = parsed_of(found.data, engine)
+    if isinstance(parsed, Refusal) or parsed.config is None:
+        return None
+    file = config_file(text, found, parsed.config, engine)
+    if not isinstance(file, Refusal):
+        return file
+    if parsed.last(wanted.flag.dest) is None:
+        _refuse(Refusal(file.reason, f"{wanted.flag.dest} may be in a file: {file.message}"), found)
+    return None
+
+
+def _is_in_file(file: ConfigFile, found: ManifestContainer, wanted: Setting, engine: Engine) -> bool:
+    """Return whether a flag is changed in the file: only the file gives it, and it is no switch.
+
+    vLLM leaves an entry out that is false (measured on 0.32.0): a switch is turned off on the command
+    line, which beats the file.
+    """
+    given = file.given(wanted.flag.dest)
+    parsed = parsed_of(found.data, engine)
+    if given is None or isinstance(parsed, Refusal) or parsed.last(wanted.flag.dest) is not None:
+        return False
+    return given.option.kind is not Kind.SWITCH or given.value == wanted.value
+
+
+def _set_in_file(text: str, found: ManifestContainer, file: ConfigFile, wanted: Setting) -> None:
+    given = file.given(wanted.flag.dest)
+    if given is not None and given.value == wanted.value:
+        _note(f"{wanted.flag.dest} already has that value ({given.held_by.place})")
+        _write(text)
+        return
+    result = repoint_manifest(text, file, wanted.flag.dest, wanted.text)
+    if isinstance(result, Refusal):
+        _refuse(result, found)
+    _note(f"{wanted.flag.dest} in a copy of {file}: the template of container {found} refers to the copy")
+    _write(result)
+
+
+def _print_views(views: list[tuple[ManifestContainer, FlagsView]], output: Form) -> None:
+    for found, view in views:
+        if view.config is not None:
+            _note(f"container {found} also reads {view.config}; its flags are not shown")
+    if output is Form.JSON:
+        print(json.dumps({"containers": {found.name: view.values() for found, view in views}}, indent=2))
+        return
+    for found, view in views:
+        print(f"container {found}")
+        for given in view.flags:
+            print(f"  {given.flag.dest:<24} {json.dumps(given.value):<16} {given.place}")
+        if not view.flags:
+            print("  no flag that kvmedic knows; the engine's defaults apply")
+
+
+def version_named(text: str | None) -> Version | None:
+    """Return the version that an option names; None without the option."""
+    try:
+        return Version.parse(text) if text is not None else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--engine-version") from error
+
+
+def _flag(name: str, profile: EngineProfile) -> Flag:
+    dashed = "--" + name.removeprefix("--").replace("_", "-")
+    for flag in profile.flags:
+        named = (option.names for option in profile.options if flag.name in option.names)
+        spelled = {each for names in named for each in names if not each.startswith("--no-")}
+        if name == flag.knob or dashed in spelled:
+            return flag
+    known = [flag.dest for flag in profile.flags]
+    close = difflib.get_close_matches(dashed.strip("-").replace("-", "_"), known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"it knows {', '.join(known)}"
+    return _refuse(Refusal(RefusalReason.UNKNOWN_FLAG, f"kvmedic changes no flag {name!r}: {hint}"))
+
+
+def _read_manifest(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        end_command(f"unreadable file: {file}: {error.strerror}", USAGE)
+    except UnicodeDecodeError:
+        end_command(f"unreadable file: {file} is not UTF-8 text", USAGE)
+
+
+def _write(text: str) -> None:
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.flush()
+
+
+def _note(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _refuse(refusal: Refusal, found: ManifestContainer | None = None) -> NoReturn:
+    where = f"container {found}: " if found is not None else ""
+    if refusal.reason is RefusalReason.SEVERAL_ENGINES:
+        refusal = Refusal(refusal.reason, f"{refusal.message}; name one with --container or --name")
+    end_command(f"refused ({refusal.reason}): {where}{refusal.message}", REFUSED)

@@ -1,0 +1,436 @@
+"""Events, log lines and the operator's own metrics, for what was saved. Never for what was not.
+
+What changed between two saved records becomes notes: one Event each, on the resource and its target. Label
+values come from enums only, so their number is bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from kvmedic.api.resource import GROUP, KIND, VERSION
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import ApiError, Conflict
+from kvmedic.kube.objects import EVENTS, JsonObject, Ref
+from kvmedic.model.reasons import Reason, Trait, reasons_with
+from kvmedic.model.redaction import redact
+from kvmedic.model.run import Run, StepState
+from kvmedic.model.status import ConditionType, Record, Resource, Severity, Truth
+
+STATE_REASONS = {
+    StepState.PENDING: Reason.PLANNED,
+    StepState.ROLLING_OUT: Reason.ROLLING_OUT,
+    StepState.VERIFYING: Reason.VERIFYING,
+    StepState.ROLLING_BACK: Reason.ROLLING_BACK,
+}
+"""The reason of the Event about a step's state. A step that ended has the Event of its run's outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One transition."""
+
+    reason: Reason
+    message: str
+    warning: bool = False
+    run: str = ""
+    """The run's id; empty outside a run."""
+    on_target: bool = False
+    """The target was or will be touched, so it belongs on the Deployment's Events as well."""
+    severity: Severity | None = None
+    """Of the trouble that it is about; None without trouble."""
+
+
+def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
+    """Return what is new in the later of two records, in the order of reading."""
+    old = before or Record()
+    new = (*_runbook_switch_notes(old, after), *_state_notes(old, after), *_urgency_notes(old, after))
+    severity = after.urgency.severity if after.urgency else None
+    return tuple(replace(note, severity=severity) for note in new)
+
+
+def _state_notes(old: Record, after: Record) -> tuple[Note, ...]:
+    if after.run is not None:
+        held = tuple(note for note in _person_notes(old, after) if note.reason is Reason.DRAIN_TIMED_OUT)
+        return (
+            *_diagnosis_notes(old, after),
+            *_run_notes(old.run, after.run),
+            *_not_ready_notes(old, after),
+            *(replace(note, run=after.run.id) for note in held),
+        )
+    if old.run is not None and after.history:
+        end = after.history[0]
+        is_good = Trait.GOOD_END in end.outcome.traits
+        text = f"run {end.id} ended: {end.message} ({'; '.join(end.steps)})"
+        return (Note(end.outcome, text, not is_good, end.id, on_target=True),)
+    return _survey_notes(old, after)
+
+
+def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
+    state = new.current.state
+    if old is not None and old.current.state is state and old.index == new.index:
+        return ()
+    reason = STATE_REASONS.get(state)
+    if reason is None:
+        return ()
+    step = new.current.step.line()
+    why = new.ending.message if new.ending else new.message
+    text = f"run {new.id}: {reason.sentence} {step}. {why}"
+    return (Note(reason, text, state is StepState.ROLLING_BACK, new.id, on_target=True),)
+
+
+def _runbook_switch_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    if new.runbook_switches[:1] == old.runbook_switches[:1] or not new.runbook_switches:
+        return ()
+    switch = new.runbook_switches[0]
+    text = f"{switch.line()}: {switch.message}"
+    return (Note(Reason.RUNBOOK_SWITCHED, text),)
+
+
+def _urgency_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return that a page begins, or that it ends while there is still trouble."""
+    paged = old.urgency is not None and old.urgency.severity is Severity.PAGE
+    if new.urgency is None or paged is (new.urgency.severity is Severity.PAGE):
+        return ()
+    reason = Reason.OBJECTIVES_MET if paged else Reason.OBJECTIVE_BREACHED
+    text = f"{reason.sentence} {new.urgency.message}"
+    return (Note(reason, text, warning=not paged),)
+
+
+def _diagnosis_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return the diagnosis unless its reason is the same as before; also when a run opens on it."""
+    shown, was = new.diagnosis, old.diagnosis
+    if shown is None or (was is not None and was.reason is shown.reason):
+        return ()
+    return (Note(shown.reason, shown.message),)
+
+
+def _not_ready_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return why the resource is not Ready, unless the reason is the same as before."""
+    ready, was = new.condition(ConditionType.READY), old.condition(ConditionType.READY)
+    if ready is None or ready.status is Truth.TRUE or (was is not None and was.reason is ready.reason):
+        return ()
+    return (Note(ready.reason, ready.message, warning=True),)
+
+
+def _person_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    """Return what a person must do, unless it or a complaint gave that reason before."""
+    acting, was = new.condition(ConditionType.ACTION_REQUIRED), old.condition(ConditionType.ACTION_REQUIRED)
+    if acting is None or acting.status is not Truth.TRUE or Trait.NEEDS_A_PERSON not in acting.reason.traits:
+        return ()
+    ready = new.condition(ConditionType.READY)
+    known = {each.reason for each in (was, ready) if each is not None}
+    if acting.reason in known:
+        return ()
+    return (Note(acting.reason, acting.message, warning=True),)
+
+
+def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
+    found = [*_diagnosis_notes(old, new), *_not_ready_notes(old, new), *_person_notes(old, new)]
+    if new.plan is not None and (old.plan is None or old.plan.digest != new.plan.digest):
+        text = f"plan {new.plan.digest}: {'; '.join(new.plan.steps)}. {new.plan.message}"
+        found.append(Note(Reason.PLANNED, text))
+    still = {(each.knob, each.run if each.knob else "") for each in new.temporary}
+    for each in old.temporary:
+        if each.adds_replicas and (None, "") not in still:
+            text = f"{each.line()} is forgotten: somebody else set the number, and that number stays"
+            found.append(Note(Reason.REPLICAS_CHANGED, text))
+        elif each.knob is not None and (each.knob, each.run) not in still:
+            text = f"{each.line()} is forgotten: somebody else set the flag, or created the target again"
+            found.append(Note(Reason.TEMPORARY_CHANGE_FORGOTTEN, text))
+    return tuple(found)
+
+
+EVENT_LOG = logging.getLogger("kvmedic.events")
+SEVERITY_LABEL = f"{GROUP}/severity"
+"""Label of an Event: `page` or `ticket`; absent where there is no trouble."""
+NOTE_LIMIT = 1024
+"""Bytes of an Event's note, at most (events.k8s.io/v1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Writes Events. One transition of one run on one object has one name, so it is written once."""
+
+    client: Client
+    instance: str
+    """This process, as Events name it: the pod's name."""
+
+    async def publish(self, resource: Resource, note: Note) -> None:
+        """Write a note's Events; a failure is logged, because an Event is never worth a retry."""
+        for regarding in _regarding_objects(resource, note):
+            event = self._event(resource, note, regarding)
+            try:
+                await self.client.create(Ref(EVENTS, resource.namespace, event["metadata"]["name"]), event)
+            except Conflict:
+                continue
+            except ApiError as error:
+                EVENT_LOG.warning(
+                    "resource=%s/%s event=%s error=%s", resource.namespace, resource.name, note.reason, error
+                )
+
+    def _event(self, resource: Resource, note: Note, regarding: dict[str, str]) -> JsonObject:
+        now = self.client.clock.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        within = note.run or now
+        key = f"{resource.uid}/{regarding['kind']}/{note.reason}/{within}"
+        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{resource.name[:200]}.{digest}",
+                "namespace": resource.namespace,
+                "labels": {SEVERITY_LABEL: str(note.severity)} if note.severity else {},
+            },
+            "eventTime": now,
+            "reportingController": "kvmedic.io/operator",
+            "reportingInstance": self.instance,
+            "action": "Remediate" if note.run else "Diagnose",
+            "reason": str(note.reason),
+            "type": "Warning" if note.warning else "Normal",
+            "note": _event_text(note).encode()[:NOTE_LIMIT].decode(errors="ignore"),
+            "regarding": regarding,
+        }
+
+
+def _event_text(note: Note) -> str:
+    """Return the Event's text. A page says so first, because a list of Events shows only the beginning."""
+    message = redact(note.message)
+    return f"[page] {message}" if note.severity is Severity.PAGE else message
+
+
+def _regarding_objects(resource: Resource, note: Note) -> list[dict[str, str]]:
+    own = {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "name": resource.name,
+        "namespace": resource.namespace,
+        "uid": resource.uid,
+    }
+    if resource.policy is None or not (note.on_target or resource.is_stand_in):
+        return [own]
+    target = {
+        "apiVersion": "apps/v1",
+        "kind": resource.policy.target.kind,
+        "name": resource.policy.target.name,
+        "namespace": resource.namespace,
+    }
+    run = resource.record.run if resource.record else None
+    target = {**target, "uid": run.target_uid} if run else target
+    return [target] if resource.is_stand_in else [own, target]
+
+
+TICK_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Buckets from one cached look to the API time-outs."""
+
+SEVERITY = ("severity",)
+"""Label of the gauges of resources in trouble: `page` while an objective is breached, else `ticket`."""
+
+
+class Telemetry:
+    """Counters and gauges of one operator process."""
+
+    def __init__(self) -> None:
+        # One series more for every counter and histogram, which nobody asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        registry = CollectorRegistry()
+        self.registry = registry
+        self.decisions = Counter(
+            "kvmedic_decisions", "Decisions that differed from the last", ["reason"], registry=registry
+        )
+        self.tick_seconds = Histogram(
+            "kvmedic_tick_seconds", "One look at one resource", registry=registry, buckets=TICK_SECONDS
+        )
+        self.failures = Counter(
+            "kvmedic_tick_failures", "Looks that ended in an error", ["kind"], registry=registry
+        )
+        self.resources = Gauge("kvmedic_resources", "KVRemediations that are watched", registry=registry)
+        self.open_runs = Gauge("kvmedic_open_runs", "Runs that are open", registry=registry)
+        self.troubled = Gauge(
+            "kvmedic_troubled", "Resources whose fleets are in trouble", SEVERITY, registry=registry
+        )
+        self.action_required = Gauge(
+            "kvmedic_action_required", "Resources that wait for a person", SEVERITY, registry=registry
+        )
+        self.stalled = Gauge(
+            "kvmedic_stalled",
+            "Resources that are stuck until a person acts",
+            SEVERITY,
+            registry=registry,
+        )
+        self.metrics_unavailable = Gauge(
+            "kvmedic_metrics_unavailable",
+            "Resources whose replicas' metrics are missing, stale or out of reach",
+            SEVERITY,
+            registry=registry,
+        )
+        self.diverted = Gauge(
+            "kvmedic_diverted",
+            "Resources whose trouble is for another runbook: GPU fault, thermal emergency, host memory",
+            ["reason", *SEVERITY],
+            registry=registry,
+        )
+        self.leading = Gauge(
+            "kvmedic_leading", "1 while this process is the one that acts", registry=registry
+        )
+        self.storm = Gauge(
+            "kvmedic_storm_breaker_tripped",
+            "1 while so many runs ended badly that no new one is opened",
+            registry=registry,
+        )
+        for reason in Reason:
+            self.decisions.labels(reason=reason.value)
+
+
+LOG = logging.getLogger("kvmedic.decisions")
+
+
+class EventSink(Protocol):
+    """Where Events go; a failure to write one is logged and forgotten."""
+
+    async def publish(self, resource: Resource, note: Note) -> None:
+        """Write one Event on the resource, and on its target where the note says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """In which gauges a resource counts."""
+
+    open_run: bool
+    action_required: bool
+    stalled: bool
+    metrics_unavailable: bool
+    diverted: Reason | None = None
+    """The diagnosis that another runbook is for; None where it is another, or a run is open."""
+    urgency: Severity | None = None
+    """None: no trouble is known."""
+
+    @property
+    def severity(self) -> Severity:
+        """Return under which severity it counts: only what is known to be a page is one."""
+        return self.urgency or Severity.TICKET
+
+
+def standing_of(record: Record | None) -> Standing:
+    """Return where a resource stands; one whose record cannot be read waits for a person."""
+    if record is None:
+        return Standing(open_run=True, action_required=True, stalled=True, metrics_unavailable=False)
+
+    shown = record.diagnosis
+
+    def says(condition: ConditionType, status: Truth) -> bool:
+        found = record.condition(condition)
+        return found is not None and found.status is status
+
+    return Standing(
+        open_run=record.run is not None,
+        action_required=says(ConditionType.ACTION_REQUIRED, Truth.TRUE),
+        stalled=says(ConditionType.STALLED, Truth.TRUE),
+        metrics_unavailable=says(ConditionType.METRICS_AVAILABLE, Truth.FALSE),
+        diverted=shown.reason
+        if shown and record.run is None and Trait.DIVERTS in shown.reason.traits
+        else None,
+        urgency=record.urgency.severity if record.urgency else None,
+    )
+
+
+def _is_diverted(reason: Reason, standing: Standing) -> bool:
+    return standing.diverted is reason
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Writes log lines, metrics and Events about what changed."""
+
+    events: EventSink
+    telemetry: Telemetry
+    _standings: dict[str, Standing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Have the gauges summed up when they are scraped, not on every look."""
+        telemetry = self.telemetry
+        telemetry.open_runs.set_function(lambda: self._how_many(lambda each: each.open_run))
+        for severity in Severity:
+            for gauge, counts in (
+                (telemetry.troubled, lambda each: each.urgency is not None),
+                (telemetry.action_required, lambda each: each.action_required),
+                (telemetry.stalled, lambda each: each.stalled),
+                (telemetry.metrics_unavailable, lambda each: each.metrics_unavailable),
+            ):
+                counted = partial(self._how_many, counts, severity)
+                gauge.labels(severity=severity.value).set_function(counted)
+            for reason in reasons_with(Trait.DIVERTS):
+                counted = partial(self._how_many, partial(_is_diverted, reason), severity)
+                telemetry.diverted.labels(reason=reason.value, severity=severity.value).set_function(counted)
+
+    def _how_many(self, counts: Callable[[Standing], bool], severity: Severity | None = None) -> float:
+        # A copy: the metrics are served by a thread of their own.
+        asked = (each for each in list(self._standings.values()) if severity in (None, each.severity))
+        return float(sum(map(counts, asked)))
+
+    def seen(self, resource: Resource) -> None:
+        """Count a resource as it was loaded: what an earlier process saved shows in the gauges too."""
+        self._standings[resource.uid] = standing_of(resource.record)
+
+    async def saved(self, resource: Resource, before: Record | None, after: Record) -> None:
+        """Report what changed between two saved records."""
+        self._log(resource, before, after)
+        self._standings[resource.uid] = standing_of(after)
+        for note in notes(before, after):
+            self.telemetry.decisions.labels(reason=note.reason.value).inc()
+            await self.events.publish(resource, note)
+
+    def forget(self, uid: str) -> None:
+        """Drop a resource that no longer exists from the gauges."""
+        self._standings.pop(uid, None)
+
+    def _log(self, resource: Resource, before: Record | None, after: Record) -> None:
+        """Write one line per decision that differs from the last."""
+        line = _ending_text(before, after) or _decision(after)
+        if line and (before is None or _decision(before) != line):
+            LOG.info("resource=%s/%s %s", resource.namespace, resource.name, line)
+
+
+def _decision(record: Record) -> str:
+    """Return the record's present decision as key-value text."""
+    progressing = record.condition(ConditionType.PROGRESSING)
+    diagnosed = record.condition(ConditionType.DIAGNOSED)
+    problem = _problem(record)
+    if record.run is None and problem:
+        return problem
+    if record.run is not None and progressing is not None:
+        step = record.run.current
+        at = record.run.intent.move if record.run.intent else "none"
+        victim = record.run.victim.name if record.run.victim else "none"
+        return (
+            f"run={record.run.id} step={step.step.kind} state={step.state} reason={progressing.reason} "
+            f"last_move={at} draining={victim} message={progressing.message!r} {problem}".rstrip()
+        )
+    if diagnosed is None:
+        return ""
+    why = progressing.reason if progressing else "none"
+    text = diagnosed.message if progressing is None or why is Reason.NO_RUN else progressing.message
+    return f"run=none diagnosis={diagnosed.reason} reason={why} message={text!r}"
+
+
+def _ending_text(before: Record | None, after: Record) -> str:
+    """Return how a run ended as key-value text; empty where none did."""
+    if before is None or before.run is None or after.run is not None or not after.history:
+        return ""
+    end = after.history[0]
+    return f"run={end.id} outcome={end.outcome} message={end.message!r}"
+
+
+def _problem(record: Record) -> str:
+    """Return why the resource is not Ready as key-value text; empty while it is."""
+    ready = record.condition(ConditionType.READY)
+    if ready is None or ready.status is Truth.TRUE:
+        return ""
+    return f"problem={ready.reason} advice={ready.message!r}"
