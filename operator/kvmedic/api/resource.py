@@ -23,6 +23,7 @@ from kvmedic.api.compression import (
 )
 from kvmedic.api.rules import Rule, Wire, dns_subdomain, parse_duration, pattern, rfc3339
 from kvmedic.api.spec import KVRemediationSpec, LeverName, LeverSpec
+from kvmedic.api.spec import Limits as WireLimits
 from kvmedic.api.spec import Objectives as WireObjectives
 from kvmedic.model.compression import BundleSetting as Setting
 from kvmedic.model.compression import Figures, MethodClass, parse_quantity
@@ -97,26 +98,30 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
         ),
         on_inconclusive=spec.verify.on_inconclusive,
         hold_at_most=parse_duration(spec.verify.hold_at_most),
-        limits=Limits(
-            cooldown=parse_duration(spec.limits.cooldown),
-            max_runs_per_day=spec.limits.max_runs_per_day,
-            min_healthy_replicas=spec.limits.min_healthy_replicas,
-            windows=tuple(
-                MaintenanceWindow(
-                    days=frozenset(window.days),
-                    start=time.fromisoformat(window.start),
-                    end=time.fromisoformat(window.end),
-                    zone=ZoneInfo(window.time_zone),
-                )
-                for window in spec.limits.windows or ()
-            ),
-            approval_max_age=parse_duration(spec.limits.approval_max_age),
-        ),
+        limits=_limits(spec.limits),
         rollback=RollbackPolicy(rollback is not None, within),
         scale_out=ScaleBound(scale.max_replicas, int(scale.step or 1), _restore_after(scale))
         if scale
         else None,
         compression=_compression(spec.compression),
+    )
+
+
+def _limits(spec: WireLimits) -> Limits:
+    return Limits(
+        cooldown=parse_duration(spec.cooldown),
+        max_runs_per_day=spec.max_runs_per_day,
+        min_healthy_replicas=spec.min_healthy_replicas,
+        windows=tuple(
+            MaintenanceWindow(
+                days=frozenset(window.days),
+                start=time.fromisoformat(window.start),
+                end=time.fromisoformat(window.end),
+                zone=ZoneInfo(window.time_zone),
+            )
+            for window in spec.windows or ()
+        ),
+        approval_max_age=parse_duration(spec.approval_max_age),
     )
 
 
