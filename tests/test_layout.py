@@ -65,8 +65,6 @@ def test_only_the_handlers_know_kopf():
 
 NOT_FOR_ITS_SIZE = {
     "__main__.py": "Python's own name for the way in",
-    "cli/crd.py": "one file a command",
-    "cli/run.py": "one file a command",
     "model/redaction.py": "what a secret looks like; asked by every layer, and looked for by its name",
 }
 """Modules that may be shorter, and why."""
