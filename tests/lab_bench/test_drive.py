@@ -33,7 +33,7 @@ def number(looked: Observation, signal: Signal) -> float:
 
 
 def test_scrapes_tell_what_the_clients_saw(uncapped):
-    looked = observed(uncapped, len(uncapped.pages))
+    looked = observed(uncapped)
 
     assert looked.window_seconds == pytest.approx(uncapped.seconds, rel=0.01)
     assert number(looked, Signal.REQUESTS_FINISHED) == pytest.approx(uncapped.finished, abs=3)
@@ -45,11 +45,9 @@ def test_scrapes_tell_what_the_clients_saw(uncapped):
 def test_a_cap_holds_and_ends_the_stalls(uncapped):
     capped = Drive(CHAT, 8).run(warm=48, count=260)
 
-    looked = observed(capped, len(capped.pages))
+    looked = observed(capped)
     assert number(looked, Signal.RUNNING_MAX) <= 8
-    assert number(looked, Signal.PREEMPTIONS) < 0.1 * number(
-        observed(uncapped, len(uncapped.pages)), Signal.PREEMPTIONS
-    )
+    assert number(looked, Signal.PREEMPTIONS) < 0.1 * number(observed(uncapped), Signal.PREEMPTIONS)
     assert capped.good_tokens / capped.tokens > uncapped.good_tokens / uncapped.tokens
     assert capped.goodput <= capped.throughput
 

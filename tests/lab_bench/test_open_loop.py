@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from itertools import islice
+from random import Random
 
 import pytest
 
 from kvmedic.model.run import Verdict
 from lab.bench.drive import UNCAPPED, Outcome
-from lab.bench.open_loop import OpenDrive, Planned, Row, Starved, judged
+from lab.bench.open_loop import Planned, Row, Starved, TimelyDrive, judged
 from lab.bench.sizing import main
 from lab.bench.workloads import Workload, drawn, varied
 from run_builder import BASELINE
@@ -19,7 +20,7 @@ ROW = Row("drawn 1", 1.05, 0.6, (GOOD, NONE))
 
 
 def run(cap: int) -> Outcome:
-    return OpenDrive(CHAT, cap, PER_SECOND, seed=3).run_for(20, 120)
+    return TimelyDrive(CHAT, cap, PER_SECOND, Random(3)).run_for(20, 120)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +53,11 @@ def test_no_drawn_request_is_longer_than_its_pool():
 
 
 def test_the_same_requests_come_whatever_the_engine_does_with_them():
-    free, capped = (OpenDrive(CHAT, cap, PER_SECOND, seed=3) for cap in (UNCAPPED, 2))
+    free, capped = (TimelyDrive(CHAT, cap, PER_SECOND, Random(3)) for cap in (UNCAPPED, 2))
 
     seen = [drive.run_for(20, 60) for drive in (free, capped)]
 
-    arrived = [[one.times.arrived_at for one in drive._clients.values()] for drive in (free, capped)]
+    arrived = [[one.times.arrived_at for one in drive.clients.values()] for drive in (free, capped)]
     fewer = min(map(len, arrived)) - 5
     assert fewer > 100
     assert arrived[0][:fewer] == arrived[1][:fewer]

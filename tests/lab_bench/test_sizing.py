@@ -7,11 +7,11 @@ import pytest
 
 from kvmedic.model import compression as blocks
 from lab.bench.blocks import CASES, ERRORS, counted
-from lab.bench.drive import UNCAPPED
+from lab.bench.drive import UNCAPPED, runs_of
 from lab.bench.footprint import arriving, crowded, room_of, tried
 from lab.bench.recall import score
 from lab.bench.shift import SHIFTS, WINDOW, WINDOWS_BEFORE, Followed, Turned
-from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, _runs, row_of
+from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, row_of
 from lab.bench.workloads import WORKLOADS, Workload, varied
 from lab.engine.compression import Eviction, Survival
 
@@ -84,7 +84,7 @@ def test_a_row_compares_the_choice_with_the_sweep_and_with_halving():
 def test_halving_stops_where_preemptions_are_few():
     calm = Workload("calm", varied(60, 0.6, 8, 400), varied(120, 0.7, 10, 600), 800, 32, 8, tokens=12_000)
 
-    run = _runs(calm)
+    run = runs_of(calm)
 
     assert _halved(run, run(UNCAPPED)) == (run(UNCAPPED), 0)
 

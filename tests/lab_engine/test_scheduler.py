@@ -1,6 +1,5 @@
 """Properties of the scheduler, its pool and the host's memory under random engines and loads."""
 
-from collections import Counter
 from dataclasses import replace
 from itertools import repeat
 
@@ -8,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.bench.replay import ClosedLoop, Lengths, Result, Simulation
+from lab.bench.replay import ClosedLoop, Result, simulate
+from lab.bench.workloads import Lengths
 from lab.engine.blocks import BlockPool, HostTier
 from lab.engine.metrics import EngineMetrics
 from lab.engine.requests import BlockTable, FinishReason, Request, Status
@@ -22,66 +22,34 @@ STEADY = settings(max_examples=200, deadline=None, derandomize=True)
 
 @STEADY
 @given(cases())
-def test_blocks_are_neither_lost_nor_shared_wrongly_and_every_limit_holds(case):
+def test_blocks_are_neither_lost_nor_shared_wrongly_and_aborted_requests_hold_nothing(case):
     drive = Drive(case).run()  # checks its invariants after each schedule and each finish
 
     assert drive.scheduler.pool.free_count == case.usable_blocks
     assert drive.scheduler.pool.usage == 0.0
-
-
-@STEADY
-@given(cases(aborts=False))
-def test_every_request_finishes_with_exactly_the_tokens_it_asked_for(case):
-    drive = Drive(case).run()
-
-    generated = Counter(request.request_id for request, _, _ in drive.outputs)
-    for request, shape in zip(drive.requests, case.shapes, strict=True):
-        assert request.finish_reason is FinishReason.LENGTH
-        assert generated[request.request_id] == shape.output == request.output_length
-
-
-@STEADY
-@given(cases(aborts=False))
-def test_each_token_comes_out_once_and_in_order(case):
-    drive = Drive(case).run()
-
-    for request in drive.requests:
-        streamed = [token for owner, token, _ in drive.outputs if owner is request]
-        assert streamed == request.tokens[request.prompt_length :]
-
-
-@STEADY
-@given(cases(aborts=False))
-def test_the_preemption_counter_equals_the_events_and_all_are_reported(case):
-    drive = Drive(case).run()
-
-    events = sum(len(step.preempted) for step in drive.steps)
-    assert drive.scheduler.preemptions == events
-    assert sum(request.preemptions for request in drive.requests) == events
-    assert sum(drive.reported_preemptions.values()) == events
-
-
-@STEADY
-@given(cases(aborts=False))
-def test_first_admissions_are_first_come_first_served(case):
-    drive = Drive(case).run()
-
-    order = []
-    for step in drive.steps:
-        order += [request for request in step.admitted if request not in order]
-    assert order == drive.requests
-
-
-@STEADY
-@given(cases())
-def test_aborted_requests_hold_nothing_and_say_nothing_more(case):
-    drive = Drive(case).run()
-
     for request in drive.requests:
         assert request.status is Status.FINISHED
         if request.finish_reason is FinishReason.ABORT:
             assert (request.table.blocks, request.table.positions) == ([], [])
             assert request.output_length < request.max_tokens
+
+
+@STEADY
+@given(cases(aborts=False))
+def test_every_request_gets_its_tokens_once_and_in_order_and_every_preemption_is_counted(case):
+    drive = Drive(case).run()
+
+    for request, shape in zip(drive.requests, case.shapes, strict=True):
+        streamed = [token for owner, token, _ in drive.outputs if owner is request]
+        assert streamed == request.tokens[request.prompt_length :]
+        assert request.finish_reason is FinishReason.LENGTH
+        assert len(streamed) == shape.output == request.output_length
+    events = sum(len(step.preempted) for step in drive.steps)
+    assert drive.scheduler.preemptions == events
+    assert sum(request.preemptions for request in drive.requests) == events
+    assert sum(drive.reported_preemptions.values()) == events
+    admitted = [request for step in drive.steps for request in step.admitted]
+    assert list(dict.fromkeys(admitted)) == drive.requests, "first come, first served"
 
 
 @st.composite
@@ -117,10 +85,11 @@ def test_the_scheduler_does_what_a_naive_reading_of_the_rules_does(case, waterma
     assert not scheduler.has_requests
 
 
-def one_request(scheduler, tokens, output, name="a"):
-    request = Request(name, tokens, output, BlockTable(scheduler.block_size), seed=ord(name[0]))
+def serve(scheduler, tokens, output=1):
+    """Let one request run alone to its end."""
+    request = Request("a", list(tokens), output, BlockTable(scheduler.block_size))
     scheduler.add(request)
-    while request.status is not Status.FINISHED:
+    while scheduler.has_requests:
         scheduler.finish(scheduler.schedule())
     return request
 
@@ -133,49 +102,33 @@ def an_idle_scheduler(usable=20, block_size=4, caching=True):
 
 def test_a_prompt_seen_before_hits_the_cache_up_to_its_last_full_block():
     scheduler = an_idle_scheduler()
-    prompt = list(range(10))  # two full blocks of 4 and 2 tokens
 
-    one_request(scheduler, list(prompt), 3, "a")
-    again = one_request(scheduler, list(prompt), 3, "b")
+    serve(scheduler, range(10), 3)  # two full blocks of 4 and 2 tokens
+    again = serve(scheduler, range(10), 3)
 
     assert again.cached_prompt_tokens == 8
     assert (scheduler.prefix.queries, scheduler.prefix.hits) == (20, 8)
 
 
-def test_a_prompt_that_is_all_cached_still_computes_its_last_block():
-    scheduler = an_idle_scheduler()
+@pytest.mark.parametrize(("caching", "found"), [(True, 4), (False, 0)])
+def test_a_prompt_that_is_all_cached_still_computes_its_last_block(caching, found):
+    scheduler = an_idle_scheduler(caching=caching)
 
-    one_request(scheduler, list(range(8)), 1, "a")
+    serve(scheduler, range(8))
 
-    assert one_request(scheduler, list(range(8)), 1, "b").cached_prompt_tokens == 4
-
-
-def test_without_prefix_caching_nothing_is_found():
-    scheduler = an_idle_scheduler(caching=False)
-
-    one_request(scheduler, list(range(8)), 1, "a")
-
-    assert one_request(scheduler, list(range(8)), 1, "b").cached_prompt_tokens == 0
+    assert serve(scheduler, range(8)).cached_prompt_tokens == found
 
 
-def test_cached_blocks_of_finished_requests_count_as_free():
-    scheduler = an_idle_scheduler()
-
-    one_request(scheduler, list(range(40)), 1)
-
-    assert scheduler.pool.usage == 0.0
-    assert scheduler.pool.cached_count == 10
-
-
-def test_the_oldest_cached_blocks_are_reused_first():
+def test_cached_blocks_of_finished_requests_count_as_free_and_the_oldest_are_reused_first():
     scheduler = an_idle_scheduler(usable=10)
-    one_request(scheduler, list(range(100, 116)), 1, "a")  # 4 blocks
-    one_request(scheduler, list(range(200, 216)), 1, "b")  # 4 blocks
+    serve(scheduler, range(100, 116))  # 4 blocks
+    serve(scheduler, range(200, 216))  # 4 blocks
+    assert (scheduler.pool.usage, scheduler.pool.cached_count) == (0.0, 8)
 
-    one_request(scheduler, list(range(300, 316)), 1, "c")  # 2 fresh ones, then two of a's, its tail first
+    serve(scheduler, range(300, 316))  # 2 fresh ones, then two of the first's, its tail first
 
-    assert one_request(scheduler, list(range(200, 216)), 1, "d").cached_prompt_tokens == 12
-    assert one_request(scheduler, list(range(100, 116)), 1, "e").cached_prompt_tokens <= 8
+    assert serve(scheduler, range(200, 216)).cached_prompt_tokens == 12
+    assert serve(scheduler, range(100, 116)).cached_prompt_tokens <= 8
 
 
 def test_a_preempted_request_starts_over_and_loses_no_token():
@@ -198,27 +151,16 @@ LIMITS = Limits(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048
 FREE_LOADS = StepCost(load_seconds=0.0)
 
 
-def test_the_least_recently_used_block_goes_first():
-    tier = HostTier(2)
-    for digest in (1, 2):
-        tier.store(digest)
-    assert tier.longest_hit([1]) == 1
-
-    tier.store(3)
-
-    assert [digest in tier for digest in (1, 2, 3)] == [True, False, True]
-    assert len(tier) == 2
-
-
-def test_a_hit_ends_at_the_first_block_that_is_not_held():
-    tier = HostTier(10)
+def test_of_the_hosts_blocks_the_least_recently_used_goes_first_and_a_hit_ends_where_one_is_missing():
+    tier = HostTier(3)
     for digest in (1, 2, 4):
         tier.store(digest)
+    assert [tier.longest_hit(asked) for asked in ([3, 4], [], [1, 2, 3, 4])] == [0, 0, 2]
 
-    assert [tier.longest_hit(asked) for asked in ([1, 2, 3, 4], [3, 4], [])] == [2, 0, 0]
+    tier.store(5)
 
-
-def test_a_tier_without_a_block_is_refused():
+    assert [digest in tier for digest in (1, 2, 4, 5)] == [True, True, False, True]
+    assert len(tier) == 3
     with pytest.raises(ValueError, match="0 blocks"):
         HostTier(0)
 
@@ -238,44 +180,32 @@ def thrash(host_blocks: int, cost: StepCost = FREE_LOADS) -> tuple[Result, Sched
     host = HostTier(host_blocks) if host_blocks else None
     scheduler = Scheduler(LIMITS, BlockPool(150), 32, host)
     load = ClosedLoop(clients=48, requests=96)
-    return Simulation(scheduler, cost, repeat(Lengths(64, 256))).run(load), scheduler
+    return simulate(scheduler, cost, repeat(Lengths(64, 256)), load), scheduler
 
 
-def test_who_was_preempted_is_fetched_and_not_computed_again():
-    (plain, _), (tiered, scheduler) = thrash(0), thrash(5000)
+def test_who_was_preempted_is_fetched_and_not_computed_again_which_takes_time():
+    (plain, _), (tiered, scheduler), (slow, _) = (
+        thrash(0),
+        thrash(5000),
+        thrash(5000, StepCost(load_seconds=0.001)),
+    )
 
     assert plain.preemptions > 20
     assert tiered.preemptions > 20
     assert tiered.seconds < 0.97 * plain.seconds
     assert scheduler.external.hits == 0, "of first admissions alone, whose prompts have nothing in common"
-
-
-def test_fetching_takes_time():
-    quick, _ = thrash(5000)
-
-    slow, _ = thrash(5000, StepCost(load_seconds=0.001))
-
-    assert slow.seconds > quick.seconds
-
-
-def serve(scheduler: Scheduler, number: int, prompt: list[int]) -> Request:
-    """Let one request run alone to its end."""
-    request = Request(str(number), list(prompt), 4, BlockTable(scheduler.block_size), seed=number)
-    scheduler.add(request)
-    while scheduler.has_requests:
-        scheduler.finish(scheduler.schedule())
-    return request
+    assert slow.seconds > tiered.seconds
 
 
 def test_a_prompt_that_the_device_has_forgotten_is_found_in_the_host():
     scheduler = Scheduler(replace(LIMITS, async_scheduling=False), BlockPool(12), 32, HostTier(100))
     metrics = EngineMetrics("m", 2048, {"engine": "0"})
     prompt = list(range(256))
-    serve(scheduler, 0, prompt)
+    serve(scheduler, prompt, 4)
     for number in (1, 2):
-        serve(scheduler, number, [1000 * number + at for at in range(300)])
+        serve(scheduler, [1000 * number + at for at in range(300)], 4)
 
-    again = serve(scheduler, 3, prompt)
+    again = serve(scheduler, prompt, 4)
     metrics.record_scheduler(scheduler)
 
     assert (again.cached_prompt_tokens, again.loaded_prompt_tokens) == (0, 224), "all but the last block"

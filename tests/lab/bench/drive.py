@@ -1,22 +1,34 @@
-"""One engine under a closed loop of clients in virtual time, scraped as Prometheus would scrape it."""
+"""One engine in virtual time, its clients, and what the operator reads off its pages.
 
+The scheduler is the engine's own: only clock and clients are replaced. A step's results come out when it
+ends. Pages are scraped as Prometheus would scrape them.
+"""
+
+import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import glimpse, moment, observe_pages, parse_page
 from kvmedic.model.compression import TokenEviction
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Observation
-from kvmedic.model.spec import LeverBound, Trigger
+from kvmedic.model.run import Baseline, Verdict
+from kvmedic.model.spec import LeverBound, Objectives, Trigger
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting, diagnose
+from kvmedic.verdict.baseline import baseline_of
+from kvmedic.verdict.goals import judge_relief
+from kvmedic.verdict.vetoes import Confirmation, VerdictInput
 from lab.bench.workloads import Lengths, Workload
 from lab.engine.blocks import BlockPool, HostTier
 from lab.engine.metrics import EngineMetrics, Times
 from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Limits, Output, Scheduler, Step
+from lab.engine.settings import StepCost
 
 STALL_SECONDS = 2.0
 """A request with a longer gap between two tokens does not count as good."""
@@ -24,6 +36,79 @@ UNCAPPED = 100_000
 BATCHED_TOKENS = 2048
 PAGES = 24
 """Scrapes of a run: enough for the mean of a gauge, few enough to parse in no time."""
+
+
+@dataclass(slots=True)
+class Client:
+    """What the client of one request saw, in seconds of virtual time."""
+
+    times: Times
+    longest_gap: float = 0.0
+
+
+class VirtualEngine:
+    """A scheduler whose steps take the time that their cost says."""
+
+    def __init__(self, scheduler: Scheduler, cost: StepCost, metrics: EngineMetrics | None = None) -> None:
+        self.scheduler, self.cost, self.metrics = scheduler, cost, metrics
+        self.now = 0.0
+        self.steps = 0
+        """Steps with output, as `vllm:iteration_tokens_total_count`."""
+        self.clients: dict[Request, Client] = {}
+        self._in_flight: deque[tuple[Step, float]] = deque()
+        self._depth = 2 if scheduler.limits.async_scheduling else 1
+        self._last_end = 0.0
+
+    def send(self, prompt: list[int], output: int, at: float | None = None) -> Request:
+        """Queue a request that arrives now, or did at a moment before."""
+        number = len(self.clients)
+        table = BlockTable(self.scheduler.block_size)
+        request = Request(str(number), prompt, output, table, seed=number + 1)
+        self.clients[request] = Client(Times(self.now if at is None else at))
+        self.scheduler.add(request)
+        return request
+
+    def start_steps(self) -> bool:
+        """Schedule as many steps as the pipeline has room for; return whether any is in flight."""
+        while len(self._in_flight) < self._depth and self.scheduler.has_requests:
+            step = self.scheduler.schedule()
+            if not step.scheduled:
+                break
+            for request in step.admitted:
+                times = self.clients[request].times
+                times.scheduled_at = times.scheduled_at or self.now
+            cost = self.cost.of(step.tokens, step.loaded, step.moved)
+            self._last_end = max(self.now, self._last_end) + cost
+            self._in_flight.append((step, self._last_end))
+        return bool(self._in_flight)
+
+    def end_step(self) -> list[Request]:
+        """Advance to the end of the oldest step in flight; return the requests that it finished."""
+        step, end = self._in_flight.popleft()
+        self.now = max(self.now, end)
+        outputs = self.scheduler.finish(step)
+        self.steps += bool(outputs)
+        for output in outputs:
+            client = self.clients[output.request]
+            if client.times.first_token_at:
+                client.longest_gap = max(client.longest_gap, self.now - client.times.last_token_at)
+        self._note_times(outputs)
+        return [output.request for output in outputs if output.finish_reason is not None]
+
+    def _note_times(self, outputs: list[Output]) -> None:
+        timed = [(output, self.clients[output.request].times) for output in outputs]
+        if self.metrics is not None:
+            self.metrics.record_step(timed, self.now)
+            return
+        for _, times in timed:
+            times.first_token_at = times.first_token_at or self.now
+            times.last_token_at = self.now
+
+
+def prompt_of(number: int, lengths: Lengths) -> list[int]:
+    """Return a prompt whose first tokens are those of its group and whose rest is its own."""
+    shared = [-1 - lengths.group, *range(lengths.shared - 1)] if lengths.shared else []
+    return [*shared, number, *range(lengths.prompt - len(shared) - 1)]
 
 
 @dataclass(slots=True)
@@ -50,16 +135,8 @@ class Outcome:
         return self.tokens / self.seconds
 
 
-@dataclass(slots=True)
-class Client:
-    """What the client of one request saw."""
-
-    times: Times
-    longest_gap: float = 0.0
-
-
-class Drive:
-    """One run of a workload at one setting."""
+class Drive(VirtualEngine):
+    """One run of a workload at one setting, under a closed loop of clients."""
 
     def __init__(
         self,
@@ -77,7 +154,6 @@ class Drive:
         caching = caching and workload.method is None
         pool = BlockPool(workload.blocks + 1, caching=caching)
         host = HostTier(host_blocks) if host_blocks else None
-        self.scheduler = Scheduler(limits, pool, workload.block_tokens, host, workload.method)
         labels = {
             "num_gpu_blocks": str(workload.blocks + 1),
             "block_size": str(workload.block_tokens),
@@ -85,14 +161,14 @@ class Drive:
             "enable_prefix_caching": str(caching),
             "engine": "0",
         }
-        self.metrics = EngineMetrics("bench", workload.max_model_len, labels)
-        self.now = 0.0
+        super().__init__(
+            Scheduler(limits, pool, workload.block_tokens, host, workload.method),
+            workload.cost,
+            EngineMetrics("bench", workload.max_model_len, labels),
+        )
+        self.finished = 0
         self._epoch = datetime.now(UTC)
         self._lengths = workload.lengths() if lengths is None else lengths
-        self._finished = 0
-        self._clients: dict[Request, Client] = {}
-        self._in_flight: list[tuple[Step, float]] = []
-        self._last_end = 0.0
 
     def run(self, warm: int, count: int) -> Outcome:
         """Serve `warm` requests, then `count` more that are measured and scraped."""
@@ -102,16 +178,28 @@ class Drive:
     def warm_up(self, count: int) -> None:
         """Begin: let every client send, and serve that many requests."""
         for _ in range(self.workload.clients):
-            self._send()
-        while self._finished < count:
-            self._advance()
+            self._send_next()
+        while self.finished < count:
+            self.advance()
 
     def measure(self, count: int) -> Outcome:
         """Serve that many more requests, measured and scraped."""
-        interval = self.now / self._finished * count / PAGES
-        return self._measured(interval, lambda outcome: outcome.finished >= count)
+        interval = self.now / self.finished * count / PAGES
+        return self._measure_until(interval, lambda outcome: outcome.finished >= count)
 
-    def _measured(self, interval: float, is_over: Callable[[Outcome], bool]) -> Outcome:
+    def advance(self) -> list[Request]:
+        """End one step; return the requests that it finished, each replaced by the client's next one."""
+        self.start_steps()
+        ended = self.end_step()
+        for _ in ended:
+            self.finished += 1
+            self._follow_up()
+        return ended
+
+    def is_good(self, client: Client) -> bool:
+        return client.longest_gap <= STALL_SECONDS
+
+    def _measure_until(self, interval: float, is_over: Callable[[Outcome], bool]) -> Outcome:
         """Serve until it is over, measured, and scraped at that interval in seconds."""
         outcome = Outcome(self.scheduler.limits.max_num_seqs, self.workload.evicts)
         started = due = self.now
@@ -119,74 +207,90 @@ class Drive:
             if self.now >= due:
                 self._scrape(outcome)
                 due += interval
-            for client, request in self._advance():
-                self._count(outcome, client, request)
+            for request in self.advance():
+                outcome.finished += 1
+                outcome.tokens += request.output_length
+                if self.is_good(self.clients[request]):
+                    outcome.good_tokens += request.output_length
         self._scrape(outcome)
         outcome.seconds = self.now - started
         return outcome
 
-    def _count(self, outcome: Outcome, client: Client, request: Request) -> None:
-        outcome.finished += 1
-        outcome.tokens += request.output_length
-        if client.longest_gap <= STALL_SECONDS:
-            outcome.good_tokens += request.output_length
-
     def _scrape(self, outcome: Outcome) -> None:
         at = self._epoch + timedelta(seconds=self.now)
-        if outcome.pages and at <= outcome.pages[-1][0]:
+        if self.metrics is None or (outcome.pages and at <= outcome.pages[-1][0]):
             return
         self.metrics.record_scheduler(self.scheduler)
         outcome.pages.append((at, self.metrics.text()))
 
-    def _send(self, at: float | None = None) -> None:
+    def _send_next(self, at: float | None = None) -> None:
         lengths = next(self._lengths)
-        number = len(self._clients)
-        prompt = prompt_of(number, lengths)
-        request = Request(
-            str(number), prompt, lengths.output, BlockTable(self.scheduler.block_size), seed=number + 1
-        )
-        self._clients[request] = Client(Times(self.now if at is None else at))
-        self.scheduler.add(request)
-
-    def _advance(self) -> list[tuple[Client, Request]]:
-        """End one step; return the requests that it finished, each replaced by the client's next one."""
-        while len(self._in_flight) < 2:
-            step = self.scheduler.schedule()
-            if not step.scheduled:
-                break
-            for request in step.admitted:
-                times = self._clients[request].times
-                times.scheduled_at = times.scheduled_at or self.now
-            self._last_end = max(self.now, self._last_end) + self.workload.cost.of(
-                step.tokens, step.loaded, step.moved
-            )
-            self._in_flight.append((step, self._last_end))
-        step, self.now = self._in_flight.pop(0)
-        return self._take(self.scheduler.finish(step))
-
-    def _take(self, outputs: list[Output]) -> list[tuple[Client, Request]]:
-        ended = []
-        for output in outputs:
-            client = self._clients[output.request]
-            if client.times.first_token_at:
-                client.longest_gap = max(client.longest_gap, self.now - client.times.last_token_at)
-        self.metrics.record_step([(o, self._clients[o.request].times) for o in outputs], self.now)
-        for output in outputs:
-            if output.finish_reason is not None:
-                ended.append((self._clients[output.request], output.request))
-                self._finished += 1
-                self._follow_up()
-        return ended
+        self.send(prompt_of(len(self.clients), lengths), lengths.output, at)
 
     def _follow_up(self) -> None:
         """Let whoever was answered send again: a closed loop."""
-        self._send()
+        self._send_next()
 
 
-def prompt_of(number: int, lengths: Lengths) -> list[int]:
-    """Return a prompt whose first tokens are those of its group and whose rest is its own."""
-    shared = [-1 - lengths.group, *range(lengths.shared - 1)] if lengths.shared else []
-    return [*shared, number, *range(lengths.prompt - len(shared) - 1)]
+class OpenDrive(Drive):
+    """A run in which requests come by a Poisson process, however long others wait.
+
+    The same chance gives the same requests at the same moments, whatever the engine does with them.
+
+    Args:
+        workload: the engine and the lengths of requests.
+        cap: of running requests.
+        per_second: requests that arrive, on average.
+        chance: of the arrivals.
+        lengths: those of the requests.
+        next_at: when the first one comes; None: drawn.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        cap: int,
+        per_second: float,
+        chance: random.Random,
+        lengths: Iterator[Lengths] | None = None,
+        next_at: float | None = None,
+    ) -> None:
+        super().__init__(workload, cap, lengths)
+        self._chance, self._per_second = chance, per_second
+        self._next_at = chance.expovariate(per_second) if next_at is None else next_at
+
+    def run_for(self, warm_seconds: float, seconds: float) -> Outcome:
+        """Serve for a while, then for a while that is measured and scraped."""
+        while self.now < warm_seconds:
+            self.advance()
+        until = self.now + seconds
+        return self._measure_until(seconds / PAGES, lambda _: self.now >= until)
+
+    def advance(self) -> list[Request]:
+        """End one step, after every request that has arrived by then."""
+        if not self._in_flight and not self.scheduler.has_requests:
+            self.now = max(self.now, self._next_at)
+        while self._next_at <= self.now:
+            self._send_next(self._next_at)
+            self._next_at += self._chance.expovariate(self._per_second)
+        return super().advance()
+
+    def _follow_up(self) -> None:
+        """Send nothing: who comes next does not ask how others fared."""
+
+
+Run = Callable[..., Outcome]
+
+
+def runs_of(workload: Workload) -> Run:
+    """Return what runs a workload at a cap, and a watermark if one is given; once each."""
+    warm, count = workload.requests
+
+    @cache
+    def run(cap: int, watermark: float = 0.0) -> Outcome:
+        return Drive(workload, cap, watermark=watermark).run(warm, count)
+
+    return run
 
 
 TRIGGER = Trigger(preemptions_per_request=0.1, kv_cache_usage_ratio=0.85)
@@ -194,16 +298,28 @@ TRIGGER = Trigger(preemptions_per_request=0.1, kv_cache_usage_ratio=0.85)
 _LEVERS = (LeverBound(Knob.MAX_NUM_SEQS),)
 
 
-def observed(outcome: Outcome, pages: int) -> Observation:
-    parsed = [parse_page(text, at) for at, text in outcome.pages[-pages:]]
+def observed(outcome: Outcome, pages: int | None = None) -> Observation:
+    """Return what the last pages tell; all of them where no number is given."""
+    parsed = [parse_page(text, at) for at, text in outcome.pages[-(pages or len(outcome.pages)) :]]
     return observe_pages({"bench-0": parsed}, VLLM_SIGNALS)
 
 
 def seen(outcome: Outcome) -> Evidence:
     """Return what the operator sees at the end of a run: its second half, and all of it."""
-    pages = len(outcome.pages)
-    whole = observed(outcome, pages)
-    return Evidence(observed(outcome, pages // 2), whole, TRIGGER, evicts=outcome.evicts)
+    half = observed(outcome, len(outcome.pages) // 2)
+    return Evidence(half, observed(outcome), TRIGGER, evicts=outcome.evicts)
+
+
+def figures_of(outcome: Outcome) -> Baseline | Inconclusive:
+    return baseline_of(observed(outcome), 0)
+
+
+def verdict_on(
+    before: Baseline, after: Outcome, confirmed_by: Confirmation = Confirmation.FIGURES
+) -> Verdict:
+    """Return what the operator says of a change, by the scrapes of a run after it."""
+    known = VerdictInput(before, observed(after), Objectives(), TRIGGER, confirmed_by=confirmed_by)
+    return judge_relief(known).verdict
 
 
 def advice_on(evidence: Evidence, setting: Setting) -> Advice:
@@ -237,8 +353,4 @@ def glimpsed_cap(outcome: Outcome) -> tuple[int | None, str]:
 
 def _advised(evidence: Evidence, setting: Setting) -> tuple[int | None, str]:
     advice = advice_on(evidence, setting)
-    return (
-        (int(advice.value), str(advice.reason))
-        if isinstance(advice, Assignment)
-        else (None, str(advice.reason))
-    )
+    return int(advice.value) if isinstance(advice, Assignment) else None, str(advice.reason)

@@ -6,18 +6,17 @@ per second come out. Then requests arrive at random at shares of T, and what run
 compared with what was predicted: at most the share of R, and where that fits, no more than the trigger.
 """
 
-import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from math import sqrt
+from random import Random
 
 from kvmedic.model.readings import Moments
 from kvmedic.verdict.comparison import LIGHTER
 from kvmedic.verdict.sizing import SAFEST_FIT, cap_at, occupancy
-from lab.bench.drive import UNCAPPED, Client, Drive
+from lab.bench.drive import UNCAPPED, Drive, OpenDrive
 from lab.bench.workloads import WORKLOADS, Lengths, Workload
-from lab.engine.requests import Request
 
 SHARES = (0.2, 0.4, 0.6, 0.8)
 TRIGGER = 0.5
@@ -49,39 +48,6 @@ class Seen:
         return self.tokens / self.seconds
 
 
-@dataclass(slots=True)
-class Arrivals:
-    """Requests that arrive at random, or those of a closed loop where there is no rate."""
-
-    rate: float
-    drawn: random.Random = field(default_factory=lambda: random.Random(11))
-    due: float = 0.0
-
-    def next(self) -> None:
-        self.due += self.drawn.expovariate(self.rate)
-
-
-class OpenDrive(Drive):
-    """An engine to which requests come whether or not others were answered."""
-
-    def __init__(self, workload: Workload, rate: float) -> None:
-        super().__init__(workload, UNCAPPED)
-        self.arrivals = Arrivals(rate)
-
-    def _send(self) -> None:
-        """Nobody waits for an answer before the next request."""
-
-    def step(self) -> list[tuple[Client, Request]]:
-        """End one step, after every request that has arrived by then."""
-        idle = not self._in_flight and not self.scheduler.has_requests
-        if idle and self.arrivals.due > self.now:
-            self.now = self.arrivals.due
-        while self.arrivals.due <= self.now:
-            super()._send()
-            self.arrivals.next()
-        return self._advance()
-
-
 def crowded(workload: Workload, requests: int) -> Seen:
     """Return the engine under a closed loop that crowds it."""
     drive = Drive(workload, UNCAPPED)
@@ -90,9 +56,10 @@ def crowded(workload: Workload, requests: int) -> Seen:
 
 
 def arriving(workload: Workload, rate: float, requests: int) -> Seen:
-    drive = OpenDrive(workload, rate)
-    while drive._finished < WARM * requests:
-        drive.step()
+    """Return the engine to which requests come whether or not others were answered."""
+    drive = OpenDrive(workload, UNCAPPED, rate, Random(11), next_at=0.0)
+    while drive.finished < WARM * requests:
+        drive.advance()
     return _seen(drive, requests)
 
 
@@ -101,10 +68,10 @@ def _seen(drive: Drive, requests: int) -> Seen:
     seen, start, preempted = Seen(), drive.now, drive.scheduler.preemptions
     while seen.finished < requests:
         before = drive.now
-        ended = drive.step() if isinstance(drive, OpenDrive) else drive._advance()
+        ended = drive.advance()
         seen.running_seconds += (drive.now - before) * len(drive.scheduler.running)
         seen.finished += len(ended)
-        seen.tokens += sum(request.output_length for _, request in ended)
+        seen.tokens += sum(request.output_length for request in ended)
     seen.seconds = drive.now - start
     seen.preemptions = drive.scheduler.preemptions - preempted
     return seen

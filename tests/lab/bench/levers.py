@@ -13,21 +13,18 @@ keeps it; a smaller step loses at most 2 %. Runs of these lengths differ by 1 % 
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive
-from kvmedic.model.spec import LeverBound, Objectives
+from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Advice, Assignment, Setting
 from kvmedic.runbooks.preemption.levers import limit_step
 from kvmedic.runbooks.preemption.pressure import case_of, seen_of
-from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.goals import judge_relief
-from kvmedic.verdict.vetoes import VerdictInput
-from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, advice_on, observed, seen
-from lab.bench.workloads import LONG_PROMPTS, WORKLOADS, Workload, drawn, range_of
+from lab.bench.drive import UNCAPPED, Drive, Outcome, Run, advice_on, figures_of, runs_of, seen, verdict_on
+from lab.bench.workloads import LONG_PROMPTS, WORKLOADS, Workload, chosen
 
 WATERMARKS = (0.01, 0.02, 0.05)
 LARGE_STEP = 8192
@@ -36,9 +33,6 @@ WORST_HARM, WORST_REGRET, STEP_HARM = 0.02, 0.05, 0.02
 UNCUT = ("chat", "chat, accelerator", "shared chats, accelerator", "Azure conversation", "summaries")
 """Workloads of the sizing benchmark: one that is cut, and those that are not."""
 SEVERAL = (*LONG_PROMPTS, *(one for one in WORKLOADS if one.name in UNCUT))
-
-Run = Callable[[int, float], Outcome]
-"""Runs a workload at a cap and a watermark, once each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +81,8 @@ HEADER = (
 
 
 def row_of(workload: Workload) -> Row:
-    run = _runs(workload)
-    idle = run(UNCAPPED, 0.0)
+    run = runs_of(workload)
+    idle = run(UNCAPPED)
     marked = [run(UNCAPPED, mark) for mark in WATERMARKS]
     setting = Setting(None, (LeverBound(Knob.MAX_NUM_SEQS), LeverBound(Knob.WATERMARK)), given={})
     advice = advice_on(seen(idle), setting)
@@ -128,38 +122,13 @@ def step_row_of(workload: Workload) -> StepRow:
     return StepRow(workload.name, str(advice.value), _ratio(small, large))
 
 
-def _row_at(index: int) -> Row:
-    """Return a row by its workload's place; a workload itself does not travel between processes."""
-    return row_of(SEVERAL[index])
-
-
-def _step_row_at(index: int) -> StepRow:
-    return step_row_of(SEVERAL[index])
-
-
-def _row_drawn(seed: int) -> Row:
-    return row_of(drawn(seed))
-
-
-def _runs(workload: Workload) -> Run:
-    warm, count = workload.requests
-    known: dict[tuple[int, float], Outcome] = {}
-
-    def run(cap: int, mark: float) -> Outcome:
-        if (cap, mark) not in known:
-            known[cap, mark] = Drive(workload, cap, watermark=mark).run(warm, count)
-        return known[cap, mark]
-
-    return run
-
-
 def _at(run: Run, advice: Advice) -> Outcome:
     """Return what the engine does as advised."""
     if not isinstance(advice, Assignment):
-        return run(UNCAPPED, 0.0)
+        return run(UNCAPPED)
     if advice.knob is Knob.WATERMARK:
         return run(UNCAPPED, float(advice.value))
-    return run(int(advice.value), 0.0)
+    return run(int(advice.value))
 
 
 def _said(advice: Advice) -> str:
@@ -180,14 +149,8 @@ def _ratio(outcome: Outcome, idle: Outcome) -> float:
 
 
 def _verdict(idle: Outcome, after: Outcome) -> str:
-    before = baseline_of(observed(idle, len(idle.pages)), 0)
-    if isinstance(before, Inconclusive):
-        return str(before.reason)
-    return str(
-        judge_relief(
-            VerdictInput(before, observed(after, len(after.pages)), Objectives(), TRIGGER, 0)
-        ).verdict
-    )
+    before = figures_of(idle)
+    return str(before.reason if isinstance(before, Inconclusive) else verdict_on(before, after))
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -196,19 +159,14 @@ def main(arguments: Sequence[str] = ()) -> int:
     Args:
         arguments: parts of workloads' names (all by default), or `drawn=0-98` for some drawn at random.
     """
-    seeds = [seed for text in arguments if text.startswith("drawn=") for seed in range_of(text[6:])]
-    names = [text for text in arguments if not text.startswith("drawn=")]
-    every = not names and not seeds
-    wanted = [i for i, one in enumerate(SEVERAL) if every or any(name in one.name for name in names)]
     rows, steps = [], []
     with ProcessPoolExecutor(2) as workers:
         print(HEADER)
-        jobs = [workers.submit(_row_at, i) for i in wanted] + [workers.submit(_row_drawn, s) for s in seeds]
-        for job in jobs:
-            rows.append(job.result())
-            print(rows[-1], flush=True)
+        for row in workers.map(row_of, chosen(arguments, SEVERAL)):
+            rows.append(row)
+            print(row, flush=True)
         print(f"\n{f'steps of {LARGE_STEP} tokens':34} {'lowered to':>20} {'x':>6}")
-        for one in workers.map(_step_row_at, wanted):
+        for one in workers.map(step_row_of, chosen([a for a in arguments if "=" not in a], SEVERAL)):
             steps.append(one)
             print(one, flush=True)
     return _judged(rows, steps)

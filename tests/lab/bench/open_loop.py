@@ -13,68 +13,26 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from itertools import islice
+from functools import cache
 
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives, Trigger
-from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.comparison import Comparison
 from kvmedic.verdict.goals import compare_for_relief
-from lab.bench.drive import (
-    PAGES,
-    STALL_SECONDS,
-    UNCAPPED,
-    Client,
-    Drive,
-    Outcome,
-    chosen_cap,
-    glimpsed_cap,
-    observed,
-)
+from lab.bench.drive import UNCAPPED, Client, Drive, OpenDrive, Outcome, chosen_cap, figures_of, glimpsed_cap
 from lab.bench.workloads import Workload, drawn
-from lab.engine.requests import Request
 
 FIRST_TOKEN_SECONDS = 30.0
 """A request whose first token comes later does not count as served in time."""
 
 
-class OpenDrive(Drive):
-    """A run in which requests come by a Poisson process, however long others wait.
+class TimelyDrive(OpenDrive):
+    """An open run that counts requests which were served in time."""
 
-    The same seed gives the same requests at the same moments, whatever the engine does with them.
-    """
-
-    def __init__(self, workload: Workload, cap: int, per_second: float, seed: int) -> None:
-        super().__init__(workload, cap, workload.lengths(seed))
-        self._chance = random.Random(seed)
-        self._per_second = per_second
-        self._next_at = self._chance.expovariate(per_second)
-
-    def run_for(self, warm_seconds: float, seconds: float) -> Outcome:
-        """Serve for a while, then for a while that is measured and scraped."""
-        while self.now < warm_seconds:
-            self._advance()
-        until = self.now + seconds
-        return self._measured(seconds / PAGES, lambda _: self.now >= until)
-
-    def _count(self, outcome: Outcome, client: Client, request: Request) -> None:
-        outcome.finished += 1
-        outcome.tokens += request.output_length
+    def is_good(self, client: Client) -> bool:
         waited = client.times.first_token_at - client.times.arrived_at
-        if waited <= FIRST_TOKEN_SECONDS and client.longest_gap <= STALL_SECONDS:
-            outcome.good_tokens += request.output_length
-
-    def _advance(self) -> list[tuple[Client, Request]]:
-        if not self._in_flight and not self.scheduler.has_requests:
-            self.now = max(self.now, self._next_at)
-        while self._next_at <= self.now:
-            self._send(self._next_at)
-            self._next_at += self._chance.expovariate(self._per_second)
-        return super()._advance()
-
-    def _follow_up(self) -> None:
-        """Send nothing: who comes next does not ask how others fared."""
+        return waited <= FIRST_TOKEN_SECONDS and super().is_good(client)
 
 
 LOADS = (0.8, 0.9, 0.95, 1.05, 1.1)
@@ -134,7 +92,7 @@ HEADER = f"{'workload':14} {'load':>5} {'in time':>8} {'scrapes':>16} {'2 pages'
 
 
 def rows_of(workload: Workload) -> tuple[Row, ...]:
-    mean = sum(one.output for one in islice(workload.lengths(), 2000)) / 2000
+    mean = workload.mean_output
     best = _most_goodput(workload, round(SWEPT_TOKENS / mean))
     return tuple(_row(workload, load, load * best / mean) for load in LOADS)
 
@@ -149,28 +107,28 @@ def _most_goodput(workload: Workload, requests: int) -> float:
 
 
 def _running(outcome: Outcome) -> float:
-    figures = baseline_of(observed(outcome, len(outcome.pages)), 0)
+    figures = figures_of(outcome)
     found = None if isinstance(figures, Inconclusive) else figures.running_mean
     return found or 1.0
 
 
 def _row(workload: Workload, load: float, per_second: float) -> Row:
     idle = _open(workload, UNCAPPED, per_second)
-    known: dict[int, float] = {}
-    looks: list[Planned] = []
-    for cap, reason in (chosen_cap(idle), glimpsed_cap(idle)):
-        if cap is not None and cap not in known:
-            known[cap] = _open(workload, cap, per_second).good_tokens / max(1, idle.good_tokens)
-        looks.append(Planned(cap, reason, 1.0 if cap is None else known[cap]))
+
+    @cache
+    def gain(cap: int) -> float:
+        return _open(workload, cap, per_second).good_tokens / max(1, idle.good_tokens)
+
+    looks = (
+        Planned(cap, reason, 1.0 if cap is None else gain(cap))
+        for cap, reason in (chosen_cap(idle), glimpsed_cap(idle))
+    )
     return Row(workload.name, load, idle.good_tokens / max(1, idle.tokens), tuple(looks))
 
 
 def _open(workload: Workload, cap: int, per_second: float, seconds: float = SECONDS) -> Outcome:
-    return OpenDrive(workload, cap, per_second, ARRIVALS).run_for(WARM_SHARE * seconds, seconds)
-
-
-def _rows_drawn(seed: int) -> tuple[Row, ...]:
-    return rows_of(drawn(seed))
+    drive = TimelyDrive(workload, cap, per_second, random.Random(ARRIVALS), workload.lengths(ARRIVALS))
+    return drive.run_for(WARM_SHARE * seconds, seconds)
 
 
 def open_half(seeds: Sequence[int]) -> int:
@@ -178,7 +136,7 @@ def open_half(seeds: Sequence[int]) -> int:
     print(HEADER)
     rows: list[Row] = []
     with ProcessPoolExecutor(2) as workers:
-        for job in as_completed([workers.submit(_rows_drawn, seed) for seed in seeds]):
+        for job in as_completed([workers.submit(rows_of, drawn(seed)) for seed in seeds]):
             rows += job.result()
             print("\n".join(str(row) for row in job.result()), flush=True)
     return judged(rows)
@@ -216,14 +174,14 @@ class Starved:
 def starved_by(seed: int) -> Starved | None:
     """Return what a cap that is drawn does under a load that is drawn; None where nobody starves."""
     workload, chance = drawn(seed), random.Random(seed)
-    mean = sum(one.output for one in islice(workload.lengths(), 2000)) / 2000
+    mean = workload.mean_output
     idle = Drive(workload, UNCAPPED).run(2 * workload.clients, round(SWEPT_TOKENS / 2 / mean))
     offered = chance.uniform(*STARVING_LOADS) * idle.throughput
     shortest, most = STARVING_SECONDS
     seconds = max(shortest, min(most, STARVING_TOKENS / offered))
     cap = max(1, round(chance.uniform(*STARVING_CAPS) * _running(idle)))
     runs = (_open(workload, one, offered / mean, seconds) for one in (UNCAPPED, cap))
-    before, after = (baseline_of(observed(run, len(run.pages)), 0) for run in runs)
+    before, after = map(figures_of, runs)
     if isinstance(before, Inconclusive) or isinstance(after, Inconclusive):
         return None
     limit = max(FIRST_TOKEN_SECONDS, LATER * before.time_to_first_token_p95_seconds)

@@ -8,15 +8,15 @@ expected: the share of prompts that the model understands, times the share of ne
 """
 
 import argparse
-from collections import deque
 from dataclasses import dataclass
 from functools import cache
 
+from lab.bench.drive import VirtualEngine
 from lab.engine.blocks import BlockPool
 from lab.engine.compression import Compression, Eviction, Recall, Survival
 from lab.engine.openai import WORDS
-from lab.engine.requests import BlockTable, Request
-from lab.engine.scheduler import Limits, Scheduler, Step
+from lab.engine.scheduler import Limits, Scheduler
+from lab.engine.settings import StepCost
 from lab.evaluation.samples import Sample, samples_of
 
 PROMPT, OUTPUT, BLOCK_TOKENS = 400, 200, 16
@@ -41,13 +41,10 @@ def score(eviction: Eviction, samples: int, recall: Recall | None = None) -> Sco
     asked = _samples(samples)
     scheduler = Scheduler(LIMITS, BlockPool(2000, caching=False), BLOCK_TOKENS, None, Compression(eviction))
     scheduler.recall = recall
-    requests = [
-        Request(str(number), list(sample.prompt), OUTPUT, BlockTable(BLOCK_TOKENS), seed=number + 1)
-        for number, sample in enumerate(asked)
-    ]
-    for request in requests:
-        scheduler.add(request)
-    _run(scheduler)
+    engine = VirtualEngine(scheduler, StepCost())
+    requests = [engine.send(list(sample.prompt), OUTPUT) for sample in asked]
+    while engine.start_steps():
+        engine.end_step()
     right = sum(
         WORDS[request.tokens[-1] % len(WORDS)].split() == [sample.answer]
         for request, sample in zip(requests, asked, strict=True)
@@ -65,14 +62,6 @@ def survival_of(eviction: Eviction) -> float:
 @cache
 def _samples(number: int) -> tuple[Sample, ...]:
     return tuple(samples_of(number, PROMPT))
-
-
-def _run(scheduler: Scheduler) -> None:
-    in_flight: deque[Step] = deque()
-    while scheduler.has_requests:
-        in_flight.append(scheduler.schedule())
-        if len(in_flight) == 2 or not in_flight[-1].scheduled:
-            scheduler.finish(in_flight.popleft())
 
 
 def main() -> None:

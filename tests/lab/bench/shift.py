@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from kvmedic.model.evidence import Inconclusive
-from kvmedic.model.run import Baseline, Verdict
-from kvmedic.model.spec import Objectives
-from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.goals import judge_relief
-from kvmedic.verdict.vetoes import VerdictInput
-from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, chosen_cap, observed
+from kvmedic.model.run import Verdict
+from lab.bench.drive import UNCAPPED, Drive, chosen_cap, figures_of, verdict_on
 from lab.bench.workloads import CHAT_OUTPUT, CHAT_PROMPT, GPU, Lengths, Workload, varied
 
 WINDOW = 400
@@ -57,15 +53,6 @@ class Followed:
         return sum(window >= WINDOWS_BEFORE for window, _ in self.caps)
 
 
-@dataclass(frozen=True, slots=True)
-class Cap:
-    """The cap that is set."""
-
-    value: int | None
-    ours: bool
-    """It is the first that the operator computed, so it may be corrected."""
-
-
 SHIFTS = (
     Shift(
         "prompts, then long outputs",
@@ -87,9 +74,18 @@ def follow(shift: Shift) -> Followed:
     verdicts: list[str] = []
     drive, before = _fresh(shift, UNCAPPED, lengths), None
     for window in range(1, round(WINDOWS_BEFORE + WINDOWS_AFTER) + 1):
-        outcome = drive.measure(WINDOW)
-        present = caps[-1][1] if caps else None
-        wanted, before = _next(outcome, before, Cap(present, ours=len(caps) == 1), verdicts)
+        outcome, wanted = drive.measure(WINDOW), None
+        if before is not None:
+            verdicts.append(verdict_on(before, outcome))
+        if before is not None and verdicts[-1] is Verdict.NOT_RECOVERED:
+            wanted, before = UNCAPPED, None
+        else:
+            # The first cap that the operator computed may be corrected.
+            wanted, _ = chosen_cap(outcome, caps[-1][1] if caps else None, ours=len(caps) == 1)
+            figures = figures_of(outcome)
+            if isinstance(figures, Inconclusive):
+                wanted = None
+            before = None if wanted is None else figures
         if wanted is not None:
             caps.append((window, wanted))
             drive = _fresh(shift, wanted, lengths)
@@ -101,24 +97,6 @@ def _fresh(shift: Shift, cap: int, lengths: Iterator[Lengths]) -> Drive:
     drive = Drive(shift.after, cap, lengths)
     drive.warm_up(shift.after.clients)
     return drive
-
-
-def _next(
-    outcome: Outcome, before: Baseline | None, present: Cap, verdicts: list[str]
-) -> tuple[int | None, Baseline | None]:
-    """Return the cap to restart with, if any, and the baseline of a change that is not judged yet."""
-    if before is not None:
-        judged = judge_relief(
-            VerdictInput(before, observed(outcome, len(outcome.pages)), Objectives(), TRIGGER, 0)
-        )
-        verdicts.append(str(judged.verdict))
-        if judged.verdict is Verdict.NOT_RECOVERED:
-            return UNCAPPED, None
-    cap, _ = chosen_cap(outcome, present.value, ours=present.ours)
-    baseline = baseline_of(observed(outcome, len(outcome.pages)), 0)
-    if cap is None or isinstance(baseline, Inconclusive):
-        return None, None
-    return cap, baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +115,7 @@ class Turned:
         return f"{self.name:34s} {caps:>18} {self.best_cap:6d} {self.regret:7.1%} {self.restarts:8d}"
 
 
-def turned_at(index: int) -> Turned:
-    shift = SHIFTS[index]
+def turned_by(shift: Shift) -> Turned:
     followed = follow(shift)
     rough = {cap: _static(shift, cap) for cap in range(8, shift.after.clients, 6)}
     top = max(rough, key=lambda cap: rough[cap])

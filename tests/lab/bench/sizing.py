@@ -11,7 +11,7 @@ best. Traffic that turns in the middle: 10 % in two restarts.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import median
@@ -19,14 +19,19 @@ from statistics import median
 from kvmedic.metrics.page import parse_page
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.run import Baseline
-from kvmedic.model.spec import Objectives
-from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.goals import judge_relief
-from kvmedic.verdict.vetoes import VerdictInput
-from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, chosen_cap, glimpsed_cap, observed
+from lab.bench.drive import (
+    UNCAPPED,
+    Outcome,
+    Run,
+    chosen_cap,
+    figures_of,
+    glimpsed_cap,
+    runs_of,
+    verdict_on,
+)
 from lab.bench.open_loop import SEEDS, STARVING, open_half, starving_half
-from lab.bench.shift import SHIFTS, Turned, turned_at
-from lab.bench.workloads import WORKLOADS, Workload, drawn, range_of
+from lab.bench.shift import SHIFTS, Turned, turned_by
+from lab.bench.workloads import WORKLOADS, Workload, chosen, range_of
 
 SWEEP = (0.45, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 """Caps of the sweep, as shares of the mean running set without a cap."""
@@ -40,9 +45,6 @@ OPEN = ("open", "starving")
 """What begins the names of the open half's parts."""
 FEW_PREEMPTIONS = 0.5
 """Preemptions per request at which halving stops: the default trigger."""
-
-Run = Callable[[int], Outcome]
-"""Runs a workload at a cap, once each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ HEADER = (
 
 
 def row_of(workload: Workload) -> Row:
-    run = _runs(workload)
+    run = runs_of(workload)
     idle = run(UNCAPPED)
     running = _running(idle)
     (cap, reason), (glimpsed, _) = chosen_cap(idle), glimpsed_cap(idle)
@@ -103,8 +105,8 @@ def row_of(workload: Workload) -> Row:
     swept += [run(one) for one in (cap, glimpsed) if one is not None]
     halved, halvings = _halved(run, idle)
     best = max((*swept, halved), key=lambda outcome: outcome.goodput)
-    top = max(best.goodput, idle.goodput)
-    before = baseline_of(observed(idle, len(idle.pages)), 0)
+    top, pool = max(best.goodput, idle.goodput), workload.blocks * workload.block_tokens
+    before = figures_of(idle)
     return Row(
         name=workload.name,
         running=running,
@@ -116,31 +118,10 @@ def row_of(workload: Workload) -> Row:
         glimpsed=1 - run(glimpsed or UNCAPPED).goodput / top,
         halving=1 - halved.goodput / top,
         halvings=halvings,
-        by_length=1 - run(max(1, _tokens(workload) // workload.max_model_len)).goodput / top,
-        verdict="" if cap is None or isinstance(before, Inconclusive) else _said(before, run(cap)),
+        by_length=1 - run(max(1, pool // workload.max_model_len)).goodput / top,
+        verdict="" if cap is None or isinstance(before, Inconclusive) else verdict_on(before, run(cap)),
         verdicts=() if isinstance(before, Inconclusive) else _verdicts(before, idle, swept),
     )
-
-
-def _row_at(index: int) -> Row:
-    """Return a row by its workload's place; a workload itself does not travel between processes."""
-    return row_of(WORKLOADS[index])
-
-
-def _row_drawn(seed: int) -> Row:
-    return row_of(drawn(seed))
-
-
-def _runs(workload: Workload) -> Run:
-    warm, count = workload.requests
-    known: dict[int, Outcome] = {}
-
-    def run(cap: int) -> Outcome:
-        if cap not in known:
-            known[cap] = Drive(workload, cap).run(warm, count)
-        return known[cap]
-
-    return run
 
 
 def _halved(run: Run, idle: Outcome) -> tuple[Outcome, int]:
@@ -151,10 +132,6 @@ def _halved(run: Run, idle: Outcome) -> tuple[Outcome, int]:
         # A cap over what ever runs at once changes nothing.
         outcome = run(cap) if cap < _most_running(idle) else idle
     return outcome, restarts
-
-
-def _tokens(workload: Workload) -> int:
-    return workload.blocks * workload.block_tokens
 
 
 def _series(outcome: Outcome, name: str) -> list[float]:
@@ -182,15 +159,7 @@ def _did(idle: Outcome, capped: Outcome) -> str:
 
 def _verdicts(before: Baseline, idle: Outcome, swept: Iterable[Outcome]) -> tuple[tuple[str, str], ...]:
     once = {outcome.cap: outcome for outcome in swept}
-    return tuple((_did(idle, capped), _said(before, capped)) for capped in once.values())
-
-
-def _said(before: Baseline, capped: Outcome) -> str:
-    return str(
-        judge_relief(
-            VerdictInput(before, observed(capped, len(capped.pages)), Objectives(), TRIGGER, 0)
-        ).verdict
-    )
+    return tuple((_did(idle, capped), verdict_on(before, capped)) for capped in once.values())
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -203,19 +172,15 @@ def main(arguments: Sequence[str] = ()) -> int:
     halves = [_open_half(*text.partition("=")[::2]) for text in arguments if text.startswith(OPEN)]
     if halves:
         return max(halves)
-    seeds = [seed for text in arguments if text.startswith("drawn=") for seed in range_of(text[6:])]
-    names = [text for text in arguments if not text.startswith("drawn=")]
-    wanted = _chosen([one.name for one in WORKLOADS], names, bool(seeds))
-    turning = _chosen([one.name for one in SHIFTS], names, bool(seeds))
+    turning = [s for s in SHIFTS if not arguments or any(text in s.name for text in arguments)]
     rows, turned = [], []
     with ProcessPoolExecutor(2) as workers:
         print(HEADER)
-        jobs = [workers.submit(_row_at, i) for i in wanted] + [workers.submit(_row_drawn, s) for s in seeds]
-        for job in jobs:
-            rows.append(job.result())
-            print(rows[-1], flush=True)
+        for row in workers.map(row_of, chosen(arguments, WORKLOADS)):
+            rows.append(row)
+            print(row, flush=True)
         print(f"\n{'traffic that turns':34} {'caps':>18} {'best':>6} {'regret':>7} {'restarts':>8}")
-        for one in workers.map(turned_at, turning):
+        for one in workers.map(turned_by, turning):
             turned.append(one)
             print(one, flush=True)
     said = Counter(pair for row in rows for pair in row.verdicts)
@@ -230,12 +195,6 @@ def _open_half(name: str, which: str) -> int:
     if name == "open":
         return open_half(range_of(which) if which else SEEDS)
     return starving_half(int(which or STARVING))
-
-
-def _chosen(known: Sequence[str], names: Sequence[str], others: bool) -> list[int]:
-    """Return the places of the names that are asked for: all where nothing else is."""
-    every = not names and not others
-    return [i for i, one in enumerate(known) if every or any(name in one for name in names)]
 
 
 def _judged(rows: Sequence[Row], turned: Sequence[Turned]) -> int:

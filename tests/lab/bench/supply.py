@@ -14,14 +14,10 @@ from typing import TypeVar
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.run import Baseline, Verdict
-from kvmedic.model.spec import Objectives
 from kvmedic.runbooks.branches import Assignment, Setting, Supply
 from kvmedic.runbooks.preemption.levers import confirmation_of, reuse_prefixes, saved_at_most
 from kvmedic.runbooks.preemption.pressure import case_of, seen_of
-from kvmedic.verdict.baseline import baseline_of
-from kvmedic.verdict.goals import judge_relief
-from kvmedic.verdict.vetoes import VerdictInput
-from lab.bench.drive import TRIGGER, UNCAPPED, Drive, Outcome, observed, seen
+from lab.bench.drive import UNCAPPED, Drive, Outcome, figures_of, seen, verdict_on
 from lab.bench.workloads import (
     AZURE_OUTPUT,
     AZURE_PROMPT,
@@ -144,7 +140,7 @@ def _grouped(workload: Workload, groups: int) -> Iterator[Lengths]:
 
 
 def _figures(outcome: Outcome) -> Baseline:
-    return _told(baseline_of(observed(outcome, len(outcome.pages)), 0))
+    return _told(figures_of(outcome))
 
 
 def _told(found: T | Inconclusive) -> T:
@@ -156,10 +152,7 @@ def _told(found: T | Inconclusive) -> T:
 
 
 def _verdict(knob: Knob, before: Outcome, after: Outcome) -> Verdict:
-    figures, looked = _figures(before), observed(after, len(after.pages))
-    return judge_relief(
-        VerdictInput(figures, looked, Objectives(), TRIGGER, confirmed_by=confirmation_of(knob))
-    ).verdict
+    return verdict_on(_figures(before), after, confirmation_of(knob))
 
 
 def main(arguments: Sequence[str] = ()) -> int:

@@ -4,6 +4,9 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from operator import methodcaller
 
 from kvmedic.model.compression import Compacted, Scattered, TokenEviction
 from lab.engine.compression import Compaction, Compression, Eviction
@@ -65,11 +68,14 @@ class Workload:
         return TokenEviction("eviction", pattern, budget)
 
     @property
+    def mean_output(self) -> float:
+        """Tokens that a request generates, on average."""
+        return sum(one.output for one in islice(self.lengths(), 2000)) / 2000
+
+    @property
     def requests(self) -> tuple[int, int]:
         """How many requests warm an engine, and how many are measured then."""
-        lengths = self.lengths()
-        mean = sum(next(lengths).output for _ in range(2000)) / 2000
-        count = round(self.tokens / mean)
+        count = round(self.tokens / self.mean_output)
         return max(2 * self.clients, count // 4), count
 
     def lengths(self, seed: int = 7) -> Iterator[Lengths]:
@@ -85,33 +91,41 @@ class Workload:
 def varied(mean: float, variation: float, low: int, high: int) -> Draw:
     """Return lognormal lengths by mean and relative deviation, clipped."""
     sigma = math.sqrt(math.log(1 + variation**2))
-    mu = math.log(mean) - sigma**2 / 2
-    return lambda drawn: min(high, max(low, round(drawn.lognormvariate(mu, sigma))))
+    return partial(_draw_varied, math.log(mean) - sigma**2 / 2, sigma, low, high)
 
 
 def even(low: int, high: int) -> Draw:
-    return lambda drawn: drawn.randint(low, high)
+    return methodcaller("randint", low, high)
 
 
 def fixed(length: int) -> Draw:
-    return lambda _: length
+    return even(length, length)
 
 
 def either(first: Draw, second: Draw, share: float) -> Draw:
     """Return lengths of the first kind for a share of the requests, of the second for the others."""
-    return lambda drawn: (first if drawn.random() < share else second)(drawn)
+    return partial(_draw_either, first, second, share)
 
 
 def table(quantiles: Sequence[tuple[float, float]]) -> Draw:
     """Return lengths of a table of quantiles, straight lines between them."""
+    return partial(_draw_between, quantiles)
 
-    def draw(drawn: random.Random) -> int:
-        share = drawn.random()
-        at = next(i for i, (upto, _) in enumerate(quantiles) if share <= upto)
-        (low, a), (high, b) = quantiles[max(0, at - 1)], quantiles[max(1, at)]
-        return max(1, round(a + (b - a) * (share - low) / (high - low)))
 
-    return draw
+# Functions of the module, so that a workload travels to another process.
+def _draw_varied(mu: float, sigma: float, low: int, high: int, drawn: random.Random) -> int:
+    return min(high, max(low, round(drawn.lognormvariate(mu, sigma))))
+
+
+def _draw_either(first: Draw, second: Draw, share: float, drawn: random.Random) -> int:
+    return (first if drawn.random() < share else second)(drawn)
+
+
+def _draw_between(quantiles: Sequence[tuple[float, float]], drawn: random.Random) -> int:
+    share = drawn.random()
+    at = next(i for i, (upto, _) in enumerate(quantiles) if share <= upto)
+    (low, a), (high, b) = quantiles[max(0, at - 1)], quantiles[max(1, at)]
+    return max(1, round(a + (b - a) * (share - low) / (high - low)))
 
 
 CHAT_PROMPT, CHAT_OUTPUT = varied(60, 0.6, 8, 400), varied(190, 0.7, 10, 1200)
@@ -206,6 +220,14 @@ def range_of(text: str) -> range:
     """Return `20-29` as those ten numbers, and a number alone as itself."""
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
+
+
+def chosen(arguments: Sequence[str], known: Sequence[Workload]) -> list[Workload]:
+    """Return the known workloads that parts of names say, all by default; `drawn=0-98` adds drawn ones."""
+    names = [text for text in arguments if not text.startswith("drawn=")]
+    seeds = [seed for text in arguments if text.startswith("drawn=") for seed in range_of(text[6:])]
+    named = [one for one in known if not arguments or any(name in one.name for name in names)]
+    return named + [drawn(seed) for seed in seeds]
 
 
 def drawn(seed: int) -> Workload:
