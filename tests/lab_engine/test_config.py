@@ -149,7 +149,7 @@ def test_an_engine_told_to_crash_does_so_outside_its_bounds_only(seqs, crashes):
     environ = {"LAB_FAULT_CRASH_BELOW_SEQS": "8", "LAB_FAULT_CRASH_ABOVE_SEQS": "16"}
     faults = Faults.from_environ(seqs, environ)
 
-    assert (faults.crash_message(seqs) is not None) == crashes
+    assert (faults.reason_to_crash(seqs) is not None) == crashes
 
 
 def test_the_time_scale_touches_step_and_start_up():

@@ -96,7 +96,7 @@ async def _load(
     logs.log_engine_start(config)
     if await _interrupted(stop, seconds * LOAD_SHARE):
         return 1
-    message = faults.crash_message(config.limits.max_num_seqs)
+    message = faults.reason_to_crash(config.limits.max_num_seqs)
     if faults.runs_out_at_start(config.utilization):
         message = logs.OUT_OF_MEMORY
     if config.asks_host_in_vain:

@@ -28,29 +28,6 @@ DEFAULTS: dict[str, object] = {
 }
 """Defaults of vLLM 0.32 for flags that the engine acts on; None for all others."""
 
-KV_CACHE_DTYPES = [
-    "auto",
-    "bfloat16",
-    "float16",
-    "fp8",
-    "fp8_ds_mla",
-    "fp8_e4m3",
-    "fp8_e5m2",
-    "fp8_inc",
-    "fp8_per_token_head",
-    "int4_per_token_head",
-    "int8_per_token_head",
-    "nvfp4",
-    "nvfp4_4over6",
-    "nvfp4_ds_mla",
-    "turboquant_3bit_nc",
-    "turboquant_4bit_nc",
-    "turboquant_k3v4_nc",
-    "turboquant_k8v4",
-    "ultraquant_4bit",
-]
-"""Choices of `--kv-cache-dtype` as vLLM 0.32's own error message lists them."""
-
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -111,9 +88,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_tag", nargs="?")
     for spellings, kind in flag_table():
         destination = spellings[0].removeprefix("--").replace("-", "_")
-        settings = dict(_KINDS[kind], default=DEFAULTS.get(destination))
-        if destination == "kv_cache_dtype":
-            settings["choices"] = KV_CACHE_DTYPES
+        # Values with bars between them are the choices that vLLM's own error message lists.
+        settings = dict(_KINDS.get(kind, {"choices": kind.split("|")}), default=DEFAULTS.get(destination))
         if destination == "optimization_level":
             settings["metavar"] = "N"
         parser.add_argument(*spellings, **settings)

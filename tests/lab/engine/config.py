@@ -150,8 +150,12 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
     max_model_len = _max_model_len(parsed, int(environ.get("LAB_MODEL_MAX_LEN", "4096")))
     limits = _limits(parsed, max_model_len)
     faults = Faults.from_environ(limits.max_num_seqs, environ)
-    method = _method(parsed, environ)
     dtype = _cache_dtype(parsed, environ)
+    try:
+        method, recall = method_of(environ), Recall.of(environ, eight_bit=_is_eight_bit(dtype))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    _check_method(method, parsed)
     kv_bytes = _kv_bytes(parsed, environ, limits.max_num_batched_tokens)
     pool = _pool(parsed, dtype, kv_bytes, faults.missing_blocks)
     if method is None or not method.relaxes_length:
@@ -170,7 +174,7 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
         labels=_cache_config_labels(parsed, dtype, pool, max_model_len)
         | (UNTOLD if faults.untold_pool else {}),
         attention=Attention.of(environ, eight_bit=_is_eight_bit(dtype)),
-        recall=_recall(dtype, environ),
+        recall=recall,
         method=method,
         device_bytes=int(number(environ, "LAB_DEVICE_MEMORY_MIB", 0) * (1 << 20)),
         max_num_queued_reqs=parsed.max_num_queued_reqs,
@@ -219,43 +223,37 @@ def _limits(parsed: argparse.Namespace, max_model_len: int) -> Limits:
 
 def _check_limits(limits: Limits) -> None:
     """Raise ConfigError where vLLM's SchedulerConfig refuses (config/scheduler.py 0.32)."""
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        if getattr(limits, name) < 1:
-            raise ConfigError(f"{name}\n  Input should be greater than or equal to 1")
-    if not 0.0 <= limits.watermark < 1.0:
-        raise ConfigError("watermark\n  Input should be at least 0 and less than 1")
-    if limits.max_num_batched_tokens < limits.max_model_len and not limits.chunked_prefill:
-        raise ConfigError(
-            f"max_num_batched_tokens ({limits.max_num_batched_tokens}) is smaller than max_model_len "
-            f"({limits.max_model_len}). Please increase max_num_batched_tokens or decrease max_model_len."
-        )
-    if limits.max_num_batched_tokens < limits.max_num_seqs:
-        raise ConfigError(
-            f"max_num_batched_tokens ({limits.max_num_batched_tokens}) must be greater than or equal to "
-            f"max_num_seqs ({limits.max_num_seqs})."
-        )
-    if limits.active > limits.max_num_seqs or limits.active < 1:
-        raise ConfigError(
-            f"max_num_active_seqs ({limits.active}) cannot be greater than max_num_seqs "
-            f"({limits.max_num_seqs})."
-        )
+    batched, seqs = f"max_num_batched_tokens ({limits.max_num_batched_tokens})", limits.max_num_seqs
+    length, active = limits.max_model_len, limits.active
+    refusals = (
+        (limits.max_num_seqs < 1, "max_num_seqs\n  Input should be greater than or equal to 1"),
+        (
+            limits.max_num_batched_tokens < 1,
+            "max_num_batched_tokens\n  Input should be greater than or equal to 1",
+        ),
+        (not 0.0 <= limits.watermark < 1.0, "watermark\n  Input should be at least 0 and less than 1"),
+        (
+            limits.max_num_batched_tokens < length and not limits.chunked_prefill,
+            f"{batched} is smaller than max_model_len ({length}). Please increase max_num_batched_tokens or "
+            "decrease max_model_len.",
+        ),
+        (
+            limits.max_num_batched_tokens < seqs,
+            f"{batched} must be greater than or equal to max_num_seqs ({seqs}).",
+        ),
+        (
+            not 1 <= active <= seqs,
+            f"max_num_active_seqs ({active}) cannot be greater than max_num_seqs ({seqs}).",
+        ),
+    )
+    for is_refused, message in refusals:
+        if is_refused:
+            raise ConfigError(message)
 
 
-def _method(parsed: argparse.Namespace, environ: Mapping[str, str]) -> Method | None:
-    try:
-        method = method_of(environ)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+def _check_method(method: Method | None, parsed: argparse.Namespace) -> None:
     if method and method.compression and parsed.enable_prefix_caching is not False:
         raise ConfigError(f"{method.name} needs prefix caching off: give --no-enable-prefix-caching")
-    return method
-
-
-def _recall(dtype: str, environ: Mapping[str, str]) -> Recall:
-    try:
-        return Recall.of(environ, eight_bit=_is_eight_bit(dtype))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _cache_dtype(parsed: argparse.Namespace, environ: Mapping[str, str]) -> str:

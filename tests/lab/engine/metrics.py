@@ -5,13 +5,13 @@ request's next token comes out, queue and prefill time at the first admission on
 """
 
 import gc
+import math
 import os
 import platform
 import resource
-import sys
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, product
 from pathlib import Path
@@ -50,19 +50,12 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
 
 class Family:
     """One metric family: its samples by label values, and how they are written."""
 
     def __init__(self, name: str, kind: str, text: str, bounds: tuple[float, ...] = ()) -> None:
-        self.name = name
-        self.kind = kind
-        self.text = text
-        self.bounds = bounds
+        self.name, self.kind, self.text, self.bounds = name, kind, text, bounds
         self.numbers: dict[Labels, Number] = {}
         self.histograms: dict[Labels, Histogram] = {}
 
@@ -80,33 +73,29 @@ class Family:
     def lines(self, *, as_nan: bool = False) -> Iterator[str]:
         """Yield the lines of the family and of its `_created` companion; `as_nan` makes all values NaN."""
         yield from self._head(self.name, self.kind)
-        for labels, number in self.numbers.items():
-            yield f"{self.name}{written(labels)} {spelt(float('nan') if as_nan else number.value)}"
-        for labels, histogram in self.histograms.items():
-            yield from self._histogram_lines(labels, histogram, as_nan=as_nan)
-        yield from self._created_lines()
-
-    def _head(self, name: str, kind: str) -> tuple[str, str]:
-        return f"# HELP {name} {self.text}", f"# TYPE {name} {kind}"
-
-    def _histogram_lines(self, labels: Labels, histogram: Histogram, *, as_nan: bool) -> Iterator[str]:
-        nan = float("nan")
-        if self.bounds:
-            bounds = (*histogram.bounds, float("inf"))
-            for bound, count in zip(bounds, accumulate(histogram.counts), strict=True):
-                key = ordered({**dict(labels), "le": spelt(bound)})
-                yield f"{self.name}_bucket{written(key)} {spelt(nan if as_nan else count)}"
-        yield f"{self.name}_count{written(labels)} {spelt(nan if as_nan else histogram.count)}"
-        yield f"{self.name}_sum{written(labels)} {spelt(nan if as_nan else histogram.total)}"
-
-    def _created_lines(self) -> Iterator[str]:
-        samples = self.histograms if self.kind in ("histogram", "summary") else self.numbers
+        for suffix, labels, value in self._samples():
+            yield f"{self.name}{suffix}{written(labels)} {spelt(math.nan if as_nan else value)}"
+        samples = {**self.numbers, **self.histograms}
         if self.kind == "gauge" or not samples or not self.name.startswith(("vllm:", "http_")):
             return
         name = (self.name.removesuffix("_total") if self.kind == "counter" else self.name) + "_created"
         yield from self._head(name, "gauge")
         for labels, sample in samples.items():
             yield f"{name}{written(labels)} {spelt(sample.created)}"
+
+    def _head(self, name: str, kind: str) -> tuple[str, str]:
+        return f"# HELP {name} {self.text}", f"# TYPE {name} {kind}"
+
+    def _samples(self) -> Iterator[tuple[str, Labels, float]]:
+        for labels, number in self.numbers.items():
+            yield "", labels, number.value
+        for labels, histogram in self.histograms.items():
+            counts = list(accumulate(histogram.counts))
+            if self.bounds:
+                for bound, count in zip((*self.bounds, math.inf), counts, strict=True):
+                    yield "_bucket", ordered({**dict(labels), "le": spelt(bound)}), count
+            yield "_count", labels, counts[-1]
+            yield "_sum", labels, histogram.total
 
 
 class Page:
@@ -118,26 +107,19 @@ class Page:
         for name, kind, labels, bounds, text in family_rows():
             family = Family(name, kind, text, _bounds(bounds, max_model_len))
             self.families[name] = family
+            make = family.histogram if kind == "histogram" else family.number
             for combination in _combinations(labels, fixed):
-                if kind == "histogram":
-                    family.histogram(**combination)
-                else:
-                    family.number(**combination)
+                make(**combination)
 
     def __getitem__(self, name: str) -> Family:
         return self.families[name]
 
-    def text(
-        self,
-        before: Iterable[Family] = (),
-        dropped: frozenset[str] = frozenset(),
-        not_a_number: frozenset[str] = frozenset(),
-    ) -> str:
-        """Return the page; families named in `dropped` are left out, in `not_a_number` are NaN."""
+    def text(self, faults: Faults) -> str:
+        """Return the page behind what the process tells of itself, with the faults that metrics have."""
         lines: list[str] = []
-        for family in (*before, *self.families.values()):
-            if family.name not in dropped:
-                lines.extend(family.lines(as_nan=family.name in not_a_number))
+        for family in (*process_families(), *self.families.values()):
+            if family.name not in faults.drop_metrics:
+                lines.extend(family.lines(as_nan=family.name in faults.nan_metrics))
         return "\n".join(lines) + "\n"
 
 
@@ -204,77 +186,42 @@ def _combinations(labels: str, fixed: Mapping[str, str]) -> list[dict[str, str]]
     return [dict(combination) for combination in product(*values)]
 
 
-_GC = (
-    ("collected", "python_gc_objects_collected_total", "Objects collected during gc"),
-    ("uncollectable", "python_gc_objects_uncollectable_total", "Uncollectable objects found during GC"),
-    ("collections", "python_gc_collections_total", "Number of times this generation was collected"),
-)
-
-
 def process_families() -> list[Family]:
-    return [*_gc_families(), _python_info(), *_process_families()]
-
-
-def _gc_families() -> list[Family]:
+    """Return what prometheus_client tells of its own process and interpreter."""
     families = []
-    for key, name, text in _GC:
-        family = Family(name, "counter", text)
+    for key, name, text in (
+        ("collected", "python_gc_objects_collected_total", "Objects collected during gc"),
+        ("uncollectable", "python_gc_objects_uncollectable_total", "Uncollectable objects found during GC"),
+        ("collections", "python_gc_collections_total", "Number of times this generation was collected"),
+    ):
+        families.append(Family(name, "counter", text))
         for generation, numbers in enumerate(gc.get_stats()):
-            family.number(generation=str(generation)).value = numbers[key]
-        families.append(family)
-    return families
-
-
-def _python_info() -> Family:
-    family = Family("python_info", "gauge", "Python platform information")
-    major, minor, patch = (str(part) for part in sys.version_info[:3])
-    family.number(
-        version=platform.python_version(),
-        implementation=platform.python_implementation(),
-        major=major,
-        minor=minor,
-        patchlevel=patch,
-    ).value = 1.0
-    return family
-
-
-def _process_families() -> list[Family]:
+            families[-1].number(generation=str(generation)).value = numbers[key]
+    families.append(Family("python_info", "gauge", "Python platform information"))
+    version = platform.python_version()
+    parts = dict(zip(("major", "minor", "patchlevel"), version.split("."), strict=True))
+    implementation = platform.python_implementation()
+    families[-1].number(version=version, implementation=implementation, **parts).value = 1.0
     stat = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
     # Fields of proc(5) counted from 3: utime 14, stime 15, starttime 22, vsize 23, rss 24.
-    values = (
-        ("virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", float(stat[20])),
+    started, used = _boot_time() + int(stat[19]) / ticks, (int(stat[11]) + int(stat[12])) / ticks
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    for name, kind, text, value in (
+        ("virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", stat[20]),
         (
             "resident_memory_bytes",
             "gauge",
             "Resident memory size in bytes.",
             int(stat[21]) * resource.getpagesize(),
         ),
-        (
-            "start_time_seconds",
-            "gauge",
-            "Start time of the process since unix epoch in seconds.",
-            _boot_time() + int(stat[19]) / ticks,
-        ),
-        (
-            "cpu_seconds_total",
-            "counter",
-            "Total user and system CPU time spent in seconds.",
-            (int(stat[11]) + int(stat[12])) / ticks,
-        ),
+        ("start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.", started),
+        ("cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", used),
         ("open_fds", "gauge", "Number of open file descriptors.", len(os.listdir("/proc/self/fd"))),
-        (
-            "max_fds",
-            "gauge",
-            "Maximum number of open file descriptors.",
-            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        ),
-    )
-    families = []
-    for name, kind, text, value in values:
-        family = Family(f"process_{name}", kind, text)
-        family.number().value = float(value)
-        families.append(family)
+        ("max_fds", "gauge", "Maximum number of open file descriptors.", files),
+    ):
+        families.append(Family(f"process_{name}", kind, text))
+        families[-1].number().value = float(value)
     return families
 
 
@@ -310,8 +257,8 @@ class EngineMetrics:
         self.page = Page(model_name, max_model_len)
         self.page["vllm:cache_config_info"].number(**cache_labels).value = 1.0
         self._number("engine_sleep_state", sleep_state="awake").value = 1.0
-        self._prefix_seen = (0, 0)
-        self._external_seen = (0, 0)
+        self._prefix_seen = PrefixCounts()
+        self._external_seen = PrefixCounts()
         self.generated = self._number("generation_tokens_total")
         self.prompted = self._number("prompt_tokens_total")
         self._preemptions = self._number("num_preemptions_total")
@@ -345,21 +292,18 @@ class EngineMetrics:
         self._number("num_requests_waiting").value = waiting
         self._number("num_requests_waiting_by_reason", reason="capacity").value = waiting
         self._number("kv_cache_usage_perc").value = scheduler.pool.usage
-        prefix = scheduler.prefix
-        queries, hits = prefix.queries - self._prefix_seen[0], prefix.hits - self._prefix_seen[1]
-        self._prefix_seen = (prefix.queries, prefix.hits)
-        self._number("prefix_cache_queries_total").add(queries)
-        self._number("prefix_cache_hits_total").add(hits)
+        hits = self._count_lookups("", self._prefix_seen, scheduler.prefix)
         self._number("prompt_tokens_cached_by_source_total", source="device").add(hits)
-        self._record_external(scheduler.external)
-
-    def _record_external(self, external: PrefixCounts) -> None:
-        seen = (external.queries, external.hits)
-        queries, hits = (now - before for now, before in zip(seen, self._external_seen, strict=True))
-        self._external_seen = seen
-        self._number("external_prefix_cache_queries_total").add(queries)
-        self._number("external_prefix_cache_hits_total").add(hits)
+        hits = self._count_lookups("external_", self._external_seen, scheduler.external)
         self._number("prompt_tokens_cached_by_source_total", source="host").add(hits)
+
+    def _count_lookups(self, which: str, before: PrefixCounts, now: PrefixCounts) -> int:
+        """Count what was looked up and found since the last time; return what was found."""
+        queries, hits = now.queries - before.queries, now.hits - before.hits
+        before.queries, before.hits = now.queries, now.hits
+        self._number(f"{which}prefix_cache_queries_total").add(queries)
+        self._number(f"{which}prefix_cache_hits_total").add(hits)
+        return hits
 
     def record_http(self, method: str, handler: str, status: int, seconds: float, size: int) -> None:
         """Count one answered HTTP request; `size` is the length of its body in bytes."""
@@ -376,7 +320,7 @@ class EngineMetrics:
         self.page["vllm:admission_rejections_total"].number(model_name=name, reason=reason).add()
 
     def text(self) -> str:
-        return self.page.text(process_families(), self._faults.dropped, self._faults.not_a_number)
+        return self.page.text(self._faults)
 
     def _record_first_token(self, output: Output, times: Times, now: float) -> int:
         """Count the prompt along with its first token; return how many prompt tokens were computed."""

@@ -1,8 +1,10 @@
 """The lab's own settings, read once from LAB_* variables. vLLM has none of them."""
 
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 STEP_MS = 11.0
 TOKEN_US = 420.0
@@ -62,12 +64,9 @@ class LabSettings:
             ValueError: a variable is not a number; the message names it.
         """
         scale = number(environ, "LAB_TIME_SCALE", 1.0)
-        cost = StepCost(
-            number(environ, "LAB_STEP_MS", STEP_MS) / 1e3,
-            number(environ, "LAB_TOKEN_US", TOKEN_US) / 1e6,
-            number(environ, "LAB_LOAD_US", LOAD_US) / 1e6,
-            number(environ, "LAB_MOVE_US", MOVE_US) / 1e6,
-        )
+        micro = (("TOKEN", TOKEN_US), ("LOAD", LOAD_US), ("MOVE", MOVE_US))
+        parts = (number(environ, f"LAB_{name}_US", default) / 1e6 for name, default in micro)
+        cost = StepCost(number(environ, "LAB_STEP_MS", STEP_MS) / 1e3, *parts)
         return cls(cost.scaled(scale), number(environ, "LAB_STARTUP_SECONDS", STARTUP_SECONDS) * scale)
 
 
@@ -86,41 +85,42 @@ def number(environ: Mapping[str, str], name: str, default: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong; nothing by default.
+    """What goes wrong; nothing by default. Each field is read from `LAB_FAULT_` and its name in capitals.
 
-    LAB_FAULT_CRASH_BELOW_SEQS, LAB_FAULT_CRASH_ABOVE_SEQS: exit 1 at start where `max_num_seqs` is below or
-    above this.
-    LAB_FAULT_CRASH_MESSAGE: the last log line of such a crash, e.g. a torch.OutOfMemoryError.
-    LAB_FAULT_OOM_ABOVE_UTILIZATION: the GPU's memory runs out where `gpu_memory_utilization` is above this:
-    exit 1 at start with torch's message, as vLLM does.
-    LAB_FAULT_OOM_RUNNING: not at start then but while serving, once that many sequences run.
-    LAB_FAULT_NEVER_READY=1: loads for ever and never listens.
-    LAB_FAULT_SLOW_START_SECONDS: added to the start-up time, not scaled.
-    LAB_FAULT_MISSING_BLOCKS: that many blocks fewer than configured.
-    LAB_FAULT_UNTOLD_POOL=1: neither metrics nor log tell of blocks, as where the cache is no pool of them.
-    LAB_FAULT_DROP_METRICS: comma-separated family names that are not exported.
-    LAB_FAULT_NAN_METRICS: comma-separated family names whose values are NaN.
-    LAB_FAULT_SLOWDOWN: every step takes so many times as long.
-    LAB_FAULT_HOST_MEMORY_MIB: takes, and fills, that much of its host's memory, so that the kernel ends it
-    where its container's limit is lower; once LAB_FAULT_HOST_MEMORY_RUNNING sequences run (1 without it).
-    LAB_FAULT_ONLY_BELOW_SEQS: all of the above only where `max_num_seqs` is below this. A fleet's replicas
-    share their environment: so a changed setting goes wrong while the old one is fine.
+    LAB_FAULT_ONLY_BELOW_SEQS: all of them only where `max_num_seqs` is below this. A fleet's replicas share
+    their environment: so a changed setting goes wrong while the old one is fine.
     """
 
     crash_below_seqs: int = 0
-    crash_above_seqs: int | None = None
-    crash_text: str = ""
-    oom_above_utilization: float = float("inf")
+    """Exit 1 at start where `max_num_seqs` is below this."""
+    crash_above_seqs: float = math.inf
+    """Exit 1 at start where `max_num_seqs` is above this."""
+    crash_message: str = ""
+    """The last log line of such a crash, e.g. a torch.OutOfMemoryError."""
+    oom_above_utilization: float = math.inf
+    """The GPU's memory runs out where `gpu_memory_utilization` is above this: exit 1 at start with torch's
+    message, as vLLM does."""
     oom_running: int = 0
+    """It runs out not at start then but while serving, once that many sequences run."""
     never_ready: bool = False
+    """Loads for ever and never listens."""
     slow_start_seconds: float = 0.0
+    """Added to the start-up time, not scaled."""
     missing_blocks: int = 0
+    """That many blocks fewer than configured."""
     untold_pool: bool = False
+    """Neither metrics nor log tell of blocks, as where the cache is no pool of them."""
     slowdown: float = 1.0
+    """Every step takes so many times as long."""
     host_memory_mib: int = 0
+    """Takes, and fills, that much of its host's memory, so that the kernel ends it where its container's
+    limit is lower."""
     host_memory_running: int = 1
-    dropped: frozenset[str] = frozenset()
-    not_a_number: frozenset[str] = frozenset()
+    """Once so many sequences run."""
+    drop_metrics: frozenset[str] = frozenset()
+    """Comma-separated family names that are not exported."""
+    nan_metrics: frozenset[str] = frozenset()
+    """Comma-separated family names whose values are NaN."""
 
     @classmethod
     def from_environ(cls, max_num_seqs: int, environ: Mapping[str, str] = os.environ) -> "Faults":
@@ -129,34 +129,20 @@ class Faults:
         Raises:
             ValueError: a variable is not a number; the message names it.
         """
-        if max_num_seqs >= number(environ, "LAB_FAULT_ONLY_BELOW_SEQS", float("inf")):
+        if max_num_seqs >= number(environ, "LAB_FAULT_ONLY_BELOW_SEQS", math.inf):
             return cls()
-        above = environ.get("LAB_FAULT_CRASH_ABOVE_SEQS")
         return cls(
-            crash_below_seqs=int(number(environ, "LAB_FAULT_CRASH_BELOW_SEQS", 0)),
-            crash_above_seqs=None if above is None else int(above),
-            crash_text=environ.get("LAB_FAULT_CRASH_MESSAGE", ""),
-            oom_above_utilization=number(environ, "LAB_FAULT_OOM_ABOVE_UTILIZATION", float("inf")),
-            oom_running=int(number(environ, "LAB_FAULT_OOM_RUNNING", 0)),
-            never_ready=environ.get("LAB_FAULT_NEVER_READY") == "1",
-            slow_start_seconds=number(environ, "LAB_FAULT_SLOW_START_SECONDS", 0.0),
-            missing_blocks=int(number(environ, "LAB_FAULT_MISSING_BLOCKS", 0)),
-            slowdown=number(environ, "LAB_FAULT_SLOWDOWN", 1.0),
-            host_memory_mib=int(number(environ, "LAB_FAULT_HOST_MEMORY_MIB", 0)),
-            host_memory_running=int(number(environ, "LAB_FAULT_HOST_MEMORY_RUNNING", 1)),
-            untold_pool=environ.get("LAB_FAULT_UNTOLD_POOL", "") not in ("", "0"),
-            dropped=_names(environ, "LAB_FAULT_DROP_METRICS"),
-            not_a_number=_names(environ, "LAB_FAULT_NAN_METRICS"),
+            **{f.name: _read_fault(environ, f"LAB_FAULT_{f.name.upper()}", f.default) for f in fields(cls)}
         )
 
-    def crash_message(self, max_num_seqs: int) -> str | None:
+    def reason_to_crash(self, max_num_seqs: int) -> str | None:
         """Return why the engine must die at start with this setting, None if it may live."""
         reason = None
         if max_num_seqs < self.crash_below_seqs:
             reason = f"[lab fault] max_num_seqs {max_num_seqs} is below {self.crash_below_seqs}"
-        elif self.crash_above_seqs is not None and max_num_seqs > self.crash_above_seqs:
-            reason = f"[lab fault] max_num_seqs {max_num_seqs} is above {self.crash_above_seqs}"
-        return reason and (self.crash_text or reason)
+        elif max_num_seqs > self.crash_above_seqs:
+            reason = f"[lab fault] max_num_seqs {max_num_seqs} is above {self.crash_above_seqs:g}"
+        return reason and (self.crash_message or reason)
 
     def runs_out_at_start(self, utilization: float) -> bool:
         """Return whether an engine that takes this share of its GPU dies of memory at start."""
@@ -167,5 +153,15 @@ class Faults:
         return self.oom_running if self.oom_running and utilization > self.oom_above_utilization else None
 
 
-def _names(environ: Mapping[str, str], variable: str) -> frozenset[str]:
-    return frozenset(name.strip() for name in environ.get(variable, "").split(",") if name.strip())
+def _read_fault(environ: Mapping[str, str], name: str, default: Any) -> Any:
+    """Return a variable as what its default is: a switch, a number, a text, or names with commas between."""
+    text = environ.get(name, "")
+    match default:
+        case bool():
+            return text not in ("", "0")
+        case int() | float():
+            return type(default)(number(environ, name, default))
+        case frozenset():
+            return frozenset(filter(None, (each.strip() for each in text.split(","))))
+        case _:
+            return text
