@@ -15,7 +15,6 @@ import pytest
 
 from lab.loadgen import lengths
 from lab.loadgen.__main__ import arguments, plan_from
-from lab.loadgen.client import Target
 from lab.loadgen.lengths import Fixed, Quantiles, table
 from lab.loadgen.load import ClosedLoop, Load, OpenLoop, Plan, prompt_ids
 from lab.loadgen.record import ConnectionMode, Outcome, Record, percentile, read, summarise
@@ -25,9 +24,8 @@ ENVIRON = {**os.environ, "PYTHONPATH": str(TESTS)}
 
 
 def a_plan(engine, **changes):
-    port = int(str(engine.http.base_url).rstrip("/").rpartition(":")[2])
     plan = Plan(
-        targets=(Target("127.0.0.1", port),),
+        targets=(str(engine.http.base_url).rstrip("/"),),
         model="tiny",
         lengths=Fixed(10, 20),
         arrivals=ClosedLoop(clients=4),
@@ -76,8 +74,7 @@ async def test_prompts_of_other_groups_begin_otherwise():
 
 async def test_each_clients_first_request_goes_where_it_is_told_and_all_others_are_drawn():
     async with an_engine() as first, an_engine() as other:
-        port = int(str(first.http.base_url).rstrip("/").rpartition(":")[2])
-        records = await sent(a_plan(other, first=Target("127.0.0.1", port)))
+        records = await sent(a_plan(other, first=str(first.http.base_url).rstrip("/")))
 
         assert len(records) == 12
         assert await first.metric("prompt_tokens_total") == 4 * 10
@@ -154,7 +151,7 @@ async def test_an_open_loop_has_no_more_under_way_than_it_may():
 
 
 async def test_a_server_that_is_gone_is_not_flooded():
-    plan = Plan((Target("127.0.0.1", 9),), "tiny", Fixed(4, 4), ClosedLoop(2), seconds=1.1, requests=10_000)
+    plan = Plan(("http://127.0.0.1:9",), "tiny", Fixed(4, 4), ClosedLoop(2), seconds=1.1, requests=10_000)
 
     records = await sent(plan)
 

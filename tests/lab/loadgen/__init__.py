@@ -1,5 +1,5 @@
 """The load generator: clients of an OpenAI-compatible server that notice what a person would notice.
 
-Closed loop or Poisson arrivals, streaming, over fresh or kept connections. Bounded in requests and time,
-reproducible by its seed, standard library only.
+Closed loop or Poisson arrivals, streaming, over fresh or kept connections. Bounded in requests and time, and
+reproducible by its seed.
 """

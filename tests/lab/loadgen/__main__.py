@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from lab.loadgen import lengths
-from lab.loadgen.client import Target
+from lab.loadgen.client import base_url
 from lab.loadgen.load import ClosedLoop, Load, OpenLoop, Plan
 from lab.loadgen.record import Record, Summary, summarise
 
@@ -51,7 +51,7 @@ def plan_from(parsed: argparse.Namespace) -> Plan:
         raise ValueError("give --clients for a closed loop or --rate for an open one")
     arrivals = ClosedLoop(parsed.clients, parsed.kept) if parsed.clients else OpenLoop(parsed.rate)
     return Plan(
-        targets=tuple(Target.parse(url) for url in parsed.url),
+        targets=tuple(map(base_url, parsed.url)),
         model=parsed.model,
         lengths=lengths.parse(parsed.lengths),
         arrivals=arrivals,
@@ -60,7 +60,7 @@ def plan_from(parsed: argparse.Namespace) -> Plan:
         seed=parsed.seed,
         timeout_seconds=parsed.timeout,
         grace_seconds=parsed.grace,
-        first=Target.parse(parsed.first_url) if parsed.first_url else None,
+        first=base_url(parsed.first_url) if parsed.first_url else None,
         shared=parsed.shared,
         groups=parsed.groups,
     )

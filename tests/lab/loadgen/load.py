@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle, islice
 from random import Random
 
-from lab.loadgen.client import Ask, Client, Target
+from lab.loadgen.client import Ask, Client
 from lab.loadgen.lengths import Sampler
 from lab.loadgen.record import ConnectionMode, Outcome, Record
 
@@ -55,7 +54,7 @@ class Plan:
     gets `grace_seconds` to end and is cancelled after that.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[str, ...]
     model: str
     lengths: Sampler
     arrivals: ClosedLoop | OpenLoop
@@ -64,7 +63,7 @@ class Plan:
     seed: int = 1
     timeout_seconds: float = 120.0
     grace_seconds: float = 0.0
-    first: Target | None = None
+    first: str | None = None
     shared: int = 0
     """Tokens with which a prompt begins as others do, before those of `lengths`."""
     groups: int = 1
@@ -88,27 +87,24 @@ class Load:
     async def run(self) -> None:
         self._until = time.monotonic() + self.plan.seconds
         arrivals = self.plan.arrivals
-        sending = self._closed(arrivals) if isinstance(arrivals, ClosedLoop) else self._open(arrivals)
-        await sending
+        await (self._closed(arrivals) if isinstance(arrivals, ClosedLoop) else self._open(arrivals))
 
     async def _closed(self, arrivals: ClosedLoop) -> None:
-        modes = islice(cycle((ConnectionMode.FRESH,)), arrivals.clients - arrivals.kept)
-        kept = islice(cycle((ConnectionMode.KEEP_ALIVE,)), arrivals.kept)
-        clients = [self._client(mode) for mode in (*modes, *kept)]
-        await self._let_end([asyncio.create_task(self._loop(client)) for client in clients])
-        for client in clients:
-            client.close()
+        modes = [ConnectionMode.FRESH] * (arrivals.clients - arrivals.kept)
+        modes += [ConnectionMode.KEEP_ALIVE] * arrivals.kept
+        await self._let_end([asyncio.create_task(self._loop(self._client(mode))) for mode in modes])
 
     async def _loop(self, client: Client) -> None:
         first = self.plan.first
-        while (ask := self._next_ask(first)) is not None:
-            first = None
-            record = await client.ask(ask)
-            self._on_record(record)
-            if record.outcome is Outcome.CANCELLED:
-                return
-            if not record.tokens:
-                await asyncio.sleep(BACK_OFF_SECONDS)
+        async with client:
+            while (ask := self._next_ask(first)) is not None:
+                first = None
+                record = await client.ask(ask)
+                self._on_record(record)
+                if record.outcome is Outcome.CANCELLED:
+                    return
+                if not record.tokens:
+                    await asyncio.sleep(BACK_OFF_SECONDS)
 
     async def _open(self, arrivals: OpenLoop) -> None:
         under_way: set[asyncio.Task[None]] = set()
@@ -134,8 +130,8 @@ class Load:
             yield ask
 
     async def _once(self, client: Client, ask: Ask) -> None:
-        self._on_record(await client.ask(ask))
-        client.close()
+        async with client:
+            self._on_record(await client.ask(ask))
 
     async def _let_end(self, tasks: "list[asyncio.Task[None]]") -> None:
         """Wait for the tasks until the time is up and the grace is over, then cancel what is left."""
@@ -157,7 +153,7 @@ class Load:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), seconds)
 
-    def _next_ask(self, target: Target | None = None) -> Ask | None:
+    def _next_ask(self, target: str | None = None) -> Ask | None:
         """Return the next request, to a target or one that is drawn; None when the plan is at its end."""
         if self._stop.is_set() or self._sent >= self.plan.requests or time.monotonic() >= self._until:
             return None
