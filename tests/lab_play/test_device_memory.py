@@ -1,19 +1,12 @@
-"""Device memory of a play's fleet: from an engine by way of exporter and Prometheus to the operator."""
-
-from datetime import UTC, datetime, timedelta
+"""Device memory of a play's fleet, as its engines report it."""
 
 import httpx
 import pytest
 
-from kvmedic.metrics.readings import PodKey
-from kvmedic.model.devices import Vital
-from kvmedic.model.evidence import Measured
 from lab.cluster.api import ApiError, until
 from lab.play import hands
-from lab.play.hands import FREE, LABELS, USED, Exporter, Memory, Meter
-from lab.prometheus import Prometheus
+from lab.play.hands import FREE, USED, Memory, Meter
 from lab_engine.engine_process import a_process, until_healthy
-from worlds.scripted_fleet import source
 
 HERE, NOWHERE = "127.0.0.1", "127.0.0.2"
 UNFUSED = {"LAB_DEVICE_MEMORY_MIB": "100", "LAB_EAGER_ATTENTION": "1"}
@@ -72,23 +65,3 @@ def test_a_cluster_that_does_not_answer_is_asked_again(engine):
 
     with Meter(addresses, engine, told.append):
         until(lambda: {"a": START} in told, what="the memory of the engine")
-
-
-async def test_the_operator_reads_it():
-    with (
-        Exporter(HERE) as exporter,
-        Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus,
-    ):
-        exporter.measure("serving", {"gone": START})
-        exporter.measure("serving", {"a": START})
-        exporter.measure("another", {"a": {USED: 1, FREE: 99}})
-        prometheus.await_samples(USED, count=2)
-        later = datetime.now(UTC) + timedelta(seconds=2)
-        looked = source(prometheus.url, at=later, resolution="1s")
-        found = (await looked.devices([PodKey("serving", "a")], timedelta(minutes=1)))["a"]
-        looked.close()
-
-    assert isinstance(found, Measured)
-    (device,) = found.value
-    assert device.ratio(Vital.MEMORY_IN_USE) == pytest.approx(0.92)
-    assert device.value(Vital.MEMORY_FREE) == 8

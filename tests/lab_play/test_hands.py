@@ -2,11 +2,14 @@
 
 import copy
 import urllib.request
-from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from kvmedic.metrics.series import PodKey
+from kvmedic.model.devices import Vital
+from kvmedic.model.evidence import Measured
 from lab.cluster.api import ApiError, read_manifests, until
 from lab.cluster.light import LightCluster
 from lab.cluster.machine import ROOT
@@ -18,6 +21,7 @@ from lab.play.stage import OWNER, clear, vacate
 from lab.play.witness import EDITOR, managers
 from lab.prometheus import Prometheus
 from lab_play.plays import a_scenario
+from scripted_fleet import source
 
 XID = "DCGM_FI_DEV_XID_ERRORS"
 KINDS = ("kvremediations", "kvapprovals")
@@ -30,19 +34,13 @@ def exporter():
         yield running
 
 
-def is_served(light: LightCluster, kind: str) -> bool:
-    with suppress(LookupError):
-        return bool(light.api.resource(kind))
-    return False
-
-
 @pytest.fixture
 def fleet(light, namespace, exporter) -> tuple[Hands, str]:
     """A fleet of two on the light tier as its owner applied it, and who acts on it."""
     scenario = a_scenario(fleet=FLEET_OF_TWO)
     for kind in KINDS:
         light.apply(read_manifests(ROOT / "crds" / f"kvmedic.io_{kind}.yaml"))
-    until(lambda: is_served(light, "KVApproval"), what="the CRDs are served")
+    until(lambda: light.api.serves("KVApproval"), what="the CRDs are served")
     for each in objects(scenario, "image"):
         light.api.apply(each, namespace, manager=OWNER)
     until(lambda: len(light.api.list("Pod", namespace)) == 2, what="two pods")
@@ -55,21 +53,16 @@ def happening(**incident: Any) -> Incident:
     return held.incidents[0]
 
 
-def test_an_edit_is_made_under_the_name_of_a_person(light, fleet):
-    hands, namespace = fleet
-
-    told = hands.carry_out(happening(do="patch", kind="Deployment", patch={"spec": {"paused": True}}), "")
-
-    edited = light.api.get("Deployment", FLEET, namespace)
-    assert edited["spec"]["paused"] is True
-    assert EDITOR in managers(edited)
-    assert told == "Deployment/inference-llm is edited by hand"
-
-
-def test_the_first_replica_is_deleted_and_no_other(light, fleet):
+def test_people_edit_kill_approve_create_and_stop_the_operator_as_a_whole(light, fleet):
     hands, namespace = fleet
     first, second = sorted(pod["metadata"]["name"] for pod in light.api.list("Pod", namespace))
     hands.meet([first, second])
+
+    told = hands.carry_out(happening(do="patch", kind="Deployment", patch={"spec": {"paused": True}}), "")
+    edited = light.api.get("Deployment", FLEET, namespace)
+    assert edited["spec"]["paused"] is True
+    assert EDITOR in managers(edited), "under the name of a person"
+    assert told == "Deployment/inference-llm is edited by hand"
 
     hands.carry_out(happening(do="kill"), "")
 
@@ -77,7 +70,25 @@ def test_the_first_replica_is_deleted_and_no_other(light, fleet):
         pods = light.api.list("Pod", namespace)
         return {pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
 
-    until(lambda: first not in names() and second in names(), what="the first one is gone")
+    until(lambda: first not in names() and second in names(), what="the first one is gone, and no other")
+
+    hands.carry_out(happening(do="approve"), "0123456789abcdef")
+    assert hands.carry_out(happening(do="approve"), "") == "no plan is shown that could be approved"
+    (approval,) = light.api.list("KVApproval", namespace)
+    assert approval["spec"] == {"remediation": FLEET, "digest": "0123456789abcdef"}
+
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
+    hands.carry_out(happening(do="create", object={**quota, "spec": {"hard": {"pods": "2"}}}), "")
+    assert light.api.get("ResourceQuota", "few", namespace)["spec"]["hard"] == {"pods": "2"}
+
+    light.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}})
+    for _ in range(2):
+        hands.carry_out(happening(do="stop"), "")
+    assert light.api.get("ConfigMap", "kvmedic-stop", OPERATOR)
+    hands.carry_out(happening(do="resume"), "")
+    hands.resume()
+    with pytest.raises(ApiError, match="not found"):
+        light.api.get("ConfigMap", "kvmedic-stop", OPERATOR)
 
 
 def test_the_owner_applies_what_stood_there_or_another_revision(light, fleet):
@@ -95,75 +106,40 @@ def test_the_owner_applies_what_stood_there_or_another_revision(light, fleet):
     assert container["args"][-1] == "128"
 
 
-def test_the_plan_that_is_shown_is_approved(light, fleet):
-    hands, namespace = fleet
-
-    hands.carry_out(happening(do="approve"), "0123456789abcdef")
-
-    assert hands.carry_out(happening(do="approve"), "") == "no plan is shown that could be approved"
-    (approval,) = light.api.list("KVApproval", namespace)
-    assert approval["spec"] == {"remediation": FLEET, "digest": "0123456789abcdef"}
+def left(light: LightCluster, namespace: str) -> list[str]:
+    kinds = ("KVRemediation", "Deployment", "Service", "Pod")
+    return [kind for kind in kinds if light.api.list(kind, namespace)]
 
 
-def test_the_operator_is_stopped_as_a_whole_and_goes_on(light, fleet):
-    hands, _ = fleet
-    light.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}})
-
-    hands.carry_out(happening(do="stop"), "")
-    hands.carry_out(happening(do="stop"), "")
-    assert light.api.get("ConfigMap", "kvmedic-stop", OPERATOR)
-
-    hands.carry_out(happening(do="resume"), "")
-    hands.resume()
-    with pytest.raises(ApiError, match="not found"):
-        light.api.get("ConfigMap", "kvmedic-stop", OPERATOR)
-
-
-def test_an_object_is_created(light, fleet):
-    hands, namespace = fleet
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "few"},
-        "spec": {"hard": {"pods": "2"}},
-    }
-
-    hands.carry_out(happening(do="create", object=quota), "")
-
-    assert light.api.get("ResourceQuota", "few", namespace)["spec"]["hard"] == {"pods": "2"}
-
-
-def test_a_place_is_cleared_of_everything_that_a_play_left(light, fleet):
+def test_a_place_is_cleared_of_everything_that_a_play_left_standing(light, fleet):
     _, namespace = fleet
     light.api.patch("KVRemediation", FLEET, {"metadata": {"finalizers": ["kvmedic.io/run"]}}, namespace)
 
     clear(light.api, namespace)
     clear(light.api, namespace)
+    assert left(light, namespace) == []
 
-    left = {
-        kind: light.api.list(kind, namespace) for kind in ("KVRemediation", "Deployment", "Service", "Pod")
-    }
-    assert left == {"KVRemediation": [], "Deployment": [], "Service": [], "Pod": []}
-
-
-def test_what_an_earlier_play_left_standing_is_removed(light, fleet):
-    _, namespace = fleet
-    assert light.api.list("Deployment", namespace)
-
+    light.api.apply(list(objects(a_scenario(fleet=FLEET_OF_TWO), "image")), namespace, manager=OWNER)
     vacate(light.api)
-
-    left = {kind: light.api.list(kind, namespace) for kind in ("KVRemediation", "Deployment", "Pod")}
-    assert left == {"KVRemediation": [], "Deployment": [], "Pod": []}
+    assert left(light, namespace) == []
 
 
-def test_gpus_are_told_of_as_prometheus_labels_those_of_another_pod(exporter):
+async def test_gpus_are_labelled_as_those_of_another_pod_and_the_operator_reads_their_memory(exporter):
     hands = Hands(None, "serving", a_scenario(fleet=FLEET_OF_TWO).fleet, "image", exporter)  # type: ignore[arg-type]
     hands.meet(["a", "b"])
     hands.tell_devices(["a", "b"])
     hands.carry_out(happening(do="devices", on="others", series={XID: 79}), "")
 
+    exporter.measure("serving", {"gone": {USED: 92, FREE: 8}})
+    exporter.measure("serving", {"a": {USED: 92, FREE: 8}})
+    exporter.measure("another", {"a": {USED: 1, FREE: 99}})
+
     with Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus:
         found = prometheus.await_samples(XID, count=2)
+        prometheus.await_samples(USED, count=2)
+        looked = source(prometheus.url, at=datetime.now(UTC) + timedelta(seconds=2), resolution="1s")
+        memory = (await looked.devices([PodKey("serving", "a")], timedelta(minutes=1)))["a"]
+        looked.close()
 
     seen = {
         (each["metric"]["exported_namespace"], each["metric"]["exported_pod"]): each["value"][1]
@@ -171,6 +147,10 @@ def test_gpus_are_told_of_as_prometheus_labels_those_of_another_pod(exporter):
     }
     assert seen == {("serving", "a"): "0", ("serving", "b"): "79"}
     assert {each["metric"]["pod"] for each in found} == {LABELS["pod"]}
+    assert isinstance(memory, Measured)
+    (device,) = memory.value
+    assert device.ratio(Vital.MEMORY_IN_USE) == pytest.approx(0.92)
+    assert device.value(Vital.MEMORY_FREE) == 8
 
 
 def test_memory_that_is_measured_is_told_of_each_pod_of_the_namespace(exporter):
@@ -193,5 +173,5 @@ def test_a_new_replicas_gpu_is_well_and_one_that_is_gone_has_none(exporter):
     hands.tell_devices(["b", "c"])
 
     told = urllib.request.urlopen(f"http://{exporter.address}/metrics", timeout=5).read().decode()
-    assert f'{XID}{{gpu="0",UUID="GPU-c",namespace="serving",pod="c"}} 0' in told
+    assert f'{XID}{{UUID="GPU-c",gpu="0",namespace="serving",pod="c"}} 0.0' in told
     assert ('pod="a"' in told, 'pod="z"' in told) == (False, True)

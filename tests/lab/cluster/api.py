@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -177,6 +178,12 @@ class Api:
         if key not in self._resources:
             raise LookupError(f"the API server serves no {key}; is the CRD installed?")
         return self._resources[key]
+
+    def serves(self, kind: str, api_version: str = "") -> bool:
+        """Whether it serves a kind by now."""
+        with suppress(LookupError):
+            return bool(self.resource(kind, api_version))
+        return False
 
     def _discover(self) -> None:
         for root in ("/api", "/apis"):

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,7 @@ def read(name: str, directory: Path = DIRECTORY) -> Scenario:
         ScenarioInvalid: there is none of that name, or its file cannot be played.
     """
     path = directory / f"{name}.yaml"
-    content = _inherited(name, directory, ())
-    content.pop(LIKE, None)
+    content = {key: value for key, value in _inherited(name, directory, ()).items() if key != LIKE}
     try:
         return Scenario.model_validate({**content, "name": name})
     except ValidationError as error:
@@ -119,10 +119,9 @@ def _inherited(name: str, directory: Path, heirs: tuple[str, ...]) -> Content:
     below = str(own.get(LIKE, DEFAULTS))
     if below in (*heirs, name):
         raise ScenarioInvalid([f"{shown(path)}: {LIKE}: {below} is like this one: name another"])
+    private = {"title", "twin", *({"expect"} & own.keys())}
     inherited = _inherited(below, directory, (*heirs, name))
-    for private in ("title", "twin", *({"expect"} & own.keys())):
-        inherited.pop(private, None)
-    return merged(inherited, own)
+    return merged({key: value for key, value in inherited.items() if key not in private}, own)
 
 
 def _absent(name: str, directory: Path, heirs: tuple[str, ...]) -> str:
@@ -133,6 +132,12 @@ def _absent(name: str, directory: Path, heirs: tuple[str, ...]) -> str:
 
 
 def _content(path: Path) -> Content:
+    return _parsed(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _parsed(path: Path, changed: int) -> Content:
+    """Return what a file holds, read once as long as it does not change: many start from the same one."""
     try:
         content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except YAMLError as error:

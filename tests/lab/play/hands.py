@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
-from typing import Any, TypeAlias, assert_never
+from typing import Any, TypeAlias
 
 import httpx
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.core import GaugeMetricFamily
 
 from lab.cluster.api import Api, ApiError
 from lab.engine.server import DEVICE, SLOWDOWN
@@ -44,34 +45,37 @@ LABELS = {"job": "dcgm", "namespace": "monitoring", "pod": "dcgm-exporter-lab", 
 others; Prometheus renames those to `exported_pod` and `exported_namespace`."""
 
 
+GPU_LABELS = ("gpu", "UUID", "namespace", "pod")
+
+
 class Exporter:
     """Serves `/metrics` on a free port of an address; a context manager."""
 
     def __init__(self, host: str) -> None:
+        self._host = host
         self._told: dict[tuple[str, str], dict[str, float]] = {}
         self._measured: dict[str, Mapping[str, Mapping[str, float]]] = {}
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer((host, 0), _handler(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="exporter", daemon=True)
 
     def __enter__(self) -> Exporter:
-        self._thread.start()
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, self._thread = start_http_server(0, self._host, registry)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+        self._thread.join()
 
     @property
     def address(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"{host!s}:{port}"
+        return f"{self._host}:{self._server.server_port}"
 
     def meet(self, namespace: str, pods: Sequence[str], series: Mapping[str, float]) -> None:
-        """Tell of the GPUs of these pods of a namespace and of no others; what is told already stays."""
+        """Report the GPUs of these pods of a namespace and of no others; what is reported already stays."""
         with self._lock:
-            known = {key: told for key, told in self._told.items() if key[0] == namespace}
-            for key in known.keys() - {(namespace, pod) for pod in pods}:
+            for key in [key for key in self._told if key[0] == namespace and key[1] not in pods]:
                 del self._told[key]
             for pod in pods:
                 self._told.setdefault((namespace, pod), dict(series))
@@ -82,7 +86,7 @@ class Exporter:
             self._told.setdefault((namespace, pod), {}).update(series)
 
     def measure(self, namespace: str, pods: Mapping[str, Mapping[str, float]]) -> None:
-        """Tell these series of the GPUs of a namespace's pods beside all others, in place of earlier ones."""
+        """Report these series of a namespace's pods beside all others, in place of earlier ones."""
         with self._lock:
             self._measured[namespace] = pods
 
@@ -91,44 +95,18 @@ class Exporter:
         with self._lock:
             return self._measured.get(namespace, {})
 
-    def page(self) -> str:
-        """Return what is told now, in the exposition format."""
+    def collect(self) -> Iterable[Metric]:
+        """Return what is reported now, as the registry asks for it."""
+        families: dict[str, GaugeMetricFamily] = {}
         with self._lock:
-            rows = sorted(
-                (name, namespace, pod, value)
-                for (namespace, pod), series in (*self._told.items(), *self._measured_by_pod())
-                for name, value in series.items()
-            )
-        lines = []
-        for name in sorted({row[0] for row in rows}):
-            lines.append(f"# TYPE {name} gauge")
-            lines += [
-                f'{name}{{gpu="0",UUID="GPU-{pod}",namespace="{namespace}",pod="{pod}"}} {value:g}'
-                for series, namespace, pod, value in rows
-                if series == name
-            ]
-        return "\n".join([*lines, ""])
-
-    def _measured_by_pod(self) -> Iterator[tuple[tuple[str, str], Mapping[str, float]]]:
-        for namespace, pods in self._measured.items():
-            yield from (((namespace, pod), series) for pod, series in pods.items())
-
-
-def _handler(exporter: Exporter) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = exporter.page().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            with suppress(ConnectionError):  # whoever asked may have given up by now
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's own name
-            """Say nothing."""
-
-    return Handler
+            measured = {
+                (space, pod): each for space, pods in self._measured.items() for pod, each in pods.items()
+            }
+            for (namespace, pod), series in (*self._told.items(), *measured.items()):
+                for name, value in series.items():
+                    family = families.setdefault(name, GaugeMetricFamily(name, name, labels=GPU_LABELS))
+                    family.add_metric(["0", f"GPU-{pod}", namespace, pod], value)
+        return families.values()
 
 
 USED, FREE = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"
@@ -230,28 +208,26 @@ class Hands:
             ApiError: the API server refused.
             HTTPError: an engine did not answer.
         """
-        match incident:
-            case Devices():
-                return self._tell(incident)
-            case Slow():
-                return self._slow(incident)
-            case Kill():
-                return self._kill(incident)
-            case Patch() | Apply() | Create():
-                return self._write(incident)
-            case Approve():
-                return self._approve(digest)
-            case Stop() | Resume():
-                return self._stop(incident)
-            case _:
-                assert_never(incident)
+        act: dict[type, Callable[[Any], str]] = {
+            Devices: self._tell,
+            Slow: self._slow,
+            Kill: self._kill,
+            Patch: self._patch,
+            Apply: self._apply,
+            Create: self._create,
+            Approve: lambda _: self._approve(digest),
+            Stop: self._stop,
+            Resume: self._resume,
+        }
+        return act[type(incident)](incident)
 
-    def _stop(self, incident: Stop | Resume) -> str:
-        if isinstance(incident, Resume):
-            self.resume()
-            return "the operator-wide stop is taken away"
+    def _stop(self, _: Stop) -> str:
         self._api.apply(STOP, NAMESPACE, manager=EDITOR)
         return "the operator is stopped as a whole"
+
+    def _resume(self, _: Resume) -> str:
+        self.resume()
+        return "the operator-wide stop is taken away"
 
     def resume(self) -> None:
         """Take the operator-wide stop away; nothing to do where there is none."""
@@ -263,7 +239,8 @@ class Hands:
     def _tell(self, incident: Devices) -> str:
         for pod in self._chosen(incident.on):
             self._exporter.tell(self._namespace, pod, incident.series)
-        return f"GPU of {incident.on}: {_told(incident.series)}"
+        told = ", ".join(f"{name} {value:g}" for name, value in incident.series.items())
+        return f"GPU of {incident.on}: {told}"
 
     def _slow(self, incident: Slow) -> str:
         for name in self._chosen(incident.on):
@@ -279,17 +256,9 @@ class Hands:
             self._api.delete("Pod", pod, self._namespace)
         return f"pods deleted: {', '.join(gone)}"
 
-    def _write(self, incident: Patch | Apply | Create) -> str:
-        match incident:
-            case Patch():
-                return self._patch(incident)
-            case Apply():
-                return self._apply(incident)
-            case Create():
-                self._api.create(copy.deepcopy(incident.object), self._namespace)
-                return f"{incident.object['kind']} is created"
-            case _:
-                assert_never(incident)
+    def _create(self, incident: Create) -> str:
+        self._api.create(copy.deepcopy(incident.object), self._namespace)
+        return f"{incident.object['kind']} is created"
 
     def _patch(self, incident: Patch) -> str:
         path = self._api.resource(incident.kind).path(self._namespace, incident.name)
@@ -316,7 +285,3 @@ class Hands:
         }
         self._api.create(approval, self._namespace)
         return f"plan {digest} is approved"
-
-
-def _told(series: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in series.items())

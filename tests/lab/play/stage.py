@@ -1,10 +1,12 @@
 """What is there before a play begins: cluster, images, Prometheus, exporter, operator; and a fresh fleet."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import httpx
 
 from lab.cluster.api import Api, ApiError, until
 from lab.cluster.interface import Cluster
@@ -180,13 +182,7 @@ def _await_served(api: Api, body: Mapping[str, Any]) -> None:
         return
     spec = body["spec"]
     version = f"{spec['group']}/{spec['versions'][0]['name']}"
-    until(lambda: _is_served(api, spec["names"]["kind"], version), SERVED_SECONDS, f"{version} is served")
-
-
-def _is_served(api: Api, kind: str, version: str) -> bool:
-    with suppress(LookupError):
-        return bool(api.resource(kind, version))
-    return False
+    until(lambda: api.serves(spec["names"]["kind"], version), SERVED_SECONDS, f"{version} is served")
 
 
 def _is_clear(api: Api, namespace: str) -> bool:
@@ -195,10 +191,7 @@ def _is_clear(api: Api, namespace: str) -> bool:
 
 def _scaled_objects(api: Api, namespace: str) -> list[dict[str, Any]]:
     """Return KEDA's objects; it takes its finalizer off itself. None where the cluster has no KEDA."""
-    try:
-        return api.list("ScaledObject", namespace)
-    except LookupError:
-        return []
+    return api.list("ScaledObject", namespace) if api.serves("ScaledObject") else []
 
 
 def _is_there(api: Api, namespace: str) -> bool:
@@ -206,10 +199,12 @@ def _is_there(api: Api, namespace: str) -> bool:
 
 
 def _remove(api: Api, kind: str, name: str, namespace: str) -> None:
-    try:
-        if kind == "KVRemediation":
+    if not api.serves(kind):
+        return
+    if kind == "KVRemediation":
+        try:
             api.patch(kind, name, {"metadata": {"finalizers": None}}, namespace)
-        api.delete(kind, name, namespace)
-    except (ApiError, LookupError) as error:
-        if isinstance(error, ApiError) and error.code != 404:
-            raise
+        except ApiError as error:
+            if error.code != httpx.codes.NOT_FOUND:
+                raise
+    api.delete(kind, name, namespace)
