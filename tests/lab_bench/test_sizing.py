@@ -69,7 +69,7 @@ def test_outputs_grow_in_the_middle(shift):
 
 
 def test_a_row_compares_the_choice_with_the_sweep_and_with_halving():
-    chat = Workload("chat", varied(60, 0.6, 8, 400), varied(240, 0.7, 10, 900), 80, 32, 24, tokens=60_000)
+    chat = Workload("chat", varied(60, 0.6, 8, 400), varied(240, 0.7, 10, 900), 80, 32, 24, tokens=36_000)
 
     row = row_of(chat)
 
@@ -89,7 +89,7 @@ def test_halving_stops_where_preemptions_are_few():
     assert _halved(run, run(UNCAPPED)) == (run(UNCAPPED), 0)
 
 
-SEEDS = 8
+SEEDS = 4
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -109,18 +109,13 @@ def test_filling_holes_moves_far_less_than_keeping_the_order():
     assert in_order > 10 * filled > 0
 
 
-@pytest.mark.parametrize("survival", [Survival.SCATTERED, Survival.RUNS, Survival.PER_HEAD])
-@pytest.mark.parametrize(("keep", "salience"), [(0.5, 0.0), (0.1, 0.9)])
-def test_a_score_is_near_what_arithmetic_says(survival, keep, salience):
-    found = score(Eviction(survival, keep=keep, salience=salience, heads=4), samples=120)
+@pytest.mark.parametrize(("keep", "salience"), [(0.3, 0.0), (0.1, 0.9)])
+def test_a_score_is_near_what_arithmetic_says(keep, salience):
+    found = score(Eviction(Survival.PER_HEAD, keep=keep, salience=salience, heads=4), samples=120)
+    whole = score(Eviction(keep=1, salience=0), samples=60)
 
     assert found.right == pytest.approx(found.expected, abs=0.14)  # three standard errors of 120 samples
-
-
-def test_who_keeps_all_scores_exactly_what_the_model_understands():
-    found = score(Eviction(keep=1, salience=0), samples=60)
-
-    assert found.right == found.expected
+    assert whole.right == whole.expected
 
 
 CHAT = WORKLOADS[0]

@@ -1,6 +1,7 @@
 """Command line, defaults and bounds against what vLLM 0.32 made of the same arguments."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,15 +65,11 @@ def test_the_recorded_pool_has_the_recorded_size():
     assert config.labels["kv_cache_max_concurrency"] == "2.34375"
 
 
-def test_fp8_doubles_the_blocks():
-    plain, eight_bit = resolved("m"), resolved("m", "--kv-cache-dtype", "fp8")
-
-    assert eight_bit.pool.total_blocks == 2 * plain.pool.total_blocks
-
-
-def test_a_device_with_less_memory_than_its_weights_has_no_blocks():
+def test_a_pool_without_blocks_or_too_small_for_one_request_is_refused():
     with pytest.raises(ConfigError, match="No available memory for the cache blocks"):
         resolved("m", LAB_DEVICE_MEMORY_MIB="100", LAB_WEIGHTS_MIB="99")
+    with pytest.raises(ConfigError, match="To serve at least one request"):
+        resolved("m", "--num-gpu-blocks-override", "2")
 
 
 DEVICE = {"LAB_DEVICE_MEMORY_MIB": "100", "LAB_WEIGHTS_MIB": "50"}
@@ -121,17 +118,6 @@ def test_the_cpu_build_has_no_device_to_offload_from(size, in_vain):
     assert (config.host_blocks, config.asks_host_in_vain) == (0, in_vain)
 
 
-def test_a_pool_too_small_for_one_request_is_refused():
-    with pytest.raises(ConfigError, match="To serve at least one request"):
-        resolved("m", "--num-gpu-blocks-override", "2")
-
-
-def test_missing_blocks_are_taken_from_the_pool():
-    config = resolved("m", "--block-size=32", "--num-gpu-blocks-override=150", LAB_FAULT_MISSING_BLOCKS="10")
-
-    assert config.labels["num_gpu_blocks"] == "140"
-
-
 def test_an_engine_need_not_tell_of_its_pool(capsys):
     told, untold = (
         resolved("m", "--num-gpu-blocks-override=150", LAB_FAULT_UNTOLD_POOL=each) for each in "01"
@@ -150,6 +136,21 @@ def test_an_engine_told_to_crash_does_so_outside_its_bounds_only(seqs, crashes):
     faults = Faults.from_environ(seqs, environ)
 
     assert (faults.reason_to_crash(seqs) is not None) == crashes
+
+
+@pytest.mark.parametrize(("share", "at_start", "at"), [(0.92, True, None), (0.9, False, None)])
+def test_an_engines_memory_runs_out_above_a_share_of_its_device_only(share, at_start, at):
+    faults = Faults.from_environ(8, {"LAB_FAULT_OOM_ABOVE_UTILIZATION": "0.9"})
+    later = replace(faults, oom_running=3)
+
+    assert (faults.runs_out_at_start(share), faults.runs_out_at(share)) == (at_start, at)
+    assert (later.runs_out_at_start(share), later.runs_out_at(share)) == (False, 3 if at_start else None)
+
+
+def test_a_fault_may_be_that_of_a_changed_setting_only():
+    environ = {"LAB_FAULT_SLOWDOWN": "4", "LAB_FAULT_ONLY_BELOW_SEQS": "64"}
+
+    assert [Faults.from_environ(seqs, environ).slowdown for seqs in (63, 64)] == [4.0, 1.0]
 
 
 def test_the_time_scale_touches_step_and_start_up():

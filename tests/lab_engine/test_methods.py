@@ -120,10 +120,11 @@ def test_the_start_up_log_names_the_backend_and_the_type_of_the_cache(capsys, ar
     assert config.labels["cache_dtype"] == dtype
 
 
-def test_a_checkpoint_with_eight_bit_keys_has_twice_the_blocks_too():
-    plain, own = resolved(**GPU), resolved(**GPU, LAB_CHECKPOINT_KV_CACHE_DTYPE="fp8")
+def test_keys_of_eight_bits_have_twice_the_blocks_asked_for_or_by_the_checkpoint():
+    plain, asked = resolved(**GPU), resolved("--kv-cache-dtype=fp8", **GPU)
+    own = resolved(**GPU, LAB_CHECKPOINT_KV_CACHE_DTYPE="fp8")
 
-    assert own.pool.total_blocks == 2 * plain.pool.total_blocks
+    assert [each.pool.total_blocks for each in (asked, own)] == [2 * plain.pool.total_blocks] * 2
 
 
 def prefill(attention: Attention, prompt: int, chunk: int) -> int:

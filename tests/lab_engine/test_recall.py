@@ -83,10 +83,9 @@ def test_the_same_prompts_are_understood_each_time_and_eight_bits_lose_some_of_t
     assert Recall.of(environ, eight_bit=False) == Recall(0.9)
 
 
-@pytest.mark.parametrize("salience", [0.0, 0.5])
-@pytest.mark.parametrize("survival", [Survival.SCATTERED, Survival.RUNS])
+@pytest.mark.parametrize(("survival", "salience"), [(Survival.SCATTERED, 0.0), (Survival.RUNS, 0.5)])
 def test_the_score_is_what_survives_of_what_is_understood(survival, salience):
-    kept = (0.1, 0.3, 0.5, 0.7, 1.0)
+    kept = (0.1, 0.5, 1.0)
 
     scores = [
         share(answers(Eviction(survival, keep=keep, salience=salience), recall=Recall(0.9))) for keep in kept
@@ -95,12 +94,6 @@ def test_the_score_is_what_survives_of_what_is_understood(survival, salience):
     expected = [0.9 * (salience + (1 - salience) * keep) for keep in kept]
     assert scores == pytest.approx(expected, abs=0.09)  # three standard errors of 300 samples at the most
     assert scores == sorted(scores)
-
-
-def test_of_heads_that_keep_tokens_of_their_own_any_one_will_do():
-    found = share(answers(Eviction(Survival.PER_HEAD, keep=0.1, heads=8, salience=0)))
-
-    assert found == pytest.approx(1 - 0.9**8, abs=0.09)
 
 
 @pytest.mark.parametrize("survival", [Survival.SCATTERED, Survival.RUNS, Survival.PER_HEAD])

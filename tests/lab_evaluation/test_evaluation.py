@@ -71,46 +71,33 @@ async def test_each_sample_is_asked_once_and_its_score_is_left(tmp_path, capsys)
     assert len(said) == 2 + 10
 
 
-async def test_the_score_falls_with_what_is_kept_and_with_what_is_not_seen_to_matter(tmp_path):
+async def test_the_score_falls_with_what_is_kept_and_known_and_not_where_nothing_is_evicted(tmp_path):
+    engines = {
+        "whole": ((), {}),
+        "half": ((), SCATTERED | {"LAB_EVICTION_KEEP": "0.5", "LAB_SALIENCE": "0", "LAB_COMPETENCE": "1"}),
+        "known": ((), SCATTERED | {"LAB_EVICTION_KEEP": "0.05", "LAB_SALIENCE": "1", "LAB_COMPETENCE": "1"}),
+        "selected": ((), {"LAB_PAGE_SELECTION": "4"}),
+        "eight bits": (("--kv-cache-dtype=fp8",), {}),
+        "spoilt": (("--kv-cache-dtype=fp8",), {"LAB_EIGHT_BIT_LOSS": "0.5"}),
+    }
     scores = {}
-    for keep, salience in (("1", "0"), ("0.5", "0"), ("0.05", "0"), ("0.05", "1")):
-        environ = SCATTERED | {"LAB_EVICTION_KEEP": keep, "LAB_SALIENCE": salience, "LAB_COMPETENCE": "1"}
-        async with a_fast_engine(**environ) as engine:
-            scores[keep, salience] = await score_of(engine, tmp_path)
-
-    assert scores["1", "0"] == scores["0.05", "1"] == 1
-    assert 0.3 < scores["0.5", "0"] < 0.7
-    assert scores["0.05", "0"] < 0.2
-
-
-async def test_page_selection_evicts_nothing_and_eight_bits_lose_little(tmp_path):
-    scores = []
-    for flags, environ in (
-        ((), {}),
-        ((), {"LAB_PAGE_SELECTION": "4"}),
-        (("--kv-cache-dtype=fp8",), {}),
-        (("--kv-cache-dtype=fp8",), {"LAB_EIGHT_BIT_LOSS": "0.5"}),
-    ):
+    for name, (flags, environ) in engines.items():
         async with a_fast_engine(*flags, **environ) as engine:
-            scores.append(await score_of(engine, tmp_path))
+            scores[name] = await score_of(engine, tmp_path)
 
-    whole, selected, eight_bit, spoilt = scores
-    assert selected == whole
-    assert whole - 0.05 <= eight_bit <= whole
-    assert spoilt < whole - 0.2
-
-
-@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-async def test_the_base_url_may_be_written_as_people_do_and_the_model_asked_for(tmp_path, suffix):
-    async with a_fast_engine() as engine:
-        url = str(engine.http.base_url).rstrip("/") + suffix
-        assert await score_of(engine, tmp_path, OPENAI_BASE_URL=url, KVMEDIC_MODEL="") > 0.5
+    assert (scores["known"], scores["selected"]) == (1, scores["whole"])
+    assert 0.3 < scores["half"] < 0.7
+    assert scores["whole"] - 0.05 <= scores["eight bits"] <= scores["whole"]
+    assert scores["spoilt"] < scores["whole"] - 0.2
 
 
-async def test_a_key_is_shown(tmp_path, capsys):
+async def test_the_base_url_may_be_written_as_people_do_the_model_asked_for_and_a_key_shown(tmp_path, capsys):
     async with a_fast_engine("--api-key=hunter2") as engine:
         said = await refused(engine, tmp_path, capsys)
-        assert await score_of(engine, tmp_path, OPENAI_API_KEY="hunter2") > 0.5
+        for suffix in ("", "/", "/v1", "/v1/"):
+            url = str(engine.http.base_url).rstrip("/") + suffix
+            changes = {"OPENAI_BASE_URL": url, "KVMEDIC_MODEL": "", "OPENAI_API_KEY": "hunter2"}
+            assert await score_of(engine, tmp_path, **changes) > 0.5
 
     assert "no score: HTTP 401" in said
 
@@ -123,14 +110,10 @@ async def test_an_answer_that_fails_ends_it_without_a_score(tmp_path, capsys):
             engine, tmp_path, capsys, PROMPT_TOKENS="500", OUTPUT_TOKENS="500"
         )
         before = await engine.metric("request_success_total", finished_reason="length")
-    assert before < SAMPLES, "what had not been sent by then is not sent"
-    assert "no score: ConnectionRefusedError" in await refused(engine, tmp_path, capsys)
-
-
-async def test_an_engine_that_drains_gives_no_score(tmp_path, capsys):
-    async with a_fast_engine() as engine:
         engine.server.is_draining = True
         assert "0 of 12 tokens came, finish reason abort" in await refused(engine, tmp_path, capsys)
+    assert before < SAMPLES, "what had not been sent by then is not sent"
+    assert "no score: ConnectionRefusedError" in await refused(engine, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
