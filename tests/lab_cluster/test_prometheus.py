@@ -2,81 +2,41 @@
 
 import re
 import signal
-import threading
 import time
 import urllib.error
-import urllib.request
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from http_double import Reply, Server
 from lab.cluster.api import until
 from lab.prometheus import PodScrape, Prometheus, cluster_prometheus
 
 LABELS = {"namespace": "serving", "pod": "a-1", "container": "vllm", "job": "lab/engines"}
 
 
-@pytest.fixture
-def exporter():
-    """A scrape target on loopback; its `text` may be changed."""
+def test_series_carry_their_targets_labels_outlive_a_restart_and_go_stale_with_the_target():
+    page = Reply(body=b"vllm:num_requests_running 3\n", headers={"Content-Type": "text/plain"})
+    with Server(lambda _: page) as exporter:
+        with Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus:
+            (series,) = prometheus.await_samples("vllm:num_requests_running")
+            url = prometheus.url
+            prometheus.stop(signal.SIGTERM)
+            with pytest.raises(urllib.error.URLError):
+                prometheus.query("up")
+            prometheus.set_targets({})
+            prometheus.start()
+            (again,) = prometheus.query("last_over_time(vllm:num_requests_running[5m])")
+            prometheus.set_targets({exporter.address: LABELS})
+            prometheus.await_samples("up == 1")
+            prometheus.set_targets({})
+            until(lambda: not prometheus.query("vllm:num_requests_running"), 20, "the series is stale")
+            left = prometheus.active_targets()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = self.server.text.encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.text = "vllm:num_requests_running 3\n"
-    server.address = f"127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_series_carry_the_labels_of_their_target(exporter):
-    with Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus:
-        (series,) = prometheus.await_samples("vllm:num_requests_running")
-
-    assert series["metric"] == {
-        "__name__": "vllm:num_requests_running",
-        "instance": exporter.address,
-        **LABELS,
-    }
-    assert series["value"][1] == "3"
-
-
-def test_a_target_that_is_taken_away_goes_stale(exporter):
-    with Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus:
-        prometheus.await_samples("vllm:num_requests_running")
-
-        prometheus.set_targets({})
-
-        until(lambda: not prometheus.query("vllm:num_requests_running"), 20)
-        assert prometheus.active_targets() == []
-
-
-def test_it_comes_back_with_its_data_and_address(exporter):
-    with Prometheus(static_targets={exporter.address: LABELS}, scrape_interval="1s") as prometheus:
-        prometheus.await_samples("vllm:num_requests_running")
-        url = prometheus.url
-
-        prometheus.stop(signal.SIGTERM)
-        with pytest.raises(urllib.error.URLError):
-            prometheus.query("up")
-        prometheus.set_targets({})
-        prometheus.start()
-
-        assert prometheus.url == url
-        assert prometheus.query("last_over_time(vllm:num_requests_running[5m])")
+    labels = {"instance": exporter.address, **LABELS}
+    assert series["metric"] == {"__name__": "vllm:num_requests_running", **labels}
+    assert (series["value"][1], again["value"][1]) == ("3", "3")
+    assert (prometheus.url, left) == (url, [])
 
 
 def test_a_history_is_there_from_the_start():

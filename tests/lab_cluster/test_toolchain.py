@@ -92,26 +92,17 @@ def apt(tmp_path, monkeypatch):
     return fake
 
 
-def test_what_is_there_is_not_asked_for(apt):
+@pytest.mark.parametrize("own", ["", "its own"])
+def test_services_may_not_start_during_the_installation_and_the_policy_is_as_before(apt, own):
+    if own:
+        apt.policy.write_text(own)
+
     machine.ensure_packages(["there"])
-
-    assert apt.calls == []
-
-
-def test_services_may_not_start_during_the_installation_and_may_afterwards(apt):
+    assert apt.calls == [], "what is there is not asked for"
     machine.ensure_packages(["there", "missing"])
 
-    assert apt.calls == [("install", "#!/bin/sh\nexit 101\n")]
-    assert not apt.policy.exists()
-
-
-def test_the_policy_of_the_machine_is_left_alone(apt):
-    apt.policy.write_text("its own")
-
-    machine.ensure_packages(["missing"])
-
-    assert apt.calls == [("install", "its own")]
-    assert apt.policy.read_text() == "its own"
+    assert apt.calls == [("install", own or "#!/bin/sh\nexit 101\n")]
+    assert (apt.policy.read_text() if apt.policy.exists() else "") == own
 
 
 def test_lists_are_fetched_when_the_installation_fails_without_them(apt):
@@ -148,27 +139,19 @@ def recipe(tmp_path):
     return Recipe("app", tmp_path / "Containerfile", context=tmp_path, inputs=[tmp_path / "app"])
 
 
-def change_source(recipe):
-    (recipe.context / "app" / "main.py").write_text("print(2)\n")
+CHANGES = {
+    "source": lambda main, file: main.write_text("print(2)\n"),
+    "name": lambda main, file: main.rename(main.with_name("other.py")),
+    "mode": lambda main, file: main.chmod(0o755),
+    "Containerfile": lambda main, file: file.write_text("ARG BASE\nFROM ${BASE}\n"),
+}
 
 
-def rename_source(recipe):
-    (recipe.context / "app" / "main.py").rename(recipe.context / "app" / "other.py")
-
-
-def change_mode(recipe):
-    (recipe.context / "app" / "main.py").chmod(0o755)
-
-
-def change_containerfile(recipe):
-    recipe.containerfile.write_text("ARG BASE\nFROM ${BASE}\n")
-
-
-@pytest.mark.parametrize("change", [change_source, rename_source, change_mode, change_containerfile])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_of_what_goes_in_gives_another_name(recipe, change):
     before = recipe.key("base")
 
-    change(recipe)
+    change(recipe.context / "app" / "main.py", recipe.containerfile)
 
     assert recipe.key("base") != before
 
@@ -189,33 +172,20 @@ def test_bytecode_and_files_outside_the_inputs_do_not_count(recipe):
     assert recipe.key("base") == before
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(machine, "QUIET_SECONDS", 0.1)
+def test_a_long_step_is_announced_a_short_one_told_once_and_a_failed_one_ends(capsys, monkeypatch):
+    monkeypatch.setattr(machine, "QUIET_SECONDS", 0.2)
     monkeypatch.setattr(machine, "STILL_SECONDS", 0.1)
 
-
-def test_a_long_step_is_announced_and_goes_on_and_ends(capsys):
-    with machine.step("a build"):
-        time.sleep(0.6)
-
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "[lab] a build ..."
-    assert lines[1].endswith("so far")
-    assert lines[-1].startswith("[lab] a build: 0.")
-
-
-def test_a_short_step_is_told_once(capsys):
     with machine.step("a look"):
         pass
-
-    time.sleep(0.3)
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_a_step_that_fails_says_so_and_is_silent_afterwards(capsys):
-    with pytest.raises(ValueError, match="broken"), machine.step("a look"):
+    with pytest.raises(ValueError, match="broken"), machine.step("a fault"):
         raise ValueError("broken")
+    with machine.step("a build"):
+        time.sleep(0.7)
 
-    time.sleep(0.3)
-    assert "failed after" in capsys.readouterr().err.splitlines()[-1]
+    look, fault, announced, goes_on, *_, ended = capsys.readouterr().err.splitlines()
+    assert look.startswith("[lab] a look: 0.")
+    assert fault.startswith("[lab] a fault: failed after")
+    assert announced == "[lab] a build ..."
+    assert goes_on.endswith("so far")
+    assert ended.startswith("[lab] a build: 0.")

@@ -160,7 +160,7 @@ def test_a_plan_before_the_pools_are_full_leaves_no_figures_of_before(engine, tm
 
 def test_where_nothing_must_happen_it_is_watched_and_ends_early(engine, tmp_path):
     shown = {"branch": DEMAND, "held": "ObserveOnly", "plan": [{"knob": "maxNumSeqs"}], "writes": "untouched"}
-    scenario = one_replica(shown, limits={"quiet": "6s"})
+    scenario = one_replica(shown, limits={"quiet": "2s"})
     script = {1.0: a_status(DEMAND, plan=a_plan(), conditions=[HELD])}
 
     result, _ = played(scenario, engine, script, tmp_path)
@@ -185,8 +185,8 @@ def test_requests_that_are_cut_are_counted(tmp_path):
     scenario = one_replica(shown, load=[{"clients": 2, "lengths": "10+400"}], limits={"quiet": "1s"})
     with a_process(f"--served-model-name={MODEL}") as (process, url):
         until_healthy(url)
-        threading.Timer(3.0, process.kill).start()
-        script = {5.0: a_status(DEMAND, conditions=[HELD])}
+        threading.Timer(1.5, process.kill).start()
+        script = {3.0: a_status(DEMAND, conditions=[HELD])}
 
         result, _ = played(scenario, int(url.rpartition(":")[2]), script, tmp_path)
 
