@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from http_double import Reply, Server
 from lab.cluster.api import until
 from lab.prometheus import PodScrape, Prometheus, cluster_prometheus
+from worlds.http_double import Reply, Server
 
 LABELS = {"namespace": "serving", "pod": "a-1", "container": "vllm", "job": "lab/engines"}
 

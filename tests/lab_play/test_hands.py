@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.readings import PodKey
 from kvmedic.model.devices import Vital
 from kvmedic.model.evidence import Measured
 from lab.cluster.api import ApiError, read_manifests, until
@@ -21,7 +21,7 @@ from lab.play.stage import OWNER, clear, vacate
 from lab.play.witness import EDITOR, managers
 from lab.prometheus import Prometheus
 from lab_play.plays import a_scenario
-from scripted_fleet import source
+from worlds.scripted_fleet import source
 
 XID = "DCGM_FI_DEV_XID_ERRORS"
 KINDS = ("kvremediations", "kvapprovals")
