@@ -14,7 +14,6 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Diagnosed, Diagnosis, Evidence, NoChange, Setting, diagnose
-from kvmedic.runbooks.node_health import faults_of
 from worlds.vitals_builder import NODE, a_device, ill, required, with_vitals
 
 THRASH = an_evidence(*[THRASHING] * 3)
@@ -152,13 +151,3 @@ def test_a_calm_fleet_is_healthy_whatever_is_known_of_its_nodes() -> None:
 
 def test_ordinary_and_fatal_bits_share_nothing() -> None:
     assert sum(CLOCK_FAULTS) == 0xE8
-
-
-def test_every_sign_of_an_illness_is_named_with_its_gpu() -> None:
-    hot = a_device("GPU 1", clock_reasons=0x40, last_xid=79)
-
-    assert faults_of((a_device(), hot)) == (
-        "GPU 1: XID 79 (fallen off the bus)",
-        "GPU 1: hardware thermal slowdown (0x40)",
-    )
-    assert faults_of((a_device(last_xid=31, clock_reasons=0x4), a_device(last_xid=NO_SERIES))) == ()

@@ -1,11 +1,7 @@
-"""How an inference engine is described: what may be turned on it and how its command line reads.
+"""How an inference engine is described: its version, what may be turned on it, how its command line reads.
 
-An engine's profile is data (`kvmedic.engines`); `kvmedic.manifests` reads and edits command lines
-by it, and nothing else needs to know how an engine spells a knob.
-
-An engine's version, and which of two is older.
-
-How an engine keeps KV blocks in the memory of its host, as a part of its profile.
+An engine's profile is data (`kvmedic.engines`); `kvmedic.manifests` reads and edits command lines by it, and
+nothing else needs to know how an engine spells a knob.
 """
 
 from __future__ import annotations
@@ -45,11 +41,7 @@ class Version:
 
     @classmethod
     def parse(cls, text: str) -> Version:
-        """Return the version that a text names.
-
-        Raises:
-            ValueError: the text is not a version.
-        """
+        """Return the version that a text names; ValueError: it names none."""
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"{text!r} is not a version; expected one like 0.32.0 or 0.10.2rc1")
@@ -216,17 +208,10 @@ class Bounds:
 
     def holds(self, value: float) -> bool:
         """Return whether a value is accepted."""
-        return value in self.also or (self._above(value) and self._below(value))
-
-    def _above(self, value: float) -> bool:
-        if self.minimum is None:
-            return True
-        return value > self.minimum if self.minimum_open else value >= self.minimum
-
-    def _below(self, value: float) -> bool:
-        if self.maximum is None:
-            return True
-        return value < self.maximum if self.maximum_open else value <= self.maximum
+        low = float("-inf") if self.minimum is None else self.minimum
+        high = float("inf") if self.maximum is None else self.maximum
+        above = value > low if self.minimum_open else value >= low
+        return value in self.also or (above and (value < high if self.maximum_open else value <= high))
 
     def __str__(self) -> str:
         parts = []
@@ -456,12 +441,7 @@ class Engine:
         return held[-1] if held else None
 
     def has_on(self, flag: Flag, given: Scalar) -> bool | None:
-        """Return whether a switch is on, or None where that is not known.
-
-        Args:
-            flag: the switch.
-            given: what the command line says of it; None where it says nothing.
-        """
+        """Return whether a switch is on, by what the command line says of it; None: not known."""
         if isinstance(given, bool):
             return given
         if self.version is None:

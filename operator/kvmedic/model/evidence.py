@@ -1,25 +1,20 @@
-"""What is seen of a serving fleet, as typed readings.
+"""What is seen of a serving fleet, as typed readings, and where an engine's signals come from.
 
-A reading is measured, missing, stale or unsupported; it is never a bare float that may be NaN and
-never `None` for "unknown". Nothing here fetches anything: `kvmedic.metrics` and `kvmedic.cluster`
-fill these values, `kvmedic.runbooks` judge them.
+A reading is measured, missing, stale or unsupported; it is never a bare float that may be NaN and never
+`None` for "unknown". Nothing here fetches anything: `kvmedic.metrics` and `kvmedic.cluster` fill these
+values, and `kvmedic.runbooks` judge them.
 
-Where an engine's signals come from: which series, and how a window of them becomes one value.
-
-An engine's table of signals is data (`kvmedic.engines`). `kvmedic.metrics` makes queries of it, or
-evaluates it on scraped pages; nothing else needs to know how an engine names a metric.
-
-The KV-cache pool as an engine tells it in its log when it starts.
-
-Engines of some versions name their pool nowhere else. A log may hold prompts: what it is searched for are
-numbers in lines of the engine's own, before the first request.
+An engine's table of signals says which series, and how a window of them becomes one value. It is data
+(`kvmedic.engines`): nothing but `kvmedic.metrics` needs to know how an engine names a metric. Some versions
+name their KV-cache pool nowhere but in their log; that may hold prompts, so it is searched for numbers in the
+engine's own lines before the first request.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, StrEnum
@@ -153,11 +148,7 @@ class Histogram:
     total: float
 
     def __post_init__(self) -> None:
-        """Refuse shapes that no exporter produces.
-
-        Raises:
-            ValueError: bounds not ascending, counts of another length, negative or not finite.
-        """
+        """Raise ValueError for shapes that no exporter produces."""
         if len(self.counts) != len(self.bounds) + 1:
             raise ValueError(f"{len(self.bounds)} bounds need {len(self.bounds) + 1} counts")
         if any(b <= a for a, b in zip(self.bounds, self.bounds[1:], strict=False)):
@@ -172,11 +163,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """Return the exact mean of the observed values.
-
-        Raises:
-            ZeroDivisionError: the histogram is empty; callers ask `count` first.
-        """
+        """Return the exact mean of the observed values; callers ask `count` first."""
         return self.total / self.count
 
 
@@ -320,11 +307,7 @@ class Observation:
     pods: Mapping[str, PodReadings]
 
     def only(self, names: Iterable[str]) -> Observation:
-        """Return the same look at some of its replicas; unknown names are an error.
-
-        Raises:
-            KeyError: a name that was not asked for.
-        """
+        """Return the same look at some of its replicas; KeyError for a name that was not asked for."""
         return Observation(self.at, self.window_seconds, self.hold_seconds, {n: self.pods[n] for n in names})
 
 
@@ -360,10 +343,7 @@ class LoggedSize:
     def as_pool(self, block_tokens: int, engines: int, null_blocks: int) -> Pool | None:
         """Return the pool of all engines of the replica, or None where none can be that small.
 
-        Args:
-            block_tokens: tokens per block.
-            engines: data-parallel engines of the replica.
-            null_blocks: blocks per engine that never hold a token.
+        `null_blocks` is how many blocks of each engine never hold a token.
         """
         blocks = self.amount // block_tokens if self.unit is SizeUnit.TOKENS else self.amount
         usable = engines * (blocks - null_blocks)
@@ -376,17 +356,14 @@ def logged_size(lines: Iterable[str], forms: LogForms) -> LoggedSize | None:
     Each rank of a tensor-parallel engine, and each data-parallel engine, has a line of its own; the engine
     goes by the smallest. A log whose beginning was rotated away tells nothing.
     """
-    started = takewhile(lambda line: not forms.serving.search(line), lines)
-    found = [size for line in started for size in _sizes(line, forms)]
+    found = [
+        LoggedSize(int(match.group(1).replace(",", "")), unit)
+        for line in takewhile(lambda line: not forms.serving.search(line), lines)
+        for pattern, unit in forms.sizes
+        if (match := pattern.search(line))
+    ]
     units = {size.unit for size in found}
     return min(found, key=lambda size: size.amount) if len(units) == 1 else None
-
-
-def _sizes(line: str, forms: LogForms) -> Iterator[LoggedSize]:
-    for pattern, unit in forms.sizes:
-        match = pattern.search(line)
-        if match:
-            yield LoggedSize(int(match.group(1).replace(",", "")), unit)
 
 
 class Over(Enum):

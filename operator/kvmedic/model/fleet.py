@@ -1,10 +1,6 @@
 """The Kubernetes side of a serving fleet as it was observed at one moment: plain facts, no judgement.
 
-The identity of a pod template.
-
-What a step and a record name a Kubernetes object by.
-
-Who writes a workload's pod template, and so must be given a change of it.
+A pod template is identified by its hash; its owner must make a change of it instead of kvmedic.
 """
 
 from __future__ import annotations
@@ -91,7 +87,7 @@ class OwnerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateOwner:
-    """The one who writes a workload's pod template."""
+    """The owner of a pod template, who must make a change of it instead of kvmedic."""
 
     kind: OwnerKind
     name: str

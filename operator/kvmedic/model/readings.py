@@ -1,16 +1,9 @@
-"""Readings that are all there, or the exact reason why not.
+"""Readings that are all there, or the exact reason why not; and what a histogram says of what it counted.
 
-A judgement asks for the signals it needs once, here; after that it works on plain numbers. What is
-missing is named: which replica, which signal, and what would provide it.
+A judgement asks for the signals it needs once, here; after that it works on plain numbers. What is missing is
+named: which replica, which signal, and what would provide it.
 
-What a histogram says about the values it counted: quantiles, tails and moments.
-
-Inside a bucket values count as spread evenly. The lowest bucket begins at 0. Nothing here knows what
-is being measured.
-
-
-The past is asked for once for each revision that turned a method on; the status keeps the answer, so that it
-outlives the source's samples.
+Inside a bucket of a histogram values count as spread evenly, and the lowest bucket begins at 0.
 """
 
 from __future__ import annotations
@@ -97,10 +90,25 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
             Reason.NO_REPLICAS,
             "no replica is expected to serve: scale the target out, or leave it; there is nothing to look at",
         )
-    gaps = [gap for name in sorted(observation.pods) for gap in _gaps(observation, name, signals)]
+    gaps = []
+    for name, pod in sorted(observation.pods.items()):
+        for signal in sorted(signals):
+            reading = pod.histogram(signal) if signal in HISTOGRAMS else pod.number(signal)
+            if (why := _why_missing(reading, observation)) is not None:
+                gaps.append((why[0], f"{name}: {signal}: {why[1]}"))
     if gaps:
         return _inconclusive(gaps)
-    return {name: _complete(observation.pods[name], signals) for name in sorted(observation.pods)}
+    return {
+        name: Complete(
+            {
+                each: value
+                for each in signals - HISTOGRAMS
+                if (value := number_or_none(pod, each)) is not None
+            },
+            {each: counted for each in signals & HISTOGRAMS if (counted := histogram(pod, each)) is not None},
+        )
+        for name, pod in sorted(observation.pods.items())
+    }
 
 
 def pools(observation: Observation) -> Mapping[str, Pool] | Inconclusive:
@@ -142,17 +150,6 @@ def histogram(readings: PodReadings, signal: Signal) -> Histogram | None:
     return reading.value if isinstance(reading, Measured) else None
 
 
-def _gaps(observation: Observation, name: str, signals: frozenset[Signal]) -> list[tuple[Reason, str]]:
-    readings = observation.pods[name]
-    found = []
-    for signal in sorted(signals):
-        reading = readings.histogram(signal) if signal in HISTOGRAMS else readings.number(signal)
-        why = _why_missing(reading, observation)
-        if why is not None:
-            found.append((why[0], f"{name}: {signal}: {why[1]}"))
-    return found
-
-
 def _why_missing(reading: AnyReading, observation: Observation) -> tuple[Reason, str] | None:
     """Return why a reading has no value, or None where it has one."""
     if isinstance(reading, Measured):
@@ -169,15 +166,6 @@ def _inconclusive(gaps: list[tuple[Reason, str]]) -> Inconclusive:
     named = "; ".join(text for _, text in gaps[:NAMED_GAPS])
     rest = f"; and {len(gaps) - NAMED_GAPS} more" if len(gaps) > NAMED_GAPS else ""
     return Inconclusive(gaps[0][0], named + rest)
-
-
-def _complete(readings: PodReadings, signals: frozenset[Signal]) -> Complete:
-    wanted = {signal: readings.number(signal) for signal in signals - HISTOGRAMS}
-    counted = {signal: readings.histogram(signal) for signal in signals & HISTOGRAMS}
-    return Complete(
-        {signal: one.value for signal, one in wanted.items() if isinstance(one, Measured)},
-        {signal: one.value for signal, one in counted.items() if isinstance(one, Measured)},
-    )
 
 
 WIDEST_STEP = 2.5
@@ -198,11 +186,7 @@ class Moments:
 
 
 def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:
-    """Return what the histograms counted together.
-
-    Raises:
-        ValueError: there is none, or they have different bounds.
-    """
+    """Return what the histograms counted together; ValueError: there is none, or their bounds differ."""
     if len({one.bounds for one in histograms}) != 1:
         raise ValueError("histograms are added up bucket by bucket, so they need the same bounds")
     columns = zip(*(one.counts for one in histograms), strict=True)
@@ -214,11 +198,7 @@ def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:
 
 
 def quantile(histogram: Histogram, share: float) -> float:
-    """Return the value below which a share (0-1) of the observations lie; infinite above the top bound.
-
-    Raises:
-        ValueError: the histogram is empty.
-    """
+    """Return the value below which a share (0-1) of the observations lie; infinite above the top bound."""
     if histogram.count <= 0:
         raise ValueError("an empty histogram has no quantiles")
     wanted = share * histogram.count
@@ -243,11 +223,7 @@ def above(histogram: Histogram, limit: float) -> float:
 
 
 def longest(histogram: Histogram) -> float:
-    """Return the bound that no observation exceeded; infinite where one lies above the top bound.
-
-    Raises:
-        ValueError: the histogram is empty.
-    """
+    """Return the bound that no observation exceeded; infinite where one lies above the top bound."""
     if histogram.count <= 0:
         raise ValueError("an empty histogram has no longest observation")
     used = [upper for upper, count in zip(histogram.bounds, histogram.counts, strict=False) if count > 0]
@@ -258,9 +234,6 @@ def lower_bound(histogram: Histogram, share: float) -> float:
     """Return the lower bound of the bucket in which a share (0-1) of the observations is reached.
 
     All but that share lie above it, or nearly: no value is taken for larger than it is.
-
-    Raises:
-        ValueError: the histogram is empty.
     """
     if histogram.count <= 0:
         raise ValueError("an empty histogram has no quantiles")
@@ -289,10 +262,8 @@ def mean_below(histogram: Histogram, bound: float) -> float:
 def moments(histogram: Histogram) -> Moments:
     """Return the moments, rescaled so that the first is the exact mean.
 
-    The top bucket counts as reaching `WIDEST_STEP` times its lower bound.
-
-    Raises:
-        ValueError: the histogram counted nothing, or nothing but zeros.
+    The top bucket counts as reaching `WIDEST_STEP` times its lower bound. ValueError: it counted nothing, or
+    nothing but zeros.
     """
     if histogram.count <= 0 or histogram.total <= 0:
         raise ValueError("an empty histogram has no moments")
@@ -300,7 +271,9 @@ def moments(histogram: Histogram) -> Moments:
     for lower, upper, count in _buckets(histogram, WIDEST_STEP):
         share = count / histogram.count
         for power in (1, 2, 3):
-            raw[power - 1] += share * _power_mean(lower, upper, power)
+            # E[X^power] of values spread evenly between two bounds.
+            evenly = (upper ** (power + 1) - lower ** (power + 1)) / ((power + 1) * (upper - lower))
+            raw[power - 1] += share * evenly
     scale = histogram.mean / raw[0]
     return Moments(raw[0] * scale, raw[1] * scale**2, raw[2] * scale**3)
 
@@ -308,10 +281,8 @@ def moments(histogram: Histogram) -> Moments:
 def representatives(histogram: Histogram, number: int) -> tuple[float, ...]:
     """Return values that stand for as many observations each, in rising order, with the exact mean.
 
-    The top bucket counts as reaching `WIDEST_STEP` times its lower bound.
-
-    Raises:
-        ValueError: the histogram counted nothing, or nothing but zeros.
+    The top bucket counts as reaching `WIDEST_STEP` times its lower bound. ValueError: it counted nothing, or
+    nothing but zeros.
     """
     if histogram.count <= 0 or histogram.total <= 0:
         raise ValueError("an empty histogram has no representatives")
@@ -341,8 +312,3 @@ def _buckets(histogram: Histogram, top: float) -> Iterator[tuple[float, float, f
         yield lower, upper, count
         lower = upper
     yield lower, (lower or 1.0) * top, histogram.counts[-1]
-
-
-def _power_mean(lower: float, upper: float, power: int) -> float:
-    """Return E[X^power] of values spread evenly between two bounds."""
-    return (upper ** (power + 1) - lower ** (power + 1)) / ((power + 1) * (upper - lower))

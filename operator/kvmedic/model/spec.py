@@ -1,11 +1,6 @@
 """What a resource's owner wants, as plain values: the spec, free of wire formats and defaults.
 
-`kvmedic.api.resource` fills it; everything that decides reads it. All durations are `timedelta`, all
-ratios 0-1.
-
-Maintenance windows: the times of the week in which runs may be opened.
-
-What a spec says of the compression of a fleet's KV cache: the method, the fleet without it, the fixes.
+`kvmedic.api.resource` fills it; everything that decides reads it. Durations are `timedelta`, ratios 0-1.
 """
 
 from __future__ import annotations
@@ -257,13 +252,7 @@ class OnInconclusive(StrEnum):
 
 
 def answer_to_no_verdict(asked: OnInconclusive, held: timedelta, at_most: timedelta) -> OnInconclusive:
-    """Return what is done now about a window without a verdict.
-
-    Args:
-        asked: what the spec asks for.
-        held: how long a verdict has been due.
-        at_most: how long it is waited for.
-    """
+    """Return what is done now about a window whose verdict has been due for so long, by what a spec asks."""
     if asked is OnInconclusive.ROLL_BACK:
         return asked
     if held <= at_most:

@@ -1,18 +1,15 @@
-"""Is a GPU ill? Then no setting is to be changed: somebody else's runbook comes first.
+"""Is a GPU ill, or did memory run out? Then another runbook comes first, and no setting hides the trouble.
 
-A throttled or broken GPU slows its replica down, which looks like demand. What is absent is unknown,
-never healthy; `spec.nodeHealth` says what unknown means.
+A throttled or broken GPU slows its replica down, which looks like demand. What is absent is unknown, never
+healthy; `spec.nodeHealth` says what unknown means.
 
-Did a replica end because memory ran out: its host's, or its GPU's?
-
-The kubelet says which container was killed at its memory limit. A GPU that runs out of memory is an
-exception inside the engine: the container ends with code 1 and reason `Error`, and only its log says
-why.
+The kubelet says which container was killed at its memory limit. A GPU that runs out of memory is an exception
+inside the engine: the container ends with code 1 and reason `Error`, and only its log says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from kvmedic.model.devices import (
@@ -76,55 +73,27 @@ def divert_to_thermal_emergency(evidence: Evidence, _setting: Setting) -> Advice
     )
 
 
-def faults_of(devices: Iterable[Device]) -> tuple[str, ...]:
-    """Return what is known to be wrong with some GPUs, each fact with its GPU; nothing: none is known ill."""
-    return tuple(
-        f"{device.name}: {text}{_teller(device, vital)}"
-        for device in devices
-        for signs in (_broken, _slowed_devices)
-        for vital, _, text in signs(device)
-    )
-
-
-def place(name: str, vitals: Vitals) -> str:
-    """Return a replica with its node, for a message."""
-    return f"{name} on node {vitals.node}" if vitals.node else name
-
-
 def _report_other_cause(reason: Reason, runbook: str, findings: tuple[Finding, ...] | None) -> NoChange:
     facts = [f"{finding.subject} {finding.text}" for finding in findings or ()]
-    return NoChange(
-        reason,
-        f"open the runbook '{runbook}': {_list_replicas(facts)}; no setting of the workload is changed",
-    )
-
-
-def _list_replicas(facts: list[str]) -> str:
     rest = f"; and {len(facts) - NAMED_FAULTS} more" if len(facts) > NAMED_FAULTS else ""
-    return "; ".join(facts[:NAMED_FAULTS]) + rest
+    told = "; ".join(facts[:NAMED_FAULTS]) + rest
+    return NoChange(reason, f"open the runbook '{runbook}': {told}; no setting of the workload is changed")
 
 
 def _findings(evidence: Evidence, signs: Callable[[Device], Iterator[Sign]]) -> tuple[Finding, ...] | None:
-    found = tuple(
-        Finding(name, vital, value, 0, f"{_on(vitals)}{device.name}: {text}{_teller(device, vital)}")
-        for name, vitals in sorted(evidence.vitals.items())
-        for device in _known_devices(vitals)
-        for vital, value, text in signs(device)
-    )
-    return found or None
-
-
-def _on(vitals: Vitals) -> str:
-    return f"on node {vitals.node}, " if vitals.node else ""
+    found = []
+    for name, vitals in sorted(evidence.vitals.items()):
+        place = f"on node {vitals.node}, " if vitals.node else ""
+        for device in vitals.devices.value if isinstance(vitals.devices, Measured) else ():
+            for vital, value, text in signs(device):
+                told = f"{place}{device.name}: {text}{_teller(device, vital)}"
+                found.append(Finding(name, vital, value, 0, told))
+    return tuple(found) or None
 
 
 def _teller(device: Device, vital: Vital) -> str:
     """Return who told a fact, where it was not the metrics source."""
     return f" (told by {PROGRAM})" if vital in device.asked else ""
-
-
-def _known_devices(vitals: Vitals) -> tuple[Device, ...]:
-    return vitals.devices.value if isinstance(vitals.devices, Measured) else ()
 
 
 def _broken(device: Device) -> Iterator[Sign]:
@@ -160,17 +129,22 @@ def told_by_driver(evidence: Evidence) -> Finding | None:
 
 def _unknown(evidence: Evidence) -> Inconclusive | None:
     """Return whose health is not known, and what would provide it; None where all is known."""
-    gaps = {name: _of(evidence, name).unknown() for name in sorted(evidence.burn.pods)}
-    blind = [name for name, missing in gaps.items() if missing]
+    known = {name: evidence.vitals.get(name, Vitals()) for name in sorted(evidence.burn.pods)}
+    blind = {name: vitals for name, vitals in known.items() if vitals.unknown()}
     if not blind:
         return None
-    vitals = [vital for vital in NEEDED if any(vital in gaps[name] for name in blind)]
-    named = _name_replicas([place(name, _of(evidence, name)) for name in blind])
+    missing = [vital for vital in NEEDED if any(vital in vitals.unknown() for vitals in blind.values())]
+    places = (f"{name} on node {one.node}" if one.node else name for name, one in blind.items())
+    down = any(vitals.devices == Missing(Absence.SOURCE_UNAVAILABLE) for vitals in blind.values())
+    why = ", as the metrics source did not answer completely" if down else ""
+    # Why the drivers that were asked made nothing known: each reason with one replica that has it.
+    silent = {vitals.silence: name for name, vitals in reversed(blind.items()) if vitals.silence}
+    why += "".join(f"; {PROGRAM} in {silent[e]}: {SILENCES[e]}" for e in SILENCES if e in silent)
     return Inconclusive(
         Reason.NODE_HEALTH_UNKNOWN,
-        f"node health of {named} is unknown{_because(evidence, blind)}{_silence(evidence, blind)}: have the "
-        f"DCGM exporter export {', '.join(SERIES[vital][-1] for vital in vitals)} with the label of the pod "
-        "that uses the GPU (its default set has XIDs), in a job that the source's deviceMatchers let in; or "
+        f"node health of {_name_replicas(list(places))} is unknown{why}: have the DCGM exporter export "
+        f"{', '.join(SERIES[vital][-1] for vital in missing)} with the label of the pod that uses "
+        "the GPU (its default set has XIDs), in a job that the source's deviceMatchers let in; or "
         "set spec.nodeHealth: IfAvailable",
     )
 
@@ -178,23 +152,6 @@ def _unknown(evidence: Evidence) -> Inconclusive | None:
 def _name_replicas(names: list[str]) -> str:
     rest = f" and {len(names) - NAMED_FAULTS} more" if len(names) > NAMED_FAULTS else ""
     return ", ".join(names[:NAMED_FAULTS]) + rest
-
-
-def _of(evidence: Evidence, name: str) -> Vitals:
-    return evidence.vitals.get(name, Vitals())
-
-
-def _because(evidence: Evidence, blind: list[str]) -> str:
-    down = Missing(Absence.SOURCE_UNAVAILABLE)
-    silent = any(_of(evidence, name).devices == down for name in blind)
-    return ", as the metrics source did not answer completely" if silent else ""
-
-
-def _silence(evidence: Evidence, blind: list[str]) -> str:
-    """Return why the drivers that were asked made nothing known, each reason with one replica that has it."""
-    kept = {silence: name for name in reversed(blind) if (silence := _of(evidence, name).silence)}
-    told = (f"; {PROGRAM} in {kept[each]}: {SILENCES[each]}" for each in SILENCES if each in kept)
-    return "".join(told)
 
 
 ENDS = frozenset({Vital.ENGINE_END})
@@ -244,12 +201,10 @@ def ended_engines(evidence: Evidence, causes: frozenset[Cause]) -> dict[str, Eng
 
 
 def _ends_found(evidence: Evidence, cause: Cause, text: str) -> tuple[Finding, ...] | None:
-    found = (
-        Finding(name, Vital.ENGINE_END, end.exit_code, None, f"{text} at {_end_time(end)}")
-        for name, end in ended_engines(evidence, frozenset({cause})).items()
-    )
+    found = []
+    for name, end in ended_engines(evidence, frozenset({cause})).items():
+        told = (
+            f"{text} at {end.ended_at:%H:%M:%SZ}, exit code {end.exit_code}, {end.restarts} restarts so far"
+        )
+        found.append(Finding(name, Vital.ENGINE_END, end.exit_code, None, told))
     return tuple(found) or None
-
-
-def _end_time(end: EngineEnd) -> str:
-    return f"{end.ended_at:%H:%M:%SZ}, exit code {end.exit_code}, {end.restarts} restarts so far"

@@ -35,12 +35,7 @@ def differences(view: View, target: TargetRef, before: str, after: str = "") -> 
 
     Both are read with the ConfigMaps as they are now: a file that was edited since tells what going back
     would give, not what ran then.
-
-    Args:
-        view: the Deployment.
-        target: names the engine's container; none: the only one that runs a known engine.
-        before: the ReplicaSet that has the earlier template.
-        after: that of the later one; empty: the Deployment's own template.
+    `before` and `after` are the ReplicaSets that have them; empty: the Deployment's own template.
     """
     now = _read(view, target, after)
     if isinstance(now, Inconclusive):

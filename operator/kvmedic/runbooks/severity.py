@@ -40,21 +40,14 @@ def signals_of(objectives: Objectives) -> frozenset[Signal]:
 def urgency_of(
     diagnosis: Diagnosis, seen: Observation, objectives: Objectives, shown: Urgency | None
 ) -> Urgency | None:
-    """Return how urgent what a look found is, or None where it found no trouble and no breach is measured.
-
-    Args:
-        diagnosis: what was found.
-        seen: the look that it rests on.
-        objectives: of the spec.
-        shown: what was said last.
-    """
+    """Return how urgent what a look found is, or None where it found no trouble and no breach is measured."""
     if is_content(diagnosis):
         return _page(_measured_urgency(seen, objectives), seen.at, shown)
     return urgency(seen, objectives, shown)
 
 
 def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None) -> Urgency:
-    """Return how urgent a trouble is, by one look at whoever suffers from it.
+    """Return how urgent a trouble is, by one look at the fleet.
 
     What was said last is returned as it is while the same objectives are breached: numbers that
     differ are not worth a write.
@@ -66,7 +59,10 @@ def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None) ->
     unknown = [level.name for level, p95 in found if p95 is None]
     if shown is not None and set(unknown) & set(shown.breached):
         return shown
-    return _unless_same(shown, Urgency(Severity.TICKET, _why_not_urgent(found, unknown), seen.at))
+    why = "every objective of the spec is met" if found else NO_OBJECTIVES
+    if unknown:
+        why = f"no objective is seen to be breached; not measured: {', '.join(unknown)}"
+    return unmeasured_urgency(why, seen.at, shown)
 
 
 def _measured_urgency(seen: Observation, objectives: Objectives) -> tuple[tuple[_Level, float | None], ...]:
@@ -90,14 +86,6 @@ def unmeasured_urgency(why: str, at: datetime, shown: Urgency | None) -> Urgency
     return _unless_same(shown, Urgency(Severity.TICKET, why, at))
 
 
-def _why_not_urgent(levels: Sequence[object], unknown: Sequence[str]) -> str:
-    if not levels:
-        return NO_OBJECTIVES
-    if unknown:
-        return f"no objective is seen to be breached; not measured: {', '.join(unknown)}"
-    return "every objective of the spec is met"
-
-
 def _unless_same(shown: Urgency | None, fresh: Urgency) -> Urgency:
     """Return what was said last where nothing but numbers changed."""
     if shown is None or shown.severity is not fresh.severity:
@@ -107,20 +95,15 @@ def _unless_same(shown: Urgency | None, fresh: Urgency) -> Urgency:
 
 
 def _levels(objectives: Objectives) -> tuple[_Level, ...]:
+    between, whole, first = (
+        objectives.inter_token_p95_seconds,
+        objectives.e2e_p95_seconds,
+        objectives.time_to_first_token_p95_seconds,
+    )
     named = (
-        (
-            "interTokenP95",
-            "time between tokens",
-            Signal.INTER_TOKEN_SECONDS,
-            objectives.inter_token_p95_seconds,
-        ),
-        ("e2eP95", "whole request", Signal.E2E_SECONDS, objectives.e2e_p95_seconds),
-        (
-            "ttftP95",
-            "first token",
-            Signal.TIME_TO_FIRST_TOKEN_SECONDS,
-            objectives.time_to_first_token_p95_seconds,
-        ),
+        ("interTokenP95", "time between tokens", Signal.INTER_TOKEN_SECONDS, between),
+        ("e2eP95", "whole request", Signal.E2E_SECONDS, whole),
+        ("ttftP95", "first token", Signal.TIME_TO_FIRST_TOKEN_SECONDS, first),
     )
     return tuple(
         _Level(name, words, signal, limit) for name, words, signal, limit in named if limit is not None

@@ -131,12 +131,8 @@ class View:
     ) -> EngineLine | Blocked:
         """Return the engine in a pod template and its command line, or why it cannot be told.
 
-        Args:
-            replica_set: whose template; empty: the Deployment's own.
-            engines: the engines that are known. Of a mere profile the image's tag tells the version.
-
-        Raises:
-            KeyError: there is no such ReplicaSet.
+        The template is that of a ReplicaSet (KeyError: there is none of that name); empty: the Deployment's
+        own. Of a mere profile in `engines` the image's tag tells the version.
         """
         template = self.templates[replica_set] if replica_set else self.template
         chosen = _choices(template, target.container, engines)
@@ -169,13 +165,8 @@ def workload_of(
 ) -> Workload | Blocked:
     """Return the engine in a pod template that no look has read, or why it cannot be told.
 
-    Args:
-        target: the object that has the template.
-        uid: its uid.
-        template: its `spec.template`.
-        container: the engine's container by name; None: the only one that runs a known engine.
-        engines: the engines that are known. Of a mere profile the image's tag tells the version.
-        maps: the ConfigMaps that were read, by name; None: nobody looked.
+    `container` None: the only one that runs a known engine. `maps`: the ConfigMaps that were read, by name;
+    None: nobody looked.
     """
     line = _read_line(template, container, _choices(template, container, engines))
     return _as_workload(line if maps is None else _with_file(line, maps), target, uid)
@@ -247,10 +238,8 @@ def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | No
             "correct its template, or make a resource that names another in spec.targetRef.container",
         )
     telling = next((doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE), None)
-    return fault_of(telling) if telling else _refuse_unrecognised(doubts)
-
-
-def _refuse_unrecognised(doubts: Sequence[Refusal]) -> Blocked:
+    if telling:
+        return fault_of(telling)
     said = "; ".join(dict.fromkeys(doubt.message for doubt in doubts))
     return Blocked(
         Reason.ENGINE_UNRECOGNISED,
