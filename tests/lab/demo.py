@@ -27,12 +27,10 @@ from lab.cluster.native import choose
 from lab.play.figures import Figures
 from lab.play.files import names, read
 from lab.play.lanes import most_gpus
-from lab.play.play import Play
 from lab.play.result import Result
 from lab.play.schema import Engine, Scenario
 from lab.play.stage import stage
 from lab.play.story import ReplicaLine, Scene, View
-from lab.play.witness import Witness
 
 STATUS_SECONDS = 15.0
 """Between two looks at every replica in the plain view."""
@@ -104,7 +102,6 @@ class PlainView:
         self._shown_at = -math.inf
 
     def tell(self, elapsed: float, who: str, text: str) -> None:
-        """Print one line of the story."""
         line_of(elapsed, who, text).print()
 
     def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
@@ -130,10 +127,8 @@ class LiveView:
         self._story: list[Told] = []
         self._picture: Told | None = None
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-        self._live.start()
 
     def tell(self, elapsed: float, who: str, text: str) -> None:
-        """Add one line to the story."""
         self._story.append(line_of(elapsed, who, text))
 
     def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
@@ -142,6 +137,9 @@ class LiveView:
         self._story.append(self._picture)
 
     def show(self, scene: Scene) -> None:
+        """Draw the screen anew; it begins with the first scene."""
+        if not self._live.is_started:
+            self._live.start()
         head, foot = Text(scene.phase, style="bold"), Text(summary_line(scene))
         memory = [Text(memory_line(scene))] if scene.device_mib else []
         drawn = self._picture
@@ -269,13 +267,7 @@ def _rule() -> str:
 
 def _wrapped(label: str, text: str) -> list[str]:
     """Return a text under a label, broken at spaces."""
-    lines, line = [], ""
-    for word in text.split():
-        if line and len(line) + 1 + len(word) > TABLE_WIDTH - 13:
-            lines.append(line)
-            line = ""
-        line = f"{line} {word}".strip()
-    lines.append(line)
+    lines = textwrap.wrap(text, TABLE_WIDTH - 13, break_long_words=False, break_on_hyphens=False) or [""]
     return [f"  {label if not number else '':<9}{each}" for number, each in enumerate(lines)]
 
 
@@ -293,11 +285,10 @@ def main() -> int:
         (OUT / "summary.json").unlink(missing_ok=True)
         with (
             stage(choose(), [chosen], most_gpus([chosen], 1)) as made,
-            made.place(chosen, NAMESPACE) as place,
             closing(view_for(sys.stdout.isatty())) as view,
+            made.set(chosen, NAMESPACE, view) as play,
         ):
-            witness = Witness(place.access, NAMESPACE)
-            result = Play(chosen, witness, place.hands, place.url, view).run(OUT)
+            result = play.run(OUT)
     except KeyboardInterrupt:
         say("interrupted; the next `make demo` starts afresh, `make lab-down` removes everything")
         return 130
@@ -312,11 +303,7 @@ def main() -> int:
 
 
 def scenario(name: str, engine: str) -> Scenario:
-    """Return a scenario; that of real vLLM stands in a file of its own, `NAME-vllm.yaml`.
-
-    Raises:
-        ValueError: there is none of that name, or none with that engine; or its file cannot be played.
-    """
+    """Return a scenario; that of real vLLM stands in a file of its own, `NAME-vllm.yaml`."""
     if engine not in tuple(Engine):
         raise ValueError(f"ENGINE={engine}: there are {', '.join(Engine)}")
     if engine == Engine.LAB:

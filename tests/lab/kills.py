@@ -278,7 +278,6 @@ def _without_copies(world: World, spec: Object) -> Object:
 
 
 def _live_sets(world: World) -> int:
-    """Return how many revisions have replicas."""
     sets = world.cluster.api.list("ReplicaSet", world.namespace, "app=llm")
     return sum(bool(each["spec"]["replicas"]) for each in sets)
 

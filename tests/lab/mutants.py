@@ -83,7 +83,6 @@ def read_results() -> Iterator[tuple[str, str, str]]:
 
 
 def print_table(fates: Sequence[tuple[str, str]], made: int) -> None:
-    """Print a row per file and their sum."""
     table = Table("file", *FATES, "otherwise")
     for file in sorted({file for file, _ in fates}):
         table.add_row(file, *count_fates(fate for at, fate in fates if at == file))

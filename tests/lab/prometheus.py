@@ -93,7 +93,6 @@ class PodWatch:
         self._watches.start()
 
     def close(self) -> None:
-        """End the watch."""
         self._watches.stop()
 
     def _write(self, pods: dict[str, Object]) -> None:

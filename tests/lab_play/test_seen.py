@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lab.loadgen.record import ConnectionMode, Outcome, Record
-from lab.play.figures import Sample, Window, figures, increase, parse, rate
+from lab.play.figures import Sample, figures, increase, parse, rate
 from lab.play.schema import FLEET
 from lab.play.witness import Witness, cap_of
 
@@ -67,7 +67,7 @@ def test_figures_join_what_clients_and_engines_saw():
     records = [record(Outcome.OK, 15, 500.0), record(Outcome.OK, 16, 3000.0), record(Outcome.OK, 40, 9000.0)]
     samples = {"a": [sample(9, 0, 0), sample(20, 4, 2)]}
 
-    seen = figures(Window(10, 20), records, samples)
+    seen = figures(10, 20, records, samples)
 
     assert seen.requests == 2
     assert seen.preemptions_per_request == 2

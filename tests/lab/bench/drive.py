@@ -131,7 +131,6 @@ class Outcome:
 
     @property
     def throughput(self) -> float:
-        """Tokens per second."""
         return self.tokens / self.seconds
 
 

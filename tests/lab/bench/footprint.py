@@ -44,7 +44,6 @@ class Seen:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second."""
         return self.tokens / self.seconds
 
 

@@ -79,7 +79,6 @@ def history(directory: Path, pods: Sequence[str]) -> None:
 
 
 async def cost(url: str, pods: Sequence[str], looks: tuple[Look, ...]) -> Cost:
-    """Return what one kind of look costs."""
     options = SourceOptions(url=url, timeout="30s", reuse="1s")
     counting, moment = Counting(PrometheusClient(options)), [END]
     source = PrometheusSource("default", counting, options, VLLM_SIGNALS, now=lambda: moment[0])

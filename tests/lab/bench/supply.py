@@ -174,7 +174,6 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def faults_of(prefixes: Sequence[PrefixRow], hosted: Sequence[HostRow]) -> list[str]:
-    """Return which bounds are broken, in words."""
     kept = (Verdict.RECOVERED, Verdict.IMPROVED)
     tried = [row for row in prefixes if row.is_tried]
     faults = [

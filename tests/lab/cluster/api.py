@@ -92,11 +92,6 @@ class Api:
             return False
 
     def request(self, method: str, path: str, **arguments: Any) -> Object:
-        """One request; the answer as JSON.
-
-        Raises:
-            ApiError: Any status of 400 and above.
-        """
         response = self.http.request(method, path, **arguments)
         if response.is_error:
             raise ApiError(response.status_code, _message(response))
@@ -212,11 +207,7 @@ def read_manifests(path: Path) -> list[Object]:
 
 
 def until(probe: Callable[[], T], timeout_seconds: float = 30, what: str = "") -> T:
-    """Call `probe` until its answer is true and return it; an ApiError counts as not yet.
-
-    Raises:
-        TimeoutError: With `what`, and the last answer or error.
-    """
+    """Call `probe` until its answer is true and return it; an ApiError counts as not yet."""
     deadline = time.monotonic() + timeout_seconds
     while True:
         last: object

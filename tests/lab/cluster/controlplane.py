@@ -147,7 +147,6 @@ class ControlPlane:
         )
 
     def scheduler(self) -> Component:
-        """kube-scheduler without a port of its own."""
         return self._component(
             "kube-scheduler",
             f"--kubeconfig={self.admin_kubeconfig()}",

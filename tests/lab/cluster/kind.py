@@ -106,11 +106,7 @@ def access_from(kubeconfig: dict[str, Any], directory: Path) -> Access:
 
 
 def gateway(networks: list[dict[str, Any]]) -> str:
-    """The IPv4 gateway in the answer of `docker network inspect`.
-
-    Raises:
-        LookupError: The network has none.
-    """
+    """The IPv4 gateway in the answer of `docker network inspect`."""
     for config in networks[0]["IPAM"]["Config"]:
         address = config.get("Gateway", "")
         if address and ipaddress.ip_address(address).version == 4:

@@ -21,7 +21,6 @@ STILL_SECONDS = 30.0
 
 
 def say(text: str) -> None:
-    """Print one line for the person who waits."""
     print(f"[lab] {text}", file=sys.stderr, flush=True)
 
 
@@ -92,7 +91,6 @@ def make_scratch(parent: Path) -> Path:
 
 
 def sweep_scratch(parent: Path) -> None:
-    """Remove the directories of processes that are gone."""
     for leftover in parent.glob("*-*"):
         owner = leftover.name.split("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
@@ -153,11 +151,7 @@ def program(name: str) -> str:
 
 
 def ensure_packages(packages: Sequence[str]) -> None:
-    """Install those packages that are missing; needs root only then.
-
-    Raises:
-        PermissionError: Something is missing and this is not root.
-    """
+    """Install those packages that are missing; needs root only then."""
     missing = [package for package in packages if not _is_there(NEEDS[package])]
     if not missing:
         return

@@ -110,7 +110,6 @@ class Access:
 
 
 def read_kubeconfig(path: Path) -> Access:
-    """The access that `Access.write_kubeconfig` wrote."""
     config = yaml.safe_load(path.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     return Access(cluster["server"], Path(cluster["certificate-authority"]), user["token"])

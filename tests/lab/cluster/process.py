@@ -159,11 +159,7 @@ class Component:
             os.killpg(self.pid, sig)
 
     def await_ready(self, ready: Callable[[], bool], timeout_seconds: float = 60) -> None:
-        """Poll `ready` until it is true.
-
-        Raises:
-            ComponentDiedError: The process ended or the time is up; the message has its last log lines.
-        """
+        """Poll `ready` until it is true."""
         deadline = time.monotonic() + timeout_seconds
         while not ready():
             if not self.is_alive():

@@ -35,11 +35,7 @@ def is_running(pid: int) -> bool:
 
 
 def end_processes(find: Callable[[], Iterable[int]]) -> None:
-    """Kill what `find` returns until it returns nothing.
-
-    Raises:
-        RuntimeError: Something is still there after 20 s.
-    """
+    """Kill what `find` returns until it returns nothing."""
     deadline = time.monotonic() + _GONE_SECONDS
     while left := sorted(find()):
         for pid in left:

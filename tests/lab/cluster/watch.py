@@ -140,7 +140,6 @@ class Watches:
         assert ready.wait(LIST_SECONDS), f"no list of {list(self.tell)} within {LIST_SECONDS} s"
 
     def stop(self) -> None:
-        """End all watches; harmless before the start."""
         if self._loop is not None and self._stopped is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopped.set)

@@ -33,12 +33,7 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def human_readable_int(value: str) -> int:
-    """Return `8k` as 8000, `8K` as 8192, `25.6k` as 25600.
-
-    Raises:
-        ArgumentTypeError: a decimal point with a binary suffix.
-        ValueError: not a number.
-    """
+    """Return `8k` as 8000, `8K` as 8192, `25.6k` as 25600."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", value.strip())
     if match is None:
         return int(value)
@@ -237,13 +232,7 @@ class UnsupportedYamlError(ValueError):
 
 
 def read_config_file(path: str) -> dict[str, Value]:
-    """Return the settings of a configuration file in their order.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the name does not end in .yaml or .yml, as vLLM demands.
-        UnsupportedYamlError: nested mappings.
-    """
+    """Return the settings of a configuration file in their order."""
     extension = path.rsplit(".", 1)[-1]
     if extension not in ("yaml", "yml"):
         raise ValueError(f"Config file must be of a yaml/yml type. {extension} supplied")

@@ -69,11 +69,7 @@ class BlockPool:
         return block.block_id in self._free
 
     def take(self, count: int) -> list[Block]:
-        """Hand out blocks from the front of the free queue; each leaves the prefix cache.
-
-        Raises:
-            OutOfBlocksError: fewer than `count` blocks are free.
-        """
+        """Hand out blocks from the front of the free queue; each leaves the prefix cache."""
         if count > len(self._free):
             raise OutOfBlocksError(f"{count} blocks wanted, {len(self._free)} free")
         taken = []

@@ -46,7 +46,6 @@ class Histogram:
         self.created = time.time()
 
     def observe(self, value: float) -> None:
-        """Count one observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -315,7 +314,6 @@ class EngineMetrics:
         page["http_request_duration_seconds"].histogram(handler=handler, method=method).observe(seconds)
 
     def record_rejection(self, reason: str) -> None:
-        """Count one request that a queue limit refused."""
         name = self._labels["model_name"]
         self.page["vllm:admission_rejections_total"].number(model_name=name, reason=reason).add()
 
@@ -362,7 +360,6 @@ class EngineMetrics:
             self._histogram(name).observe(value)
 
     def record_abort(self) -> None:
-        """Count a request that the engine itself ended."""
         self._number("request_success_total", finished_reason=FinishReason.ABORT.value).add()
 
     def _number(self, name: str, **labels: str) -> Number:

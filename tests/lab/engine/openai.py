@@ -44,12 +44,6 @@ class Generation:
 
 
 def parse_generation(body: bytes, served: str, max_model_len: int, *, is_chat: bool) -> Generation:
-    """Return what a request body asks for.
-
-    Raises:
-        BadRequestError: not JSON, more than one prompt or answer, or a prompt that does not fit the model.
-        UnknownModelError: another model than the served one.
-    """
     try:
         wanted = json.loads(body)
     except ValueError as error:
@@ -75,11 +69,6 @@ def parse_generation(body: bytes, served: str, max_model_len: int, *, is_chat: b
 
 
 def prompt_tokens(prompt: object) -> list[int]:
-    """Return the token ids of a text prompt or of a list of ids.
-
-    Raises:
-        BadRequestError: anything else, several prompts included.
-    """
     if isinstance(prompt, str):
         return [crc32(word.encode()) % VOCABULARY for word in prompt.split()] or [0]
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
@@ -88,11 +77,6 @@ def prompt_tokens(prompt: object) -> list[int]:
 
 
 def chat_tokens(messages: object) -> list[int]:
-    """Return the token ids of a conversation.
-
-    Raises:
-        BadRequestError: not a list of messages with text.
-    """
     if not isinstance(messages, list) or not messages:
         raise BadRequestError("messages must be a list with at least one message")
     tokens: list[int] = []

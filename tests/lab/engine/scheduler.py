@@ -34,7 +34,6 @@ class Limits:
 
     @property
     def active(self) -> int:
-        """The number of requests that may run at once."""
         return self.max_num_seqs if self.max_num_active_seqs is None else self.max_num_active_seqs
 
 
@@ -61,7 +60,6 @@ class Step:
     """Tokens whose keys and values compaction moved since the step before."""
 
     def add(self, request: Request, tokens: int) -> None:
-        """Give `tokens` of the step's budget to the request."""
         self.scheduled.append(Scheduled(request, tokens, samples=True))
         self.tokens += tokens
 
@@ -117,11 +115,9 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is running or waiting."""
         return bool(self.running or self.waiting)
 
     def add(self, request: Request) -> None:
-        """Queue a request behind all others."""
         self.waiting.append(request)
 
     def abort(self, requests: Iterable[Request]) -> None:

@@ -155,11 +155,7 @@ class Connection(asyncio.Protocol):
 
 
 def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
-    """Return (method, path without query, headers in lower case).
-
-    Raises:
-        ValueError: not an HTTP/1 request.
-    """
+    """Return (method, path without query, headers in lower case)."""
     request_line, *fields = head.decode("latin-1").split("\r\n")
     method, target, version = request_line.split(" ")
     if not version.startswith("HTTP/1."):

@@ -40,7 +40,6 @@ class StepCost:
         return self.step_seconds + self.token_seconds * tokens + beside
 
     def scaled(self, factor: float) -> "StepCost":
-        """Return this cost multiplied by `factor`."""
         parts = (self.step_seconds, self.token_seconds, self.load_seconds, self.move_seconds)
         return StepCost(*(part * factor for part in parts))
 
@@ -71,11 +70,7 @@ class LabSettings:
 
 
 def number(environ: Mapping[str, str], name: str, default: float) -> float:
-    """Return a variable as a number; `default` if it is absent or empty.
-
-    Raises:
-        ValueError: not a number.
-    """
+    """Return a variable as a number; `default` if it is absent or empty."""
     text = environ.get(name, "")
     try:
         return float(text) if text else default

@@ -39,11 +39,6 @@ class Settings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":
-        """Return the settings.
-
-        Raises:
-            ValueError: a variable is missing or no number of at least 1; the message names it.
-        """
         url = environ.get("OPENAI_BASE_URL", "")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"OPENAI_BASE_URL={url!r} is no URL")
@@ -66,11 +61,7 @@ def _count(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def evaluate(settings: Settings) -> float:
-    """Return the share of samples that are answered right, 0 to 1; each is asked once.
-
-    Raises:
-        NoAnswerError: one of them was not answered; none that had not been sent by then is.
-    """
+    """Return the share of samples that are answered right, 0 to 1; each is asked once."""
     samples = list(samples_of(settings.samples, settings.prompt_tokens))
     model = settings.model or settings.api.first_model()
     print(f"{settings.samples} samples of {settings.prompt_tokens} tokens for {model}", flush=True)

@@ -29,22 +29,13 @@ class Api:
     key: str = ""
 
     def first_model(self) -> str:
-        """Return the name of the first model that it serves.
-
-        Raises:
-            NoAnswerError: it does not say.
-        """
         try:
             return str(self._asked("GET", "models")["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
             raise NoAnswerError("the server names no model") from error
 
     def complete(self, model: str, prompt: tuple[int, ...], tokens: int) -> str:
-        """Return the text of exactly so many tokens that follow a prompt.
-
-        Raises:
-            NoAnswerError: there is none, or it is shorter.
-        """
+        """Return the text of exactly so many tokens that follow a prompt."""
         wanted = {
             "model": model,
             "prompt": prompt,

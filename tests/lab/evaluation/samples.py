@@ -20,11 +20,7 @@ class Sample:
 
 
 def samples_of(number: int, prompt_tokens: int) -> Iterator[Sample]:
-    """Yield so many questions; their needles lie anywhere, and no two prompts begin alike.
-
-    Raises:
-        ValueError: a prompt is too short for a beginning of its own and a needle.
-    """
+    """Yield so many questions; their needles lie anywhere, and no two prompts begin alike."""
     if prompt_tokens < 3:
         raise ValueError(f"a prompt of {prompt_tokens} tokens holds no needle: 3 or more do")
     for index in range(number):

@@ -132,11 +132,7 @@ def service(name: str) -> str:
 
 
 def own_manifests(config: Path) -> Iterator[Object]:
-    """Yield what KEDA itself brings: its namespace, its definitions, and the rights of its ServiceAccount.
-
-    Raises:
-        LookupError: this version of KEDA has it elsewhere.
-    """
+    """Yield what KEDA itself brings: its namespace, its definitions, and the rights of its ServiceAccount."""
     for pattern in MANIFESTS:
         found = sorted(config.glob(pattern))
         if not found:

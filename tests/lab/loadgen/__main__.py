@@ -42,11 +42,6 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def plan_from(parsed: argparse.Namespace) -> Plan:
-    """Return the plan that the command line describes.
-
-    Raises:
-        ValueError: neither or both of `--clients` and `--rate`; unknown lengths; a bad URL.
-    """
     if (parsed.clients > 0) == (parsed.rate > 0):
         raise ValueError("give --clients for a closed loop or --rate for an open one")
     arrivals = ClosedLoop(parsed.clients, parsed.kept) if parsed.clients else OpenLoop(parsed.rate)

@@ -30,11 +30,7 @@ _USAGE = re.compile(rb'"usage":\{.*"completion_tokens":\s*(\d+)')
 
 
 def base_url(text: str) -> str:
-    """Return where requests go: a server's URL without a path, such as `http://chat-llm.serving:8000`.
-
-    Raises:
-        ValueError: not plain HTTP.
-    """
+    """Return where requests go: a server's URL without a path, such as `http://chat-llm.serving:8000`."""
     parts = urlsplit(text)
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"{text!r} is not an http:// URL")

@@ -79,11 +79,7 @@ def names() -> list[str]:
 
 
 def table(name: str, *, scale: float = 1.0, longest: int | None = None) -> Table:
-    """Return a table; `scale` multiplies all its lengths (a big model's trace on a small pool).
-
-    Raises:
-        ValueError: no table of that name; the message lists those there are.
-    """
+    """Return a table; `scale` multiplies all its lengths (a big model's trace on a small pool)."""
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
     if name not in tables:
         raise ValueError(f"no lengths named {name!r}; there are {', '.join(sorted(tables))}")

@@ -105,16 +105,11 @@ class Summary:
 
     @property
     def lost(self) -> int:
-        """Requests that did not get their answer."""
         return self.failed + self.aborted + self.refused
 
 
 def summarise(records: Iterable[Record], since: float, until: float) -> Summary:
-    """Return the summary of a window of wall-clock time.
-
-    Raises:
-        ValueError: the window is empty.
-    """
+    """Return the summary of a window of wall-clock time."""
     if until <= since:
         raise ValueError(f"the window ends at {until}, which is not after {since}")
     everyone = list(records)

@@ -19,12 +19,10 @@ from lab.cluster.machine import ROOT, say
 from lab.cluster.native import choose
 from lab.play import lanes
 from lab.play.files import read_all
-from lab.play.play import Play
 from lab.play.result import Result
 from lab.play.schema import Engine, Scenario
 from lab.play.stage import Stage, stage
 from lab.play.story import Notes
-from lab.play.witness import Witness
 
 OUT = ROOT / "build" / "scenarios"
 EXPECTED = (RuntimeError, OSError, LookupError, ValueError, ApiError, httpx.HTTPError)
@@ -62,11 +60,6 @@ def _chosen(known: Sequence[Scenario], named: Sequence[str]) -> list[Scenario]:
 
 
 def require_known(known: Sequence[Scenario], named: Sequence[str], variable: str) -> None:
-    """Check the names that a variable gives.
-
-    Raises:
-        ValueError: there is no scenario of a name.
-    """
     names = [each.name for each in known]
     if unknown := [name for name in named if name not in names]:
         raise ValueError(f"{variable}={' '.join(unknown)}: there are {', '.join(names)}")
@@ -106,9 +99,7 @@ def _played(made: Stage, scenario: Scenario, forbidden: frozenset[str], stopped:
     directory.mkdir(parents=True, exist_ok=True)
     namespace, notes = f"scenario-{scenario.name}", Notes()
     try:
-        with made.place(scenario, namespace) as place:
-            witness = Witness(place.access, namespace)
-            play = Play(scenario, witness, place.hands, place.url, notes)
+        with made.set(scenario, namespace, notes) as play:
             return play.run(directory, forbidden, stopped)
     finally:
         _keep(directory / "story.txt", notes)

@@ -64,7 +64,6 @@ class Scraper(threading.Thread):
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """End soon."""
         self._stopped.set()
 
     def samples(self) -> dict[str, list[Sample]]:
@@ -114,18 +113,6 @@ LOST = frozenset({Outcome.FAILED, Outcome.ABORTED, Outcome.REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A stretch of time in Unix seconds."""
-
-    since: float
-    until: float
-
-    @property
-    def seconds(self) -> float:
-        return self.until - self.since
-
-
-@dataclass(frozen=True, slots=True)
 class Figures:
     """One window of a fleet. Times in seconds, rates of the whole fleet; NaN where there was nothing."""
 
@@ -143,14 +130,16 @@ class Figures:
     """Share of the finished requests that did (0 to 1)."""
 
 
-def figures(window: Window, records: Sequence[Record], samples: dict[str, list[Sample]]) -> Figures:
-    seen = summarise(records, window.since, window.until)
-    preemptions, finished = increase(samples, window.since, window.until)
-    ended = [each for each in records if window.since <= each.ended_at < window.until]
-    whole = [each for each in ended if each.outcome is Outcome.OK]
-    stalled = sum(each.longest_gap_seconds > STALL_SECONDS for each in whole)
+def figures(
+    since: float, until: float, records: Sequence[Record], samples: dict[str, list[Sample]]
+) -> Figures:
+    """Return the figures of a window of Unix seconds."""
+    seen = summarise(records, since, until)
+    preemptions, finished = increase(samples, since, until)
+    ended = [each for each in records if since <= each.ended_at < until and each.outcome is Outcome.OK]
+    stalled = sum(each.longest_gap_seconds > STALL_SECONDS for each in ended)
     return Figures(
-        window_seconds=window.seconds,
+        window_seconds=until - since,
         requests=seen.ok,
         preemptions_per_request=preemptions / finished if finished else math.nan,
         longest_gap_p95=seen.longest_gap_p95,
@@ -158,7 +147,7 @@ def figures(window: Window, records: Sequence[Record], samples: dict[str, list[S
         ttft_p95=seen.ttft_p95,
         tokens_per_second=seen.tokens_per_second,
         goodput_per_second=seen.goodput_per_second,
-        stalled_share=stalled / len(whole) if whole else math.nan,
+        stalled_share=stalled / len(ended) if ended else math.nan,
     )
 
 

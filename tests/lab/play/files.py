@@ -58,11 +58,6 @@ def names(directory: Path = DIRECTORY) -> tuple[str, ...]:
 
 
 def read(name: str, directory: Path = DIRECTORY) -> Scenario:
-    """Return one scenario.
-
-    Raises:
-        ScenarioInvalid: there is none of that name, or its file cannot be played.
-    """
     path = directory / f"{name}.yaml"
     content = {key: value for key, value in _inherited(name, directory, ()).items() if key != LIKE}
     try:
@@ -72,11 +67,7 @@ def read(name: str, directory: Path = DIRECTORY) -> Scenario:
 
 
 def read_all(directory: Path = DIRECTORY) -> tuple[Scenario, ...]:
-    """Return all scenarios; also checks what only shows with all of them at hand.
-
-    Raises:
-        ScenarioInvalid: of all files that cannot be played.
-    """
+    """Return all scenarios; also checks what only shows with all of them at hand."""
     found: list[Scenario] = []
     problems: list[str] = []
     for name in names(directory):

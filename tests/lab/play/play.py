@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from lab.cluster.api import until
 from lab.cluster.machine import step
 from lab.play.course import Course
-from lab.play.figures import Figures, Window, figures, lost
+from lab.play.figures import Figures, figures, lost
 from lab.play.manifests import PORT
 from lab.play.result import Footprint, Result, misses
 from lab.play.schema import Apply, Incident, Route, Scenario
@@ -193,11 +193,11 @@ class Play:
             return None, None
         turning = self._started + self._course.turned_at
         full = max(self._started + RAMP_SECONDS, turning - span)
-        before = figures(Window(full, turning), records, samples) if full < turning else None
+        before = figures(full, turning, records, samples) if full < turning else None
         if since is None:
             return before, None
         start = self._started + since
-        return before, figures(Window(start, start + span), records, samples)
+        return before, figures(start, start + span, records, samples)
 
     def _restarts(self) -> float:
         """Return how often a replica was swapped or restarted, per replica.

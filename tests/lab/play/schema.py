@@ -209,11 +209,7 @@ class Moment:
 
 
 def moment(text: object) -> Moment:
-    """Return the moment that a file names: `30s`, `plan`, `plan+5s`.
-
-    Raises:
-        ValueError: it names none; the message says how to.
-    """
+    """Return the moment that a file names: `30s`, `plan`, `plan+5s`."""
     if isinstance(text, Moment):
         return text
     told = str(text).strip()

@@ -12,13 +12,15 @@ from lab.cluster.api import Api, ApiError, until
 from lab.cluster.interface import Cluster
 from lab.cluster.kind import KindCluster
 from lab.cluster.machine import LAB_SOURCES, say
-from lab.cluster.pki import Access
 from lab.images import Recipe, provide
 from lab.installation import install
 from lab.keda import installation as keda
 from lab.play import manifests, vllm
 from lab.play.hands import LABELS, Exporter, Hands, Meter, addresses_of
+from lab.play.play import Play
 from lab.play.schema import EVALUATION, FLEET, Engine, Scenario
+from lab.play.story import View
+from lab.play.witness import Witness
 from lab.prometheus import cluster_prometheus
 
 GONE_SECONDS = 120.0
@@ -43,17 +45,6 @@ scenario's from being opened."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A fleet that stands, and everybody around it."""
-
-    access: Access
-    namespace: str
-    url: str
-    """Where clients send: the Service's own address."""
-    hands: Hands
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """A stage that is set; several fleets may stand on it, each in a namespace of its own."""
 
@@ -62,7 +53,7 @@ class Stage:
     exporter: Exporter
 
     @contextmanager
-    def place(self, scenario: Scenario, namespace: str) -> Iterator[Place]:
+    def set(self, scenario: Scenario, namespace: str, view: View) -> Iterator[Play]:
         """Put a scenario's fleet into a namespace that is cleared before; it stays there afterwards."""
         with Api(self.cluster.access, ANSWER_SECONDS) as api, ExitStack() as beside:
             clear(api, namespace)
@@ -76,7 +67,7 @@ class Stage:
             if scenario.fleet.device_memory:
                 beside.enter_context(self._meter(api, namespace))
             try:
-                yield Place(self.cluster.access, namespace, url, hands)
+                yield Play(scenario, Witness(self.cluster.access, namespace), hands, url, view)
             finally:
                 if scenario.stops_everything:
                     hands.resume()

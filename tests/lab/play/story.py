@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvmedic.model.trial import Answer
@@ -54,24 +54,6 @@ class Scene:
     def preemptions_per_second(self) -> float:
         """Of the whole fleet."""
         return sum(each.preemptions_per_second for each in self.replicas)
-
-
-def scene(phase: str, elapsed: float, witness: Witness, records: Sequence[Record]) -> Scene:
-    now = time.time()
-    samples = witness.scraper.samples()
-    seen = witness.replicas()
-    recent = [each for each in records if each.ended_at >= now - RECENT_SECONDS]
-    gaps = sorted(each.longest_gap_seconds for each in recent if each.tokens)
-    return Scene(
-        elapsed=elapsed,
-        phase=phase,
-        replicas=tuple(_line(each, samples.get(each.name, []), now) for each in seen),
-        in_rotation=sum(each.in_rotation for each in seen),
-        longest_gap_p95=percentile(gaps, 0.95),
-        tokens_per_second=_generated(samples, now),
-        answered=len(records),
-        lost=len(lost(records)),
-    )
 
 
 def state_of(replica: Replica) -> str:
@@ -205,15 +187,32 @@ class Story:
 
     def scene(self, elapsed: float, records: Sequence[Record], memory: Mapping[str, float]) -> Scene:
         """Return the present moment, with its phase in words."""
-        now = scene("", elapsed, self._witness, records)
+        now, samples, seen = time.time(), self._witness.scraper.samples(), self._witness.replicas()
+        recent = [each for each in records if each.ended_at >= now - RECENT_SECONDS]
+        lines = tuple(_line(each, samples.get(each.name, []), now) for each in seen)
+        return Scene(
+            elapsed=elapsed,
+            phase=self._phase(sum(each.preemptions_per_second for each in lines)),
+            replicas=lines,
+            in_rotation=sum(each.in_rotation for each in seen),
+            longest_gap_p95=percentile(
+                sorted(each.longest_gap_seconds for each in recent if each.tokens), 0.95
+            ),
+            tokens_per_second=_generated(samples, now),
+            answered=len(records),
+            lost=len(lost(records)),
+            device_mib={shortened(pod): mib for pod, mib in sorted(memory.items())},
+        )
+
+    def _phase(self, preemptions_per_second: float) -> str:
         told = self._witness.chronicle
-        phase = PHASES.get(told.run["steps"][0]["state"] if told.run else "", "")
         if told.is_trying:
-            phase = TRYING
-        if not told.run and now.preemptions_per_second >= THRASHING * self._replicas:
-            phase = "the fleet thrashes: requests are preempted and start again from nothing"
-        used = {shortened(pod): mib for pod, mib in sorted(memory.items())}
-        return replace(now, phase=phase, device_mib=used)
+            return TRYING
+        if told.run:
+            return PHASES.get(told.run["steps"][0]["state"], "")
+        if preemptions_per_second >= THRASHING * self._replicas:
+            return "the fleet thrashes: requests are preempted and start again from nothing"
+        return PHASES[""]
 
     def _tell_progress(self, elapsed: float) -> None:
         """Tell what the open run waits for, when that is another thing than before."""

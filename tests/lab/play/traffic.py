@@ -108,7 +108,6 @@ class Traffic:
         self._streams[number].stop()
 
     def finish(self) -> None:
-        """Send nothing more, and wait for what is under way."""
         for clients in self._streams.values():
             clients.stop()
         for clients in self._streams.values():

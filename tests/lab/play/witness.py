@@ -100,7 +100,6 @@ class Witness:
         self.scraper.start()
 
     def stop(self) -> None:
-        """End all watches."""
         if self._watches is not None:
             self._watches.stop()
         self.scraper.stop()

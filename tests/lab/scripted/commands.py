@@ -50,7 +50,6 @@ def prints(text: str, code: int = 0) -> Play:
 
 
 def sends(*messages: bytes) -> Play:
-    """Raw messages, and then the end of the connection."""
 
     async def play(socket: web.WebSocketResponse, words: list[str]) -> None:
         for message in messages:
