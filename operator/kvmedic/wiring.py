@@ -28,8 +28,7 @@ from kvmedic.controller.ports import (
     Probes,
     Trials,
 )
-from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
+from kvmedic.engines import VOCABULARIES
 from kvmedic.handlers import Backoff, Frame, Operator, serve
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.clock import Stopwatch
@@ -38,7 +37,7 @@ from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
 from kvmedic.loop import Rounds
 from kvmedic.metrics.fleet import FleetMetrics
-from kvmedic.metrics.probes import Beside, GenerationProbes, Vocabulary
+from kvmedic.metrics.probes import Beside, GenerationProbes
 from kvmedic.record.store import Store, wait_until_defined
 from kvmedic.record.telemetry import Events, Reporter, Telemetry
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
@@ -85,11 +84,11 @@ async def open_connections(
     """Open the API and the metrics sources, and close them again."""
     limits = _limits(settings.kubernetes)
     client = await connect(find_kubeconfig(cluster), limits, cluster.context)
-    metrics = FleetMetrics.from_options(settings.sources, settings.scrape, VLLM_SIGNALS, client.clock.now)
-    beside = Beside(metrics.devices, DeploymentTarget(client).starts)
-    probes = GenerationProbes(
-        settings.scrape, settings.probe, Vocabulary(VLLM_SIGNALS, VLLM, VLLM_START), beside
+    metrics = FleetMetrics.from_options(
+        settings.sources, settings.scrape, VOCABULARIES[0].signals, client.clock.now
     )
+    beside = Beside(metrics.devices, DeploymentTarget(client).starts)
+    probes = GenerationProbes(settings.scrape, settings.probe, VOCABULARIES[0], beside)
     drivers, trials = drivers_of(settings.health, client), trials_of(settings.probe, client)
     evaluations = evaluations_of(settings.probe, client)
     try:

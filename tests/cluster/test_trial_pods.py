@@ -15,13 +15,12 @@ from kubernetes.aio.client import Configuration
 
 from chart.rendering import render
 from kvmedic.cluster.trial_pods import Trials
-from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
+from kvmedic.engines import VOCABULARIES
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, Owner, Trial, trial_pod
 from kvmedic.metrics.generation import Rhythm
-from kvmedic.metrics.probes import Beside, GenerationProbes, Tempo, Vocabulary
+from kvmedic.metrics.probes import Beside, GenerationProbes, Tempo
 from kvmedic.model.compression import Keep
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
@@ -212,9 +211,7 @@ async def test_a_trial_pods_engine_tells_what_becomes_of_evicted_tokens(place: P
         pod = await settled(place)
         options = ScrapeOptions(addresses_file=addresses), ProbeOptions()
         tempo = Tempo(Rhythm(interval_seconds=0.02))
-        probes = GenerationProbes(
-            *options, Vocabulary(VLLM_SIGNALS, VLLM, VLLM_START), Beside(no_devices, no_logs), tempo
-        )
+        probes = GenerationProbes(*options, VOCABULARIES[0], Beside(no_devices, no_logs), tempo)
         seen = await course_of(probes, namespace, pod, template)
         await probes.close()
 

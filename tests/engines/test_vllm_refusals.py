@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvmedic.engines import ENGINES, REFUSALS
 from kvmedic.engines.vllm_signals import VLLM_REFUSALS
 from kvmedic.rollout.trial import refusal_in
 
@@ -101,7 +100,3 @@ def test_a_refusal_is_known_and_only_its_phrase_kept(line, kept):
 )
 def test_another_line_is_no_refusal(line):
     assert refusal_in([line], VLLM_REFUSALS) == ""
-
-
-def test_every_engine_has_its_refusals():
-    assert set(REFUSALS) == {engine.name for engine in ENGINES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvmedic.engines import ENGINES
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import edit, read_flags, setting_of
 from kvmedic.manifests.invocation import Selector, engine_in
@@ -27,8 +28,13 @@ spec:
 """
 
 
+def the_engine(text: str, selector: Selector) -> ManifestContainer | Refusal:
+    found = engine_in(text, ENGINES, selector)
+    return found if isinstance(found, Refusal) else found[0]
+
+
 def after(text: str, dest: str, value: object) -> str | Refusal:
-    found = engine_in(text, VLLM, Selector())
+    found = the_engine(text, Selector())
     if isinstance(found, Refusal):
         return found
     setting = setting_of(VLLM.by_dest()[dest], str(value), ENGINE)
@@ -392,7 +398,7 @@ SHARED = [
 
 @pytest.mark.parametrize("text", SHARED)
 def test_a_shared_list_is_shown_but_not_edited(text: str) -> None:
-    found = engine_in(text, VLLM, Selector())
+    found = the_engine(text, Selector())
     assert isinstance(found, ManifestContainer)
 
     view = read_flags(found.data, ENGINE)
@@ -470,7 +476,7 @@ def test_what_holds_no_container_gives_none(text: str) -> None:
 def test_init_containers_are_left_out() -> None:
     text = HEAD.replace("containers:", "initContainers:") + "        args: [m]\n"
 
-    refusal = engine_in(text, VLLM, Selector())
+    refusal = the_engine(text, Selector())
 
     assert isinstance(refusal, Refusal)
     assert "init containers are not looked at" in refusal.message
@@ -494,14 +500,14 @@ TWO = (
     ],
 )
 def test_of_several_none_is_guessed(selector: Selector, said: str) -> None:
-    refusal = engine_in(TWO, VLLM, selector)
+    refusal = the_engine(TWO, selector)
 
     assert isinstance(refusal, Refusal)
     assert said in refusal.message
 
 
 def test_a_name_chooses_among_several() -> None:
-    found = engine_in(TWO, VLLM, Selector(owner="code"))
+    found = the_engine(TWO, Selector(owner="code"))
 
     assert isinstance(found, ManifestContainer)
     assert str(found) == "vllm of Deployment/code"
@@ -510,17 +516,17 @@ def test_a_name_chooses_among_several() -> None:
 def test_an_engine_beside_one_that_cannot_be_followed_is_not_taken_for_all() -> None:
     text = HEAD + "        args: [m]\n      - name: other\n        command: [su, -c, vllm serve m]\n"
 
-    refusal = engine_in(text, VLLM, Selector())
+    refusal = the_engine(text, Selector())
 
     assert isinstance(refusal, Refusal)
     assert refusal.reason is RefusalReason.SHELL_SCRIPT
     assert "container other of Deployment/chat" in refusal.message
-    assert isinstance(engine_in(text, VLLM, Selector(container="vllm")), ManifestContainer)
+    assert isinstance(the_engine(text, Selector(container="vllm")), ManifestContainer)
 
 
 def test_a_removal_or_another_list_is_not_spliced() -> None:
     text = HEAD + "        args: [m, --max-num-seqs=8]\n"
-    found = engine_in(text, VLLM, Selector())
+    found = the_engine(text, Selector())
     assert isinstance(found, ManifestContainer)
 
     for unfit in (

@@ -11,11 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from kvmedic.engines import VOCABULARIES
 from kvmedic.engines.engine_log import Start, StartForms, Unread
-from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.metrics.generation import MemoryPace, Rhythm
-from kvmedic.metrics.probes import AT_ONCE, Beside, GenerationProbes, Tempo, Vocabulary
+from kvmedic.metrics.probes import AT_ONCE, Beside, GenerationProbes, Tempo
 from kvmedic.model.compression import Keep
 from kvmedic.model.devices import Device
 from kvmedic.model.evidence import Absence, Missing, Reading
@@ -65,7 +64,7 @@ class Place:
         self.probes = GenerationProbes(
             ScrapeOptions(addresses_file=file),
             ProbeOptions(api_key=options.pop("api_key", None)),
-            Vocabulary(VLLM_SIGNALS, VLLM, VLLM_START),
+            VOCABULARIES[0],
             Beside(options.pop("devices", no_devices), options.pop("starts", no_logs)),
             tempo,
         )

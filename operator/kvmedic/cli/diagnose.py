@@ -44,13 +44,12 @@ from kvmedic.cli.saved import (
     gaps_in,
     interval_between,
     pages_of,
+    signals_of,
     starts_of,
     with_method,
     with_starts,
 )
-from kvmedic.engines import ENGINES
-from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.engines import ENGINES, VOCABULARIES
 from kvmedic.kube.errors import NoCluster
 from kvmedic.kube.kubeconfig import AS_KUBECTL, DEFAULT_NAMESPACE, ClusterChoice, namespace_of
 from kvmedic.manifests.engine_file import contents_in
@@ -111,17 +110,18 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
     target = policy.target
     owner = None if target.name == _ANY else target.name
     text = _read_input(file)
-    found = engine_in(text, VLLM, Selector(target.container, owner))
-    if isinstance(found, Refusal):
-        if found.reason is RefusalReason.NOT_A_MANIFEST:
-            raise GivenError(f"{file}: {found.message}")
-        message, several = f"{file}: {found.message}", found.reason is RefusalReason.SEVERAL_ENGINES
+    chosen = engine_in(text, ENGINES, Selector(target.container, owner))
+    if isinstance(chosen, Refusal):
+        if chosen.reason is RefusalReason.NOT_A_MANIFEST:
+            raise GivenError(f"{file}: {chosen.message}")
+        message, several = f"{file}: {chosen.message}", chosen.reason is RefusalReason.SEVERAL_ENGINES
         if several:
             message += (
                 "; name one in spec.targetRef (name, container) of a KVRemediation, and give that as --spec"
             )
-        unknown = several or found.reason is RefusalReason.NO_ENGINE
+        unknown = several or chosen.reason is RefusalReason.NO_ENGINE
         return Blocked(Reason.ENGINE_UNRECOGNISED if unknown else Reason.FLAG_NOT_EDITABLE, message)
+    found, _ = chosen
     template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
     engines = ENGINES if version is None else tuple(Engine(profile, version) for profile in ENGINES)
     maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}
@@ -235,7 +235,9 @@ def _source(past: Past, settings: Settings, name: str) -> PrometheusSource:
         raise PastError(f"no metrics source is named {name} (known: {known}): give --prometheus URL")
     # One moment for all that is asked, however long it takes.
     steady = options.model_copy(update={"reuse": timedelta(days=1)})
-    return PrometheusSource(name, PrometheusClient(options), steady, VLLM_SIGNALS, now=lambda: past.at)
+    return PrometheusSource(
+        name, PrometheusClient(options), steady, VOCABULARIES[0].signals, now=lambda: past.at
+    )
 
 
 def _notes(past: Past, known: tuple[PodKey, ...], pods: list[PodKey]) -> tuple[str, ...]:
@@ -377,7 +379,7 @@ def _offline(scrapes: Sequence[str], interval: timedelta | None, files: Files) -
     pages = pages_of(scrapes)
     starts = starts_of(files.logs, pages)
     evidence, notes = evidence_of(pages, policy.trigger, interval)
-    evidence = with_starts(evidence, starts)
+    evidence = with_starts(evidence, starts, signals_of(pages).pool.null_blocks)
     doubt = doubt_of(pages)
     found = (
         consult(evidence, policy, workload)

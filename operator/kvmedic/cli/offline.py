@@ -24,9 +24,8 @@ import typer
 
 from kvmedic.api.resource import SpecInvalid, objectives_from
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
-from kvmedic.cli.saved import ScrapeError, doubt_of, interval_between, named_file, pages_of
-from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.cli.saved import ScrapeError, doubt_of, interval_between, named_file, pages_of, signals_of
+from kvmedic.engines import ENGINES
 from kvmedic.manifests.engine_file import ConfigFile, config_file, repoint_manifest
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.invocation import Selector, engine_in, engines_in, several, version_of
@@ -45,7 +44,7 @@ from kvmedic.model.compression import (
     freed_blocks,
 )
 from kvmedic.model.engine import Engine, EngineProfile, Flag, Kind, Version
-from kvmedic.model.evidence import Inconclusive, Measured, Signal
+from kvmedic.model.evidence import Inconclusive, Measured, Signal, SignalTable
 from kvmedic.model.readings import complete
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Objectives
@@ -158,35 +157,36 @@ def judge_pages(
     if doubt := doubt_of(pages):
         return doubt
     moments = len(next(iter(pages.values())))
-    steps = glimpse(pages, VLLM_SIGNALS, None).observation.window_seconds / (moments - 1)
+    signals = signals_of(pages)
+    steps = glimpse(pages, signals, None).observation.window_seconds / (moments - 1)
     seconds = steps if interval is None else interval.total_seconds()
     if not isfinite(seconds) or seconds <= 0:
         return Inconclusive(Reason.METRICS_MISSING, "the time between the pages is unknown: give --interval")
-    before, after = (_arm(side, seconds, limits) for side in (old, new))
+    before, after = (_arm(side, seconds, limits, signals) for side in (old, new))
     if isinstance(before, Inconclusive):
         return before
     return after if isinstance(after, Inconclusive) else compare_arms(before, after, limits)
 
 
-def _arm(pages: Pages, seconds: float, limits: Limits) -> Arm | Inconclusive:
+def _arm(pages: Pages, seconds: float, limits: Limits, signals: SignalTable) -> Arm | Inconclusive:
     """Return the counts of one side for each stretch of time between two pages."""
     blocks, waiting = [], []
     moments = len(next(iter(pages.values())))
     for earlier, later in pairwise(range(moments)):
         stretch = {name: (many[earlier], many[later]) for name, many in pages.items()}
-        seen = observe_pages(stretch, VLLM_SIGNALS)
+        seen = observe_pages(stretch, signals)
         gap = complete(seen, NEEDED)
         if isinstance(gap, Inconclusive):
             return gap
-        queues = {name: [_count_waiting(page) for page in two] for name, two in stretch.items()}
+        queues = {name: [_count_waiting(page, signals) for page in two] for name, two in stretch.items()}
         counts = [count_replica(seen.pods[name], seconds, limits, queues[name]) for name in sorted(stretch)]
         blocks.append(sum((each for each in counts if isinstance(each, Counts)), Counts()))
         waiting.append(sum(two[-1] for two in queues.values()))
     return Arm(len(pages), tuple(blocks), tuple(waiting))
 
 
-def _count_waiting(page: Page) -> float:
-    replica = replica_of(page, VLLM_SIGNALS)
+def _count_waiting(page: Page, signals: SignalTable) -> float:
+    replica = replica_of(page, signals)
     found = None if replica is None else gauge(replica, Signal.WAITING_MEAN, (page,))
     return found.value if isinstance(found, Measured) else 0.0
 
@@ -360,14 +360,14 @@ def show(
     """Show the flags that a manifest gives the engine, as the engine reads them, without its defaults."""
     version = version_named(engine_version)
     text = _read_manifest(file)
-    engines = engines_in(text, VLLM, Selector(container, name))
+    engines = engines_in(text, ENGINES, Selector(container, name))
     if isinstance(engines, Refusal):
         _refuse(engines)
-    if len({engine.name for engine in engines}) < len(engines):
-        _refuse(several(engines))
+    if len({found.name for found, _ in engines}) < len(engines):
+        _refuse(several([found for found, _ in engines]))
     views: list[tuple[ManifestContainer, FlagsView]] = []
-    for found in engines:
-        engine = Engine(VLLM, version or version_of(found.data, VLLM))
+    for found, profile in engines:
+        engine = Engine(profile, version or version_of(found.data, profile))
         view = _show_engine(text, found, engine)
         if isinstance(view, Refusal):
             _refuse(view, found)
@@ -391,13 +391,13 @@ def set_flag(
     if not equals or not flag_name.strip("-"):
         raise typer.BadParameter(f"{setting!r} is not NAME=VALUE; for example max_num_seqs=64")
     version = version_named(engine_version)
-    flag = _flag(flag_name, VLLM)
     text = _read_manifest(file)
-    found = engine_in(text, VLLM, Selector(container, name))
-    if isinstance(found, Refusal):
-        _refuse(found)
-    engine = Engine(VLLM, version or version_of(found.data, VLLM))
-    wanted = setting_of(flag, value, engine)
+    chosen = engine_in(text, ENGINES, Selector(container, name))
+    if isinstance(chosen, Refusal):
+        _refuse(chosen)
+    found, profile = chosen
+    engine = Engine(profile, version or version_of(found.data, profile))
+    wanted = setting_of(_flag(flag_name, profile), value, engine)
     if isinstance(wanted, Refusal):
         _refuse(wanted, found)
     config = _file(text, found, wanted, engine)
@@ -408,7 +408,7 @@ def set_flag(
     if isinstance(outcome, Refusal):
         _refuse(outcome, found)
     if isinstance(outcome, AlreadySet):
-        _note(f"{flag.dest} already has that value ({outcome.place} of container {found})")
+        _note(f"{wanted.flag.dest} already has that value ({outcome.place} of container {found})")
         _write(text)
         return
     result = splice_edit(text, found, outcome)

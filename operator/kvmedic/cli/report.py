@@ -17,8 +17,8 @@ from typing import Any, assert_never
 from kvmedic.cli.app import Form
 from kvmedic.cli.saved import Consultation
 from kvmedic.controller.evidence import Survey
+from kvmedic.engines import ENGINES
 from kvmedic.engines.engine_log import Start, Started
-from kvmedic.engines.vllm import VLLM
 from kvmedic.model.compression import Figures, MethodClass
 from kvmedic.model.devices import PROGRAM, SHOWN, SILENCES, TELLS, Device, EngineEnd, Vital, Vitals
 from kvmedic.model.edits import BundleStep
@@ -479,7 +479,7 @@ def change_of(step: Step) -> Change:
 
 def flag_name(knob: str) -> str | None:
     """Return how the engine spells a knob, or None where it has none."""
-    return next((flag.name for flag in VLLM.flags if flag.knob == knob), None)
+    return next((flag.name for each in ENGINES for flag in each.flags if flag.knob == knob), None)
 
 
 def _describe_advice(advice: Assignment | Beyond) -> Change:

@@ -22,10 +22,10 @@ from pathlib import Path
 from kvmedic.api.rules import parse_duration
 from kvmedic.controller.evidence import complete_pools
 from kvmedic.controller.plans import judge_runbooks, with_unanswered
+from kvmedic.engines import VOCABULARIES
 from kvmedic.engines.engine_log import Started, phrases, started_of
-from kvmedic.engines.vllm_signals import VLLM_SIGNALS, VLLM_START
 from kvmedic.metrics.page import Page, glimpse, moment, parse_page, replica_of, start_of, was_restarted
-from kvmedic.model.evidence import Blocked, Inconclusive
+from kvmedic.model.evidence import Blocked, Inconclusive, SignalTable
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook, Trigger
@@ -104,11 +104,12 @@ def evidence_of(
 
     The trouble is looked for over the later half of the pages, the lengths over all of them.
     """
+    signals = signals_of(pages)
     recent = {name: many[(len(many) - 1) // 2 :] for name, many in pages.items()}
     burn, sizing = (
         glimpse(
             part,
-            VLLM_SIGNALS,
+            signals,
             None if interval is None else interval.total_seconds() * (max(map(len, part.values())) - 1),
         )
         for part in (recent, pages)
@@ -150,16 +151,25 @@ def interval_between(text: str) -> timedelta | None:
     return found
 
 
+def signals_of(pages: Mapping[str, Sequence[Page]]) -> SignalTable:
+    """Return what the engine exports whose pages these are; of pages of none, of the first engine known."""
+    tables = [each.signals for each in VOCABULARIES]
+    firsts = [many[0] for many in pages.values() if many]
+    ours = (table for table in tables if any(replica_of(page, table) is not None for page in firsts))
+    return next(ours, tables[0])
+
+
 def doubt_of(pages: Mapping[str, tuple[Page, ...]]) -> Inconclusive | None:
     """Return why the pages themselves say nothing, or None."""
+    signals = signals_of(pages)
     for name, many in sorted(pages.items()):
-        if any(replica_of(page, VLLM_SIGNALS) is None for page in many):
+        if any(replica_of(page, signals) is None for page in many):
             return Inconclusive(
                 Reason.METRICS_MISSING,
-                f"{name}: no series {VLLM_SIGNALS.presence}: not an engine's page, or one that runs with "
+                f"{name}: no series {signals.presence}: not an engine's page, or one that runs with "
                 "--disable-log-stats; scrape /metrics of the engine's own port",
             )
-        if was_restarted(many, VLLM_SIGNALS):
+        if was_restarted(many, signals):
             return Inconclusive(Reason.METRICS_MISSING, _restart(name, many))
     return None
 
@@ -247,14 +257,19 @@ def starts_of(arguments: Sequence[str], replicas: Collection[str]) -> dict[str, 
             raise ScrapeError(
                 f"--log {argument}: there is a log of {replica} already; give one start of each"
             )
-        found[replica] = started_of(_read_log(file).split("\n"), VLLM_START)
+        lines = _read_log(file).split("\n")
+        starts = [started_of(lines, each.start) for each in VOCABULARIES]
+        found[replica] = next((start for start in starts if start != Started()), starts[0])
     return found
 
 
-def with_starts(evidence: Evidence, starts: Mapping[str, Started]) -> Evidence:
-    """Return evidence with what logs tell, also of pools that no metric tells."""
+def with_starts(evidence: Evidence, starts: Mapping[str, Started], null: int) -> Evidence:
+    """Return evidence with what logs tell, also of pools that no metric tells.
+
+    Args:
+        null: blocks of a pool that hold nothing.
+    """
     sizes = {name: start.size for name, start in starts.items() if start.size is not None}
-    null = VLLM_SIGNALS.pool.null_blocks
     burn, sizing = (complete_pools(seen, sizes, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing, started=dict(starts))
 

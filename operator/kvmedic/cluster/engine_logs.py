@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
+from kvmedic.engines import VOCABULARIES
 from kvmedic.engines.engine_log import Start, StartForms, Unread, started_of
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError
@@ -34,14 +35,6 @@ LATE = timedelta(seconds=2)
 """How long after an end, as Kubernetes writes it, a line may be dated that is still of that life: one second
 that is cut off (meta/v1 Time is in whole seconds), and one for what was in the pipe. The container runtime
 dates a line when it reads it (containerd, cri/io/logger.go), and reads on when the process is gone."""
-DEVICE_MEMORY = re.compile(
-    r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory"
-    r"|Cuda failure(?: \d+)? '?out of memory"
-    r"|Free memory on device .* is less than desired GPU memory utilization"
-)
-"""How vLLM, torch and NCCL say that a GPU's memory ran out: at start-up also that other processes hold
-what the engine was to take (vLLM 0.32). `No available memory for the cache blocks` is not among them: that
-engine needs a larger share, not a smaller one."""
 CHATTER = re.compile(r"\b(?:INFO|DEBUG)\b")
 """A line of ordinary logging: with request logging on it quotes prompts, which may say anything."""
 
@@ -106,7 +99,9 @@ async def _end_of(client: Client, namespace: str, pod: Pod, end: ContainerEnd) -
 
 def bears_device_memory(lines: Iterable[str]) -> bool:
     """Return whether a log says that a device's memory ran out; ordinary log lines do not count."""
-    return any(DEVICE_MEMORY.search(line) and not CHATTER.search(line) for line in lines)
+    forms = tuple(each.out_of_memory for each in VOCABULARIES)
+    said = (line for line in lines if any(form.search(line) for form in forms))
+    return any(not CHATTER.search(line) for line in said)
 
 
 async def last_words_of(

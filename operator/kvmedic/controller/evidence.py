@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from kvmedic.controller.ports import Drivers, Logs, Metrics, Senses
-from kvmedic.engines import ENGINES, SIGNALS, STARTS
+from kvmedic.engines import ENGINES, vocabulary_of
 from kvmedic.engines.engine_log import Agreed, Mixed, Silent, Unclear, Witness, told_of, witnesses
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.proposals import Proposal
@@ -206,7 +206,7 @@ async def with_logged_pools(
         workload: their engine.
         logs: what the engines wrote.
     """
-    signals = SIGNALS[workload.engine.profile.name].pool
+    signals = vocabulary_of(workload.engine.profile).signals.pool
     if signals.logged is None:
         return evidence
     container = str(workload.container.get("name"))
@@ -247,7 +247,7 @@ async def with_starts(
         workload: their engine.
         logs: what the engines wrote.
     """
-    container, forms = str(workload.container.get("name")), STARTS[workload.engine.profile.name]
+    container, forms = str(workload.container.get("name")), vocabulary_of(workload.engine.profile).start
     return replace(evidence, started=await logs.starts(namespace, asked, container, forms))
 
 

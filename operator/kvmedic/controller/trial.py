@@ -17,7 +17,7 @@ from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.next_move import Tick, as_watched, start_limits, watch_readiness
 from kvmedic.controller.ports import Ports
-from kvmedic.engines import ENGINES, REFUSALS
+from kvmedic.engines import ENGINES, VOCABULARIES
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import (
     Evaluation,
@@ -49,7 +49,7 @@ from kvmedic.rollout.trial import (
 )
 from kvmedic.runbooks.workload import View, Workload
 
-_REFUSALS = tuple(pattern for patterns in REFUSALS.values() for pattern in patterns)
+_REFUSALS = tuple(pattern for each in VOCABULARIES for pattern in each.refusals)
 """Of every engine: each one's are its own words."""
 NO_QUOTA = "exceeded quota"
 """What the API server says of a pod that a ResourceQuota has no room for (Kubernetes 1.36, resourcequota

@@ -1,25 +1,39 @@
-"""The vocabulary of each engine: how it is recognised, what may be turned on it, how that is spelled.
+"""The vocabulary of each engine: how it is recognised, what may be turned on it, what it tells of itself.
 
-Data only. `ENGINES` lists every engine; a new one is a file of its own and an entry here.
+Data only. A new engine is files of its own in this folder and a row in `VOCABULARIES`.
 """
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 
 from kvmedic.engines.engine_log import StartForms
 from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_signals import VLLM_REFUSALS, VLLM_SIGNALS, VLLM_START
+from kvmedic.engines.vllm_signals import VLLM_OUT_OF_MEMORY, VLLM_REFUSALS, VLLM_SIGNALS, VLLM_START
+from kvmedic.model.engine import EngineProfile
 from kvmedic.model.evidence import SignalTable
 
-ENGINES = (VLLM,)
-"""Every engine that is known."""
 
-SIGNALS: Mapping[str, SignalTable] = MappingProxyType({VLLM.name: VLLM_SIGNALS})
-"""What each of them exports, by its name."""
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """How one engine speaks."""
 
-STARTS: Mapping[str, StartForms] = MappingProxyType({VLLM.name: VLLM_START})
-"""What each of them logs when it starts, by its name."""
+    profile: EngineProfile
+    signals: SignalTable
+    """What it exports."""
+    start: StartForms
+    """What it logs when it starts."""
+    refusals: tuple[re.Pattern[str], ...]
+    """How it says that a type of the KV cache is not supported where it runs."""
+    out_of_memory: re.Pattern[str]
+    """How it says that a GPU's memory ran out."""
 
-REFUSALS: Mapping[str, tuple[re.Pattern[str], ...]] = MappingProxyType({VLLM.name: VLLM_REFUSALS})
-"""How each of them says that a type of the KV cache is not supported where it runs, by its name."""
+
+VOCABULARIES = (Vocabulary(VLLM, VLLM_SIGNALS, VLLM_START, VLLM_REFUSALS, VLLM_OUT_OF_MEMORY),)
+"""Every engine that is known. Where nothing tells which of them runs, the first is taken."""
+
+ENGINES = tuple(each.profile for each in VOCABULARIES)
+
+
+def vocabulary_of(profile: EngineProfile) -> Vocabulary:
+    """Return how an engine speaks that is one of those known."""
+    return next(each for each in VOCABULARIES if each.profile.name == profile.name)

@@ -118,6 +118,15 @@ VLLM_REFUSALS = (
 * `FP8_E5M2 KV Cache on AMD GPU has not been supported yet.` (0.3, `config.py`)."""
 
 
+VLLM_OUT_OF_MEMORY = re.compile(
+    r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory"
+    r"|Cuda failure(?: \d+)? '?out of memory"
+    r"|Free memory on device .* is less than desired GPU memory utilization"
+)
+"""How vLLM, torch and NCCL say that a GPU's memory ran out: at start-up also that other processes hold
+what the engine was to take (vLLM 0.32). `No available memory for the cache blocks` is not among them: that
+engine needs a larger share, not a smaller one."""
+
 _UNANSWERED = frozenset({"abort", "error"})
 """Values of `finished_reason` without an answer; `stop`, `length` and `repetition` (0.32) have one."""
 

@@ -250,33 +250,42 @@ class Selector:
         return by_name and (self.owner is None or self.owner == candidate.owner)
 
 
-def engines_in(
-    text: str, profile: EngineProfile, selector: Selector
-) -> tuple[ManifestContainer, ...] | Refusal:
-    """Return the containers of a manifest's text that start the engine; at least one.
+EngineContainer: TypeAlias = tuple[ManifestContainer, EngineProfile]
+"""A container of a manifest's text, and the engine that it starts."""
 
-    A container that starts it in a way that can't be followed refuses the whole, because what is
+
+def engines_in(
+    text: str, profiles: Sequence[EngineProfile], selector: Selector
+) -> tuple[EngineContainer, ...] | Refusal:
+    """Return the containers of a manifest's text that start an engine; at least one.
+
+    A container that starts one in a way that can't be followed refuses the whole, because what is
     left would look complete.
     """
     found = containers_of(text)
     if isinstance(found, Refusal):
         return found
-    chosen = [candidate for candidate in found if selector.matches(candidate)]
     budget = Budget()
-    seen = [(candidate, invocation_of(candidate.data, profile, budget)) for candidate in chosen]
-    for candidate, invocation in seen:
-        if isinstance(invocation, Refusal):
-            return Refusal(invocation.reason, f"container {candidate}: {invocation.message}")
-    engines = tuple(c for c, invocation in seen if not isinstance(invocation, NotAnEngine | Refusal))
-    return engines or _none(found, seen, profile)
+    seen = [
+        (candidate, profile, invocation_of(candidate.data, profile, budget))
+        for candidate in found
+        if selector.matches(candidate)
+        for profile in profiles
+    ]
+    engines = tuple((each, profile) for each, profile, how in seen if isinstance(how, CommandLine))
+    followed = {id(each) for each, _ in engines}
+    for each, _, how in seen:
+        if isinstance(how, Refusal) and id(each) not in followed:
+            return Refusal(how.reason, f"container {each}: {how.message}")
+    return engines or _none(found, seen, profiles)
 
 
-def engine_in(text: str, profile: EngineProfile, selector: Selector) -> ManifestContainer | Refusal:
-    """Return the one container of a manifest's text that starts the engine."""
-    engines = engines_in(text, profile, selector)
+def engine_in(text: str, profiles: Sequence[EngineProfile], selector: Selector) -> EngineContainer | Refusal:
+    """Return the one container of a manifest's text that starts an engine."""
+    engines = engines_in(text, profiles, selector)
     if isinstance(engines, Refusal):
         return engines
-    return engines[0] if len(engines) == 1 else several(engines)
+    return engines[0] if len(engines) == 1 else several([each for each, _ in engines])
 
 
 def several(engines: Sequence[ManifestContainer]) -> Refusal:
@@ -291,8 +300,8 @@ def several(engines: Sequence[ManifestContainer]) -> Refusal:
 
 def _none(
     found: Sequence[ManifestContainer],
-    seen: Sequence[tuple[ManifestContainer, Invocation]],
-    profile: EngineProfile,
+    seen: Sequence[tuple[ManifestContainer, EngineProfile, Invocation]],
+    profiles: Sequence[EngineProfile],
 ) -> Refusal:
     if not found:
         return Refusal(
@@ -302,8 +311,11 @@ def _none(
     if not seen:
         listed = ", ".join(str(candidate) for candidate in found)
         return Refusal(RefusalReason.NO_ENGINE, f"no container of that name; the manifest has {listed}")
-    doubts = [f"container {c}: {i.doubt}" for c, i in seen if isinstance(i, NotAnEngine) and i.doubt]
+    doubts = [
+        f"container {c}: {how.doubt}" for c, _, how in seen if isinstance(how, NotAnEngine) and how.doubt
+    ]
     if doubts:
         return Refusal(RefusalReason.UNKNOWN_ENTRYPOINT, "; ".join(doubts))
-    listed = ", ".join(str(candidate) for candidate, _ in seen)
-    return Refusal(RefusalReason.NO_ENGINE, f"no container starts {profile.name}: {listed}")
+    listed = ", ".join(dict.fromkeys(str(candidate) for candidate, _, _ in seen))
+    names = " or ".join(profile.name for profile in profiles)
+    return Refusal(RefusalReason.NO_ENGINE, f"no container starts {names}: {listed}")

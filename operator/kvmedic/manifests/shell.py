@@ -89,7 +89,7 @@ def command_line_of(tokens: Sequence[Token], launch: Launch) -> CommandLine | No
     if not is_python(tokens[0]):
         return None
     rest = _without_interpreter_options(tokens[1:])
-    module, rest = _module(rest)
+    module, rest = _module(rest, launch)
     if module in launch.modules:
         return CommandLine(tuple(rest), subcommand=False)
     if module in launch.command_modules:
@@ -151,7 +151,7 @@ def _without_interpreter_options(tokens: Sequence[Token]) -> Sequence[Token]:
     return tokens[start:]
 
 
-def _module(tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
+def _module(tokens: Sequence[Token], launch: Launch) -> tuple[str, Sequence[Token]]:
     """Return the module that Python runs, by name or by file, and the tokens after it."""
     if not tokens:
         return "", tokens
@@ -161,10 +161,11 @@ def _module(tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
     if first.startswith("-m"):
         return first.removeprefix("-m"), tokens[1:]
     path = PurePosixPath(first)
-    if path.name == "vllm":
-        return "vllm.scripts", tokens[1:]
+    if path.name == launch.executable and launch.command_modules:
+        return launch.command_modules[0], tokens[1:]
     parts = path.with_suffix("").parts if path.suffix == ".py" else ()
-    start = parts.index("vllm") if "vllm" in parts else len(parts)
+    package = launch.modules[0].partition(".")[0]
+    start = parts.index(package) if package in parts else len(parts)
     return ".".join(parts[start:]), tokens[1:]
 
 

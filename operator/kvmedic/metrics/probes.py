@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
+from kvmedic.engines import Vocabulary
 from kvmedic.engines.engine_log import MODELS_OWN, Start, Started, StartForms
 from kvmedic.manifests.flags import may_chunk
 from kvmedic.manifests.trial_pod import api_key_of
@@ -36,8 +37,7 @@ from kvmedic.metrics.readings import PodKey
 from kvmedic.metrics.scrape import PodAddress, Scraper, load_authorities, model_of, resolver_of, served_of
 from kvmedic.metrics.scrape import pool_of_page as pool_of
 from kvmedic.model.devices import Device
-from kvmedic.model.engine import EngineProfile
-from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, SignalTable
+from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading
 from kvmedic.model.fleet import Pod
 from kvmedic.model.trial import (
     Begun,
@@ -66,15 +66,6 @@ _Ended: TypeAlias = Shown | Interrupted
 
 class _UntoldError(Exception):
     """A test cannot be begun; the message says why, in words of our own. `_in_turn` and `served` catch it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """How the engines under test speak."""
-
-    table: SignalTable
-    profile: EngineProfile
-    start: StartForms
 
 
 Devices: TypeAlias = Callable[
@@ -155,7 +146,7 @@ class GenerationProbes:
         self._key, self._vocabulary, self._tempo = options.api_key, vocabulary, tempo
         self._beside = beside
         self._resolve = resolver_of(scrape)
-        self._scraper = Scraper(scrape, vocabulary.table, self._resolve)
+        self._scraper = Scraper(scrape, vocabulary.signals, self._resolve)
         self._http = httpx.AsyncClient(
             verify=load_authorities(),
             trust_env=False,
@@ -210,7 +201,7 @@ class GenerationProbes:
         if isinstance(page, Missing):
             return "the engine's metrics cannot be read"
         try:
-            return served_of(page, self._vocabulary.table, api_of(metrics))
+            return served_of(page, self._vocabulary.signals, api_of(metrics))
         except _UntoldError as error:
             return str(error)
 
@@ -259,7 +250,7 @@ class GenerationProbes:
             async with asyncio.timeout(rhythm.silence_seconds):
                 while True:
                     page = await self._scraper.page(subject.where)
-                    found = None if isinstance(page, Missing) else pool_of(page, self._vocabulary.table)
+                    found = None if isinstance(page, Missing) else pool_of(page, self._vocabulary.signals)
                     if isinstance(found, Measured):
                         return found.value
                     await asyncio.sleep(rhythm.interval_seconds)
@@ -310,14 +301,14 @@ class GenerationProbes:
             raise _UntoldError("the API key has characters that cannot be sent: use printable ASCII")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         pages = partial(self._scraper.page, subject.where)
-        return Engine(self._http, api_of(metrics), headers, self._vocabulary.table, pages)
+        return Engine(self._http, api_of(metrics), headers, self._vocabulary.signals, pages)
 
     async def _model(self, engine: Engine) -> str:
         """Return the name under which an engine serves, by its own word."""
         page = await engine.pages()
         if isinstance(page, Missing):
             raise _UntoldError("the engine's metrics cannot be read")
-        name = model_of(page, self._vocabulary.table)
+        name = model_of(page, self._vocabulary.signals)
         if name is None:
             raise _UntoldError("the engine's metrics do not tell its model")
         return name
