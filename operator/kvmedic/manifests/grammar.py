@@ -63,9 +63,9 @@ def _positional_to_front(words: list[Word], engine: Engine) -> list[Word]:
     dialect = engine.profile.dialect
     for index, word in enumerate(words):
         name, joined, value = word.text.partition("=")
-        if name != dialect.positional or (joined and not value):
+        if not dialect.positional or name != dialect.positional or (joined and not value):
             continue
-        if engine.effective_version < dialect.positional_since:
+        if dialect.positional_since and engine.effective_version < dialect.positional_since:
             raise WouldNotStartError(f"{name} ({word.token.place}) is not accepted after the subcommand")
         if joined:
             return [replace(word, text=value), *words[:index], *words[index + 1 :]]
@@ -78,7 +78,7 @@ def _positional_to_front(words: list[Word], engine: Engine) -> list[Word]:
 
 def _check_positional(words: list[Word], engine: Engine) -> None:
     dialect = engine.profile.dialect
-    if not words or not words[0].text.startswith("-"):
+    if not dialect.needs_positional or not words or not words[0].text.startswith("-"):
         return
     names = [word.text.partition("=")[0] for word in words]
     if dialect.config not in names and dialect.needs_positional in [n.replace("_", "-") for n in names]:
@@ -86,7 +86,7 @@ def _check_positional(words: list[Word], engine: Engine) -> None:
 
 
 def _without_config(words: list[Word], option: str) -> tuple[str | None, list[Word]]:
-    places = [index for index, word in enumerate(words) if word.text == option]
+    places = [index for index, word in enumerate(words) if option and word.text == option]
     if not places:
         return None, words
     place = words[places[0]].token.place
@@ -132,7 +132,8 @@ def _gather_parts(words: list[Word], engine: Engine) -> list[Word]:
 
     The value is JSON that is put together of all keys; which keys does not matter here.
     """
-    if engine.effective_version < engine.profile.dialect.dotted_since:
+    since = engine.profile.dialect.dotted_since
+    if since is None or engine.effective_version < since:
         return words
     kept: list[Word] = []
     dotted: dict[str, Word] = {}

@@ -279,26 +279,26 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What an engine's command line has beyond options and one positional.
+    """What an engine's command line has beyond options and one positional; nothing where it is left out.
 
     The names are canonical spellings of options.
     """
 
-    config: str
+    config: str = ""
     """Reads a YAML file whose entries count as if they stood before all options; only where the
     option and the path are two tokens."""
-    positional: str
+    positional: str = ""
     """May stand for the positional argument after a subcommand."""
-    positional_since: Version
-    """The first release in which it may; before, the engine refuses to start."""
-    needs_positional: str
+    positional_since: Version | None = None
+    """The first release in which it may; before, the engine refuses to start. None: each one does."""
+    needs_positional: str = ""
     """Is refused after a subcommand where the positional is missing."""
-    dotted_since: Version
-    """The first release that reads `--option.key value` as a part of the option's JSON."""
-    short_level: str
+    dotted_since: Version | None = None
+    """The first release that reads `--option.key value` as a part of the option's JSON; None: none does."""
+    short_level: str = ""
     """`-O`: glued to its value, it is short for `level`."""
-    level: str
-    levels: tuple[str, ...]
+    level: str = ""
+    levels: tuple[str, ...] = ()
     """The values that `-O` may have as a word of its own."""
     foreign: tuple[str, ...] = ()
     """Options that hand the whole command line to another program."""
