@@ -372,7 +372,7 @@ COMPRESSION = [
             "runbooks": ["CompressionWithoutSavings"],
         },
         "spec.runbooks",
-        "DemandCaps leaves the fleet to PreemptionThrash",
+        "DemandCaps hands the fleet to PreemptionThrash",
     ),
 ]
 

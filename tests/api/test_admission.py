@@ -234,7 +234,7 @@ def test_the_resource_is_found_by_every_name(name: str, resources: Resources) ->
 
 
 def test_explain_shows_the_reason_for_a_default(resources: Resources) -> None:
-    assert "because idleness is confirmed by two readings" in " ".join(
+    assert "because two readings at least 5s apart confirm idleness" in " ".join(
         resources.cluster.kubectl("explain", "kvr.spec.rollout.drainTimeout").split()
     )
 

@@ -473,7 +473,7 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
     ),
     Reason.COMPRESSION_UNPROVEN: (
         Incident("under pressure", compressed(THRASH), fires=True),
-        Incident("nothing moved at like load", against(CALM_FLEET), fires=True),
+        Incident("nothing moved at comparable load", against(CALM_FLEET), fires=True),
         Incident("throughput fell", against(CALM_FLEET, tokens_per_second=SLOWER), fires=True),
         Incident(
             "under pressure, and the engine tells of no pool",

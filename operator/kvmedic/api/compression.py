@@ -59,12 +59,13 @@ class CompressionSetting(Wire):
     flag: FlagName | None = None
     """Flag of the engine, with its dashes: of a known method, or one that the operator's settings allow."""
     env: VariableName | None = None
-    """Environment variable of the engine's container, likewise."""
+    """Environment variable of the engine's container: of a known method, or one that the operator's
+    settings allow."""
     before: Value | None = None
-    """Value without the method; absent: the setting is not given at all. It is put back where an earlier
-    revision of the Deployment had it, or it is the method's own word for off."""
+    """Value without the method. Absent: the setting is removed. It is restored only if an earlier revision
+    of the Deployment had it, or if it is the method's own value for off."""
     after: Value | None = None
-    """Value with the method; absent: the setting is not given at all."""
+    """Value with the method. Absent: the setting is removed."""
 
 
 Settings = Annotated[list[CompressionSetting], Field(max_length=16)]
@@ -73,31 +74,32 @@ KeepRatio = Annotated[float, Field(strict=True), number_between(0.001, 0.999)]
 
 
 class CompressionReplacement(Wire):
-    """The method that takes the place of one that saves nothing, once it has proved itself on a trial pod."""
+    """The method that replaces one that saves nothing, after it proved itself on a trial pod."""
 
     rules = (_ONE_KEEP,)
 
     method: Annotated[Name, Field(min_length=1)]
-    """Name of a method whose blocks come back, such as TriAttention; one of your own needs settings too."""
+    """Name of a method that frees blocks, such as TriAttention. A method that kvmedic does not know needs
+    settings too."""
     keep_tokens: KeepTokens | None = None
-    """Tokens of a request that it keeps (its budget). From 1 to 1048576. Absent, with keepRatio absent too:
-    that of the named method."""
+    """Tokens of a request that it keeps (its budget). From 1 to 1048576. Absent, as keepRatio: the value of
+    the named method."""
     keep_ratio: KeepRatio | None = None
     """The same as a share of the request's tokens. From 0.001 to 0.999."""
     settings: Settings | None = Field(default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    """The ordered bundle that turns it on; absent: that of the named method. Of TriAttention the variable
-    TRIATTN_RUNTIME_SPARSE_STATS_PATH is enough; the pod template or this list must have it."""
+    """The ordered bundle that turns it on. Absent: the bundle of the named method. For TriAttention the
+    variable TRIATTN_RUNTIME_SPARSE_STATS_PATH is enough, here or in the pod template."""
 
 
 class CompressionBaseline(Wire):
-    """The fleet without the method, as it was measured. What is absent is taken from the record; blocks and
-    the attention backend, which it has not, on a trial pod with the method off where they decide."""
+    """Measured figures of the fleet without the method. Absent figures come from the operator's record. If
+    blocks and the attention backend decide, a trial pod with the method off shows them."""
 
     rules = (
         Rule(
             cel="has(self.accuracy) == has(self.accuracyConfiguration)",
-            message="a score says nothing without the configuration that it is of: add the other one of"
-            " accuracy and accuracyConfiguration, or remove both",
+            message="a score needs the pod template that it was measured with: add the other one of "
+            "accuracy and accuracyConfiguration, or remove both",
             holds=lambda s: (s.accuracy is None) == (s.accuracy_configuration is None),
             path=".accuracyConfiguration",
         ),
@@ -106,12 +108,12 @@ class CompressionBaseline(Wire):
     blocks: Annotated[int, Field(strict=True), whole(1, 2147483647)] | None = None
     """Usable KV-cache blocks of a replica. From 1 to 2147483647."""
     attention_backend: Name | None = None
-    """Attention backend that the engine named when it started. It is told and decides nothing: one fused
-    kernel may take the place of another, and an unchanged name acquits nobody."""
+    """Attention backend that the engine logged at its start. It is reported and decides nothing: one fused
+    kernel may replace another, and an unchanged name proves nothing."""
     kv_cache_usage: Annotated[float, Field(strict=True), number_between(0, 1)] | None = None
     """Mean KV-cache usage (ratio 0 to 1)."""
     kv_cache_usage_deviation: Annotated[float, Field(strict=True), number_between(0, 1)] | None = None
-    """Its standard deviation (ratio 0 to 1). It is told and decides nothing."""
+    """Standard deviation of the usage (ratio 0 to 1). It is reported and decides nothing."""
     device_memory: Annotated[str, Field(max_length=32), quantity()] | None = None
     """Device memory in use on one device, as a quantity."""
     preemptions_per_request: Annotated[float, Field(strict=True), number_between(0, 10000)] | None = None
@@ -119,17 +121,17 @@ class CompressionBaseline(Wire):
     tokens_per_second: Annotated[float, Field(strict=True), number_between(0, 1000000000)] | None = None
     """Generated tokens per second of the whole fleet. From 0 to 1000000000."""
     requests_per_second: Annotated[float, Field(strict=True), number_between(0, 1000000)] | None = None
-    """Arrivals of the whole fleet per second, so that like is compared with like. From 0 to 1000000."""
+    """Arrivals of the whole fleet per second, so that loads can be compared. From 0 to 1000000."""
     e2e_p95: Annotated[Span, duration("1ms", "24h")] | None = Field(default=None, alias="e2eP95")
-    """95th percentile of the time a request takes as a whole. From 1ms to 24h."""
+    """95th percentile of a request's whole time. From 1ms to 24h."""
     replicas: Annotated[int, Field(strict=True), whole(1, 100000)] | None = None
-    """Replicas that the fleet's rates are of, so that a fleet of more is compared per replica. From 1 to
-    100000. Absent: one, where there is one now; rates of more replicas are not compared without it."""
+    """Replicas that the rates cover, so that larger fleets are compared per replica. From 1 to 100000.
+    Absent: 1, if the fleet has one replica now; rates of more replicas are not compared without it."""
     accuracy: Annotated[float, Field(strict=True), number_between(0, 1)] | None = None
     """Score of the accuracy gate without the method (ratio 0 to 1)."""
     accuracy_configuration: Annotated[str, Field(max_length=64)] | None = None
-    """Hash of the pod template that the score was measured with, as status.scores tells it. A score of
-    another template does not count: it is measured anew."""
+    """Hash of the pod template that the score was measured with, as in status.scores. A score of another
+    template does not count and is measured again."""
 
 
 class ReclamationProbe(Wire):
@@ -161,8 +163,8 @@ class AccuracyGate(Wire):
     max_loss: Annotated[float, Field(strict=True), number_between(0, 1)]
     """Loss of score that is accepted (ratio 0 to 1). No default: only the model's owner can say."""
     timeout: Annotated[Span, duration("1m", "24h")] = "2h"
-    """Time limit of the evaluation and its trial pod. From 1m to 24h. A trial pod holds a device: 2h end it
-    should the evaluation hang."""
+    """Time limit of the evaluation and its trial pod. From 1m to 24h. A trial pod holds a device: After 2h
+    it ends even if the evaluation hangs."""
 
 
 class CompressionSpec(Wire):
@@ -181,7 +183,7 @@ class CompressionSpec(Wire):
         Rule(
             cel=f"!('{Fix.DEMAND_CAPS}' in self.allowedFixes) || "
             f"self.allowedFixes[size(self.allowedFixes) - 1] == '{Fix.DEMAND_CAPS}'",
-            message=f"{Fix.DEMAND_CAPS} comes last, because it leaves the fleet to PreemptionThrash: name it"
+            message=f"{Fix.DEMAND_CAPS} comes last, because it hands the fleet to PreemptionThrash: name it"
             " last",
             holds=lambda s: Fix.DEMAND_CAPS not in s.allowed_fixes[:-1],
             path=".allowedFixes",
@@ -196,15 +198,15 @@ class CompressionSpec(Wire):
     )
 
     method: Name | None = None
-    """Name of the method, such as TriAttention; absent: recognised from flags, environment and logs."""
+    """Name of the method, such as TriAttention. Absent: recognised from flags, environment and logs."""
     method_class: (
         Literal["ScatteredEviction", "PerHeadEviction", "CompactingEviction", "PageSelection", "Quantization"]
         | None
     ) = Field(default=None, alias="class")
-    """What the method does to blocks; absent: that of the named method."""
+    """What the method does to blocks. Absent: the class of the named method."""
     keep_tokens: KeepTokens | None = None
-    """Tokens of a request that the method keeps (its budget). From 1 to 1048576. Absent, with keepRatio
-    absent too: that of the named method, or of its variable."""
+    """Tokens of a request that the method keeps (its budget). From 1 to 1048576. Absent, as keepRatio: the
+    value of the named method, or of its variable."""
     keep_ratio: KeepRatio | None = None
     """The same as a share of the request's tokens. From 0.001 to 0.999."""
     settings: Settings | None = Field(default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"})
@@ -218,7 +220,7 @@ class CompressionSpec(Wire):
         list[Literal["RevertBundle", "CompactingMethod", "Fp8KVCache", "DemandCaps"]],
         Field(max_length=4),
     ] = Field(default=["RevertBundle"], json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    """What may be done, in order. Turning the method off again is the fix that needs no evaluation."""
+    """The fixes that kvmedic may apply, in order. Turning the method off again needs no evaluation."""
     replacement: CompressionReplacement | None = None
     """What CompactingMethod turns on."""
     close_by: Annotated[str, Field(max_length=32), rfc3339()] | None = None

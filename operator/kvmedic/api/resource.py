@@ -289,9 +289,9 @@ class Metadata(BaseModel):
 
 
 class KVRemediation(Wire):
-    """Looks after one vLLM fleet.
+    """Watches and heals one vLLM fleet.
 
-    It says why the fleet thrashes on KV cache, changes one thing, and takes it back if it did not help.
+    It reports why the fleet thrashes on KV cache, changes one thing, and rolls it back if it did not help.
     """
 
     api_version: Literal["kvmedic.io/v1alpha1"]
@@ -301,7 +301,7 @@ class KVRemediation(Wire):
     metadata: Metadata
     """Name and namespace."""
     spec: KVRemediationSpec
-    """What to look after, how far kvmedic may go, and when."""
+    """What to watch, how far kvmedic may go, and when."""
     status: dict[str, Any] | None = None
     """What kvmedic saw, does and did; read by `kvmedic.api.status`, because a spec that cannot be followed
     must not make a record unreadable."""
@@ -372,16 +372,16 @@ class KVApprovalSpec(Wire):
         ]
         | None
     ) = Field(default=None, alias="remediationUID")
-    """Its metadata.uid: an approval with it does not count for another one that is made under the name
-    later. `kvmedic approve` fills it in."""
+    """UID of that KVRemediation, so that the approval does not count for a later one of the same name.
+    `kvmedic approve` fills it in."""
     digest: Annotated[
         str,
         Field(max_length=16),
         pattern("^[0-9a-f]{16}$", "use the digest in status.plan.digest: 16 of 0-9 and a-f"),
     ]
-    """Digest of the plan, as the KVRemediation shows it in status.plan.digest. It stands for the change with
-    its values before and after, the workload, its pod template and the generation of the spec: where any
-    of them moves on, the plan gets another digest."""
+    """Digest of the plan, from status.plan.digest of the KVRemediation. It covers the change with its
+    values before and after, the workload, its pod template and the generation of the spec. If any of them
+    changes, the plan gets another digest."""
     expires_at: (
         Annotated[
             str,
@@ -390,15 +390,15 @@ class KVApprovalSpec(Wire):
         ]
         | None
     ) = None
-    """From when on the approval does not count (RFC 3339). spec.limits.approvalMaxAge of the KVRemediation
-    holds in any case."""
+    """When the approval expires (RFC 3339). spec.limits.approvalMaxAge of the KVRemediation limits it in
+    any case."""
 
 
 class KVApproval(Wire):
     """Approves one plan of one KVRemediation, once.
 
-    Who may create it is a matter of RBAC alone, apart from who may edit a KVRemediation. It counts for
-    one run, and only while the plan is the one that its digest names.
+    RBAC decides who may create it, apart from who may edit a KVRemediation. It counts for one run, and only
+    for the plan with its digest.
     """
 
     api_version: Literal["kvmedic.io/v1alpha1"]

@@ -144,12 +144,12 @@ def _lever_rules() -> tuple[Rule[LeverSpec], ...]:
 
 
 class LeverSpec(Wire):
-    """A lever that is allowed, and how far it may be moved. Each lever takes its own bounds only."""
+    """A lever that kvmedic may use, with its bounds. Each lever has its own bounds."""
 
     rules = _lever_rules()
 
     name: Annotated[LeverName, Field(json_schema_extra={"maxLength": max(map(len, LeverName))})]
-    """What may be turned."""
+    """Name of the lever."""
     minimum: Annotated[float, Field(strict=True)] | None = Field(default=None, alias="min")
     """Least value, for maxNumSeqs (1 to 65536), maxModelLen and maxNumBatchedTokens (1 to 16777216) and
     gpuMemoryUtilization (0.1 to 1). Absent: no bound beyond the engine's own."""
@@ -161,16 +161,16 @@ class LeverSpec(Wire):
     absent: 1)."""
     max_gib: Annotated[int, Field(strict=True), whole(1, 65536)] | None = Field(default=None, alias="maxGiB")
     """Host memory for KV blocks per replica, over all its engines and GPUs (GiB), for cpuOffload. From 1 to
-    65536. It is refused unless the container's memory limit covers it."""
+    65536. It is refused if the container's memory limit does not cover it."""
     max_replicas: Annotated[int, Field(strict=True), whole(1, 10000)] | None = None
-    """Replicas, at most, for scaleOut. From 1 to 10000. Absent: one step more than there were."""
+    """Most replicas, for scaleOut. From 1 to 10000. Absent: one step more than before."""
     restore_after: Annotated[str, Field(max_length=DURATION_LENGTH), duration("1m", "168h")] | None = None
-    """How long it must have been calm before replicas or host memory are given back, for scaleOut and
+    """How long the fleet must be calm before added replicas or host memory are released, for scaleOut and
     cpuOffload. From 1m to 168h. Absent: 1h."""
 
     within: Annotated[str, Field(max_length=DURATION_LENGTH), duration("5m", "24h")] | None = None
-    """How long after a revision came it may be rolled back, for revisionRollback. From 5m to 24h. Absent: 1h,
-    in which ten replicas that take five minutes to start are rolled out and the trigger can hold."""
+    """How long after its rollout a revision may be rolled back, for revisionRollback. From 5m to 24h.
+    Absent: 1h, enough to roll out ten replicas that start in five minutes and for the trigger to hold."""
 
     def bounds(self) -> dict[str, float]:
         """Return the bounds that are given, by field; a duration counts as 0."""
@@ -200,19 +200,19 @@ LABEL_VALUE = pattern(
 
 
 class TargetRef(Wire):
-    """The workload to look after, in the resource's own namespace. Immutable."""
+    """The workload to watch, in the resource's own namespace. Immutable."""
 
     kind: Literal["Deployment"] = "Deployment"
     """Kind of the workload."""
     name: Annotated[str, Field(max_length=253), dns_subdomain("Deployment")]
     """Name of the workload, in the resource's own namespace."""
     container: Annotated[str, Field(max_length=63), DNS_LABEL] | None = None
-    """Name of the engine's container in the pod template. May be left out where exactly one of the
-    template's containers runs a known engine; otherwise `ActionRequired` asks for it."""
+    """Name of the engine's container in the pod template. Optional if exactly one of the template's
+    containers runs a known engine; otherwise `ActionRequired` asks for it."""
 
 
 class Metrics(Wire):
-    """Where the evidence comes from."""
+    """The source of the metrics."""
 
     source: Annotated[
         str,
@@ -222,9 +222,8 @@ class Metrics(Wire):
             "use the name of a metrics source in the operator's configuration, such as default, never a URL",
         ),
     ] = "default"
-    """Name of a metrics source in the operator's configuration. Never a URL: a resource must not make
-    the operator call an address of its author's choice. `default` is the source that every installation
-    has."""
+    """Name of a metrics source in the operator's configuration. Never a URL, so that a resource cannot make
+    the operator call any address. Every installation has `default`."""
 
 
 class Objectives(Wire):
@@ -245,12 +244,12 @@ class Objectives(Wire):
     """95th percentile of the time between two tokens of one request, at most. From 1ms to 1m. Preemption
     shows here first: a preempted request stalls in the middle of its answer."""
     e2e_p95: Annotated[Text, duration("10ms", "24h")] | None = Field(default=None, alias="e2eP95")
-    """95th percentile of the time a request takes as a whole, at most. From 10ms to 24h."""
+    """95th percentile of a request's whole time, at most. From 10ms to 24h."""
     ttft_p95: Annotated[Text, duration("1ms", "24h")] | None = Field(default=None, alias="ttftP95")
     """95th percentile of the time to the first token, at most. From 1ms to 24h. A lower cap on running
-    sequences raises it, because requests then wait in front of the engine instead of inside it; a change
-    that breaks it is taken back. Without it, 30s is the limit beyond which users may not be kept waiting
-    clearly longer than before."""
+    sequences raises it, because requests then wait before the engine instead of inside it. A change that
+    breaks it is rolled back. Without it, a first token that takes clearly longer than before may not exceed
+    30s."""
 
 
 class Trigger(Wire):
@@ -260,31 +259,31 @@ class Trigger(Wire):
     """Preemptions per finished request of one replica, at least. From 0.01 to 100. 0.5 lies above what
     well-sized replicas show: 0.05 to 0.4 remain at the best setting, so a rate near 0 is not the goal."""
     kv_cache_usage: Annotated[float, Field(strict=True), number_between(0, 1)] = 0.85
-    """KV-cache usage of that replica over the window, at least (ratio 0 to 1). It only corroborates:
-    thrashing replicas averaged 0.87 to 0.94, and a healthy one touched 0.97 (vLLM 0.32)."""
+    """KV-cache usage of that replica over the window, at least (ratio 0 to 1). It only supports the rate:
+    thrashing replicas averaged 0.87 to 0.94, and a healthy one reached 0.97 (vLLM 0.32)."""
     window: Window = "5m"
     """How far back the rates look. 5m spans several requests of ordinary length and at least five scrapes
     at a one-minute interval."""
     hold: Hold = Field(default="2m", alias="for")
-    """How long every look must have been over the trigger. A change restarts every replica, which takes
-    minutes: a burst that is gone within 2m is not worth it."""
+    """How long every look must have exceeded the trigger. A change restarts every replica, which takes
+    minutes, so a burst shorter than 2m is not worth it."""
 
 
 class Sizing(Wire):
-    """What the size of a change is computed from."""
+    """The window from which the size of a change is computed."""
 
     window: Window = "30m"
-    """How far back lengths and load are measured; at least trigger.window and at least the p99 time a
-    request takes, or no size is computed. 30m holds a whole generation of long requests."""
+    """How far back lengths and load are measured. At least trigger.window and the p99 of a request's whole
+    time, or no size is computed. 30m covers long requests."""
 
 
 class RotationLabel(Wire):
     """The pod label that takes a replica out of rotation.
 
     A replica leaves when its pod's label is set to `draining`, and comes back when the label is set to
-    the value of the Deployment's own pod template. So the template must carry the label with a value
-    other than `draining`, and the Services must select that value. Where they don't,
-    a replica can't be drained; nothing is changed then, with the reason `RotationLabelWithoutEffect`.
+    the value of the Deployment's own pod template. So the template must have the label with a value other
+    than `draining`, and the Services must select that value. Otherwise no replica can be drained, and
+    nothing is changed, with the reason `RotationLabelWithoutEffect`.
     """
 
     key: Annotated[
@@ -297,36 +296,35 @@ class RotationLabel(Wire):
             holds=lambda key: key != "pod-template-hash",
         ),
     ] = "serving"
-    """Key of the label. It must not be part of the Deployment's selector. `serving` is the key of the
-    runbook."""
+    """Key of the label. It must not be part of the Deployment's selector. The runbook uses `serving`."""
     draining: Annotated[str, Field(max_length=63), LABEL_VALUE] = "draining"
-    """Value that no Service and no policy (PodDisruptionBudget, NetworkPolicy) selects: a replica that drains
-    has it. Where one does, nothing is changed, with the reason `RotationLabelUnusable`. `draining` is the
-    value of the runbook."""
+    """Value of a draining replica. No Service and no policy (PodDisruptionBudget, NetworkPolicy) may select
+    it; otherwise nothing is changed, with the reason `RotationLabelUnusable`. The runbook uses `draining`."""
 
 
 class Rollout(Wire):
     """How a change moves through the fleet: one replica at a time, the spare first."""
 
     spare: Spare = Spare.REQUIRED
-    """Required: one new replica comes up beside all old ones before the first of them is drained, which
-    needs one free device; capacity in rotation never falls. BestEffort: without a free device the fleet
-    may be one replica short. Required, because a thrashing fleet has no capacity to give away."""
+    """Required: one new replica starts beside all old ones before the first old one is drained. That needs
+    one free device, and capacity never falls. BestEffort: without a free device the fleet may be one
+    replica short. Required is the default, because a thrashing fleet has no spare capacity."""
     drain_timeout: Annotated[Text, duration("10s", "24h")] = "10m"
-    """How long a replica out of rotation may finish its requests. From 10s, because idleness is confirmed
-    by two readings at least 5s apart, to 24h. After it, `onDrainTimeout` says what becomes of the replica.
-    10m is longer than almost any request takes."""
+    """How long a replica out of rotation may finish its requests. From 10s, because two readings at least
+    5s apart confirm idleness, to 24h. After it, `onDrainTimeout` decides. Almost any request takes less
+    than 10m."""
     on_drain_timeout: OnDrainTimeout = OnDrainTimeout.HOLD
-    """What becomes of a replica that still has requests, or whose engines don't all tell, when its drain
-    times out. Hold: it goes back into rotation and another one is drained; when none can go, the run stands
-    still with every replica in rotation, and ActionRequired says so (DrainTimedOut). Proceed: it is let go,
-    and vLLM aborts what is in flight unless it runs with --shutdown-timeout. Hold, because an aborted request
-    is lost. A replica that is down is not waited for any longer in either case, and one that some Service
-    still leads requests to goes back into rotation in either case: the message says which Service."""
+    """What happens to a replica that still has requests, or whose engines do not all report them, when its
+    drain times out. Hold: it goes back into rotation and another one is drained. If none can go, the run
+    waits with every replica in rotation, and ActionRequired says so (DrainTimedOut). Proceed: it is
+    removed, and vLLM aborts its requests unless it runs with --shutdown-timeout. Hold is the default,
+    because an aborted request is lost. In either case the operator does not wait for a replica that is
+    down. A replica that a Service still sends requests to goes back into rotation, and the message names
+    the Service."""
     start_timeout: Annotated[Text, duration("1m", "24h")] | None = None
     """How long a new replica may take to become Ready before it counts as one that does not start, from 1m
-    to 24h. It is never less than the Deployment's progressDeadlineSeconds (10m where it has none), and never
-    less than twice the slowest start that is seen in the fleet. Name it where a model loads for longer."""
+    to 24h. The operator waits at least the Deployment's progressDeadlineSeconds (10m if it has none), and
+    at least twice the slowest start in the fleet. Set it if a model loads for longer."""
     rotation_label: RotationLabel = RotationLabel()
 
 
@@ -334,16 +332,16 @@ class Verify(Wire):
     """How a change is judged."""
 
     window: Window = Field(default="10m", alias="for")
-    """The sustained window: it opens when the last replica with the change is Ready, and is compared with
-    the time before at like load. At least trigger.window. 10m is two windows of the default trigger."""
+    """The sustained window. It begins when the last replica with the change is Ready, and is compared with
+    the time before at comparable load. At least trigger.window. 10m is two default trigger windows."""
     on_inconclusive: OnInconclusive = OnInconclusive.HOLD
-    """What is done while there is no verdict. Hold: keep looking for holdAtMost, then take the change back.
-    Keep: keep looking as long, then let it stay. RollBack: take it back at once. Hold, because evidence often
-    comes with the next requests, and a change that nobody could judge should not stay for good."""
+    """What happens while there is no verdict. Hold: keep looking for holdAtMost, then roll the change back.
+    Keep: keep looking as long, then keep the change. RollBack: roll it back at once. Hold is the default,
+    because evidence often comes with the next requests, and a change without a verdict should not stay."""
     hold_at_most: Annotated[Text, duration("0s", "168h")] = "2h"
-    """How long a change without a verdict is held, from 0s to 168h, counted from the first look at which one
-    was due. Before that, the annotation kvmedic.io/keep with the run's id as its value lets it stay. 2h is
-    longer than the quiet after most peaks."""
+    """How long a change without a verdict is held, from 0s to 168h, after the verdict was due. Until then,
+    the annotation kvmedic.io/keep with the run's id as its value keeps the change. 2h is longer than the
+    quiet after most peaks."""
 
 
 def _known_zone(name: str) -> str:
@@ -357,7 +355,7 @@ def _known_zone(name: str) -> str:
 
 
 class MaintenanceWindow(Wire):
-    """A time of the week in which runs may be opened. A run that is open at its end goes on to its own."""
+    """A time of the week in which runs may be opened. A run that is open at its end continues."""
 
     days: Annotated[
         list[Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]], Field(min_length=1, max_length=7)
@@ -366,32 +364,33 @@ class MaintenanceWindow(Wire):
     start: Annotated[str, Field(max_length=5), pattern("^([01][0-9]|2[0-3]):[0-5][0-9]$", "use HH:MM")]
     """First minute, as HH:MM."""
     end: Annotated[str, Field(max_length=5), pattern("^([01][0-9]|2[0-3]):[0-5][0-9]$", "use HH:MM")]
-    """Minute after the last, as HH:MM; where it is not after `start` it is on the next day."""
+    """Minute after the last, as HH:MM. If it is not after `start`, it is on the next day."""
     time_zone: Annotated[str, Field(max_length=64), AfterValidator(_known_zone)] = "UTC"
     """Name of a time zone in the IANA database. UTC, because it has no daylight-saving time."""
 
 
 class Limits(Wire):
-    """What must be so before anything is begun. Ways back are never limited."""
+    """Conditions for opening a run. Rolling back is never limited."""
 
     cooldown: Annotated[Text, duration("0s", "168h")] = "30m"
-    """Least time between the end of a run and the start of the next. From 0s to 168h. After 30m the
-    default sizing window holds nothing from before the last change."""
+    """Least time between the end of a run and the start of the next. From 0s to 168h. After 30m the default
+    sizing window has no data from before the last change."""
     max_runs_per_day: Annotated[int, Field(strict=True), whole(1, HISTORY_LENGTH)] = 4
-    """Runs started within any 24 hours, at most. From 1 to 10, as many as the history keeps; to stop all of
-    them use suspend. A fleet that needs more than 4 changes a day has a trouble that settings don't mend."""
+    """Runs started within any 24 hours, at most. From 1 to 10, as many as the history keeps. To stop all
+    runs use suspend. A fleet that needs more than 4 changes a day has a problem that settings cannot
+    solve."""
     min_healthy_replicas: Annotated[int, Field(strict=True), whole(1, 10000)] = 1
-    """Ready replicas below which nothing is begun. From 1 to 10000. 1 is enough by default, because the
-    spare comes before the first replica goes. Replicas that ran out of their GPU's memory count for the
-    change that mends that, where no other replica is down."""
+    """Fewest Ready replicas for opening a run. From 1 to 10000. 1 is enough, because the spare starts
+    before the first replica goes. A run against GPU out-of-memory counts the replicas that ran out, if no
+    other replica is down."""
     windows: Annotated[list[MaintenanceWindow], Field(max_length=16)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """When runs may be opened; absent: always."""
     approval_max_age: Annotated[Text, duration("1m", "24h")] = "1h"
-    """How long an approval counts in mode Approve. From 1m to 24h, because the history is sure to name an
-    approval that was used for that long. 1h is two default sizing windows: after it nothing that the
-    approver saw is in what a plan is computed from. Longer where plans are approved ahead of a window."""
+    """How long an approval counts in mode Approve. From 1m to 24h, because the history is sure to keep a
+    used approval for that long. 1h is two default sizing windows: after it, the plan rests on none of the
+    data that the approver saw. Set more if plans are approved before a maintenance window."""
 
 
 def _in_order(first: str | None, second: str | None) -> bool:
@@ -403,7 +402,7 @@ def _lever_name(lever: LeverSpec) -> LeverName:
 
 
 class KVRemediationSpec(Wire):
-    """What to look after, how far kvmedic may go, and when."""
+    """What to watch, how far kvmedic may go, and when."""
 
     rules = (
         Rule(
@@ -429,7 +428,7 @@ class KVRemediationSpec(Wire):
         Rule(
             cel=f"!has(self.compression) || !('{Fix.DEMAND_CAPS}' in self.compression.allowedFixes) || "
             f"'{Runbook.PREEMPTION_THRASH}' in self.runbooks",
-            message=f"{Fix.DEMAND_CAPS} leaves the fleet to {Runbook.PREEMPTION_THRASH}: add it to runbooks",
+            message=f"{Fix.DEMAND_CAPS} hands the fleet to {Runbook.PREEMPTION_THRASH}: add it to runbooks",
             holds=lambda s: (
                 s.compression is None
                 or Fix.DEMAND_CAPS not in s.compression.allowed_fixes
@@ -452,8 +451,8 @@ class KVRemediationSpec(Wire):
     """Observe: diagnose and show the plan, change nothing. Approve: carry a plan out once it is approved.
     Auto: carry it out. Observe, so that a new resource shows what it would do before it does anything."""
     suspend: Annotated[bool, Field(strict=True)] = False
-    """true stops every forward move within one tick; the fleet stands still with every replica in
-    rotation. Taking a change back stays possible."""
+    """true stops every forward move within one tick; every replica then stays in rotation. A change can
+    still be rolled back."""
     runbooks: Annotated[
         list[Runbook],
         Field(max_length=len(Runbook)),
@@ -464,24 +463,24 @@ class KVRemediationSpec(Wire):
         ),
         unique(),
     ] = Field(default=[Runbook.PREEMPTION_THRASH], json_schema_extra={"x-kubernetes-list-type": "set"})
-    """The troubles to look for. PreemptionThrash is the one that every engine's metrics can show."""
+    """The runbooks to apply. Every engine's metrics can show PreemptionThrash."""
     metrics: Metrics = Metrics()
     objectives: Objectives | None = None
     trigger: Trigger = Trigger()
     sizing: Sizing = Sizing()
     node_health: NodeHealth = NodeHealth.IF_AVAILABLE
-    """What is done where the health of a replica's GPUs is unknown. IfAvailable: unknown health does not stop
-    a change; a fault that is seen always does. Required: nothing is changed, and the diagnosis says which
-    series of the DCGM exporter are missing. IfAvailable, because the exporter's default counters do not tell
-    all that Required asks for, and a fleet of which one GPU is slow is not taken for one under demand."""
+    """What happens if the health of a replica's GPUs is unknown. IfAvailable: unknown health does not stop
+    a change; a known fault always does. Required: nothing is changed, and the diagnosis names the missing
+    series of the DCGM exporter. IfAvailable is the default, because the exporter's default counters do not
+    include all that Required needs. One slow GPU alone is not mistaken for demand."""
     levers: Annotated[list[LeverSpec], Field(max_length=len(LEVERS)), unique(_lever_name)] = Field(
         default=[LeverSpec(name=LeverName.MAX_NUM_SEQS)],
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    """What may be turned, in the order of trying; a lever that is not in the list is not allowed, and an
-    empty list allows none. By default the cap on running sequences alone: it is the lever that helps most
-    often, and each try of another one restarts the fleet. gpuMemoryUtilization is lowered where a device runs
-    out of memory, and needs `min` and `step`; it is raised where memory stays free, with `max` and `step`."""
+    """The levers that kvmedic may use, in the order of trying. A lever that is not in the list is not
+    allowed. By default only the cap on running sequences: it helps most often, and each try of another
+    lever restarts the fleet. gpuMemoryUtilization is lowered after an out-of-memory and then needs `min`
+    and `step`. It is raised if memory stays free, with `max` and `step`."""
     rollout: Rollout = Rollout()
     verify: Verify = Verify()
     limits: Limits = Limits()

@@ -86,7 +86,7 @@ def wire_name(field: str) -> str:
 
 
 class KVRemediationStatus(BaseModel):
-    """What kvmedic saw, does and did."""
+    """What kvmedic saw, is doing and did."""
 
     model_config = ConfigDict(
         extra="ignore",
@@ -98,43 +98,45 @@ class KVRemediationStatus(BaseModel):
     )
 
     observed_generation: int = 0
-    """Generation of the spec that this status is about."""
+    """Generation of the spec that this status describes."""
     phase: str = ""
-    """Where things stand in one word, for people; computed from the rest and never read back."""
+    """The state in one word, for people. The operator never reads it back."""
     change: str = ""
-    """The newest change in one line, for people: planned, under way or done; never read back."""
+    """The newest change in one line, for people: planned, under way or done. The operator never reads it
+    back."""
     conditions: tuple[Condition, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Aspects of the state. Ready stays True during an incident; incidents have conditions of their own."""
+    """Aspects of the state. Ready stays True during an incident; other conditions report the incident."""
     diagnosis: ShownDiagnosis | None = None
-    """What was found last, and what it rests on."""
+    """The last diagnosis, and the findings behind it."""
     plan: ShownPlan | None = None
-    """What would be set."""
+    """The plan: what the operator would change."""
     last_good: LastGood | None = None
-    """The fleet at its last healthy look under load, as of that day. A record: do not edit it."""
+    """The fleet at its last healthy look under load, with the figures of that time. A record: do not edit
+    it."""
     run: Run | None = Field(default=None, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
     """The one open run, written before each effect. A record: do not edit it."""
     failed_attempts: tuple[FailedAttempt, ...] = Field(
         default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """What was tried and did not help, newest first: not tried again on the same evidence. A record: do not
+    """Attempts that did not help, newest first. None is repeated on the same evidence. A record: do not
     edit it."""
     answers: tuple[Answer, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    """What trial pods showed of a pod template, newest first. A record: do not edit it."""
+    """Results of trial pods, newest first. A record: do not edit it."""
     copies: tuple[ConfigCopy, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    """Copies of ConfigMaps that closed runs made and that may be needed yet. A record: do not edit it."""
+    """Copies of ConfigMaps that closed runs made and that may still be needed. A record: do not edit it."""
     outgrown: tuple[OutgrownShare, ...] = Field(
         default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """Shares of the GPUs' memory at which a replica ran out of it: none of them is gone back to. A record: do
-    not edit it."""
+    """Shares of GPU memory at which a replica ran out of memory. No run sets one of them again. A record:
+    do not edit it."""
     temporary: tuple[TemporaryChange, ...] = Field(
         default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """Changes that stay for a while (replicas that were added, a flag): what was there before, and since when
-    the fleet is calm. A record: do not edit it."""
+    """Temporary changes (added replicas, a flag): the values before, and since when the fleet is calm. A
+    record: do not edit it."""
     history: tuple[ClosedRun, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """The last 10 closed runs, newest first. A record: do not edit it."""
     urgency: Urgency | None = None
@@ -142,19 +144,18 @@ class KVRemediationStatus(BaseModel):
     sized: SizedCap | None = None
     """The cap that a run computed and kept last. A record: do not edit it."""
     summary: Summary | None = None
-    """What the last run that touched anything changed, what that brought, and what it cost."""
+    """The last run that changed the fleet: its changes, their effect and their cost."""
     scores: tuple[Scored, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
-    """What evaluations showed, beside the configuration that they are of, newest first. A record: do not edit
-    it."""
+    """Results of evaluations, each with its pod template, newest first. A record: do not edit it."""
     turned_off: TurnedOff | None = None
     """The method that was turned off because it saved nothing. A record: do not edit it."""
     baseline: MethodBaseline | None = None
-    """The fleet as it was last healthy before its KV cache was compressed. A record: do not edit it."""
+    """The last healthy figures of the fleet before KV compression was turned on. A record: do not edit it."""
     runbook_switches: tuple[RunbookSwitch, ...] = Field(
         default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """When one runbook left the fleet to the other, newest first: each way once per pod template and
-    generation of the spec. A record: do not edit it."""
+    """When one runbook handed the fleet to the other, newest first. Each way happens once per pod template
+    and generation of the spec. A record: do not edit it."""
 
 
 def record_to_wire(record: Record, phase: str) -> dict[str, Any]:

@@ -65,7 +65,7 @@ from kvmedic.runbooks.compression.savings import EVICTING, Worth, brought, figur
 
 WALLS: Mapping[Reason, str] = MappingProxyType(
     {
-        Reason.COMPRESSION_SAVES: "none: it saves what it should, at like load",
+        Reason.COMPRESSION_SAVES: "none: it saves what it should, at comparable load",
         Reason.COMPRESSION_UNDOUBTED: "none shows: nothing speaks against it",
         Reason.COMPRESSION_NOT_APPLIED: "none yet: it is configured and running engines do not have it",
         Reason.EAGER_FALLBACK: "wall 1: attention falls back to an eager kernel",

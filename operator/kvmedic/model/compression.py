@@ -38,7 +38,7 @@ from typing import TypeAlias, assert_never
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A fleet under load; None: not known."""
+    """Figures of a fleet under load. Absent if unknown."""
 
     requests_per_second: float | None = None
     tokens_per_second: float | None = None
@@ -46,16 +46,16 @@ class Figures:
     kv_cache_usage: float | None = None
     """Mean, ratio 0 to 1."""
     kv_cache_usage_deviation: float | None = None
-    """Its standard deviation over the window, of the replica where it moves most. It is told, and decides
-    nothing: passes of a method make usage rise and fall, whether or not blocks come back."""
+    """Standard deviation of the usage over the window, for the replica where it is largest. It is reported
+    and decides nothing, because a method's passes make usage rise and fall in any case."""
     device_memory: float | None = None
     """Bytes in use on one device."""
     e2e_p95: float | None = None
     """Seconds."""
     requests_in_flight: float | None = None
-    """That run, of the whole fleet, on average."""
+    """Mean number of running requests, over the whole fleet."""
     replicas: float | None = None
-    """That the figures of the whole fleet are of."""
+    """Replicas that the fleet's figures cover."""
 
     @property
     def is_complete(self) -> bool:

@@ -25,7 +25,7 @@ class Goal(StrEnum):
     """By what a change is judged."""
 
     RELIEF = "Relief"
-    """Fewer preemptions and smoother answers than before, at like load."""
+    """Fewer preemptions and smoother answers than before, at comparable load."""
     STEADINESS = "Steadiness"
     """No replica that runs it restarts while requests are served."""
     CALM = "Calm"
@@ -33,7 +33,7 @@ class Goal(StrEnum):
     ANSWER = "Answer"
     """Nothing is changed: a trial answers a question."""
     PARITY = "Parity"
-    """The fleet is not worse off than before, at like load."""
+    """The fleet is not worse off than before, at comparable load."""
 
 
 COMPARED = frozenset({Goal.RELIEF, Goal.PARITY})

@@ -99,7 +99,7 @@ _FLAGS = (
     "kubectl -n $namespace get deployment $target -o yaml >target.yaml; kvmedic flags show -f target.yaml"
 )
 _KEEP_AWAY = Remedy(
-    "to keep requests from the replica until its node is mended",
+    "to keep requests away from the replica until its node is repaired",
     "kubectl -n $namespace label pod POD ROTATION-LABEL=DRAINING --overwrite",
 )
 _LONGER = Remedy("to look back further", _patch('"sizing":{"window":"1h"}'))
@@ -122,7 +122,7 @@ def row(name: str, sentence: str, *rest: Remedy | Trait) -> Row:
 
 
 class Reason(StrEnum):
-    """Why something is so. The name is CamelCase, past or state, never a sentence."""
+    """The reason, in CamelCase."""
 
     _value_: str
     sentence: str
@@ -154,27 +154,26 @@ class Reason(StrEnum):
     TARGET_FOUND = row("TargetFound", "The spec is valid and the target exists.")
     METRICS_FOUND = row("MetricsFound", "Every replica has fresh values for every signal that was asked for.")
     NO_RUN = row("NoRun", "No run is open.")
-    NOTHING_TO_DO = row("NothingToDo", "Nobody needs to do anything.")
+    NOTHING_TO_DO = row("NothingToDo", "Nothing needs to be done.")
     # What was found (branches of a diagnosis).
     HEALTHY = row("Healthy", "No replica preempts beyond the trigger.", Trait.NO_TROUBLE)
-    GPU_FAULT = row("GpuFault", "A GPU of a replica is broken; no setting mends that.", _KEEP_AWAY,
+    GPU_FAULT = row("GpuFault", "A GPU of a replica is broken; no setting repairs that.", _KEEP_AWAY,
         Trait.NEEDS_A_PERSON, Trait.DIVERTS)
     THERMAL_EMERGENCY = row("ThermalEmergency",
         "A GPU of a replica is slowed down by heat or its hardware's protection.", _KEEP_AWAY,
         Trait.NEEDS_A_PERSON, Trait.DIVERTS)
-    HOST_OUT_OF_MEMORY = row("HostOutOfMemory", "A replica was ended at its container's memory limit.",
+    HOST_OUT_OF_MEMORY = row("HostOutOfMemory", "A replica was killed at its container's memory limit.",
         Trait.NEEDS_A_PERSON, Trait.DIVERTS)
-    CUDA_OUT_OF_MEMORY = row("CudaOutOfMemory", "A replica ended because its GPU's memory ran out.")
+    CUDA_OUT_OF_MEMORY = row("CudaOutOfMemory", "A replica ended because its GPU ran out of memory.")
     DEPLOY_CORRELATED = row("DeployCorrelated",
-        "A new revision changed what the KV cache depends on, and most replicas preempt beyond the "
-        "trigger since it came.")
+        "A new revision changed what the KV cache depends on. Most replicas preempt beyond the trigger "
+        "since then.")
     ONE_REPLICA_PRESSURED = row("OneReplicaPressured",
         "One replica preempts beyond the trigger while its peers serve and are calm.")
     FLEET_WIDE_DEMAND = row("FleetWideDemand",
-        "Most replicas preempt beyond the trigger: more runs at once than the KV cache holds.")
+        "Most replicas preempt beyond the trigger: more requests run at once than the KV cache holds.")
     CAPACITY_SHORT = row("CapacityShort",
-        "Most replicas preempt beyond the trigger and no setting is left that would help: more replicas "
-        "are allowed.")
+        "Most replicas preempt beyond the trigger, and no setting would help. The spec allows more replicas.")
     CAPACITY_EXHAUSTED = row("CapacityExhausted",
         "Most replicas preempt beyond the trigger, and no lever is left: neither a setting nor more "
         "replicas.", Remedy("to allow more replicas, or another lever", _EDIT), Trait.NEEDS_A_PERSON,
@@ -182,30 +181,30 @@ class Reason(StrEnum):
     NO_COMPRESSION = row("NoCompression", "No method that compresses the KV cache is known to be on.",
         Trait.NO_TROUBLE)
     COMPRESSION_UNDOUBTED = row("CompressionUndoubted",
-        "KV compression is on, and nothing speaks against it.", Trait.NO_TROUBLE)
-    COMPRESSION_SAVES = row("CompressionSaves", "KV compression saves what it should, at like load.",
+        "KV compression is on, and no evidence is against it.", Trait.NO_TROUBLE)
+    COMPRESSION_SAVES = row("CompressionSaves", "KV compression saves what it should, at comparable load.",
         Trait.NO_TROUBLE)
     COMPRESSION_NOT_APPLIED = row("CompressionNotApplied",
-        "KV compression is configured, and running engines do not have it.", Trait.NEEDS_A_PERSON)
+        "KV compression is configured, but the running engines do not have it on.", Trait.NEEDS_A_PERSON)
     EAGER_FALLBACK = row("EagerFallback",
-        "Throughput fell and device memory rose with KV compression, or grows with the square of the "
-        "prompt, as where attention is not fused any more.")
+        "Attention seems to be unfused: with KV compression, device memory rose and throughput fell, or "
+        "memory grows with the square of the prompt.")
     BLOCKS_NOT_FREED = row("BlocksNotFreed",
-        "KV compression evicts tokens, and too few blocks or none become free.")
+        "KV compression evicts tokens, but too few blocks become free.")
     PAGE_SELECTION = row("PageSelection", "This KV compression reads fewer pages and frees none, by design.")
     PRESSED_THOUGH_COMPRESSED = row("PressedThoughCompressed",
-        "KV compression frees blocks, and replicas preempt beyond the trigger all the same.")
+        "KV compression frees blocks, but replicas still preempt beyond the trigger.")
     ATTENTION_UNPROVEN = row("AttentionUnproven",
-        "The fleet is slower, and whether attention is still fused is not known.")
+        "The fleet is slower, and it is unknown whether attention is still fused.")
     ATTENTION_UNCOMPARED = row("AttentionUncompared",
-        "Attention is not fused; whether the method is why is to be shown.")
+        "Attention is not fused; a trial must show whether the method is the cause.")
     COMPRESSION_UNPROVEN = row("CompressionUnproven",
-        "Whether KV compression frees blocks is not known, and must be now.")
+        "It is unknown whether KV compression frees blocks, and a decision depends on it.")
     FIX_DUE = row("FixDue", "Compression saved nothing, and a fix that the spec allows is due.")
     FIX_WAITS = row("FixWaits",
-        "A fix that the spec allows waits; the pressure is a matter of the other runbook.")
+        "A fix that the spec allows waits; the other runbook handles the pressure.")
     # What one runbook leaves to the other.
-    RUNBOOK_SWITCHED = row("RunbookSwitched", "One runbook leaves the fleet to the other.")
+    RUNBOOK_SWITCHED = row("RunbookSwitched", "One runbook hands the fleet to the other.")
     # Why nothing can be said.
     METRICS_MISSING = row("MetricsMissing",
         "At least one replica has no value for a signal that the diagnosis needs.",
@@ -226,23 +225,23 @@ class Reason(StrEnum):
     REPLICAS_DIFFER = row("ReplicasDiffer",
         "The replicas differ in their pools, settings, versions or models.", LOOK)
     LENGTHS_MISFIT = row("LengthsMisfit",
-        "What runs takes far more or less of the KV cache than its lengths say.", LOOK)
+        "Running requests use far more or less KV cache than their lengths suggest.", LOOK)
     LOAD_DIFFERS = row("LoadDiffers", "Load or lengths differ too much from before for a comparison.")
     NODE_HEALTH_UNKNOWN = row("NodeHealthUnknown",
         "The health of a replica's GPUs is not known, and the spec requires it.", Trait.NO_METRICS)
-    LOG_UNREADABLE = row("LogUnreadable", "An engine's log that would tell why could not be read.")
+    LOG_UNREADABLE = row("LogUnreadable", "The engine's log that would show the cause could not be read.")
     REVISION_UNREADABLE = row("RevisionUnreadable",
         "A new revision came, and what it changed cannot be read.", _REVISIONS)
-    POOL_NOT_PAGED = row("PoolNotPaged", "The engine does not tell that its KV cache is a pool of blocks.")
-    METHOD_UNKNOWN = row("MethodUnknown", "What the method of KV compression does to blocks is not known.",
+    POOL_NOT_PAGED = row("PoolNotPaged", "The engine does not report its KV cache as a pool of blocks.")
+    METHOD_UNKNOWN = row("MethodUnknown", "It is unknown what the KV compression method does to blocks.",
         Trait.NEEDS_A_PERSON)
-    BASELINE_MISSING = row("BaselineMissing", "How the fleet was without KV compression is not known.")
+    BASELINE_MISSING = row("BaselineMissing", "There are no figures of the fleet without KV compression.")
     # Why a found trouble is not met with a change.
     PREEMPTIONS_CHEAP = row("PreemptionsCheap",
         "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput.", Trait.NO_GAIN,
         Trait.CHEAP)
     CAP_BELOW_LOAD = row("CapBelowLoad",
-        "A lower cap would serve fewer tokens than are offered, so that requests would wait.",
+        "A lower cap would serve fewer tokens than requests ask for, so requests would wait.",
         Remedy("to add replicas", _SCALE), Trait.NEEDS_A_PERSON)
     CAP_WITHOUT_EFFECT = row("CapWithoutEffect",
         "The computed cap is not below what was seen running, so it would change nothing.", Trait.NO_GAIN,
@@ -250,7 +249,7 @@ class Reason(StrEnum):
     GAIN_WITHIN_NOISE = row("GainWithinNoise",
         "The expected gain is so small that it cannot be told from noise.", Trait.NO_GAIN, Trait.CHEAP)
     POOL_TOO_SMALL = row("PoolTooSmall",
-        "The KV cache is too small for requests of these lengths; a cap cannot mend that.",
+        "The KV cache is too small for requests of these lengths; a lower cap would not help.",
         Remedy("to add replicas", _SCALE), Trait.NEEDS_A_PERSON)
     LEVER_NOT_ALLOWED = row("LeverNotAllowed", "The spec's levers do not allow the change that would help.",
         Remedy("to allow a lever, or to widen its bounds", _EDIT), Trait.NEEDS_A_PERSON)
@@ -261,79 +260,80 @@ class Reason(StrEnum):
     LEVER_WITHOUT_EFFECT = row("LeverWithoutEffect",
         "The lever would change nothing on this engine as it is set.", Trait.NEEDS_A_PERSON, Trait.NO_GAIN)
     BETTER_LEVER = row("BetterLever", "Another allowed lever is expected to help more.")
-    TRAFFIC_UNSUITED = row("TrafficUnsuited", "The traffic of the window has nothing to gain from the lever.",
+    TRAFFIC_UNSUITED = row("TrafficUnsuited", "The window's traffic would gain nothing from the lever.",
         Trait.NO_GAIN)
     PRESENT_VALUE_UNKNOWN = row("PresentValueUnknown",
-        "The engine's present value is not known, so no value is known to be a change for the better.",
+        "The engine's present value is unknown, so no value is sure to be better.",
         Trait.NEEDS_A_PERSON)
     NO_LEVER_LEFT = row("NoLeverLeft", "No allowed lever would help now; the message says why for each.",
         Remedy("to allow another lever", _EDIT), Trait.NEEDS_A_PERSON)
     HEADROOM_UNKNOWN = row("HeadroomUnknown",
-        "How much of the GPUs' memory stays free under load is not known.",
-        Remedy("to see what the DCGM exporter tells of a GPU",
+        "It is unknown how much GPU memory stays free under load.",
+        Remedy("to see what the DCGM exporter reports about a GPU",
                "kubectl get --raw /api/v1/namespaces/EXPORTERS/pods/POD:9400/proxy/metrics"),
         Trait.NEEDS_A_PERSON)
-    HEADROOM_SHORT = row("HeadroomShort", "Too little of the GPUs' memory stays free under load.",
+    HEADROOM_SHORT = row("HeadroomShort", "Too little GPU memory stays free under load.",
         Trait.NEEDS_A_PERSON)
     HOST_MEMORY_SHORT = row("HostMemoryShort",
-        "The container's memory limit does not cover what would be kept there.",
+        "The container's memory limit does not cover the KV cache that would be kept there.",
         Remedy("to give the container more memory, which replaces every replica undrained", _DEPLOYMENT ),
         Trait.NEEDS_A_PERSON)
     FLAG_NOT_EDITABLE = row("FlagNotEditable", "The flag stands where it cannot be edited safely.",
         Remedy("to see where the flags stand", _FLAGS), Trait.NEEDS_A_PERSON)
     CONFIG_MAP_UNAVAILABLE = row("ConfigMapUnavailable",
-        "The ConfigMap with the engine's configuration file cannot be read, or not be copied.",
-        Remedy("to see what there is, and what is in the way",
+        "The ConfigMap with the engine's configuration file cannot be read or cannot be copied.",
+        Remedy("to see which ConfigMaps and quotas there are",
                "kubectl -n $namespace get configmaps,resourcequotas --show-labels"), Trait.NEEDS_A_PERSON)
-    FLAG_UNKNOWN_TO_ENGINE = row("FlagUnknownToEngine", "The engine's version is not known to have the flag.",
+    FLAG_UNKNOWN_TO_ENGINE = row("FlagUnknownToEngine",
+        "It is unknown whether the engine's version has the flag.",
         Remedy("to name the engine's version beside the digest, which replaces every replica undrained",
                "kubectl -n $namespace set image deployment/$target CONTAINER=IMAGE:vVERSION@DIGEST"),
         Trait.NEEDS_A_PERSON)
     ENGINE_UNRECOGNISED = row("EngineUnrecognised", "The target container does not run a known engine.",
         Remedy("to see what is recognised", _FLAGS), Trait.NEEDS_A_PERSON)
     FIXES_EXHAUSTED = row("FixesExhausted",
-        "Nothing of what spec.compression.allowedFixes lists is left to try.", Trait.NEEDS_A_PERSON)
-    TRIAL_IMPOSSIBLE = row("TrialImpossible", "No trial pod can be made of the target's pod template.",
+        "Every fix that spec.compression.allowedFixes lists was tried.", Trait.NEEDS_A_PERSON)
+    TRIAL_IMPOSSIBLE = row("TrialImpossible", "No trial pod can be created from the target's pod template.",
         Trait.NEEDS_A_PERSON, Trait.TRIAL_FAILED)
     GATE_MISSING = row("GateMissing",
-        "A changed cache policy must pass an evaluation first, and none can be made.", Trait.NEEDS_A_PERSON)
+        "A changed cache policy must pass an evaluation first, and none can run.", Trait.NEEDS_A_PERSON)
     ACCURACY_NOT_YET_KNOWN = row("AccuracyNotYetKnown",
         "The evaluation has too few samples to say whether accuracy is kept.", Trait.NEEDS_A_PERSON)
     RUNBOOK_SWITCHED_TWICE = row("RunbookSwitchedTwice",
-        "Both runbooks changed this pod template in vain; the fleet goes to neither a second time.",
-        Remedy("to start anew with another spec", _EDIT), Trait.NEEDS_A_PERSON)
+        "Both runbooks changed this pod template and it did not help; neither gets the fleet a second time.",
+        Remedy("to start again with another spec", _EDIT), Trait.NEEDS_A_PERSON)
     # What a plan does.
     CAP_RIGHT_SIZED = row("CapRightSized",
         "The cap follows from the measured lengths and the pool, within the lever's bounds.")
-    MEMORY_STEPPED_DOWN = row("MemorySteppedDown", "The engine is to take one step less of its GPUs' memory.")
-    SETTING_ADJUSTED = row("SettingAdjusted", "A setting is to fit the traffic of the window.")
+    MEMORY_STEPPED_DOWN = row("MemorySteppedDown", "The engine gets one step less of its GPUs' memory.")
+    SETTING_ADJUSTED = row("SettingAdjusted", "A setting is changed to fit the window's traffic.")
     MEMORY_STEPPED_UP = row("MemorySteppedUp",
-        "The engine is to take one step more of its GPUs' memory, as it was free.")
+        "The engine gets one step more of its GPUs' memory, which was free.")
     HOST_MEMORY_USED = row("HostMemoryUsed",
-        "Preempted sequences are to be kept in the host's memory, for a time.")
+        "Preempted sequences are kept in host memory for a while.")
     HOST_MEMORY_GIVEN_BACK = row("HostMemoryGivenBack",
-        "Host memory that was used for a while is given back.")
+        "Host memory that was used for a while is released.")
     REPLICAS_ADDED = row("ReplicasAdded", "Replicas are added for a while, until fewer carry the load.")
     REPLICAS_GIVEN_BACK = row("ReplicasGivenBack",
-        "Replicas that were added for a while go one by one, drained.")
+        "Replicas that were added for a while are drained and removed, one by one.")
     COMPRESSION_REVERTED = row("CompressionReverted",
-        "KV compression is turned off again, with all that turned it on.")
-    TRIAL_RUNNING = row("TrialRunning", "A trial pod is to show what the fleet's own readings cannot.")
+        "KV compression is turned off again, with every setting that turned it on.")
+    TRIAL_RUNNING = row("TrialRunning", "A trial pod tests what the fleet's own readings cannot show.")
     ACCURACY_EVALUATED = row("AccuracyEvaluated",
-        "An evaluation of a trial pod is to show whether accuracy is kept.")
+        "An evaluation of a trial pod shows whether accuracy is kept.")
     FIX_TURNED_ON = row("FixTurnedOn",
-        "A setting that a trial pod proved takes the place of what saved nothing.")
+        "A setting that a trial pod proved replaces the one that saved nothing.")
     # Why what was added for a while is still there.
     TEMPORARY_CHANGE_HELD = row("TemporaryChangeHeld",
-        "What was added for a while stays until it has been calm and the fleet does without.",
+        "A temporary change stays until the fleet is calm and can do without it.",
         Remedy("to restore it by hand, undrained", _DEPLOYMENT))
     TEMPORARY_CHANGE_FORGOTTEN = row("TemporaryChangeForgotten",
-        "Somebody else set what was changed for a while; it is left alone.")
+        "Someone else set the value of a temporary change; it is left alone.")
     # Why a fleet cannot be changed safely.
     TARGET_NOT_FOUND = row("TargetNotFound", "The target Deployment or its container does not exist.",
         Remedy("to see what there is", "kubectl -n $namespace get deployments -o wide" ),
         Trait.NEEDS_A_PERSON)
-    SPEC_INVALID = row("SpecInvalid", "The spec cannot be followed as it is written, or not by this version.",
+    SPEC_INVALID = row("SpecInvalid", "The spec is invalid, or this version cannot follow it.",
         Remedy("to correct the spec", _EDIT), Trait.NEEDS_A_PERSON, Trait.STALLS)
     STRATEGY_UNSUPPORTED = row("StrategyUnsupported", "The Deployment's strategy is not RollingUpdate.",
         Remedy("to replace replicas one by one",
@@ -354,13 +354,13 @@ class Reason(StrEnum):
         "A Helm release owns the Deployment; its next upgrade would revert a change.", _PROPOSAL,
         Trait.NEEDS_A_PERSON)
     TEMPLATE_CONTESTED = row("TemplateContested",
-        "Someone else put a change of this template back; nothing more is tried.", _PROPOSAL,
+        "Someone else reverted a change of this pod template; nothing more is tried.", _PROPOSAL,
         Trait.NEEDS_A_PERSON)
     MANAGED_BY_VPA = row("ManagedByVerticalPodAutoscaler",
         "A VerticalPodAutoscaler evicts the target's pods and changes their size.", Trait.NEEDS_A_PERSON)
     AUTOSCALER_ACTIVE = row("AutoscalerActive", "An autoscaler is changing the number of replicas.")
     ROTATION_LABEL_UNUSABLE = row("RotationLabelUnusable",
-        "The rotation label, or its value for a draining replica, is used by somebody else.",
+        "The rotation label, or its draining value, is already used for something else.",
         Remedy("to name another label or value", _EDIT), Trait.NEEDS_A_PERSON)
     ROTATION_LABEL_WITHOUT_EFFECT = row("RotationLabelWithoutEffect",
         "No Service selects by the rotation label, so it takes no replica out of rotation.",
@@ -371,17 +371,17 @@ class Reason(StrEnum):
         Remedy("to see whose claim it is", _NOTES), Trait.NEEDS_A_PERSON)
     REPLICAS_AUTOSCALED = row("ReplicasAutoscaled",
         "An autoscaler decides the number of replicas and would take the spare away.", Trait.NEEDS_A_PERSON)
-    TARGET_SHARED = row("TargetShared", "An older resource looks after the same target.",
-        Remedy("to leave the target to the other", "kubectl -n $namespace delete kvr $name" ),
+    TARGET_SHARED = row("TargetShared", "An older KVRemediation has the same target.",
+        Remedy("to leave the target to the older one", "kubectl -n $namespace delete kvr $name" ),
         Trait.NEEDS_A_PERSON)
     SPARE_UNSCHEDULABLE = row("SpareUnschedulable", "The spare replica could not be scheduled.",
-        Remedy("to see what the scheduler misses",
+        Remedy("to see what the scheduler lacks",
                "kubectl -n $namespace get events --field-selector=reason=FailedScheduling"),
         Trait.NEEDS_A_PERSON, Trait.UNTRIED, Trait.TRIAL_FAILED)
-    REVISION_GONE = row("RevisionGone", "No ReplicaSet keeps the other revision's pod template any more.",
+    REVISION_GONE = row("RevisionGone", "No ReplicaSet has the other revision's pod template any more.",
         _REVISIONS, Trait.NEEDS_A_PERSON)
     REVISION_UNREACHABLE = row("RevisionUnreachable",
-        "Replicas of the previous revision carry labels that a Service of today does not select.",
+        "Replicas of the previous revision have labels that a current Service does not select.",
         Remedy("to see what the Services select", "kubectl -n $namespace get services -o wide" ),
         Trait.NEEDS_A_PERSON)
     # Gates.
@@ -404,7 +404,7 @@ class Reason(StrEnum):
         "The mode is Approve: the plan waits until a person approves it.", _APPROVE, Trait.NEEDS_A_PERSON,
         Trait.ASKS_APPROVAL)
     APPROVAL_EXPIRED = row("ApprovalExpired",
-        "There is an approval, and it does not count for the plan as it is now.", _APPROVE,
+        "There is an approval, but not for the present plan.", _APPROVE,
         Trait.NEEDS_A_PERSON, Trait.ASKS_APPROVAL)
     APPROVALS_UNREADABLE = row("ApprovalsUnreadable", "Approvals could not be read, so none counts.",
         Remedy("to install what is missing", "kvmedic crd | kubectl apply -f -"), Trait.NEEDS_A_PERSON)
@@ -419,41 +419,43 @@ class Reason(StrEnum):
     ROLLING_OUT = row("RollingOut", "The change is being rolled out, one replica at a time.")
     AWAITING_CANARY = row("AwaitingCanary", "The first new replica is starting beside all old ones.")
     DRAINING = row("Draining", "One replica is out of rotation and finishes its requests.")
-    DRAIN_TIMED_OUT = row("DrainTimedOut", "No replica with requests in flight is let go; all of them serve.",
-        Remedy("to let them go with their requests", _patch('"rollout":{"onDrainTimeout":"Proceed"}') ),
+    DRAIN_TIMED_OUT = row("DrainTimedOut", "No replica with requests in flight is removed; all of them "
+        "serve.",
+        Remedy("to remove them with their requests", _patch('"rollout":{"onDrainTimeout":"Proceed"}') ),
         Trait.NEEDS_A_PERSON)
     AWAITING_REPLICA = row("AwaitingReplica", "The next new replica is starting.")
     REPLICA_NOT_STARTING = row("ReplicaNotStarting",
-        "A new replica does not come up; those changed before it serve.",
+        "A new replica does not start; the replicas changed before it serve.",
         Remedy("to see what keeps it down",
                "kubectl -n $namespace get pods,events --sort-by=.metadata.name" ), Trait.NEEDS_A_PERSON)
     AWAITING_CONTROLLER = row("AwaitingController", "The Deployment controller has not acted yet.")
-    AWAITING_EVALUATION = row("AwaitingEvaluation", "The team's Job evaluates a trial pod.")
+    AWAITING_EVALUATION = row("AwaitingEvaluation", "The team's Job is evaluating a trial pod.")
     VERIFYING = row("Verifying", "All replicas run the change; its effect is being measured.")
     ROLLING_BACK = row("RollingBack", "The change is being taken back, one replica at a time.")
     HOLDING = row("Holding", "The run waits; the fleet serves with every replica.")
     # How a step or run ended.
-    RECOVERED = row("Recovered", "The trouble is gone at like load, and throughput held.", Trait.HELPED,
+    RECOVERED = row("Recovered", "The trouble is gone at comparable load, and throughput held.", Trait.HELPED,
         Trait.KEPT, Trait.GOOD_END)
-    IMPROVED = row("Improved", "Clearly better at like load; the trigger or an objective is still not met.",
+    IMPROVED = row("Improved", "Clearly better at comparable load, but the trigger is still exceeded or "
+        "an objective missed.",
         Trait.HELPED, Trait.KEPT, Trait.GOOD_END)
-    KEPT_BY_HAND = row("KeptByHand", "A person asked for the change to stay; nobody judged it.", Trait.KEPT,
+    KEPT_BY_HAND = row("KeptByHand", "A person asked for the change to stay, without a verdict.", Trait.KEPT,
         Trait.GOOD_END)
     KEPT_UNJUDGED = row("KeptUnjudged",
-        "There was no verdict in time, and spec.verify.onInconclusive lets it stay.", Trait.NEEDS_A_PERSON,
-        Trait.KEPT)
-    NOT_RECOVERED = row("NotRecovered", "No better, or worse, at like load.", Trait.NEEDS_A_PERSON,
+        "There was no verdict in time, and spec.verify.onInconclusive keeps the change.",
+        Trait.NEEDS_A_PERSON, Trait.KEPT)
+    NOT_RECOVERED = row("NotRecovered", "No better, or worse, at comparable load.", Trait.NEEDS_A_PERSON,
         Trait.BAD_END, Trait.FAILED, Trait.RESTORE_FAILED)
     INCONCLUSIVE = row("Inconclusive", "The evidence does not allow a verdict.", Trait.NEEDS_A_PERSON,
         Trait.BAD_END)
     TRIAL_ANSWERED = row("TrialAnswered",
-        "A trial showed what was asked; no setting of the fleet was touched.", Trait.UNTRIED, Trait.GOOD_END)
+        "A trial answered its question; no setting of the fleet was changed.", Trait.UNTRIED, Trait.GOOD_END)
     TRIAL_UNANSWERED = row("TrialUnanswered",
-        "A trial did not show what was asked; no setting of the fleet was touched.", Trait.UNTRIED,
+        "A trial did not answer its question; no setting of the fleet was changed.", Trait.UNTRIED,
         Trait.TRIAL_FAILED)
     CANARY_FAILED = row("CanaryFailed",
-        "The first new replica did not come up; every old one was left alone.",
-        Remedy("to see what became of it", "kubectl -n $namespace get events --sort-by=.lastTimestamp" ),
+        "The first new replica did not start; every old one was left alone.",
+        Remedy("to see why it did not start", "kubectl -n $namespace get events --sort-by=.lastTimestamp" ),
         Trait.NEEDS_A_PERSON, Trait.BAD_END, Trait.FAILED, Trait.RESTORE_FAILED)
     REPLACEMENT_CALLED_OFF = row("ReplacementCalledOff",
         "The replica could not be replaced safely; it was left in rotation and the spare was removed.",
@@ -469,31 +471,30 @@ class Reason(StrEnum):
         Remedy("to see the changes", "kubectl -n $namespace rollout history deployment/$target" ),
         Trait.NEEDS_A_PERSON)
     CHANGE_REVERTED = row("ChangeReverted",
-        "Someone else put the old setting back in the middle of the run; it was left so.",
+        "Someone else put the old setting back during the run; it was left alone.",
         Trait.NEEDS_A_PERSON, Trait.BAD_END)
     CONFIG_MAP_CHANGED = row("ConfigMapChanged",
-        "Someone else changed the ConfigMap in the middle of the run; the change was taken back, so that "
-        "theirs counts.",
+        "Someone else changed the ConfigMap during the run; the run's own change was taken back.",
         Remedy("to see who changed it",
                "kubectl -n $namespace get configmaps -o yaml --show-managed-fields" ))
     CHANGE_REFUSED = row("ChangeRefused",
-        "The API server refuses the run's next write; the run waits and goes on once it is allowed.",
+        "The API server refuses the run's next write; the run waits until it is allowed.",
         Remedy("to see which policies there are",
                "kubectl get validatingadmissionpolicybindings,validatingwebhookconfigurations"),
         Trait.NEEDS_A_PERSON)
     ROLLOUT_CONTESTED = row("RolloutContested",
-        "Someone else sets the frozen rollout's fields again and again; it is held paused meanwhile.",
+        "Someone else keeps setting the frozen rollout's fields; the rollout is held paused.",
         Remedy("to see who sets it",
                "kubectl -n $namespace get deployment $target --show-managed-fields -o yaml" ),
         Trait.NEEDS_A_PERSON)
     SCALED_TO_ZERO = row("ScaledToZero", "The Deployment was scaled to zero during the run.",
         Remedy("to let it serve again", _SCALE), Trait.NEEDS_A_PERSON, Trait.REPLICAS_TAKEN)
     FLEET_GIVEN_BACK = row("FleetGivenBack",
-        "No record knew the run that held the fleet frozen; the note on the Deployment gives it back.")
+        "No record has the run that froze the fleet; it is unfrozen as the note on its Deployment says.")
     FENCE_LOST = row("FenceLost",
         "Another operator or resource moved the target; this run ended without touching it.",
         Remedy("to see whose claim it is", _NOTES), Trait.NEEDS_A_PERSON, Trait.BAD_END)
-    ABANDONED = row("Abandoned", "The resource was deleted with an order to leave the change in place.")
+    ABANDONED = row("Abandoned", "The resource was deleted with the request to leave the change in place.")
     RESOURCE_DELETED = row("ResourceDeleted", "The resource was deleted, and the change was taken back.")
     ROLLED_BACK_BY_HAND = row("RolledBackByHand",
         "A person asked for the change to be taken back, and it was.", Trait.RESTORE_FAILED)
@@ -510,7 +511,7 @@ class Reason(StrEnum):
         Remedy("to read the record", "kubectl -n $namespace get kvr $name -o jsonpath='{.status.run}'" ),
         Trait.NEEDS_A_PERSON, Trait.STALLS)
     INTERNAL_ERROR = row("InternalError",
-        "The operator met an unexpected error; nothing is done until the next try.",
+        "The operator hit an unexpected error; it does nothing until the next try.",
         Remedy("to see the error", _LOGS))
     # fmt: on
 

@@ -63,13 +63,13 @@ class Cost:
     """What was paid."""
 
     replicas_started: int
-    """Replicas that began anew: a large model loads for minutes each time."""
+    """Replicas that started. A large model loads for minutes each time."""
     spare_replica_seconds: float
-    """Replicas beyond the recorded number, times how long they were there."""
+    """Extra replicas, times how long they existed."""
     spare_gpu_seconds: float | None = None
-    """The same in GPUs; None where the pod template asks for none."""
+    """The same in GPUs. Absent if the pod template requests none."""
     time_to_first_token_p95_seconds: Shift | None = None
-    """None: it was not measured after the change."""
+    """Time to the first token before and after. Absent if it was not measured after the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Summary:
     """Each step and how it ended."""
     cost: Cost
     brought: tuple[Shift, ...] = ()
-    """The judged figures; empty where there was no sustained window to measure them in."""
+    """The figures before and after. Empty if there was no sustained window to measure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,8 @@ class Spare(StrEnum):
 
 
 class OnDrainTimeout(StrEnum):
-    """What becomes of a replica that still has requests, or does not tell, when its drain times out."""
+    """What happens to a replica that still has requests, or does not report them, when its drain times
+    out."""
 
     HOLD = "Hold"
     """It goes back into rotation; when no other replica can go either, the run holds."""
@@ -288,8 +289,8 @@ class Windows:
 class RotationLabel:
     """The pod label that takes a replica out of rotation.
 
-    A replica that serves carries the value of the Deployment's own pod template, which the Services
-    select; only the other value is configured.
+    A serving replica has the value of the Deployment's own pod template, which the Services select. Only
+    the other value is configured.
     """
 
     key: str

@@ -55,27 +55,28 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TemporaryChange:
-    """A change that stays for a while after its run, and is restored once the fleet does without it."""
+    """A temporary change, restored once the fleet can do without it."""
 
     step: ReplicasStep | FlagStep
-    """From what is put back (`before`; None: the flag is removed) to what was set last (`after`)."""
+    """The step: the value to restore (`before`; absent: the flag is removed) and the value set last
+    (`after`)."""
     run: str
     """The run that made it."""
     target_uid: str
-    """UID of the Deployment: made anew, it is another."""
+    """UID of the Deployment. A Deployment created again has another."""
     at: datetime
-    """When it was judged and kept."""
+    """When the change was judged and kept."""
     fewest: int = 0
-    """Replicas that there were before; 0 where no replica was added."""
+    """Replicas before the change; 0 if no replica was added."""
     load: Load | None = None
-    """What a replica carried without it, when that was too much. None: it was not measured, or not without
-    it; another measure has to do then."""
+    """Load of a replica without the change, when that load was too much. Absent if it was not measured;
+    another measure decides then."""
     terms: Terms | None = None
-    """By what it is restored where the spec cannot be followed."""
+    """The rollout settings for the restore if the spec cannot be followed."""
     calm_since: datetime | None = None
-    """Since when no replica is beyond the trigger; None while one is, or nobody can tell."""
+    """Since when no replica is beyond the trigger; absent while one is, or while it is unknown."""
     outlook: str = ""
-    """Whether the fleet would do without it by the newest look, for people."""
+    """Whether the fleet could do without it, by the newest look, for people."""
     looked_at: datetime | None = None
     """When that was."""
 
@@ -107,13 +108,13 @@ class TemporaryChange:
 
 @dataclass(frozen=True, slots=True)
 class RunbookSwitch:
-    """One runbook left a fleet to the other: once each way for a pod template and a spec."""
+    """One runbook handed a fleet to the other: once each way per pod template and spec."""
 
     from_runbook: str
     to_runbook: str
     reason: Reason
-    """Of the branch of `CompressionWithoutSavings`, which is asked first and so decides both ways; or why it
-    cannot go on."""
+    """Reason of the branch of `CompressionWithoutSavings`, which is asked first and decides both ways; or
+    why it cannot continue."""
     message: str
     template: str
     """Hash of the pod template."""
@@ -149,14 +150,14 @@ class Traffic:
     requests_per_second: float | None = None
     """Arrivals: (finished + change of running and waiting) / window."""
     prompt_tokens: float | None = None
-    """Of the finished requests, on average."""
+    """Mean prompt length of finished requests, in tokens."""
     output_tokens: float | None = None
     limit_tokens: float | None = None
-    """`max_tokens` that they asked for, on average."""
+    """Mean `max_tokens` that requests asked for."""
 
 
 class Severity(StrEnum):
-    """How soon a person is wanted."""
+    """How soon a person must act: `page` or `ticket`."""
 
     PAGE = "page"
     """Now: an objective is breached."""
@@ -171,9 +172,9 @@ class Urgency:
     severity: Severity
     message: str
     since: datetime
-    """Since when it is that severe."""
+    """Since when it has this severity."""
     breached: tuple[str, ...] = ()
-    """The objectives that are breached, as the spec calls them."""
+    """The breached objectives, by their names in the spec."""
 
 
 HISTORY_LENGTH = 10
@@ -182,7 +183,7 @@ HISTORY_LENGTH = 10
 
 
 class ConditionType(StrEnum):
-    """The conditions of a resource, after the Kubernetes API conventions and kstatus."""
+    """Type of the condition, after the Kubernetes API conventions and kstatus."""
 
     READY = "Ready"
     """The spec is valid and the target was found; stays True during an incident."""
@@ -237,11 +238,11 @@ class LastGood:
     """Usable KV-cache blocks of a replica."""
     recorded_at: datetime
     traffic: Traffic | None = None
-    """What clients sent then. None: it was not measured."""
+    """What clients sent at that time. Absent if it was not measured."""
     method: str = ""
-    """The method that compressed the KV cache then. Empty: none was known of."""
+    """The method that compressed the KV cache at that time. Empty if none was known."""
     figures: Figures | None = None
-    """Of the fleet over one trigger window. None: a replica was too young for them."""
+    """Figures of the fleet over one trigger window. Absent if a replica was too young for them."""
 
     def is_outdated(self, window: timedelta, now: datetime) -> bool:
         """Return whether it is to be recorded anew; `window` is the trigger's."""
@@ -254,14 +255,14 @@ class MethodBaseline:
     """The fleet as it was last healthy before its compression method was turned on."""
 
     method: str
-    """That was turned on since."""
+    """The method that was turned on since."""
     revision: str
     """Hash of the pod template without it."""
     figures: Figures
     seen_at: datetime
-    """End of the look that the figures are of."""
+    """End of the window that the figures cover."""
     doubt: str = ""
-    """Why the figures say nothing of the method. Empty: they are compared with."""
+    """Why the figures cannot be compared with. Empty if they can."""
 
     def line(self) -> str:
         """Return whose figures these are, for a person."""
@@ -289,9 +290,9 @@ class ShownPlan:
     message: str
     steps: tuple[str, ...]
     at: datetime
-    """Since when it is shown."""
+    """Since when this plan is shown."""
     exact: Plan | None = None
-    """The plan itself, as an approval binds to it. None: written by a version that did not keep it."""
+    """The exact plan, which an approval binds to. Absent if an older version wrote it."""
 
     @property
     def bound(self) -> Plan | None:
@@ -300,7 +301,7 @@ class ShownPlan:
 
 
 class Attempt(StrEnum):
-    """What a run, or an offline check of a fix, tried."""
+    """The kind of attempt, by a run or by an offline check."""
 
     TURN_LEVER = "TurnLever"
     """Key: the knob."""
@@ -322,24 +323,25 @@ class Attempt(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """Something that was tried and did not help, with the evidence that it failed on."""
+    """An attempt that did not help, with the evidence at that time."""
 
     attempt: Attempt
     key: str
-    """What was tried: one attempt of a kind is told from another by it."""
+    """What was tried. It distinguishes attempts of one kind."""
     template: str
-    """Hash of the pod template from before; another template is other evidence. Empty: counts on each."""
+    """Hash of the pod template before the attempt. Another template is other evidence. Empty: it counts for
+    every template."""
     change: str
     """What was changed, for people."""
     why: str
     """How it ended: a reason, or one sentence."""
     at: datetime
     generation: int = 0
-    """Of the spec, where another spec is tried anew. 0: it counts for each."""
+    """Generation of the spec; an attempt is repeated under another one. 0: it counts for every generation."""
     blocks: int | None = None
-    """Usable KV-cache blocks of a replica then. None: not known."""
+    """Usable KV-cache blocks of a replica at that time. Absent if unknown."""
     load: Load | None = None
-    """What a replica carried then. None: it was not measured, and counts as unchanged."""
+    """Load of a replica at that time. Absent if it was not measured; it then counts as unchanged."""
 
     def is_like(self, other: FailedAttempt) -> bool:
         """Return whether both are the same attempt on the same pod template."""
@@ -363,12 +365,13 @@ def failed_before(
 
 @dataclass(frozen=True, slots=True)
 class OutgrownShare:
-    """A share of the devices' memory at which a replica ran out of it; it is never gone back to."""
+    """A share of GPU memory at which a replica ran out of memory. No run sets it again."""
 
     share: float
     """Ratio 0-1."""
     body: str
-    """Hash of the pod template without command lines and variables: what decides how much memory there is."""
+    """Hash of the pod template without command lines and variables, which decides how much memory there
+    is."""
     at: datetime
 
 
@@ -377,11 +380,11 @@ class SizedCap:
     """The cap on running sequences that a run computed and kept last."""
 
     revision: str
-    """Hash of the pod template with it; another template is another setting."""
+    """Hash of the pod template with the cap; another template is another setting."""
     cap: str
     at: datetime
     is_corrected: bool = False
-    """It is the second one in a row: what is left after it is not for a third."""
+    """It is the second cap in a row. There is no third."""
 
     def is_open_on(self, revision: str) -> bool:
         """Return whether the cap is in force on a revision and may be corrected."""
@@ -390,7 +393,7 @@ class SizedCap:
 
 @dataclass(frozen=True, slots=True)
 class ConfigCopy:
-    """A copy of a ConfigMap that a run made, and that something may still refer to."""
+    """A copy of a ConfigMap that a run made and that something may still use."""
 
     name: str
     template: str
@@ -410,11 +413,11 @@ class ClosedRun:
     started_at: datetime
     ended_at: datetime
     approval: Approved | None = None
-    """The approval that it was opened on; None: the mode asked for none."""
+    """The approval that opened the run. Absent if the mode needed none."""
     template: str = ""
-    """Hash of the pod template from before it; empty: written by a version that did not say."""
+    """Hash of the pod template before the run. Empty if an older version wrote it."""
     on_trial_pod: bool = False
-    """It asked a pod of its own: nothing of the fleet was touched."""
+    """The run used its own trial pod: nothing of the fleet was changed."""
 
     @property
     def costs_nothing(self) -> bool:

@@ -41,11 +41,11 @@ class Score:
     """Result of an evaluation."""
 
     accuracy: float
-    """Share of the samples that were answered rightly, 0 to 1."""
+    """Share of samples answered correctly, 0 to 1."""
     samples: int
     right: str = ""
-    """Of each sample, in the same order each time, 1 where it was answered rightly and 0 where not; empty:
-    the evaluation does not say, and scores cannot be paired."""
+    """One digit per sample, always in the same order: 1 answered correctly, 0 not. Empty if the evaluation
+    does not report it; scores can then not be paired."""
 
     @property
     def variance(self) -> float:
@@ -95,7 +95,7 @@ class Sample:
     """One reading."""
 
     tokens: int
-    """Of the request so far: its prompt, and what came as a stream."""
+    """Tokens of the request so far: its prompt and its streamed output."""
     used: float
     """Blocks that are not free."""
 
@@ -118,7 +118,7 @@ class SameTemplate:
 
 
 class Question(StrEnum):
-    """What a trial pod is to show."""
+    """The question that the trial pod answers."""
 
     RECLAMATION = "Reclamation"
     """Whether blocks come back in the course of one long generation."""
@@ -259,25 +259,25 @@ AGAIN = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a trial showed of a fleet's present setting, or that it showed nothing."""
+    """The result of a trial of the fleet's present setting, or that there was none."""
 
     question: Question
     template: str
-    """Hash of the pod template; of another template it says nothing."""
+    """Hash of the pod template; the result says nothing about another template."""
     message: str
     """With the numbers."""
     at: datetime
     generation: int
-    """Of the spec; where nothing was shown, another spec is tried anew."""
+    """Generation of the spec. A trial without a result is repeated under another one."""
     reclaim: Reclaim | None = None
-    """None: it showed nothing of blocks."""
+    """Whether blocks came back. Absent if the trial did not show it."""
     seen: tuple[Sample, ...] = ()
-    """Some of the readings, over the whole course."""
+    """Some of the readings, over the whole trial."""
     block_tokens: int | None = None
     keep: Keep | None = None
-    """What the method was taken to keep: with it each class predicts the readings."""
+    """How many tokens the method was assumed to keep; each class predicts the readings from it."""
     growth: Growth | None = None
-    """None: it showed nothing of attention."""
+    """How device memory grows with the prompt. Absent if the trial did not show it."""
     prompts: tuple[Prompt, ...] = ()
     """Prompts of rising length, with the device memory in use after each."""
     memory_before: float | None = None
@@ -287,11 +287,11 @@ class Answer:
     beside: str = ""
     """Hash of the target's pod template, where the method was off on the trial pod. Empty: it was not."""
     blocks: int | None = None
-    """Usable blocks of the engine's pool. None: it was not asked, or did not tell."""
+    """Usable blocks of the engine's pool. Absent if the engine was not asked or did not report it."""
     cache_type: str = ""
-    """In which its keys and values are stored; empty: not known."""
+    """Data type of the stored keys and values. Empty if unknown."""
     backends: tuple[str, ...] = ()
-    """What computes attention, as its start-up log names it; empty: not known."""
+    """Attention backends, as the start-up log names them. Empty if unknown."""
 
     @property
     def is_conclusive(self) -> bool:
@@ -382,14 +382,14 @@ class Scored:
     configuration: str
     """Hash of the pod template that was evaluated."""
     evaluation: str
-    """Digest of the CronJob's Job template: scores of another evaluation compare with nothing."""
+    """Digest of the CronJob's Job template. Scores of different evaluations cannot be compared."""
     message: str
     """With the numbers."""
     at: datetime
     generation: int
-    """Of the spec; where nothing was shown, another spec is tried anew."""
+    """Generation of the spec. A trial without a result is repeated under another one."""
     score: Score | None = None
-    """None: it showed nothing."""
+    """The score. Absent if the evaluation showed nothing."""
     refused: bool = False
     """The engine said at start-up that the configuration is not supported where it ran."""
 

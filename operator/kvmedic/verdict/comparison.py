@@ -1,4 +1,4 @@
-"""A fleet's figures of before a change and of the sustained window after it, compared at like load.
+"""A fleet's figures of before a change and of the sustained window after it, compared at comparable load.
 
 Three questions, all per replica: are preemptions down, are answers smoother, is throughput worth it.
 Below them lie the floors: whom a change keeps waiting, or serves less, has not recovered. A cap moves waiting

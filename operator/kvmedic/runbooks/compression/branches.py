@@ -63,7 +63,8 @@ def no_compression(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | N
 
 
 def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """Usage or preemptions fell against the fleet without the method, and throughput held, at like load.
+    """Usage or preemptions fell against the fleet without the method, and throughput held, at comparable
+    load.
 
     That a device's memory stays as it is speaks for nothing and against nothing.
     """
@@ -339,7 +340,7 @@ def report_unexplained(method: Compressed, worth: Brought) -> Inconclusive:
 
 
 def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """Throughput fell and device memory rose against the fleet without the method, at like load.
+    """Throughput fell and device memory rose against the fleet without the method, at comparable load.
 
     Or a trial showed that device memory grows with the square of the prompt, which no fused kernel does. The
     name of the attention backend decides nothing: one fused kernel may take the place of another, and an

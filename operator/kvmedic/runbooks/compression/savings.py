@@ -1,4 +1,4 @@
-"""What a compression method brought, by figures of a fleet with and without it, at like load.
+"""What a compression method brought, by figures of a fleet with and without it, at comparable load.
 
 Device memory is no part of what was saved: an engine takes its pool when it starts, used or not, so that its
 device's memory stays as it is whatever becomes of tokens. It counts only where it rises.
