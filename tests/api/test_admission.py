@@ -9,8 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from api.bad_specs import MINIMAL, Row
-from api.bad_specs_later import ROWS
+from api.bad_specs import MINIMAL, ROWS, Row
 from api.conftest import Resources
 from api.good_specs import GOOD
 from api.records import (

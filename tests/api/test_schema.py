@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.bad_specs_later import ROWS
+from api.bad_specs import ROWS
 from api.rules_of import Placed, nodes, rules
 from kvmedic.api.schema import (
     COLUMNS,

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.bad_specs import MINIMAL, Row, window
-from api.bad_specs_later import ROWS
+from api.bad_specs import MINIMAL, ROWS, Row, window
 from api.good_specs import GOOD
 from kvmedic.api.resource import SpecInvalid, not_implemented, resource_from_manifest, spec_from_wire
 from kvmedic.model.spec import Mode
