@@ -151,7 +151,7 @@ def doubtful_record() -> Record:
 
 
 def switched_record() -> Record:
-    """Return a record in which one runbook left the fleet to the other."""
+    """Return a record in which one runbook handed the fleet to the other."""
     given = RunbookSwitch(
         "CompressionWithoutSavings",
         "PreemptionThrash",

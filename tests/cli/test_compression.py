@@ -61,7 +61,7 @@ def test_a_method_of_no_known_class_asks_for_its_class():
 
     assert "method     Mine, of no known class, known by TRIATTN_RUNTIME_KV_BUDGET, which no engine" in shown
     assert "\nblocks " not in shown
-    assert "wall       not told: what Mine does to blocks is not known" in shown
+    assert "wall       unknown: what Mine does to blocks is not known" in shown
     assert "spec.compression.class" in shown
 
 

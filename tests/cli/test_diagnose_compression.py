@@ -73,7 +73,7 @@ def test_a_method_that_only_its_log_line_tells_of_is_asked_on_a_trial_pod(give):
     )
     assert told["knownBy"] == "start-up log: [TriAttention] Runtime (V2) plugin activated"
     assert told["blocks"] == "about as many blocks become free as tokens are evicted"
-    assert told["wall"].startswith("not told")
+    assert told["wall"].startswith("unknown: ")
     missing = "\n".join(told["missing"])
     for each in ("spec.compression.baseline (with", "baseline.deviceMemory", "trial pod", "a cluster"):
         assert each in missing
@@ -171,12 +171,12 @@ PATIENT = (
 )
 COMPARED = {
     "fewer preemptions than before": ((1, 1, 3), "CompressionSaves", "none: it saves", ""),
-    "as before": ((1, 1, 1), "CompressionUnproven", "not told", "wall 2"),
-    "slower than before": ((1, 2, 1), "CompressionUnproven", "not told", "wall 2"),
+    "as before": ((1, 1, 1), "CompressionUnproven", "unknown:", "wall 2"),
+    "slower than before": ((1, 2, 1), "CompressionUnproven", "unknown:", "wall 2"),
     "another load than before": (
         (9, 1, 1),
         "CompressionUndoubted",
-        "none shows",
+        "none: no e",
         "figures to compare: the load",
     ),
 }
@@ -292,7 +292,7 @@ WRONG = [
     ("no such file", ["--scrape=T0", "--scrape=T1", "--log=nowhere"], "nowhere: No such file"),
     ("a folder", ["--scrape=T0", "--scrape=T1", "--log=."], ".: Is a directory"),
     ("no pages", ["chat", "--log=start.log"], "give --scrape too"),
-    ("of nobody", ["--scrape=T0", "--scrape=T1", "--log=b=start.log"], "of which replica?"),
+    ("of nobody", ["--scrape=T0", "--scrape=T1", "--log=b=start.log"], "which replica?"),
     ("no name", ["--scrape=T0", "--scrape=T1", "--log==start.log"], "--log =start.log: write FILE"),
     ("twice", ["--scrape=T0", "--scrape=T1", "--log=start.log", "--log=start.log"], "there is a log of"),
     (

@@ -95,7 +95,7 @@ def test_the_end_of_the_incident_is_no_part_of_an_earlier_moment(diagnose: Diagn
     found = json.loads(done.stdout)
     assert done.exit_code == 3
     assert found["reason"] == "NoReplicas"
-    assert "it knew no replica of an engine then" in found["notes"][0]
+    assert "at that time it knew no replica of an engine" in found["notes"][0]
 
 
 def test_replicas_that_do_not_match_are_named(diagnose: Diagnose) -> None:
@@ -120,7 +120,7 @@ def test_a_prometheus_that_does_not_answer_is_told(diagnose: Diagnose) -> None:
     [
         (("--at", "yesterday"), "RFC 3339"),
         (("--at", "2026-01-01T00:00:00"), "time zone"),
-        (("--at", "2999-01-01T00:00:00Z"), "not come yet"),
+        (("--at", "2999-01-01T00:00:00Z"), "is in the future"),
         (("--at", "2026-01-01T00:00:00Z", "--pod-regex", "("), "--pod-regex"),
         (("chat", "--at", "2026-01-01T00:00:00Z"), "say what to look at"),
         (("chat",), "leave --spec, --manifest and --engine-version out"),

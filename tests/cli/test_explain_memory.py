@@ -75,10 +75,10 @@ def test_a_share_that_was_too_much_and_what_is_borrowed_are_told():
 
     assert any("A GPU ran out of memory at a share of 0.92" in line for line in said)
     assert (
-        "For a while: kvOffloadingSize (engine default) -> 32 since 2026-03-01T00:00:00Z (run "
+        "Temporary change: kvOffloadingSize (engine default) -> 32 since 2026-03-01T00:00:00Z (run "
         "20260301-000000); calm since 2026-03-01T02:00:00Z." in said
     )
-    assert any(line.startswith("  Would the fleet do without (2026-03-01T03:00:00Z)? ") for line in said)
+    assert any(line.startswith("  Could the fleet do without it (2026-03-01T03:00:00Z)? ") for line in said)
 
 
 def test_an_open_replacement_names_the_replica():
@@ -96,7 +96,7 @@ def test_how_urgent_it_is_and_what_the_last_run_came_to_are_told():
     said = lines(Record(diagnosis=seen, urgency=late, summary=summary))
 
     assert "That is a page since 2026-03-01T03:00:00Z: whole request p95 40 s, objective 30 s." in said
-    assert "What run 20260301-025500 came to: 16 was better; cost: 480 GPU-seconds." in said
+    assert "Result of run 20260301-025500: 16 was better; cost: 480 GPU-seconds." in said
 
 
 def test_a_fleet_without_trouble_is_no_page_and_no_ticket():
@@ -115,17 +115,18 @@ def test_a_change_in_a_file_names_the_file_and_a_copy_that_is_left_is_told():
     said = lines(Record(run=a_run(step=CONFIG), copies=(ConfigCopy("limits-0123456789", OLD),)))
 
     assert any("maxNumSeqs 64 -> 16 (ConfigMap/limits, engine.yaml): Pending" in line for line in said)
-    assert any(line.startswith("ConfigMap limits-0123456789 is a copy of ours") for line in said)
+    assert any(line.startswith("ConfigMap limits-0123456789 is kvmedic's own copy") for line in said)
 
 
 def test_what_is_held_for_a_while_is_told_with_what_it_waits_for():
     said = lines(replace(holding_record(), run=None))
 
     assert (
-        "For a while: replicas 3 -> 4 since 2026-03-01T01:00:00Z (run 20260301-020000); calm since "
+        "Temporary change: replicas 3 -> 4 since 2026-03-01T01:00:00Z (run 20260301-020000); calm since "
         "2026-03-01T02:00:00Z." in said
     )
-    assert "  Would fewer do (2026-03-01T03:00:00Z)? 3 replicas would run 9.1 sequences each." in said
+    outlook = "3 replicas would run 9.1 sequences each."
+    assert f"  Would fewer replicas suffice (2026-03-01T03:00:00Z)? {outlook}" in said
     assert any(line.startswith("replicas 4 -> 5 was tried") for line in said)
 
 
@@ -136,7 +137,7 @@ def test_what_is_held_and_was_never_calm_says_so():
     said = lines(replace(record, temporary=(replace(first, calm_since=None, outlook=""),)))
 
     assert any(line.endswith("; not calm yet.") for line in said)
-    assert not any("Would fewer do" in line for line in said)
+    assert not any("Would fewer replicas suffice" in line for line in said)
 
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

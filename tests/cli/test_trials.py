@@ -251,7 +251,7 @@ def test_what_was_turned_off_is_told_with_the_wall_and_with_what_failed_since():
     assert said[0].startswith("Theirs was turned off (2026-03-01T02:00:00Z): BlocksNotFreed: KV compression ")
     assert said[1:] == [
         "  Fp8KVCache failed: fp8: the engine refuses it on this hardware: kv_cache_dtype not supported.",
-        "  CompactingMethod failed: a loss; the spec was edited since, so it may be tried anew.",
+        "  CompactingMethod failed: a loss; the spec was edited since, so it may be tried again.",
     ]
 
 
@@ -323,7 +323,7 @@ def test_a_program_is_told_that_there_is_nothing():
 
 SWITCHED = replace(switched_record(), run=None)
 LINE = (
-    "CompressionWithoutSavings left the fleet to PreemptionThrash (2026-03-01T03:00:00Z, pod "
+    "CompressionWithoutSavings handed the fleet to PreemptionThrash (2026-03-01T03:00:00Z, pod "
     "template 0123456789abcdef): blocks come back; PreemptionThrash goes on: FleetWideDemand."
 )
 
@@ -339,7 +339,7 @@ def test_the_newest_switch_is_told_after_the_diagnosis():
     said = list(explain_resource(a_resource(replace(SWITCHED, runbook_switches=(newer, older))), PLACE))
 
     assert said[1].startswith("It sees FleetWideDemand")
-    assert [line for line in said if "left the fleet" in line] == [LINE]
+    assert [line for line in said if "handed the fleet" in line] == [LINE]
     assert said[2] == LINE
 
 
@@ -357,4 +357,4 @@ def test_a_program_gets_the_same_facts_of_a_switch():
 
 def test_where_no_runbook_left_the_fleet_nothing_is_told():
     assert facts(Record()) is None
-    assert not [line for line in explain_resource(a_resource(Record()), PLACE) if "left the fleet" in line]
+    assert not [line for line in explain_resource(a_resource(Record()), PLACE) if "handed the fleet" in line]

@@ -83,7 +83,7 @@ def test_an_open_run_is_explained_with_the_way_back(walking):
 def test_a_resource_that_nobody_looked_at_asks_after_the_operator(a_world):
     done = kvmedic(a_world(), "explain", "llm")
 
-    assert "Nobody has looked at the fleet yet." in done.stdout
+    assert "The operator has not looked at the fleet yet." in done.stdout
     assert "kubectl -n kvmedic-system logs deployment/kvmedic" in done.stdout
 
 

@@ -72,7 +72,7 @@ def test_the_same_switch_is_on_record_and_told_once_after_many_looks(observed):
     ]
     assert first[0]["reason"] == "PressedThoughCompressed"
     assert given(observed) == first
-    assert "CompressionWithoutSavings left the fleet to PreemptionThrash" in told.stdout, told.stderr
+    assert "CompressionWithoutSavings handed the fleet to PreemptionThrash" in told.stdout, told.stderr
     assert facts["template"] == first[0]["template"] == observed.revision()
 
 

@@ -56,7 +56,7 @@ def test_a_replica_is_added_and_stays_until_fewer_carry_the_load(a_world):
     assert (added, stays) == (MORE, (MORE, 1)), "the load is what two could not carry"
     assert (footprint["before"], footprint["after"]) == (REPLICAS, MORE)
     assert finalizers, "what is held is given back before the resource goes"
-    assert "For a while: replicas 2 -> 3" in told
+    assert "Temporary change: replicas 2 -> 3" in told
     assert "45 requests wait on 3 replicas" in told
     assert world.condition("ActionRequired")[0] == "False"
     assert world.outcomes() == ["Recovered", "Recovered"]

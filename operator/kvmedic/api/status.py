@@ -200,9 +200,7 @@ def record_from_wire(status: Mapping[str, object]) -> Record:
 
 def _with_a_step(record: Record) -> Record:
     if record.run is not None and not record.run.steps:
-        raise RunUnreadable(
-            ("status.run.steps: empty, and nobody writes a run without a step",), is_damaged=True
-        )
+        raise RunUnreadable(("status.run.steps: empty, but every run has a step",), is_damaged=True)
     return record
 
 

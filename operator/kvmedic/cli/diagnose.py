@@ -186,7 +186,7 @@ def moment_of(text: str) -> datetime:
     if found.tzinfo is None:
         raise PastError(f"--at {text}: which time zone? {hint}")
     if found > datetime.now(UTC):
-        raise PastError(f"--at {text}: that moment has not come yet")
+        raise PastError(f"--at {text}: that moment is in the future")
     return found.astimezone(UTC)
 
 
@@ -245,7 +245,7 @@ def _notes(past: Past, known: tuple[PodKey, ...], pods: list[PodKey]) -> tuple[s
         return ()
     others = [f"{pod.namespace}/{pod.name}" for pod in known]
     shown = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if len(others) > _NAMED else "")
-    found = f"then it knew {shown}" if others else "it knew no replica of an engine then"
+    found = f"at that time it knew {shown}" if others else "at that time it knew no replica of an engine"
     return (f"no pod of namespace {past.namespace} matches {past.pods}; {found}",)
 
 
@@ -255,13 +255,13 @@ _WAYS = (
 )
 
 _NO_HOLD = (
-    "unknown node health stops nothing here; on a cluster spec.nodeHealth: Required holds until the DCGM "
-    "exporter tells of every GPU"
+    "unknown node health is ignored here; on a cluster spec.nodeHealth: Required waits until the DCGM "
+    "exporter reports every GPU"
 )
 
 _UNHEARD = (
-    "KV compression is on and spec.runbooks leaves CompressionWithoutSavings out: diagnosis and plan are of "
-    "the others"
+    "KV compression is on, but spec.runbooks does not list CompressionWithoutSavings: diagnosis and "
+    "plan ignore it"
 )
 
 
@@ -296,12 +296,14 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="[REPLICA=]FILE",
-            help="With --scrape: the beginning of an engine's log, which tells of KV compression.",
+            help="With --scrape: the beginning of an engine's log, which shows KV compression.",
         ),
     ] = None,
     interval: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="Time between two scrapes, such as 5m; else the engine's own."),
+        typer.Option(
+            metavar="DURATION", help="Time between two scrapes, such as 5m; default: the engine's busy time."
+        ),
     ] = "",
     at: Annotated[
         str,
@@ -323,8 +325,8 @@ def command(
     """Look once: evidence, diagnosis and the plan that would follow.
 
     A cluster is found as kubectl finds it: KUBECONFIG, else ~/.kube/config, else the pod's own service
-    account. Exit code 0: a diagnosis was made, also that all is well; 2: wrong usage or an unusable file;
-    3: no diagnosis can be made, and it says what is missing; 4: there is no such resource or target.
+    account. Exit code 0: a diagnosis was made, healthy or not; 2: wrong usage or an unusable file;
+    3: no diagnosis can be made, with what is missing; 4: there is no such resource or target.
     """
     cluster = ClusterChoice(kubeconfig, context)
     files = Files(spec, manifest, version_named(engine_version), tuple(log or ()))
@@ -336,9 +338,9 @@ def command(
             "NAME has its own spec and target: leave --spec, --manifest and --engine-version out", USAGE
         )
     if log and not scrape:
-        end_command("--log is of replicas whose pages are given: give --scrape too", USAGE)
+        end_command("--log needs the pages of its replica: give --scrape too", USAGE)
     if engine_version and not manifest:
-        end_command("--engine-version is of the engine in a manifest: give --manifest too", USAGE)
+        end_command("--engine-version needs a manifest: give --manifest too", USAGE)
     try:
         report = (
             _live(cluster, name_in(cluster, namespace, name), prometheus)

@@ -179,7 +179,7 @@ class ShownFixes:
 
     def _failure(self, failed: FailedAttempt) -> str:
         is_over = failed.generation != self.generation
-        when = "; the spec was edited since, so it may be tried anew" if is_over else ""
+        when = "; the spec was edited since, so it may be tried again" if is_over else ""
         return f"{failed.key} failed: {failed.why}{when}."
 
     def _score(self, scored: Scored) -> str:
@@ -221,7 +221,7 @@ def runbook_switch_as_text(record: Record) -> Iterator[str]:
     """Yield the newest switch of the runbooks as one line; nothing where there was none."""
     for switch in record.runbook_switches[:1]:
         yield (
-            f"{switch.from_runbook} left the fleet to {switch.to_runbook} ({_moment_text(switch.at)}, "
+            f"{switch.from_runbook} handed the fleet to {switch.to_runbook} ({_moment_text(switch.at)}, "
             f"pod template {switch.template}): {switch.message.rstrip('.')}."
         )
 
@@ -243,11 +243,11 @@ def runbook_switch_as_json(record: Record | None) -> dict[str, Any] | None:
 
 
 _BACK = Remedy(
-    "to take the open change back",
+    "to roll the open change back",
     "kubectl -n $namespace annotate kvr $name kvmedic.io/rollback=$run",
 )
 _KEEP = Remedy(
-    "to let the open change stay without a verdict",
+    "to keep the open change without a verdict",
     "kubectl -n $namespace annotate kvr $name kvmedic.io/keep=$run",
 )
 _NOBODY = Remedy("to see whether the operator runs", "kubectl -n $operator logs deployment/kvmedic")
@@ -270,11 +270,10 @@ def command(
 ) -> None:
     """Explain a resource in sentences: what it sees, why it does or does not act, what to type next.
 
-    What a trial showed is drawn as a picture, or told in a table; JSON has its readings instead. Of the fix
-    after a method of compression it tells what was turned off, what failed, and each score on record; of the
-    runbooks, which of them left the fleet to the other last.
+    It shows the last trial as a picture or a table; JSON has its readings instead. It also shows a method
+    that was turned off, the fixes that failed since, each score, and the last switch of runbooks.
 
-    Nothing is written and no metrics are asked. Exit code 0: it was told; 2: wrong usage or
+    Nothing is written and no metrics are asked. Exit code 0: it was printed; 2: wrong usage or
     configuration; 4: there is no such resource.
     """
     settings, cluster = settings_with(), ClusterChoice(kubeconfig, context)
@@ -334,22 +333,22 @@ def explain_resource(resource: Resource, place: Place, tried: Iterable[str] = ()
 def _task(resource: Resource) -> str:
     policy = resource.policy
     if policy is None:
-        return f"KVRemediation {resource.namespace}/{resource.name} cannot be followed."
+        return f"KVRemediation {resource.namespace}/{resource.name} has an invalid spec."
     allowed = [str(lever.knob) for lever in policy.levers]
     allowed += ["scaleOut"] * (policy.scale_out is not None)
     allowed += ["revisionRollback"] * policy.rollback.is_allowed
     levers = ", ".join(allowed) or "none"
     held = " It is suspended." if policy.suspended else ""
     return (
-        f"KVRemediation {resource.namespace}/{resource.name} looks after {policy.target.kind} "
-        f"{policy.target.name} in mode {policy.mode}; it may turn: {levers}.{held}"
+        f"KVRemediation {resource.namespace}/{resource.name} watches {policy.target.kind} "
+        f"{policy.target.name} in mode {policy.mode}; allowed levers: {levers}.{held}"
     )
 
 
 def _describe_evidence(record: Record) -> Iterator[str]:
     shown = record.diagnosis
     if shown is None:
-        yield "Nobody has looked at the fleet yet."
+        yield "The operator has not looked at the fleet yet."
         return
     yield f"It sees {shown.reason} ({shown.at:%Y-%m-%dT%H:%M:%SZ}, {shown.runbook}): {shown.message}"
     if record.urgency is not None:
@@ -357,7 +356,7 @@ def _describe_evidence(record: Record) -> Iterator[str]:
         yield f"That is a {urgent.severity} since {urgent.since:%Y-%m-%dT%H:%M:%SZ}: {urgent.message}."
     metrics = record.condition(ConditionType.METRICS_AVAILABLE)
     if metrics is not None and metrics.status is not Truth.TRUE:
-        yield f"Metrics are not complete: {metrics.reason}: {metrics.message}"
+        yield f"Metrics are incomplete: {metrics.reason}: {metrics.message}"
 
 
 def _run(run: Run) -> Iterator[str]:
@@ -390,9 +389,9 @@ def _why_nothing_is_done(record: Record) -> Condition | None:
 def _describe_temporary_change(each: TemporaryChange) -> Iterator[str]:
     """Yield what stays for a while, and what it waits for."""
     calm = f"calm since {each.calm_since:%Y-%m-%dT%H:%M:%SZ}" if each.calm_since else "not calm yet"
-    yield f"For a while: {each.line()}; {calm}."
+    yield f"Temporary change: {each.line()}; {calm}."
     if each.outlook and each.looked_at:
-        what = "Would fewer do" if each.adds_replicas else "Would the fleet do without"
+        what = "Would fewer replicas suffice" if each.adds_replicas else "Could the fleet do without it"
         yield f"  {what} ({each.looked_at:%Y-%m-%dT%H:%M:%SZ})? {each.outlook}."
 
 
@@ -405,7 +404,7 @@ def _memory(record: Record) -> Iterator[str]:
         yield f"The last run {last.id} ended {last.ended_at:%Y-%m-%dT%H:%M:%SZ} as {last.outcome}: {steps}."
         yield f"  {last.outcome.sentence} {last.message}".rstrip()
     if record.summary is not None:
-        yield f"What run {record.summary.run} came to: {record.summary.sentence}"
+        yield f"Result of run {record.summary.run}: {record.summary.sentence}"
 
 
 _UNTIL = {
@@ -428,8 +427,8 @@ def _describe_failed_attempts(record: Record) -> Iterator[str]:
             yield f"{one.change} was tried {when}: {one.why}; not tried again {_UNTIL[one.attempt]}."
     for share in record.outgrown:
         yield (
-            f"A GPU ran out of memory at a share of {share.share:g} ({share.at:%Y-%m-%dT%H:%M:%SZ}); it is "
-            "not raised to there again with this image, these devices and volumes."
+            f"A GPU ran out of memory at a share of {share.share:g} ({share.at:%Y-%m-%dT%H:%M:%SZ}); it "
+            "is not raised to that share again with this image, these devices and volumes."
         )
 
 
@@ -438,7 +437,7 @@ def _describe_temporary(record: Record) -> Iterator[str]:
     for each in record.temporary:
         yield from _describe_temporary_change(each)
     for copy in record.copies:
-        yield f"ConfigMap {copy.name} is a copy of ours; it is removed once nothing refers to it any more."
+        yield f"ConfigMap {copy.name} is kvmedic's own copy; it is removed when nothing uses it any more."
 
 
 def _next(resource: Resource, place: Place) -> Iterator[str]:

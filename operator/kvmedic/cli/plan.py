@@ -228,7 +228,8 @@ def command(
 ) -> None:
     """Show the open run, or what would be planned right now: before, after, digest.
 
-    Nothing is written. Exit code 0: it was told, also that there is nothing to change; 2: wrong usage or
+    Nothing is written. Exit code 0: the plan was printed, or that there is nothing to change; 2: wrong
+    usage or
     configuration; 3: no diagnosis can be made; 4: there is no such resource or target.
     """
     settings, cluster = settings_with(prometheus), ClusterChoice(kubeconfig, context)
@@ -287,8 +288,8 @@ def approve_plan(
 ) -> None:
     """Show the plan that waits for approval, and approve it.
 
-    Without --digest it asks, and where there is no terminal to ask on it approves nothing: a plan that
-    nobody looked at is not approved. Exit code 0: it was approved; 2: wrong usage or configuration; 3: no
+    Without --digest it asks, and without a terminal it approves nothing: nobody would have seen the plan.
+    Exit code 0: it was approved; 2: wrong usage or configuration; 3: no
     such plan waits, or it was not approved; 4: there is no such resource, or approving is not allowed.
     """
     settings, cluster = settings_with(), ClusterChoice(kubeconfig, context)
@@ -332,7 +333,7 @@ def waiting_plan(resource: Resource, digest: str) -> ShownPlan:
         why = resource.problem.message if resource.problem else "its spec cannot be followed"
         raise NothingWaits(f"{who} does nothing: {why}")
     if resource.policy.mode is not Mode.APPROVE:
-        raise NothingWaits(f"{who} asks for no approval: spec.mode is {resource.policy.mode}, not Approve")
+        raise NothingWaits(f"{who} needs no approval: spec.mode is {resource.policy.mode}, not Approve")
     record = resource.record or Record()
     if record.run is not None:
         raise NothingWaits(f"{who} waits for nothing: run {record.run.id} is open")
@@ -376,7 +377,5 @@ async def _create_approval(world: Connected, which: Name, manifest: JsonObject) 
     try:
         return await world.client.create(Ref(APPROVALS, which.namespace, which.name), manifest)
     except Refused as error:
-        hint = (
-            f"bind the ClusterRole kvmedic-approver to whoever approves; {APPROVAL_PLURAL} must be installed"
-        )
+        hint = f"bind the ClusterRole kvmedic-approver to the approver; {APPROVAL_PLURAL} must be installed"
         end_command(f"nothing was approved: {error}; {hint}", NOT_FOUND)

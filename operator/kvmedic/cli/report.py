@@ -66,17 +66,17 @@ from kvmedic.runbooks.compression.savings import EVICTING, Worth, brought, figur
 WALLS: Mapping[Reason, str] = MappingProxyType(
     {
         Reason.COMPRESSION_SAVES: "none: it saves what it should, at comparable load",
-        Reason.COMPRESSION_UNDOUBTED: "none shows: nothing speaks against it",
-        Reason.COMPRESSION_NOT_APPLIED: "none yet: it is configured and running engines do not have it",
+        Reason.COMPRESSION_UNDOUBTED: "none: no evidence is against it",
+        Reason.COMPRESSION_NOT_APPLIED: "none yet: it is configured, but running engines do not have it on",
         Reason.EAGER_FALLBACK: "wall 1: attention falls back to an eager kernel",
         Reason.PAGE_SELECTION: "none: it frees no memory by design",
         Reason.BLOCKS_NOT_FREED: "wall 2: evicted tokens free too few blocks or none",
         Reason.FIX_WAITS: "none any more: what saved nothing is off, and the fix after it waits",
         Reason.FIX_DUE: "none any more: what saved nothing is off, and the fix after it is due",
         Reason.PRESSED_THOUGH_COMPRESSED: "none: it does what it can, and demand is beyond that",
-        Reason.ATTENTION_UNPROVEN: "not told: whether attention fell back (wall 1) has to be asked",
+        Reason.ATTENTION_UNPROVEN: "unknown: a trial must show whether attention fell back (wall 1)",
         Reason.ATTENTION_UNCOMPARED: "wall 1, unless attention is not fused without the method either",
-        Reason.COMPRESSION_UNPROVEN: "not told: whether blocks come back or stay (wall 2) has to be asked",
+        Reason.COMPRESSION_UNPROVEN: "unknown: a trial must show whether blocks come back (wall 2)",
     }
 )
 """What each branch of the runbook says of the two walls: attention that is not fused any more, and survivors
@@ -100,7 +100,7 @@ class Account:
     def wall(self) -> str:
         """Return which wall the evidence shows."""
         if self.finding is None or isinstance(self.finding, Inconclusive):
-            return f"not told: {self.finding.message}" if self.finding else ""
+            return f"unknown: {self.finding.message}" if self.finding else ""
         return WALLS.get(self.finding.reason, "")
 
     def lines(self) -> Iterator[str]:
@@ -153,12 +153,12 @@ def _list_missing(method: Compressed, evidence: Evidence) -> Iterator[str]:
     if method.method_class is None:
         yield "what it does to blocks: spec.compression.class"
     if not method.is_confirmed and not evidence.started:
-        yield "the engine's own word that it is on: its start-up log (with saved pages --log FILE)"
+        yield "confirmation by the engine: its start-up log (with saved pages --log FILE)"
     if not isfinite(evidence.burn.window_seconds):
-        yield "the time between the pages, without which no load is like another: --interval"
+        yield "the time between the pages, to compare loads: --interval"
     worth = brought(without, present)
     if without == Figures():
-        yield f"how the fleet was without it: spec.compression.baseline {_IN_FILE}"
+        yield f"figures of the fleet without it: spec.compression.baseline {_IN_FILE}"
     elif worth.worth is Worth.UNKNOWN:
         yield f"figures to compare: {worth.message}"
     yield from _missing_of_class(method, present)
@@ -171,13 +171,13 @@ def _missing_of_class(method: Compressed, present: Figures) -> Iterator[str]:
         return
     if method.without.device_memory is None or present.device_memory is None:
         yield (
-            "device memory with it and without, in which wall 1 shows: spec.compression.baseline."
+            "device memory with it and without it, which shows wall 1: spec.compression.baseline."
             "deviceMemory, and a Prometheus with the DCGM exporter's series (--prometheus URL --at TIME)"
         )
     if method.answer is None:
         yield (
-            "whether evicted tokens free blocks, wall 2: a long generation on a trial pod shows it, which "
-            "needs a cluster (kvmedic diagnose NAME) that allows trial pods"
+            "whether evicted tokens free blocks (wall 2): a long generation on a trial pod shows it, on "
+            "a cluster that allows trial pods (kvmedic diagnose NAME)"
         )
 
 

@@ -119,17 +119,17 @@ def evidence_of(
     if interval is None and isfinite(seconds):
         notes.append(
             f"the engine was busy for {seconds:.0f} s between the first and the last scrape, "
-            "by its own steps; --interval tells the time itself"
+            "by its own steps; --interval sets the real time"
         )
     elif interval is None:
         notes.append(
-            "nothing tells the time between the scrapes, so whether requests stay longer than that is not "
-            "checked; give --interval"
+            "the time between the scrapes is unknown, so it is not checked whether requests take "
+            "longer; give --interval"
         )
     if sizing.resting:
         notes.append(
-            f"nothing ran on {', '.join(sizing.resting)} at the moment of any scrape, so gauges tell "
-            "nothing; scrape while requests are being served"
+            f"nothing ran on {', '.join(sizing.resting)} at the moment of any scrape, so gauges show "
+            f"nothing; scrape while requests are being served"
         )
     return Evidence(burn.observation, sizing.observation, trigger), tuple(notes)
 
@@ -277,8 +277,8 @@ def with_starts(evidence: Evidence, starts: Mapping[str, Started], null: int) ->
 def gaps_in(starts: Mapping[str, Started]) -> tuple[str, ...]:
     """Return of which replicas the log is not all of a start."""
     return tuple(
-        f"the log of {name} is not the whole start of an engine, from its arguments to its pool: what it "
-        f"does not say may have been said; {_BEGINNING}"
+        f"the log of {name} does not contain the engine's whole start, from its arguments to its pool, "
+        f"so something may be missing; {_BEGINNING}"
         for name, start in sorted(starts.items())
         if not start.is_whole
     )
@@ -290,7 +290,7 @@ def _replica(argument: str, name: str, replicas: Collection[str]) -> str:
     if name in replicas:
         return name
     raise ScrapeError(
-        f"--log {argument}: of which replica? Write NAME=FILE with the name of its scrapes: "
+        f"--log {argument}: which replica? Write NAME=FILE with the name of its scrapes: "
         f"{', '.join(sorted(replicas))}"
     )
 

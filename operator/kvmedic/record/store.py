@@ -268,13 +268,13 @@ def _advice(body: JsonObject) -> str:
     resource = f"{PLURAL}.{GROUP} {metadata['name']}"
     if metadata.get("deletionTimestamp"):
         return (
-            "the resource is being deleted and waits for the way back of a run that nobody can read; put the "
-            "target back by hand (docs/howto/roll-back-by-hand.md, section 2), then let it go: "
+            "the resource is being deleted, and its open run cannot be read; roll the target back by "
+            "hand (docs/howto/roll-back-by-hand.md, section 2), then release the resource: "
             f"{kubectl} annotate {resource} {ABANDON}=true"
         )
     removal = '[{"op": "remove", "path": "/status/run"}]'
     return (
-        "repair the status, or forget the run, and a fleet that it holds frozen is given back by the note on "
+        "repair the status, or remove the run; a fleet that it froze is then unfrozen by the note on "
         f"its Deployment: {kubectl} patch {resource} --subresource=status --type=json -p '{removal}'"
     )
 

@@ -30,7 +30,7 @@ are two of the default trigger windows: newer numbers would say the same at the 
 RUNBOOK_SWITCHES_LENGTH = 4
 """Switches that are kept: there and back for the present pod template, and for the one before."""
 
-UNREADY = "the resource is not Ready, so nobody looks at its objectives"
+UNREADY = "the resource is not Ready, so its objectives are not checked"
 
 
 def record_diagnosis(
