@@ -1,8 +1,8 @@
-"""`kvmedic diagnose`: evidence, diagnosis and plan, printed. Nothing is written anywhere.
+"""`kvmedic diagnose`: evidence, diagnosis and plan of one look, printed. Nothing is written anywhere.
 
-What a person says about a fleet in files: a manifest of its workload, a KVRemediation.
-
-A moment of the past as a Prometheus remembers it: who served then, and what they did.
+The look is at a live fleet, at saved pages, or at a moment of the past in a Prometheus. A KVRemediation and
+the
+workload's manifest may be given in files.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ _ANY = "any"
 _UNTOLD = KVRemediationSpec(
     target_ref=TargetRef(name=_ANY), node_health=NodeHealth.IF_AVAILABLE, runbooks=list(Runbook)
 )
-"""What counts where no spec is given: nothing is changed by looking at files, so nothing need be known, and
-every runbook is asked. That on compression has nothing to say where no method is known to be on."""
+"""What counts without a spec: a look at files changes nothing, so unknown node health stops nothing, and
+every
+runbook is asked."""
 
 
 class GivenError(Exception):
-    """A file cannot be used; the message names it, the fault and the fix."""
+    """A file cannot be used; the message names the file, the fault and the fix."""
 
 
 def policy_in(file: str) -> Policy:
-    """Return what a KVRemediation in a file asks for; without a file what its defaults ask for,
-    except that every runbook is asked and unknown node health stops nothing.
+    """Return the policy of a KVRemediation in a file; without a file that of `_UNTOLD`.
 
     Raises:
         GivenError: the file cannot be used.
@@ -97,10 +97,10 @@ def policy_in(file: str) -> Policy:
 
 
 def workload_in(file: str, policy: Policy, version: Version | None = None) -> Workload | Blocked | None:
-    """Return the engine's command line in a manifest; None without a file, a fault where it can't be read.
+    """Return the engine's command line in a manifest; None without a file, `Blocked` if it cannot be read.
 
     Args:
-        version: the engine's; None: the image's tag tells it.
+        version: the engine's; None: the image's tag names it.
 
     Raises:
         GivenError: the file is no manifest.

@@ -1,8 +1,7 @@
-"""What a diagnosis looks like on a terminal and as JSON, wherever its evidence came from.
+"""What `kvmedic diagnose` and `plan` print, as text and as JSON, wherever the evidence came from.
 
-What is known of a fleet's KV compression, for a person: method, class, wall, and what would tell more.
-
-How replicas fare beside their engines' metrics, as a report shows it.
+A report has the readings of each replica, its GPUs and engine exits, what is known of KV compression and what
+is missing, the diagnosis and the changes.
 """
 
 from __future__ import annotations

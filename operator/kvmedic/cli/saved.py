@@ -43,32 +43,32 @@ _MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "u
 """Marks at the start of a text, and its encoding; shells of Windows redirect into UTF-16."""
 
 
-class UnfitError(Exception):
-    """A file holds no text, or more than is read; the message names it and says why."""
+class ScrapeError(Exception):
+    """The files cannot be used as they were given; the message says why and what to do."""
 
 
-def text_of(file: str, most_bytes: int) -> str:
-    """Return a file's text, of one that is compressed the first part.
-
-    A letter that was cut off at the end is left out.
+def _read_text(file: str, most_bytes: int, advice: str) -> str:
+    """Return a file's text; of a compressed one the first part, without a letter that was cut off.
 
     Raises:
-        OSError: it cannot be read.
-        UnfitError: it is larger than `most_bytes`, or no text.
+        ScrapeError: it cannot be read, is larger than `most_bytes`, or holds no text.
     """
-    with Path(file).open("rb") as source:
-        data = source.read(most_bytes + 1)
+    try:
+        with Path(file).open("rb") as source:
+            data = source.read(most_bytes + 1)
+    except OSError as error:
+        raise ScrapeError(f"{file}: {error.strerror}; correct the path") from None
     if len(data) > most_bytes:
-        raise UnfitError(f"{file} is larger than {most_bytes >> 20} MiB")
+        raise ScrapeError(f"{file} is larger than {most_bytes >> 20} MiB{advice}")
     try:
         if data.startswith(_GZIP):
             data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, most_bytes)
         encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
         text = codecs.getincrementaldecoder(encoding)().decode(data)
     except (UnicodeDecodeError, zlib.error):
-        raise UnfitError(f"{file} is neither text nor gzip") from None
+        raise ScrapeError(f"{file} is neither text nor gzip{advice}") from None
     if "\0" in text:
-        raise UnfitError(f"{file} is neither text nor gzip")
+        raise ScrapeError(f"{file} is neither text nor gzip{advice}")
     return text.replace("\r\n", "\n")
 
 
@@ -76,10 +76,6 @@ ONLY = "replica"
 """Name of the replica where none is given."""
 LARGEST_PAGE_BYTES = 64 << 20
 """A page of vLLM 0.32 is 50 kB; a file beyond this is something else."""
-
-
-class ScrapeError(Exception):
-    """The files cannot be used as they were given; the message says why and what to do."""
 
 
 def pages_of(arguments: Sequence[str]) -> Mapping[str, tuple[Page, ...]]:
@@ -228,13 +224,8 @@ def _page(file: str, text: str, place: int) -> Page:
 
 
 def _read_page(file: str) -> str:
-    """Return a file's text: compressed or not, with or without the headers that curl -i adds."""
-    try:
-        text = text_of(file, LARGEST_PAGE_BYTES)
-    except OSError as error:
-        raise ScrapeError(f"{file}: {error.strerror}; correct the path") from None
-    except UnfitError as error:
-        raise ScrapeError(f"{error}; save the page as it is served") from None
+    """Return a page's text, with or without the headers that curl -i adds."""
+    text = _read_text(file, LARGEST_PAGE_BYTES, "; save the page as it is served")
     return text.partition("\n\n")[2] if text.startswith("HTTP/") else text
 
 
@@ -244,10 +235,10 @@ _BEGINNING = "give its beginning: kubectl logs POD -c CONTAINER | head -c 100000
 
 
 def starts_of(arguments: Sequence[str], replicas: Collection[str]) -> dict[str, Started]:
-    """Return what the logs tell, by replica.
+    """Return what the logs show, by replica.
 
     Raises:
-        ScrapeError: a file cannot be used, or nobody can tell whose it is.
+        ScrapeError: a file cannot be used, or its replica is unknown.
     """
     found: dict[str, Started] = {}
     for argument in arguments:
@@ -257,7 +248,8 @@ def starts_of(arguments: Sequence[str], replicas: Collection[str]) -> dict[str, 
             raise ScrapeError(
                 f"--log {argument}: there is a log of {replica} already; give one start of each"
             )
-        lines = _read_log(file).split("\n")
+        text = _read_text(file, LARGEST_LOG_BYTES, f": no start-up log; {_BEGINNING}")
+        lines = text.split("\n")
         starts = [started_of(lines, each.start) for each in VOCABULARIES]
         found[replica] = next((start for start in starts if start != Started()), starts[0])
     return found
@@ -293,15 +285,6 @@ def _replica(argument: str, name: str, replicas: Collection[str]) -> str:
         f"--log {argument}: which replica? Write NAME=FILE with the name of its scrapes: "
         f"{', '.join(sorted(replicas))}"
     )
-
-
-def _read_log(file: str) -> str:
-    try:
-        return text_of(file, LARGEST_LOG_BYTES)
-    except OSError as error:
-        raise ScrapeError(f"{file}: {error.strerror}; correct the path") from None
-    except UnfitError as error:
-        raise ScrapeError(f"{error}: no start-up log; {_BEGINNING}") from None
 
 
 _FIRST_GENERATION = 1

@@ -1,11 +1,9 @@
-"""The resource itself: loaded with its version, its status written only onto that version.
+"""The resource on the API server: loaded with its version, its status written only onto that version.
 
-What one resource's stored status says to all others: its open run, and how earlier ones ended.
-
-Read from the JSON itself, because it is read for every event of every resource: only the few fields
-that count are looked at, and a status that cannot be read counts on the safe side.
-
-Whether the cluster knows the resource at all: kopf looks for it once, when it starts.
+A peer is what one resource's status shows to all others: its open run, and how earlier ones ended. Peers are
+read for every event of every resource, so only the few needed fields are read from the JSON, and an
+unreadable
+status counts on the safe side.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from kvmedic.rollout.gates import BadEnd, Peer
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-"""When a run whose start cannot be read counts as opened: before all others, so it keeps its place."""
+"""Start of a run whose own start cannot be read: before all others, so that it keeps its place."""
 
 
 def peer_of(body: JsonObject) -> Peer:
