@@ -326,7 +326,10 @@ def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Bl
     found = Consultation(evidence, runbook, diagnosis, None, None, None)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
-    known = _known_setting(evidence, policy, workload)
+    known = Setting(None, policy.levers)
+    if isinstance(workload, Workload):
+        known = present_setting(workload, policy.levers, Record(), evidence)
+    known = replace(known, scale_out=policy.scale_out)
     if isinstance(workload, Workload):
         plan = proposal(workload, diagnosis.branch.then, evidence, known, _FIRST_GENERATION)
         if isinstance(plan, TurnOff):
@@ -344,34 +347,20 @@ def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Bl
         if isinstance(advice, TurnOff)
         else f"{advice.knob} {advice.value} cannot be set"
     )
-    why = f"{wish}: {workload.message}"
-    return replace(_find_hindrance(found, NoChange(workload.reason, why)), advice=advice)
+    why = Blocked(workload.reason, f"{wish}: {workload.message}")
+    return replace(found, obstacle=why, advice=advice)
 
 
 def _plan_bundle(found: Consultation, workload: Workload, advice: TurnOff) -> Consultation:
-    """Return what comes of the advice to turn a method off."""
     plan = bundle_plan(workload, advice, _FIRST_GENERATION)
-    if isinstance(plan, Plan):
-        return replace(found, plan=plan)
-    return _find_hindrance(found, NoChange(plan.reason, plan.message))
+    return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, obstacle=plan)
 
 
 def with_method(evidence: Evidence, policy: Policy, workload: Workload | Blocked | None) -> Evidence:
-    """Return evidence with the method that compresses the KV cache, as far as anything tells of one.
-
-    Where nobody gave the workload, or it cannot be read, labels and start-up logs alone tell.
-    """
+    """Return evidence with the KV compression method; without a workload from labels and logs alone."""
     told, log = workload if isinstance(workload, Workload) else None, phrases(evidence.started)
     method = compressed_of(told, policy.compression, (), evidence.burn, log)
     return replace(evidence, evicts=eviction_of(told, log) if told else None, compression=method)
-
-
-def _known_setting(evidence: Evidence, policy: Policy, workload: Workload | Blocked | None) -> Setting:
-    """Return what advice needs to know of the present setting."""
-    known = Setting(None, policy.levers)
-    if isinstance(workload, Workload):
-        known = present_setting(workload, policy.levers, Record(), evidence)
-    return replace(known, scale_out=policy.scale_out)
 
 
 def _without_lever(
@@ -379,10 +368,6 @@ def _without_lever(
 ) -> Consultation:
     """Return what follows where no lever applies: the branches for that, once each was asked."""
     if not why.passes_on or found.evidence.spent is not None:
-        return _find_hindrance(found, why)
+        return replace(found, obstacle=Blocked(why.reason, why.message))
     spent = spent_by(why, known, len(found.evidence.burn.pods))
     return _consult_runbook(replace(found.evidence, spent=spent), policy, workload)
-
-
-def _find_hindrance(found: Consultation, why: NoChange) -> Consultation:
-    return replace(found, obstacle=Blocked(why.reason, why.message))
