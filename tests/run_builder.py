@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvmedic.model.config_edits import FileEdit, Revision
-from kvmedic.model.edits import BundleEdit, BundleStep, EnvEdit, Field, ReferenceEdit, TokenEdit
+from kvmedic.model.edits import BundleEdit, EnvEdit, Field, ReferenceEdit, TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import Fleet, ObjectRef, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.model.plan import FlagStep, ReplaceStep, ReplicasStep, RevisionStep, Step
+from kvmedic.model.plan import BundleStep, FlagStep, ReplaceStep, ReplicasStep, RevisionStep, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Intent, Outcome, Run, StepRecord, StepState
 from kvmedic.model.status import Attempt, FailedAttempt

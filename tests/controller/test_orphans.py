@@ -38,7 +38,7 @@ def test_a_note_is_read_as_it_was_written(edit) -> None:
 
 
 def test_a_note_of_a_whole_template_has_its_hash() -> None:
-    assert note_in(written(RECALL.swap)) == Note(OWN_FIELDS, None, RECALL.before.template, LABEL)
+    assert note_in(written(RECALL.template_change)) == Note(OWN_FIELDS, None, RECALL.before.template, LABEL)
 
 
 GOOD = json.loads(written(EDIT))

@@ -12,13 +12,12 @@ import pytest
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey, switch_where_untriable
-from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Blocked, Measured
 from kvmedic.model.fleet import template_hash
-from kvmedic.model.plan import FlagStep
+from kvmedic.model.plan import BundleStep, FlagStep, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
-from kvmedic.model.trial import Answer, Growth, Question, Reclaim, TrialStep
+from kvmedic.model.trial import Answer, Growth, Question, Reclaim
 from kvmedic.record.surveys import with_runbook_switch
 from kvmedic.runbooks.compression.savings import figures_of
 from kvmedic.runbooks.workload import View

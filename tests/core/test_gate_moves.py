@@ -9,9 +9,10 @@ import pytest
 
 from builders import NOW
 from kvmedic.model.fleet import Pod
+from kvmedic.model.plan import GateStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
-from kvmedic.model.trial import Counted, GateStep, JobEnd, JobSight, Score, Scored, Served
+from kvmedic.model.trial import Counted, JobEnd, JobSight, Score, Scored, Served
 from kvmedic.rollout.moves import Failed, Wait
 from kvmedic.rollout.trial import Evaluated, GateMove, GateSight, LastWords, MakeJob, MakeTrial, gate_move
 from run_builder import a_run

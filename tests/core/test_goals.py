@@ -9,8 +9,8 @@ import pytest
 
 from builders import CALM, TRIGGER, an_observation
 from kvmedic.model.devices import Cause
-from kvmedic.model.edits import BundleStep
 from kvmedic.model.plan import (
+    BundleStep,
     Change,
     FlagStep,
     Goal,

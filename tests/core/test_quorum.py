@@ -14,7 +14,8 @@ from kvmedic.model.evidence import PodReadings, Signal
 from kvmedic.model.fleet import CRASH_LOOP, ContainerEnd, Fleet, Instance, Pod
 from kvmedic.model.plan import Goal, Step
 from kvmedic.model.run import StepRecord, StepState
-from kvmedic.rollout.preconditions import Purpose, step_refusal
+from kvmedic.rollout import row_of
+from kvmedic.rollout.preconditions import Purpose
 from kvmedic.verdict.baseline import is_quorate, judged_part, left_out, quorum_line
 from run_builder import BUNDLE, CONFIG, NOW, RECALL, REPLACE, SCALE, STEP, a_fleet, a_pod, a_run
 from worlds.steps import GATE, MINIMUM, a_minimum
@@ -198,14 +199,14 @@ def five(*more: Pod, peers: int = 4) -> Fleet:
 def test_a_step_begins_beside_one_that_is_not_as_the_others(state: str, kind: str) -> None:
     pods, kept_from = STATES[state]
 
-    refused = step_refusal(five(*pods), EVERY[kind], Purpose.RELIEF)
+    refused = row_of(EVERY[kind]).refuse(five(*pods), Purpose.RELIEF)
 
     assert (refused is not None) is (kind in kept_from), refused
 
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_no_step_begins_where_too_few_are_ready_and_nobody_says_why(kind: str) -> None:
-    refused = step_refusal(five(down(in_rotation=False), peers=3), EVERY[kind], Purpose.RELIEF)
+    refused = row_of(EVERY[kind]).refuse(five(down(in_rotation=False), peers=3), Purpose.RELIEF)
 
     assert "3 of 4 replicas are Ready: see why x is not" in refused.message
 
@@ -218,8 +219,8 @@ def test_a_bad_replica_is_replaced_though_it_is_not_ready() -> None:
     bad = replace(five(), pods=(down(in_rotation=False), *five().pods[1:3]), replicas=3)
     bad = replace(bad, replica_sets=(replace(bad.replica_sets[0], desired=3, available=2),))
 
-    assert step_refusal(bad, replace(REPLACE, uid="uid-x"), Purpose.RELIEF) is None
-    assert step_refusal(bad, REPLACE, Purpose.RELIEF) is not None
+    assert row_of(replace(REPLACE, uid="uid-x")).refuse(bad, Purpose.RELIEF) is None
+    assert row_of(REPLACE).refuse(bad, Purpose.RELIEF) is not None
 
 
 JUDGED: dict[str, tuple[Pod, PodReadings, int]] = {

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from kvmedic.model.engine import Knob
-from kvmedic.model.plan import FlagStep, gives_back
+from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Terms, Verdict
 from kvmedic.model.spec import RotationLabel
@@ -186,7 +186,7 @@ def test_values_are_compared_and_not_their_spelling(text, given, same):
 
 
 def test_the_steps_back_are_told_from_all_others():
-    assert gives_back(BACK)
-    assert gives_back(replace(IN_FILE, reason=Reason.HOST_MEMORY_GIVEN_BACK))
-    assert not gives_back(LENT)
-    assert not gives_back(BACK.inverse())
+    assert BACK.gives_back
+    assert replace(IN_FILE, reason=Reason.HOST_MEMORY_GIVEN_BACK).gives_back
+    assert not LENT.gives_back
+    assert not BACK.inverse().gives_back

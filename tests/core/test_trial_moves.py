@@ -9,6 +9,7 @@ import pytest
 from builders import NOW
 from kvmedic.model.compression import Compacted, Pattern, Scattered, used_blocks
 from kvmedic.model.fleet import ContainerEnd, Instance, Pod
+from kvmedic.model.plan import TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
 from kvmedic.model.trial import (
@@ -21,7 +22,6 @@ from kvmedic.model.trial import (
     Question,
     Reclaim,
     Sample,
-    TrialStep,
     Underway,
     Watched,
 )

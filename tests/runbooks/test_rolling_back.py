@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvmedic.cli.report import change_of
 from kvmedic.model.config_edits import Revision
-from kvmedic.model.plan import Plan, RevisionStep, is_revocable, template_before
+from kvmedic.model.plan import Plan, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
 from kvmedic.rollout.gates import stands
@@ -46,9 +46,9 @@ def test_the_inverse_puts_the_newer_revision_back() -> None:
     assert isinstance(back, RevisionStep)
     assert (back.before_template, back.after_template) == (NEW, OLD)
     assert back.reason is Reason.ROLLING_BACK
-    assert back.swap == RECALL.swap.inverse()
-    assert template_before(RECALL) == OLD
-    assert is_revocable(RECALL)
+    assert back.template_change == RECALL.template_change.inverse()
+    assert RECALL.before_template == OLD
+    assert RECALL.is_revocable
 
 
 def test_a_report_names_the_revisions() -> None:

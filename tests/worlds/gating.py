@@ -8,9 +8,10 @@ from typing import Any
 
 from kvmedic.api.status import record_to_wire
 from kvmedic.manifests.trial_pod import digest_of
+from kvmedic.model.plan import GateStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, TurnedOff
-from kvmedic.model.trial import GateStep, Score, Scored
+from kvmedic.model.trial import Score, Scored
 from lab.cluster.simulation import behaviour
 from worlds.phases import SLOW
 from worlds.trying import CLASS

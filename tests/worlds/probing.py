@@ -19,8 +19,10 @@ from kvmedic.model.compression import Keep
 from kvmedic.model.devices import Device
 from kvmedic.model.evidence import Absence, Missing, Reading
 from kvmedic.model.fleet import ObjectRef, Pod
+from kvmedic.model.plan import TrialStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.trial import Progress, Question, TrialStep, Underway
+from kvmedic.model.trial import Progress, Question, Underway
+from kvmedic.model.plan import TrialStep
 from kvmedic.settings import ProbeOptions, ScrapeOptions
 from run_builder import a_pod
 

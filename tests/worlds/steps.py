@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from kvmedic.model.compression import Keep
 from kvmedic.model.fleet import ContainerEnd, Instance, Minimum, ObjectRef
-from kvmedic.model.plan import MinimumHolder, ReplicasStep
+from kvmedic.model.plan import GateStep, MinimumHolder, ReplicasStep, TrialStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.trial import GateStep, Question, TrialStep
+from kvmedic.model.trial import Question
 from kvmedic.rollout.draining import StartLimits
 from run_builder import BUNDLE, NOW, OLD, a_pod
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, TRIAL_LABEL
-from kvmedic.model.trial import Question, TrialStep
+from kvmedic.model.plan import TrialStep
+from kvmedic.model.trial import Question
 from worlds.phases import SLOW
 from worlds.world import World
 

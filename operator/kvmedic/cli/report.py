@@ -20,7 +20,6 @@ from kvmedic.engines import ENGINES
 from kvmedic.engines.engine_log import Start, Started
 from kvmedic.model.compression import Figures, MethodClass
 from kvmedic.model.devices import PROGRAM, SHOWN, SILENCES, TELLS, Device, EngineEnd, Vital, Vitals
-from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import (
     HISTOGRAMS,
     Blocked,
@@ -34,16 +33,19 @@ from kvmedic.model.evidence import (
     Unsupported,
 )
 from kvmedic.model.plan import (
+    BundleStep,
     FlagStep,
+    GateStep,
     OnTrial,
     ReplaceStep,
     ReplicasStep,
     RevisionStep,
     Step,
+    TrialStep,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Runbook
-from kvmedic.model.trial import GateStep, Question, TrialStep
+from kvmedic.model.trial import Question
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import (
     Assignment,

@@ -47,7 +47,7 @@ from kvmedic.model.evidence import (
     Unsupported,
 )
 from kvmedic.model.fleet import Pod
-from kvmedic.model.plan import COMPARED, Goal, OnTrial, Plan, ReplaceStep, gives_back
+from kvmedic.model.plan import COMPARED, Goal, OnTrial, Plan, ReplaceStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, whole_devices_of
 from kvmedic.model.spec import Policy, Runbook, TargetRef
@@ -389,7 +389,7 @@ class Survey:
     def goal(self) -> Goal:
         """Return by what a change would be judged."""
         steps = self.plan.steps if self.plan else ()
-        if any(gives_back(step) for step in steps):
+        if any(step.gives_back for step in steps):
             return Goal.CALM
         if any(isinstance(step, OnTrial) for step in steps):
             return Goal.ANSWER

@@ -38,11 +38,11 @@ from kvmedic.controller.verify import grade_urgency, judged_window
 from kvmedic.kube.errors import Refused as WriteRefused
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import OnTrial, holder_of
+from kvmedic.model.plan import GateStep, OnTrial, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.status import ConditionType, Resource
-from kvmedic.model.trial import Answer, GateStep, TrialStep
+from kvmedic.model.trial import Answer
 from kvmedic.record.runs import after_trouble, close_run, report_decision, with_answer, with_score
 from kvmedic.rollout.decide import (
     Close,
@@ -89,7 +89,7 @@ async def pursue(tick: Tick) -> timedelta:
 
 async def _look_at_target(tick: Tick) -> View | None:
     """Return the target as it is now; with its autoscaler's minimum where the step goes through that."""
-    holder, target = holder_of(tick.run.current.step), tick.ports.target
+    holder, target = tick.run.current.step.holder, tick.ports.target
     view = await target.look(tick.resource.namespace, tick.policy)
     if view is None or holder is None:
         return view

@@ -16,29 +16,23 @@ import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import assert_never
 
 from kvmedic.controller.ports import Ports
 from kvmedic.model.config_edits import EditedTemplate
-from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Absence, Blocked, Measured, Missing, Reading
 from kvmedic.model.fleet import Fleet, Pod, RolloutFields, template_hash
 from kvmedic.model.plan import (
-    FlagStep,
     Goal,
-    ReplaceStep,
-    ReplicasStep,
-    RevisionStep,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Outcome, Run, Spending, StepState, TimedOut, Victim
 from kvmedic.model.spec import OnDrainTimeout, OnInconclusive, Policy, answer_to_no_verdict
 from kvmedic.model.status import Record, Resource, Urgency
-from kvmedic.model.trial import GateStep, TrialStep
+from kvmedic.rollout import row_of
 from kvmedic.rollout.config_copy import Files
 from kvmedic.rollout.decide import Direction
-from kvmedic.rollout.draining import Drain, StartLimits, canary_pool_move, holding_move, start_limit
-from kvmedic.rollout.drift import claimed_sequence, committed_sequence, is_kept
+from kvmedic.rollout.draining import Drain, StartLimits, canary_pool_move, start_limit
+from kvmedic.rollout.drift import claimed_sequence, committed_sequence
 from kvmedic.rollout.edited_template import without_our_change
 from kvmedic.rollout.moves import (
     Claim,
@@ -57,28 +51,9 @@ from kvmedic.rollout.moves import (
     ScaleIn,
     ScaleOut,
     SetMinimum,
-    Settled,
     Uncordon,
 )
-from kvmedic.rollout.replacement import (
-    Replacement,
-    leave_replacement,
-    replacing_move,
-    rest_replacement,
-    scaled_by,
-    spare_of,
-)
-from kvmedic.rollout.scaling import (
-    Autoscaling,
-    Scaling,
-    autoscaling_move,
-    is_explained,
-    leave_autoscaling,
-    leave_scaling,
-    rest_scaling,
-    scaling_move,
-)
-from kvmedic.rollout.template import Order, next_template_move, recalling_move, releasing_move, rest_template
+from kvmedic.rollout.steps import StepInput
 from kvmedic.runbooks.workload import View
 
 
@@ -128,54 +103,38 @@ def _watched_fleet(tick: Tick, fleet: Fleet) -> Fleet:
 async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     """Return the next move of the step under way, forward or back."""
     fleet = _watched_fleet(tick, fleet)
-    step, drain = tick.run.current.step, await drain_of(tick, fleet)
-    way = step if direction is Direction.FORWARD else step.inverse()
-    match way:
-        case BundleStep() | FlagStep():
-            order = _order(tick, fleet, way, drain)
-            move = next_template_move(fleet, order, tick.now)
-            canaries = _canaries(fleet, order)
-        case RevisionStep():
-            order = _order(tick, fleet, way, drain)
-            move = recalling_move(fleet, order, way.after, tick.now)
-            canaries = _canaries(fleet, order)
-        case ReplaceStep():
-            move = replacing_move(fleet, _replacement(tick, fleet, way, drain), tick.now)
-            spare = spare_of(fleet, way)
-            canaries = (spare,) if spare else ()
-        case ReplicasStep(holder=None):
-            scaled = replace(_scaling_order(tick, fleet, way, drain), begins=_begins(tick, fleet, direction))
-            return scaling_move(fleet, scaled, tick.now)
-        case ReplicasStep():
-            asked = replace(_autoscaling_order(tick, fleet, way), begins=_begins(tick, fleet, direction))
-            return autoscaling_move(fleet, asked, tick.now)
-        case TrialStep() | GateStep():
-            return Settled()
-        case _:
-            assert_never(way)
-    if direction is Direction.FORWARD and isinstance(move, Cordon):
-        return await _refused_canary(tick, fleet, canaries) or move
+    step, forward = tick.run.current.step, direction is Direction.FORWARD
+    row = row_of(step if forward else step.inverse())
+    known = replace(_known(tick, fleet, await drain_of(tick, fleet)), is_back=not forward)
+    move = row.next_move(fleet, known)
+    if forward and isinstance(move, Cordon):
+        return await _refused_canary(tick, fleet, row.canaries(fleet)) or move
     return move
 
 
 async def leaving_move(tick: Tick, view: View) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
-    step, fleet = tick.run.current.step, _watched_fleet(tick, view.fleet)
-    match step:
-        case BundleStep() | FlagStep() | RevisionStep():
-            return releasing_move(fleet, tick.run.recorded, _without_ours(tick.run, view))
-        case ReplaceStep():
-            order = _replacement(tick, fleet, step, await drain_of(tick, fleet))
-            return leave_replacement(fleet, order, tick.now)
-        case ReplicasStep(holder=None):
-            scaled = _scaling_order(tick, fleet, step, await drain_of(tick, fleet))
-            return leave_scaling(fleet, scaled, tick.now)
-        case ReplicasStep():
-            return leave_autoscaling(fleet, _autoscaling_order(tick, fleet, step))
-        case TrialStep() | GateStep():
-            return Settled()
-        case _:
-            assert_never(step)
+    fleet = _watched_fleet(tick, view.fleet)
+    known = _known(tick, fleet, await drain_of(tick, fleet))
+    return row_of(tick.run.current.step).leave(fleet, replace(known, edited=_without_ours(tick.run, view)))
+
+
+def resting_move(tick: Tick, fleet: Fleet) -> Move:
+    """Return the next move toward a fleet that stands still with every replica in rotation."""
+    return row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, Drain.UNKNOWN))
+
+
+def _known(tick: Tick, fleet: Fleet, drain: Drain) -> StepInput:
+    return StepInput(
+        run=tick.run,
+        resource_uid=tick.resource.uid,
+        drain=drain,
+        limits=start_limits(tick, fleet.pods),
+        drain_limit=tick.policy.rollout.drain_timeout,
+        now=tick.now,
+        assigned_at=_assigned_at(tick),
+        held=_pods_held_back(tick),
+    )
 
 
 def left_as(run: Run, view: View, outcome: Outcome) -> Outcome:
@@ -197,22 +156,6 @@ def _without_ours(run: Run, view: View) -> Mapping[str, object] | None:
     return without_our_change(run.current.step, view.fleet, view.template, view.templates)
 
 
-def resting_move(tick: Tick, fleet: Fleet) -> Move:
-    """Return the next move toward a fleet that stands still with every replica in rotation."""
-    step = tick.run.current.step
-    match step:
-        case BundleStep() | FlagStep() | RevisionStep():
-            return rest_template(fleet, tick.now, _assigned_at(tick))
-        case ReplaceStep():
-            return rest_replacement(fleet, _replacement(tick, fleet, step, Drain.UNKNOWN))
-        case ReplicasStep():
-            return holding_move(fleet) if step.holder else rest_scaling(fleet)
-        case TrialStep() | GateStep():
-            return Settled()
-        case _:
-            assert_never(step)
-
-
 def observed_victim(tick: Tick, fleet: Fleet) -> Tick:
     """Return the tick with the moment at which the victim was first seen out of rotation."""
     victim = tick.run.victim
@@ -222,88 +165,6 @@ def observed_victim(tick: Tick, fleet: Fleet) -> Tick:
     if pod is None or pod.in_rotation or not pod.cordoned:
         return tick
     return replace(tick, run=replace(tick.run, victim=replace(victim, out_at=tick.now)))
-
-
-def _canaries(fleet: Fleet, order: Order) -> tuple[Pod, ...]:
-    """Return the new replicas while every old one is still there."""
-    swapped = fleet.desired(order.away) < fleet.replicas
-    return () if swapped else fleet.serving(order.toward)
-
-
-def _order(tick: Tick, fleet: Fleet, step: FlagStep | BundleStep | RevisionStep, drain: Drain) -> Order:
-    run, limits = tick.run, start_limits(tick, fleet.pods)
-    return Order(
-        away=step.before_template,
-        toward=step.after_template,
-        edit=step.swap if isinstance(step, RevisionStep) else step.edit,
-        recorded=run.recorded,
-        victim=run.victim,
-        drain=drain,
-        start_limit=limits.start,
-        spare_limit=limits.spare,
-        pulsed_at=_assigned_at(tick),
-        held=_pods_held_back(tick),
-        repairs=step is not run.current.step,
-        mends=run.goal is Goal.STEADINESS,
-        served_before=run.in_rotation,
-        down_before=_down_before(run),
-    )
-
-
-def _down_before(run: Run) -> int:
-    """Return how many replicas took no requests before a run that began all the same."""
-    return max(0, run.replicas - run.in_rotation)
-
-
-def _replacement(tick: Tick, fleet: Fleet, step: ReplaceStep, drain: Drain) -> Replacement:
-    return Replacement(
-        step=step,
-        scaled=scaled_by(tick.run, step, tick.resource.uid, fleet),
-        victim=tick.run.victim,
-        drain=drain,
-        limits=start_limits(tick, fleet.pods),
-        drain_limit=tick.policy.rollout.drain_timeout,
-        assigned_at=_assigned_at(tick),
-        held=_pods_held_back(tick),
-        down_before=_down_before(tick.run),
-    )
-
-
-def _autoscaling_order(tick: Tick, fleet: Fleet, step: ReplicasStep) -> Autoscaling:
-    return Autoscaling(
-        step=step,
-        replicas=tick.run.replicas,
-        limits=start_limits(tick, fleet.pods),
-        is_ours=not _is_abandoned(tick.run) and is_kept(tick.run, tick.resource.uid, fleet),
-        assigned_at=_assigned_at(tick),
-        down_before=_down_before(tick.run),
-    )
-
-
-def _begins(tick: Tick, fleet: Fleet, direction: Direction) -> bool:
-    """Return whether a step goes forward and nothing of its run was committed yet."""
-    committed = committed_sequence(tick.run, tick.resource.uid, fleet.fence)
-    return direction is Direction.FORWARD and not committed
-
-
-def _is_abandoned(run: Run) -> bool:
-    return run.ending is not None and run.ending.reason is Reason.ABANDONED
-
-
-def _scaling_order(tick: Tick, fleet: Fleet, step: ReplicasStep, drain: Drain) -> Scaling:
-    run = tick.run
-    begun = run.current.step
-    explained = isinstance(begun, ReplicasStep) and is_explained(run, begun, tick.resource.uid, fleet)
-    return Scaling(
-        step=step,
-        victim=run.victim,
-        drain=drain,
-        limits=start_limits(tick, fleet.pods),
-        is_ours=explained and not _is_abandoned(run),
-        assigned_at=_assigned_at(tick),
-        held=_pods_held_back(tick),
-        down_before=_down_before(run),
-    )
 
 
 def unjudged_answer(tick: Tick) -> OnInconclusive:
@@ -422,9 +283,8 @@ def _least_blocks(run: Run) -> int:
     A change for steadiness gives memory away on purpose: the pool is smaller then. Another revision's
     image or types may well make another pool, and so may a cache without compression.
     """
-    other_pool = isinstance(run.current.step, BundleStep | RevisionStep)
-    same_engine = run.goal is not Goal.STEADINESS and not other_pool
-    return run.blocks or 0 if same_engine else 0
+    compares = run.goal is not Goal.STEADINESS and run.current.step.keeps_pool
+    return run.blocks or 0 if compares else 0
 
 
 def record_intent(tick: Tick, fleet: Fleet, effect: Effect) -> Run:

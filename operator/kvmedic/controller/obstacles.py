@@ -33,10 +33,10 @@ from kvmedic.manifests.proposals import (
     revert_for,
 )
 from kvmedic.model.devices import Cause
-from kvmedic.model.edits import BundleStep, TokenEdit
+from kvmedic.model.edits import TokenEdit
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
-from kvmedic.model.plan import FlagStep, Goal, OnTrial, Plan, ReplicasStep, RevisionStep
+from kvmedic.model.plan import BundleStep, FlagStep, Goal, OnTrial, Plan, ReplicasStep, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
 from kvmedic.model.spec import Mode, Policy, TargetRef

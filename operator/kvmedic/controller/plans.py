@@ -19,8 +19,9 @@ from kvmedic.model.plan import Goal, Plan, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy, Runbook
 from kvmedic.model.status import Attempt, LastGood, Record, Resource, TemporaryChange, failed_before
+from kvmedic.rollout import row_of
 from kvmedic.rollout.gates import stands
-from kvmedic.rollout.preconditions import Purpose, step_refusal
+from kvmedic.rollout.preconditions import Purpose
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import (
     Beyond,
@@ -429,7 +430,7 @@ def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Blocked | None:
     like any other, which an owner who came meanwhile would revert.
     """
     purpose = Purpose.MENDING if goal is Goal.STEADINESS else Purpose.RELIEF
-    refused = step_refusal(fleet, step, purpose)
+    refused = row_of(step).refuse(fleet, purpose)
     return Blocked(refused.reason, refused.message) if refused else None
 
 

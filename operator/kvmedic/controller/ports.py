@@ -22,10 +22,11 @@ from kvmedic.model.devices import Answer, Device, EngineEnd
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Blocked, LogForms, LoggedSize, Look, Observation, Pool, Reading
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
+from kvmedic.model.plan import TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConfigCopy, Key, Record, Resource
-from kvmedic.model.trial import Interrupted, JobSight, Progress, Served, TrialStep
+from kvmedic.model.trial import Interrupted, JobSight, Progress, Served
 from kvmedic.rollout.config_copy import Files
 from kvmedic.rollout.gates import Approval, Stop
 from kvmedic.rollout.moves import Effect

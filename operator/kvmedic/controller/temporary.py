@@ -25,7 +25,7 @@ from kvmedic.controller.plans import obstacle_to
 from kvmedic.controller.ports import Ports, Target, save
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import Goal, Plan, ReplicasStep, file_copied_by
+from kvmedic.model.plan import Goal, Plan, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, StepState, without_spec
 from kvmedic.model.spec import Policy, TargetRef
@@ -188,7 +188,7 @@ FORWARD = frozenset({StepState.PENDING, StepState.ROLLING_OUT, StepState.VERIFYI
 
 async def with_files(tick: Tick, fleet: Fleet) -> Tick:
     """Return the tick with how the step's ConfigMap and its copy stand; as it is where the step has none."""
-    file = file_copied_by(tick.run.current.step)
+    file = tick.run.current.step.file_of
     return tick if file is None else replace(tick, files=await tick.ports.copies.stand(fleet, file))
 
 
@@ -201,14 +201,14 @@ def overtaken(tick: Tick, stands: Standing) -> Standing:
 
 def unavailable(tick: Tick) -> Blocked | None:
     """Return why nothing can be built on the ConfigMap now; None where there is none, or it is as planned."""
-    file = file_copied_by(tick.run.current.step)
+    file = tick.run.current.step.file_of
     text = hindrance(file, tick.files) if file and tick.files else ""
     return Blocked(Reason.CONFIG_MAP_UNAVAILABLE, text) if text else None
 
 
 def copy_first(tick: Tick, decision: Decision) -> MakeCopy | Failed | Refused | None:
     """Return what has to happen to the copy before a decision is carried out; None: nothing."""
-    file = file_copied_by(tick.run.current.step)
+    file = tick.run.current.step.file_of
     forward = isinstance(decision, Watch) or decision == Walk(Direction.FORWARD)
     if file is None or tick.files is None or not forward:
         return None
@@ -217,7 +217,7 @@ def copy_first(tick: Tick, decision: Decision) -> MakeCopy | Failed | Refused | 
 
 def held_back(tick: Tick, fleet: Fleet, move: Move) -> Move:
     """Return a move of the way back, or what keeps replicas serving where there is nothing to go back to."""
-    file = file_copied_by(tick.run.current.step)
+    file = tick.run.current.step.file_of
     if file is None or tick.files is None or tick.files.source is not SourceState.GONE:
         return move
     if not needs_source(move):
@@ -236,7 +236,7 @@ async def swept(record: Record, run: Run | None, fleet: Fleet | None, ports: Por
         ports: the world.
     """
     steps = (each.step for each in run.steps) if run else ()
-    made = (ConfigCopy(file.copy, s.after_template) for s in steps if (file := file_copied_by(s)))
+    made = (ConfigCopy(file.copy, s.after_template) for s in steps if (file := s.file_of))
     copies = tuple(dict.fromkeys((*record.copies, *made)))
     if copies and fleet is not None and ports.leader.is_held():
         copies = await ports.copies.sweep(fleet, copies)

@@ -30,10 +30,10 @@ from kvmedic.manifests.trial_pod import (
 )
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
-from kvmedic.model.plan import OnTrial
+from kvmedic.model.plan import GateStep, OnTrial, TrialStep
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.status import Resource
-from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
+from kvmedic.model.trial import Answer, Scored
 from kvmedic.record.runs import with_answer, with_score
 from kvmedic.rollout.moves import Failed
 from kvmedic.rollout.trial import (

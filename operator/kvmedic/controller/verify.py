@@ -19,17 +19,13 @@ from kvmedic.controller.evidence import Survey
 from kvmedic.controller.next_move import Tick, elapsed_time, unjudged_answer
 from kvmedic.controller.ports import Metrics
 from kvmedic.model.devices import EngineEnd
-from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Signal
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import (
+    BundleStep,
     FlagStep,
     Goal,
     OnTrial,
-    ReplaceStep,
-    ReplicasStep,
-    RevisionStep,
-    Step,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Run, StepState
@@ -66,9 +62,7 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
     record = tick.run.current
     if view is None or record.state is not StepState.VERIFYING or stands is not Standing.AS_RECORDED:
         return None
-    if isinstance(record.step, OnTrial):
-        return None
-    if tick.problem is not None:
+    if isinstance(record.step, OnTrial) or tick.problem is not None:
         return None
     window = tick.policy.windows.verify
     if record.settled_at is None or elapsed_time(tick, "settled", record.settled_at) < window:
@@ -78,7 +72,7 @@ async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judg
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )
     looked, left_out = part_to_judge(tick.run, pods, looked)
-    if not _reaches_all(record.step):
+    if record.step.template_change is None:
         # Who was down before the change, and is left out, does not speak against it by ending again.
         pods = tuple(pod for pod in pods if pod.name in looked.pods)
     given = await verdict_input(tick, view, pods, looked)
@@ -128,24 +122,9 @@ def part_to_judge(run: Run, pods: Sequence[Pod], looked: Observation) -> tuple[O
     """Return the look at those replicas that a run's change is judged on, and who is left out."""
     if run.goal is Goal.STEADINESS:
         return looked, ""
-    newest = sorted(pods, key=newest_first)[: _added_replicas(run)]
+    added = max(0, run.current.step.most_replicas - run.replicas)
+    newest = sorted(pods, key=newest_first)[:added]
     return judged_part(pods, looked, run.replicas - run.in_rotation, [pod.name for pod in newest])
-
-
-def _reaches_all(step: Step) -> bool:
-    """Return whether a step makes every replica anew."""
-    return isinstance(step, FlagStep | BundleStep | RevisionStep)
-
-
-def _added_replicas(run: Run) -> int:
-    """Return how many replicas a step made beside those that were there."""
-    match run.current.step:
-        case ReplaceStep():
-            return 1
-        case ReplicasStep(before=before, after=after, holder=holder):
-            return max(0, after - (run.replicas if holder else before))
-        case _:
-            return 0
 
 
 def _comparable_baseline(run: Run, pods: Sequence[Pod], looked: Observation) -> Baseline | None:
@@ -155,7 +134,7 @@ def _comparable_baseline(run: Run, pods: Sequence[Pod], looked: Observation) -> 
     nothing is missing in such a sum, before or now.
     """
     before, serving = run.baseline, sum(pod.ready for pod in pods)
-    if before is None or not isinstance(run.current.step, ReplicasStep):
+    if before is None or not run.current.step.is_a_number:
         return before
     judged_before = min(1.0, max(1, before.replicas) / max(1, run.in_rotation))
     judged_now = min(1.0, len(looked.pods) / max(1, serving))

@@ -44,7 +44,7 @@ from kvmedic.model.config_edits import (
 from kvmedic.model.edits import Field, ReferenceEdit
 from kvmedic.model.engine import Engine, Flag, Kind
 from kvmedic.model.fleet import Owner, Pod
-from kvmedic.model.plan import Plan, file_copied_by
+from kvmedic.model.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +371,7 @@ def edit_file(
 def owner_of_file(plan: Plan, maps: Mapping[str, Sight]) -> Owner | None:
     """Return who decides what is in a ConfigMap that a plan would copy, hiding it from the fleet."""
     for step in plan.steps:
-        copied = file_copied_by(step)
+        copied = step.file_of
         source = maps.get(copied.config_map) if copied else None
         if isinstance(source, ConfigMap) and source.owner is not None:
             return source.owner

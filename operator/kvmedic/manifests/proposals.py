@@ -18,9 +18,10 @@ from types import MappingProxyType
 
 from kvmedic.manifests.flags import Setting
 from kvmedic.model.config_edits import Difference, FileEdit, Revision
-from kvmedic.model.edits import COMMAND_LINE, BundlePart, BundleStep, EnvEdit, Field, TokenEdit, container_at
+from kvmedic.model.edits import COMMAND_LINE, BundlePart, EnvEdit, Field, TokenEdit, container_at
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import OwnerKind, TemplateOwner
+from kvmedic.model.plan import BundleStep
 
 _CHART_VALUES = MappingProxyType(
     {

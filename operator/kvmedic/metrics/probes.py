@@ -39,17 +39,8 @@ from kvmedic.metrics.scrape import pool_of_page as pool_of
 from kvmedic.model.devices import Device
 from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading
 from kvmedic.model.fleet import Pod
-from kvmedic.model.trial import (
-    Begun,
-    Interrupted,
-    Progress,
-    Prompted,
-    Question,
-    Served,
-    Shown,
-    TrialStep,
-    Underway,
-)
+from kvmedic.model.plan import TrialStep
+from kvmedic.model.trial import Begun, Interrupted, Progress, Prompted, Question, Served, Shown, Underway
 from kvmedic.runbooks.compression.probes import LEAST_LONGEST
 from kvmedic.settings import ProbeOptions, ScrapeOptions
 

@@ -1,15 +1,7 @@
-"""One token of one container's command line, changed and changed back.
+"""Edits of a pod template: one token, one variable, one reference to a ConfigMap, or a bundle of several.
 
-An edit holds the one token that changes and where it is; never the list around it, which may
-contain secrets and would end up in a status. What must be known of the rest is read from the live
-pod template when the edit is applied.
-
-Several tokens and variables of one container, changed together and changed back together.
-
-Half a bundle is a setting that nobody ever ran, so there is one JSON patch for all of it, and a pod template
-shows either the whole bundle before, the whole bundle after, or something else.
-
-One reference of a pod template to a ConfigMap, pointed to another ConfigMap and back.
+An edit holds what changes and where it is; never the list around it, which may contain secrets and would end
+up in a status. What must be known of the rest is read from the live pod template when the edit is applied.
 """
 
 from __future__ import annotations
@@ -18,11 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal, TypeAlias
-
-from kvmedic.model.fleet import ObjectRef
-from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Fix
+from typing import TypeAlias
 
 Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json] | None"
 """A value as it travels in a JSON document."""
@@ -428,46 +416,6 @@ class BundleEdit:
 
     def _place(self) -> str:
         return f"{len(self.parts)} settings of container {self.parts[0].container}"
-
-
-@dataclass(frozen=True, slots=True)
-class BundleStep:
-    """All settings of one method of compression take other values, in one pod template and one rollout.
-
-    `before` and `after` are for a person; what is put back is in the edit.
-    """
-
-    target: ObjectRef
-    container: str
-    """The engine's container."""
-    method: str
-    edit: BundleEdit
-    before: str
-    after: str
-    before_template: str
-    after_template: str
-    reason: Reason
-    fix: Fix = Fix.REVERT_BUNDLE
-    """Which of those that the spec allows; that one turns a method off, the others turn one on."""
-    undoes: Fix | None = None
-    """The fix that had turned on what is turned off."""
-    kind: Literal["BundleStep"] = "BundleStep"
-
-    def inverse(self) -> BundleStep:
-        """Return the step that puts all recorded values back."""
-        return replace(
-            self,
-            edit=self.edit.inverse(),
-            before=self.after,
-            after=self.before,
-            before_template=self.after_template,
-            after_template=self.before_template,
-            reason=Reason.ROLLING_BACK,
-        )
-
-    def line(self) -> str:
-        """Return the step as one line for a person."""
-        return f"{self.target.kind}/{self.target.name}: {self.method} {self.before} -> {self.after}"
 
 
 def literal_of(item: object) -> str | None:

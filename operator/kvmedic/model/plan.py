@@ -11,14 +11,16 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Literal, TypeAlias, assert_never
+from typing import ClassVar, Literal, TypeAlias
 
-from kvmedic.model.config_edits import FileEdit, Revision, TemplateSwap
-from kvmedic.model.edits import BundleStep, ReferenceEdit, TokenEdit
+from kvmedic.model.compression import Keep
+from kvmedic.model.config_edits import FileEdit, Revision, TemplateChange, TemplateSwap
+from kvmedic.model.edits import BundleEdit, ReferenceEdit, TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
-from kvmedic.model.trial import GateStep, SameTemplate, TrialStep
+from kvmedic.model.spec import Fix
+from kvmedic.model.trial import Question
 
 
 class Goal(StrEnum):
@@ -40,27 +42,84 @@ COMPARED = frozenset({Goal.RELIEF, Goal.PARITY})
 """Goals that need the figures of before the change."""
 
 
-__all__ = [
-    "BundleStep",
-    "FlagStep",
-    "GateStep",
-    "Goer",
-    "MinimumHolder",
-    "ObjectRef",
-    "OnTrial",
-    "Plan",
-    "ReplaceStep",
-    "ReplicasStep",
-    "RevisionStep",
-    "Step",
-    "gives_back",
-    "is_revocable",
-    "template_before",
-]
+@dataclass(frozen=True, slots=True)
+class MinimumHolder:
+    """An autoscaler that decides the target's number of replicas, by whose minimum it is changed."""
+
+    object: ObjectRef
+    """The HorizontalPodAutoscaler or ScaledObject."""
+    uid: str
+    """Another of the same name is somebody else's decision."""
+    is_given: bool
+    """The minimum stood in the object before; otherwise it is removed where it is put back."""
+
+
+class AnyStep:
+    """What the rest of the program may ask of every kind of step, and the usual answers.
+
+    A kind that differs says so in its own class.
+    """
+
+    __slots__ = ()
+    is_revocable: ClassVar[bool] = True
+    """It can still be taken back once it settled."""
+    is_on_trial: ClassVar[bool] = False
+    """It asks a pod of its own, so that nothing of the fleet is touched."""
+    is_a_number: ClassVar[bool] = False
+    """It is another number of replicas, so it counts on the number as long as its run is open."""
+    keeps_pool: ClassVar[bool] = True
+    """A replica with the change has about as many KV-cache blocks as one without."""
+
+    @property
+    def template_change(self) -> TemplateChange | None:
+        """Return what the step changes of the pod template; None: nothing."""
+        return None
+
+    @property
+    def file_of(self) -> FileEdit | None:
+        """Return what differs in the copy of a ConfigMap; None: the step makes no copy."""
+        return None
+
+    @property
+    def holder(self) -> MinimumHolder | None:
+        """Return the autoscaler that the step goes through; None: none."""
+        return None
+
+    @property
+    def gives_back(self) -> bool:
+        """Return whether the step takes away what an earlier one added for a while."""
+        return False
+
+    @property
+    def counts_on(self) -> int | None:
+        """Return the number of replicas that the Deployment must have when the step begins; None: any."""
+        return None
+
+    @property
+    def most_replicas(self) -> int:
+        """Return how many replicas there are at most because of the step; 0: it makes none beside others."""
+        return 0
+
+
+class SameTemplate(AnyStep):
+    """A step that begins and ends with one pod template, whose hash it has as a field."""
+
+    __slots__ = ()
+    template: str
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with: the same."""
+        return self.template
 
 
 @dataclass(frozen=True, slots=True)
-class FlagStep:
+class FlagStep(AnyStep):
     """One engine flag takes another value, on the command line or in a mounted configuration file.
 
     A file's ConfigMap is never changed: the copy with the new value is made first, then the pod template
@@ -96,6 +155,16 @@ class FlagStep:
         if isinstance(self.edit, ReferenceEdit) != (self.file_of is not None):
             raise ValueError("a flag in a file is changed by the reference to the file's ConfigMap")
 
+    @property
+    def template_change(self) -> TokenEdit | ReferenceEdit:
+        """Return what the step changes of the pod template."""
+        return self.edit
+
+    @property
+    def gives_back(self) -> bool:
+        """Return whether the flag was lent for a while."""
+        return self.reason is Reason.HOST_MEMORY_GIVEN_BACK
+
     def inverse(self) -> FlagStep:
         """Return the step that puts the recorded value back."""
         return replace(
@@ -114,6 +183,96 @@ class FlagStep:
         file = self.file_of
         where = f" (ConfigMap/{file.config_map}, {file.key})" if file else ""
         return f"{self.target.kind}/{self.target.name}: {self.knob} {before} -> {after}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class BundleStep(AnyStep):
+    """All settings of one method of compression take other values, in one pod template and one rollout.
+
+    `before` and `after` are for a person; what is put back is in the edit.
+    """
+
+    target: ObjectRef
+    container: str
+    """The engine's container."""
+    method: str
+    edit: BundleEdit
+    before: str
+    after: str
+    before_template: str
+    after_template: str
+    reason: Reason
+    fix: Fix = Fix.REVERT_BUNDLE
+    """Which of those that the spec allows; that one turns a method off, the others turn one on."""
+    undoes: Fix | None = None
+    """The fix that had turned on what is turned off."""
+    kind: Literal["BundleStep"] = "BundleStep"
+    keeps_pool: ClassVar[bool] = False
+
+    @property
+    def template_change(self) -> BundleEdit:
+        """Return what the step changes of the pod template."""
+        return self.edit
+
+    def inverse(self) -> BundleStep:
+        """Return the step that puts all recorded values back."""
+        return replace(
+            self,
+            edit=self.edit.inverse(),
+            before=self.after,
+            after=self.before,
+            before_template=self.after_template,
+            after_template=self.before_template,
+            reason=Reason.ROLLING_BACK,
+        )
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return f"{self.target.kind}/{self.target.name}: {self.method} {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionStep(AnyStep):
+    """The target runs the whole pod template of another of its revisions.
+
+    Absolute: `after` is the ReplicaSet that keeps the template, with the template's hash. The template
+    itself is in no record, as it may contain secrets.
+    """
+
+    target: ObjectRef
+    container: str | None
+    """The engine's container; None: the only one that runs a known engine."""
+    before: Revision
+    after: Revision
+    reason: Reason
+    kind: Literal["RevisionStep"] = "RevisionStep"
+    keeps_pool: ClassVar[bool] = False
+
+    @property
+    def before_template(self) -> str:
+        """Return the hash of the pod template that the step begins with."""
+        return self.before.template
+
+    @property
+    def after_template(self) -> str:
+        """Return the hash of the pod template that the step ends with."""
+        return self.after.template
+
+    @property
+    def template_change(self) -> TemplateSwap:
+        """Return what the step changes of the pod template."""
+        return TemplateSwap(self.before, self.after)
+
+    def inverse(self) -> RevisionStep:
+        """Return the step that puts the recorded revision back."""
+        return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        return (
+            f"{self.target.kind}/{self.target.name}: pod template of revision {self.before.number} -> "
+            f"of revision {self.after.number}"
+        )
 
 
 class Goer(StrEnum):
@@ -147,6 +306,17 @@ class ReplaceStep(SameTemplate):
     reason: Reason
     goes: Goer = Goer.NAMED
     kind: Literal["ReplaceStep"] = "ReplaceStep"
+    is_revocable: ClassVar[bool] = False
+
+    @property
+    def counts_on(self) -> int:
+        """Return the number of replicas before and after."""
+        return self.replicas
+
+    @property
+    def most_replicas(self) -> int:
+        """Return the number of replicas with the spare."""
+        return self.replicas + 1
 
     def inverse(self) -> ReplaceStep:
         """Return the step after which the other one of the two replicas is there."""
@@ -157,61 +327,6 @@ class ReplaceStep(SameTemplate):
         """Return the step as one line for a person."""
         end = "-> a new one" if self.goes is Goer.NAMED else "stays"
         return f"{self.target.kind}/{self.target.name}: replica {self.pod} {end}"
-
-
-@dataclass(frozen=True, slots=True)
-class RevisionStep:
-    """The target runs the whole pod template of another of its revisions.
-
-    Absolute: `after` is the ReplicaSet that keeps the template, with the template's hash. The template
-    itself is in no record, as it may contain secrets.
-    """
-
-    target: ObjectRef
-    container: str | None
-    """The engine's container; None: the only one that runs a known engine."""
-    before: Revision
-    after: Revision
-    reason: Reason
-    kind: Literal["RevisionStep"] = "RevisionStep"
-
-    @property
-    def before_template(self) -> str:
-        """Return the hash of the pod template that the step begins with."""
-        return self.before.template
-
-    @property
-    def after_template(self) -> str:
-        """Return the hash of the pod template that the step ends with."""
-        return self.after.template
-
-    @property
-    def swap(self) -> TemplateSwap:
-        """Return the change of the pod template."""
-        return TemplateSwap(self.before, self.after)
-
-    def inverse(self) -> RevisionStep:
-        """Return the step that puts the recorded revision back."""
-        return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
-
-    def line(self) -> str:
-        """Return the step as one line for a person."""
-        return (
-            f"{self.target.kind}/{self.target.name}: pod template of revision {self.before.number} -> "
-            f"of revision {self.after.number}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MinimumHolder:
-    """An autoscaler that decides the target's number of replicas, by whose minimum it is changed."""
-
-    object: ObjectRef
-    """The HorizontalPodAutoscaler or ScaledObject."""
-    uid: str
-    """Another of the same name is somebody else's decision."""
-    is_given: bool
-    """The minimum stood in the object before; otherwise it is removed where it is put back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +350,17 @@ class ReplicasStep(SameTemplate):
     holder: MinimumHolder | None = None
     """None: the Deployment itself has the number."""
     kind: Literal["ReplicasStep"] = "ReplicasStep"
+    is_a_number: ClassVar[bool] = True
+
+    @property
+    def counts_on(self) -> int | None:
+        """Return the number to begin with; None where an autoscaler has it."""
+        return None if self.holder else self.before
+
+    @property
+    def most_replicas(self) -> int:
+        """Return the number of replicas that is wanted."""
+        return self.after
 
     @property
     def gives_back(self) -> bool:
@@ -245,6 +371,11 @@ class ReplicasStep(SameTemplate):
     def number_in(self) -> ObjectRef:
         """Return the object that has the number."""
         return self.holder.object if self.holder else self.target
+
+    @property
+    def holder_uid(self) -> str:
+        """Return the uid of the autoscaler that has the number; empty where none has."""
+        return self.holder.uid if self.holder else ""
 
     @property
     def leaves_number(self) -> bool:
@@ -263,6 +394,113 @@ class ReplicasStep(SameTemplate):
         return f"{self.number_in.kind}/{self.number_in.name}: {change}"
 
 
+@dataclass(frozen=True, slots=True)
+class TrialStep(SameTemplate):
+    """A trial pod answers a question about a setting. The target is not touched.
+
+    The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends. Where a
+    replica is named it serves in place of one: it is out of rotation until the run ends.
+    """
+
+    target: ObjectRef
+    container: str
+    """The engine's container."""
+    question: Question
+    method: str
+    """What compresses the KV cache."""
+    tokens: int
+    """To be generated; of prompts: of the longest. Of a start 1, of no meaning."""
+    keep: Keep
+    """What the method keeps of a sequence; of meaning for a long generation alone."""
+    limit_seconds: int
+    """After that the pod ends, whatever became of everybody else."""
+    template: str
+    """Hash of the target's pod template, before and after."""
+    reason: Reason
+    change: BundleEdit | None = None
+    """What differs on the trial pod; None: the target's present setting is tried."""
+    tried: str = ""
+    """Hash of the pod template on the trial pod, where it differs; empty: that of the target."""
+    source: str = ""
+    """The metrics source that tells of the trial pod's devices; empty: none is asked."""
+    without: bool = False
+    """The method is off on the trial pod: what it shows is the other half of a comparison."""
+    kind: Literal["TrialStep"] = "TrialStep"
+    is_revocable: ClassVar[bool] = False
+    is_on_trial: ClassVar[bool] = True
+
+    @property
+    def on_trial(self) -> str:
+        """Return the hash of the pod template on the trial pod."""
+        return self.tried or self.template
+
+    @property
+    def told_of(self) -> str:
+        """Return the hash of the pod template that an answer is about.
+
+        That a trial pod computes prompts whole is no part of the setting under test.
+        """
+        whole = self.question is Question.PROMPTS and not self.without
+        return self.template if whole else self.on_trial
+
+    def inverse(self) -> TrialStep:
+        """Return the step itself: it leaves nothing behind."""
+        return self
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        does = {
+            Question.RECLAMATION: f"generates {self.tokens} tokens",
+            Question.PROMPTS: f"computes prompts of up to {self.tokens} tokens",
+            Question.START: "starts",
+        }[self.question]
+        with_it = "without" if self.without else "with"
+        return f"{self.target.kind}/{self.target.name}: a trial pod {does} {with_it} {self.method}"
+
+
+@dataclass(frozen=True, slots=True)
+class GateStep(SameTemplate):
+    """A Job evaluates a trial pod. The target is not touched.
+
+    The pod is a copy of the pod template, which nobody else leads requests to. Both go when the run ends.
+    """
+
+    target: ObjectRef
+    container: str
+    """The engine's container."""
+    subject: str
+    """What is evaluated, for a person."""
+    change: BundleEdit | None
+    """What differs on the trial pod; None: the target's present setting is evaluated."""
+    tried: str
+    """Hash of the pod template on the trial pod."""
+    cron_job: str
+    """Name of the CronJob, in the target's namespace."""
+    evaluation: str
+    """Digest of its Job template: another one would be another evaluation."""
+    budget: int | None
+    """Tokens of a request beyond which the setting makes a difference; None: with the first."""
+    cache_types: tuple[str, ...]
+    """Beginnings of the types of which the trial pod's cache must have one; empty: any."""
+    limit_seconds: int
+    """After that Job and pod end, whatever became of everybody else."""
+    template: str
+    """Hash of the target's pod template, before and after."""
+    reason: Reason
+    kind: Literal["GateStep"] = "GateStep"
+    is_revocable: ClassVar[bool] = False
+    is_on_trial: ClassVar[bool] = True
+
+    def inverse(self) -> GateStep:
+        """Return the step itself: it leaves nothing behind."""
+        return self
+
+    def line(self) -> str:
+        """Return the step as one line for a person."""
+        name = f"{self.target.kind}/{self.target.name}"
+        return f"{name}: CronJob/{self.cron_job} evaluates a trial pod with {self.subject}"
+
+
 Change: TypeAlias = FlagStep | ReplaceStep | RevisionStep | ReplicasStep | BundleStep
 """Every kind of step that changes something of a fleet."""
 
@@ -270,57 +508,7 @@ OnTrial: TypeAlias = TrialStep | GateStep
 """Every kind of step that makes a trial pod and changes nothing of a fleet."""
 
 Step: TypeAlias = Change | OnTrial
-"""Every kind of step. A new kind joins here, and mypy then names every place that must know it."""
-
-
-def template_before(step: Step) -> str:
-    """Return the hash of the pod template that a step was planned on."""
-    match step:
-        case BundleStep() | FlagStep() | RevisionStep():
-            return step.before_template
-        case ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
-            return step.template
-        case _:
-            assert_never(step)
-
-
-def file_copied_by(step: Step) -> FileEdit | None:
-    """Return what a step changes in the copy of a ConfigMap; None: it makes no copy."""
-    return step.file_of if isinstance(step, FlagStep) else None
-
-
-def holder_of(step: Step) -> MinimumHolder | None:
-    """Return the autoscaler that a step goes through; None: none."""
-    return step.holder if isinstance(step, ReplicasStep) else None
-
-
-def is_beside_fleet(step: Step) -> bool:
-    """Return whether a step asks a pod of its own, so that nothing of the fleet is touched."""
-    return isinstance(step, OnTrial)
-
-
-def gives_back(step: Step) -> bool:
-    """Return whether a step takes away what an earlier one added or lent for a while."""
-    match step:
-        case ReplicasStep():
-            return step.gives_back
-        case FlagStep():
-            return step.reason is Reason.HOST_MEMORY_GIVEN_BACK
-        case BundleStep() | ReplaceStep() | RevisionStep() | TrialStep() | GateStep():
-            return False
-        case _:
-            assert_never(step)
-
-
-def is_revocable(step: Step) -> bool:
-    """Return whether a step that settled can still be taken back."""
-    match step:
-        case BundleStep() | FlagStep() | RevisionStep() | ReplicasStep():
-            return True
-        case ReplaceStep() | TrialStep() | GateStep():
-            return False
-        case _:
-            assert_never(step)
+"""Every kind of step. What each kind does is one row of the table in `rollout/steps.py`."""
 
 
 @dataclass(frozen=True, slots=True)

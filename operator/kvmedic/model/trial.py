@@ -1,16 +1,7 @@
-"""A test on a trial pod: how far it is, and what it came to.
+"""A test or an evaluation on a trial pod: how far it is, and what it came to.
 
-The pod is a copy of the target's pod template that nobody leads requests to; the target is not touched. Where
-no node takes one and the spec allows it, a replica that is drained for it serves in its place.
-
-An evaluation of a trial pod by the team's own Job: what is asked, and how it stands.
-
-The pod is a copy of the target's pod template, with a change where one is to be proved; the target is not
-touched. The Job comes from a suspended CronJob that the team owns.
-
-What steps have in common that leave the pod template as it is.
-
-What evaluations showed of configurations; each score stands beside the one that produced it.
+The pod is a copy of the target's pod template that nobody leads requests to, with a change where one is to be
+proved. The target is not touched. An evaluation is a Job from a suspended CronJob that the team owns.
 """
 
 from __future__ import annotations
@@ -19,12 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from kvmedic.model.compression import Keep
-from kvmedic.model.edits import BundleEdit
-from kvmedic.model.fleet import ObjectRef
-from kvmedic.model.reasons import Reason
 
 
 class JobEnd(StrEnum):
@@ -100,23 +88,6 @@ class Sample:
     """Blocks that are not free."""
 
 
-class SameTemplate:
-    """A step that begins and ends with one pod template, whose hash it has as a field."""
-
-    __slots__ = ()
-    template: str
-
-    @property
-    def before_template(self) -> str:
-        """Return the hash of the pod template that the step begins with."""
-        return self.template
-
-    @property
-    def after_template(self) -> str:
-        """Return the hash of the pod template that the step ends with: the same."""
-        return self.template
-
-
 class Question(StrEnum):
     """The question that the trial pod answers."""
 
@@ -189,68 +160,6 @@ class Interrupted:
 Shown: TypeAlias = Watched | Prompted | Begun
 """A test that came to its end."""
 Progress: TypeAlias = Underway | Shown | Interrupted
-
-
-@dataclass(frozen=True, slots=True)
-class TrialStep(SameTemplate):
-    """A trial pod answers a question about a setting. The target is not touched.
-
-    The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends. Where a
-    replica is named it serves in place of one: it is out of rotation until the run ends.
-    """
-
-    target: ObjectRef
-    container: str
-    """The engine's container."""
-    question: Question
-    method: str
-    """What compresses the KV cache."""
-    tokens: int
-    """To be generated; of prompts: of the longest. Of a start 1, of no meaning."""
-    keep: Keep
-    """What the method keeps of a sequence; of meaning for a long generation alone."""
-    limit_seconds: int
-    """After that the pod ends, whatever became of everybody else."""
-    template: str
-    """Hash of the target's pod template, before and after."""
-    reason: Reason
-    change: BundleEdit | None = None
-    """What differs on the trial pod; None: the target's present setting is tried."""
-    tried: str = ""
-    """Hash of the pod template on the trial pod, where it differs; empty: that of the target."""
-    source: str = ""
-    """The metrics source that tells of the trial pod's devices; empty: none is asked."""
-    without: bool = False
-    """The method is off on the trial pod: what it shows is the other half of a comparison."""
-    kind: Literal["TrialStep"] = "TrialStep"
-
-    @property
-    def on_trial(self) -> str:
-        """Return the hash of the pod template on the trial pod."""
-        return self.tried or self.template
-
-    @property
-    def told_of(self) -> str:
-        """Return the hash of the pod template that an answer is about.
-
-        That a trial pod computes prompts whole is no part of the setting under test.
-        """
-        whole = self.question is Question.PROMPTS and not self.without
-        return self.template if whole else self.on_trial
-
-    def inverse(self) -> TrialStep:
-        """Return the step itself: it leaves nothing behind."""
-        return self
-
-    def line(self) -> str:
-        """Return the step as one line for a person."""
-        does = {
-            Question.RECLAMATION: f"generates {self.tokens} tokens",
-            Question.PROMPTS: f"computes prompts of up to {self.tokens} tokens",
-            Question.START: "starts",
-        }[self.question]
-        with_it = "without" if self.without else "with"
-        return f"{self.target.kind}/{self.target.name}: a trial pod {does} {with_it} {self.method}"
 
 
 AGAIN = timedelta(days=1)
@@ -332,47 +241,6 @@ class JobSight:
     """Its container's termination message; empty where there is none yet."""
     before: Counted
     """What the trial pod had done when the Job was made."""
-
-
-@dataclass(frozen=True, slots=True)
-class GateStep(SameTemplate):
-    """A Job evaluates a trial pod. The target is not touched.
-
-    The pod is a copy of the pod template, which nobody else leads requests to. Both go when the run ends.
-    """
-
-    target: ObjectRef
-    container: str
-    """The engine's container."""
-    subject: str
-    """What is evaluated, for a person."""
-    change: BundleEdit | None
-    """What differs on the trial pod; None: the target's present setting is evaluated."""
-    tried: str
-    """Hash of the pod template on the trial pod."""
-    cron_job: str
-    """Name of the CronJob, in the target's namespace."""
-    evaluation: str
-    """Digest of its Job template: another one would be another evaluation."""
-    budget: int | None
-    """Tokens of a request beyond which the setting makes a difference; None: with the first."""
-    cache_types: tuple[str, ...]
-    """Beginnings of the types of which the trial pod's cache must have one; empty: any."""
-    limit_seconds: int
-    """After that Job and pod end, whatever became of everybody else."""
-    template: str
-    """Hash of the target's pod template, before and after."""
-    reason: Reason
-    kind: Literal["GateStep"] = "GateStep"
-
-    def inverse(self) -> GateStep:
-        """Return the step itself: it leaves nothing behind."""
-        return self
-
-    def line(self) -> str:
-        """Return the step as one line for a person."""
-        name = f"{self.target.kind}/{self.target.name}"
-        return f"{name}: CronJob/{self.cron_job} evaluates a trial pod with {self.subject}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TypeVar, assert_never
+from typing import TypeVar
 
-from kvmedic.model.edits import BundleStep
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, body_hash
 from kvmedic.model.plan import (
+    BundleStep,
     FlagStep,
     Goal,
-    ReplaceStep,
-    ReplicasStep,
-    RevisionStep,
     Step,
-    gives_back,
-    is_beside_fleet,
-    template_before,
 )
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import Outcome, Run, StepRecord, StepState, Verdict
@@ -44,7 +38,8 @@ from kvmedic.model.status import (
     TurnedOff,
     failed_fix,
 )
-from kvmedic.model.trial import Answer, GateStep, Scored, TrialStep
+from kvmedic.model.trial import Answer, Scored
+from kvmedic.rollout import row_of
 from kvmedic.runbooks.preemption.restore import load_of
 from kvmedic.verdict.summary import summary_of
 
@@ -174,8 +169,8 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
         started_at=run.started_at,
         ended_at=now,
         approval=run.approval,
-        template=template_before(run.steps[0].step),
-        on_trial_pod=is_beside_fleet(run.steps[0].step),
+        template=run.steps[0].step.before_template,
+        on_trial_pod=run.steps[0].step.is_on_trial,
     )
     truth = Truth.TRUE if Trait.HELPED in outcome.reason.traits else Truth.FALSE
     remediated = Claim(ConditionType.REMEDIATED, truth, outcome.reason, outcome.message)
@@ -266,10 +261,10 @@ def failed_attempts(run: Run, outcome: Outcome, now: datetime) -> tuple[FailedAt
     found: list[FailedAttempt] = []
     for record in run.steps:
         step = record.step
-        attempt = _attempt_of(step, run)
+        attempt = row_of(step).attempt(run)
         if attempt is not None and (why := _why_it_failed(record, outcome)):
             change = step.line().partition(": ")[2]
-            template = template_before(step)
+            template = step.before_template
             found.append(FailedAttempt(*attempt, template, change, why, now, 0, run.blocks, load_of(run)))
     for switch in _kept_switches(run, outcome):
         if switch.undoes and switch.fix is Fix.REVERT_BUNDLE:
@@ -278,34 +273,12 @@ def failed_attempts(run: Run, outcome: Outcome, now: datetime) -> tuple[FailedAt
     return tuple(found)
 
 
-def _attempt_of(step: Step, run: Run) -> tuple[Attempt, str] | None:
-    """Return what a step tries, and what tells it from another; None where no failure of it is remembered."""
-    match step:
-        case FlagStep() if gives_back(step):
-            return Attempt.GIVE_BACK, str(step.knob)
-        case FlagStep():
-            raises = step.reason is Reason.MEMORY_STEPPED_UP
-            return Attempt.RAISE_MEMORY if raises else Attempt.TURN_LEVER, str(step.knob)
-        case BundleStep():
-            return Attempt.SWITCH_METHOD, step.method
-        case RevisionStep():
-            return Attempt.ROLL_BACK_REVISION, ""
-        case ReplaceStep():
-            return Attempt.REPLACE_REPLICA, str(step.replicas)
-        case ReplicasStep() if not gives_back(step):
-            return Attempt.ADD_REPLICAS, str(run.replicas)
-        case ReplicasStep() | TrialStep() | GateStep():
-            return None
-        case _:
-            assert_never(step)
-
-
 def _why_it_failed(record: StepRecord, outcome: Outcome) -> str:
     """Return the reason why a step is not to be tried again on the same evidence; empty where it may be."""
-    stays = isinstance(record.step, ReplaceStep | ReplicasStep)
+    stays = record.step.template_change is None
     if record.verdict is Verdict.NOT_RECOVERED and (stays or record.state is StepState.REVERTED):
         return str(Reason.NOT_RECOVERED)
-    against = Trait.RESTORE_FAILED if gives_back(record.step) else Trait.FAILED
+    against = Trait.RESTORE_FAILED if record.step.gives_back else Trait.FAILED
     failed = record.state is StepState.REVERTED and not stays and against in outcome.reason.traits
     return str(outcome.reason) if failed else ""
 

@@ -1,1 +1,40 @@
-"""From the fleet as it is observed to the next move of a run: pure functions, no clock."""
+"""What a run does next; pure. `row_of` is the table of the kinds of steps, one row a kind."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from kvmedic.model.plan import (
+    BundleStep,
+    FlagStep,
+    GateStep,
+    ReplaceStep,
+    ReplicasStep,
+    RevisionStep,
+    Step,
+    TrialStep,
+)
+from kvmedic.rollout.replacement import replacement_row
+from kvmedic.rollout.scaling import autoscaling_row, scaling_row
+from kvmedic.rollout.steps import StepRow
+from kvmedic.rollout.template import revision_row, template_row
+from kvmedic.rollout.trial import trial_row
+
+
+def row_of(step: Step) -> StepRow:
+    """Return what a step does, by its kind."""
+    match step:
+        case FlagStep() | BundleStep():
+            return template_row(step)
+        case RevisionStep():
+            return revision_row(step)
+        case ReplaceStep():
+            return replacement_row(step)
+        case ReplicasStep(holder=None):
+            return scaling_row(step)
+        case ReplicasStep():
+            return autoscaling_row(step)
+        case TrialStep() | GateStep():
+            return trial_row()
+        case _:
+            assert_never(step)

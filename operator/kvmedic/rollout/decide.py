@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TypeAlias, assert_never
 
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.plan import ReplicasStep, gives_back, is_revocable
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Outcome, Run, StepState, Verdict
 from kvmedic.model.spec import OnInconclusive
@@ -109,7 +108,7 @@ def decide(run: Run, seen: Situation) -> Decision:
     if run.current.state is StepState.ROLLING_BACK:
         return Walk(Direction.BACK)
     moved = seen.standing is Standing.SOURCE_CHANGED
-    if seen.wish is Wish.DELETE and gives_back(run.current.step) and not moved:
+    if seen.wish is Wish.DELETE and run.current.step.gives_back and not moved:
         return _given_back(run)
     if turned := _wished_back(run, seen):
         return turned
@@ -174,7 +173,7 @@ _OVERTAKEN = MappingProxyType(
 
 def _brings_back_a_setting(run: Run) -> bool:
     """Return whether a fleet that is scaled out from zero again would come with an unjudged setting."""
-    return is_revocable(run.current.step) and not isinstance(run.current.step, ReplicasStep)
+    return run.current.step.template_change is not None
 
 
 def outcome_of(reason: Reason) -> Outcome:
@@ -203,7 +202,7 @@ def _wished_back(run: Run, seen: Situation) -> Decision | None:
         return None
     if run.intent is None:
         return Close(outcome_of(reason))
-    if run.current.state is StepState.VERIFYING and not is_revocable(run.current.step):
+    if run.current.state is StepState.VERIFYING and not run.current.step.is_revocable:
         return Close(Outcome(reason, "it was done already; nothing is left to take back"))
     return TurnBack(outcome_of(reason))
 
@@ -216,7 +215,7 @@ def _judgement(run: Run, seen: Situation) -> Decision:
         return Watch(Reason.VERIFYING, Reason.VERIFYING.sentence)
     outcome = Outcome(judged.reason, judged.message)
     final = judged.verdict is not Verdict.INCONCLUSIVE or seen.unjudged is not OnInconclusive.HOLD
-    if final and not is_revocable(run.current.step):
+    if final and not run.current.step.is_revocable:
         return Keep(judged)
     match judged.verdict:
         case Verdict.RECOVERED | Verdict.IMPROVED:

@@ -18,22 +18,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import assert_never
 
 from kvmedic.model.compression import parse_count
-from kvmedic.model.config_edits import TemplateChange
-from kvmedic.model.edits import BundleStep
 from kvmedic.model.fleet import ROLLING, STILL, Fleet, RolloutFields
 from kvmedic.model.plan import (
-    FlagStep,
-    ReplaceStep,
     ReplicasStep,
-    RevisionStep,
-    Step,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import WALKING, Outcome, Run, StepState
-from kvmedic.model.trial import GateStep, TrialStep
 from kvmedic.rollout.moves import Pause, Regain, Release, Wait
 from kvmedic.rollout.template import released_fields
 
@@ -246,18 +238,9 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     number is what is judged. A rollout counts its replicas anew.
     """
     step, intent, state = run.current.step, run.intent, run.current.state
-    match step:
-        case BundleStep() | FlagStep() | RevisionStep() | TrialStep() | GateStep():
-            return False
-        case ReplaceStep():
-            counts, recorded = state in WALKING, step.replicas
-        case ReplicasStep():
-            if step.holder is not None:
-                return False
-            counts, recorded = state in WALKING or state is StepState.VERIFYING, step.before
-        case _:
-            assert_never(step)
-    if not counts:
+    recorded = step.counts_on
+    counts = state in WALKING or (state is StepState.VERIFYING and step.is_a_number)
+    if recorded is None or not counts:
         return False
     if intent is None:
         return fleet.replicas != recorded
@@ -269,14 +252,10 @@ def _is_reverted(run: Run, fleet: Fleet) -> bool:
     """Return whether a target that drifted has the very template from before the change again."""
     intent, current = run.intent, run.current
     forward = current.state in (StepState.ROLLING_OUT, StepState.VERIFYING)
-    if intent is None or not forward or _keeps_template(current.step):
+    if intent is None or not forward or current.step.template_change is None:
         return False
     had = current.step.after_template in (intent.template_before, intent.template_after)
     return had and fleet.revision == current.step.before_template
-
-
-def _keeps_template(step: Step) -> bool:
-    return step.before_template == step.after_template
 
 
 def _explains(run: Run, fleet: Fleet, committed: int) -> bool:
@@ -321,7 +300,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     """
     others = set_by_others(run, resource_uid, fleet)
     doing = Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
-    edit = change_of(run.current.step)
+    edit = run.current.step.template_change
     if not others or not is_thawed(run, resource_uid, fleet):
         text = f"the claim on deployment/{fleet.name} was taken off{_by(fleet)}; it is put back"
         return Regaining(run, Regain(edit, run.recorded, None), Outcome(doing, text))
@@ -335,19 +314,6 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     kept = replace(run, recorded=wanted, regains=run.regains + 1, regained_at=now)
     text = f"in the middle of the rollout {seen}; the rollout is frozen again"
     return Regaining(kept, Regain(edit, wanted, STILL), Outcome(doing, text))
-
-
-def change_of(step: Step) -> TemplateChange | None:
-    """Return what a step changes of the pod template; None: nothing."""
-    match step:
-        case BundleStep() | FlagStep():
-            return step.edit
-        case RevisionStep():
-            return step.swap
-        case ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
-            return None
-        case _:
-            assert_never(step)
 
 
 def _is_contested(run: Run, now: datetime) -> bool:

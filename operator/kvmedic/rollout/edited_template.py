@@ -14,10 +14,9 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from kvmedic.model.config_edits import TemplateSwap
-from kvmedic.model.edits import BundleStep, EditState
+from kvmedic.model.edits import EditState
 from kvmedic.model.fleet import Fleet, own_template, template_hash
-from kvmedic.model.plan import Step
-from kvmedic.rollout.drift import change_of
+from kvmedic.model.plan import BundleStep, Step
 
 Template = Mapping[str, object]
 
@@ -66,7 +65,7 @@ def without_our_change(
 
 def _templates_of(step: Step, revisions: Mapping[str, Template]) -> tuple[Template, Template] | None:
     """Return the templates before and after a step; one that no ReplicaSet keeps follows from the other."""
-    change = change_of(step)
+    change = step.template_change
     before, after = revisions.get(step.before_template), revisions.get(step.after_template)
     if before is not None and after is not None:
         return before, after

@@ -17,22 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 from kvmedic.model.config_edits import Revision
-from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import SURGE, Fleet, ObjectRef, Owner, ReplicaSet, Rotation
 from kvmedic.model.plan import (
-    FlagStep,
     MinimumHolder,
     ReplaceStep,
     ReplicasStep,
-    RevisionStep,
-    Step,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.model.trial import GateStep, TrialStep
 from kvmedic.rollout.moves import Failed, Refused
 from kvmedic.verdict.baseline import NAMED, is_quorate
 
@@ -275,19 +270,19 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
     )
 
 
-def autoscaling_refusal(fleet: Fleet, step: ReplicasStep, holder: MinimumHolder) -> Refused | None:
+def autoscaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     """Return why an autoscaler's minimum cannot be changed by a step, or None.
 
     Who owns the Deployment's template does not matter: nothing of it is changed. Nor does the rotation
     label, as no replica is drained.
     """
-    found = fleet.minimum
-    gone = f"{holder.object.kind} {holder.object.name} is gone, or is another one"
+    found, holder = fleet.minimum, step.number_in
+    gone = f"{holder.kind} {holder.name} is gone, or is another one"
     moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
     unsettled = _unsettled_state(fleet, purpose_of(step))
     return _first_refusal(
         _frozen(fleet),
-        (found is None or found.uid != holder.uid, Reason.REPLICAS_CHANGED, gone),
+        (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
         (found is not None and found.number != step.before, Reason.REPLICAS_CHANGED, moved),
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (unsettled != "" and not step.gives_back, Reason.TARGET_NOT_SETTLED, unsettled),
@@ -352,24 +347,6 @@ def trial_refusal(fleet: Fleet) -> Refused | None:
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
     )
-
-
-def step_refusal(fleet: Fleet, step: Step, purpose: Purpose) -> Refused | None:
-    """Return why a step cannot begin on this fleet, or None."""
-    match step:
-        case BundleStep() | FlagStep():
-            return refusal(fleet, purpose)
-        case RevisionStep():
-            return opening_refusal(fleet, step.after, purpose)
-        case ReplaceStep():
-            return replacement_refusal(fleet, step)
-        case ReplicasStep():
-            holder = step.holder
-            return autoscaling_refusal(fleet, step, holder) if holder else scaling_refusal(fleet, step)
-        case TrialStep() | GateStep():
-            return trial_refusal(fleet)
-        case _:
-            assert_never(step)
 
 
 def end_as_begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:

@@ -27,6 +27,7 @@ from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import Goer, ReplaceStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, Victim
+from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     AWAIT_REMOVAL,
     PEER_GRACE,
@@ -50,6 +51,7 @@ from kvmedic.rollout.draining import (
 from kvmedic.rollout.drift import committed_sequence
 from kvmedic.rollout.moves import DeletePod, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.rollout.preconditions import end_as_begun, replacement_refusal
+from kvmedic.rollout.steps import StepInput, StepRow
 from kvmedic.verdict.baseline import is_quorate
 
 
@@ -286,3 +288,29 @@ def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
 
 def _name_pods(fleet: Fleet, order: Replacement) -> Pod | None:
     return next((pod for pod in fleet.live if pod.uid == order.step.uid), None)
+
+
+def replacement_row(step: ReplaceStep) -> StepRow:
+    """Return what a replica's replacement does: one more, then the named one less."""
+    return StepRow(
+        refuse=lambda fleet, _purpose: replacement_refusal(fleet, step),
+        next_move=lambda fleet, known: replacing_move(fleet, _order(step, fleet, known), known.now),
+        rest=lambda fleet, known: rest_replacement(fleet, _order(step, fleet, known)),
+        leave=lambda fleet, known: leave_replacement(fleet, _order(step, fleet, known), known.now),
+        canaries=lambda fleet: tuple(spare for spare in (spare_of(fleet, step),) if spare),
+        attempt=lambda _run: (Attempt.REPLACE_REPLICA, str(step.replicas)),
+    )
+
+
+def _order(step: ReplaceStep, fleet: Fleet, known: StepInput) -> Replacement:
+    return Replacement(
+        step=step,
+        scaled=scaled_by(known.run, step, known.resource_uid, fleet),
+        victim=known.run.victim,
+        drain=known.drain,
+        limits=known.limits,
+        drain_limit=known.drain_limit,
+        assigned_at=known.assigned_at,
+        held=known.held,
+        down_before=known.down_before,
+    )

@@ -28,6 +28,7 @@ from kvmedic.model.fleet import Fleet, Minimum, Pod
 from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, Victim
+from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     AWAIT_REMOVAL,
     STARTS,
@@ -46,9 +47,10 @@ from kvmedic.rollout.draining import (
     surplus_of,
     to_go,
 )
-from kvmedic.rollout.drift import committed_sequence
+from kvmedic.rollout.drift import committed_sequence, is_kept
 from kvmedic.rollout.moves import Claim, Failed, Move, ScaleIn, ScaleOut, SetMinimum, Settled, Wait
-from kvmedic.rollout.preconditions import end_as_begun, purpose_of, scaling_refusal, step_refusal
+from kvmedic.rollout.preconditions import autoscaling_refusal, end_as_begun, scaling_refusal
+from kvmedic.rollout.steps import StepInput, StepRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,7 @@ def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     """
     step, holder = order.step, fleet.minimum
     if order.begins:
-        refused = step_refusal(fleet, step, purpose_of(step))
+        refused = autoscaling_refusal(fleet, step)
         return end_as_begun(refused, order.assigned_at) or Claim()
     if holder is None:
         return Settled()
@@ -304,3 +306,68 @@ def _await_minimum(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
         return Wait(Reason.AWAITING_CONTROLLER, text)
     failed = start_of_added(fleet, numbers, order.limits, waited, now)
     return failed or Wait(Reason.AWAITING_REPLICA, awaited)
+
+
+def scaling_row(step: ReplicasStep) -> StepRow:
+    """Return what another number of replicas does, on the Deployment itself."""
+    return StepRow(
+        refuse=lambda fleet, _purpose: scaling_refusal(fleet, step),
+        next_move=lambda fleet, known: scaling_move(fleet, _scaling(step, fleet, known), known.now),
+        rest=lambda fleet, _known: rest_scaling(fleet),
+        leave=lambda fleet, known: leave_scaling(fleet, _scaling(step, fleet, known), known.now),
+        attempt=lambda run: _attempt(step, run),
+    )
+
+
+def autoscaling_row(step: ReplicasStep) -> StepRow:
+    """Return what another number of replicas does, by the minimum of the autoscaler that decides it."""
+    return StepRow(
+        refuse=lambda fleet, _purpose: autoscaling_refusal(fleet, step),
+        next_move=lambda fleet, known: autoscaling_move(fleet, _autoscaling(step, fleet, known), known.now),
+        rest=lambda fleet, _known: holding_move(fleet),
+        leave=lambda fleet, known: leave_autoscaling(fleet, _autoscaling(step, fleet, known)),
+        attempt=lambda run: _attempt(step, run),
+    )
+
+
+def _attempt(step: ReplicasStep, run: Run) -> tuple[Attempt, str] | None:
+    return None if step.gives_back else (Attempt.ADD_REPLICAS, str(run.replicas))
+
+
+def _scaling(step: ReplicasStep, fleet: Fleet, known: StepInput) -> Scaling:
+    run = known.run
+    begun = run.current.step
+    explained = isinstance(begun, ReplicasStep) and is_explained(run, begun, known.resource_uid, fleet)
+    return Scaling(
+        step=step,
+        victim=run.victim,
+        drain=known.drain,
+        limits=known.limits,
+        begins=_begins(fleet, known),
+        is_ours=explained and not _is_abandoned(run),
+        assigned_at=known.assigned_at,
+        held=known.held,
+        down_before=known.down_before,
+    )
+
+
+def _autoscaling(step: ReplicasStep, fleet: Fleet, known: StepInput) -> Autoscaling:
+    run = known.run
+    return Autoscaling(
+        step=step,
+        replicas=run.replicas,
+        limits=known.limits,
+        begins=_begins(fleet, known),
+        is_ours=not _is_abandoned(run) and is_kept(run, known.resource_uid, fleet),
+        assigned_at=known.assigned_at,
+        down_before=known.down_before,
+    )
+
+
+def _begins(fleet: Fleet, known: StepInput) -> bool:
+    """Return whether a step goes forward and nothing of its run was committed yet."""
+    return not known.is_back and not committed_sequence(known.run, known.resource_uid, fleet.fence)
+
+
+def _is_abandoned(run: Run) -> bool:
+    return run.ending is not None and run.ending.reason is Reason.ABANDONED

@@ -40,8 +40,10 @@ from kvmedic.model.fleet import (
     RolloutFields,
     frozen,
 )
+from kvmedic.model.plan import BundleStep, FlagStep, Goal, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Victim
+from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     PEER_GRACE,
     Drain,
@@ -77,9 +79,11 @@ from kvmedic.rollout.preconditions import (
     end_as_begun,
     halfway_refusal,
     is_halfway,
+    opening_refusal,
     recall_refusal,
     refusal,
 )
+from kvmedic.rollout.steps import StepInput, StepRow
 
 PULSE_LIMIT = timedelta(seconds=10)
 """A pulse that the controller has not spent by then is taken back: a permit left standing is spent
@@ -513,3 +517,62 @@ def released_fields(seen: RolloutFields, recorded: RolloutFields) -> RolloutFiel
             recorded.progress_deadline_seconds if dated else seen.progress_deadline_seconds
         ),
     )
+
+
+def _order(step: FlagStep | BundleStep | RevisionStep, known: StepInput) -> Order:
+    run = known.run
+    return Order(
+        away=step.before_template,
+        toward=step.after_template,
+        edit=step.template_change,
+        recorded=run.recorded,
+        victim=run.victim,
+        drain=known.drain,
+        start_limit=known.limits.start,
+        spare_limit=known.limits.spare,
+        pulsed_at=known.assigned_at,
+        held=known.held,
+        repairs=known.is_back,
+        mends=run.goal is Goal.STEADINESS,
+        served_before=run.in_rotation,
+        down_before=known.down_before,
+    )
+
+
+def template_row(step: FlagStep | BundleStep) -> StepRow:
+    """Return what a change of settings does: one frozen rollout."""
+    return StepRow(
+        refuse=refusal,
+        next_move=lambda fleet, known: next_template_move(fleet, _order(step, known), known.now),
+        rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at),
+        leave=lambda fleet, known: releasing_move(fleet, known.run.recorded, known.edited),
+        canaries=lambda fleet: _canaries(fleet, step),
+        attempt=lambda _run: _attempt(step),
+    )
+
+
+def revision_row(step: RevisionStep) -> StepRow:
+    """Return what the template of another revision does: the same rollout, also out of somebody's own."""
+    return StepRow(
+        refuse=lambda fleet, purpose: opening_refusal(fleet, step.after, purpose),
+        next_move=lambda fleet, known: recalling_move(fleet, _order(step, known), step.after, known.now),
+        rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at),
+        leave=lambda fleet, known: releasing_move(fleet, known.run.recorded, known.edited),
+        canaries=lambda fleet: _canaries(fleet, step),
+        attempt=lambda _run: (Attempt.ROLL_BACK_REVISION, ""),
+    )
+
+
+def _canaries(fleet: Fleet, step: FlagStep | BundleStep | RevisionStep) -> tuple[Pod, ...]:
+    """Return the new replicas while every old one is still there."""
+    swapped = fleet.desired(step.before_template) < fleet.replicas
+    return () if swapped else fleet.serving(step.after_template)
+
+
+def _attempt(step: FlagStep | BundleStep) -> tuple[Attempt, str]:
+    if isinstance(step, BundleStep):
+        return Attempt.SWITCH_METHOD, step.method
+    if step.gives_back:
+        return Attempt.GIVE_BACK, str(step.knob)
+    raises = step.reason is Reason.MEMORY_STEPPED_UP
+    return Attempt.RAISE_MEMORY if raises else Attempt.TURN_LEVER, str(step.knob)

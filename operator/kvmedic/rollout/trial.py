@@ -22,13 +22,13 @@ from typing import TypeAlias
 
 from kvmedic.model.compression import KV_HEADS
 from kvmedic.model.fleet import Pod
+from kvmedic.model.plan import GateStep, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run
 from kvmedic.model.trial import (
     Answer,
     Begun,
     Counted,
-    GateStep,
     Growth,
     Interrupted,
     JobEnd,
@@ -41,12 +41,13 @@ from kvmedic.model.trial import (
     Scored,
     Served,
     Shown,
-    TrialStep,
     Underway,
     Watched,
 )
 from kvmedic.rollout.draining import StartLimits, start_failure
-from kvmedic.rollout.moves import Failed, Wait
+from kvmedic.rollout.moves import Failed, Settled, Wait
+from kvmedic.rollout.preconditions import trial_refusal
+from kvmedic.rollout.steps import StepRow
 from kvmedic.runbooks.compression.next_fix import Evaluation, NotPassed, score_of
 from kvmedic.runbooks.compression.probes import (
     Generation,
@@ -452,3 +453,13 @@ def _score_outcome(job: JobSight, after: Counted | None, step: GateStep, run: Ru
     score = None if isinstance(found, NotPassed) else found
     told = found.why if isinstance(found, NotPassed) else f"{found.accuracy:.3f} over {found.samples} samples"
     return Scored(step.tried, step.evaluation, f"{name}: {told}", now, run.spec_generation, score)
+
+
+def trial_row() -> StepRow:
+    """Return what a question to a trial pod does to the fleet: nothing. Its own moves are above."""
+    return StepRow(
+        refuse=lambda fleet, _purpose: trial_refusal(fleet),
+        next_move=lambda _fleet, _known: Settled(),
+        rest=lambda _fleet, _known: Settled(),
+        leave=lambda _fleet, _known: Settled(),
+    )

@@ -20,10 +20,18 @@ from kvmedic.model.edits import ReferenceEdit, TokenEdit
 from kvmedic.model.engine import Flag, Knob, Presence, Scalar
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, ObjectRef, template_hash
-from kvmedic.model.plan import FlagStep, Plan, ReplaceStep, ReplicasStep, RevisionStep, Step
+from kvmedic.model.plan import (
+    FlagStep,
+    GateStep,
+    Plan,
+    ReplaceStep,
+    ReplicasStep,
+    RevisionStep,
+    Step,
+    TrialStep,
+)
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import OnDrainTimeout, RolloutPolicy, TargetRef
-from kvmedic.model.trial import GateStep, TrialStep
 from kvmedic.runbooks.branches import (
     Adviser,
     Assignment,

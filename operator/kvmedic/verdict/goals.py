@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvmedic.model.edits import BundleStep
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import (
+    BundleStep,
     Change,
     FlagStep,
     Goal,

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmedic.api.status import record_from_wire
-from kvmedic.model.trial import Answer, GateStep, TrialStep
+from kvmedic.model.plan import GateStep, TrialStep
+from kvmedic.model.trial import Answer
 from lab.play.schema import Cue, Incident, Scenario, Stream
 
 Object = dict[str, Any]

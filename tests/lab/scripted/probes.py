@@ -16,6 +16,7 @@ from typing import Any
 from kvmedic.metrics.generation import lengths_up_to
 from kvmedic.model.compression import Compacted, Keep, Pattern, PerHead, Scattered, used_blocks
 from kvmedic.model.fleet import Pod
+from kvmedic.model.plan import TrialStep
 from kvmedic.model.trial import (
     Begun,
     Counted,
@@ -28,7 +29,6 @@ from kvmedic.model.trial import (
     Reclaim,
     Sample,
     Served,
-    TrialStep,
     Underway,
     Watched,
 )

@@ -10,10 +10,10 @@ from kvmedic.engines.kv_methods import EIGHT_BITS
 from kvmedic.engines.vllm import VLLM
 from kvmedic.model.compression import BundleSetting as Setting
 from kvmedic.model.config_edits import ConfigMap, Contents
-from kvmedic.model.edits import BundleStep, EnvEdit
+from kvmedic.model.edits import EnvEdit
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
-from kvmedic.model.plan import Plan
+from kvmedic.model.plan import BundleStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan

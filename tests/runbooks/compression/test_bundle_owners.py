@@ -18,10 +18,10 @@ from kvmedic.controller import plans
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import handed_over
 from kvmedic.controller.plans import with_plan
-from kvmedic.model.edits import BundleEdit, BundleStep, EnvEdit, Field, TokenEdit
+from kvmedic.model.edits import BundleEdit, EnvEdit, Field, TokenEdit
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import OwnerKind, TemplateOwner, template_hash
-from kvmedic.model.plan import Goal, Plan, gives_back, is_revocable, template_before
+from kvmedic.model.plan import BundleStep, Goal, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Runbook
 from kvmedic.model.status import Attempt, Record
@@ -95,7 +95,7 @@ def test_the_inverse_turns_it_on_again_as_it_was() -> None:
     assert (back.before, back.after) == (BUNDLE.after, BUNDLE.before)
     assert back.reason is Reason.ROLLING_BACK
     assert back.edit.inverse() == BUNDLE.edit
-    assert (template_before(BUNDLE), is_revocable(BUNDLE), gives_back(BUNDLE)) == (OLD, True, False)
+    assert (BUNDLE.before_template, BUNDLE.is_revocable, BUNDLE.gives_back) == (OLD, True, False)
 
 
 def test_the_same_plan_stands_and_another_budget_is_another_plan() -> None:

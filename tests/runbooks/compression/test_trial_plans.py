@@ -15,9 +15,9 @@ from kvmedic.model.compression import Keep
 from kvmedic.model.edits import BundleEdit
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef, template_hash
-from kvmedic.model.plan import Plan
+from kvmedic.model.plan import Plan, TrialStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.trial import Question, TrialStep
+from kvmedic.model.trial import Question
 from kvmedic.runbooks.branches import Try
 from kvmedic.runbooks.compression.trial_plans import ROOM, trial_plan, whole_prompts
 from kvmedic.runbooks.workload import Workload, workload_of

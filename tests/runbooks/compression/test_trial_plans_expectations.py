@@ -8,8 +8,9 @@ import pytest
 
 from builders import NOW
 from kvmedic.model.compression import PASS_TOKENS, Compacted, Keep
-from kvmedic.model.edits import BundleEdit, BundleStep, EnvEdit
+from kvmedic.model.edits import BundleEdit, EnvEdit
 from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import BundleStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, ProbePolicy, Replacement
 from kvmedic.model.trial import Answer, Question, Reclaim, Sample

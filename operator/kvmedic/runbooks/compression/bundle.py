@@ -22,20 +22,12 @@ from kvmedic.manifests.flags import AlreadySet, edit, option_setting_of, parsed_
 from kvmedic.manifests.grammar import Given, Parsed, options_of
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.compression import OFF_WORDS, PLUGINS, BundleSetting, method_names
-from kvmedic.model.edits import (
-    COMMAND_LINE,
-    BundleEdit,
-    BundlePart,
-    BundleStep,
-    EnvEdit,
-    Field,
-    container_at,
-    literal_of,
-)
+from kvmedic.model.edits import COMMAND_LINE, BundleEdit, BundlePart, EnvEdit, Field, container_at, literal_of
+from kvmedic.model.plan import BundleStep
 from kvmedic.model.engine import Kind, Option, OptionName
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
-from kvmedic.model.plan import Plan
+from kvmedic.model.plan import BundleStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.redaction import names_secret
 from kvmedic.model.spec import CompressionPolicy, Fix

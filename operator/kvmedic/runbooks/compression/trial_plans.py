@@ -18,14 +18,14 @@ from kvmedic.engines.kv_methods import method_named
 from kvmedic.manifests.flags import AlreadySet, edit, line_may_chunk, setting_of, taken_off
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.compression import PASS_TOKENS, BundleSetting, Compacted, Keep, MethodClass, parse_count
-from kvmedic.model.edits import BundleEdit, BundlePart, BundleStep, container_at
+from kvmedic.model.edits import BundleEdit, BundlePart, container_at
 from kvmedic.model.engine import Flag, Knob, Scalar
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, template_hash
-from kvmedic.model.plan import Plan
+from kvmedic.model.plan import BundleStep, GateStep, Plan, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, ProbePolicy
-from kvmedic.model.trial import Answer, GateStep, Question, Reclaim, TrialStep
+from kvmedic.model.trial import Answer, Question, Reclaim
 from kvmedic.runbooks.branches import (
     GIVEN,
     Advice,

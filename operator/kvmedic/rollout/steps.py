@@ -1,0 +1,65 @@
+"""What a kind of step does: the row that each kind has in the table of `kvmedic.rollout`.
+
+The row stands at the end of the kind's own file. Its functions are pure: what they need to know beside the
+fleet, the controller gathers before, alike for every kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from kvmedic.model.fleet import Fleet, Pod
+from kvmedic.model.run import Run
+from kvmedic.model.status import Attempt
+from kvmedic.rollout.draining import Drain, StartLimits
+from kvmedic.rollout.moves import Move, Refused
+from kvmedic.rollout.preconditions import Purpose
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What is known of an open run beside the fleet itself."""
+
+    run: Run
+    resource_uid: str
+    drain: Drain
+    limits: StartLimits
+    drain_limit: timedelta
+    now: datetime
+    assigned_at: datetime | None = None
+    """When the last assignment was intended; None before the first."""
+    held: frozenset[str] = frozenset()
+    """Uids of replicas whose drain timed out and that are not taken again yet."""
+    is_back: bool = False
+    """The step is the inverse of the one that the run began with."""
+    edited: Mapping[str, object] | None = None
+    """The template as somebody edited it, without the run's change; None: nothing of that is in it."""
+
+    @property
+    def down_before(self) -> int:
+        """Return how many replicas took no requests before a run that began all the same."""
+        return max(0, self.run.replicas - self.run.in_rotation)
+
+
+NextMove: TypeAlias = Callable[[Fleet, StepInput], Move]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """What one step does, by its kind."""
+
+    refuse: Callable[[Fleet, Purpose], Refused | None]
+    """Why the step cannot begin on a fleet, or None."""
+    next_move: NextMove
+    """The single next move toward the step's end; for the way back the row of its inverse is asked."""
+    rest: NextMove
+    """The next move toward a fleet that stands still with every replica in rotation."""
+    leave: NextMove
+    """The next move toward a fleet without anything of ours, whoever changed it meanwhile."""
+    canaries: Callable[[Fleet], tuple[Pod, ...]] = lambda _fleet: ()
+    """The new replicas that must answer before the first old one is touched."""
+    attempt: Callable[[Run], tuple[Attempt, str] | None] = lambda _run: None
+    """What is remembered of a step that failed: what it tried, and what tells it from another."""
