@@ -14,11 +14,11 @@ from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
 from kvmedic.model.plan import MinimumHolder, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Outcome, Run, StepState
-from kvmedic.rollout.draining import StartLimits, holding_move
+from kvmedic.rollout.draining import Drain, StartLimits, holding_move
 from kvmedic.rollout.drift import Standing, is_kept, target_standing
 from kvmedic.rollout.moves import Claim, Failed, Move, Refused, SetMinimum, Settled, Uncordon, Wait
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, via_autoscaler
-from kvmedic.rollout.scaling import Autoscaling, autoscaling_move
+from kvmedic.rollout.scaling import Scaling, autoscaling_move
 from kvmedic.rollout.scaling import leave_autoscaling as leaving_move
 from kvmedic.runbooks.preemption.restore import is_unchanged_number, step_back, temporary_after
 from run_builder import NOW, OLD, SCALE, UID, a_fleet, a_pod, a_run
@@ -46,8 +46,10 @@ def four(**last: object) -> Fleet:
     return a_fleet(replicas=4, pods=pods, replica_sets=(replace(sets[0], desired=4, available=4),))
 
 
-def an_order(step: ReplicasStep = STEP, **changes: object) -> Autoscaling:
-    return replace(Autoscaling(step, 3, LIMITS, assigned_at=NOW - A_MOMENT), **changes)
+def an_order(step: ReplicasStep = STEP, **changes: object) -> Scaling:
+    return replace(
+        Scaling(step, None, Drain.UNKNOWN, LIMITS, replicas=3, assigned_at=NOW - A_MOMENT), **changes
+    )
 
 
 UNREADY = {"ready_at": None, "in_rotation": False, "unready_at": NOW - A_MOMENT, "created_at": NOW}
@@ -56,7 +58,7 @@ BEGIN = {"assigned_at": None, "begins": True}
 REPEATED = {"begins": True}
 BACK = STEP.inverse()
 ABSENT = replace(STEP, holder=replace(STEP.holder, is_given=False), before=1)
-MOVES: list[tuple[str, Fleet, Autoscaling, type[Move], str]] = [
+MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
     ("first the target is claimed", with_minimum(a_minimum()), an_order(**BEGIN), Claim, ""),
     (
         "another minimum was planned with",
@@ -188,7 +190,7 @@ LEAVING = [
     ("fleet", "order", "kind", "what"), [row[1:] for row in LEAVING], ids=[row[0] for row in LEAVING]
 )
 def test_leaving(fleet, order, kind, what):
-    move = leaving_move(fleet, order)
+    move = leaving_move(fleet, order, NOW)
 
     assert isinstance(move, kind)
     assert told(move) == what
@@ -252,7 +254,7 @@ def test_in_every_order_of_moves_and_edits_an_edit_is_never_overwritten(numbers,
     ours = is_kept(run, UID, with_minimum(theirs))
 
     assert ours is (theirs.number == found.number)
-    leave = leaving_move(with_minimum(theirs), an_order(is_ours=ours))
+    leave = leaving_move(with_minimum(theirs), an_order(is_ours=ours), NOW)
     assert ours or isinstance(leave, Settled)
 
 

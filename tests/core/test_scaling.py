@@ -483,7 +483,7 @@ def test_a_number_that_no_assignment_explains_is_somebody_elses(fleet, expected,
     run = a_run(state, OUT, step=step)
 
     assert target_standing(run, UID, fleet) is expected
-    assert is_explained(run, step, UID, fleet) is (expected is Standing.AS_RECORDED)
+    assert is_explained(run, UID, fleet) is (expected is Standing.AS_RECORDED)
 
 
 @pytest.mark.parametrize(
@@ -500,7 +500,7 @@ def test_while_the_first_is_drained_the_number_is_the_one_of_before(fleet, expec
     run = a_run(StepState.ROLLING_OUT, Intent(1, "Claim", OLD, OLD, False, NOW), step=step)
 
     assert target_standing(run, UID, fleet) is expected
-    assert is_explained(run, step, UID, fleet) is (expected is Standing.AS_RECORDED)
+    assert is_explained(run, UID, fleet) is (expected is Standing.AS_RECORDED)
 
 
 def test_before_the_first_assignment_the_number_is_the_recorded_one():
@@ -509,14 +509,14 @@ def test_before_the_first_assignment_the_number_is_the_recorded_one():
 
     assert target_standing(run, UID, a_fleet()) is Standing.AS_RECORDED
     assert target_standing(run, UID, a_fleet(replicas=4)) is Standing.RESCALED
-    assert is_explained(run, step, UID, a_fleet())
+    assert is_explained(run, UID, a_fleet())
 
 
 def test_where_an_undo_took_the_claim_away_both_numbers_may_be_ours():
     step = a_step(3, 5, OLD)
     run = a_run(StepState.ROLLING_OUT, a_scaling(3, 5, 4), step=step)
 
-    found = [is_explained(run, step, UID, a_fleet(replicas=n)) for n in (3, 4, 5, 6)]
+    found = [is_explained(run, UID, a_fleet(replicas=n)) for n in (3, 4, 5, 6)]
 
     assert found == [False, True, True, False]
 

@@ -34,8 +34,18 @@ QUICK = MemoryPace(lag_seconds=0.02, reuse_seconds=0.02, interval_seconds=0.02, 
 
 def a_step(tokens: int, question: Question = Question.RECLAMATION) -> TrialStep:
     """Return what is asked of a trial pod."""
-    target, why = ObjectRef("Deployment", "llm"), Reason.TRIAL_RUNNING
-    return TrialStep(target, "vllm", question, "Mine", tokens, Keep(2048), 1800, "0123", why, source="main")
+    return TrialStep(
+        target=ObjectRef("Deployment", "llm"),
+        container="vllm",
+        question=question,
+        method="Mine",
+        tokens=tokens,
+        keep=Keep(2048),
+        limit_seconds=1800,
+        template="0123",
+        reason=Reason.TRIAL_RUNNING,
+        source="main",
+    )
 
 
 async def no_devices(

@@ -39,15 +39,15 @@ GATE = GateStep(
 )
 KEEP = Keep(2048)
 TRIAL = TrialStep(
-    ObjectRef("Deployment", "llm"),
-    "vllm",
-    Question.RECLAMATION,
-    "Mine",
-    16_384,
-    KEEP,
-    1800,
-    "0123",
-    Reason.TRIAL_RUNNING,
+    target=ObjectRef("Deployment", "llm"),
+    container="vllm",
+    question=Question.RECLAMATION,
+    method="Mine",
+    tokens=16_384,
+    keep=KEEP,
+    limit_seconds=1800,
+    template="0123",
+    reason=Reason.TRIAL_RUNNING,
 )
 LIMITS = StartLimits(timedelta(minutes=10), timedelta(minutes=5))
 POD = a_pod("llm-trial-1", created_at=NOW - timedelta(minutes=2))

@@ -11,11 +11,11 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, Self, TypeAlias
 
 from kvmedic.model.compression import Keep
 from kvmedic.model.config_edits import FileEdit, Revision, TemplateChange, TemplateSwap
-from kvmedic.model.edits import BundleEdit, ReferenceEdit, TokenEdit
+from kvmedic.model.edits import BundleEdit, ReferenceEdit, TemplateEdit, TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
@@ -119,28 +119,52 @@ class SameTemplate(AnyStep):
 
 
 @dataclass(frozen=True, slots=True)
-class FlagStep(AnyStep):
-    """One engine flag takes another value, on the command line or in a mounted configuration file.
+class SettingStep(AnyStep):
+    """Settings of the pod template take other values; a part of every step that edits the template in place.
 
-    A file's ConfigMap is never changed: the copy with the new value is made first, then the pod template
-    refers to it, by the same rollout. The inverse lets the template refer to the ConfigMap again; the copy
-    goes when nothing refers to it any more.
-
-    `before` and `after` are the values as a person reads them, None where the flag is not given.
-    `before_template` and `after_template` are hashes of the whole pod template without and with the edit, so
-    that anybody else's change is recognised.
+    `before` and `after` are for a person, None where a setting is not given; what is put back is in the edit.
+    The two hashes are of the whole pod template, so that anybody else's change is recognised.
     """
 
     target: ObjectRef
     container: str
     """The engine's container."""
-    knob: Knob
-    edit: TokenEdit | ReferenceEdit
+    edit: TemplateEdit
     before: str | None
     after: str | None
     before_template: str
     after_template: str
     reason: Reason
+
+    @property
+    def template_change(self) -> TemplateEdit:
+        """Return what the step changes of the pod template."""
+        return self.edit
+
+    def inverse(self) -> Self:
+        """Return the step that puts the recorded values back."""
+        return replace(
+            self,
+            edit=self.edit.inverse(),
+            before=self.after,
+            after=self.before,
+            before_template=self.after_template,
+            after_template=self.before_template,
+            reason=Reason.ROLLING_BACK,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FlagStep(SettingStep):
+    """One engine flag takes another value, on the command line or in a mounted configuration file.
+
+    A file's ConfigMap is never changed: the copy with the new value is made first, then the pod template
+    refers to it, by the same rollout. The inverse lets the template refer to the ConfigMap again; the copy
+    goes when nothing refers to it any more.
+    """
+
+    edit: TokenEdit | ReferenceEdit
+    knob: Knob
     file_of: FileEdit | None = None
     """What differs in the copy of the file's ConfigMap, the same in the inverse; None: the flag is on the
     command line."""
@@ -156,26 +180,9 @@ class FlagStep(AnyStep):
             raise ValueError("a flag in a file is changed by the reference to the file's ConfigMap")
 
     @property
-    def template_change(self) -> TokenEdit | ReferenceEdit:
-        """Return what the step changes of the pod template."""
-        return self.edit
-
-    @property
     def gives_back(self) -> bool:
-        """Return whether the flag was lent for a while."""
+        """Return whether the flag was set for a while, and its value from before is put back."""
         return self.reason is Reason.HOST_MEMORY_GIVEN_BACK
-
-    def inverse(self) -> FlagStep:
-        """Return the step that puts the recorded value back."""
-        return replace(
-            self,
-            edit=self.edit.inverse(),
-            before=self.after,
-            after=self.before,
-            before_template=self.after_template,
-            after_template=self.before_template,
-            reason=Reason.ROLLING_BACK,
-        )
 
     def line(self) -> str:
         """Return the step as one line for a person."""
@@ -186,45 +193,19 @@ class FlagStep(AnyStep):
 
 
 @dataclass(frozen=True, slots=True)
-class BundleStep(AnyStep):
-    """All settings of one method of compression take other values, in one pod template and one rollout.
+class BundleStep(SettingStep):
+    """All settings of one method of compression take other values, in one pod template and one rollout."""
 
-    `before` and `after` are for a person; what is put back is in the edit.
-    """
-
-    target: ObjectRef
-    container: str
-    """The engine's container."""
-    method: str
     edit: BundleEdit
     before: str
     after: str
-    before_template: str
-    after_template: str
-    reason: Reason
+    method: str
     fix: Fix = Fix.REVERT_BUNDLE
     """Which of those that the spec allows; that one turns a method off, the others turn one on."""
     undoes: Fix | None = None
     """The fix that had turned on what is turned off."""
     kind: Literal["BundleStep"] = "BundleStep"
     keeps_pool: ClassVar[bool] = False
-
-    @property
-    def template_change(self) -> BundleEdit:
-        """Return what the step changes of the pod template."""
-        return self.edit
-
-    def inverse(self) -> BundleStep:
-        """Return the step that puts all recorded values back."""
-        return replace(
-            self,
-            edit=self.edit.inverse(),
-            before=self.after,
-            after=self.before,
-            before_template=self.after_template,
-            after_template=self.before_template,
-            reason=Reason.ROLLING_BACK,
-        )
 
     def line(self) -> str:
         """Return the step as one line for a person."""
@@ -395,16 +376,32 @@ class ReplicasStep(SameTemplate):
 
 
 @dataclass(frozen=True, slots=True)
-class TrialStep(SameTemplate):
-    """A trial pod answers a question about a setting. The target is not touched.
+class PodStep(SameTemplate):
+    """A trial pod is asked something; a part of every step that does. The target is not touched.
 
-    The pod is a copy of the pod template, which nobody leads requests to. It goes when the run ends. Where a
-    replica is named it serves in place of one: it is out of rotation until the run ends.
+    The pod is a copy of the target's pod template that nobody leads requests to. It goes when the run ends.
     """
 
     target: ObjectRef
     container: str
     """The engine's container."""
+    template: str
+    """Hash of the target's pod template, before and after."""
+    limit_seconds: int
+    """After that the pod ends, whatever became of everybody else."""
+    reason: Reason
+    is_revocable: ClassVar[bool] = False
+    is_on_trial: ClassVar[bool] = True
+
+    def inverse(self) -> Self:
+        """Return the step itself: it leaves nothing behind."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStep(PodStep):
+    """A trial pod answers a question about a setting."""
+
     question: Question
     method: str
     """What compresses the KV cache."""
@@ -412,11 +409,6 @@ class TrialStep(SameTemplate):
     """To be generated; of prompts: of the longest. Of a start 1, of no meaning."""
     keep: Keep
     """What the method keeps of a sequence; of meaning for a long generation alone."""
-    limit_seconds: int
-    """After that the pod ends, whatever became of everybody else."""
-    template: str
-    """Hash of the target's pod template, before and after."""
-    reason: Reason
     change: BundleEdit | None = None
     """What differs on the trial pod; None: the target's present setting is tried."""
     tried: str = ""
@@ -426,8 +418,6 @@ class TrialStep(SameTemplate):
     without: bool = False
     """The method is off on the trial pod: what it shows is the other half of a comparison."""
     kind: Literal["TrialStep"] = "TrialStep"
-    is_revocable: ClassVar[bool] = False
-    is_on_trial: ClassVar[bool] = True
 
     @property
     def on_trial(self) -> str:
@@ -443,10 +433,6 @@ class TrialStep(SameTemplate):
         whole = self.question is Question.PROMPTS and not self.without
         return self.template if whole else self.on_trial
 
-    def inverse(self) -> TrialStep:
-        """Return the step itself: it leaves nothing behind."""
-        return self
-
     def line(self) -> str:
         """Return the step as one line for a person."""
         does = {
@@ -459,15 +445,9 @@ class TrialStep(SameTemplate):
 
 
 @dataclass(frozen=True, slots=True)
-class GateStep(SameTemplate):
-    """A Job evaluates a trial pod. The target is not touched.
+class GateStep(PodStep):
+    """A team's own Job evaluates a trial pod, which nobody else leads requests to."""
 
-    The pod is a copy of the pod template, which nobody else leads requests to. Both go when the run ends.
-    """
-
-    target: ObjectRef
-    container: str
-    """The engine's container."""
     subject: str
     """What is evaluated, for a person."""
     change: BundleEdit | None
@@ -482,18 +462,7 @@ class GateStep(SameTemplate):
     """Tokens of a request beyond which the setting makes a difference; None: with the first."""
     cache_types: tuple[str, ...]
     """Beginnings of the types of which the trial pod's cache must have one; empty: any."""
-    limit_seconds: int
-    """After that Job and pod end, whatever became of everybody else."""
-    template: str
-    """Hash of the target's pod template, before and after."""
-    reason: Reason
     kind: Literal["GateStep"] = "GateStep"
-    is_revocable: ClassVar[bool] = False
-    is_on_trial: ClassVar[bool] = True
-
-    def inverse(self) -> GateStep:
-        """Return the step itself: it leaves nothing behind."""
-        return self
 
     def line(self) -> str:
         """Return the step as one line for a person."""

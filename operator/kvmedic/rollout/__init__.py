@@ -15,7 +15,7 @@ from kvmedic.model.plan import (
     TrialStep,
 )
 from kvmedic.rollout.replacement import replacement_row
-from kvmedic.rollout.scaling import autoscaling_row, scaling_row
+from kvmedic.rollout.scaling import scaling_row
 from kvmedic.rollout.steps import StepRow
 from kvmedic.rollout.template import revision_row, template_row
 from kvmedic.rollout.trial import trial_row
@@ -30,10 +30,8 @@ def row_of(step: Step) -> StepRow:
             return revision_row(step)
         case ReplaceStep():
             return replacement_row(step)
-        case ReplicasStep(holder=None):
-            return scaling_row(step)
         case ReplicasStep():
-            return autoscaling_row(step)
+            return scaling_row(step)
         case TrialStep() | GateStep():
             return trial_row()
         case _:

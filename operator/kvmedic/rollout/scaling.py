@@ -1,5 +1,4 @@
-"""More replicas for a while, and fewer again, as a pure state machine: an observed fleet in, the next
-assignment out.
+"""More replicas for a while, and fewer again: an observed fleet in, the next assignment out.
 
 Out is one assignment: the Deployment's number goes from what was recorded to what was planned, and the
 step is settled when all of them take requests. Back is one replica at a time: the one that is to go is
@@ -10,8 +9,6 @@ fields are not touched.
 
 Nothing is remembered from tick to tick but which pod is being drained: the number of replicas itself
 says how far the step got. A number that no assignment of ours explains is somebody else's and stays.
-
-More replicas for a while through an autoscaler's own minimum: an observed fleet in, the next move out.
 
 Where a HorizontalPodAutoscaler or a ScaledObject decides the number, it is not fought: its minimum is
 raised, it makes the replicas, and later its recorded minimum is put back. Whom it then takes away, and
@@ -62,19 +59,23 @@ class Scaling:
     victim: Victim | None
     drain: Drain
     limits: StartLimits
+    """An autoscaler may take as long to follow as a replica to start. The controller looks every 15 s
+    (kube-controller-manager, --horizontal-pod-autoscaler-sync-period), KEDA passes a change on at once."""
     begins: bool = False
     """The way forward, and no assignment was committed yet."""
     is_ours: bool = True
-    """The number that the fleet has is one of our own assignments, or the recorded one."""
+    """The number that is there is one of our own assignments, or the recorded one."""
     assigned_at: datetime | None = None
     """When the last assignment was intended; None before the first."""
     held: frozenset[str] = frozenset()
     """Uids of replicas whose drain timed out and that are not taken again yet."""
     down_before: int = 0
     """Replicas that took no requests before the run."""
+    replicas: int = 0
+    """Of the target before the run; of meaning where an autoscaler has the number."""
 
 
-def is_explained(run: Run, step: ReplicasStep, resource_uid: str, fleet: Fleet) -> bool:
+def is_explained(run: Run, resource_uid: str, fleet: Fleet) -> bool:
     """Return whether a run's own record explains the fleet's number of replicas.
 
     The claim says which assignment was committed last. Where a person's `kubectl rollout undo` took
@@ -83,7 +84,7 @@ def is_explained(run: Run, step: ReplicasStep, resource_uid: str, fleet: Fleet) 
     """
     intent = run.intent
     if intent is None or intent.replicas_before is None or intent.replicas_after is None:
-        return fleet.replicas == step.before
+        return fleet.replicas == run.current.step.counts_on
     committed = committed_sequence(run, resource_uid, fleet.fence)
     told = {intent.replicas_before, intent.replicas_after}
     if committed is not None:
@@ -230,28 +231,7 @@ def start_of_added(
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Autoscaling:
-    """Which minimum is wanted, and what is known beside the fleet itself."""
-
-    step: ReplicasStep
-    """Its `after` is the minimum that is wanted; on the way back it is the step's inverse."""
-    replicas: int
-    """Of the target before the run."""
-    limits: StartLimits
-    """An autoscaler may take as long to follow as a replica to start. The controller looks every 15 s
-    (kube-controller-manager, --horizontal-pod-autoscaler-sync-period), KEDA passes a change on at once."""
-    begins: bool = False
-    """The way forward, and the target is not claimed yet."""
-    is_ours: bool = True
-    """The minimum is the one that was set, or the recorded one."""
-    assigned_at: datetime | None = None
-    """When the claim on the target was intended; None before."""
-    down_before: int = 0
-    """Replicas that took no requests before the run."""
-
-
-def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
+def autoscaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     """Return the single next move toward the wanted minimum.
 
     It must be as the record explains it: anything else is somebody's edit, and the caller leaves
@@ -270,7 +250,7 @@ def autoscaling_move(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
     return _await_minimum(fleet, order, now)
 
 
-def leave_autoscaling(fleet: Fleet, order: Autoscaling) -> Move:
+def leave_autoscaling(fleet: Fleet, order: Scaling, _now: datetime) -> Move:
     """Return the next move toward an autoscaler without anything of ours.
 
     A minimum that somebody else set stays, and what had begun to be given back stays as it is.
@@ -290,7 +270,7 @@ def _assign(holder: Minimum, step: ReplicasStep) -> SetMinimum:
     return SetMinimum(holder, step.after, step.leaves_number)
 
 
-def _await_minimum(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
+def _await_minimum(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     """Return whether as many replicas as the new minimum take requests, or what is waited for."""
     step = order.step
     numbers = order.replicas, step.after
@@ -309,65 +289,31 @@ def _await_minimum(fleet: Fleet, order: Autoscaling, now: datetime) -> Move:
 
 
 def scaling_row(step: ReplicasStep) -> StepRow:
-    """Return what another number of replicas does, on the Deployment itself."""
+    """Return what another number of replicas does: on the Deployment, or by its autoscaler's minimum."""
+    auto = step.holder is not None
+    following, leaving = (autoscaling_move, leave_autoscaling) if auto else (scaling_move, leave_scaling)
     return StepRow(
-        refuse=lambda fleet, _purpose: scaling_refusal(fleet, step),
-        next_move=lambda fleet, known: scaling_move(fleet, _scaling(step, fleet, known), known.now),
-        rest=lambda fleet, _known: rest_scaling(fleet),
-        leave=lambda fleet, known: leave_scaling(fleet, _scaling(step, fleet, known), known.now),
-        attempt=lambda run: _attempt(step, run),
+        refuse=lambda fleet, _purpose: (autoscaling_refusal if auto else scaling_refusal)(fleet, step),
+        next_move=lambda fleet, known: following(fleet, _order(step, fleet, known), known.now),
+        rest=lambda fleet, _known: holding_move(fleet) if auto else rest_scaling(fleet),
+        leave=lambda fleet, known: leaving(fleet, _order(step, fleet, known), known.now),
+        attempt=lambda run: None if step.gives_back else (Attempt.ADD_REPLICAS, str(run.replicas)),
     )
 
 
-def autoscaling_row(step: ReplicasStep) -> StepRow:
-    """Return what another number of replicas does, by the minimum of the autoscaler that decides it."""
-    return StepRow(
-        refuse=lambda fleet, _purpose: autoscaling_refusal(fleet, step),
-        next_move=lambda fleet, known: autoscaling_move(fleet, _autoscaling(step, fleet, known), known.now),
-        rest=lambda fleet, _known: holding_move(fleet),
-        leave=lambda fleet, known: leave_autoscaling(fleet, _autoscaling(step, fleet, known)),
-        attempt=lambda run: _attempt(step, run),
-    )
-
-
-def _attempt(step: ReplicasStep, run: Run) -> tuple[Attempt, str] | None:
-    return None if step.gives_back else (Attempt.ADD_REPLICAS, str(run.replicas))
-
-
-def _scaling(step: ReplicasStep, fleet: Fleet, known: StepInput) -> Scaling:
-    run = known.run
-    begun = run.current.step
-    explained = isinstance(begun, ReplicasStep) and is_explained(run, begun, known.resource_uid, fleet)
+def _order(step: ReplicasStep, fleet: Fleet, known: StepInput) -> Scaling:
+    run, uid = known.run, known.resource_uid
+    explained = is_kept if step.holder else is_explained
+    abandoned = run.ending is not None and run.ending.reason is Reason.ABANDONED
     return Scaling(
         step=step,
         victim=run.victim,
         drain=known.drain,
         limits=known.limits,
-        begins=_begins(fleet, known),
-        is_ours=explained and not _is_abandoned(run),
+        begins=not known.is_back and not committed_sequence(run, uid, fleet.fence),
+        is_ours=not abandoned and explained(run, uid, fleet),
         assigned_at=known.assigned_at,
         held=known.held,
         down_before=known.down_before,
-    )
-
-
-def _autoscaling(step: ReplicasStep, fleet: Fleet, known: StepInput) -> Autoscaling:
-    run = known.run
-    return Autoscaling(
-        step=step,
         replicas=run.replicas,
-        limits=known.limits,
-        begins=_begins(fleet, known),
-        is_ours=not _is_abandoned(run) and is_kept(run, known.resource_uid, fleet),
-        assigned_at=known.assigned_at,
-        down_before=known.down_before,
     )
-
-
-def _begins(fleet: Fleet, known: StepInput) -> bool:
-    """Return whether a step goes forward and nothing of its run was committed yet."""
-    return not known.is_back and not committed_sequence(known.run, known.resource_uid, fleet.fence)
-
-
-def _is_abandoned(run: Run) -> bool:
-    return run.ending is not None and run.ending.reason is Reason.ABANDONED
