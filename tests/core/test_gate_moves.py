@@ -54,7 +54,7 @@ def unscored(move: GateMove) -> str:
 def test_first_the_pod_then_the_job() -> None:
     assert moved(None, None) == MakeTrial()
     assert isinstance(moved(STARTING, None), Wait)
-    assert moved() == MakeJob(SERVED)
+    assert moved() == MakeJob(SERVED, STEP)
 
 
 def test_a_pod_that_cannot_be_read_yet_gets_no_job() -> None:
@@ -118,7 +118,7 @@ def test_a_pod_that_does_not_store_as_was_asked_ends_the_run(stored: str) -> Non
     assert isinstance(move, Failed)
     assert move.reason is Reason.TRIAL_UNANSWERED
     assert moved(served=replace(SERVED, cache_type="fp8_e4m3"), step=fp8) == MakeJob(
-        replace(SERVED, cache_type="fp8_e4m3")
+        replace(SERVED, cache_type="fp8_e4m3"), fp8
     )
 
 

@@ -99,7 +99,7 @@ def test_a_pod_that_no_node_takes_is_told_as_such():
 
 
 def test_a_test_begins_on_a_pod_that_is_ready_and_goes_on():
-    assert moved(POD) == BeginTest(POD)
+    assert moved(POD) == BeginTest(POD, STEP)
     assert moved(POD, Underway(8192, 16_384)) == Wait(
         Reason.TRIAL_RUNNING, "llm-trial-1 generates: 50 % of 16384 tokens"
     )

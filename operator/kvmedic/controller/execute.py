@@ -30,7 +30,6 @@ from kvmedic.controller.trial import (
     delete_trial,
     evaluation_of,
     make_trial,
-    next_gate_move,
     next_trial_move,
     remember_unanswered,
 )
@@ -38,7 +37,7 @@ from kvmedic.controller.verify import grade_urgency, judged_window
 from kvmedic.kube.errors import Refused as WriteRefused
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import GateStep, OnTrial, TrialStep
+from kvmedic.model.plan import OnTrial, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.status import ConditionType, Resource
@@ -152,10 +151,8 @@ async def _regain(tick: Tick, view: View) -> timedelta:
 async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
     """Make the step's next move, forward or back."""
     step = tick.run.current.step
-    if direction is Direction.FORWARD and isinstance(step, TrialStep):
-        return await _try(tick, view, step)
-    if direction is Direction.FORWARD and isinstance(step, GateStep):
-        return await _evaluate(tick, view, step)
+    if direction is Direction.FORWARD and isinstance(step, OnTrial):
+        return await _ask(tick, view, step)
     tick = observed_victim(tick, view.fleet)
     move = await walking_move(tick, view.fleet, direction)
     if direction is Direction.BACK:
@@ -187,48 +184,31 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
     return AT_ONCE
 
 
-async def _try(tick: Tick, view: View, step: TrialStep) -> timedelta:
-    """Make the next move of a trial, or write down what it showed."""
-    pace = tick.ports.pace
-    move = await next_trial_move(tick, step)
+async def _ask(tick: Tick, view: View, step: OnTrial) -> timedelta:
+    """Make the next move of a trial or an evaluation, or write down what it showed; then the run ends."""
+    ports, move = tick.ports, await next_trial_move(tick, step)
     match move:
-        case MakeTrial() | BeginTest() if not tick.ports.leader.is_held():
-            return pace.controller
-        case MakeTrial():
-            return await _go_on_after_making(tick, view, step, await make_trial(tick, view, step))
-        case BeginTest(pod):
-            begin_test(tick, view, step, pod)
+        case MakeTrial() | BeginTest() | MakeJob() if not ports.leader.is_held():
+            return ports.pace.controller
+        case BeginTest(pod, asked):
+            begin_test(tick, view, asked, pod)
             return AT_ONCE
-        case Answered(answer):
-            return await _answer(tick, answer)
+        case MakeTrial() | MakeJob():
+            return await _make_trial(tick, view, step, move)
+        case Answered() | Evaluated():
+            return await _record_answer(tick, move)
         case Wait():
             return await _advance(tick, view, move, Direction.FORWARD)
         case Failed():
             return await _advance(remember_unanswered(tick, step, move), view, move, Direction.FORWARD)
 
 
-async def _evaluate(tick: Tick, view: View, step: GateStep) -> timedelta:
-    """Make the next move of an evaluation, or write down what it showed."""
-    move = await next_gate_move(tick, step)
-    match move:
-        case MakeTrial() | MakeJob() if not tick.ports.leader.is_held():
-            return tick.ports.pace.controller
-        case MakeTrial():
-            return await _go_on_after_making(tick, view, step, await make_trial(tick, view, step))
-        case MakeJob(subject):
-            why = await tick.ports.evaluations.make(evaluation_of(tick, step), subject)
-            return await _go_on_after_making(tick, view, step, why)
-        case Evaluated(scored):
-            tick = replace(tick, record=with_score(tick.record, scored))
-            return await _record_answer(tick, scored.is_conclusive, scored.message)
-        case Wait():
-            return await _advance(tick, view, move, Direction.FORWARD)
-        case Failed():
-            return await _advance(remember_unanswered(tick, step, move), view, move, Direction.FORWARD)
-
-
-async def _go_on_after_making(tick: Tick, view: View, step: OnTrial, why: str) -> timedelta:
-    """Go on after a trial's pod or Job was made, or end the run where it cannot be; `why`: empty if made."""
+async def _make_trial(tick: Tick, view: View, step: OnTrial, move: MakeTrial | MakeJob) -> timedelta:
+    """Make the trial pod or its Job; where it cannot be made, the run ends."""
+    if isinstance(move, MakeTrial):
+        why = await make_trial(tick, view, step)
+    else:
+        why = await tick.ports.evaluations.make(evaluation_of(tick, move.step), move.subject)
     if not why:
         return AT_ONCE
     reason = Reason.SPARE_UNSCHEDULABLE if NO_QUOTA in why else Reason.TRIAL_IMPOSSIBLE
@@ -236,16 +216,13 @@ async def _go_on_after_making(tick: Tick, view: View, step: OnTrial, why: str) -
     return await _advance(remember_unanswered(tick, step, failed), view, failed, Direction.FORWARD)
 
 
-async def _answer(tick: Tick, answer: Answer) -> timedelta:
-    """Write down what a trial showed of the present setting; the run ends."""
-    tick = replace(tick, record=with_answer(tick.record, answer))
-    return await _record_answer(tick, answer.is_conclusive or answer.refused, answer.message)
-
-
-async def _record_answer(tick: Tick, showed: bool, message: str) -> timedelta:  # noqa: FBT001 - what the record says
-    """Write down what a trial or evaluation came to; the run ends."""
+async def _record_answer(tick: Tick, move: Answered | Evaluated) -> timedelta:
+    found = move.answer if isinstance(move, Answered) else move.scored
+    noted = with_answer(tick.record, found) if isinstance(found, Answer) else with_score(tick.record, found)
+    showed = found.is_conclusive or found.refused
     reason = Reason.TRIAL_ANSWERED if showed else Reason.TRIAL_UNANSWERED
-    await _save(tick, tick.run.answered(Outcome(reason, message)), reason, message)
+    run = tick.run.answered(Outcome(reason, found.message))
+    await _save(replace(tick, record=noted), run, reason, found.message)
     return AT_ONCE
 
 

@@ -1,10 +1,7 @@
-"""What a trial pod does in one tick of a run: looked at, made, and gone again before the run is closed.
+"""A trial pod in one tick of a run: looked at, made, and gone again before the run is closed.
 
-The run's record is there before the pod is made and until it is gone, so whoever reads it after a crash goes
-on with both. The pod's name follows from the run: made twice it is one.
-
-The run's record names the replica before it is taken out of rotation and until it is back, so whoever reads
-it after a crash goes on with both.
+The run's record is there before the pod is made and until it is gone, so a crash leaves no pod behind. The
+pod's name follows from the run: made twice it is one.
 """
 
 from __future__ import annotations
@@ -58,32 +55,21 @@ NAME_LENGTH = 200
 """Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
 
 
-async def next_trial_move(tick: Tick, step: TrialStep) -> TrialMove:
-    """Return the next move of the trial of an open run."""
-    try:
-        pod = await tick.ports.trials.look(trial_of(tick, step), step.container)
-    except Conflict:
-        return Failed(Reason.TRIAL_UNANSWERED, "a pod of the trial's name is somebody else's")
-    progress = tick.ports.probes.progress(pod) if pod else None
-    sight = TrialSight(_watch_trial(tick, pod), progress, await _last_words(tick, pod))
-    return trial_move(sight, step, as_watched(tick), start_limits(tick), tick.now)
-
-
-async def next_gate_move(tick: Tick, step: GateStep) -> GateMove:
-    """Return the next move of the evaluation of an open run."""
+async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | GateMove:
+    """Return the next move of the trial or the evaluation of an open run."""
     ports, namespace = tick.ports, tick.resource.namespace
     try:
         pod = await ports.trials.look(trial_of(tick, step), step.container)
-        job = await ports.evaluations.look(evaluation_of(tick, step))
+        job = await ports.evaluations.look(evaluation_of(tick, step)) if isinstance(step, GateStep) else None
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name is somebody else's")
-    served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
-    sight = GateSight(_watch_trial(tick, pod), served, job, await _last_words(tick, pod))
-    return gate_move(sight, step, as_watched(tick), start_limits(tick), tick.now)
-
-
-def _watch_trial(tick: Tick, pod: Pod | None) -> Pod | None:
-    return watch_readiness(tick, pod) if pod else None
+    seen, words = watch_readiness(tick, pod) if pod else None, await _last_words(tick, pod)
+    run, limits = as_watched(tick), start_limits(tick)
+    if isinstance(step, GateStep):
+        served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
+        return gate_move(GateSight(seen, served, job, words), step, run, limits, tick.now)
+    progress = ports.probes.progress(pod) if pod else None
+    return trial_move(TrialSight(seen, progress, words), step, run, limits, tick.now)
 
 
 async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:

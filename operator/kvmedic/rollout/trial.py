@@ -131,6 +131,7 @@ class BeginTest:
     """Begin the test on the pod, which is Ready."""
 
     pod: Pod
+    step: TrialStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ def move_of_test(
     """Return the next move of a test whose pod is ready for it and which has not come to its end."""
     match progress:
         case None:
-            return BeginTest(pod)
+            return BeginTest(pod, step)
         case Underway() if step.question is Question.START:
             return Wait(step.reason, f"{pod.name} started; its log and its metrics are read")
         case Underway(tokens, of):
@@ -366,6 +367,7 @@ class MakeJob:
     """Make the Job, for a trial pod that is Ready."""
 
     subject: Served
+    step: GateStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +403,7 @@ def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, n
     if doubt := _other_cache(step, sight.served):
         return Failed(Reason.TRIAL_UNANSWERED, doubt)
     if sight.job is None:
-        return MakeJob(sight.served)
+        return MakeJob(sight.served, step)
     if sight.job.end is None:
         done = _roughly(sight.served.counted.requests - sight.job.before.requests)
         text = f"CronJob/{step.cron_job} evaluates the trial pod: {done} requests or more are answered"
