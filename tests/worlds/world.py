@@ -162,6 +162,8 @@ class World:
     """Of the operator's clock. 1 where it is compared with the API server's."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Sections of the operator's configuration beside the usual ones."""
+    ticks: Path | None = None
+    """Where the operator writes which files each of its ticks enters; None: nowhere."""
     changed: threading.Event = field(default_factory=threading.Event)
     """Set by whatever changes about the fleet or its resource."""
 
@@ -216,7 +218,9 @@ class World:
         }
         settings |= self.settings
         log = self.directory / "operator.log"
-        operator = Operator(Arrangement(settings, kubeconfig, self.script, log, self.began, self.speed))
+        operator = Operator(
+            Arrangement(settings, kubeconfig, self.script, log, self.began, self.speed, self.ticks)
+        )
         self.operators.append(operator)
         self.starts += 1
         operator.start()

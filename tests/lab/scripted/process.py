@@ -28,6 +28,7 @@ from kvmedic.settings import Settings
 from kvmedic.wiring import Substitutes, operate
 from lab.scripted.probes import ScriptedProbes
 from lab.scripted.readings import ScriptedMetrics
+from lab.scripted.ticks import trace_ticks
 
 load_authorities()  # once, in the process that the others are forked from
 
@@ -45,6 +46,8 @@ class Arrangement:
     speed: float
     """Seconds of the operator's clock, and of its stopwatch, in one real second. The script's `clock` is by
     how many seconds the clock is wrong; the stopwatch never is."""
+    ticks: Path | None = None
+    """Where each tick's files are written to; None: they are not traced."""
 
 
 def run(arrangement: Arrangement) -> None:
@@ -59,6 +62,8 @@ def run(arrangement: Arrangement) -> None:
         skew = json.loads(arrangement.script.read_text()).get("clock", 0)
         return datetime.fromtimestamp(arrangement.began + elapsed + skew, UTC)
 
+    if arrangement.ticks is not None:
+        trace_ticks(arrangement.ticks)
     settings = Settings(**arrangement.settings)
     probes = ScriptedProbes(arrangement.script, jobs=jobs_in(arrangement.kubeconfig))
     watch = Stopwatch(lambda: time.monotonic() * arrangement.speed)
