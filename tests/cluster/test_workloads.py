@@ -28,7 +28,7 @@ from kvmedic.rollout.moves import (
     ScaleIn,
     ScaleOut,
 )
-from model_controller import Model
+from worlds.model_controller import Model
 from worlds.live_fleet import ARGS, EDIT, NAME, POLL_SECONDS, LiveFleet, deployment, is_whole, service, walker
 
 FROZEN = frozen(max_unavailable=0, paused=False)

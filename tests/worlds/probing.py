@@ -22,7 +22,6 @@ from kvmedic.model.fleet import ObjectRef, Pod
 from kvmedic.model.plan import TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import Progress, Question, Underway
-from kvmedic.model.plan import TrialStep
 from kvmedic.settings import ProbeOptions, ScrapeOptions
 from run_builder import a_pod
 

@@ -33,19 +33,16 @@ from kvmedic.model.evidence import (
     Unsupported,
 )
 from kvmedic.model.plan import (
-    BundleStep,
-    FlagStep,
-    GateStep,
-    OnTrial,
-    ReplaceStep,
-    ReplicasStep,
-    RevisionStep,
+    A_NEW_ONE,
+    REPLICA,
+    REPLICAS,
+    REVISION,
+    TRIAL,
     Step,
-    TrialStep,
+    asked_text,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Runbook
-from kvmedic.model.trial import Question
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import (
     Assignment,
@@ -287,12 +284,6 @@ def _facts(vitals: Vitals) -> Iterator[str]:
         )
 
 
-REPLICA = "replica"
-REVISION = "revision"
-REPLICAS = "replicas"
-MINIMUM = "minimum of replicas"
-TRIAL = "trial pod"
-A_NEW_ONE = "a new one"
 OFF = "off"
 
 
@@ -443,39 +434,16 @@ def report_of_consultation(
     )
 
 
-def _asked_text(trial: OnTrial | Try | Evaluate) -> str:
-    """Return what a trial pod is asked, for a person."""
-    if isinstance(trial, GateStep | Evaluate):
-        return f"CronJob/{trial.cron_job} with {trial.subject}"
-    sent = {
-        Question.RECLAMATION: f"{trial.tokens} tokens",
-        Question.PROMPTS: f"prompts of up to {trial.tokens} tokens",
-        Question.START: "a start",
-    }[trial.question]
-    without = trial.without if isinstance(trial, TrialStep) else trial.off
-    return f"{sent} {'without' if without else 'with'} {trial.method}"
+def _asked_text(advice: Try | Evaluate) -> str:
+    if isinstance(advice, Evaluate):
+        return f"CronJob/{advice.cron_job} with {advice.subject}"
+    return asked_text(advice.question, advice.tokens, advice.method, bool(advice.off))
 
 
 def change_of(step: Step) -> Change:
     """Return a step as people see it."""
-    target = f"{step.target.kind}/{step.target.name}"
-    match step:
-        case FlagStep():
-            return Change(str(step.knob), step.before, step.after, target)
-        case BundleStep():
-            return Change(step.method, step.before, step.after, target)
-        case ReplaceStep():
-            return Change(REPLICA, step.pod, A_NEW_ONE, target)
-        case RevisionStep():
-            return Change(REVISION, str(step.before.number), str(step.after.number), target)
-        case ReplicasStep():
-            holder = f"{step.number_in.kind}/{step.number_in.name}"
-            what = MINIMUM if step.holder else REPLICAS
-            return Change(what, str(step.before), str(step.after), holder)
-        case TrialStep() | GateStep():
-            return Change(TRIAL, None, _asked_text(step), target)
-        case _:
-            assert_never(step)
+    shown, changed = step.shown, step.holder.object if step.holder else step.target
+    return Change(shown.what, shown.before, shown.after, f"{changed.kind}/{changed.name}")
 
 
 def flag_name(knob: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Literal, Self, TypeAlias
@@ -54,7 +55,26 @@ class MinimumHolder:
     """The minimum stood in the object before; otherwise it is removed where it is put back."""
 
 
-class AnyStep:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a step changes, for a person."""
+
+    what: str
+    """A knob, a method of compression, or one of the words below."""
+    before: str | None
+    """None: not given, so the engine's default."""
+    after: str | None
+
+
+REPLICA = "replica"
+REVISION = "revision"
+REPLICAS = "replicas"
+MINIMUM = "minimum of replicas"
+TRIAL = "trial pod"
+A_NEW_ONE = "a new one"
+
+
+class AnyStep(ABC):
     """What the rest of the program may ask of every kind of step, and the usual answers.
 
     A kind that differs says so in its own class.
@@ -99,6 +119,11 @@ class AnyStep:
     def most_replicas(self) -> int:
         """Return how many replicas there are at most because of the step; 0: it makes none beside others."""
         return 0
+
+    @property
+    @abstractmethod
+    def shown(self) -> Shown:
+        """Return the step as people see it in a report."""
 
 
 class SameTemplate(AnyStep):
@@ -184,6 +209,11 @@ class FlagStep(SettingStep):
         """Return whether the flag was set for a while, and its value from before is put back."""
         return self.reason is Reason.HOST_MEMORY_GIVEN_BACK
 
+    @property
+    def shown(self) -> Shown:
+        """Return the flag's values."""
+        return Shown(str(self.knob), self.before, self.after)
+
     def line(self) -> str:
         """Return the step as one line for a person."""
         before, after = self.before or "(engine default)", self.after or "(engine default)"
@@ -206,6 +236,11 @@ class BundleStep(SettingStep):
     """The fix that had turned on what is turned off."""
     kind: Literal["BundleStep"] = "BundleStep"
     keeps_pool: ClassVar[bool] = False
+
+    @property
+    def shown(self) -> Shown:
+        """Return the method, off or on."""
+        return Shown(self.method, self.before, self.after)
 
     def line(self) -> str:
         """Return the step as one line for a person."""
@@ -247,6 +282,11 @@ class RevisionStep(AnyStep):
     def inverse(self) -> RevisionStep:
         """Return the step that puts the recorded revision back."""
         return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
+
+    @property
+    def shown(self) -> Shown:
+        """Return the revisions' numbers."""
+        return Shown(REVISION, str(self.before.number), str(self.after.number))
 
     def line(self) -> str:
         """Return the step as one line for a person."""
@@ -303,6 +343,11 @@ class ReplaceStep(SameTemplate):
         """Return the step after which the other one of the two replicas is there."""
         goes = Goer.SPARE if self.goes is Goer.NAMED else Goer.NAMED
         return replace(self, goes=goes, reason=Reason.ROLLING_BACK)
+
+    @property
+    def shown(self) -> Shown:
+        """Return which replica goes."""
+        return Shown(REPLICA, self.pod, A_NEW_ONE)
 
     def line(self) -> str:
         """Return the step as one line for a person."""
@@ -367,12 +412,27 @@ class ReplicasStep(SameTemplate):
         """Return the step that puts the recorded number back."""
         return replace(self, before=self.after, after=self.before, reason=Reason.ROLLING_BACK)
 
+    @property
+    def shown(self) -> Shown:
+        """Return the numbers."""
+        return Shown(MINIMUM if self.holder else REPLICAS, str(self.before), str(self.after))
+
     def line(self) -> str:
         """Return the step as one line for a person."""
         change = f"minimum {self.before} -> {self.after} replicas"
         if self.holder is None:
             change = f"replicas {self.before} -> {self.after}"
         return f"{self.number_in.kind}/{self.number_in.name}: {change}"
+
+
+def asked_text(question: Question, tokens: int, method: str, without: bool) -> str:  # noqa: FBT001 - as recorded
+    """Return what a trial pod is asked, for a person; `without`: the method is off."""
+    sent = {
+        Question.RECLAMATION: f"{tokens} tokens",
+        Question.PROMPTS: f"prompts of up to {tokens} tokens",
+        Question.START: "a start",
+    }[question]
+    return f"{sent} {'without' if without else 'with'} {method}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +493,11 @@ class TrialStep(PodStep):
         whole = self.question is Question.PROMPTS and not self.without
         return self.template if whole else self.on_trial
 
+    @property
+    def shown(self) -> Shown:
+        """Return what the trial pod is asked."""
+        return Shown(TRIAL, None, asked_text(self.question, self.tokens, self.method, self.without))
+
     def line(self) -> str:
         """Return the step as one line for a person."""
         does = {
@@ -463,6 +528,11 @@ class GateStep(PodStep):
     cache_types: tuple[str, ...]
     """Beginnings of the types of which the trial pod's cache must have one; empty: any."""
     kind: Literal["GateStep"] = "GateStep"
+
+    @property
+    def shown(self) -> Shown:
+        """Return which Job evaluates what."""
+        return Shown(TRIAL, None, f"CronJob/{self.cron_job} with {self.subject}")
 
     def line(self) -> str:
         """Return the step as one line for a person."""

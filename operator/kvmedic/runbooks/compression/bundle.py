@@ -23,7 +23,6 @@ from kvmedic.manifests.grammar import Given, Parsed, options_of
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.compression import OFF_WORDS, PLUGINS, BundleSetting, method_names
 from kvmedic.model.edits import COMMAND_LINE, BundleEdit, BundlePart, EnvEdit, Field, container_at, literal_of
-from kvmedic.model.plan import BundleStep
 from kvmedic.model.engine import Kind, Option, OptionName
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash

@@ -37,8 +37,8 @@ from kvmedic.rollout.moves import (
 )
 from kvmedic.rollout.template import Order, releasing_move
 from kvmedic.rollout.template import next_template_move as next_move
-from model_controller import OWN_FIELDS, Model
 from run_builder import NOW, STEP, UID, a_run
+from worlds.model_controller import OWN_FIELDS, Model
 
 REPLICAS = 4
 LIMIT = timedelta(hours=1)

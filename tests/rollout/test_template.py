@@ -18,9 +18,9 @@ from kvmedic.rollout.moves import Failed, Move, Pause, Pulse, Refused, Release, 
 from kvmedic.rollout.template import Order, releasing_move
 from kvmedic.rollout.template import next_template_move as next_move
 from kvmedic.rollout.template import rest_template as resting_move
-from model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
-from model_walk import Walk
 from run_builder import NOW, a_pod
+from worlds.model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
+from worlds.model_walk import Walk
 
 ACTS = 7
 LIMIT = timedelta(seconds=600)

@@ -29,9 +29,9 @@ from kvmedic.rollout.moves import (
 from kvmedic.rollout.replacement import Replacement, Scaled, replacing_move, scaled_by, spare_of
 from kvmedic.rollout.replacement import leave_replacement as leaving_move
 from kvmedic.rollout.replacement import rest_replacement as resting_move
-from model_controller import Model
-from number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
+from worlds.model_controller import Model
+from worlds.number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names
 
 NAMED = "p01"
 LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))

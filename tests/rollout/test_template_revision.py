@@ -30,8 +30,8 @@ from kvmedic.rollout.moves import (
 )
 from kvmedic.rollout.preconditions import opening_refusal, recall_refusal
 from kvmedic.rollout.template import Order, recalling_move
-from model_controller import OWN_FIELDS, START, Model, ModelSet
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod
+from worlds.model_controller import OWN_FIELDS, START, Model, ModelSet
 
 SWAP = TemplateSwap(Revision(7, "llm-new", NEW), Revision(6, "llm-old", OLD))
 ORDER = Order(

@@ -30,9 +30,9 @@ from kvmedic.rollout.moves import (
 from kvmedic.rollout.scaling import Scaling, is_explained, scaling_move
 from kvmedic.rollout.scaling import leave_scaling as leaving_move
 from kvmedic.rollout.scaling import rest_scaling as resting_move
-from model_controller import Model
-from number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
+from worlds.model_controller import Model
+from worlds.number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names
 
 LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))
 A_MOMENT = timedelta(seconds=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from model_controller import Model
-from model_walk import Walk
+from worlds.model_controller import Model
+from worlds.model_walk import Walk
 
 ACTS = 6
 UNREADY = 7

@@ -10,8 +10,8 @@ from kvmedic.model.fleet import Fleet, Owner, Pod
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import chosen
 from kvmedic.rollout.preconditions import Purpose, refusal
-from model_controller import OWN_FIELDS, Model
 from run_builder import NOW
+from worlds.model_controller import OWN_FIELDS, Model
 
 HEALTHY = Model.healthy(3).fleet()
 

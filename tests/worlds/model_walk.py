@@ -24,7 +24,7 @@ from kvmedic.rollout.moves import (
     Uncordon,
     Wait,
 )
-from model_controller import Model, StaleError
+from worlds.model_controller import Model, StaleError
 
 Events = Iterable[tuple[int, int]]
 """What happens beside the walk: which act, and to which pod."""
