@@ -37,7 +37,7 @@ from kvmedic.controller.verify import grade_urgency, judged_window
 from kvmedic.kube.errors import Refused as WriteRefused
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import OnTrial, TrialStep
+from kvmedic.model.plan import OnTrial
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.status import ConditionType, Resource
@@ -70,7 +70,10 @@ AT_ONCE = timedelta(0)
 
 async def pursue(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
-    view = await _look_at_target(tick)
+    holder = tick.run.current.step.holder
+    view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
+    if view is not None and holder is not None:
+        view = await tick.ports.target.with_minimum(view, holder.object)
     if view is not None:
         tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
         tick = await with_files(tick, view.fleet)
@@ -86,15 +89,6 @@ async def pursue(tick: Tick) -> timedelta:
     return await _carry_out(tick, view, decision)
 
 
-async def _look_at_target(tick: Tick) -> View | None:
-    """Return the target as it is now; with its autoscaler's minimum where the step goes through that."""
-    holder, target = tick.run.current.step.holder, tick.ports.target
-    view = await target.look(tick.resource.namespace, tick.policy)
-    if view is None or holder is None:
-        return view
-    return await target.with_minimum(view, holder.object)
-
-
 async def _standing_of_target(tick: Tick, view: View | None) -> Standing:
     uid, fleet = tick.resource.uid, view.fleet if view else None
     rivalled = fleet is not None and is_foreign(uid, fleet.fence) and await _is_held(tick, fleet)
@@ -102,7 +96,6 @@ async def _standing_of_target(tick: Tick, view: View | None) -> Standing:
 
 
 async def _is_held(tick: Tick, fleet: Fleet) -> bool:
-    """Return whether the claim on the target is one of a run that is open."""
     return await tick.ports.store.is_open(tick.resource.namespace, fleet.fence)
 
 
@@ -131,7 +124,10 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
             tick = _outgrown(tick, view)
             await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
         case Recover():
-            return await _regain(tick, view)
+            found = regain_freeze(run, tick.resource.uid, view.fleet, tick.now)
+            told = Blocked(found.told.reason, found.told.message)
+            again = await _act(replace(tick, run=found.run), view, found.move, told)
+            return pace.replica if isinstance(found.move, Wait) else again
         case Leave(outcome) | Close(outcome):
             ends = _leave if isinstance(decision, Leave) else _close
             return await ends(tick, view, outcome)
@@ -140,16 +136,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
     return AT_ONCE
 
 
-async def _regain(tick: Tick, view: View) -> timedelta:
-    """Take back what somebody took off the frozen target, and say who did."""
-    found = regain_freeze(tick.run, tick.resource.uid, view.fleet, tick.now)
-    told = Blocked(found.told.reason, found.told.message)
-    again = await _act(replace(tick, run=found.run), view, found.move, told)
-    return tick.ports.pace.replica if isinstance(found.move, Wait) else again
-
-
 async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
-    """Make the step's next move, forward or back."""
     step = tick.run.current.step
     if direction is Direction.FORWARD and isinstance(step, OnTrial):
         return await _ask(tick, view, step)
@@ -256,7 +243,14 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             return AT_ONCE
         case _:
             run = record_intent(tick, view.fleet, move)
-            shown = _still_refused(tick) or blocked or Blocked(_reason(run), "")
+            back = run.current.state is StepState.ROLLING_BACK
+            doing = Blocked(Reason.ROLLING_BACK if back else Reason.ROLLING_OUT, "")
+            last = tick.record.condition(ConditionType.PROGRESSING)
+            if last is not None and last.reason is Reason.CHANGE_REFUSED:
+                # What the last write met, this one may meet too.
+                doing = Blocked(last.reason, last.message)
+                blocked = None
+            shown = blocked or doing
             resource = await _save(tick, run, shown.reason, shown.message)
             if not tick.ports.leader.is_held():
                 return pace.controller
@@ -268,12 +262,6 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             return pace.controller
 
 
-def _still_refused(tick: Tick) -> Blocked | None:
-    """Return what the last write met, until a later look tells something else: the next may meet it too."""
-    told = tick.record.condition(ConditionType.PROGRESSING)
-    return Blocked(told.reason, told.message) if told and told.reason is Reason.CHANGE_REFUSED else None
-
-
 async def _report_refusal(tick: Tick, error: WriteRefused) -> timedelta:
     """Say whose no it is: a person has to allow the write, and the run goes on then."""
     text = f"{error}; the fleet stands as it is, and the run goes on by itself once this is allowed"
@@ -283,14 +271,7 @@ async def _report_refusal(tick: Tick, error: WriteRefused) -> timedelta:
 
 
 def _outgrown(tick: Tick, view: View) -> Tick:
-    """Return the tick with a larger share of the devices' memory marked as too much, where it was."""
     return replace(tick, record=after_trouble(tick.record, tick.run, view.fleet, view.template, tick.now))
-
-
-def _reason(run: Run) -> Reason:
-    if isinstance(run.current.step, TrialStep):
-        return Reason.DRAINING
-    return Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
 
 
 async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
@@ -355,7 +336,6 @@ def _costs_otherwise(tick: Tick, reason: Reason) -> bool:
 
 
 async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
-    """Write the run down, if anything about it changed that is worth a write."""
     record = replace(tick.record, run=run, urgency=tick.urgency or tick.record.urgency)
     told = Outcome(reason, message)
     after = report_decision(record, told, tick.resource.generation, tick.now, tick.problem)

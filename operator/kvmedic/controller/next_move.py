@@ -150,7 +150,6 @@ def left_as(run: Run, view: View, outcome: Outcome) -> Outcome:
 
 
 def _without_ours(run: Run, view: View) -> Mapping[str, object] | None:
-    """Return the template that somebody edited, without the run's change; None: nothing is to go."""
     if run.ending is None or run.ending.reason is not Reason.FLAG_DRIFTED:
         return None
     return without_our_change(run.current.step, view.fleet, view.template, view.templates)
@@ -266,7 +265,6 @@ def _pod(fleet: Fleet, victim: Victim) -> Pod | None:
 
 
 async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -> Move | None:
-    """Return what speaks against the new replicas before the first old one is touched, or None."""
     limits = start_limits(tick, fleet.pods)
     for pod in canaries:
         if pod.ready:
@@ -337,7 +335,9 @@ def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         move=type(effect).__name__,
         template_before=fleet.revision,
         template_after=_template_after(run, fleet, effect),
-        is_frozen=_freezes(effect, after),
+        is_frozen=after.is_frozen
+        if isinstance(effect, Regain)
+        else isinstance(effect, Freeze | Hold | Retarget | Pause | Pulse),
         at=tick.now,
         was_frozen=before.is_frozen,
         replicas_before=fewest,
@@ -346,13 +346,6 @@ def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         fields_after=after,
     )
     return replace(run, intent=intent)
-
-
-def _freezes(effect: DeploymentMove, after: RolloutFields) -> bool:
-    """Return whether an assignment leaves the rollout frozen."""
-    if isinstance(effect, Regain):
-        return after.is_frozen
-    return isinstance(effect, Freeze | Hold | Retarget | Pause | Pulse)
 
 
 def _fields(fleet: Fleet, effect: DeploymentMove) -> tuple[RolloutFields, RolloutFields]:
@@ -382,7 +375,6 @@ def _numbers(run: Run, fleet: Fleet, effect: DeploymentMove) -> tuple[int | None
 
 
 def _template_after(run: Run, fleet: Fleet, effect: DeploymentMove) -> str:
-    """Return the hash of the pod template after an assignment."""
     step = run.current.step
     match effect:
         case Revert(EditedTemplate(template)):

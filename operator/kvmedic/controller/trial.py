@@ -109,7 +109,6 @@ async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
 
 
 async def _manifest(view: View, step: OnTrial, trial: Trial, ports: Ports) -> dict[str, Any] | Blocked:
-    """Return the manifest of a trial pod, or why there can be none."""
     template = without_remote_cache(_on_trial(view, step), step.container, ENGINES)
     if isinstance(template, Blocked):
         return template

@@ -172,7 +172,6 @@ class TokenEdit:
         return PatchOperation("replace", value, self._edit_text(tokens[self.index]))
 
     def _edit_text(self, text: str) -> str:
-        """Return an item's text with the token after in place of the one before."""
         if self.at is None:
             return self.after or ""
         return text[: self.at] + (self.after or "") + text[self.at + len(self.before or "") :]
@@ -215,12 +214,10 @@ def container_at(template: Mapping[str, object], index: int) -> Mapping[str, obj
 
 
 def _text_of(item: object) -> str:
-    """Return a token's text, or that of a variable's value; a variable from elsewhere has none."""
     return str(item.get("value", "")) if isinstance(item, Mapping) else str(item)
 
 
 def _as_read(items: Iterable[object]) -> Json:
-    """Return the items of a list as they travel to an API server."""
     return tuple(dict(item) if isinstance(item, Mapping) else str(item) for item in items)
 
 
@@ -320,7 +317,6 @@ class EnvEdit:
         return PatchOperation("add", f"{path}/{self.index}", self._item({}))
 
     def _item(self, item: object) -> dict[str, Json]:
-        """Return an entry of the list with the value after."""
         others = {key: value for key, value in _read_variable(item).items() if key != "value"}
         return {**others, "name": self.name, **({"value": self.after} if self.after else {})}
 

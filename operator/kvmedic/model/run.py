@@ -206,14 +206,7 @@ class Footing:
 
 
 def update_spending(before: Spending | None, footing: Footing, fleet: Fleet, now: datetime) -> Spending:
-    """Return a run's spending up to now; looking twice at one moment changes nothing.
-
-    Args:
-        before: the spending as stored; None: nothing is.
-        footing: what it is counted against.
-        fleet: the fleet as it is now.
-        now: the time.
-    """
+    """Return a run's spending up to now; looking twice at one moment changes nothing."""
     known = before or Spending(footing.started_at, 0, 0.0, 0, footing.replicas)
     seconds = max(0.0, (now - known.at).total_seconds())
     above = max(0, len(fleet.pods) - footing.replicas)

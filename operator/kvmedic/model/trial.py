@@ -270,15 +270,7 @@ class Scored:
 def scored_of(
     scores: Sequence[Scored], configuration: str, evaluation: str, generation: int, now: datetime
 ) -> Scored | None:
-    """Return the newest outcome of an evaluation of a configuration that counts; None where there is none.
-
-    Args:
-        scores: on record.
-        configuration: hash of the pod template.
-        evaluation: digest of the Job template.
-        generation: of the spec as it is now.
-        now: the time.
-    """
+    """Return the newest outcome of an evaluation of a configuration that counts; None where there is none."""
     found = [
         each
         for each in scores
@@ -289,14 +281,7 @@ def scored_of(
 
 
 def refusal_of(scores: Sequence[Scored], configuration: str, generation: int, now: datetime) -> Scored | None:
-    """Return that an engine refuses a configuration, whatever evaluated it; None where that is not known.
-
-    Args:
-        scores: on record.
-        configuration: hash of the pod template.
-        generation: of the spec as it is now.
-        now: the time.
-    """
+    """Return that an engine refuses a configuration, whatever evaluated it; None where that is not known."""
     found = [
         each
         for each in scores

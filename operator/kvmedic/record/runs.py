@@ -127,15 +127,7 @@ def open_run(record: Record, run: Run, generation: int, now: datetime) -> Record
 def report_decision(
     record: Record, told: Outcome, generation: int, now: datetime, problem: Blocked | None = None
 ) -> Record:
-    """Return the record with the open run's present decision in its conditions.
-
-    Args:
-        record: the record with the run as it is now.
-        told: the decision.
-        generation: of the spec.
-        now: the time.
-        problem: why the spec cannot be followed; the run is then ended from its record, or waits.
-    """
+    """Return the record with the open run's present decision in its conditions."""
     progressing = Claim(ConditionType.PROGRESSING, Truth.TRUE, told.reason, told.message)
     claims = (progressing, *_usability(record.run, told, problem))
     fresh = replace(record, plan=None, observed_generation=generation)
@@ -203,14 +195,12 @@ def _keep_history(history: tuple[ClosedRun, ...]) -> tuple[ClosedRun, ...]:
 
 
 def _turned_off(before: TurnedOff | None, run: Run, outcome: Outcome, now: datetime) -> TurnedOff | None:
-    """Return the method that was turned off last and that nothing has taken the place of."""
     for step in _kept_switches(run, outcome):
         return TurnedOff(step.method, run.reason, now) if step.fix is Fix.REVERT_BUNDLE else None
     return before
 
 
 def _kept_switches(run: Run, outcome: Outcome) -> tuple[BundleStep, ...]:
-    """Return the steps that turned a method off or on for good."""
     kept = (record.step for record in run.steps if record.state is StepState.KEPT)
     return tuple(
         step for step in kept if isinstance(step, BundleStep) and Trait.KEPT in outcome.reason.traits
@@ -230,7 +220,6 @@ def with_answer(record: Record, answer: Answer) -> Record:
 
 
 def _remember_cap(before: SizedCap | None, run: Run, now: datetime) -> SizedCap | None:
-    """Return the cap that was kept last; the one that replaced another of ours is its correction."""
     for record in run.steps:
         step = record.step
         if not isinstance(step, FlagStep) or record.state is not StepState.KEPT:
@@ -274,7 +263,6 @@ def failed_attempts(run: Run, outcome: Outcome, now: datetime) -> tuple[FailedAt
 
 
 def _why_it_failed(record: StepRecord, outcome: Outcome) -> str:
-    """Return the reason why a step is not to be tried again on the same evidence; empty where it may be."""
     stays = record.step.template_change is None
     if record.verdict is Verdict.NOT_RECOVERED and (stays or record.state is StepState.REVERTED):
         return str(Reason.NOT_RECOVERED)

@@ -69,11 +69,6 @@ def copying_move(file: FileEdit, files: Files, *, begun: bool) -> MakeCopy | Fai
     """Return what has to happen to the copy before anything else does; None: it is there.
 
     It is made anew where somebody deleted it, because every replica that restarts needs it.
-
-    Args:
-        file: the edit.
-        files: as they are now.
-        begun: something was assigned to the Deployment already.
     """
     match files.copy:
         case CopyState.READY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -98,6 +99,11 @@ class Close:
 Decision: TypeAlias = Walk | Rest | Watch | Keep | TurnBack | Recover | Leave | Close
 
 
+def outcome_of(reason: Reason) -> Outcome:
+    """Return an outcome whose message is the reason's own sentence."""
+    return Outcome(reason, reason.sentence)
+
+
 def decide(run: Run, seen: Situation) -> Decision:
     """Return the next move of an open run.
 
@@ -109,7 +115,9 @@ def decide(run: Run, seen: Situation) -> Decision:
         return Walk(Direction.BACK)
     moved = seen.standing is Standing.SOURCE_CHANGED
     if seen.wish is Wish.DELETE and run.current.step.gives_back and not moved:
-        return _given_back(run)
+        # That is the way back already: nothing blocks it, and nobody waits for a verdict.
+        done = run.current.state is StepState.VERIFYING
+        return Close(outcome_of(Reason.RESOURCE_DELETED)) if done else Walk(Direction.FORWARD)
     if turned := _wished_back(run, seen):
         return turned
     if run.current.state is StepState.VERIFYING:
@@ -132,35 +140,32 @@ def _end_run(run: Run, seen: Situation) -> Decision | None:
         return Leave(ending)
     if seen.standing is Standing.FENCE_LOST:
         return Close(outcome_of(Reason.FENCE_LOST))
-    if reason := _left_as(run, seen.standing):
-        return Leave(outcome_of(reason))
-    return Leave(outcome_of(Reason.ABANDONED)) if seen.wish is Wish.ABANDON else _hold_target(seen.standing)
+    reason = _LEFT_AS.get(seen.standing)
+    if seen.standing is Standing.SCALED_TO_ZERO and run.current.step.template_change is None:
+        reason = Reason.SCALED_TO_ZERO
+    if reason is not None or seen.wish is Wish.ABANDON:
+        return Leave(outcome_of(reason or Reason.ABANDONED))
+    return _HELD.get(seen.standing)
 
 
-def _hold_target(standing: Standing) -> Decision | None:
-    """Return how a target is held that somebody shifted in the middle of the walk.
+_LEFT_AS = MappingProxyType(
+    {
+        Standing.DRIFTED: Reason.FLAG_DRIFTED,
+        Standing.REVERTED: Reason.CHANGE_REVERTED,
+        Standing.RESCALED: Reason.REPLICAS_CHANGED,
+    }
+)
+"""Why a target that somebody else changed is left to them. One with a changed template is not left at zero
+replicas: scaled out again, it would come with an unjudged setting."""
 
-    Letting it go would replace undrained what does not run the template in force.
-    """
-    if standing is Standing.TURNED:
-        return TurnBack(outcome_of(Reason.CHANGE_REVERTED))
-    return Recover() if standing is Standing.SHIFTED else None
-
-
-def _left_as(run: Run, standing: Standing) -> Reason | None:
-    """Return why a target that somebody else changed is left to them, or None."""
-    match standing:
-        case Standing.DRIFTED:
-            return Reason.FLAG_DRIFTED
-        case Standing.REVERTED:
-            return Reason.CHANGE_REVERTED
-        case Standing.RESCALED:
-            return Reason.REPLICAS_CHANGED
-        case Standing.SCALED_TO_ZERO if not _brings_back_a_setting(run):
-            return Reason.SCALED_TO_ZERO
-        case _:
-            return None
-
+_HELD: Mapping[Standing, Decision] = MappingProxyType(
+    {
+        Standing.TURNED: TurnBack(outcome_of(Reason.CHANGE_REVERTED)),
+        Standing.SHIFTED: Recover(),
+    }
+)
+"""How a target is held that somebody shifted in the middle of the walk: letting it go would replace undrained
+what does not run the template in force."""
 
 _OVERTAKEN = MappingProxyType(
     {
@@ -169,26 +174,6 @@ _OVERTAKEN = MappingProxyType(
     }
 )
 """Why a change is taken back by how the target stands to the record."""
-
-
-def _brings_back_a_setting(run: Run) -> bool:
-    """Return whether a fleet that is scaled out from zero again would come with an unjudged setting."""
-    return run.current.step.template_change is not None
-
-
-def outcome_of(reason: Reason) -> Outcome:
-    """Return an outcome whose message is the reason's own sentence."""
-    return Outcome(reason, reason.sentence)
-
-
-def _given_back(run: Run) -> Decision:
-    """Return the next move of a resource that is deleted and whose replicas or loan are being given back.
-
-    That is the way back already: nothing blocks it, and nobody waits for a verdict.
-    """
-    if run.current.state is StepState.VERIFYING:
-        return Close(outcome_of(Reason.RESOURCE_DELETED))
-    return Walk(Direction.FORWARD)
 
 
 def _wished_back(run: Run, seen: Situation) -> Decision | None:
@@ -210,7 +195,7 @@ def _wished_back(run: Run, seen: Situation) -> Decision | None:
 def _judgement(run: Run, seen: Situation) -> Decision:
     judged = seen.judged
     if seen.wish is Wish.KEEP and (judged is None or judged.verdict is Verdict.INCONCLUSIVE):
-        return Keep(_end_unjudged(Reason.KEPT_BY_HAND, judged))
+        return _keep_unjudged(Reason.KEPT_BY_HAND, judged)
     if judged is None:
         return Watch(Reason.VERIFYING, Reason.VERIFYING.sentence)
     outcome = Outcome(judged.reason, judged.message)
@@ -231,14 +216,14 @@ def _without_verdict(judged: Judged, answer: OnInconclusive) -> Decision:
         case OnInconclusive.HOLD:
             return Watch(judged.reason, judged.message)
         case OnInconclusive.KEEP:
-            return Keep(_end_unjudged(Reason.KEPT_UNJUDGED, judged))
+            return _keep_unjudged(Reason.KEPT_UNJUDGED, judged)
         case OnInconclusive.ROLL_BACK:
             return TurnBack(Outcome(judged.reason, judged.message), judged.verdict, judged.after)
         case _:
             assert_never(answer)
 
 
-def _end_unjudged(reason: Reason, judged: Judged | None) -> Judged:
-    """Return the end of a change that stays without a verdict, and why."""
+def _keep_unjudged(reason: Reason, judged: Judged | None) -> Keep:
     why = f" ({judged.message})" if judged else ""
-    return Judged(Verdict.INCONCLUSIVE, reason, f"{reason.sentence}{why}", judged.after if judged else None)
+    message, after = f"{reason.sentence}{why}", judged.after if judged else None
+    return Keep(Judged(Verdict.INCONCLUSIVE, reason, message, after))

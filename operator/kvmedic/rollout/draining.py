@@ -91,12 +91,11 @@ def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
     for pod in pods:
         if victim is not None and pod.uid == victim.uid:
             return pod
-    return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, _down_since(p), p.name))
 
+    def down_since(pod: Pod) -> float:
+        return 0.0 if pod.ready else (pod.unready_at or pod.created_at).timestamp()
 
-def _down_since(pod: Pod) -> float:
-    """Return since when a pod is not Ready (seconds of the epoch); of those that are, none comes first."""
-    return 0.0 if pod.ready else (pod.unready_at or pod.created_at).timestamp()
+    return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, down_since(p), p.name))
 
 
 def held_move(fleet: Fleet, pods: Iterable[Pod]) -> Uncordon | Wait:
@@ -110,7 +109,6 @@ def held_move(fleet: Fleet, pods: Iterable[Pod]) -> Uncordon | Wait:
 
 
 def _stuck(fleet: Fleet, pods: list[Pod]) -> list[str]:
-    """Return which Services did not let go of which replicas, and what to type; nothing where all did."""
     if not pods:
         return []
     names, label = ", ".join(pod.name for pod in pods), fleet.rotation.label
@@ -224,13 +222,6 @@ def canary_pool_move(
 
     Where there is nothing to compare, as engines without a figure of their pool have it (vLLM 0.8), a replica
     that answers is enough.
-
-    Args:
-        pod: the canary.
-        pool: its pool, by its own page.
-        least_blocks: how many blocks the replicas of before have; 0: not to be compared.
-        limits: how long a new replica may take.
-        now: the time of asking.
     """
     match pool:
         case Measured(value=found) if found.blocks < CANARY_BLOCKS_RATIO * least_blocks:
@@ -308,10 +299,6 @@ def to_go(live: tuple[Pod, ...], held: Collection[str]) -> tuple[Pod, ...]:
     """Return the replicas of which one may be drained; none while the controller would take a held one.
 
     It takes a replica that is not Ready before any drained one.
-
-    Args:
-        live: replicas of which one is to go.
-        held: uids of those whose drain timed out.
     """
     first = any(pod.uid in held and not pod.ready for pod in live)
     return () if first else to_be_taken(live, held)
@@ -322,10 +309,6 @@ def parting_move(fleet: Fleet, surplus: Wait | None) -> Uncordon | Wait | Settle
 
     Where the controller has yet to remove replicas it takes its victim by the marks, so they stay until
     it did; not so in the middle of somebody's rollout, which has more replicas than asked for by design.
-
-    Args:
-        fleet: the fleet.
-        surplus: the wait for the moment at which replicas of ours may go; None: none of ours are there.
     """
     mixed = any(pod.revision != fleet.revision for pod in fleet.live)
     if len(fleet.live) > fleet.replicas and not mixed and surplus is None:

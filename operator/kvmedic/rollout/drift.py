@@ -183,7 +183,6 @@ def is_mixed(fleet: Fleet) -> bool:
 
 
 def _moved_by_others(run: Run, resource_uid: str, fleet: Fleet) -> Standing:
-    """Return what somebody else moved, where claim and record do not explain the target."""
     if _is_reverted(run, fleet):
         is_ours = fleet.fields.is_frozen or _held_fields(run, resource_uid, fleet) is not None
         is_left = fleet.fields.paused and not fleet.fields.is_frozen and not run.recorded.paused
@@ -192,13 +191,9 @@ def _moved_by_others(run: Run, resource_uid: str, fleet: Fleet) -> Standing:
         # The record lost its intents: the target still has one of the two templates, or is somebody's.
         return Standing.SHIFTED if fleet.revision in _templates(run) else Standing.DRIFTED
     if fleet.revision in _expected_templates(run, resource_uid, fleet):
-        return Standing.SHIFTED if _is_counted(run, fleet) else Standing.RESCALED
+        rescaled = all(_is_rescaled(run, fleet, each) for each in _either(run))
+        return Standing.RESCALED if rescaled else Standing.SHIFTED
     return Standing.DRIFTED
-
-
-def _is_counted(run: Run, fleet: Fleet) -> bool:
-    """Return whether the number of replicas is one that the record explains, whatever was committed."""
-    return not all(_is_rescaled(run, fleet, each) for each in _either(run))
 
 
 def _templates(run: Run) -> frozenset[str]:
@@ -208,11 +203,12 @@ def _templates(run: Run) -> frozenset[str]:
 def _expected_templates(run: Run, resource_uid: str, fleet: Fleet) -> frozenset[str]:
     """Return the pod templates that the record explains: of a record that is behind its target, both."""
     intent, number = run.intent, _sequence_in(fleet.fence, run.claims(resource_uid))
+    step = run.current.step
     if intent is None:
-        return _templates(run) if fleet.fields.is_frozen else frozenset({run.current.step.before_template})
+        return _templates(run) if fleet.fields.is_frozen else frozenset({step.before_template})
     if number is not None and number > run.sequence:
         return _templates(run)
-    back = {run.current.step.before_template} if run.current.state is StepState.ROLLING_BACK else set()
+    back = {step.before_template} if run.current.state is StepState.ROLLING_BACK else set()
     begun = intent.was_frozen is False and fleet.fields.is_frozen
     if number == run.sequence:
         return frozenset({intent.template_after, *back})
@@ -226,7 +222,6 @@ def _either(run: Run) -> tuple[int, ...]:
 
 
 def _sequence_in(fence: str, claims: str) -> int | None:
-    """Return the sequence in a claim that begins as given; None for any other text."""
     number = fence.removeprefix(claims)
     return parse_count(number) if number != fence else None
 
@@ -308,18 +303,13 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     if not is_mixed(fleet):
         left = replace(released_fields(fleet.fields, run.recorded), paused=run.recorded.paused)
         return Regaining(run, Release(left), Outcome(doing, f"{seen}, and every replica runs one template"))
-    if _is_contested(run, now):
+    lately = run.regained_at is not None and now - run.regained_at <= TRUCE
+    if run.regains >= MOST_REGAINS and lately:
         return _hold_paused(run, fleet, seen)
     wanted = _fields_to_restore(run.recorded, fleet, others)
     kept = replace(run, recorded=wanted, regains=run.regains + 1, regained_at=now)
     text = f"in the middle of the rollout {seen}; the rollout is frozen again"
     return Regaining(kept, Regain(edit, wanted, STILL), Outcome(doing, text))
-
-
-def _is_contested(run: Run, now: datetime) -> bool:
-    if run.regains < MOST_REGAINS or run.regained_at is None:
-        return False
-    return now - run.regained_at <= TRUCE
 
 
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
@@ -344,7 +334,7 @@ def _fields_to_restore(recorded: RolloutFields, fleet: Fleet, others: Iterable[s
     refuse together are not kept.
     """
     seen, kept = fleet.fields, recorded
-    theirs = {name for name in others if not _is_ours(fleet, name)}
+    theirs = {name for name in others if not ((edit := fleet.edits.get(name)) and edit.is_ours)}
     if fleet.strategy != ROLLING:
         theirs -= {"maxSurge", "maxUnavailable"}
     if "maxSurge" in theirs:
@@ -361,29 +351,18 @@ def _fields_to_restore(recorded: RolloutFields, fleet: Fleet, others: Iterable[s
     return kept if deadline is None or deadline > kept.min_ready_seconds else recorded
 
 
-def _is_ours(fleet: Fleet, name: str) -> bool:
-    edit = fleet.edits.get(name)
-    return edit is not None and edit.is_ours
-
-
 def _field_setter(fleet: Fleet, name: str) -> str:
-    """Return who set a field, and to what."""
-    edit, value = fleet.edits.get(name), _field_value(fleet, name)
-    if edit is not None and edit.is_ours:
-        return f"an admission policy altered {name} of our own patch to {value}"
-    return f"{name} was set to {value}{f' by {edit}' if edit else _by(fleet)}"
-
-
-def _field_value(fleet: Fleet, name: str) -> str:
-    seen = fleet.fields
-    values: dict[str, int | str | None] = {
+    seen, edit = fleet.fields, fleet.edits.get(name)
+    value = {
         "maxSurge": seen.max_surge,
         "maxUnavailable": seen.max_unavailable,
         "minReadySeconds": seen.min_ready_seconds,
         "progressDeadlineSeconds": seen.progress_deadline_seconds,
         "strategy": fleet.strategy,
-    }
-    return str(values[name])
+    }[name]
+    if edit is not None and edit.is_ours:
+        return f"an admission policy altered {name} of our own patch to {value}"
+    return f"{name} was set to {value}{f' by {edit}' if edit else _by(fleet)}"
 
 
 def _by(fleet: Fleet) -> str:

@@ -44,12 +44,6 @@ def without_our_change(
     None where nothing of the change is in it, or no ReplicaSet keeps what would tell it. None too where
     the template is the very one after the step (`rollout undo`: somebody wants it), and where they set a part
     of a bundle: half of one is a setting that nobody ever ran, so it is theirs as a whole.
-
-    Args:
-        step: as it was planned, forward.
-        fleet: the target.
-        template: its pod template as it is now.
-        kept: the pod template of each of its ReplicaSets, by name.
     """
     revisions = {rs.revision: own_template(kept[rs.name]) for rs in fleet.replica_sets if rs.name in kept}
     both = _templates_of(step, revisions)
@@ -151,7 +145,6 @@ class _Merge:
 def _gap(
     start: int, end: int, places: Mapping[int, int], of_base: int, of_theirs: int
 ) -> tuple[int | None, int | None]:
-    """Return what of theirs is between the two neighbours of a range of the base; None: that one is gone."""
     first = places.get(start - 1, -1) + 1 if start - 1 in places or start == 0 else None
     last = places.get(end, of_theirs) if end in places or end == of_base else None
     return first, last
@@ -171,7 +164,6 @@ def _keys(theirs: Mapping[str, object], ours: Mapping[str, object]) -> list[str]
 
 
 def _naming_field(*lists: Sequence[object]) -> str | None:
-    """Return the field by which the entries of lists are told apart; None where none does."""
     for name in _NAMES:
         names = [[_as_mapping(each).get(name) for each in entries] for entries in lists]
         if all(None not in found and len(set(map(str, found))) == len(found) for found in names):

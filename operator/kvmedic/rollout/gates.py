@@ -92,12 +92,6 @@ def opening_gate(
 
     A trial pod changes nothing of the fleet: nothing need cool down after it, and no budget pays for it. What
     showed nothing is remembered, so that it is not asked over and over.
-
-    Args:
-        limits: the spec's limits.
-        history: the resource's closed runs.
-        health: the fleet's replicas.
-        now: the time of asking.
     """
     if not health.allows(limits.min_healthy_replicas):
         return Blocked(
@@ -126,7 +120,6 @@ def opening_gate(
 
 
 def _day_and_time(moment: datetime) -> str:
-    """Return a moment with its day: a cooldown may last for days."""
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -254,7 +247,6 @@ def _is_near(shown: Step, fresh: Step) -> bool:
 
 
 def _changed_place(step: FlagStep) -> tuple[object, ...]:
-    """Return what a step changes, its new value left out."""
     place = (step.kind, step.target, step.knob, step.before)
     file = step.file_of
     return place if file is None else (*place, file.config_map, file.key, file.before_content)
@@ -354,11 +346,6 @@ def find_full_budget(budgets: Budgets, peers: Sequence[Peer], uid: str) -> Block
     resource without a run asks for a place behind all of them; one whose run was opened and has not
     begun may find that it has none after all. Runs of one namespace never keep those of another waiting:
     one tenant could stop all the others with them.
-
-    Args:
-        budgets: the operator's.
-        peers: every resource that it looks after, this one included.
-        uid: of the resource that asks.
     """
     own = next((peer for peer in peers if peer.uid == uid), None)
     if own is not None and own.begun:
@@ -439,7 +426,6 @@ def _latest_trip(breaker: Breaker, ends: Sequence[BadEnd], now: datetime, namesp
 
 
 def _group(breaker: Breaker, ends: Sequence[BadEnd], namespaces: int) -> tuple[BadEnd, ...]:
-    """Return the bad ends that trip the breaker at the last of some, or none of them."""
     near = [end for end in ends if ends[-1].at - end.at <= breaker.window]
     for first in range(len(near) - breaker.runs, -1, -1):
         group = near[first:]
@@ -449,12 +435,7 @@ def _group(breaker: Breaker, ends: Sequence[BadEnd], namespaces: int) -> tuple[B
 
 
 def stormy(found: Trip, over: str) -> Blocked:
-    """Return why a trip keeps a run from being opened.
-
-    Args:
-        found: the trip.
-        over: what an administrator types when it is over.
-    """
+    """Return why a trip keeps a run from being opened."""
     shown = ", ".join(str(end) for end in found.ends[-NAMED:])
     where = f" of namespace {min(found.namespaces)}" if len(found.namespaces) == 1 else ""
     more = f" and {len(found.ends) - NAMED} before" if len(found.ends) > NAMED else ""

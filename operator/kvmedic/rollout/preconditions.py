@@ -147,7 +147,6 @@ def via_autoscaler(step: ReplicasStep, neighbours: Neighbours, fleet: Fleet) -> 
 
 
 def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Blocked | None:
-    """Return why an autoscaler's minimum cannot be raised to a number, or None."""
     who = f"{scaler.kind} {scaler.name}"
     if scaler.paused:
         return Blocked(Reason.REPLICAS_AUTOSCALED, f"{who} is paused: resume it, or scale by hand")
@@ -211,10 +210,6 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
     Replicas of both revisions run then, and one more than the Deployment asks for: a paused controller
     scales both in proportion while there are more or fewer (Kubernetes 1.36, deployment sync.go, scale),
     which takes replicas undrained.
-
-    Args:
-        fleet: the fleet.
-        earlier: hash of the earlier revision's pod template.
     """
     strategy = f"strategy is {fleet.strategy}: set strategy.type: RollingUpdate"
     return _first_refusal(
@@ -369,13 +364,7 @@ def _frozen(fleet: Fleet) -> Row:
 
 
 def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
-    """Return what keeps any change from a fleet, in the order of telling.
-
-    Args:
-        fleet: the fleet.
-        unsettled: what of it is moving; empty when nothing is.
-        purpose: what the change is for.
-    """
+    """Return what keeps any change from a fleet, in the order of telling."""
     return (
         (
             purpose is not Purpose.RETURN and fleet.owner is not None,
@@ -444,7 +433,6 @@ def _unsettled_state(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
 
 
 def _lacking_replicas(fleet: Fleet, purpose: Purpose, apart: str) -> str:
-    """Return which replicas a change waits for because they are not Ready; empty where it may begin."""
     current = [pod for pod in fleet.serving(fleet.revision) if pod.uid != apart]
     down = [pod.name for pod in current if not pod.ready]
     placeless = [pod.name for pod in current if pod.unschedulable]

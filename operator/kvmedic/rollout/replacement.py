@@ -170,7 +170,6 @@ def leave_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
 
 
 def _begin(fleet: Fleet, order: Replacement) -> Move:
-    """Return the spare's order, or why there is none; on the way back there is nothing to do."""
     if order.step.goes is Goer.SPARE:
         return stray_move(fleet, fleet.pods) or Settled()
     refused = replacement_refusal(fleet, order.step)
@@ -180,7 +179,6 @@ def _begin(fleet: Fleet, order: Replacement) -> Move:
 
 
 def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Move:
-    """Return the next move while the named replica is there and a spare was asked for."""
     if named.uid in order.held:
         return held_move(fleet, (named,))
     if failed := _spare_failure(fleet, order, now):
@@ -198,7 +196,6 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
 
 
 def _spare_failure(fleet: Fleet, order: Replacement, now: datetime) -> Failed | None:
-    """Return why the spare will not come up, or that all of it takes too long."""
     spare = spare_of(fleet, order.step)
     if spare is not None and (failed := start_failure(spare, False, order.limits, now)):
         return failed
@@ -251,7 +248,11 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     takeable = to_go(tuple(pod for pod in fleet.live if pod.uid != order.step.uid), order.held)
     if not takeable and order.held:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
-    goer = _goer(takeable or fleet.live, order)
+    # One that is not Ready, else the newest; never the named one.
+    live = takeable or fleet.live
+    others = [pod for pod in live if pod.uid != order.step.uid] or list(live)
+    recorded = [pod for pod in others if order.victim is not None and pod.uid == order.victim.uid]
+    goer = min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
     if back := stray_move(fleet, fleet.pods, goer):
         return back
     if waiting := draining_move(fleet, goer, order.victim, order.drain, order.least):
@@ -259,15 +260,7 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     return ScaleIn(order.surged, order.wanted, goer.name, None)
 
 
-def _goer(live: tuple[Pod, ...], order: Replacement) -> Pod:
-    """Return which replica goes on the way back: one that is not Ready, else the newest; never the named."""
-    others = [pod for pod in live if pod.uid != order.step.uid] or list(live)
-    recorded = [pod for pod in others if order.victim is not None and pod.uid == order.victim.uid]
-    return min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
-
-
 def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
-    """Return whether the replacement is complete, or what it waits for."""
     if not is_followed(fleet, order.wanted):
         return AWAIT_REMOVAL
     if back := stray_move(fleet, fleet.pods):

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kvmedic.model.fleet import Fleet, Minimum, Pod
+from kvmedic.model.fleet import Fleet, Minimum
 from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, Victim
@@ -101,7 +101,10 @@ def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     wanted = order.step.after
     if order.begins:
         refused = scaling_refusal(fleet, order.step)
-        return end_as_begun(refused, order.assigned_at) or _first_assignment(fleet, order.step)
+        # Before a replica is drained the target is claimed: who finds one out of rotation then finds a run
+        # that began, and nobody else's can.
+        first = Claim() if order.step.gives_back else ScaleOut(fleet.replicas, wanted, "")
+        return end_as_begun(refused, order.assigned_at) or first
     if fleet.replicas < wanted:
         # First the number: one that is back in rotation could still go by the one of before.
         return ScaleOut(fleet.replicas, wanted, "")
@@ -130,18 +133,7 @@ def leave_scaling(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     return parting_move(fleet, surplus_of(fleet, step.before) if surplus else None)
 
 
-def _first_assignment(fleet: Fleet, step: ReplicasStep) -> Move:
-    """Return the first assignment. Before a replica is drained it only claims the target.
-
-    Whoever finds a replica out of rotation then finds a run that began, and nobody else's can.
-    """
-    if step.gives_back:
-        return Claim()
-    return ScaleOut(fleet.replicas, step.after, "")
-
-
 def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
-    """Return the next move that lowers the number by one, without a replica that takes requests."""
     asked, wanted = fleet.replicas, order.step.after
     if not is_followed(fleet, fleet.replicas):
         return AWAIT_REMOVAL
@@ -152,24 +144,16 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     takeable = to_go(fleet.live, order.held)
     if not takeable:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
-    goer = _goer(takeable, order.victim)
+    # The controller would take a replica that is not Ready before a drained one.
+    drained = order.victim.uid if order.victim else ""
+    goer = min(takeable, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
     if back := stray_move(fleet, fleet.pods, goer):
         return back
     draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
     return draining or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
 
 
-def _goer(live: tuple[Pod, ...], victim: Victim | None) -> Pod:
-    """Return which replica goes: one that is not Ready, else the one being drained, else the newest.
-
-    The controller would take a replica that is not Ready before a drained one.
-    """
-    drained = victim.uid if victim else ""
-    return min(live, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
-
-
 def _await_replicas(fleet: Fleet, order: Scaling, now: datetime) -> Move:
-    """Return whether the wanted number takes requests, or what is waited for."""
     step = order.step
     if not is_followed(fleet, fleet.replicas):
         return AWAIT_REMOVAL
@@ -189,11 +173,6 @@ def awaited_of(fleet: Fleet, numbers: tuple[int, int], down_before: int) -> str:
 
     Enough are all, or every one that was added and as many more as served before: nobody waits for one that
     was down then.
-
-    Args:
-        fleet: the fleet.
-        numbers: replicas before, and as they are to be.
-        down_before: replicas that took no requests before.
     """
     before, wanted = numbers
     serving = [pod for pod in fleet.live if pod.ready and pod.in_rotation]
@@ -207,15 +186,7 @@ def awaited_of(fleet: Fleet, numbers: tuple[int, int], down_before: int) -> str:
 def start_of_added(
     fleet: Fleet, numbers: tuple[int, int], limits: StartLimits, waited: timedelta, now: datetime
 ) -> Failed | None:
-    """Return why replicas that were added will not come up, or that it takes too long; None while they may.
-
-    Args:
-        fleet: the fleet.
-        numbers: replicas before, and as they are to be.
-        limits: how long each may take.
-        waited: since the number was raised.
-        now: the time of asking.
-    """
+    """Return why added replicas will not come up, or take too long; `numbers`: before, and as wanted."""
     before, wanted = numbers
     newest = sorted(fleet.live, key=newest_first)
     for pod in newest[: max(0, len(fleet.live) - before)]:
@@ -271,7 +242,6 @@ def _assign(holder: Minimum, step: ReplicasStep) -> SetMinimum:
 
 
 def _await_minimum(fleet: Fleet, order: Scaling, now: datetime) -> Move:
-    """Return whether as many replicas as the new minimum take requests, or what is waited for."""
     step = order.step
     numbers = order.replicas, step.after
     awaited = awaited_of(fleet, numbers, order.down_before)

@@ -25,7 +25,7 @@ What a rollout borrowed, given back without touching the template.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.config_edits import EditedTemplate, Revision, TemplateChange
@@ -168,7 +168,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
     if failure := _start_failure(fleet, order, now):
-        return failure if _speaks_against(fleet, order) else _missing_replica(failure)
+        return failure
     if fleet.desired(order.toward) == 0:
         return Pulse("", ADDING)
     waiting = _not_ready(fleet, new, order, now)
@@ -194,8 +194,8 @@ def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -
     return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
 
 
-def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
-    """Return why a new replica will not come up, if one will not.
+def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait | None:
+    """Return why a new replica will not come up, if one will not; a wait where that does not end the change.
 
     On the way back nothing is given up: old replicas may have restarted often, and there is no other way.
     Where nobody served before, the change is given up only when no new replica comes up.
@@ -205,7 +205,14 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
         return None
     doubtful = new if _is_first(fleet, order) else tuple(pod for pod in new if not pod.ready)
     found = next(iter(_failures(fleet, doubtful, order, now)), None)
-    return found if found or fleet.is_losing else _unmade(fleet, order, now)
+    failure = found if found or fleet.is_losing else _unmade(fleet, order, now)
+    if failure is None or _speaks_against(fleet, order):
+        return failure
+    text = (
+        f"{failure.message}; the replicas that were changed before it serve, so the change stays: "
+        "see to this one, or ask for the run to be rolled back"
+    )
+    return Wait(Reason.REPLICA_NOT_STARTING, text)
 
 
 def _speaks_against(fleet: Fleet, order: Order) -> bool:
@@ -224,17 +231,7 @@ def _is_first(fleet: Fleet, order: Order) -> bool:
     return order.lifts or fleet.is_saturated(order.away)
 
 
-def _missing_replica(failure: Failed) -> Wait:
-    """Return the wait for a replica that does not come up, for a person to see to."""
-    return Wait(
-        Reason.REPLICA_NOT_STARTING,
-        f"{failure.message}; the replicas that were changed before it serve, so the change stays: "
-        "see to this one, or ask for the run to be rolled back",
-    )
-
-
 def _failures(fleet: Fleet, pods: tuple[Pod, ...], order: Order, now: datetime) -> list[Failed]:
-    """Return why replicas will not come up; nothing of those that may."""
     leaving = any(pod.terminating for pod in fleet.pods)
     limits = StartLimits(order.start_limit, order.spare_limit)
     found = (start_failure(pod, leaving, limits, now) for pod in pods)
@@ -258,7 +255,6 @@ def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
 
 
 def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
-    """Return why replicas of the wanted template that are not Ready will not be."""
     down = tuple(pod for pod in fleet.serving(order.toward) if not pod.ready)
     return _failures(fleet, down, order, now)
 
@@ -292,7 +288,6 @@ def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
 
 
 def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order, now: datetime) -> Wait | None:
-    """Return what is waited for while new replicas are fewer than told, or not all Ready."""
     ready = sum(pod.ready for pod in new)
     told = fleet.desired(order.toward)
     if ready + _given_up(fleet, order, now) >= told:
@@ -395,7 +390,8 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     if fleet.replicas == 0:
         return Revert(order.edit, order.recorded)
     if not leaving:
-        return _await_making(fleet, order, now) or Revert(order.edit, order.recorded)
+        waiting = making_wait(order.pulsed_at, now) if fleet.desired(order.away) > 0 else None
+        return waiting or Revert(order.edit, order.recorded)
     if _lacks_spare(fleet, order):
         return Retarget(order.edit, STILL)
     return _take_leaving(fleet, order, leaving, now)
@@ -426,10 +422,6 @@ def _lacks_spare(fleet: Fleet, order: Order) -> bool:
     return fleet.desired(order.toward) == 0 and fleet.told <= fleet.replicas
 
 
-def _await_making(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
-    return making_wait(order.pulsed_at, now) if fleet.desired(order.away) > 0 else None
-
-
 def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) -> Move:
     """Return the single next move that brings the fleet to the wanted revision, forward or back.
 
@@ -440,7 +432,8 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
         return ended
     if is_halfway(fleet, wanted) and not order.repairs:
         return halfway_refusal(fleet, wanted.template) or _halt_rollout(fleet, order)
-    if _is_held(fleet, order) and not fleet.is_saturated(order.toward):
+    stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed and not order.repairs
+    if stopped and fleet.revision == order.away and not fleet.is_saturated(order.toward):
         return Retarget(order.edit, STILL)
     if _lacks_spare_of_both(fleet, wanted):
         return Pulse("", ADDING)
@@ -455,12 +448,6 @@ def _halt_rollout(fleet: Fleet, order: Order) -> Freeze | Hold:
     replica beside these is drained first then.
     """
     return (Hold if fleet.is_saturated(order.toward) else Freeze)(order.edit, STILL)
-
-
-def _is_held(fleet: Fleet, order: Order) -> bool:
-    """Return whether somebody's rollout was stopped where it stood, with its own template."""
-    stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed
-    return stopped and fleet.revision == order.away and not order.repairs
 
 
 def _lacks_spare_of_both(fleet: Fleet, wanted: Revision) -> bool:
@@ -482,13 +469,6 @@ def releasing_move(
 
     Cordoned pods go back into rotation before the rollout is let go, so that whatever the
     controller does then, it does to a whole fleet.
-
-    Args:
-        fleet: the target.
-        recorded: the rollout's fields from before.
-        without_ours: the template as somebody edited it, without what the run had changed; None: nothing of
-            that is in it. It is put in the same patch that lets the rollout go: what nobody judged reaches
-            no replica by that.
     """
     if back := stray_move(fleet, fleet.pods):
         return back
@@ -539,37 +519,32 @@ def _order(step: FlagStep | BundleStep | RevisionStep, known: StepInput) -> Orde
     )
 
 
-def template_row(step: FlagStep | BundleStep) -> StepRow:
-    """Return what a change of settings does: one frozen rollout."""
+def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
+    """Return what a change of the pod template does: one frozen rollout."""
     return StepRow(
         refuse=refusal,
         next_move=lambda fleet, known: next_template_move(fleet, _order(step, known), known.now),
         rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at),
         leave=lambda fleet, known: releasing_move(fleet, known.run.recorded, known.edited),
-        canaries=lambda fleet: _canaries(fleet, step),
+        canaries=lambda fleet: (
+            fleet.serving(step.after_template) if fleet.is_saturated(step.before_template) else ()
+        ),
         attempt=lambda _run: _attempt(step),
     )
 
 
 def revision_row(step: RevisionStep) -> StepRow:
     """Return what the template of another revision does: the same rollout, also out of somebody's own."""
-    return StepRow(
+    return replace(
+        template_row(step),
         refuse=lambda fleet, purpose: opening_refusal(fleet, step.after, purpose),
         next_move=lambda fleet, known: recalling_move(fleet, _order(step, known), step.after, known.now),
-        rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at),
-        leave=lambda fleet, known: releasing_move(fleet, known.run.recorded, known.edited),
-        canaries=lambda fleet: _canaries(fleet, step),
-        attempt=lambda _run: (Attempt.ROLL_BACK_REVISION, ""),
     )
 
 
-def _canaries(fleet: Fleet, step: FlagStep | BundleStep | RevisionStep) -> tuple[Pod, ...]:
-    """Return the new replicas while every old one is still there."""
-    swapped = fleet.desired(step.before_template) < fleet.replicas
-    return () if swapped else fleet.serving(step.after_template)
-
-
-def _attempt(step: FlagStep | BundleStep) -> tuple[Attempt, str]:
+def _attempt(step: FlagStep | BundleStep | RevisionStep) -> tuple[Attempt, str]:
+    if isinstance(step, RevisionStep):
+        return Attempt.ROLL_BACK_REVISION, ""
     if isinstance(step, BundleStep):
         return Attempt.SWITCH_METHOD, step.method
     if step.gives_back:

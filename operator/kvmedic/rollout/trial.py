@@ -149,13 +149,6 @@ def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits
 
     The other half of a comparison that fails is on record as one that showed nothing: what the first half
     showed does not wait for it without end.
-
-    Args:
-        sight: the pod and the test as they are.
-        step: what is asked.
-        run: of the step.
-        limits: how long a replica may take to start, and to be scheduled.
-        now: the time.
     """
     move = _move(sight, step, run, limits, now)
     if not (isinstance(move, Failed) and step.without):
@@ -241,7 +234,6 @@ def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime
 
 
 def _of_end(pod: Pod, words: LastWords, step: TrialStep, generation: int, now: datetime) -> Answer:
-    """Return what the end of a trial pod by itself shows of the change on it."""
     refused = bool(words.refusal)
     message, beside = told_of_end(pod, words), _beside(step)
     return Answer(step.question, step.told_of, message, now, generation, refused=refused, beside=beside)
@@ -324,7 +316,6 @@ def _show_verdict(found: Judged) -> str:
 
 
 def _if_budget(found: Reclamation) -> str:
-    """Return what else a ratio over the limit may come from."""
     if found.reclaim is not Reclaim.IN_PART:
         return ""
     return " for the tokens that its settings keep (if it keeps more, say so in spec.compression.keepTokens)"
@@ -381,15 +372,7 @@ GateMove: TypeAlias = MakeTrial | MakeJob | Evaluated | Wait | Failed
 
 
 def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, now: datetime) -> GateMove:
-    """Return the next move of an evaluation.
-
-    Args:
-        sight: pod and Job as they are.
-        step: what is asked.
-        run: of the step.
-        limits: how long a replica may take to start, and to be scheduled.
-        now: the time.
-    """
+    """Return the next move of an evaluation."""
     if now - run.started_at > timedelta(seconds=step.limit_seconds):
         late = JobSight(JobEnd.LATE, "", Counted(0, 0.0))
         return Evaluated(_score_outcome(late, None, step, run, now))
@@ -435,7 +418,6 @@ def _roughly(requests: int) -> int:
 
 
 def _other_cache(step: GateStep, served: Served) -> str:
-    """Return that the trial pod does not store as the step wants it; empty where it does."""
     if not step.cache_types or served.cache_type.startswith(step.cache_types):
         return ""
     stores = (
@@ -447,7 +429,6 @@ def _other_cache(step: GateStep, served: Served) -> str:
 
 
 def _score_outcome(job: JobSight, after: Counted | None, step: GateStep, run: Run, now: datetime) -> Scored:
-    """Return the outcome of an evaluation that ended."""
     requests = None if after is None else after.requests - job.before.requests
     tokens = (after.tokens - job.before.tokens) / requests if after and requests else None
     found = score_of(Evaluation(job.end or JobEnd.LATE, job.message, requests, tokens), step.budget)
