@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.model.evidence import Blocked
@@ -344,6 +344,7 @@ def test_the_next_move(run, situation, expected):
     assert type(decision).__name__ == expected if isinstance(expected, str) else decision == expected
 
 
+@settings(deadline=None)
 @given(verdicts=st.lists(st.sampled_from([V.RECOVERED, V.IMPROVED, V.NOT_RECOVERED]), min_size=1, max_size=5))
 def test_every_sequence_of_verdicts_ends_within_two_moves_a_step_and_two(verdicts):
     run = a_run()
