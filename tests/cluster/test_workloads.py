@@ -28,8 +28,8 @@ from kvmedic.rollout.moves import (
     ScaleIn,
     ScaleOut,
 )
-from worlds.model_controller import Model
 from worlds.live_fleet import ARGS, EDIT, NAME, POLL_SECONDS, LiveFleet, deployment, is_whole, service, walker
+from worlds.model_controller import Model
 
 FROZEN = frozen(max_unavailable=0, paused=False)
 HELD = frozen(max_unavailable=0, paused=True)
