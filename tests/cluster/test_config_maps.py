@@ -40,7 +40,7 @@ class Place:
 
     def edit(self, value: str = "16") -> FileEdit:
         plain = an_edit(value=value)
-        name = copy_name("limits", plain.copied(CONTENTS), self.fleet().uid)
+        name = copy_name("limits", plain.make_copy(CONTENTS), self.fleet().uid)
         return FileEdit("limits", name, *(getattr(plain, each) for each in FIELDS))
 
     def get(self, name: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ async def test_a_copy_holds_everything_but_the_one_value_and_belongs_to_the_depl
 
     copy = place.get(edit.copy)
     assert await copies.stand(place.fleet(), edit) == Files(SourceState.AS_PLANNED, CopyState.READY)
-    changed = edit.copied(CONTENTS)
+    changed = edit.make_copy(CONTENTS)
     assert (copy["data"], copy["binaryData"]) == (changed.data, changed.binary)
     assert copy["immutable"] is True
     assert copy["metadata"]["labels"] == {

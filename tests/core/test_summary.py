@@ -37,7 +37,7 @@ def told(run: Run, outcome: Outcome = BAD) -> Summary:
 
 
 def test_a_kept_change_is_told_with_what_it_brought_and_what_it_cost() -> None:
-    found = told(verified().kept(GOOD), Outcome(Reason.RECOVERED, "better"))
+    found = told(verified().keep_step(GOOD), Outcome(Reason.RECOVERED, "better"))
 
     assert (found.run, found.at, found.outcome) == ("20260301-025500", NOW, Reason.RECOVERED)
     assert found.changed == ("Deployment/llm: maxNumSeqs 64 -> 16: Kept",)
@@ -60,7 +60,7 @@ def test_a_kept_change_is_told_with_what_it_brought_and_what_it_cost() -> None:
 
 
 def test_a_change_that_was_taken_back_is_told_with_the_restarts_of_both_ways() -> None:
-    found = told(verified().turned_back(BAD, Verdict.NOT_RECOVERED, AFTER).reverted())
+    found = told(verified().turned_back(BAD, Verdict.NOT_RECOVERED, AFTER).end_reverted())
 
     assert found.changed == ("Deployment/llm: maxNumSeqs 64 -> 16: Reverted",)
     assert found.brought[0] == Shift("preemptionsPerRequest", 2.5, 0.1)
@@ -71,7 +71,7 @@ def test_a_canary_that_failed_cost_one_start_and_brought_nothing_that_was_measur
     canary = Spending(NOW, 0, 90, most_changed=1, fewest_unchanged=3)
     run = replace(a_run(StepState.ROLLING_OUT, an_intent()), spending=canary)
 
-    found = told(run.turned_back(Outcome(Reason.CANARY_FAILED, "no"), None).reverted())
+    found = told(run.turned_back(Outcome(Reason.CANARY_FAILED, "no"), None).end_reverted())
 
     assert (found.brought, found.cost.replicas_started) == ((), 1)
     assert found.cost.time_to_first_token_p95_seconds is None
@@ -83,7 +83,7 @@ def test_a_canary_that_failed_cost_one_start_and_brought_nothing_that_was_measur
 
 @pytest.mark.parametrize("spending", [None, SPENT])
 def test_without_gpus_in_the_template_replicas_are_what_is_counted(spending: Spending | None) -> None:
-    found = told(verified(spending, gpus=None).kept(GOOD))
+    found = told(verified(spending, gpus=None).keep_step(GOOD))
 
     assert found.cost.spare_gpu_seconds is None
     assert f"{found.cost.spare_replica_seconds:.0f} replica-seconds of spares" in found.sentence
@@ -94,6 +94,6 @@ def test_a_run_that_touched_nothing_has_no_summary() -> None:
 
 
 def test_a_change_that_was_judged_without_figures_of_before_brought_nothing_that_is_told() -> None:
-    run = verified().kept(replace(GOOD, after=None))
+    run = verified().keep_step(replace(GOOD, after=None))
 
     assert told(run).brought == ()

@@ -51,11 +51,11 @@ def verified(step: FlagStep, **changes: object) -> Run:
 
 
 def kept(step: FlagStep) -> Run:
-    return verified(step).kept(Judged(Verdict.IMPROVED, Reason.IMPROVED, "smoother"))
+    return verified(step).keep_step(Judged(Verdict.IMPROVED, Reason.IMPROVED, "smoother"))
 
 
 def turned(step: FlagStep, ending: Reason, **changes: object) -> Run:
-    return verified(step, **changes).turned_back(Outcome(ending, ""), None).reverted()
+    return verified(step, **changes).turned_back(Outcome(ending, ""), None).end_reverted()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_way_back_that_was_taken_back_leaves_the_loan_and_what_spoke_against_i
 
 
 def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
-    run = verified(BACK).turned_back(Outcome(Reason.NOT_RECOVERED, ""), Verdict.NOT_RECOVERED).reverted()
+    run = verified(BACK).turned_back(Outcome(Reason.NOT_RECOVERED, ""), Verdict.NOT_RECOVERED).end_reverted()
 
     done = close_run(Record(run=run, temporary=(HELD,)), run, Outcome(Reason.NOT_RECOVERED, ""), 1, NOW)
 
@@ -146,7 +146,7 @@ def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
 
 @pytest.mark.parametrize(
     "run",
-    [a_run(step=BACK), verified(BACK).left(Outcome(Reason.FLAG_DRIFTED, ""))],
+    [a_run(step=BACK), verified(BACK).leave_target(Outcome(Reason.FLAG_DRIFTED, ""))],
     ids=["not begun", "left"],
 )
 def test_a_way_back_that_was_not_gone_leaves_the_loan_as_it_is(run):

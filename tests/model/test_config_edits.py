@@ -16,7 +16,7 @@ NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?", fullmatch=True)
 
 
 def test_the_copy_differs_in_the_one_value() -> None:
-    assert an_edit().copied(CONTENTS) == Contents(
+    assert an_edit().make_copy(CONTENTS) == Contents(
         {**CONTENTS.data, "engine.yaml": CONTENTS.data["engine.yaml"].replace("64", "16")}, CONTENTS.binary
     )
 
@@ -32,21 +32,21 @@ def test_the_copy_differs_in_the_one_value() -> None:
 )
 def test_no_copy_is_made_of_contents_that_were_not_planned_on(moved: Contents) -> None:
     with pytest.raises(ValueError, match="limits is not what the edit was made for"):
-        an_edit().copied(moved)
+        an_edit().make_copy(moved)
 
 
 def test_a_copy_that_would_not_be_the_planned_one_is_none() -> None:
     edit = FileEdit("limits", "c", "engine.yaml", 15, "6", "1", CONTENTS.digest, an_edit().after_content)
 
     with pytest.raises(ValueError, match="does not give the copy that was planned"):
-        edit.copied(CONTENTS)
+        edit.make_copy(CONTENTS)
 
 
 def test_what_a_config_map_holds_is_never_printed() -> None:
     assert SECRET not in repr(CONTENTS)
     assert SECRET not in repr(an_edit())
     with pytest.raises(ValueError, match="limits") as error:
-        an_edit().copied(Contents({"engine.yaml": SECRET}))
+        an_edit().make_copy(Contents({"engine.yaml": SECRET}))
     assert SECRET not in str(error.value)
 
 

@@ -48,9 +48,9 @@ def after_verdict(step: Step, verdict: Verdict, before: Record | None = None) ->
     judged = replace(FAILED, verdict=verdict)
     outcome = Outcome(judged.reason, judged.message)
     if step is REPLACE or verdict is not Verdict.NOT_RECOVERED:
-        run = run.kept(judged)
+        run = run.keep_step(judged)
     else:
-        run = run.turned_back(outcome, verdict).reverted()
+        run = run.turned_back(outcome, verdict).end_reverted()
     return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
@@ -58,7 +58,7 @@ def after_way_back(reason: Reason, before: Record | None = None, step: Step = RE
     """The record once a run whose one step was taken back is closed."""
     outcome = Outcome(reason, "numbers")
     verdict = Verdict.NOT_RECOVERED if reason is Reason.NOT_RECOVERED else None
-    run = a_run(StepState.VERIFYING, an_intent(), step=step).turned_back(outcome, verdict).reverted()
+    run = a_run(StepState.VERIFYING, an_intent(), step=step).turned_back(outcome, verdict).end_reverted()
     return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
@@ -86,7 +86,7 @@ def test_what_did_not_help_is_remembered_with_its_template(step, attempt, key, c
 
 
 def test_the_load_that_it_failed_on_is_remembered_where_it_was_measured():
-    run = a_run(StepState.VERIFYING, an_intent(), step=STEP).turned_back(OVER, FAILED.verdict).reverted()
+    run = a_run(StepState.VERIFYING, an_intent(), step=STEP).turned_back(OVER, FAILED.verdict).end_reverted()
     measured = replace(run, baseline=replace(BASELINE, running_mean=60.0))
 
     [found] = close_run(Record(run=measured), measured, OVER, 1, NOW).failed_attempts
@@ -163,7 +163,7 @@ def test_a_cap_that_was_taken_back_and_another_lever_leave_what_is_remembered():
 def after_keeping(step: Step, before: Record | None = None) -> Record:
     """The record once a run with one step was kept and closed."""
     judged = Judged(Verdict.RECOVERED, Reason.RECOVERED, "numbers")
-    run = a_run(StepState.VERIFYING, an_intent(), step=step).kept(judged)
+    run = a_run(StepState.VERIFYING, an_intent(), step=step).keep_step(judged)
     outcome = Outcome(judged.reason, judged.message)
     return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 

@@ -21,7 +21,7 @@ from run_builder import OWN_FIELDS, a_pod
 from worlds.config_maps import CONTENTS, an_edit
 
 EDIT = an_edit()
-COPIED = EDIT.copied(CONTENTS)
+COPIED = EDIT.make_copy(CONTENTS)
 AS_PLANNED, READY = ConfigMap(CONTENTS), ConfigMap(COPIED, for_target="uid")
 
 

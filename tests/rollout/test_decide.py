@@ -358,13 +358,13 @@ def test_every_sequence_of_verdicts_ends_within_two_moves_a_step_and_two(verdict
             case Close():
                 break
             case Keep(judgement):
-                run = run.kept(judgement)
+                run = run.keep_step(judgement)
             case TurnBack(outcome, why):
                 run = run.turned_back(outcome, why)
             case Walk(Direction.FORWARD):
-                run = run.settled(NOW)
+                run = run.open_verification(NOW)
             case Walk(Direction.BACK):
-                run = run.reverted()
+                run = run.end_reverted()
             case _:
                 raise AssertionError(decision)
 

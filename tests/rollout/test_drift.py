@@ -295,7 +295,7 @@ def test_a_claim_of_another_open_run_ends_this_one(revision):
 
 
 def test_a_kept_step_ends_the_run_with_its_verdict():
-    run = RUN.settled(NOW).kept(Judged(Verdict.RECOVERED, Reason.RECOVERED, "gone"))
+    run = RUN.open_verification(NOW).keep_step(Judged(Verdict.RECOVERED, Reason.RECOVERED, "gone"))
 
     assert run.current.state is StepState.KEPT
     assert run.current.verdict is Verdict.RECOVERED
@@ -305,7 +305,7 @@ def test_a_kept_step_ends_the_run_with_its_verdict():
 def test_an_improved_step_goes_on_to_the_next_one():
     two = replace(RUN, steps=(RUN.steps[0], RUN.steps[0]))
 
-    run = two.settled(NOW).kept(Judged(Verdict.IMPROVED, Reason.IMPROVED, "better"))
+    run = two.open_verification(NOW).keep_step(Judged(Verdict.IMPROVED, Reason.IMPROVED, "better"))
 
     assert run.ending is None
     assert run.index == 1
@@ -316,12 +316,12 @@ def test_a_step_taken_back_names_why_the_run_ends():
     run = RUN.turned_back(Outcome(Reason.CANARY_FAILED, "crashed"), None)
 
     assert run.current.state is StepState.ROLLING_BACK
-    assert run.reverted().current.state is StepState.REVERTED
+    assert run.end_reverted().current.state is StepState.REVERTED
     assert run.ending == Outcome(Reason.CANARY_FAILED, "crashed")
 
 
 def test_the_last_of_several_kept_steps_is_the_current_one():
-    kept = RUN.settled(NOW).kept(Judged(Verdict.RECOVERED, Reason.RECOVERED, "gone"))
+    kept = RUN.open_verification(NOW).keep_step(Judged(Verdict.RECOVERED, Reason.RECOVERED, "gone"))
 
     assert kept.index == 0
     assert kept.sequence == 3

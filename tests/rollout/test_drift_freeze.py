@@ -93,7 +93,7 @@ class Operator:
                 self.told.append(found.told)
                 self.act(found.move)
             case Leave(outcome):
-                self.run = run.left(outcome)
+                self.run = run.leave_target(outcome)
                 move = releasing_move(fleet, run.recorded)
                 self.ended = outcome if isinstance(move, Settled) else None
                 self.act(move)
@@ -105,9 +105,9 @@ class Operator:
     def advance(self, move: Move, direction: Direction) -> None:
         match move:
             case Settled() if direction is Direction.FORWARD:
-                self.run = self.run.settled(self.model.now)
+                self.run = self.run.open_verification(self.model.now)
             case Settled():
-                self.run = self.run.reverted()
+                self.run = self.run.end_reverted()
             case Failed(reason, message) | Refused(reason, message):
                 raise AssertionError(f"{reason}: {message}")
             case _:

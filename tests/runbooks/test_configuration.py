@@ -76,7 +76,7 @@ def test_a_plan_changes_the_value_in_a_copy_and_knows_the_way_back(
     step = step_of(planned(a_workload(template), knob, value))
 
     assert (step.before, step.after, step.container) == (before, str(value), "vllm")
-    copied = step.file_of.copied(CONTENTS)
+    copied = step.file_of.make_copy(CONTENTS)
     assert changed in copied.data["engine.yaml"]
     assert copied.data["template.jinja"] == SECRET
     assert step.file_of.copy.startswith("limits-")
@@ -176,7 +176,7 @@ def test_a_copy_that_no_api_server_would_take_is_not_planned() -> None:
 
 def test_a_second_change_is_a_copy_of_the_copy_with_one_hash() -> None:
     first = step_of(planned(a_workload(a_template())))
-    copy = ConfigMap(first.file_of.copied(CONTENTS), copy_of="limits", copied_content=CONTENTS.digest)
+    copy = ConfigMap(first.file_of.make_copy(CONTENTS), copy_of="limits", copied_content=CONTENTS.digest)
     template = first.edit.apply(a_template())
 
     second = step_of(planned(a_workload(template, {first.file_of.copy: copy}), value=8))

@@ -87,7 +87,7 @@ def test_a_value_in_a_file_is_put_back_in_a_copy() -> None:
 
     assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.reason) == ("32", "8", Reason.HOST_MEMORY_GIVEN_BACK)
-    copied = step.file_of.copied(Contents({"engine.yaml": FILE}))
+    copied = step.file_of.make_copy(Contents({"engine.yaml": FILE}))
     assert copied.data["engine.yaml"] == FILE.replace("32", "8")
     assert step.file_of.config_map == "limits"
 

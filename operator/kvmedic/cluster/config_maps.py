@@ -123,7 +123,7 @@ class StoredCopies:
         body = await self.client.get(source)
         if body is None or contents_of(body).digest != file.before_content:
             raise Conflict(Call("get", source.path), None, "it changed since it was looked at")
-        contents = file.copied(contents_of(body))
+        contents = file.make_copy(contents_of(body))
         owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": fleet.name, "uid": fleet.uid}
         note = json.dumps({"name": file.config_map, "content": file.before_content})
         copy = {

@@ -119,7 +119,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
             await _save(await grade_urgency(tick, view.fleet), run, reason, message)
             return pace.verifying
         case Keep(judged):
-            await _save(tick, run.kept(judged), judged.reason, judged.message)
+            await _save(tick, run.keep_step(judged), judged.reason, judged.message)
         case TurnBack(outcome, verdict, after):
             tick = _outgrown(tick, view)
             await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
@@ -152,10 +152,10 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
     run = tick.run
     match move:
         case Settled() if direction is Direction.FORWARD:
-            await _save(tick, run.settled(tick.now), Reason.VERIFYING, Reason.VERIFYING.sentence)
+            await _save(tick, run.open_verification(tick.now), Reason.VERIFYING, Reason.VERIFYING.sentence)
         case Settled():
             ending = run.ending or outcome_of(Reason.NOT_RECOVERED)
-            await _save(tick, run.reverted(), ending.reason, ending.message)
+            await _save(tick, run.end_reverted(), ending.reason, ending.message)
         case Failed(reason, message) if direction is Direction.FORWARD:
             tick = _outgrown(tick, view)
             await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
@@ -208,7 +208,7 @@ async def _record_answer(tick: Tick, move: Answered | Evaluated) -> timedelta:
     noted = with_answer(tick.record, found) if isinstance(found, Answer) else with_score(tick.record, found)
     showed = found.is_conclusive or found.refused
     reason = Reason.TRIAL_ANSWERED if showed else Reason.TRIAL_UNANSWERED
-    run = tick.run.answered(Outcome(reason, found.message))
+    run = tick.run.end_answered(Outcome(reason, found.message))
     await _save(replace(tick, record=noted), run, reason, found.message)
     return AT_ONCE
 
@@ -278,7 +278,7 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
     """Put back what is ours and leave the template alone; close once nothing of ours is left."""
     if tick.run.current.state is not StepState.LEFT:
         outcome = left_as(tick.run, view, outcome)
-        await _save(tick, tick.run.left(outcome), outcome.reason, outcome.message)
+        await _save(tick, tick.run.leave_target(outcome), outcome.reason, outcome.message)
         return AT_ONCE
     tick = observed_victim(tick, view.fleet)
     move = await leaving_move(tick, view)

@@ -139,7 +139,7 @@ def _known(tick: Tick, fleet: Fleet, drain: Drain) -> StepInput:
 
 def left_as(run: Run, view: View, outcome: Outcome) -> Outcome:
     """Return the end of a run that leaves its target; it says so where the run's change is taken out."""
-    if _without_ours(run.left(outcome), view) is None:
+    if _without_ours(run.leave_target(outcome), view) is None:
         return outcome
     text = (
         f"someone else changed the pod template in the middle of the run: what the run had changed "

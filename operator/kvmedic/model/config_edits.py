@@ -79,7 +79,7 @@ class FileEdit:
     after_content: str
     """Hash of everything in the copy."""
 
-    def copied(self, contents: Contents) -> Contents:
+    def make_copy(self, contents: Contents) -> Contents:
         """Return what the copy holds.
 
         Raises:

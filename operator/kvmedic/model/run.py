@@ -441,12 +441,12 @@ class Run:
         i = self.index
         return replace(self, steps=(*self.steps[:i], record, *self.steps[i + 1 :]))
 
-    def settled(self, now: datetime) -> Run:
+    def open_verification(self, now: datetime) -> Run:
         """Return the run as its sustained window opens."""
         record = replace(self.current, state=StepState.VERIFYING, settled_at=now)
         return replace(self.with_step(record), victim=None, timed_out=())
 
-    def kept(self, judged: Judged) -> Run:
+    def keep_step(self, judged: Judged) -> Run:
         """Return the run with its step judged and kept."""
         record = replace(
             self.current,
@@ -471,17 +471,17 @@ class Run:
         )
         return replace(self.with_step(record), ending=outcome, victim=None, timed_out=())
 
-    def answered(self, outcome: Outcome) -> Run:
+    def end_answered(self, outcome: Outcome) -> Run:
         """Return the run with the question of its step answered: it ends."""
         record = replace(self.current, state=StepState.KEPT, message=outcome.message)
         return replace(self.with_step(record), ending=outcome)
 
-    def reverted(self) -> Run:
+    def end_reverted(self) -> Run:
         """Return the run with its step taken back everywhere."""
         done = self.with_step(replace(self.current, state=StepState.REVERTED))
         return replace(done, victim=None, timed_out=())
 
-    def left(self, outcome: Outcome) -> Run:
+    def leave_target(self, outcome: Outcome) -> Run:
         """Return the run as it ends where it stands."""
         record = replace(self.current, state=StepState.LEFT, message=outcome.message)
         return replace(self.with_step(record), ending=outcome, victim=None, timed_out=())

@@ -82,7 +82,7 @@ def to_be_taken(pods: Iterable[Pod], held: Collection[str]) -> tuple[Pod, ...]:
     return tuple(pod for pod in pods if pod.uid not in held)
 
 
-def chosen(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
+def choose_pod(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
     """Return the pod to take next: the recorded one, else one that takes no requests, else by name.
 
     Of several that are not Ready it is the one that has not been for longest: the newest may just start, and

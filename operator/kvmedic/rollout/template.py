@@ -48,7 +48,7 @@ from kvmedic.rollout.draining import (
     PEER_GRACE,
     Drain,
     StartLimits,
-    chosen,
+    choose_pod,
     draining_move,
     has_crashed,
     held_move,
@@ -341,7 +341,7 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
     takeable = to_be_taken(old, order.held)
     if not takeable:
         return held_move(fleet, old)
-    victim = chosen(takeable, order.victim)
+    victim = choose_pod(takeable, order.victim)
     if back := stray_move(fleet, old, victim):
         return back
     needed = fleet.replicas - _given_up(fleet, order, now)
@@ -402,7 +402,7 @@ def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: dat
     takeable = to_be_taken(leaving, order.held)
     if not takeable:
         return held_move(fleet, leaving)
-    victim = chosen(takeable, order.victim)
+    victim = choose_pod(takeable, order.victim)
     if back := stray_move(fleet, leaving, victim):
         return back
     needed = fleet.replicas - _given_up(fleet, order, now)
