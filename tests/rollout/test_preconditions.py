@@ -8,7 +8,7 @@ import pytest
 
 from kvmedic.model.fleet import Fleet, Owner, Pod
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.draining import chosen
+from kvmedic.rollout.draining import choose_pod
 from kvmedic.rollout.preconditions import Purpose, refusal
 from run_builder import NOW
 from worlds.model_controller import OWN_FIELDS, Model
@@ -151,7 +151,7 @@ def test_a_pod_that_takes_no_requests_is_taken_before_one_that_does() -> None:
     first, second, third = HEALTHY.pods
     idle: Pod = replace(third, in_rotation=False)
 
-    assert chosen((first, second, idle), None) == idle
+    assert choose_pod((first, second, idle), None) == idle
 
 
 @pytest.mark.parametrize("services", [("llm",), ()])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Victim
-from kvmedic.rollout.draining import Drain, chosen
+from kvmedic.rollout.draining import Drain, choose_pod
 from kvmedic.rollout.moves import Failed, Move, Pause, Pulse, Refused, Release, Settled, Wait
 from kvmedic.rollout.template import Order, releasing_move
 from kvmedic.rollout.template import next_template_move as next_move
@@ -405,9 +405,9 @@ def test_of_two_that_are_not_ready_the_one_that_failed_goes_before_the_one_that_
     starting = a_pod("b", ready_at=None, created_at=NOW - timedelta(seconds=3), unready_at=None)
     ready = a_pod("a")
 
-    assert chosen((ready, starting, failed), None) is failed
-    assert chosen((ready, replace(failed, name="y", uid="y"), failed), None).name == "y"
-    assert chosen((a_pod("d"), ready), None) is ready
+    assert choose_pod((ready, starting, failed), None) is failed
+    assert choose_pod((ready, replace(failed, name="y", uid="y"), failed), None).name == "y"
+    assert choose_pod((a_pod("d"), ready), None) is ready
 
 
 @pytest.mark.parametrize(("since", "move"), [(19, Wait), (21, Pulse)])
