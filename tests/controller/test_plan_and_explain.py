@@ -43,7 +43,7 @@ def test_a_plan_that_waits_is_explained_with_what_to_type(observing):
 
     digest = observing.status()["plan"]["digest"]
     assert done.returncode == 0, done.stderr
-    assert "looks after Deployment llm in mode Observe" in done.stdout
+    assert "watches Deployment llm in mode Observe" in done.stdout
     assert "It sees FleetWideDemand" in done.stdout
     assert f"(digest {digest})" in done.stdout
     assert "It does not act: ObserveOnly" in done.stdout

@@ -140,7 +140,7 @@ def test_a_deleted_resource_with_an_unreadable_run_says_what_to_type(a_world):
     delete_resource(world)
     world.wait(lambda: "is being deleted" in told(world, "Ready"), 20, "it is told what to type")
     stands = world.deployment()["metadata"]["generation"]
-    command = told(world, "Ready").rpartition("let it go: kubectl ")[2]
+    command = told(world, "Ready").rpartition("release the resource: kubectl ")[2]
 
     assert "--subresource=status" in advice
     assert not is_away(world)
