@@ -358,7 +358,7 @@ def test_killed_at_every_write_an_autoscalers_minimum_is_raised_and_put_back(a_w
     print(f"{world.starts} processes; {killer.report()}")
 
     assert (raised, replicas, minimum(world)) == (3, 3, 2), "the autoscaler itself made it"
-    assert footprint["holder"] == {"kind": HPA, "name": "llm"}
+    assert footprint["holder"]["object"] == {"kind": HPA, "name": "llm"}
     assert (footprint["before"], footprint["after"], footprint["fewest"]) == (2, 3, 2)
     assert world.outcomes() == ["Recovered", "Recovered"]
     assert [run["steps"][0] for run in world.status()["history"]] == [
