@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvmedic.cluster.autoscalers import neighbours_of, policies_of_draining, scaler_of
 from kvmedic.kube.client import Client, Limits, connect
-from kvmedic.kube.errors import Refused
+from kvmedic.kube.errors import Call, Refused
 from kvmedic.kube.objects import AUTOSCALERS, Resource
 from kvmedic.model.fleet import Owner
 from kvmedic.model.reasons import Reason
@@ -33,21 +32,18 @@ def network(name: str, selector: dict[str, Any], **spec: Any) -> dict[str, Any]:
     }
 
 
-async def read(client: Client, namespace: str = "default") -> Neighbours:
+async def read(client: Any, namespace: str = "default") -> Neighbours:
     return await neighbours_of(client, a_fleet(namespace=namespace), TEMPLATE)
 
 
 @pytest.mark.light
 async def test_everybody_who_has_a_say_is_found_and_nobody_else(
-    private_light: Callable[..., LightCluster],
+    light: LightCluster, client: Client, namespace: str
 ) -> None:
-    cluster = private_light()
-    async with await connect(cluster.kubeconfig, Limits(per_second=500)) as client:
-        nobody = await read(client)
-        create_everybody(cluster)
-        found = await read(client)
+    create_everybody(light, namespace)
 
-    assert nobody == Neighbours(), "none of the definitions is installed"
+    found = await read(client, namespace)
+
     assert found == Neighbours(
         autoscalers=(
             Autoscaler("ScaledObject", "held", 1, 3, paused=True),
@@ -65,7 +61,7 @@ async def test_everybody_who_has_a_say_is_found_and_nobody_else(
     )
 
 
-def create_everybody(cluster: LightCluster) -> None:
+def create_everybody(cluster: LightCluster, namespace: str) -> None:
     for each in DEFINITIONS:
         cluster.apply(each)
         cluster.kubectl(
@@ -115,7 +111,7 @@ def create_everybody(cluster: LightCluster) -> None:
         network("trap", {"matchLabels": {"serving": "draining"}}),
         network("everywhere", {}),
     ):
-        cluster.api.create(each)
+        cluster.api.create(each, namespace)
 
 
 SERVES, ANY_VALUE = (
@@ -165,13 +161,19 @@ def test_who_treats_a_replica_differently_while_it_drains(body: dict[str, Any], 
 
 
 class Listed:
-    """A server that has autoscalers and nothing else."""
+    """A server that has autoscalers, and answers to any other kind what it answers where that is unknown."""
 
     def __init__(self, *autoscalers: dict[str, Any]) -> None:
         self._autoscalers = list(autoscalers)
 
     async def list(self, resource: Resource, namespace: str) -> list[dict[str, Any]]:
-        return self._autoscalers if resource == AUTOSCALERS else []
+        if resource != AUTOSCALERS:
+            raise Refused(Call("list", resource.path(namespace)), 404, "NotFound")
+        return self._autoscalers
+
+
+async def test_where_nobody_installed_them_nobody_is_there() -> None:
+    assert await read(Listed()) == Neighbours()
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ async def test_what_an_autoscaler_wants_counts_while_it_can_tell(
     conditions = [{"type": "ScalingActive", "status": active}, {"type": "AbleToScale", "status": able}]
     mine = hpa("mine") | {"status": {"desiredReplicas": 4, "conditions": conditions}}
 
-    (found,) = (await read(Listed(mine))).autoscalers  # type: ignore[arg-type]
+    (found,) = (await read(Listed(mine))).autoscalers
 
     assert found.wanted == wanted
 

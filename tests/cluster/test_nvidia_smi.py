@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -342,9 +342,9 @@ def rule(*verbs: str) -> dict[str, Any]:
     return {"apiGroups": [""], "resources": ["pods/exec"], "verbs": list(verbs)}
 
 
-def account(name: str, *verbs: str) -> list[dict[str, Any]]:
+def account(name: str, namespace: str, *verbs: str) -> list[dict[str, Any]]:
     """A ServiceAccount that has some verbs on `pods/exec` and no other right."""
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     rbac = "rbac.authorization.k8s.io/v1"
     return [
@@ -360,18 +360,24 @@ def account(name: str, *verbs: str) -> list[dict[str, Any]]:
     ]
 
 
-def node(port: int) -> dict[str, Any]:
+def node(name: str, port: int) -> dict[str, Any]:
     """A node whose kubelet listens on loopback."""
     status = {
         "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
     }
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-7"}, "status": status}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "spec": {"unschedulable": True},
+        "status": status,
+    }
 
 
-def a_manifest() -> dict[str, Any]:
+def a_manifest(node_name: str) -> dict[str, Any]:
     spec = {
-        "nodeName": "gpu-7",
+        "nodeName": node_name,
         "containers": [{"name": "vllm", "image": "x"}, {"name": "side", "image": "x"}],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "llm-0"}, "spec": spec}
@@ -379,33 +385,33 @@ def a_manifest() -> dict[str, Any]:
 
 @pytest.mark.light
 async def test_a_real_api_server_wants_both_verbs_and_passes_the_command_to_the_kubelet(
-    private_light: Callable[..., LightCluster], tmp_path: Path
+    light: LightCluster, namespace: str, tmp_path: Path
 ) -> None:
-    light = private_light()
     certificate, key = Authority(tmp_path).sign("kubelet", "/CN=kubelet", ["IP:127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     commands = Commands(prints("0, GPU-1\n"))
-    here = Ref(PODS, "default", "llm-0")
+    here = Ref(PODS, namespace, "llm-0")
     async with serving(commands, context) as port:
-        light.api.create(node(port))
-        light.api.create(a_manifest(), "default")
+        light.api.create(node(name := f"gpu-{port}", port))
+        light.api.create(a_manifest(name), namespace)
         endings: dict[str, Ending | int | None] = {}
-        for name, verbs in {"one": ("create",), "other": ("get",), "both": ("get", "create")}.items():
-            light.apply(account(name, *verbs))
-            access = light.impersonate(name)
+        for user, verbs in {"one": ("create",), "other": ("get",), "both": ("get", "create")}.items():
+            light.apply(account(user, namespace, *verbs), namespace)
+            access = light.impersonate(user, namespace)
             async with client_of(light.url, access.token, light.ca_file) as client:
                 try:
-                    endings[name] = await run_command(client, here, "vllm", WORDS, 5)
+                    endings[user] = await run_command(client, here, "vllm", WORDS, 5)
                 except Refused as error:
-                    endings[name] = error.code
-                if name == "both":
+                    endings[user] = error.code
+                if user == "both":
                     commands.play = hangs
                     began = time.monotonic()
                     hung = await run_command(client, here, "vllm", WORDS, 0.5)
                     took = time.monotonic() - began
                     with pytest.raises(ApiError) as nowhere:
                         await run_command(client, here, "another", WORDS, 5)
+        light.api.delete("Node", name)
 
     assert endings == {"one": 403, "other": 403, "both": Finished(0, "0, GPU-1\n")}
     assert commands.asked[0] == ("llm-0", "vllm", WORDS)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.ownership import CORDON_COST, CORDONED, DELETION_COST
-from kvmedic.cluster.rotation import confirm, cordon, move_pod, uncordon
+from kvmedic.cluster.rotation import confirm, move_pod
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.fleet import Fleet, Pod
@@ -20,6 +20,21 @@ from lab.cluster.simulation import behaviour
 from worlds.live_fleet import LiveFleet, is_whole
 
 pytestmark = pytest.mark.light
+
+
+Effect = Callable[[Client, Fleet, Pod], Awaitable[None]]
+
+
+async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
+    await move_pod(client, fleet, Cordon(pod))
+
+
+async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
+    await move_pod(client, fleet, Uncordon(pod))
+
+
+async def delete(client: Client, fleet: Fleet, pod: Pod) -> None:
+    await move_pod(client, fleet, DeletePod(pod))
 
 
 def marks(live: LiveFleet, pod: Pod) -> tuple[dict[str, str], dict[str, str]]:
@@ -159,13 +174,6 @@ async def test_half_a_cordon_left_by_a_person_is_cleared_away(live: LiveFleet) -
     assert marks(live, pod) == before
 
 
-Effect = Callable[[Client, Fleet, Pod], Awaitable[None]]
-
-
-async def delete(client: Client, fleet: Fleet, pod: Pod) -> None:
-    await move_pod(client, fleet, DeletePod(pod))
-
-
 @pytest.mark.parametrize("effect", [cordon, uncordon, delete])
 async def test_a_pod_that_changed_is_left_alone(live: LiveFleet, effect: Effect) -> None:
     fleet = await live.serving(1)
@@ -218,22 +226,6 @@ async def test_deleting_by_name_takes_exactly_that_pod_and_gives_it_its_time(liv
     names = {pod.name for pod in fleet.pods}
     assert names - {pod.name for pod in after.pods} == {chosen.name}
     await delete(live.client, fleet, chosen)
-
-
-async def test_each_move_has_its_effect(live: LiveFleet) -> None:
-    fleet = await live.serving(1)
-    pod = fleet.pods[0]
-
-    await move_pod(live.client, fleet, Cordon(pod))
-    fleet, pod = await again(live, pod)
-    assert pod.cordoned
-    await move_pod(live.client, fleet, Uncordon(pod))
-    fleet, pod = await again(live, pod)
-    assert not pod.cordoned
-    await move_pod(live.client, fleet, DeletePod(pod))
-
-    gone = await live.until(lambda seen: pod.uid not in {each.uid for each in seen.pods}, "it went")
-    assert pod.name not in {each.name for each in gone.pods}
 
 
 async def test_of_two_who_cordon_the_same_pod_one_wins(live: LiveFleet) -> None:

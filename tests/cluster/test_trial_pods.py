@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,23 +13,14 @@ from kubernetes.aio.client import Configuration
 
 from chart.rendering import render
 from kvmedic.cluster.trial_pods import Trials
-from kvmedic.engines import VOCABULARIES
-from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.client import Client, Limits
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, Owner, Trial, trial_pod
-from kvmedic.metrics.generation import Rhythm
-from kvmedic.metrics.probes import Beside, GenerationProbes, Tempo
-from kvmedic.model.compression import Keep
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
-from kvmedic.model.trial import Progress, Reclaim, Underway, Watched
-from kvmedic.runbooks.compression.probes import Generation, Reclamation, judge
-from kvmedic.settings import ProbeOptions, ScrapeOptions
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
-from lab_engine.engine_process import a_process, until_healthy
 from worlds.live_fleet import LiveFleet, is_whole, service
-from worlds.probing import a_step, no_devices, no_logs
 from worlds.trying import CLASS
 
 pytestmark = pytest.mark.light
@@ -59,12 +48,6 @@ class Place:
 
 
 @pytest.fixture
-async def client(light: LightCluster) -> AsyncIterator[Client]:
-    async with await connect(light.kubeconfig, Limits()) as found:
-        yield found
-
-
-@pytest.fixture
 async def place(light: LightCluster, client: Client, namespace: str) -> Place:
     light.apply(CLASS)
     owner = light.api.create(
@@ -80,28 +63,17 @@ async def test_a_trial_runs_and_the_fleet_knows_nothing_of_it(place: Place) -> N
     before = await place.fleet.fleet()
 
     assert await place.trials.make(place.trial, place.manifest()) == ""
-    for _ in range(200):
-        pod = await place.trials.look(place.trial, "vllm")
-        if pod is not None and pod.ready_at is not None:
-            break
-        await asyncio.sleep(0.05)
+    pod = await settled(place)
+    assert await place.trials.make(place.trial, place.manifest()) == "", "a second creation finds the first"
+    again = await place.trials.look(place.trial, "vllm")
 
+    assert again.uid == pod.uid
     assert pod.ready_at is not None
     assert not pod.in_rotation
     after = await place.fleet.fleet()
     assert is_whole(after)
     assert {each.uid for each in after.pods} == {each.uid for each in before.pods}
     assert after.in_rotation == 2
-
-
-async def test_a_second_creation_finds_the_first(place: Place) -> None:
-    await place.trials.make(place.trial, place.manifest())
-    first = await place.trials.look(place.trial, "vllm")
-
-    assert await place.trials.make(place.trial, place.manifest()) == ""
-
-    again = await place.trials.look(place.trial, "vllm")
-    assert again.uid == first.uid
 
 
 async def test_a_pod_of_somebody_else_is_neither_taken_nor_removed(place: Place) -> None:
@@ -181,45 +153,6 @@ async def settled(place: Place, trial: Trial | None = None) -> Pod:
             if pod is not None and pod.ready:
                 return pod
             await asyncio.sleep(0.05)
-
-
-async def course_of(
-    probes: GenerationProbes, namespace: str, pod: Pod, template: dict[str, Any]
-) -> Progress | None:
-    """What a test on a pod came to, asked again and again as ticks do."""
-    probes.begin(namespace, pod, template, a_step(16_400))
-    async with asyncio.timeout(100):
-        while isinstance(probes.progress(pod), Underway):
-            probes.begin(namespace, pod, template, a_step(16_400))
-            await asyncio.sleep(0.1)
-    return probes.progress(pod)
-
-
-async def test_a_trial_pods_engine_tells_what_becomes_of_evicted_tokens(place: Place, tmp_path: Path) -> None:
-    namespace, template = place.trial.namespace, place.fleet.deployment()["spec"]["template"]
-    template["spec"]["containers"][0]["env"] = [{"name": "VLLM_API_KEY", "value": "hunter2"}]
-    engine = {"LAB_MODEL_MAX_LEN": "20000", "LAB_EVICTION": "scattered", "LAB_EVICTION_BUDGET": "1024"}
-    flags = ("--no-enable-prefix-caching", "--max-model-len=20000", "--block-size=16")
-    addresses = tmp_path / "addresses.json"
-
-    with a_process(
-        *flags, "--num-gpu-blocks-override=1300", **engine, LAB_STEP_MS="0.4", VLLM_API_KEY="hunter2"
-    ) as (_, url):
-        until_healthy(url)
-        addresses.write_text(json.dumps({f"{namespace}/{place.trial.name}": f"{url}/metrics"}))
-        await place.trials.make(place.trial, place.manifest())
-        pod = await settled(place)
-        options = ScrapeOptions(addresses_file=addresses), ProbeOptions()
-        tempo = Tempo(Rhythm(interval_seconds=0.02))
-        probes = GenerationProbes(*options, VOCABULARIES[0], Beside(no_devices, no_logs), tempo)
-        seen = await course_of(probes, namespace, pod, template)
-        await probes.close()
-
-    assert isinstance(seen, Watched), seen
-    found = judge(Generation(seen.samples, seen.generated, seen.block_tokens, Keep(budget=1024), heads=8))
-    assert isinstance(found, Reclamation), found
-    assert found.reclaim is Reclaim.SCATTERED
-    assert is_whole(await place.fleet.fleet())
 
 
 @asynccontextmanager

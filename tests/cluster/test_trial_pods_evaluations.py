@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from kubernetes.aio.client import Configuration
 
 from chart.rendering import render
 from kvmedic.cluster.trial_pods import UNREADABLE, Evaluations, Trials
-from kvmedic.kube.client import Client, Limits, connect
+from kvmedic.kube.client import Client, Limits
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import Ref
 from kvmedic.manifests.trial_pod import (
@@ -100,21 +100,19 @@ class Place:
     def finish(self, phase: str, **messages: str) -> None:
         """End the Job's pod, as the kubelet does."""
         pod = self.pod()
-        ended = {"exitCode": 0 if phase == "Succeeded" else 1, "reason": "Completed"}
+        names = [each["name"] for each in reversed(pod["spec"]["containers"])]
+        self.end(pod["metadata"]["name"], phase, {name: messages.get(name, "") for name in names})
+
+    def end(self, pod: str, phase: str, messages: Mapping[str, str]) -> None:
+        """Write a pod's end with its containers' messages."""
+        code = 0 if phase == "Succeeded" else 1
+        idle = {"image": "a", "imageID": "", "ready": False, "restartCount": 0}
         statuses = [
-            {
-                "name": each["name"],
-                "image": "a",
-                "imageID": "",
-                "ready": False,
-                "restartCount": 0,
-                "state": {"terminated": ended | {"message": messages.get(each["name"], "")}},
-            }
-            for each in reversed(pod["spec"]["containers"])
+            {**idle, "name": name, "state": {"terminated": {"exitCode": code, "message": message}}}
+            for name, message in messages.items()
         ]
         status = {"phase": phase, "containerStatuses": statuses}
-        name = pod["metadata"]["name"]
-        self.light.api.patch("Pod", name, {"status": status}, self.namespace, "status")
+        self.light.api.patch("Pod", pod, {"status": status}, self.namespace, "status")
 
     async def sweep_away(self, evaluations: Evaluations) -> None:
         """Sweep as ticks do, until nothing is there."""
@@ -135,12 +133,6 @@ class Place:
 
 
 @pytest.fixture
-async def client(light: LightCluster) -> AsyncIterator[Client]:
-    async with await connect(light.kubeconfig, Limits()) as found:
-        yield found
-
-
-@pytest.fixture
 def place(light: LightCluster, client: Client, namespace: str) -> Place:
     owner = light.api.create(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}}, namespace
@@ -149,11 +141,12 @@ def place(light: LightCluster, client: Client, namespace: str) -> Place:
     return Place(light, Evaluations(client), namespace, reference)
 
 
-async def test_an_evaluation_that_ends_well_tells_its_score_and_what_was_before(place: Place) -> None:
-    evaluation = await place.made()
+async def test_an_evaluation_that_ends_well_says_its_score_and_what_was_before(place: Place) -> None:
+    """Of several containers the first one with a message is heard."""
+    evaluation = await place.made({"name": "proxy"}, {"name": "eval"}, {"name": "logs"})
     place.pod()
     meanwhile = await place.evaluations.look(evaluation)
-    place.finish("Succeeded", eval=SCORE)
+    place.finish("Succeeded", logs="uploaded", eval=SCORE)
 
     seen = await place.ended(evaluation)
 
@@ -179,15 +172,6 @@ async def test_one_whose_time_is_over_is_late(place: Place) -> None:
     assert seen.end is JobEnd.LATE
 
 
-async def test_the_first_container_with_a_message_is_heard(place: Place) -> None:
-    evaluation = await place.made({"name": "proxy"}, {"name": "eval"}, {"name": "logs"})
-    place.finish("Succeeded", logs="uploaded", eval=SCORE)
-
-    seen = await place.ended(evaluation)
-
-    assert seen.message == SCORE
-
-
 async def test_a_pod_that_only_looks_like_the_jobs_is_not_heard(place: Place) -> None:
     evaluation = await place.made()
     own = place.pod()
@@ -198,18 +182,7 @@ async def test_a_pod_that_only_looks_like_the_jobs_is_not_heard(place: Place) ->
         "spec": {"containers": [{"name": "eval", "image": "a"}], "nodeName": "nowhere"},
     }
     place.light.api.create(forged, place.namespace)
-    ended = [
-        {
-            "name": "eval",
-            "image": "a",
-            "imageID": "",
-            "ready": False,
-            "restartCount": 0,
-            "state": {"terminated": {"exitCode": 0, "message": '{"score": 1.0, "samples": 200}'}},
-        }
-    ]
-    status = {"phase": "Succeeded", "containerStatuses": ended}
-    place.light.api.patch("Pod", "a-forged-one", {"status": status}, place.namespace, "status")
+    place.end("a-forged-one", "Succeeded", {"eval": '{"score": 1.0, "samples": 200}'})
     name = own["metadata"]["name"]
 
     seen = await place.evaluations.look(evaluation)
@@ -401,15 +374,6 @@ async def test_sweeping_trial_pods_leaves_the_jobs_pods_alone(place: Place) -> N
     assert "deletionTimestamp" not in place.light.api.get("Pod", name, place.namespace)["metadata"]
 
 
-async def test_with_its_resource_an_evaluation_goes_too(place: Place) -> None:
-    evaluation = await place.made()
-
-    place.light.api.delete("ConfigMap", "owner", place.namespace)
-
-    until(lambda: not place.light.api.list("Job", place.namespace), 30, "the garbage collector took it")
-    assert await place.evaluations.look(evaluation) is None
-
-
 async def test_the_digest_holds_while_nobody_edits_the_template(place: Place) -> None:
     planned = await place.planned(a_cron_job())
     place.light.api.patch("CronJob", "gsm8k", {"spec": {"schedule": "0 0 2 2 *"}}, place.namespace)
@@ -456,30 +420,6 @@ async def test_what_the_api_server_refuses_is_told_without_the_job(place: Place)
 
     assert "422" in why
     assert SECRET not in why
-
-
-async def test_a_job_that_changes_while_it_is_swept_is_left_to_the_next_time(place: Place) -> None:
-    evaluation = await place.made()
-    place.pod()
-    client = place.evaluations.client
-
-    class Late(Told):
-        """Lists Jobs as they were before somebody changed them."""
-
-        async def list(self, *asked: Any) -> list[dict[str, Any]]:
-            found = await client.list(*asked)
-            place.light.api.patch(
-                "Job", evaluation.name, {"metadata": {"labels": {"a": "b"}}}, place.namespace
-            )
-            return found
-
-        async def delete(self, *asked: Any) -> None:
-            await client.delete(*asked)
-
-    late = Evaluations(Late({}, []))  # type: ignore[arg-type]
-
-    assert await late.sweep(place.namespace, place.owner.uid) == (evaluation.name,)
-    assert "deletionTimestamp" not in place.job()["metadata"]
 
 
 @asynccontextmanager

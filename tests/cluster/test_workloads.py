@@ -186,11 +186,14 @@ class TestAssignments:
 
     async def test_the_claim_is_set_with_the_assignment_and_only_ours_is_added(self, live: LiveFleet) -> None:
         fleet = await quiet(live)
+        assert "annotations" not in live.deployment()["metadata"]
+
+        await assign(live.client, fleet, Pause(HELD), "r/1/0", {})
+        first = live.deployment()["metadata"]["annotations"]
         live.patch({"metadata": {"annotations": {"team": "serving"}}})
-        fleet = await live.until(lambda seen: seen.observed, "seen")
+        await assign(live.client, await live.fleet(), Pause(HELD), "r/1/1", {RECORDED: "note"})
 
-        await assign(live.client, fleet, Pause(HELD), "r/1/1", {RECORDED: "note"})
-
+        assert first == {RUN: "r/1/0"}
         assert live.deployment()["metadata"]["annotations"] == {
             "team": "serving",
             RUN: "r/1/1",
@@ -199,14 +202,6 @@ class TestAssignments:
         seen = await live.fleet()
         assert seen.fence == "r/1/1"
         assert seen.recorded == {RECORDED: "note"}
-
-    async def test_a_deployment_without_annotations_gets_its_first(self, live: LiveFleet) -> None:
-        fleet = await quiet(live)
-        assert "annotations" not in live.deployment()["metadata"]
-
-        await assign(live.client, fleet, Pause(HELD), "r/1/1", {})
-
-        assert live.deployment()["metadata"]["annotations"] == {RUN: "r/1/1"}
 
     async def test_there_and_back_absent_fields_are_absent_and_others_keep_their_type(
         self, live: LiveFleet
@@ -220,26 +215,20 @@ class TestAssignments:
         assert spec_of(live) == before
         assert "minReadySeconds" not in live.deployment()["spec"]
 
-    async def test_retargeting_puts_the_token_back_and_nothing_else(self, live: LiveFleet) -> None:
-        fleet = await quiet(live)
-        await assign(live.client, fleet, Freeze(EDIT, HELD), "r/1/1", {})
-
-        await assign(live.client, await live.fleet(), Retarget(EDIT.inverse(), HELD), "r/1/2", {})
-
-        after = await live.fleet()
-        assert after.revision == fleet.revision
-        assert after.fields == HELD
-
-    async def test_releasing_never_touches_the_template(self, live: LiveFleet) -> None:
+    async def test_releasing_never_touches_the_template_and_retargeting_only_the_token(
+        self, live: LiveFleet
+    ) -> None:
         fleet = await quiet(live)
         await assign(live.client, fleet, Freeze(EDIT, HELD), "r/1/1", {})
         changed = (await live.fleet()).revision
 
         await assign(live.client, await live.fleet(), Release(fleet.fields), "r/1/2", {})
-
+        released = await live.fleet()
+        await assign(live.client, released, Retarget(EDIT.inverse(), HELD), "r/1/3", {})
         after = await live.fleet()
-        assert after.revision == changed
-        assert after.fields == fleet.fields
+
+        assert (released.revision, released.fields) == (changed, fleet.fields)
+        assert (after.revision, after.fields) == (fleet.revision, HELD)
 
     async def test_a_strategy_that_somebody_changed_to_recreate_is_left_alone(self, live: LiveFleet) -> None:
         fleet = await quiet(live)
@@ -263,32 +252,27 @@ class TestGuards:
         Restore(OWN, 0),
     )
 
-    @pytest.mark.parametrize("move", MOVES, ids=lambda move: type(move).__name__)
+    @pytest.mark.parametrize(
+        ("move", "edit"),
+        [*((move, "edited") for move in MOVES), (Pause(HELD), "scaled")],
+        ids=lambda row: row if isinstance(row, str) else type(row).__name__,
+    )
     @pytest.mark.parametrize("reads", ["fresh", "late"])
     async def test_after_a_persons_edit_nothing_is_changed(
-        self, live: LiveFleet, move: DeploymentMove, reads: str
+        self, live: LiveFleet, move: DeploymentMove, edit: str, reads: str
     ) -> None:
         fleet = await quiet(live)
         client = await self.reader(live, reads)
-        live.patch({"spec": {"template": {"metadata": {"annotations": {"edited": "by hand"}}}}})
+        if edit == "scaled":
+            live.light.api.patch("Deployment", NAME, {"spec": {"replicas": 5}}, live.namespace, "scale")
+        else:
+            live.patch({"spec": {"template": {"metadata": {"annotations": {"edited": "by hand"}}}}})
         before = written(live)
 
         with pytest.raises(Conflict):
             await assign(client, fleet, move, "r/1/1", {})
 
         assert written(live) == before
-
-    @pytest.mark.parametrize("reads", ["fresh", "late"])
-    async def test_scaling_counts_as_an_edit(self, live: LiveFleet, reads: str) -> None:
-        fleet = await quiet(live)
-        client = await self.reader(live, reads)
-        live.light.api.patch("Deployment", NAME, {"spec": {"replicas": 5}}, live.namespace, "scale")
-        before = live.deployment()
-
-        with pytest.raises(Conflict):
-            await assign(client, fleet, Pause(HELD), "r/1/1", {})
-
-        assert live.deployment()["spec"] == before["spec"]
 
     @pytest.mark.parametrize("reads", ["fresh", "late"])
     async def test_of_two_first_claims_one_wins(self, live: LiveFleet, reads: str) -> None:

@@ -16,7 +16,6 @@ from kvmedic.metrics.generation import (
     MOST_EVENT_BYTES,
     NO_KEY,
     PROMPT,
-    Asked,
     Course,
     Engine,
     Rhythm,
@@ -47,9 +46,7 @@ async def watched(
         )
 
     engine = Engine(running.http, str(running.http.base_url).rstrip("/"), {}, VLLM_SIGNALS, page)
-    return await generate(
-        engine, Asked(model, tokens), Course(), Rhythm(interval_seconds, silence_seconds=20)
-    )
+    return await generate(engine, model, tokens, Course(), Rhythm(interval_seconds, silence_seconds=20))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +141,7 @@ async def asked(response: httpx.Response, rhythm: Rhythm = RHYTHM) -> Watched | 
     transport = httpx.MockTransport(lambda request: response)
     async with httpx.AsyncClient(transport=transport) as http:
         engine = Engine(http, "http://pod", {}, VLLM_SIGNALS, nothing)
-        return await generate(engine, Asked("m", 10), Course(), rhythm)
+        return await generate(engine, "m", 10, Course(), rhythm)
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,8 @@ class Leadership:
         """Look at the Lease, and take it when nobody holds it."""
         found = await self._client.get(self._ref)
         if found is None:
-            started = self._clock()
             body = {"metadata": {"name": self._ref.name}, "spec": self._claim_spec({})}
-            self._hold(await self._client.create(self._ref, body), started)
+            await self._write(body)
             return
         spec = section(found, "spec")
         if spec != self._seen:
@@ -161,11 +160,10 @@ class Leadership:
             await self._write({**found, "spec": self._claim_spec(spec)})
 
     async def _write(self, lease: JsonObject) -> None:
+        """Write the Lease; it is ours from before that was sent."""
         started = self._clock()
-        self._hold(await self._client.put(self._ref, lease), started)
-
-    def _hold(self, lease: JsonObject, started: float) -> None:
-        self._own, self._renewed_at = lease, started
+        write = self._client.put if "resourceVersion" in section(lease, "metadata") else self._client.create
+        self._own, self._renewed_at = await write(self._ref, lease), started
 
     def _is_free(self, spec: JsonObject) -> bool:
         """Return whether the Lease was given back, or did not change for as long as its holder said."""

@@ -60,15 +60,6 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is generated."""
-
-    model: str
-    """Name under which the engine serves."""
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Rhythm:
     """How often is looked, and how long is waited."""
 
@@ -88,9 +79,9 @@ class Course:
     pool: Pool | None = None
     window: str = ""
 
-    def so_far(self, asked: Asked) -> str:
-        """Return how far it is, in words."""
-        return f"after {self.tokens} of {asked.tokens} tokens"
+    def so_far(self, asked: int) -> str:
+        """Return how far it is of the tokens that were asked for, in words."""
+        return f"after {self.tokens} of {asked} tokens"
 
 
 class BrokenOffError(Exception):
@@ -98,42 +89,38 @@ class BrokenOffError(Exception):
 
 
 async def generate(
-    engine: Engine, asked: Asked, course: Course, rhythm: Rhythm = Rhythm()
+    engine: Engine, model: str, tokens: int, course: Course, rhythm: Rhythm = Rhythm()
 ) -> Watched | Interrupted:
     """Let an engine generate tokens, and return how many blocks were used on the way.
 
     Args:
         engine: that nobody else sends to.
-        course: a new one; it tells others how far this is.
+        model: name under which the engine serves.
+        course: a new one; it shows others how far this is.
     """
     reading = asyncio.create_task(_read_blocks(course, engine, rhythm.interval_seconds))
     try:
-        await _stream(engine, asked, course, rhythm.silence_seconds)
+        await _stream(engine, model, tokens, course, rhythm.silence_seconds)
     except BrokenOffError as error:
-        return Interrupted(f"{course.so_far(asked)} {error}")
+        return Interrupted(f"{course.so_far(tokens)} {error}")
     except (TimeoutError, httpx.TimeoutException):
-        return Interrupted(f"{course.so_far(asked)} nothing came for {rhythm.silence_seconds:g} s")
+        return Interrupted(f"{course.so_far(tokens)} nothing came for {rhythm.silence_seconds:g} s")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Interrupted(f"{course.so_far(asked)}: {type(error).__name__}")
+        return Interrupted(f"{course.so_far(tokens)}: {type(error).__name__}")
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    return _outcome(asked, course)
-
-
-def _outcome(asked: Asked, course: Course) -> Watched | Interrupted:
-    """Return what an answer that came to its end tells."""
-    if course.tokens < asked.tokens:
-        return Interrupted(f"the engine ended the answer {course.so_far(asked)}")
-    if course.pool is None:
+    if course.tokens < tokens:
+        return Interrupted(f"the engine ended the answer {course.so_far(tokens)}")
+    pool = course.pool
+    if pool is None:
         return Interrupted("the engine's metrics do not tell its pool")
     if course.crowded > MOST_CROWDED * (len(course.samples) + course.crowded):
         return Interrupted("other requests were served meanwhile")
-    pool = course.pool
     return Watched(tuple(course.samples), course.tokens, pool.block_tokens, pool.blocks, course.window)
 
 
-async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds: float) -> None:
+async def _stream(engine: Engine, model: str, tokens: int, course: Course, silence_seconds: float) -> None:
     """Count tokens as they come, until all have come or the engine ends its answer.
 
     What comes without a token, such as a comment that keeps a connection open, does not extend the wait.
@@ -145,10 +132,10 @@ async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds:
     """
     events, loop = 0, asyncio.get_running_loop()
     body = {
-        "model": asked.model,
+        "model": model,
         "prompt": list(PROMPT),
-        "max_tokens": asked.tokens,
-        "min_tokens": asked.tokens,
+        "max_tokens": tokens,
+        "min_tokens": tokens,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -166,11 +153,11 @@ async def _stream(engine: Engine, asked: Asked, course: Course, silence_seconds:
             if not line.startswith(_DATA) or text == _DONE:
                 continue
             events, told = _count_events(text, events)
-            count = min(max(events, told), asked.tokens)
+            count = min(max(events, told), tokens)
             if count > course.tokens:
                 course.tokens = count
                 patience.reschedule(loop.time() + silence_seconds)
-            if count == asked.tokens:
+            if count == tokens:
                 return
 
 

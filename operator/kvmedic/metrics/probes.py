@@ -21,7 +21,6 @@ from kvmedic.engines.engine_log import MODELS_OWN, Start, Started, StartForms
 from kvmedic.manifests.flags import may_chunk
 from kvmedic.manifests.trial_pod import api_key_of
 from kvmedic.metrics.generation import (
-    Asked,
     Course,
     Engine,
     MemoryPace,
@@ -225,7 +224,7 @@ class GenerationProbes:
                     return replace(found, backends=start.backends) if isinstance(found, Prompted) else found
             except _UntoldError as error:
                 return Interrupted(str(error))
-            return await generate(engine, Asked(model, subject.step.tokens), course, self._tempo.rhythm)
+            return await generate(engine, model, subject.step.tokens, course, self._tempo.rhythm)
 
     async def _read_start(self, subject: _Subject) -> Begun:
         """Return what an engine said of itself when it started."""

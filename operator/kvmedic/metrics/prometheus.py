@@ -26,7 +26,7 @@ import requests
 from prometheus_api_client import PrometheusConnect
 from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
-from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
@@ -95,20 +95,14 @@ class _TimedResponse(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_TimedReader(sock))
 
 
-class _Connection(HTTPConnection):
-    response_class = _TimedResponse
-
-
-class _SecureConnection(HTTPSConnection):
-    response_class = _TimedResponse
-
-
 class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Connection
+    class ConnectionCls(HTTPConnection):
+        response_class = _TimedResponse
 
 
 class _SecurePool(HTTPSConnectionPool):
-    ConnectionCls = _SecureConnection
+    class ConnectionCls(HTTPSConnection):
+        response_class = _TimedResponse
 
 
 class TimedAdapter(HTTPAdapter):
@@ -117,16 +111,16 @@ class TimedAdapter(HTTPAdapter):
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         """Prepare connections."""
         super().init_poolmanager(*args, **kwargs)
-        _time(self.poolmanager)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
 
     def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
         """Return the connections through a proxy."""
-        return _time(super().proxy_manager_for(*args, **kwargs))
+        manager = super().proxy_manager_for(*args, **kwargs)
+        manager.pool_classes_by_scheme = _POOLS
+        return manager
 
 
-def _time(manager: PoolManager) -> PoolManager:
-    manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
-    return manager
+_POOLS: Any = {"http": _Pool, "https": _SecurePool}
 
 
 _INFO = "PromQL info"
@@ -221,11 +215,6 @@ def session_of(options: SourceOptions) -> requests.Session:
     return session
 
 
-def adapter(options: SourceOptions) -> TimedAdapter:
-    """Return the connections: as many as there are queries at once, no retries of their own."""
-    return TimedAdapter(pool_maxsize=options.concurrency, max_retries=0)
-
-
 def _response_check(options: SourceOptions) -> Any:
     """Return the hook that reads a response within bounds and refuses what is no complete answer."""
     limit = options.response_limit_mib << 20
@@ -268,19 +257,14 @@ def _refusal(status: int, body: bytes) -> QueryError:
 
 
 def _refuse_warnings(body: bytes) -> None:
-    """Refuse an answer with warnings: Thanos and others tell so that data is missing.
-
-    Raises:
-        PartialDataError: a warning that is more than a remark on style.
-    """
+    """Refuse an answer with warnings: Thanos and others say so that data is missing."""
     try:
         told = json.loads(body).get("warnings") or []
     except (ValueError, AttributeError, RecursionError):
         return
-    warnings = told if isinstance(told, list) else [told]
-    serious = [str(one)[:_QUOTED] for one in warnings if not str(one).startswith(_INFO)]
-    if serious:
-        raise PartialDataError(f"answered with partial data: {serious[0]}")
+    for one in told if isinstance(told, list) else [told]:
+        if not str(one).startswith(_INFO):
+            raise PartialDataError(f"answered with partial data: {str(one)[:_QUOTED]}")
 
 
 _CONNECT_SECONDS = 5.0
@@ -309,7 +293,7 @@ class PrometheusClient:
             method="POST",
         )
         # The client mounts an adapter with retries; the last one mounted under a prefix counts.
-        self._session.mount(options.url, adapter(options))
+        self._session.mount(options.url, TimedAdapter(pool_maxsize=options.concurrency, max_retries=0))
         self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="metrics")
         self._turns = asyncio.Semaphore(options.concurrency)
         self._down: tuple[datetime, Unanswered] | None = None
@@ -372,9 +356,9 @@ class PrometheusClient:
                 "its certificate or ours was refused; check caFile, certFile and keyFile"
             ) from None
         except requests.exceptions.ConnectionError as error:
-            raise (_DroppedError if _was_dropped(error) else SourceDownError)(
-                "cannot be reached; check url"
-            ) from None
+            # A connection existed and was closed, rather than never made.
+            dropped = any(type(cause).__name__ == "ProtocolError" for cause in error.args)
+            raise (_DroppedError if dropped else SourceDownError)("cannot be reached; check url") from None
         except (requests.exceptions.RequestException, HTTPError) as error:
             raise SourceDownError(f"cannot be asked ({type(error).__name__})") from None
         except (OSError, UnicodeError):
@@ -396,11 +380,6 @@ class _DroppedError(SourceDownError):
     """The other end closed the connection before it answered."""
 
 
-def _was_dropped(error: requests.exceptions.ConnectionError) -> bool:
-    """Return whether a connection existed and was closed, rather than never made."""
-    return any(type(cause).__name__ == "ProtocolError" for cause in error.args)
-
-
 def _vector(result: object) -> Iterable[Series]:
     """Yield an instant vector's elements; those without a plain value (native histograms) are left out.
 
@@ -413,19 +392,10 @@ def _vector(result: object) -> Iterable[Series]:
     for one in result:
         match one:
             case {"metric": dict(labels), "value": [int() | float(), str(value)]}:
-                yield series_of(_texts(labels), float(value))
+                if not all(isinstance(text, str) for text in labels.values()):
+                    raise TypeError("a label is no text")
+                yield series_of(labels, float(value))
             case {"metric": dict(), "histogram": list()}:
                 pass
             case _:
                 raise TypeError("no element of a vector")
-
-
-def _texts(labels: dict[Any, Any]) -> dict[str, str]:
-    """Return labels, all of which must be texts.
-
-    Raises:
-        TypeError: one is none.
-    """
-    if not all(isinstance(value, str) for value in labels.values()):
-        raise TypeError("a label is no text")
-    return labels

@@ -137,9 +137,7 @@ def in_flight_on(
         oldest: how far the time that a sample itself carries may be from that of its page.
     """
     engines = engines_on(pages, table)
-    if not engines:
-        return Missing(Absence.NO_SERIES)
-    if not all(one.is_on(engines) for one in known):
+    if not engines or not all(one.is_on(engines) for one in known):
         return Missing(Absence.NO_SERIES)
     series: list[Series] = []
     for engine in engines:
@@ -227,12 +225,10 @@ def resolver_of(options: ScrapeOptions) -> Resolver:
 
 def _listed_address(options: ScrapeOptions, pod: PodKey) -> str | None:
     """Return what the addresses file says of a pod; a file that cannot be read now says nothing."""
-    if options.addresses_file is None:
-        return None
-    try:
-        listed = YAML(typ="safe", pure=True).load(options.addresses_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, YAMLError):
-        return None
+    listed = None
+    if options.addresses_file is not None:
+        with suppress(OSError, UnicodeError, YAMLError):
+            listed = YAML(typ="safe", pure=True).load(options.addresses_file.read_text(encoding="utf-8"))
     url = listed.get(f"{pod.namespace}/{pod.name}") if isinstance(listed, dict) else None
     return url if isinstance(url, str) else None
 
@@ -307,7 +303,10 @@ class Scraper:
         if not pages:
             return Missing(Absence.SOURCE_UNAVAILABLE)
         seen = engines_on(pages, self._table) | self._seen.pop(where, frozenset())
-        self._remember(where, seen)
+        self._seen[where] = seen
+        while len(self._seen) > _REMEMBERED:
+            # Those asked about longest ago are forgotten.
+            del self._seen[next(iter(self._seen))]
         found = in_flight_on(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
         silent = any(one is _Other.SILENT for one in answers)
         if silent and isinstance(found, Measured) and found.value == 0:
@@ -322,12 +321,6 @@ class Scraper:
         if len(by_url) == 1 < len(ports):
             return dict.fromkeys([None], next(iter(by_url)))
         return {port: url for url, port in by_url.items()}
-
-    def _remember(self, where: PodAddress, seen: frozenset[Engine]) -> None:
-        """Keep which engines a replica was seen with; those asked about longest ago are forgotten."""
-        self._seen[where] = seen
-        while len(self._seen) > _REMEMBERED:
-            del self._seen[next(iter(self._seen))]
 
     async def _answer(self, url: str) -> Page | _Other:
         """Return the page behind one port of a replica, or what is there instead."""
