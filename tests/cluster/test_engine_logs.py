@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -55,15 +56,23 @@ def ended(
     return replace(a_pod("llm-0"), last_end=end, restarts=3, **pod)
 
 
+T = TypeVar("T")
+
+
+async def ask(
+    answer: Callable[[Request], Reply], read: Callable[[Client], Awaitable[T]], seconds: float = 2
+) -> tuple[T, list[Request]]:
+    """Return what is read of a kubelet's answers, and what it was asked for."""
+    with Server(answer) as server:
+        async with Client(Configuration(host=server.url), Limits(total_seconds=seconds)) as client:
+            found = await read(client)
+    return found, server.requests
+
+
 async def looked(
     answer: Callable[[Request], Reply], *pods: Pod
 ) -> tuple[dict[str, EngineEnd], list[Request]]:
-    with Server(answer) as server:
-        configuration = Configuration()
-        configuration.host = server.url
-        async with Client(configuration, Limits(total_seconds=2)) as client:
-            found = await ends_of(client, "serving", pods, SINCE)
-    return found, server.requests
+    return await ask(answer, lambda client: ends_of(client, "serving", pods, SINCE))
 
 
 def log(text: str, at: datetime = LATELY) -> Callable[[Request], Reply]:
@@ -279,16 +288,19 @@ async def test_a_time_in_another_zone_is_the_time_that_it_is() -> None:
 
 
 async def test_a_kubelet_that_hangs_is_left_after_the_time_out() -> None:
+    released = threading.Event()
+
     def hang(_: Request) -> Reply:
-        server_released.wait(10)
+        released.wait(10)
         raise HangUpError
 
-    with Server(hang) as server:
-        server_released = server.released
-        configuration = Configuration()
-        configuration.host = server.url
-        async with Client(configuration, Limits(total_seconds=0.3)) as client:
-            found = await ends_of(client, "serving", [ended()], SINCE)
+    async def read(client: Client) -> dict[str, EngineEnd]:
+        try:
+            return await ends_of(client, "serving", [ended()], SINCE)
+        finally:
+            released.set()
+
+    found, _ = await ask(hang, read, seconds=0.3)
 
     assert found["llm-0"].cause is Cause.UNKNOWN
     assert "no answer within 0.3 s" in found["llm-0"].trouble
@@ -297,14 +309,9 @@ async def test_a_kubelet_that_hangs_is_left_after_the_time_out() -> None:
 async def heard(
     answer: Callable[[Request], Reply], pod: Pod | None = None
 ) -> tuple[LastWords, list[Request]]:
-    """Return what a trial pod's log told of its end, and what was asked for."""
-    with Server(answer) as server:
-        configuration = Configuration()
-        configuration.host = server.url
-        async with Client(configuration, Limits(total_seconds=2)) as client:
-            asked = pod or ended(instance=Instance.PRESENT)
-            found = await Trials(client).last_words("serving", asked, VLLM_REFUSALS)
-    return found, server.requests
+    """Return what a trial pod's log says of its end, and what was asked for."""
+    asked = pod or ended(instance=Instance.PRESENT)
+    return await ask(answer, lambda client: Trials(client).last_words("serving", asked, VLLM_REFUSALS))
 
 
 NO_EIGHT_BITS = "FlashAttention does not support fp8 kv-cache on this device"
@@ -359,12 +366,8 @@ async def told(answer: Callable[[Request], Reply], *names: str) -> dict[str, Sta
 
 
 async def asked(answer: Callable[[Request], Reply], read: Any, forms: Any, *names: str) -> Any:
-    with Server(answer) as server:
-        configuration = Configuration()
-        configuration.host = server.url
-        async with Client(configuration, Limits(total_seconds=2)) as client:
-            found = await read(client, "serving", [a_pod(name) for name in names], "vllm", forms)
-    return found, server.requests
+    pods = [a_pod(name) for name in names]
+    return await ask(answer, lambda client: read(client, "serving", pods, "vllm", forms))
 
 
 async def test_the_beginning_of_the_present_log_of_the_engines_container_is_read() -> None:

@@ -176,17 +176,35 @@ def test_a_reconstructed_page_says_so_and_where_each_name_comes_from(path: Any) 
 
 
 @pytest.mark.parametrize("generation", STEMS)
-async def test_prometheus_and_saved_pages_give_the_same_evidence(
+async def test_prometheus_and_saved_pages_give_the_same_evidence_branch_and_cap(
     generations: PrometheusServer, generation: Generation
 ) -> None:
-    pod = (await scraped(generations, generation)).pods[generation.stem]
-    twin = saved(generation).pods["replica"]
+    expected, observation = EXPECTED[generation.stem], await scraped(generations, generation)
+    pod, twin = observation.pods[generation.stem], saved(generation).pods["replica"]
+    live, offline = consulted(observation), answer(generation)
 
-    assert {s for s in Signal if s not in values(pod)} == EXPECTED[generation.stem].lacks
+    assert {s for s in Signal if s not in values(pod)} == expected.lacks
     assert shown(pod.pool) == shown(twin.pool)
     assert (pod.model_names, pod.engines) == (twin.model_names, twin.engines)
     for signal in set(values(pod)) - OF_TIME:
         alike(values(pod)[signal], values(twin)[signal])
+    if generation.statistics:
+        assert pod.engines == expected.engines
+        assert values(pod)[Signal.PREEMPTIONS] == pytest.approx(338 * expected.engines, rel=0.01)
+        assert values(pod)[Signal.OUTPUT_LENGTH].count == pytest.approx(183 * expected.engines, rel=0.01)
+        assert set(values(pod)) >= HISTOGRAMS
+    assert (str(live.diagnosis.reason), offline["branch"]) == (expected.reason, expected.branch)
+    assert expected.says in live.diagnosis.line()
+    assert offline["reason"] == expected.reason
+    assert expected.says in offline["message"].replace("--disable-log-stats", "statistics")
+    planned = [int(change["after"]) for change in offline["plan"]]
+    if expected.branch is None:
+        assert (live.advice, planned) == (None, [])
+        return
+    assert live.advice is not None, live.obstacle
+    assert len(planned) == 1
+    assert {live.advice.value, planned[0]} <= set(BEST_CAPS)
+    assert abs(live.advice.value - planned[0]) <= 2
 
 
 def shown(pool: Reading[Pool]) -> object:
@@ -202,36 +220,6 @@ def alike(a: Any, b: Any) -> None:
     assert a.total == pytest.approx(b.total, rel=0.01)
 
 
-@pytest.mark.parametrize("generation", STEMS)
-async def test_both_lead_to_the_right_branch(generations: PrometheusServer, generation: Generation) -> None:
-    expected = EXPECTED[generation.stem]
-
-    live = consulted(await scraped(generations, generation))
-    offline = answer(generation)
-
-    assert (str(live.diagnosis.reason), offline["branch"]) == (expected.reason, expected.branch)
-    assert expected.says in live.diagnosis.line()
-    assert offline["reason"] == expected.reason
-    assert expected.says in offline["message"].replace("--disable-log-stats", "statistics")
-
-
-@pytest.mark.parametrize("generation", STEMS)
-async def test_both_ask_for_a_cap_that_was_best_or_for_none(
-    generations: PrometheusServer, generation: Generation
-) -> None:
-    live = consulted(await scraped(generations, generation))
-    planned = [int(change["after"]) for change in answer(generation)["plan"]]
-
-    if EXPECTED[generation.stem].branch is None:
-        assert (live.advice, planned) == (None, [])
-        return
-    assert live.advice is not None, live.obstacle
-    assert live.advice.value in BEST_CAPS
-    assert len(planned) == 1
-    assert planned[0] in BEST_CAPS
-    assert abs(live.advice.value - planned[0]) <= 2
-
-
 def answer(generation: Generation) -> Any:
     """Return what `kvmedic diagnose` prints for a generation's two pages."""
     files = [f"--scrape={FOLDER / f'{generation.stem}-{moment}.txt'}" for moment in ("before", "thrash")]
@@ -239,22 +227,6 @@ def answer(generation: Generation) -> Any:
     result = CliRunner().invoke(app_for(argv), argv)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return json.loads(result.stdout)
-
-
-@pytest.mark.parametrize("generation", STEMS)
-async def test_every_engine_of_a_replica_is_counted(
-    generations: PrometheusServer, generation: Generation
-) -> None:
-    expected = EXPECTED[generation.stem]
-    pod = (await scraped(generations, generation)).pods[generation.stem]
-
-    if not generation.statistics:
-        assert values(pod) == {}
-        return
-    assert pod.engines == expected.engines
-    assert values(pod)[Signal.PREEMPTIONS] == pytest.approx(338 * expected.engines, rel=0.01)
-    assert values(pod)[Signal.OUTPUT_LENGTH].count == pytest.approx(183 * expected.engines, rel=0.01)
-    assert set(values(pod)) >= HISTOGRAMS
 
 
 def test_without_statistics_the_series_of_the_process_stay() -> None:
