@@ -16,6 +16,8 @@ from kvmedic.model.evidence import (
     Look,
     Measured,
     Missing,
+    Observation,
+    PodReadings,
     Pool,
     Signal,
     Stale,
@@ -27,10 +29,18 @@ from worlds.scripted_fleet import BOUNDS, END, FIVE, NAMESPACE, THIRTY, TWO, obs
 AT_ONCE = Look(FIVE)
 
 
+LOOKS: dict[Look, Observation] = {}
+"""One look at every replica of the tables, as what a replica's readings are does not depend on the others."""
+
+
+async def readings(history: PrometheusServer, pod: str, look: Look = AT_ONCE) -> PodReadings:
+    if look not in LOOKS:
+        LOOKS[look] = await observed(history, look, *PODS)
+    return LOOKS[look].pods[pod]
+
+
 async def number(history: PrometheusServer, pod: str, signal: Signal, look: Look = AT_ONCE) -> object:
-    seen = await observed(history, look, pod)
-    reading = seen.pods[pod].number(signal)
-    return reading.value if isinstance(reading, Measured) else reading
+    return value_of((await readings(history, pod, look)).number(signal))
 
 
 TABLE = [
@@ -109,11 +119,11 @@ async def test_a_series_becomes(
 
 
 async def test_every_signal_of_a_healthy_replica_is_measured(history: PrometheusServer) -> None:
-    seen = (await observed(history, Look(FIVE, TWO), "calm")).pods["calm"]
+    seen = await readings(history, "calm", Look(FIVE, TWO))
 
-    readings = {s: seen.histogram(s) if s in HISTOGRAMS else seen.number(s) for s in EVERY_SIGNAL}
-    assert {s for s, r in readings.items() if not isinstance(r, Measured)} == set()
-    assert all(isinstance(r, Measured) and r.at == END for r in readings.values())
+    found = {s: seen.histogram(s) if s in HISTOGRAMS else seen.number(s) for s in EVERY_SIGNAL}
+    assert {s for s, r in found.items() if not isinstance(r, Measured)} == set()
+    assert all(isinstance(r, Measured) and r.at == END for r in found.values())
     assert seen.model_names == ("tiny",)
     assert seen.engines == 1
 
@@ -121,7 +131,7 @@ async def test_every_signal_of_a_healthy_replica_is_measured(history: Prometheus
 @pytest.mark.parametrize("signal", sorted(HISTOGRAMS))
 @pytest.mark.parametrize("pod", ["thrashing", "old", "both", "twice"])
 async def test_buckets_are_those_of_the_window(history: PrometheusServer, pod: str, signal: Signal) -> None:
-    seen = (await observed(history, AT_ONCE, pod)).pods[pod].histogram(signal)
+    seen = (await readings(history, pod)).histogram(signal)
 
     assert isinstance(seen, Measured)
     assert seen.value.bounds == BOUNDS
@@ -130,7 +140,7 @@ async def test_buckets_are_those_of_the_window(history: PrometheusServer, pod: s
 
 
 async def test_histograms_of_engines_are_added(history: PrometheusServer) -> None:
-    seen = (await observed(history, AT_ONCE, "parallel")).pods["parallel"].histogram(Signal.PROMPT_LENGTH)
+    seen = (await readings(history, "parallel")).histogram(Signal.PROMPT_LENGTH)
 
     assert isinstance(seen, Measured)
     assert seen.value.count == pytest.approx(2 * 375, rel=0.01)
@@ -157,9 +167,7 @@ POOLS = [
 
 @pytest.mark.parametrize(("pod", "expected"), [row[1:] for row in POOLS], ids=[row[0] for row in POOLS])
 async def test_the_pool_is(history: PrometheusServer, pod: str, expected: object) -> None:
-    seen = await observed(history, AT_ONCE, pod)
-
-    assert seen.pods[pod].pool == expected
+    assert (await readings(history, pod)).pool == expected
 
 
 async def test_every_pod_asked_for_has_an_entry(history: PrometheusServer) -> None:
@@ -184,7 +192,7 @@ STALE = [
 async def test_an_old_sample_counts_for_nothing(
     history: PrometheusServer, pod: str, window: timedelta, expected: object
 ) -> None:
-    seen = (await observed(history, Look(window), pod)).pods[pod]
+    seen = await readings(history, pod, Look(window))
 
     assert {*seen.numbers.values(), *seen.histograms.values(), seen.pool} == {expected}
 
@@ -218,18 +226,20 @@ async def test_a_hold_is(history: PrometheusServer, pod: str, hold: timedelta, e
     assert seen == (pytest.approx(expected, rel=0.05, abs=0.3) if isinstance(expected, float) else expected)
 
 
-async def test_recorded_pages_are_read(history: PrometheusServer) -> None:
-    seen = (await observed(history, AT_ONCE, "recorded", "two-servers")).pods
+PODS = sorted({row[1] for row in (*TABLE, *POOLS, *STALE, *HOLDS)})
 
-    thrash = seen["recorded"]
+
+async def test_recorded_pages_are_read(history: PrometheusServer) -> None:
+    thrash, two_servers = await readings(history, "recorded"), await readings(history, "two-servers")
+
     prompts = thrash.histogram(Signal.PROMPT_LENGTH)
     assert isinstance(prompts, Measured)
     assert prompts.value.mean == pytest.approx(64.0)
     assert prompts.value.count == pytest.approx(183, rel=0.01)
     assert value_of(thrash.number(Signal.PREEMPTIONS)) == pytest.approx(338, rel=0.01)
     assert value_of(thrash.number(Signal.KV_CACHE_USAGE_MAX)) == 1.0
-    assert seen["two-servers"].number(Signal.STARTED_SECONDS) == Missing(Absence.NOTHING_FOUND)
-    assert value_of(seen["two-servers"].number(Signal.RUNNING_MEAN)) == 0.0
+    assert two_servers.number(Signal.STARTED_SECONDS) == Missing(Absence.NOTHING_FOUND)
+    assert value_of(two_servers.number(Signal.RUNNING_MEAN)) == 0.0
 
 
 def value_of(reading: object) -> object:
