@@ -96,7 +96,7 @@ async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any
         *(_list_objects(client, kind, fleet.namespace) for kind in kinds)
     )
     return Neighbours(
-        autoscalers=(*_of_keda(scaled, fleet), *_of_hpas(hpas, fleet)),
+        autoscalers=tuple(_autoscalers_of(fleet, scaled, hpas)),
         vertical=tuple(
             VerticalAutoscaler(
                 _name(body), str(section(body, "spec", "updatePolicy").get("updateMode") or VPA_MODE)
@@ -150,26 +150,27 @@ async def _list_objects(client: Client, kind: Resource, namespace: str) -> list[
     return sorted(found, key=_name)
 
 
-def _of_keda(scaled: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
+def _autoscalers_of(
+    fleet: Fleet, scaled: Iterable[JsonObject], hpas: Iterable[JsonObject]
+) -> Iterator[Autoscaler]:
+    """Yield who scales the target: ScaledObjects, and HorizontalPodAutoscalers that are not KEDA's own."""
     for body in scaled:
-        spec = section(body, "spec")
+        spec, marks = section(body, "spec"), annotations_of(body)
         if _targets(section(spec, "scaleTargetRef"), fleet):
-            marks = annotations_of(body)
             paused = any(marks.get(name, "false") != "false" for name in KEDA_PAUSES)
             policies = section(spec, "advanced", "horizontalPodAutoscalerConfig", "behavior")
             may_add = marks.get(KEDA_ADDS_NONE, "false") == "false" and _may_add(policies)
             yield replace(_read_autoscaler(SCALED_OBJECT, body), paused=paused, may_add=may_add)
-
-
-def _of_hpas(hpas: Iterable[JsonObject], fleet: Fleet) -> Iterator[Autoscaler]:
-    """Yield the HorizontalPodAutoscalers of people; KEDA's own is there as its ScaledObject."""
     for body in hpas:
-        spec = section(body, "spec")
+        spec, status = section(body, "spec"), section(body, "status")
         owners = items(section(body, "metadata"), "ownerReferences")
         of_keda = any(owner.get("kind") == SCALED_OBJECT for owner in owners)
         if not of_keda and _targets(section(spec, "scaleTargetRef"), fleet):
+            said = {each.get("type"): each.get("status") for each in items(status, "conditions")}
+            # What it wants is not known while it cannot say, or may not act.
+            knows = said.get("ScalingActive") == said.get("AbleToScale") == "True"
+            wanted = (int(status.get("desiredReplicas", 0)) or None) if knows else None
             may_add = _may_add(section(spec, "behavior"))
-            wanted = _desired_replicas(section(body, "status"))
             yield replace(_read_autoscaler(HPA, body), wanted=wanted, may_add=may_add)
 
 
@@ -186,14 +187,6 @@ def _read_autoscaler(kind: str, body: JsonObject) -> Autoscaler:
 def _may_add(policies: Mapping[str, Any]) -> bool:
     """Return whether the policies of a HorizontalPodAutoscaler let it add replicas (autoscaling/v2)."""
     return section(policies, "scaleUp").get("selectPolicy") != "Disabled"
-
-
-def _desired_replicas(status: Mapping[str, Any]) -> int | None:
-    """Return the replicas that a HorizontalPodAutoscaler wants; None while it cannot know or may not act."""
-    said = {each.get("type"): each.get("status") for each in items(status, "conditions")}
-    if said.get("ScalingActive") != "True" or said.get("AbleToScale") != "True":
-        return None
-    return int(status.get("desiredReplicas", 0)) or None
 
 
 def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:

@@ -48,7 +48,13 @@ async def config_maps_of(
         ApiError: a read failed otherwise than by a missing right.
     """
     found: dict[str, Sight] = {}
-    for name in dict.fromkeys(filter(None, map(_mounted_name, engines))):
+    for each in engines:
+        if isinstance(each, Blocked) or each.line.config is None:
+            continue
+        file = mounted_file(each.template, each.container, each.line.config)
+        if isinstance(file, Refusal) or file.config_map in found:
+            continue
+        name = file.config_map
         seen = found[name] = await read_config_map(client, namespace, name)
         original = seen.copy_of if isinstance(seen, ConfigMap) else ""
         if original and original not in found:
@@ -87,14 +93,6 @@ async def read_config_map(client: Client, namespace: str, name: str) -> Sight:
 def contents_of(body: Mapping[str, Any]) -> Contents:
     """Return everything that a ConfigMap holds."""
     return Contents(section(body, "data"), section(body, "binaryData"))
-
-
-def _mounted_name(line: EngineLine | Blocked) -> str:
-    """Return the ConfigMap that an engine's configuration file is mounted from; empty where there is none."""
-    if isinstance(line, Blocked) or line.line.config is None:
-        return ""
-    file = mounted_file(line.template, line.container, line.line.config)
-    return "" if isinstance(file, Refusal) else file.config_map
 
 
 @dataclass(frozen=True, slots=True)

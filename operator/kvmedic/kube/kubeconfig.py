@@ -132,19 +132,18 @@ def _bodies(kubeconfig: str) -> list[Mapping[str, object]]:
     found = [path for path in paths if path.exists()]
     if not found:
         raise NoCluster(f"no cluster: {kubeconfig} does not exist: correct --kubeconfig or KUBECONFIG")
-    return [_body(path) for path in found]
-
-
-def _body(path: Path) -> Mapping[str, object]:
-    try:
-        body = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
-    except OSError as error:
-        raise NoCluster(f"no cluster: {path}: {error.strerror}") from error
-    except (YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise NoCluster(f"no cluster: {path} is not YAML: correct --kubeconfig or KUBECONFIG") from error
-    if not isinstance(body, Mapping):
-        raise NoCluster(f"no cluster: {path} is no kubeconfig: correct --kubeconfig or KUBECONFIG")
-    return body
+    bodies: list[Mapping[str, object]] = []
+    for path in found:
+        try:
+            body = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
+        except OSError as error:
+            raise NoCluster(f"no cluster: {path}: {error.strerror}") from error
+        except (YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            raise NoCluster(f"no cluster: {path} is not YAML: correct --kubeconfig or KUBECONFIG") from error
+        if not isinstance(body, Mapping):
+            raise NoCluster(f"no cluster: {path} is no kubeconfig: correct --kubeconfig or KUBECONFIG")
+        bodies.append(body)
+    return bodies
 
 
 def _entries_by_name(bodies: Sequence[Mapping[str, object]], kind: str) -> dict[str, Mapping[str, object]]:

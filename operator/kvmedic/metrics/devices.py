@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.metrics.promql import Span, duration_text
 from kvmedic.metrics.readings import PodKey, Reply, Series, Unanswered
-from kvmedic.model.devices import CLOCK_FAULTS, MEMORY_SERIES, NO_NUMBER, SERIES, Device, MemorySeries, Vital
+from kvmedic.model.devices import CLOCK_FAULTS, MEMORY_SERIES, NO_NUMBER, SERIES, Device, Vital
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading, as_reading
 from kvmedic.settings import Labels
 
@@ -43,7 +43,24 @@ def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
     """
     found = {vital: _by_user(_expression(vital, span), labels, "max") for vital in SERIES}
     found[Vital.LAST_XID] = _of_late(found[Vital.LAST_XID], span, labels)
-    memory = {Vital.MEMORY_FREE: _free(span), Vital.MEMORY_IN_USE: _in_use(span)}
+    window, recent = duration_text(span.window), duration_text(span.freshness)
+    grid = f"[{window}:{duration_text(span.resolution)}]"
+    # The least memory that was free in the window (MiB).
+    free = (
+        f"((min_over_time({one.free}[{window}]) < {one.no_number}) / {one.per_mib} "
+        f"and last_over_time({one.free}[{recent}]))"
+        for one in MEMORY_SERIES
+    )
+    # The largest share that was in use at any moment of the grid: used over used and free; nothing where one
+    # of them is no number, or both are 0.
+    sides = (
+        (one, f"({one.used} < {one.no_number})", f"({one.free} < {one.no_number})") for one in MEMORY_SERIES
+    )
+    in_use = (
+        f"(max_over_time(({used} / ({used} + {left} > 0)){grid}) and last_over_time({one.used}[{recent}]))"
+        for one, used, left in sides
+    )
+    memory = {Vital.MEMORY_FREE: " or ".join(free), Vital.MEMORY_IN_USE: " or ".join(in_use)}
     return found | {vital: _by_user(text, labels, _FOLD.get(vital, "max")) for vital, text in memory.items()}
 
 
@@ -68,8 +85,18 @@ def _expression(vital: Vital, span: Span) -> str:
     recent = duration_text(span.freshness)
     if vital is Vital.CLOCK_REASONS:
         grid = f"[{duration_text(span.window)}:{duration_text(span.resolution)}]"
-        return " or ".join(f"({_faults(name, grid)} and last_over_time({name}[{recent}]))" for name in names)
+        # The bits that are faults and were set at any moment of the grid, as one number: ordinary bits come
+        # and go beside them, so the largest mask of the window would say nothing.
+        return " or ".join(
+            f"(({' + '.join(_was_set(name, bit, grid) for bit in CLOCK_FAULTS)}) "
+            f"and last_over_time({name}[{recent}]))"
+            for name in names
+        )
     return " or ".join(f"last_over_time({name}[{recent}]) < {NO_NUMBER}" for name in names)
+
+
+def _was_set(name: str, bit: int, grid: str) -> str:
+    return f"{bit} * max_over_time((floor(({name} < {NO_NUMBER}) / {bit}) % 2){grid})"
 
 
 def _of_late(last: str, span: Span, labels: Labels) -> str:
@@ -98,42 +125,6 @@ def _extremes(selected: str) -> tuple[str, str]:
         for fold in ("min", "max")
     )
     return low, high
-
-
-def _free(span: Span) -> str:
-    """Return the least memory of a device that was free in the window (MiB)."""
-    window, recent = duration_text(span.window), duration_text(span.freshness)
-    return " or ".join(
-        f"((min_over_time({series.free}[{window}]) < {series.no_number}) / {series.per_mib} "
-        f"and last_over_time({series.free}[{recent}]))"
-        for series in MEMORY_SERIES
-    )
-
-
-def _in_use(span: Span) -> str:
-    """Return the largest share of a device's memory that was in use at any moment of the grid."""
-    grid = f"[{duration_text(span.window)}:{duration_text(span.resolution)}]"
-    recent = duration_text(span.freshness)
-    return " or ".join(
-        f"(max_over_time(({_share(series)}){grid}) and last_over_time({series.used}[{recent}]))"
-        for series in MEMORY_SERIES
-    )
-
-
-def _share(series: MemorySeries) -> str:
-    """Return used over used and free; nothing where one of them is no number, or both are 0."""
-    used, free = (f"({name} < {series.no_number})" for name in (series.used, series.free))
-    return f"{used} / ({used} + {free} > 0)"
-
-
-def _faults(name: str, grid: str) -> str:
-    """Return the bits that are faults and were set at any moment of the grid, as one number.
-
-    Ordinary bits come and go beside them, so the largest mask of the window would say nothing.
-    """
-    told = f"({name} < {NO_NUMBER})"
-    bits = (f"{bit} * max_over_time((floor({told} / {bit}) % 2){grid})" for bit in CLOCK_FAULTS)
-    return f"({' + '.join(bits)})"
 
 
 def _by_user(expression: str, labels: Labels, fold: str, nodes: tuple[str, ...] = _OWN_NODE) -> str:

@@ -213,7 +213,10 @@ class GenerationProbes:
         async with self._turns:
             try:
                 if subject.step.question is Question.START:
-                    return await self._read_start(subject)
+                    pool, start = await self._pool(subject), await self._start(subject)
+                    is_open = pool.cache_dtype == MODELS_OWN and bool(start.cache_type)
+                    cache_type = start.cache_type if is_open else pool.cache_dtype
+                    return Begun(pool.blocks, cache_type, start.backends, pool.block_tokens)
                 engine = self._engine(subject)
                 model = await self._model(engine)
                 if subject.step.question is Question.PROMPTS:
@@ -225,13 +228,6 @@ class GenerationProbes:
             except _UntoldError as error:
                 return Interrupted(str(error))
             return await generate(engine, model, subject.step.tokens, course, self._tempo.rhythm)
-
-    async def _read_start(self, subject: _Subject) -> Begun:
-        """Return what an engine said of itself when it started."""
-        pool, start = await self._pool(subject), await self._start(subject)
-        is_open = pool.cache_dtype == MODELS_OWN and bool(start.cache_type)
-        cache_type = start.cache_type if is_open else pool.cache_dtype
-        return Begun(pool.blocks, cache_type, start.backends, pool.block_tokens)
 
     async def _pool(self, subject: _Subject) -> Pool:
         """Return the pool of an engine by its own page, which is asked for again while it does not tell."""

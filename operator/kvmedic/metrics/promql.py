@@ -84,7 +84,11 @@ def expression(source: SignalSource, span: Span, table: SignalTable, target_labe
         case GaugeSource(names=names, over=over):
             return " or ".join(f"{_FUNCTIONS[over]}({name}[{window}])" for name in names)
         case ChangeSource(names=names):
-            return _change(names, window)
+            # End minus start; for a replica that is younger than the window, the change since its start.
+            now = " + ".join(names)
+            then = " + ".join(f"{name} offset {window}" for name in names)
+            young = " + ".join(f"delta({name}[{window}])" for name in names)
+            return f"(({now}) - ({then})) or ({young})"
         case HistogramSource(names=names):
             return _histogram(names, window)
         case HeldRatioSource():
@@ -120,14 +124,6 @@ def presence(span: Span, table: SignalTable) -> str:
 def _target(target_labels: tuple[str, str]) -> str:
     """Return the matching of series by the endpoint they were scraped from."""
     return f"on ({', '.join((*target_labels, 'instance', 'job'))})"
-
-
-def _change(names: tuple[str, ...], window: str) -> str:
-    """Return end minus start; for a replica that is younger than the window, the change since its start."""
-    now = " + ".join(names)
-    then = " + ".join(f"{name} offset {window}" for name in names)
-    young = " + ".join(f"delta({name}[{window}])" for name in names)
-    return f"(({now}) - ({then})) or ({young})"
 
 
 def _histogram(names: tuple[str, ...], window: str) -> str:

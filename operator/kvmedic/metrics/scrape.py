@@ -297,7 +297,13 @@ class Scraper:
         Every port is asked that a container declares or that a known engine was scraped at. An engine that
         this process has once seen on the replica is known from then on.
         """
-        asked = self._urls(where, (one.port for one in known))
+        ports = sorted({self._port, *where.ports, *(one.port for one in known if one.port)})
+        urls = {port: self._resolve(replace(where, port=port)) for port in ports}
+        by_url = {url: port for port, url in urls.items() if url is not None}
+        asked: dict[int | None, str] = {port: url for url, port in by_url.items()}
+        if len(by_url) == 1 < len(ports):
+            # One URL serves for all ports.
+            asked = dict.fromkeys([None], next(iter(by_url)))
         answers = await asyncio.gather(*(self._answer(url) for url in asked.values()))
         pages = {port: one for port, one in zip(asked, answers, strict=True) if isinstance(one, Page)}
         if not pages:
@@ -312,15 +318,6 @@ class Scraper:
         if silent and isinstance(found, Measured) and found.value == 0:
             return Missing(Absence.SOURCE_UNAVAILABLE)
         return found
-
-    def _urls(self, where: PodAddress, known: Iterable[int | None]) -> dict[int | None, str]:
-        """Return what to ask of a replica, by port; the key is None where one URL serves for all ports."""
-        ports = sorted({self._port, *where.ports, *(port for port in known if port)})
-        urls = {port: self._resolve(replace(where, port=port)) for port in ports}
-        by_url = {url: port for port, url in urls.items() if url is not None}
-        if len(by_url) == 1 < len(ports):
-            return dict.fromkeys([None], next(iter(by_url)))
-        return {port: url for url, port in by_url.items()}
 
     async def _answer(self, url: str) -> Page | _Other:
         """Return the page behind one port of a replica, or what is there instead."""
