@@ -89,7 +89,7 @@ def test_halving_stops_where_preemptions_are_few():
     assert _halved(run, run(UNCAPPED)) == (run(UNCAPPED), 0)
 
 
-SEEDS = 4
+SEEDS = 8
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
