@@ -1,0 +1,1 @@
+"""Whole fleets in simulated time, under arrivals that do not wait."""
