@@ -71,7 +71,7 @@ class Expected:
 
     branch: str | None = "FleetWideDemand"
     reason: str = "FleetWideDemand"
-    says: str = "more runs at once than the KV cache holds"
+    says: str = "more requests run at once than the KV cache holds"
     lacks: frozenset[Signal] = frozenset()
     """Signals without a value in Prometheus."""
     engines: int = 1
