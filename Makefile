@@ -141,6 +141,10 @@ bench-supply: setup ## Measure what shared prefixes and the host's memory bring,
 bench-blocks: setup ## Count the blocks that evictions free on real block tables, and compare with arithmetic
 	$(PY) -m lab.bench.blocks
 
+.PHONY: bench-verdict
+bench-verdict: setup ## Let fleets whose arrivals do not wait tell which changes are kept and taken back rightly (FLEETS="--fleets 40 --rows")
+	$(PY) -m lab.bench.verdict $(FLEETS)
+
 .PHONY: bench-recall
 bench-recall: setup ## Score the lab's evaluation by what a method keeps of the cache
 	$(PY) -m lab.bench.recall

@@ -1,0 +1,74 @@
+"""The benchmark of verdicts: what it counts, and a few fleets from end to end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lab.bench.verdict import Row, Said, main, summary, table
+
+pytestmark = pytest.mark.xdist_group("world")
+KEPT, BACK, HELD = Said("kept", 12.0), Said("back", 5.0), Said("held", 40.0)
+ROW = Row(
+    seed=2,
+    change="lower",
+    load="constant",
+    routing="random",
+    replicas=4,
+    changed=1,
+    share=0.9,
+    ratio=0.5,
+    starves=True,
+    refused=False,
+    refused_by_prediction=True,
+    today=KEPT,
+    beside=BACK,
+    whole=BACK,
+    hours=10.0,
+    simulated=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "kind"), [(0.949, "harm"), (0.95, "neutral"), (1.05, "neutral"), (1.051, "better")]
+)
+def test_a_twentieth_more_or_less_is_neutral(ratio: float, kind: str):
+    assert replace(ROW, ratio=ratio).kind == kind
+
+
+def test_the_table_counts_what_each_rule_did_to_harm_and_to_gain():
+    better = replace(ROW, ratio=1.2, today=HELD, beside=KEPT, whole=BACK)
+
+    told = table([ROW, better, replace(ROW, refused=True, whole=KEPT)], "three").splitlines()
+
+    assert told[0] == "three: 3 fleets, 2 harm, 1 better, 0 neutral"
+    assert "2/2 = 100%" in told[2]
+    assert "0/1 = 0% (1)" in told[2]
+    assert "1/2 = 50%" in told[4]
+    assert "0/2 = 0%" in told[5]
+    assert "1/1 = 100% (0)" in told[5]
+
+
+def test_the_summary_says_what_the_floors_refuse_and_who_starves():
+    told = summary(
+        [ROW, replace(ROW, ratio=1.5, starves=False), replace(ROW, beside=replace(BACK, minutes=11))]
+    )
+
+    assert "1 of 2 stopped within 10 minutes side by side" in told
+    assert "by true capacities, lower caps in open worlds: refused 0 of 2 harm, 0 of 1 better" in told
+    assert (
+        "by the operator's prediction, lower caps in open worlds: refused 2 of 2 harm, 1 of 1 better" in told
+    )
+    assert "starving: 2, kept by today 2, side by side 0" in told
+
+
+def test_a_few_fleets_from_end_to_end(capsys: pytest.CaptureFixture[str]):
+    assert main(["--fleets", "3", "--first", "4", "--starving", "2", "--workers", "1", "--rows"]) == 0
+
+    told = capsys.readouterr().out
+    assert "all: 3 fleets" in told
+    rows = told.splitlines()[:5]
+    assert [row.split()[0] for row in rows] == ["4", "5", "6", "1000000", "1000001"]
+    assert "starves" in rows[0]
+    assert rows[0].count("back") == 3
