@@ -7,17 +7,15 @@ from dataclasses import replace
 import pytest
 
 from builders import THRASHING, an_evidence
-from kvmedic.engines import ENGINES
 from kvmedic.model.engine import Knob, Scalar
-from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.levers import present_setting
-from kvmedic.runbooks.workload import Workload, workload_of
 from runbooks.cases import CASE, propose
+from worlds.workloads import a_workload
 
 LONG = replace(CASE, reach=replace(CASE.reach, counted_tokens=20_000))
 
@@ -62,15 +60,6 @@ def test_it_is_not_switched_on(given: dict[Knob, Scalar] | None, chunks: bool | 
     assert found.reason is reason
 
 
-def workload(*args: str, version: str) -> Workload:
-    container = {"name": "vllm", "image": f"vllm/vllm-openai:v{version}", "args": ["--model=m", *args]}
-    found = workload_of(
-        ObjectRef("Deployment", "llm"), "uid", {"spec": {"containers": [container]}}, None, ENGINES
-    )
-    assert isinstance(found, Workload)
-    return found
-
-
 @pytest.mark.parametrize(
     ("args", "version", "token"),
     [
@@ -82,7 +71,7 @@ def workload(*args: str, version: str) -> Workload:
 def test_the_plan_is_one_token_of_the_command_line_that_switches_it_off(
     args: tuple[str, ...], version: str, token: str
 ) -> None:
-    off = workload(*args, version=version)
+    off = a_workload(*args, image=f"vllm/vllm-openai:v{version}")
     advice = propose(Knob.CHUNKED_PREFILL, LONG, present_setting(off, (), Record(), an_evidence(THRASHING)))
     assert isinstance(advice, Assignment), advice
 
@@ -98,7 +87,9 @@ def test_without_the_flag_nothing_is_known_to_be_off(version: str) -> None:
     found = propose(
         Knob.CHUNKED_PREFILL,
         LONG,
-        present_setting(workload(version=version), (), Record(), an_evidence(THRASHING)),
+        present_setting(
+            a_workload(image=f"vllm/vllm-openai:v{version}"), (), Record(), an_evidence(THRASHING)
+        ),
     )
 
     assert isinstance(found, NoChange)

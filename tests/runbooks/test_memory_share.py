@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from builders import CALM, an_evidence
-from kvmedic.engines import ENGINES
 from kvmedic.model.devices import Cause
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked, Inconclusive
-from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
@@ -19,24 +17,15 @@ from kvmedic.runbooks.branches import Assignment, Diagnosed, MemoryShare, NoChan
 from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.preemption.memory_levers import lower_share, memory_share
-from kvmedic.runbooks.workload import Workload, workload_of
 from worlds.vitals_builder import an_end, restarted
+from worlds.workloads import a_workload
 
 LEVER = LeverBound(Knob.GPU_MEMORY_UTILIZATION, 0.8, 0.95, 0.02)
 QUIET = an_evidence(*[CALM] * 3)
 
 
 def share_of(*args: str, image: str = "vllm/vllm-openai:v0.32.0") -> MemoryShare:
-    return memory_share(workload(*args, image=image))
-
-
-def workload(*args: str, image: str = "vllm/vllm-openai:v0.32.0") -> Workload:
-    container = {"name": "vllm", "image": image, "args": ["--model=m", *args]}
-    found = workload_of(
-        ObjectRef("Deployment", "llm"), "uid", {"spec": {"containers": [container]}}, None, ENGINES
-    )
-    assert isinstance(found, Workload)
-    return found
+    return memory_share(a_workload(*args, image=image))
 
 
 def advised(share: MemoryShare | None, *levers: LeverBound, tried: bool = False) -> Assignment | NoChange:
@@ -183,7 +172,7 @@ def test_a_gpu_that_ran_out_of_memory_is_answered_with_one_token(
     args: tuple[str, ...], before: str | None, token: str
 ) -> None:
     evidence = restarted(QUIET, an_end(Cause.DEVICE_MEMORY))
-    found, engine = diagnose(RUNBOOKS["PreemptionThrash"], evidence), workload(*args)
+    found, engine = diagnose(RUNBOOKS["PreemptionThrash"], evidence), a_workload(*args)
     assert isinstance(found, Diagnosed)
     assert found.branch.then is not None
 

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import NOW, THRASHING, an_evidence
-from kvmedic.engines import ENGINES
 from kvmedic.model.devices import Vital
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Absence, Measured, Missing
-from kvmedic.model.fleet import ObjectRef, body_hash, template_hash
+from kvmedic.model.fleet import body_hash, template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.model.status import Attempt, OutgrownShare, Record
@@ -28,10 +27,11 @@ from kvmedic.runbooks.branches import (
 )
 from kvmedic.runbooks.preemption.levers import first_that_applies, present_setting
 from kvmedic.runbooks.preemption.memory_levers import TAKEN
-from kvmedic.runbooks.workload import Workload, workload_of
+from kvmedic.runbooks.workload import Workload
 from run_builder import a_failure
 from runbooks.cases import CASE, propose
 from worlds.vitals_builder import a_device, with_vitals
+from worlds.workloads import a_workload
 
 SHARE = Knob.GPU_MEMORY_UTILIZATION
 LEVER = LeverBound(SHARE, 0.8, 0.95, 0.02)
@@ -222,14 +222,6 @@ def test_what_it_takes_is_counted_the_next_time(before: float, used: float, step
     assert taken <= 1.0
 
 
-def workload(*args: str, image: str = "vllm/vllm-openai:v0.32.0", **template: object) -> Workload:
-    container = {"name": "vllm", "image": image, "args": ["--model=m", *args]}
-    body = {"spec": {"containers": [container]}, **template}
-    found = workload_of(ObjectRef("Deployment", "llm"), "uid", body, None, ENGINES)
-    assert isinstance(found, Workload)
-    return found
-
-
 def loaded(*used: float | Missing) -> Evidence:
     """Two replicas that thrash; the first has one device for each share in use, the second one at 0.5."""
     evidence = an_evidence(THRASHING, THRASHING)
@@ -239,7 +231,7 @@ def loaded(*used: float | Missing) -> Evidence:
 
 
 def test_the_fullest_device_of_all_replicas_counts() -> None:
-    known = present_setting(workload(), (LEVER,), Record(), loaded(0.7, 0.93, 0.8))
+    known = present_setting(a_workload(), (LEVER,), Record(), loaded(0.7, 0.93, 0.8))
 
     assert known.supply.memory_in_use == 0.93
 
@@ -255,23 +247,26 @@ def test_the_fullest_device_of_all_replicas_counts() -> None:
     ids=["one device is not told", "no device is known", "nobody looked", "one replica is not told"],
 )
 def test_what_one_replica_does_not_tell_is_unknown_of_all(evidence: Evidence) -> None:
-    known = present_setting(workload(), (LEVER,), Record(), evidence)
+    known = present_setting(a_workload(), (LEVER,), Record(), evidence)
 
     assert known.supply.memory_in_use is None
     assert "DCGM_FI_DEV_FB_FREE" in known.supply.memory_unknown
     assert propose(Knob.GPU_MEMORY_UTILIZATION, CASE, known).reason is Reason.HEADROOM_UNKNOWN
 
 
-OUTGROWN = OutgrownShare(0.92, body_hash(workload().template), NOW)
+OUTGROWN = OutgrownShare(0.92, body_hash(a_workload().template), NOW)
 
 
 @pytest.mark.parametrize(
     ("now", "share"),
     [
-        (workload("--gpu-memory-utilization=0.9"), 0.92),
-        (workload("--gpu-memory-utilization=0.9", "--max-num-seqs=8"), 0.92),
-        (workload(metadata={"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}), 0.92),
-        (workload(image="vllm/vllm-openai:v0.33.0"), None),
+        (a_workload("--gpu-memory-utilization=0.9"), 0.92),
+        (a_workload("--gpu-memory-utilization=0.9", "--max-num-seqs=8"), 0.92),
+        (
+            a_workload(template={"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}),
+            0.92,
+        ),
+        (a_workload(image="vllm/vllm-openai:v0.33.0"), None),
     ],
     ids=["the share lowered", "other flags", "restarted", "another image"],
 )
@@ -285,7 +280,7 @@ def test_a_share_that_was_too_much_is_remembered_for_the_template_whatever_its_f
 
 def test_the_step_down_after_an_out_of_memory_is_never_undone() -> None:
     known = present_setting(
-        workload("--gpu-memory-utilization=0.9"), (LEVER,), Record(outgrown=(OUTGROWN,)), loaded(0.5)
+        a_workload("--gpu-memory-utilization=0.9"), (LEVER,), Record(outgrown=(OUTGROWN,)), loaded(0.5)
     )
 
     found = first_that_applies(CASE, known)
@@ -300,7 +295,7 @@ def test_the_step_down_after_an_out_of_memory_is_never_undone() -> None:
     ids=["raised in vain", "lowered in vain"],
 )
 def test_up_and_down_are_remembered_apart(attempt: Attempt, *, up: bool, down: bool) -> None:
-    now = workload("--gpu-memory-utilization=0.9")
+    now = a_workload("--gpu-memory-utilization=0.9")
     failed = a_failure(attempt, SHARE, template_hash(now.template))
     known = present_setting(now, (LEVER,), Record(failed_attempts=(failed,)), loaded(0.8))
 
@@ -310,7 +305,7 @@ def test_up_and_down_are_remembered_apart(attempt: Attempt, *, up: bool, down: b
 
 def test_without_a_max_the_lever_is_none_of_this_branch() -> None:
     known = replace(
-        present_setting(workload(), (LeverBound(SHARE, 0.8, None, 0.02),), Record(), loaded(0.5)),
+        present_setting(a_workload(), (LeverBound(SHARE, 0.8, None, 0.02),), Record(), loaded(0.5)),
         max_num_seqs=64,
     )
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from builders import THRASHING, an_evidence
-from kvmedic.engines import ENGINES
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Measured, Pool
-from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record
@@ -18,8 +16,8 @@ from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Setting, S
 from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.preemption.levers import LEAST_SAVED, present_setting, saved_at_most
 from kvmedic.runbooks.preemption.pressure import Case
-from kvmedic.runbooks.workload import Workload, workload_of
 from runbooks.cases import CASE, propose
+from worlds.workloads import a_workload
 
 OFF = Supply(caches_prefixes=False)
 ALIKE = replace(
@@ -85,15 +83,6 @@ def test_the_threshold_is_exact(over: float, *, applies: bool) -> None:
     assert isinstance(advised(OFF, case), Assignment) is applies
 
 
-def workload(*args: str, version: str) -> Workload:
-    container = {"name": "vllm", "image": f"vllm/vllm-openai:v{version}", "args": ["--model=m", *args]}
-    found = workload_of(
-        ObjectRef("Deployment", "llm"), "uid", {"spec": {"containers": [container]}}, None, ENGINES
-    )
-    assert isinstance(found, Workload)
-    return found
-
-
 def told(*says: bool | None) -> Evidence:
     pods = [replace(THRASHING.readings(), pool=Measured(Pool(149, 32, "auto", one), NOW)) for one in says]
     return an_evidence(*pods)
@@ -119,13 +108,15 @@ NOW = an_evidence(THRASHING).burn.at
 def test_the_command_line_counts_then_the_engine_then_its_version(
     args: tuple[str, ...], version: str, *, says: bool | None, caches: bool | None, leaves: bool
 ) -> None:
-    supply = present_setting(workload(*args, version=version), (), Record(), told(says, says)).supply
+    supply = present_setting(
+        a_workload(*args, image=f"vllm/vllm-openai:v{version}"), (), Record(), told(says, says)
+    ).supply
 
     assert (supply.caches_prefixes, supply.leaves_prefixes) == (caches, leaves)
 
 
 def test_engines_that_differ_do_not_tell() -> None:
-    supply = present_setting(workload(version="0.32.0"), (), Record(), told(True, False)).supply
+    supply = present_setting(a_workload(), (), Record(), told(True, False)).supply
 
     assert supply.caches_prefixes is None
 
@@ -148,7 +139,7 @@ def test_the_plan_is_one_token(args: tuple[str, ...], version: str, before: str 
     advice = advised(OFF)
     assert isinstance(advice, Assignment)
 
-    plan = plan_of(workload(*args, version=version), advice, 1)
+    plan = plan_of(a_workload(*args, image=f"vllm/vllm-openai:v{version}"), advice, 1)
 
     assert isinstance(plan, Plan), plan
     (step,) = plan.steps

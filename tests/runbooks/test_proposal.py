@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from builders import THRASHING, an_evidence
-from kvmedic.engines.vllm import VLLM
 from kvmedic.model.engine import Knob
-from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
@@ -17,20 +13,12 @@ from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting
 from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.levers import present_setting
-from kvmedic.runbooks.workload import Workload, workload_of
+from kvmedic.runbooks.workload import Workload
+from worlds.workloads import a_workload
 
 EVIDENCE = an_evidence(THRASHING)
 MARK, STEP, CAP = Knob.WATERMARK, Knob.MAX_NUM_BATCHED_TOKENS, Knob.MAX_NUM_SEQS
 VALUES = {MARK: 0.02, STEP: 1024, CAP: 16}
-
-
-def a_workload(*args: str, image: str = "vllm/vllm-openai:v0.32.0", **more: Any) -> Workload:
-    container = {"name": "vllm", "image": image, "args": ["m", *args], **more}
-    found = workload_of(
-        ObjectRef("Deployment", "chat"), "u", {"spec": {"containers": [container]}}, None, (VLLM,)
-    )
-    assert isinstance(found, Workload), found
-    return found
 
 
 def advise(_: Evidence, known: Setting) -> Advice:

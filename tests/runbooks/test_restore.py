@@ -7,19 +7,19 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.engines import ENGINES
 from kvmedic.model.config_edits import ConfigMap, Contents, Sight, Unseen
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import ObjectRef, template_hash
+from kvmedic.model.fleet import template_hash
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound, Policy
 from kvmedic.model.status import Record, TemporaryChange
 from kvmedic.runbooks.preemption.restore import SetValue, due_change, restore_after, restore_setting, state_of
-from kvmedic.runbooks.workload import Workload, workload_of
+from kvmedic.runbooks.workload import Workload
 from run_builder import NOW, STEP, a_fleet
 from worlds.settled import HELD, POLICY, four
+from worlds.workloads import a_workload
 
 KNOB = Knob.KV_OFFLOADING_SIZE
 UID = "uid-1"
@@ -34,17 +34,9 @@ FILE = "# sizes\nmax-num-seqs: 64\nkv-offloading-size: 32  # GiB\n"
 
 
 def workload(*args: str, maps: dict[str, Sight] | None = None, **pod: object) -> Workload:
-    container = {
-        "name": "vllm",
-        "image": "vllm/vllm-openai:v0.32.0",
-        "args": ["--model=m", *args],
-        "volumeMounts": [{"name": "config", "mountPath": "/etc/vllm"}],
-    }
-    volumes = [{"name": "config", "configMap": {"name": "limits"}}]
-    body = {"spec": {"containers": [container], "volumes": volumes, **pod}}
-    found = workload_of(ObjectRef("Deployment", "llm"), UID, body, None, ENGINES, maps or {})
-    assert isinstance(found, Workload)
-    return found
+    spec = {"volumes": [{"name": "config", "configMap": {"name": "limits"}}], **pod}
+    mounts = [{"name": "config", "mountPath": "/etc/vllm"}]
+    return a_workload(*args, uid=UID, maps=maps or {}, template={"spec": spec}, volumeMounts=mounts)
 
 
 def in_file(text: str = FILE) -> Workload:
