@@ -13,9 +13,7 @@ from lab.demo import PlainView
 from lab.installation import uninstall
 from lab.play.files import read
 from lab.play.lanes import most_gpus
-from lab.play.play import Play
 from lab.play.stage import clear, stage
-from lab.play.witness import Witness
 
 NAMESPACE = "serving"
 REPRESENTATIVE = ("thrash", "gpu-fault")
@@ -40,10 +38,9 @@ def test_a_scenario_ends_as_its_file_says(swept: Cluster, tmp_path: Path, name: 
 
     with (
         stage(swept, [scenario], most_gpus([scenario], 1)) as made,
-        made.place(scenario, NAMESPACE) as place,
+        made.set(scenario, NAMESPACE, PlainView()) as play,
     ):
-        witness = Witness(place.access, NAMESPACE)
-        result = Play(scenario, witness, place.hands, place.url, PlainView()).run(tmp_path)
+        result = play.run(tmp_path)
 
     assert result.missed == []
     assert result.foreign_writers == (["kvmedic"] if scenario.expect.moves else [])
