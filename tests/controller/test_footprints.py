@@ -98,7 +98,7 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(fleet: Flee
     assert (found.plan, after.added_replicas) == (None, None)
     [told] = [note for note in notes(before, after) if note.reason is Reason.REPLICAS_CHANGED]
     assert "replicas 3 -> 4" in told.message
-    assert "it stays" in told.message
+    assert "and that number stays" in told.message
 
 
 async def test_calm_is_noted_once_and_ended_by_a_look_that_says_nothing() -> None:
