@@ -66,7 +66,7 @@ test: setup ## Run every test; installs and builds what they need (PYTEST=… fo
 
 .PHONY: test-core
 test-core: setup ## Run the tests that need no cluster, in seconds
-	$(PY) -m pytest -q tests/core tests/model tests/rollout tests/runbooks tests/manifests tests/engines tests/cli tests/record tests/test_layout.py $(PYTEST)
+	$(PY) -m pytest -q tests/model tests/verdict tests/rollout tests/runbooks tests/manifests tests/engines tests/cli tests/record tests/test_layout.py $(PYTEST)
 
 KINDS := kvremediations kvapprovals
 .PHONY: crd

@@ -1,4 +1,4 @@
-"""A Deployment as one look read it: each of its pod templates is parsed once."""
+"""The engine in each pod template."""
 
 from __future__ import annotations
 

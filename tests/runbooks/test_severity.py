@@ -1,0 +1,191 @@
+"""How urgent a trouble is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from builders import (
+    CALM,
+    IDLE,
+    NO_SERIES,
+    NOW,
+    SECONDS_BOUNDS,
+    SOURCE_UNAVAILABLE,
+    STALE,
+    THRASHING,
+    UNSUPPORTED,
+    Nothing,
+    Replica,
+    a_histogram,
+    an_evidence,
+    an_observation,
+    with_histogram,
+    without,
+)
+from kvmedic.model.evidence import Inconclusive, PodReadings, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Objectives
+from kvmedic.model.status import Severity, Urgency
+from kvmedic.runbooks import RUNBOOKS
+from kvmedic.runbooks.branches import diagnose
+from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured_urgency, urgency, urgency_of
+
+NONE = Objectives()
+WHOLE = Objectives(e2e_p95_seconds=30)
+PAGED = Urgency(
+    Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW - timedelta(hours=1), ("e2eP95",)
+)
+FILED = Urgency(Severity.TICKET, "every objective of the spec is met", NOW - timedelta(hours=1))
+
+
+def of(objectives: Objectives, *replicas: Replica | PodReadings, shown: Urgency | None = None) -> Urgency:
+    return urgency(an_observation(*replicas), objectives, shown)
+
+
+def taking(*seconds: float) -> PodReadings:
+    """Return a replica whose requests took so long as a whole, each as many as the others."""
+    counted = a_histogram(SECONDS_BOUNDS, dict.fromkeys(seconds, 100.0))
+    return with_histogram(THRASHING.readings(), Signal.E2E_SECONDS, counted)
+
+
+@pytest.mark.parametrize(
+    ("limit", "severity"),
+    [(14.4, Severity.PAGE), (14.75, Severity.TICKET), (15.1, Severity.TICKET)],
+    ids=["below what is measured", "at it", "above it"],
+)
+def test_an_objective_pages_only_while_more_is_measured(limit: float, severity: Severity) -> None:
+    """All lie in the bucket from 10 to 15 s, spread evenly: the 95th percentile is 14.75 s."""
+    assert of(Objectives(e2e_p95_seconds=limit), taking(11)).severity is severity
+
+
+@pytest.mark.parametrize(
+    ("objectives", "name", "told"),
+    [
+        (Objectives(inter_token_p95_seconds=0.01), "interTokenP95", "time between tokens p95"),
+        (Objectives(e2e_p95_seconds=5), "e2eP95", "whole request p95"),
+        (Objectives(time_to_first_token_p95_seconds=0.5), "ttftP95", "first token p95"),
+    ],
+)
+def test_each_objective_pages_and_is_named_with_its_numbers(
+    objectives: Objectives, name: str, told: str
+) -> None:
+    found = of(objectives, THRASHING, THRASHING)
+
+    assert (found.severity, found.breached, found.since) == (Severity.PAGE, (name,), NOW)
+    assert found.message.startswith(told)
+    assert "objective" in found.message
+
+
+def test_without_objectives_a_trouble_is_a_ticket_that_says_so() -> None:
+    assert of(NONE, THRASHING) == Urgency(Severity.TICKET, NO_OBJECTIVES, NOW)
+    assert signals_of(NONE) == frozenset()
+    assert signals_of(WHOLE) == {Signal.E2E_SECONDS}
+
+
+def test_all_replicas_count_together() -> None:
+    """One of twenty-one slow replicas is less than the twentieth request."""
+    quick, slow = taking(1), taking(60)
+
+    assert of(WHOLE, *[quick] * 21, slow).severity is Severity.TICKET
+    assert of(WHOLE, *[quick] * 15, slow).severity is Severity.PAGE
+
+
+def test_replicas_with_other_buckets_are_taken_apart_and_the_worst_counts() -> None:
+    coarse = with_histogram(THRASHING.readings(), Signal.E2E_SECONDS, a_histogram((10.0, 100.0), {90.0: 5}))
+
+    assert of(WHOLE, *[taking(1)] * 50, coarse).severity is Severity.PAGE
+
+
+def test_a_percentile_above_every_bucket_is_a_breach() -> None:
+    assert of(Objectives(e2e_p95_seconds=7000), taking(9000)).severity is Severity.PAGE
+
+
+UNKNOWN: dict[str, Sequence[Replica | PodReadings]] = {
+    "nothing finishes": (IDLE,),
+    "nobody is there": (),
+    **{
+        name: (without(THRASHING.readings(), Signal.E2E_SECONDS, why),)
+        for name, why in {
+            "no series": NO_SERIES,
+            "source down": SOURCE_UNAVAILABLE,
+            "stale": STALE,
+            "unsupported": UNSUPPORTED,
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("replicas", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_is_not_measured_neither_pages_nor_ends_a_page(
+    replicas: Sequence[Replica | PodReadings],
+) -> None:
+    fresh = of(WHOLE, *replicas)
+
+    assert fresh.severity is Severity.TICKET
+    assert "not measured: e2eP95" in fresh.message
+    assert of(WHOLE, *replicas, shown=PAGED) is PAGED
+    assert of(WHOLE, *replicas, shown=FILED).severity is Severity.TICKET
+
+
+def test_a_page_ends_when_its_own_objective_is_seen_to_be_met() -> None:
+    found = of(WHOLE, CALM, shown=PAGED)
+
+    assert (found.severity, found.breached, found.since) == (Severity.TICKET, (), NOW)
+
+
+def test_another_objective_that_is_not_measured_does_not_keep_a_page() -> None:
+    both = replace(WHOLE, inter_token_p95_seconds=5)
+    blind: Nothing = STALE
+    found = of(both, without(CALM.readings(), Signal.INTER_TOKEN_SECONDS, blind), shown=PAGED)
+
+    assert found.severity is Severity.TICKET
+
+
+def test_numbers_that_differ_are_not_said_anew_and_another_objective_is() -> None:
+    slow = Objectives(e2e_p95_seconds=1)
+    first = of(slow, taking(11))
+
+    assert of(slow, taking(60), shown=first) is first
+    more = of(replace(slow, inter_token_p95_seconds=0.01), taking(60), shown=first)
+    assert more.breached == ("interTokenP95", "e2eP95")
+    assert more.since == first.since
+
+
+def test_a_ticket_keeps_its_date_when_its_message_changes() -> None:
+    filed = of(WHOLE, CALM, shown=replace(FILED, message=NO_OBJECTIVES))
+
+    assert (filed.since, filed.message) == (FILED.since, FILED.message)
+    assert unmeasured_urgency(FILED.message, NOW, FILED) is FILED
+    assert unmeasured_urgency("why", NOW, PAGED) == Urgency(Severity.TICKET, "why", NOW)
+
+
+@pytest.mark.parametrize(
+    ("replica", "limit", "severity"),
+    [(taking(11), 14, Severity.PAGE), (taking(11), 16, None), (IDLE.readings(), 14, None)],
+    ids=["breached", "met", "not measured"],
+)
+def test_a_fleet_without_trouble_pages_while_a_breach_is_measured(
+    replica: PodReadings, limit: float, severity: Severity | None
+) -> None:
+    calm = an_evidence(CALM)
+    seen, wish = an_observation(replica), Objectives(e2e_p95_seconds=limit)
+
+    found = urgency_of(diagnose(RUNBOOKS["PreemptionThrash"], calm), seen, wish, PAGED)
+
+    assert (found.severity if found else None) == severity
+
+
+def test_a_fleet_without_trouble_has_no_urgency_and_a_doubtful_one_has() -> None:
+    calm, hot = an_evidence(CALM), an_evidence(THRASHING)
+    table = RUNBOOKS["PreemptionThrash"]
+    slow = Objectives(e2e_p95_seconds=1)
+
+    assert urgency_of(diagnose(table, calm), calm.burn, NONE, PAGED) is None
+    hurt = urgency_of(diagnose(table, hot), hot.burn, slow, None)
+    assert hurt.severity is Severity.PAGE
+    doubt = urgency_of(Inconclusive(Reason.PARTIAL_PRESSURE, "one"), hot.burn, NONE, None)
+    assert doubt.severity is Severity.TICKET

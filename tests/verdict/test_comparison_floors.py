@@ -1,0 +1,231 @@
+"""Whoever a change keeps waiting or serves less has not recovered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+
+from builders import TRIGGER
+from kvmedic.model.run import Baseline, Verdict
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.comparison import Comparison, is_broken, silent_seconds
+from kvmedic.verdict.goals import compare_for_parity, compare_for_relief
+
+NONE = Objectives()
+BEFORE = Baseline(
+    window_seconds=600,
+    replicas=2,
+    preemptions_per_request=2.0,
+    requests_per_second=10.0,
+    prompt_tokens_mean=60.0,
+    output_tokens_mean=200.0,
+    generated_tokens_per_second=2000.0,
+    inter_token_p95_seconds=0.05,
+    inter_token_tail_seconds=8.0,
+    stalls_per_request=0.1,
+    time_to_first_token_p95_seconds=1.0,
+    end_to_end_p95_seconds=20.0,
+    kv_cache_usage_ratio=0.95,
+    waiting_mean=30.0,
+    restarts=0,
+)
+AFTER = replace(
+    BEFORE, preemptions_per_request=0.0, inter_token_tail_seconds=0.4, stalls_per_request=0.0, waiting_mean=60
+)
+STARVING = {
+    "generated_tokens_per_second": 580.0,
+    "time_to_first_token_p95_seconds": 600.0,
+    "waiting_mean": 1500.0,
+}
+
+
+def verdict_of(objectives: Objectives = NONE, before: Baseline = BEFORE, **after: float) -> Verdict:
+    return compare_for_relief(Comparison(before, replace(AFTER, **after), objectives, TRIGGER)).verdict
+
+
+@pytest.mark.parametrize("objective", [None, 5.0, 0.5], ids=["none", "met", "missed"])
+@pytest.mark.parametrize("stalls", [0.0, 0.5, 9.0], ids=["no stalls before", "some", "all"])
+@pytest.mark.parametrize("tokens", [580.0, 1200.0, 2000.0], ids=["x 0.29", "x 0.6", "x 1"])
+def test_a_fleet_that_starves_has_not_recovered_whatever_stalls_are_gone(
+    objective: float | None, stalls: float, tokens: float
+) -> None:
+    wanted = Objectives(time_to_first_token_p95_seconds=objective)
+    before = replace(BEFORE, stalls_per_request=stalls)
+    after = replace(AFTER, **{**STARVING, "generated_tokens_per_second": tokens})
+
+    found = compare_for_relief(Comparison(before, after, wanted, TRIGGER))
+
+    assert found.verdict is Verdict.NOT_RECOVERED
+    assert "first token p95 1.0 -> 600.0 s, silent seconds per request 3.0 -> 150.0" in found.message
+
+
+LATE = {"time_to_first_token_p95_seconds": 31.0, "waiting_mean": 81.0}
+ROWS: Mapping[str, tuple[Mapping[str, float], Mapping[str, float], Verdict]] = {
+    "late, and silent for longer": ({}, LATE, Verdict.NOT_RECOVERED),
+    "first token at the limit": (
+        {},
+        {**LATE, "time_to_first_token_p95_seconds": 30.0},
+        Verdict.RECOVERED,
+    ),
+    "silent for twice as long and 2 s": ({}, {**LATE, "waiting_mean": 80.0}, Verdict.RECOVERED),
+    "first token at twice that of before": (
+        {"time_to_first_token_p95_seconds": 20.0},
+        {**LATE, "time_to_first_token_p95_seconds": 40.0},
+        Verdict.RECOVERED,
+    ),
+    "first token over twice that of before": (
+        {"time_to_first_token_p95_seconds": 20.0},
+        {**LATE, "time_to_first_token_p95_seconds": 40.1},
+        Verdict.NOT_RECOVERED,
+    ),
+    "nobody waited before, and 2 s now": (
+        {"waiting_mean": 0.0},
+        {**LATE, "waiting_mean": 20.0},
+        Verdict.RECOVERED,
+    ),
+    "nobody waited before, and over 2 s now": (
+        {"waiting_mean": 0.0},
+        {**LATE, "waiting_mean": 20.1},
+        Verdict.NOT_RECOVERED,
+    ),
+    "late, and fewer tokens go out than come in": (
+        {"stalls_per_request": 2.0},
+        {**LATE, "waiting_mean": 30.0, "generated_tokens_per_second": 1799.0},
+        Verdict.NOT_RECOVERED,
+    ),
+    "late, and nine tenths of the tokens go out": (
+        {"stalls_per_request": 2.0},
+        {**LATE, "waiting_mean": 30.0, "generated_tokens_per_second": 1800.0},
+        Verdict.RECOVERED,
+    ),
+    "late, and fewer tokens go out as fewer come in": (
+        {"stalls_per_request": 2.0},
+        {
+            **LATE,
+            "waiting_mean": 30.0,
+            "generated_tokens_per_second": 1799.0,
+            "requests_per_second": 9.4,
+        },
+        Verdict.RECOVERED,
+    ),
+    "arrivals at the bound excuse nothing": (
+        {},
+        {**LATE, "waiting_mean": 110.0, "requests_per_second": 13.0},
+        Verdict.NOT_RECOVERED,
+    ),
+    "more arrivals than the bound, nobody can tell": (
+        {},
+        {**LATE, "waiting_mean": 110.0, "requests_per_second": 13.1},
+        Verdict.INCONCLUSIVE,
+    ),
+    "some wait and none arrives": ({}, {**LATE, "requests_per_second": 0.0}, Verdict.NOT_RECOVERED),
+    "tokens without a stall at nine tenths": (
+        {"stalls_per_request": 0.0},
+        {"generated_tokens_per_second": 1900.0, "stalls_per_request": 0.054},
+        Verdict.RECOVERED,
+    ),
+    "under nine tenths": (
+        {"stalls_per_request": 0.0},
+        {"generated_tokens_per_second": 1900.0, "stalls_per_request": 0.055},
+        Verdict.NOT_RECOVERED,
+    ),
+    "under nine tenths as fewer arrive": (
+        {"stalls_per_request": 0.0},
+        {
+            "generated_tokens_per_second": 1900.0,
+            "stalls_per_request": 0.055,
+            "requests_per_second": 9.49,
+        },
+        Verdict.RECOVERED,
+    ),
+    "under nine tenths, arrivals at the bound": (
+        {"stalls_per_request": 0.0},
+        {
+            "generated_tokens_per_second": 1900.0,
+            "stalls_per_request": 0.055,
+            "requests_per_second": 9.5,
+        },
+        Verdict.NOT_RECOVERED,
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "verdict"), ROWS.values(), ids=ROWS)
+def test_every_threshold(before: Mapping[str, float], after: Mapping[str, float], verdict: Verdict) -> None:
+    assert verdict_of(before=replace(BEFORE, **before), **after) is verdict
+
+
+@pytest.mark.parametrize(
+    ("limit", "verdict"),
+    [(30.9, Verdict.NOT_RECOVERED), (31.0, Verdict.RECOVERED)],
+    ids=["over the objective", "at it"],
+)
+def test_the_objective_is_the_limit_where_there_is_one(limit: float, verdict: Verdict) -> None:
+    assert verdict_of(Objectives(time_to_first_token_p95_seconds=limit), **LATE) is verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "broken"),
+    [
+        (5.0, 5.1, True),
+        (5.0, 5.0, False),
+        (8.0, 10.0, False),
+        (8.0, 10.1, True),
+        (8.0, 4.0, False),
+        (nan, 4.0, False),
+        (8.0, nan, False),
+    ],
+    ids=[
+        "missed that was met",
+        "met at the bound",
+        "missed, worse by a quarter",
+        "missed, worse by more",
+        "met at last",
+        "no number before",
+        "no number after",
+    ],
+)
+def test_an_objective_that_was_missed_is_broken_once_it_is_worse_by_a_quarter(
+    before: float, after: float, *, broken: bool
+) -> None:
+    assert is_broken(5.0, before, after) is broken
+    assert is_broken(None, before, after) is False
+
+
+@pytest.mark.parametrize(
+    ("objectives", "figure"),
+    [
+        (Objectives(inter_token_p95_seconds=1.0), "inter_token_p95_seconds"),
+        (Objectives(e2e_p95_seconds=1.0), "end_to_end_p95_seconds"),
+        (Objectives(time_to_first_token_p95_seconds=1.0), "time_to_first_token_p95_seconds"),
+    ],
+    ids=["between tokens", "end to end", "first token"],
+)
+def test_each_objective_may_be_broken_though_it_was_missed_before(
+    objectives: Objectives, figure: str
+) -> None:
+    before = replace(BEFORE, **{figure: 8.0})
+
+    held = compare_for_relief(Comparison(before, replace(AFTER, **{figure: 10.0}), objectives, TRIGGER))
+    worse = compare_for_relief(Comparison(before, replace(AFTER, **{figure: 10.1}), objectives, TRIGGER))
+
+    assert held.verdict is Verdict.IMPROVED
+    assert "not met: " in held.message
+    assert worse.verdict is Verdict.NOT_RECOVERED
+    assert worse.message.startswith("an objective is broken; not met: ")
+
+
+def test_a_change_that_was_to_do_no_harm_starves_nobody_either() -> None:
+    found = compare_for_parity(Comparison(BEFORE, replace(AFTER, **LATE), NONE, TRIGGER))
+
+    assert found.verdict is Verdict.NOT_RECOVERED
+    assert "users are kept waiting" in found.message
+
+
+def test_requests_that_wait_over_those_that_come_are_silent_seconds() -> None:
+    assert silent_seconds(BEFORE) == 3.0
+    assert silent_seconds(replace(BEFORE, waiting_mean=0.0, requests_per_second=0.0)) == 0.0
+    assert silent_seconds(replace(BEFORE, requests_per_second=0.0)) == inf
