@@ -238,15 +238,26 @@ def test_the_hosts_memory_is_taken_once_enough_sequences_run():
     assert before + 190 <= after < before + 300
 
 
-def test_an_engine_is_slow_from_the_start_or_slowed_down_while_it_runs():
-    def seconds():
+def test_a_slow_engine_takes_longer_for_each_step():
+    def seconds(**environ):
+        with a_process(**environ) as (_, url):
+            until_healthy(url)
+            began = time.monotonic()
+            httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 40}, **PLAIN)
+            return time.monotonic() - began
+
+    slow = seconds(LAB_FAULT_SLOWDOWN="4", LAB_FAULT_ONLY_BELOW_SEQS="1000")
+
+    assert slow >= 40 * 4 * 0.005
+    assert seconds(LAB_FAULT_SLOWDOWN="4", LAB_FAULT_ONLY_BELOW_SEQS="1") < slow
+
+
+def test_one_engine_is_slowed_down_while_it_runs():
+    with a_process() as (_, url):
+        until_healthy(url)
+        assert httpx.post(f"{url}/lab/slowdown", content="4", **PLAIN).status_code == 200
         began = time.monotonic()
         httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 40}, **PLAIN)
-        return time.monotonic() - began
 
-    with a_process(LAB_FAULT_SLOWDOWN="2") as (_, url):
-        until_healthy(url)
-        assert seconds() >= 40 * 2 * 0.005
-        assert httpx.post(f"{url}/lab/slowdown", content="2", **PLAIN).status_code == 200
-        assert seconds() >= 40 * 4 * 0.005
+        assert time.monotonic() - began >= 40 * 4 * 0.005
         assert httpx.post(f"{url}/lab/slowdown", content="much", **PLAIN).status_code == 400
