@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from worlds.world import Eye
 
 
-def test_a_thrashing_fleet_of_one_replica_is_healed_and_nothing_is_left_behind(a_world):
-    replicas = 1
-    world = a_world(replicas)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_thrashing_fleet_is_healed_and_nothing_is_left_behind(a_world, replicas):
+    world = a_world(replicas=replicas)
     before = world.deployment()
 
     with Eye(world.cluster, world.namespace, replicas) as eye:

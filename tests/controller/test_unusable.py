@@ -56,7 +56,7 @@ def strange_history(status: dict[str, Any]) -> None:
     status["history"] = [{"id": "1", "outcome": "Transcended"}]
 
 
-@pytest.mark.parametrize(("phase", "what"), [*zip([Phase.DRAIN, Phase.WAY_BACK], UNUSABLE, strict=True)])
+@pytest.mark.parametrize(("phase", "what"), list(zip(Phase, 2 * list(UNUSABLE), strict=True)))
 def test_a_resource_with_an_unusable_spec_can_be_deleted(a_world, phase, what):
     spec, reason = UNUSABLE[what]
     world = a_world(2, **conditions(phase, LONG_WINDOW))
