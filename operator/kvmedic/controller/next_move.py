@@ -115,8 +115,9 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
 async def leaving_move(tick: Tick, view: View) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     fleet = _watched_fleet(tick, view.fleet)
-    known = _known(tick, fleet, await drain_of(tick, fleet))
-    return row_of(tick.run.current.step).leave(fleet, replace(known, edited=_without_ours(tick.run, view)))
+    row = row_of(tick.run.current.step)
+    drain = await drain_of(tick, fleet) if row.drains_to_leave else Drain.UNKNOWN
+    return row.leave(fleet, replace(_known(tick, fleet, drain), edited=_without_ours(tick.run, view)))
 
 
 def resting_move(tick: Tick, fleet: Fleet) -> Move:

@@ -290,6 +290,7 @@ def replacement_row(step: ReplaceStep) -> StepRow:
         next_move=lambda fleet, known: replacing_move(fleet, _order(step, fleet, known), known.now),
         rest=lambda fleet, known: rest_replacement(fleet, _order(step, fleet, known)),
         leave=lambda fleet, known: leave_replacement(fleet, _order(step, fleet, known), known.now),
+        drains_to_leave=True,
         canaries=lambda fleet: tuple(spare for spare in (spare_of(fleet, step),) if spare),
         attempt=lambda _run: (Attempt.REPLACE_REPLICA, str(step.replicas)),
     )

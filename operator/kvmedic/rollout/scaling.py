@@ -267,6 +267,7 @@ def scaling_row(step: ReplicasStep) -> StepRow:
         next_move=lambda fleet, known: following(fleet, _order(step, fleet, known), known.now),
         rest=lambda fleet, _known: holding_move(fleet) if auto else rest_scaling(fleet),
         leave=lambda fleet, known: leaving(fleet, _order(step, fleet, known), known.now),
+        drains_to_leave=not auto,
         attempt=lambda run: None if step.gives_back else (Attempt.ADD_REPLICAS, str(run.replicas)),
     )
 

@@ -59,6 +59,9 @@ class StepRow:
     """The next move toward a fleet that stands still with every replica in rotation."""
     leave: NextMove
     """The next move toward a fleet without anything of ours, whoever changed it meanwhile."""
+    drains_to_leave: bool = False
+    """Leaving may take a replica away, so the requests on it are counted first. Where it takes none, counting
+    would only delay the answer to somebody's edit."""
     canaries: Callable[[Fleet], tuple[Pod, ...]] = lambda _fleet: ()
     """The new replicas that must answer before the first old one is touched."""
     attempt: Callable[[Run], tuple[Attempt, str] | None] = lambda _run: None
