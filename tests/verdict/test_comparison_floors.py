@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf, nan
+from math import nan
 
 import pytest
 
 from builders import TRIGGER
 from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives
-from kvmedic.verdict.comparison import Comparison, is_broken, silent_seconds
+from kvmedic.verdict.comparison import Comparison, is_broken
 from kvmedic.verdict.goals import compare_for_parity, compare_for_relief
 
 NONE = Objectives()
@@ -223,9 +223,3 @@ def test_a_change_that_was_to_do_no_harm_starves_nobody_either() -> None:
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert "users are kept waiting" in found.message
-
-
-def test_requests_that_wait_over_those_that_come_are_silent_seconds() -> None:
-    assert silent_seconds(BEFORE) == 3.0
-    assert silent_seconds(replace(BEFORE, waiting_mean=0.0, requests_per_second=0.0)) == 0.0
-    assert silent_seconds(replace(BEFORE, requests_per_second=0.0)) == inf

@@ -16,6 +16,7 @@ from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives, Trigger
+from kvmedic.verdict.served_in_time import first_token_limit, silent_seconds
 from kvmedic.verdict.sizing import MOST_STALLS, STALL_SECONDS
 
 CALM = 0.25
@@ -61,9 +62,6 @@ MORE_PREEMPTIONS = 1 / BETTER
 less."""
 ROUGHER = 1 / SMOOTH
 """Tail of the gaps between tokens after over before, beyond which answers clearly hang more."""
-FIRST_TOKEN_SECONDS = 30.0
-"""The longest wait for a first token that most clients sit through, where `objectives.ttftP95` names none.
-403 of the 504 simulated fleets, on which this floor was tried, had it."""
 LATER = 2.0
 """First token (p95) after over before, beyond which it comes clearly later, if beyond the limit too."""
 SILENT_LONGER, SILENT_SECONDS = 2.0, 2.0
@@ -200,12 +198,11 @@ class Comparison:
         Late is clearly later than before, and later than most sit through. Then requests wait for longer in
         all, or as many come as before and fewer tokens go out, so that the queue grows.
         """
-        limit = self.objectives.time_to_first_token_p95_seconds
-        least = FIRST_TOKEN_SECONDS if limit is None else limit
+        least = first_token_limit(self.objectives)
         late = max(least, LATER * self.before.time_to_first_token_p95_seconds)
         if not self.after.time_to_first_token_p95_seconds > late:
             return False
-        silent = silent_seconds(self.after) > SILENT_LONGER * silent_seconds(self.before) + SILENT_SECONDS
+        silent = _silent_seconds(self.after) > SILENT_LONGER * _silent_seconds(self.before) + SILENT_SECONDS
         return silent or self._is_served_less(self.throughput)
 
     def _is_served_less(self, tokens: float) -> bool:
@@ -299,23 +296,11 @@ class Comparison:
             f"{before.end_to_end_p95_seconds:.1f} -> {after.end_to_end_p95_seconds:.1f} s, first token p95 "
             f"{before.time_to_first_token_p95_seconds:.1f} -> "
             f"{after.time_to_first_token_p95_seconds:.1f} s, silent seconds per request "
-            f"{silent_seconds(before):.1f} -> {silent_seconds(after):.1f} (reported only, as "
+            f"{_silent_seconds(before):.1f} -> {_silent_seconds(after):.1f} (reported only, as "
             f"a capped replica that is full stays full: usage "
             f"{before.kv_cache_usage_ratio:.2f} -> {after.kv_cache_usage_ratio:.2f}, waiting "
             f"{before.waiting_mean:.0f} -> {after.waiting_mean:.0f})"
         )
-
-
-def silent_seconds(figures: Baseline) -> float:
-    """Return how long a request waits in all, on average: before its first token, and while preempted.
-
-    By Little's law, requests that wait over those that arrive: nothing is left out, also not whoever still
-    waits, whom no histogram has counted yet. Infinite where some wait and none arrives.
-    """
-    if figures.waiting_mean <= 0:
-        return 0.0
-    arrive = figures.requests_per_second
-    return figures.waiting_mean / arrive if arrive > 0 else inf
 
 
 def is_broken(objective: float | None, before: float, after: float) -> bool:
@@ -323,6 +308,10 @@ def is_broken(objective: float | None, before: float, after: float) -> bool:
     if objective is None or after <= objective:
         return False
     return before <= objective or after > WORSE * before
+
+
+def _silent_seconds(figures: Baseline) -> float:
+    return silent_seconds(figures.waiting_mean, figures.requests_per_second)
 
 
 def _ratio(after: float, before: float) -> float:

@@ -16,11 +16,15 @@ from typing import TypeAlias
 from kvmedic.model.evidence import Absence, Measured, Missing, PodReadings, Signal
 from kvmedic.model.readings import above
 from kvmedic.model.spec import Objectives
-from kvmedic.verdict.comparison import FIRST_TOKEN_SECONDS, WORSE
+from kvmedic.verdict.comparison import WORSE
+from kvmedic.verdict.served_in_time import (
+    FirstTokens,
+    first_token_limit,
+    silent_seconds,
+    stalls_per_request,
+)
 from kvmedic.verdict.sizing import STALL_SECONDS
 
-WORST_STALLS = 9.0
-"""Stalls per request that count, at most: with more nothing is served in time (e^-9)."""
 LOSS = 0.05
 """The share of what is served in time that a change may cost. Less cannot be told from chance within an hour:
 of 14 simulated changes that cost 5 to 20 %, 5 were found."""
@@ -168,8 +172,7 @@ class Limits:
     @property
     def first_token_seconds(self) -> float:
         """Return how late a first token may come: the objective, else what most clients sit through."""
-        promised = self.objectives.time_to_first_token_p95_seconds
-        return FIRST_TOKEN_SECONDS if promised is None else promised
+        return first_token_limit(self.objectives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,16 +302,18 @@ class Sides:
 
     def stalls(self, counts: Counts) -> float:
         """Return stalls per request, of requests as long as the average of both sides."""
-        return min(WORST_STALLS, counts.stalls / max(1.0, counts.tokens) * self.output)
+        return stalls_per_request(counts.stalls, counts.tokens, self.output)
 
     def log_in_time(self, counts: Counts, waiting_at_end: float, seconds: float) -> float:
-        """Return the logarithm of the share that is served in time, of those that came.
-
-        Whoever has waited for longer than the limit is late although no histogram has counted it yet.
-        """
-        overdue = max(0.0, waiting_at_end - counts.arrivals / seconds * self.limits.first_token_seconds)
-        came = counts.first_tokens + counts.aborted + overdue
-        return log((counts.in_time + 0.5) / (came + 1.0)) - self.stalls(counts)
+        """Return the logarithm of the share that is served in time, of those that came."""
+        firsts = FirstTokens(
+            counts.first_tokens,
+            counts.in_time,
+            counts.aborted,
+            waiting_at_end,
+            counts.arrivals / seconds,
+        )
+        return log(firsts.share_in_time(self.limits.first_token_seconds)) - self.stalls(counts)
 
     def figures(self, arm: Arm) -> Figures:
         """Return one side in the terms of the rule."""
@@ -321,7 +326,7 @@ class Sides:
             stalls_per_request=self.stalls(counts),
             in_time_share=share,
             served_in_time_per_second=counts.tokens / time * share,
-            silent_seconds=waits / counts.arrivals if counts.arrivals else (inf if waits > 0 else 0.0),
+            silent_seconds=silent_seconds(waits, counts.arrivals),
             queued_share=counts.waiting_change / max(1.0, counts.arrivals),
             waiting=waits / time,
             in_flight=counts.in_flight_seconds / time,
