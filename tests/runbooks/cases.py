@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kvmedic.model.engine import Knob
 from kvmedic.runbooks.branches import Setting, SettingAdvice
+from kvmedic.runbooks.preemption.cap_size import Offered, Strain
 from kvmedic.runbooks.preemption.levers import LEVERS
 from kvmedic.runbooks.preemption.pressure import Case, Reach
-from kvmedic.verdict.sizing import Occupancy, Offered, Strain
+from kvmedic.verdict.occupancy import Occupancy
 
 CASE = Case(
     sequence=Occupancy(mean_blocks=7.2, deviation_blocks=5.0, growth_share=0.7),

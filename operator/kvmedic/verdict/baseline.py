@@ -45,7 +45,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline
 from kvmedic.model.spec import Trigger
 from kvmedic.model.status import Traffic
-from kvmedic.verdict.sizing import STALL_SECONDS
+from kvmedic.verdict.served_in_time import STALL_SECONDS
 
 TAIL_PER_REQUEST = 0.05
 """The tail of the gaps is the gap that one request in twenty exceeds once. A fixed quantile of gaps would

@@ -16,8 +16,7 @@ from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives, Trigger
-from kvmedic.verdict.served_in_time import first_token_limit, silent_seconds
-from kvmedic.verdict.sizing import MOST_STALLS, STALL_SECONDS
+from kvmedic.verdict.served_in_time import STALL_SECONDS, WORST_STALLS, first_token_limit, silent_seconds
 
 CALM = 0.25
 """Preemptions per request after the change over those before, at most, for the trouble to be gone. Right
@@ -144,8 +143,8 @@ class Comparison:
 
         With x stalls per request, scattered at random, exp(-x) of the requests have none.
         """
-        saved = min(self.before.stalls_per_request, MOST_STALLS)
-        return self.throughput * exp(saved - min(self.after.stalls_per_request, MOST_STALLS))
+        saved = min(self.before.stalls_per_request, WORST_STALLS)
+        return self.throughput * exp(saved - min(self.after.stalls_per_request, WORST_STALLS))
 
     def _per_replica(self, after: float, before: float) -> float:
         return _ratio(after / self.after.replicas, before / self.before.replicas)

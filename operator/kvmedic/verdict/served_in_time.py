@@ -16,6 +16,8 @@ from kvmedic.model.spec import Objectives
 FIRST_TOKEN_SECONDS = 30.0
 """The longest wait for a first token that most clients sit through, where `objectives.ttftP95` names none.
 403 of the 504 simulated fleets, on which this limit was tried, had it."""
+STALL_SECONDS = 2.0
+"""A gap between two tokens from which a reader notices that the answer hangs."""
 WORST_STALLS = 9.0
 """Stalls per request that count, at most: with more nothing is served in time (e^-9)."""
 

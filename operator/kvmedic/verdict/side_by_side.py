@@ -18,12 +18,12 @@ from kvmedic.model.readings import above
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.comparison import WORSE
 from kvmedic.verdict.served_in_time import (
+    STALL_SECONDS,
     FirstTokens,
     first_token_limit,
     silent_seconds,
     stalls_per_request,
 )
-from kvmedic.verdict.sizing import STALL_SECONDS
 
 LOSS = 0.05
 """The share of what is served in time that a change may cost. Less cannot be told from chance within an hour:

@@ -13,8 +13,9 @@ from math import sqrt
 from random import Random
 
 from kvmedic.model.readings import Moments
+from kvmedic.runbooks.preemption.cap_size import SAFEST_FIT, cap_at
 from kvmedic.verdict.comparison import LIGHTER
-from kvmedic.verdict.sizing import SAFEST_FIT, cap_at, occupancy
+from kvmedic.verdict.occupancy import occupancy
 from lab.bench.drive import UNCAPPED, Drive, OpenDrive
 from lab.bench.workloads import WORKLOADS, Lengths, Workload
 

@@ -25,6 +25,7 @@ from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives, Trigger
 from kvmedic.runbooks.branches import Evidence
 from kvmedic.runbooks.preemption.cap import carries
+from kvmedic.runbooks.preemption.cap_size import cap_at
 from kvmedic.runbooks.preemption.pressure import case_of, seen_of
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.comparison import HEAVIER, Comparison
@@ -39,7 +40,6 @@ from kvmedic.verdict.side_by_side import (
     compare_arms,
     count_replica,
 )
-from kvmedic.verdict.sizing import cap_at
 from lab.bench.workloads import WORKLOADS, Workload, drawn
 from lab.world.fleet import EPOCH, UNCAPPED, Served, Swap, Traffic, serve
 from lab.world.kernel import FINISHES, LEAST_LOADED, LEAVES, RANDOM, RUNS, STICKY, TWO_CHOICES, WAITS

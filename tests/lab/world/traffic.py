@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from kvmedic.model.readings import Moments
-from kvmedic.verdict.sizing import Occupancy, occupancy
+from kvmedic.verdict.occupancy import Occupancy, occupancy
 from lab.bench.workloads import Workload
 from lab.world.fleet import Engine, Traffic, serve
 from lab.world.kernel import Floats

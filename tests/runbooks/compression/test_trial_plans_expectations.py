@@ -15,7 +15,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, ProbePolicy, Replacement
 from kvmedic.model.trial import Answer, Question, Reclaim, Sample
 from kvmedic.runbooks.compression.trial_plans import expectation_of
-from kvmedic.verdict.sizing import Passes
+from kvmedic.verdict.occupancy import Passes
 
 STEP = BundleStep(
     target=ObjectRef("Deployment", "llm"),

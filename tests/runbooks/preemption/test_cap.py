@@ -28,8 +28,9 @@ from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting
 from kvmedic.runbooks.preemption.branches import pressured_case, right_size
 from kvmedic.runbooks.preemption.cap import LEAST_GAIN, LEAST_GROWTH, cap_of, carries, cut_cap
+from kvmedic.runbooks.preemption.cap_size import BOLDEST_FIT, Offered, cap_at, most_throughput
 from kvmedic.runbooks.preemption.pressure import Case
-from kvmedic.verdict.sizing import BOLDEST_FIT, Occupancy, Offered, cap_at, most_throughput
+from kvmedic.verdict.occupancy import Occupancy
 from runbooks.cases import CASE
 
 CAP = 20

@@ -15,10 +15,10 @@ from kvmedic.model.spec import LeverBound
 from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.planning import plan_of
+from kvmedic.runbooks.preemption.cap_size import tokens_per_step
 from kvmedic.runbooks.preemption.levers import LEAST_CUT, ROOM, present_setting
 from kvmedic.runbooks.preemption.levers import STEP_TOKENS_GRAIN as GRAIN
 from kvmedic.runbooks.preemption.pressure import Case, Reach
-from kvmedic.verdict.sizing import tokens_per_step
 from runbooks.cases import CASE, propose
 from worlds.workloads import a_workload
 

@@ -29,10 +29,10 @@ from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Attempt, FailedAttempt, Load, Record, TemporaryChange
 from kvmedic.runbooks.branches import NoChange, Resize, Setting
+from kvmedic.runbooks.preemption.cap_size import SAFEST_FIT, cap_at
 from kvmedic.runbooks.preemption.pressure import Case, size_fleet
 from kvmedic.runbooks.preemption.restore import Fits, failed_restore, fewer_replicas, without_host_memory
 from kvmedic.verdict.comparison import LIGHTER
-from kvmedic.verdict.sizing import SAFEST_FIT, cap_at
 from run_builder import NOW, STEP, a_failure
 
 TARGET = ObjectRef("Deployment", "llm")

@@ -43,8 +43,8 @@ from kvmedic.runbooks.compression.probes import BUDGETS, LEAST_LONGEST
 from kvmedic.runbooks.compression.savings import rests_on_spec_alone
 from kvmedic.runbooks.planning import plan_for
 from kvmedic.runbooks.workload import Workload, with_template
-from kvmedic.verdict.sizing import Passes
-from kvmedic.verdict.vetoes import Expectation
+from kvmedic.verdict.blocks_reclaimed import Expectation
+from kvmedic.verdict.occupancy import Passes
 
 LONGEST_PROMPT = 16_384
 """Tokens of the longest prompt, at most: with 16 heads in four bytes its scores take 16 GiB, more than any

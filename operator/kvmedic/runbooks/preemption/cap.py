@@ -21,20 +21,19 @@ from kvmedic.model.evidence import Observation, PodReadings, Signal
 from kvmedic.model.readings import histogram, number_or_none, total_of_told
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting, SettingAdvice, Spent
-from kvmedic.runbooks.preemption.pressure import Case
-from kvmedic.verdict.sizing import (
+from kvmedic.runbooks.preemption.cap_size import (
     BOLDEST_FIT,
-    MOST_STALLS,
-    STALL_SECONDS,
     Effect,
     best_cap,
     cap_at,
-    correct_occupancy,
     effect_of,
     fit_of,
     most_throughput,
     wave_cap,
 )
+from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.verdict.occupancy import correct_occupancy
+from kvmedic.verdict.served_in_time import STALL_SECONDS, WORST_STALLS
 
 LEAST_GROWTH = 0.2
 """Growth share under which preemptions are cheap: the prompt, which most of a sequence is then, is
@@ -368,7 +367,7 @@ def is_capped(case: Case, setting: Setting) -> bool:
 
 def is_worth_it(case: Case) -> bool:
     """Return whether goodput would gain more than noise if no request stalled any more."""
-    return exp(min(case.strain.stalls_per_request, MOST_STALLS)) >= 1 + LEAST_GAIN
+    return exp(min(case.strain.stalls_per_request, WORST_STALLS)) >= 1 + LEAST_GAIN
 
 
 def passes_on(case: Case, setting: Setting) -> bool:

@@ -40,6 +40,7 @@ from kvmedic.runbooks.preemption.cap import (
     keep_free,
     passes_on,
 )
+from kvmedic.runbooks.preemption.cap_size import tokens_per_step
 from kvmedic.runbooks.preemption.memory_levers import (
     HOST_KNOBS,
     OFFLOADING,
@@ -55,7 +56,6 @@ from kvmedic.runbooks.preemption.memory_levers import (
 )
 from kvmedic.runbooks.preemption.pressure import POOLS_ALIKE, Case
 from kvmedic.runbooks.workload import FIXES_THE_POOL, Workload
-from kvmedic.verdict.sizing import tokens_per_step
 from kvmedic.verdict.vetoes import Confirmation
 
 Refusal: TypeAlias = Callable[[Case, Setting], NoChange | None]

@@ -33,24 +33,20 @@ from kvmedic.model.readings import (
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.verdict.sizing import (
+from kvmedic.runbooks.preemption.cap_size import Offered, Queue, Strain, peak_of, spread_weight
+from kvmedic.verdict.occupancy import (
     RESIDENCE_QUANTILE,
     SHARED_PREFIXES,
-    STALL_SECONDS,
     Occupancy,
-    Offered,
     Passes,
-    Queue,
-    Strain,
     blocks_per_running,
     hit_share,
     occupancy,
     occupancy_under,
-    peak_of,
-    spread_weight,
     with_evicted_tokens,
     with_shared_prefixes,
 )
+from kvmedic.verdict.served_in_time import STALL_SECONDS
 
 CALM_SHARE = 0.5
 """Share of the trigger up to which a peer of a pressured replica counts as calm. At the best setting 0.05

@@ -42,12 +42,12 @@ from kvmedic.model.spec import RESTORE_AFTER, Policy
 from kvmedic.model.status import Attempt, FailedAttempt, Load, Record, TemporaryChange, failed_before
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
 from kvmedic.runbooks.planning import flag_plan, plan_for, plan_of, unset_flag
+from kvmedic.runbooks.preemption.cap_size import MOST_PREFILL, SAFEST_FIT, cap_at
 from kvmedic.runbooks.preemption.memory_levers import HOST_KNOBS
 from kvmedic.runbooks.preemption.pressure import size_fleet
 from kvmedic.runbooks.workload import Workload
 from kvmedic.verdict.baseline import quorum_line
 from kvmedic.verdict.comparison import LENGTHS_ALIKE, LIGHTER, QUEUED
-from kvmedic.verdict.sizing import MOST_PREFILL, SAFEST_FIT, cap_at
 
 MOST = 10
 """Changes that are kept: an engine has two flags for its host's memory, so more are never there."""

@@ -26,8 +26,7 @@ from kvmedic.model.evidence import Inconclusive, Observation, PodReadings, Pool,
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Verdict
 from kvmedic.verdict.baseline import FEWEST_FINISHED
-from kvmedic.verdict.sizing import SHARED_PREFIXES, Passes, blocks_per_running
-from kvmedic.verdict.vetoes import (
+from kvmedic.verdict.blocks_reclaimed import (
     FEWEST_MOMENTS,
     FEWEST_RUNNING,
     TOLD_APART,
@@ -36,6 +35,7 @@ from kvmedic.verdict.vetoes import (
     judge_blocks,
     measure_blocks,
 )
+from kvmedic.verdict.occupancy import SHARED_PREFIXES, Passes, blocks_per_running
 
 POOL = Pool(2000, 16)
 LONG = Replica(
