@@ -23,7 +23,7 @@ from kvmedic.cluster.engine_logs import (
 )
 from kvmedic.cluster.trial_pods import Trials
 from kvmedic.engines.engine_log import Start, Started, Unread
-from kvmedic.engines.vllm_signals import POOL_LINES, VLLM_REFUSALS, VLLM_START
+from kvmedic.engines.vllm_log import POOL_LINES, VLLM_REFUSALS, VLLM_START
 from kvmedic.kube.client import Client, Limits
 from kvmedic.model.devices import Cause, EngineEnd
 from kvmedic.model.evidence import LoggedSize, SizeUnit

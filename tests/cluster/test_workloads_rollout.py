@@ -16,9 +16,9 @@ from kvmedic.cluster.workloads import unclaim
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
+from kvmedic.rollout.frozen_rollout import releasing_move
+from kvmedic.rollout.frozen_rollout import rest_template as resting_move
 from kvmedic.rollout.moves import Cordon, Failed, Move, Restore, Settled, Wait
-from kvmedic.rollout.template import releasing_move
-from kvmedic.rollout.template import rest_template as resting_move
 from lab.cluster.light import gpus
 from lab.cluster.simulation import behaviour
 from worlds.live_fleet import EDIT, NAME, LiveFleet, Walker, is_whole, walker, witnessed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvmedic.engines.engine_log import DIFFERENT, LINE_LENGTH, Started, Unread, phrases, started_of
-from kvmedic.engines.vllm_signals import VLLM_START
+from kvmedic.engines.vllm_log import VLLM_START
 from kvmedic.model.evidence import LoggedSize, SizeUnit
 from lab.engine.logs import BACKEND, EIGHT_BIT
 

@@ -23,6 +23,8 @@ from kvmedic.model.status import Wish
 from kvmedic.rollout.decide import Close, Direction, Leave, Recover, Situation, TurnBack, Walk, Watch, decide
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.drift import MOST_REGAINS, TRUCE, regain_freeze, target_standing
+from kvmedic.rollout.frozen_rollout import Order, releasing_move
+from kvmedic.rollout.frozen_rollout import next_template_move as next_move
 from kvmedic.rollout.moves import (
     Cordon,
     DeletePod,
@@ -35,8 +37,6 @@ from kvmedic.rollout.moves import (
     Uncordon,
     Wait,
 )
-from kvmedic.rollout.template import Order, releasing_move
-from kvmedic.rollout.template import next_template_move as next_move
 from run_builder import NOW, STEP, UID, a_run
 from worlds.model_controller import OWN_FIELDS, Model
 

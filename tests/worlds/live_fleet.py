@@ -23,9 +23,9 @@ from kvmedic.model.fleet import Fleet, template_hash
 from kvmedic.model.run import Victim
 from kvmedic.model.spec import RotationLabel, TargetRef
 from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.frozen_rollout import Order
+from kvmedic.rollout.frozen_rollout import next_template_move as next_move
 from kvmedic.rollout.moves import Cordon, DeletePod, Failed, Move, Refused, Settled, Uncordon, Wait
-from kvmedic.rollout.template import Order
-from kvmedic.rollout.template import next_template_move as next_move
 from kvmedic.runbooks.workload import View
 from lab.cluster.light import LightCluster
 from lab.cluster.watch import Watches

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from kvmedic.engines.engine_log import StartForms
 from kvmedic.engines.vllm import VLLM
-from kvmedic.engines.vllm_signals import VLLM_OUT_OF_MEMORY, VLLM_REFUSALS, VLLM_SIGNALS, VLLM_START
+from kvmedic.engines.vllm_log import VLLM_OUT_OF_MEMORY, VLLM_REFUSALS, VLLM_START
+from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.model.engine import EngineProfile
 from kvmedic.model.evidence import SignalTable
 

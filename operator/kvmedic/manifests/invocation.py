@@ -15,16 +15,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeAlias, TypeVar
 
-from kvmedic.manifests.expansion import Variables
-from kvmedic.manifests.grammar import CommandLine
-from kvmedic.manifests.refusal import (
-    STEPS,
-    Budget,
-    Refusal,
-    RefusalReason,
-    TooLargeError,
-)
-from kvmedic.manifests.shell import (
+from kvmedic.manifests.engine_in_script import (
     SHELLS,
     TRANSPARENT,
     command_line_of,
@@ -35,6 +26,15 @@ from kvmedic.manifests.shell import (
     program_of,
     shell_start,
 )
+from kvmedic.manifests.grammar import CommandLine
+from kvmedic.manifests.refusal import (
+    STEPS,
+    Budget,
+    Refusal,
+    RefusalReason,
+    TooLargeError,
+)
+from kvmedic.manifests.shell_parser import Variables
 from kvmedic.manifests.tokens import Token, read_environment, tokens_of
 from kvmedic.manifests.yaml_text import ManifestContainer, containers_of
 from kvmedic.model.edits import COMMAND_LINE, Field

@@ -26,8 +26,8 @@ from kvmedic.model.plan import (
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import WALKING, Outcome, Run, StepState
+from kvmedic.rollout.frozen_rollout import released_fields
 from kvmedic.rollout.moves import Pause, Regain, Release, Wait
-from kvmedic.rollout.template import released_fields
 
 
 class Standing(StrEnum):

@@ -10,7 +10,7 @@ import pytest
 from builders import CALM, NOW, POOL, an_evidence
 from kvmedic.engines import ENGINES
 from kvmedic.engines.engine_log import started_of
-from kvmedic.engines.vllm_signals import VLLM_START
+from kvmedic.engines.vllm_log import VLLM_START
 from kvmedic.model.compression import BundleSetting, Compacted, Keep, TokenEviction
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Observation

@@ -14,10 +14,10 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Victim
 from kvmedic.rollout.draining import Drain, choose_pod
+from kvmedic.rollout.frozen_rollout import Order, releasing_move
+from kvmedic.rollout.frozen_rollout import next_template_move as next_move
+from kvmedic.rollout.frozen_rollout import rest_template as resting_move
 from kvmedic.rollout.moves import Failed, Move, Pause, Pulse, Refused, Release, Settled, Wait
-from kvmedic.rollout.template import Order, releasing_move
-from kvmedic.rollout.template import next_template_move as next_move
-from kvmedic.rollout.template import rest_template as resting_move
 from run_builder import NOW, a_pod
 from worlds.model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
 from worlds.model_walk import Walk

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvmedic.engines.vllm_signals import VLLM_REFUSALS
+from kvmedic.engines.vllm_log import VLLM_REFUSALS
 from kvmedic.rollout.trial import refusal_in
 
 CONFIG = (

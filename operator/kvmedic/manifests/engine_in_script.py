@@ -14,9 +14,9 @@ from pathlib import PurePosixPath
 
 from tree_sitter import Node
 
-from kvmedic.manifests.expansion import Expansion, Source, Variables, assigned_in
 from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
+from kvmedic.manifests.shell_parser import Expansion, Source, Variables, assigned_in
 from kvmedic.manifests.tokens import EMPTY, Mark, Place, Token, Traced, item_text
 from kvmedic.model.edits import Field
 from kvmedic.model.engine import EngineProfile, Launch
