@@ -290,10 +290,13 @@ def test_no_replica_whose_requests_do_not_end_is_let_go_either_way(front, replic
 
 BETWEEN_THE_CONTROLLERS = [(0, 0)] * 3 + [(3, 0), (4, 2), (5, 0), (5, 0), (6, 0), (0, 0), (0, 0)]
 """The Deployment's controller has acted on a pulse, the ReplicaSet's has not yet."""
+MADE_TOO_LATE = [(0, 0)] * 3 + [(6, 0)] * 11
+"""The ReplicaSet's controller has not made a pod within the limit after which it counts as not made."""
 
 
 @given(replicas=st.integers(1, 5), events=EVENTS, turn=st.integers(0, 80), after=EVENTS)
 @example(replicas=2, events=BETWEEN_THE_CONTROLLERS, turn=10, after=[(0, 0), (5, 0)])
+@example(replicas=1, events=MADE_TOO_LATE, turn=14, after=[(0, 0), (3, 0), (4, 1), (5, 0)])
 @MANY
 def test_a_walk_turned_round_anywhere_brings_the_old_setting_back_and_loses_nobody(
     replicas, events, turn, after

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
+from kvmedic.rollout.draining import MAKING_LIMIT
 from kvmedic.rollout.moves import (
     Claim,
     Cordon,
@@ -53,6 +54,8 @@ class ModelSet:
     reported: int = 0
     reported_available: int = 0
     seen: bool = True
+    asked_at: datetime | None = None
+    """When the assignment was made that has it make pods; None: it has made all."""
 
 
 @dataclass
@@ -74,6 +77,8 @@ class ModelPod:
     """It has taken requests, now or before."""
     stubborn: bool = False
     """Its requests do not end before any drain times out."""
+    late: bool = False
+    """It was made after `MAKING_LIMIT`: nobody counts on it any more, and it may be met Ready unseen."""
 
 
 @dataclass
@@ -101,9 +106,12 @@ class Model:
     fewest: int = 10**9
     fence: str = ""
     strategy: str = "RollingUpdate"
+    lost_late: list[str] = field(default_factory=list)
+    """The same of those that were made too late to be known of, as the way back from them began."""
     committed: int = 0
     """Assignments to the number of replicas that were committed."""
     _names: int = 0
+    _assigned_at: datetime = START
 
     @classmethod
     def healthy(cls, replicas: int) -> Model:
@@ -164,6 +172,7 @@ class Model:
     def _assign(self, fields: RolloutFields) -> None:
         self.fields = fields
         self.observed = False
+        self._assigned_at = self.now
 
     def _find(self, name: str) -> ModelPod:
         return next(p for p in self.pods if p.name == name)
@@ -227,6 +236,7 @@ class Model:
         if add <= 0:
             return False
         target.desired += add
+        target.asked_at = self._assigned_at
         return True
 
     def _scale_down(self, target: ModelSet) -> None:
@@ -256,7 +266,8 @@ class Model:
             return
         pods = [p for p in self.pods if p.revision == revision]
         for _ in range(own.desired - len(pods)):
-            self._pod(revision)
+            self._pod(revision).late = bool(own.asked_at and self.now - own.asked_at > MAKING_LIMIT)
+        own.asked_at = None
         surplus = sorted(pods, key=lambda p: (p.ready, not p.cordoned, p.name))[
             : max(0, len(pods) - own.desired)
         ]
@@ -272,7 +283,8 @@ class Model:
 
     def _remove(self, pod: ModelPod) -> None:
         if pod.in_rotation or pod.busy:
-            self.lost_in_rotation.append(pod.name)
+            unknown = pod.late and pod.revision != self.revision
+            (self.lost_late if unknown else self.lost_in_rotation).append(pod.name)
         if pod.served and not pod.cordoned:
             self.undrained.append(pod.name)
         self.pods.remove(pod)

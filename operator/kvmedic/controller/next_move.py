@@ -1,8 +1,8 @@
 """Which move comes next for the step of an open run, and what has to be asked of replicas for it.
 
-The moves themselves are pure (`rollout/`); here the kind of step decides which of them is asked, and what they
-need to know beside the fleet is gathered: whether the replica that is being drained is idle, and whether a
-new one answers.
+The moves themselves are pure (`rollout/`); here the kind of step decides which of them is asked, and what
+they need to know beside the fleet is gathered: whether the replica that is being drained is idle, and whether
+a new one answers.
 
 What an open run writes down before an effect: which pod it takes, or what it assigns to the Deployment.
 

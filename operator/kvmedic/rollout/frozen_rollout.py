@@ -15,8 +15,9 @@ maxUnavailable) - unavailable pods of the target ReplicaSet > 0`, counted by the
 Back to another revision's pod template: the frozen rollout, with a template that is kept elsewhere.
 
 What is added: the template that is to be put is kept by a ReplicaSet, which others may delete
-(`revisionHistoryLimit`, a person), and its pods may carry labels of their own. Where it is gone nothing can be put, and nothing is begun. And somebody's rollout away from it may
-still be under way: its Ready replicas are then kept, and only the missing ones are started.
+(`revisionHistoryLimit`, a person), and its pods may carry labels of their own. Where it is gone nothing can
+be put, and nothing is begun. And somebody's rollout away from it may still be under way: its Ready replicas
+are then kept, and only the missing ones are started.
 
 What a rollout borrowed, given back without touching the template.
 """
