@@ -86,7 +86,7 @@ async def test_an_ill_gpu_diverts_and_says_who_told(play, reason, says, health):
     found = await looked(Commands(WELL, plays={"b": play}), health=health)
 
     assert (found.diagnosis.reason, found.plan) == (reason, None)
-    assert f"{says} (told by nvidia-smi)" in found.diagnosis.line()
+    assert f"{says} (reported by nvidia-smi)" in found.diagnosis.line()
     assert says in found.obstacle.message
     assert "b" in found.obstacle.message
 
@@ -98,7 +98,7 @@ async def test_gpus_that_are_well_let_the_fleet_be_healed_and_it_is_said_who_tol
 
     assert found.diagnosis.reason is Reason.FLEET_WIDE_DEMAND
     assert found.plan is not None
-    assert "no series tells all of the GPUs of a, b, c: nvidia-smi in the container told the rest" in (
+    assert "no series reports all of the GPUs of a, b, c: nvidia-smi in the container reported the rest" in (
         found.diagnosis.line()
     )
     assert sorted((pod, container) for pod, container, _ in commands.asked) == [
@@ -196,7 +196,7 @@ async def test_explain_and_the_report_show_where_the_health_came_from():
 
     said = "\n".join(explain_resource(resource, Place("kvmedic-system", "kvmedic-stop")))
 
-    assert "nvidia-smi in the container told the rest" in said
+    assert "nvidia-smi in the container reported the rest" in said
     told = vitals_as_json(found.evidence.vitals)["a"]["devices"]["GPU 0"]
     assert (told["toldBy"], told["clockReasons"], told["driverFault"]) == ("nvidia-smi", 0, 0)
     assert vitals_as_json(silent.evidence.vitals)["b"]["nvidiaSmi"] == "TimedOut"

@@ -311,7 +311,7 @@ def test_the_pool_of_two_engines_is(given, expected):
         (info(sliding_window="4096"), "sliding_window is 4096 in vllm:cache_config_info"),
         (
             info(kv_cache_size_tokens="2400"),
-            "vllm:cache_config_info tells 16 tokens per block of 32, as models do that mix kinds of "
+            "vllm:cache_config_info reports 16 tokens per block of 32, as models do that mix kinds of "
             "attention",
         ),
     ],

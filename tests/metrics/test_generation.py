@@ -175,7 +175,7 @@ async def test_an_engine_without_a_pool_in_its_metrics_tells_nothing() -> None:
 
     seen = await asked(answer(text.encode()))
 
-    assert seen == Interrupted("the engine's metrics do not tell its pool")
+    assert seen == Interrupted("the engine's metrics do not report its pool")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ async def test_no_more_is_counted_than_was_asked_for() -> None:
 
     seen = await asked(answer(line))
 
-    assert seen == Interrupted("the engine's metrics do not tell its pool")
+    assert seen == Interrupted("the engine's metrics do not report its pool")
 
 
 async def test_a_watch_that_is_cancelled_ends_its_request() -> None:

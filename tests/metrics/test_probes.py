@@ -226,7 +226,7 @@ async def test_an_engine_that_tells_no_model_interrupts(tmp_path: Path) -> None:
         pod = place.pod("trial", engine.http.base_url)
         place.begin(pod, 400)
 
-        assert await place.ended(pod) == Interrupted("the engine's metrics do not tell its model")
+        assert await place.ended(pod) == Interrupted("the engine's metrics do not report its model")
 
 
 async def test_of_many_that_nobody_forgets_the_oldest_is(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ async def test_of_an_engine_that_does_not_answer_it_is_told_why(tmp_path: Path) 
 
     assert told == [
         "the engine's metrics cannot be read",
-        "the engine's metrics do not tell its model",
+        "the engine's metrics do not report its model",
         "the pod has no address",
     ]
 

@@ -158,7 +158,7 @@ async def test_a_start_of_which_no_blocks_are_told_tells_nothing(tmp_path: Path)
             place.probes.begin(NAMESPACE, pod, a_template(), replace(a_step(1, Question.START), without=True))
             seen = await place.ended(pod)
 
-    assert seen == Interrupted("the engine's metrics do not tell its blocks")
+    assert seen == Interrupted("the engine's metrics do not report its blocks")
 
 
 async def test_a_start_is_asked_again_while_its_engine_does_not_answer(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_all_servers_and_engines_of_a_replica_count(page: str, done: Counted) ->
 def test_an_engine_without_statistics_tells_nothing() -> None:
     found = served(page_of("generations/v1-0.32.0-no-stats-thrash.txt"))
 
-    assert found == "the engine's metrics do not tell its model"
+    assert found == "the engine's metrics do not report its model"
 
 
 def test_requests_that_were_not_answered_do_not_count() -> None:
@@ -89,7 +89,7 @@ def test_a_number_that_is_none_is_not_taken_for_one(number: str, series: str) ->
     text = "\n".join([*spoilt, ""])
 
     assert counted(text) is None
-    assert served(text) == "the engine's metrics do not tell its finished requests"
+    assert served(text) == "the engine's metrics do not report its finished requests"
 
 
 def test_the_type_of_a_compressed_cache_is_told() -> None:

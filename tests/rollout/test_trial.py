@@ -235,7 +235,7 @@ def test_prompts_with_the_method_off_are_the_other_half():
     ("progress", "pod", "says"),
     [
         (Interrupted("the engine answered 400"), POD, "llm-trial-1: the engine answered 400"),
-        (None, replace(POD, terminating=True), "ended by itself, or somebody deleted it"),
+        (None, replace(POD, terminating=True), "ended by itself, or someone deleted it"),
         (None, replace(STARTING, unschedulable=True, created_at=NOW - timedelta(hours=1)), "no node took"),
     ],
 )

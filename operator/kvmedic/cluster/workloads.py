@@ -289,8 +289,8 @@ def _note_of_part(part: TokenEdit | EnvEdit) -> dict[str, Json]:
 DOES_NOT_REHEARSE = "does not support dry run"
 """What the API server says of a webhook with side effects (apiserver/pkg/admission/plugin/webhook/errors)."""
 ALTERED = (
-    "an admission policy alters the Deployment's patch on its way in, so that pods would get what nobody "
-    "asked for: have it leave these places of this Deployment alone:"
+    "an admission policy alters the Deployment's patch on its way in, so that pods would get what was "
+    "not asked for: have it leave these places of this Deployment alone:"
 )
 
 

@@ -333,7 +333,7 @@ def version_remark(found: Workload | Blocked, told: Sequence[Witness]) -> str:
         case Agreed(version) if tag is not None and tag != version:
             return f"replicas run {name} {version}; their image's tag says {tag} and does not count"
         case Silent(why) if tag is None:
-            return f"the version of {name} is not known: {why}, and the image's tag does not tell it"
+            return f"the version of {name} is not known: {why}, and the image's tag does not show it"
         case Agreed() | Silent():
             return ""
         case Unclear(why):

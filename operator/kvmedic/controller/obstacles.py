@@ -170,7 +170,7 @@ def _report_departing(fleet: Fleet) -> Blocked:
     return Blocked(
         Reason.TARGET_NOT_FOUND,
         f"Deployment {fleet.name} is being deleted and kept by {', '.join(fleet.kept_by)}: let it go once "
-        f"whoever set that is done ({kubectl}), and create it anew or delete this resource",
+        f"the one who set that is done ({kubectl}), and create it anew or delete this resource",
     )
 
 
@@ -259,7 +259,7 @@ def _check_contested(found: Survey, resource: Resource, workload: Workload, plan
     last = next(reverted, None)
     if last is None or resource.retried == last.id:
         return found
-    who = f"field manager {fleet.editor}" if fleet.editor else "somebody else"
+    who = f"field manager {fleet.editor}" if fleet.editor else "someone else"
     applier = TemplateOwner(OwnerKind.APPLIER, who)
     proposal = handed_over(applier, fleet.namespace, workload, plan, found.view)
     why = (

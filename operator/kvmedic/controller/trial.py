@@ -62,7 +62,7 @@ async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | GateMove:
         pod = await ports.trials.look(trial_of(tick, step), step.container)
         job = await ports.evaluations.look(evaluation_of(tick, step)) if isinstance(step, GateStep) else None
     except Conflict:
-        return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name is somebody else's")
+        return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name belongs to someone else")
     seen, words = watch_readiness(tick, pod) if pod else None, await _last_words(tick, pod)
     run, limits = as_watched(tick), start_limits(tick)
     if isinstance(step, GateStep):

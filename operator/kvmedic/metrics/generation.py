@@ -114,7 +114,7 @@ async def generate(
         return Interrupted(f"the engine ended the answer {course.so_far(tokens)}")
     pool = course.pool
     if pool is None:
-        return Interrupted("the engine's metrics do not tell its pool")
+        return Interrupted("the engine's metrics do not report its pool")
     if course.crowded > MOST_CROWDED * (len(course.samples) + course.crowded):
         return Interrupted("other requests were served meanwhile")
     return Watched(tuple(course.samples), course.tokens, pool.block_tokens, pool.blocks, course.window)
@@ -301,7 +301,7 @@ async def compute(engine: Engine, sent: Sent, course: Course) -> Prompted | Inte
     """
     began = await _count_prompt(engine)
     if began is None:
-        return Interrupted("the engine's metrics do not tell its finished requests")
+        return Interrupted("the engine's metrics do not report its finished requests")
     if began.tokens > sent.lengths[0] / LEAST_SPAN:
         return Interrupted("the engine has served other requests already: only a new one shows what it takes")
     try:
@@ -330,7 +330,7 @@ async def _computed_course(engine: Engine, sent: Sent, course: Course) -> Prompt
         course.tokens += tokens
         now = await _memory(sent)
         if start.keys() != now.keys():
-            raise _UnreadError("the source tells of other devices than before")
+            raise _UnreadError("the source reports other devices than before")
         # What is less free than at the start, over all devices.
         free = [
             {name: each.value(Vital.MEMORY_FREE) or 0 for name, each in one.items()} for one in (start, now)

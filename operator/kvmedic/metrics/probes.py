@@ -241,7 +241,7 @@ class GenerationProbes:
                         return found.value
                     await asyncio.sleep(rhythm.interval_seconds)
         except TimeoutError:
-            raise _UntoldError("the engine's metrics do not tell its blocks") from None
+            raise _UntoldError("the engine's metrics do not report its blocks") from None
 
     async def _start(self, subject: _Subject) -> Started:
         """Return what the log of a trial pod tells of its start; nothing where it cannot be read."""
@@ -296,7 +296,7 @@ class GenerationProbes:
             raise _UntoldError("the engine's metrics cannot be read")
         name = model_of(page, self._vocabulary.signals)
         if name is None:
-            raise _UntoldError("the engine's metrics do not tell its model")
+            raise _UntoldError("the engine's metrics do not report its model")
         return name
 
 

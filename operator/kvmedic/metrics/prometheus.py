@@ -181,7 +181,7 @@ class _BoundedBody:
                     self._raw.close()
                     raise QueryError(
                         f"answered with more than {self._limit >> 20} MiB; raise responseLimitMib, or keep "
-                        "fewer series: drop labels and metrics that nobody uses when scraping"
+                        "fewer series: drop labels and metrics that are not used when scraping"
                     )
                 yield piece
         except ReadTimeoutError:

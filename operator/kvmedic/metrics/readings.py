@@ -488,7 +488,7 @@ def window(replica: Replica, series: Sequence[Series]) -> str:
     found, declared = read_pool(replica, series), block_tokens(replica, series)
     if declared and isinstance(found, Measured) and found.value.block_tokens != declared:
         return (
-            f"{source.name} tells {found.value.block_tokens} tokens per block of {declared}, as models "
+            f"{source.name} reports {found.value.block_tokens} tokens per block of {declared}, as models "
             "do that mix kinds of attention"
         )
     return ""

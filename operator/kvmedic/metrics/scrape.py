@@ -49,10 +49,10 @@ def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
     """Return what an engine serves and has done so far, or why its page does not tell."""
     model = model_of(page, table)
     if model is None:
-        return "the engine's metrics do not tell its model"
+        return "the engine's metrics do not report its model"
     counted = counted_of(page, table)
     if counted is None:
-        return "the engine's metrics do not tell its finished requests"
+        return "the engine's metrics do not report its finished requests"
     found = pool_of_page(page, table)
     return Served(url, model, found.value.cache_dtype if isinstance(found, Measured) else "", counted)
 

@@ -69,8 +69,8 @@ SILENCES: Mapping[Silence, str] = MappingProxyType(
         Silence.FAILED: "it ended with an error: run it in the container and read what it says",
         Silence.NO_DEVICE: "it lists no GPU: see whether the container has one",
         Silence.INCOMPLETE: (
-            "it does not tell all of every GPU: run it in the container, as GPUs without ECC count no memory "
-            "errors, and one that is missing or shows ERR! is to be looked at"
+            "it does not report all of every GPU: run it in the container, as GPUs without ECC count no "
+            "memory errors, and one that is missing or shows ERR! is to be looked at"
         ),
     }
 )

@@ -247,7 +247,7 @@ class Reason(StrEnum):
         "The computed cap is not below what was seen running, so it would change nothing.", Trait.NO_GAIN,
         Trait.CHEAP)
     GAIN_WITHIN_NOISE = row("GainWithinNoise",
-        "The expected gain is so small that it cannot be told from noise.", Trait.NO_GAIN, Trait.CHEAP)
+        "The expected gain is within the noise.", Trait.NO_GAIN, Trait.CHEAP)
     POOL_TOO_SMALL = row("PoolTooSmall",
         "The KV cache is too small for requests of these lengths; a lower cap would not help.",
         Remedy("to add replicas", _SCALE), Trait.NEEDS_A_PERSON)

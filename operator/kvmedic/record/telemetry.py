@@ -140,10 +140,10 @@ def _survey_notes(old: Record, new: Record) -> tuple[Note, ...]:
     still = {(each.knob, each.run if each.knob else "") for each in new.temporary}
     for each in old.temporary:
         if each.adds_replicas and (None, "") not in still:
-            text = f"{each.line()} is forgotten: somebody else set the number, and that number stays"
+            text = f"{each.line()} is forgotten: someone else set the number, and that number stays"
             found.append(Note(Reason.REPLICAS_CHANGED, text))
         elif each.knob is not None and (each.knob, each.run) not in still:
-            text = f"{each.line()} is forgotten: somebody else set the flag, or created the target again"
+            text = f"{each.line()} is forgotten: someone else set the flag, or created the target again"
             found.append(Note(Reason.TEMPORARY_CHANGE_FORGOTTEN, text))
     return tuple(found)
 

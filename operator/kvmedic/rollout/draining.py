@@ -102,7 +102,7 @@ def held_move(fleet: Fleet, pods: Iterable[Pod]) -> Uncordon | Wait:
     """Return the next move where every replica that could go is held: all of them serve."""
     held = tuple(pods)
     busy = ", ".join(pod.name for pod in held if not pod.stuck_in)
-    told = [f"{busy} still had requests, or did not tell, when the drain timed out"] if busy else []
+    told = [f"{busy} still had requests, or did not report them, when the drain timed out"] if busy else []
     told += _stuck(fleet, [pod for pod in held if pod.stuck_in])
     text = f"{'; '.join(told)}; nothing is let go"
     return stray_move(fleet, fleet.pods) or Wait(Reason.DRAIN_TIMED_OUT, text)
@@ -115,8 +115,9 @@ def _stuck(fleet: Fleet, pods: list[Pod]) -> list[str]:
     fronts = ", ".join(sorted({front for pod in pods for front in pod.stuck_in}))
     return [
         f"{names} stayed in the EndpointSlices of {fronts} until the drain timed out: have each of them "
-        f"select {label}, or remove the slice that nobody keeps (kubectl -n {fleet.namespace} get services,"
-        "endpointslices -o wide), then raise spec.rollout.drainTimeout by a second, and the run goes on"
+        f"select {label}, or remove the slice that no controller keeps (kubectl -n {fleet.namespace} get "
+        "services,endpointslices -o wide), then raise spec.rollout.drainTimeout by a second, and the run "
+        "goes on"
     ]
 
 

@@ -110,7 +110,7 @@ def draining_message(rotation: Rotation, others: Sequence[str]) -> str:
     """Return who else goes by the value that a replica gets while it drains, and the two ways out."""
     return (
         f"{', '.join(others)} selects pods by {rotation.label}={rotation.draining}, the value of a replica "
-        "that still answers requests: name a value that nobody selects in "
+        "that still answers requests: name a value that no Service selects in "
         "spec.rollout.rotationLabel.draining, or take the label out of that selector"
     )
 
@@ -151,7 +151,7 @@ def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Blocked | None:
     if scaler.paused:
         return Blocked(Reason.REPLICAS_AUTOSCALED, f"{who} is paused: resume it, or scale by hand")
     if not scaler.may_add:
-        text = f"{who} is told to add no replicas: allow it there, or scale by hand"
+        text = f"{who} is set to add no replicas: allow it there, or scale by hand"
         return Blocked(Reason.REPLICAS_AUTOSCALED, text)
     if scaler.owner:
         text = f"{scaler.owner} applies {who} and would put its minimum back: set it to {wanted} there"
@@ -306,7 +306,7 @@ def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
         return Refused(
             Reason.REVISION_GONE,
             f"ReplicaSet {wanted.replica_set} does not keep pod template {wanted.template} any more "
-            "(revisionHistoryLimit, or somebody deleted or edited it): apply its manifest by hand",
+            "(revisionHistoryLimit, or someone deleted or edited it): apply its manifest by hand",
         )
     if not kept.reachable:
         services = ", ".join(fleet.rotation.services)
@@ -391,7 +391,7 @@ def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
         (
             fleet.fields.paused,
             Reason.TARGET_PAUSED,
-            f"somebody paused it: kubectl rollout resume deployment/{fleet.name}; what was changed in its "
+            f"someone paused it: kubectl rollout resume deployment/{fleet.name}; what was changed in its "
             "template meanwhile is then rolled out undrained",
         ),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),

@@ -178,7 +178,7 @@ def trial_start(pod: Pod | None, limits: StartLimits, now: datetime) -> MakeTria
     if pod is None:
         return MakeTrial()
     if pod.has_ended or pod.terminating:
-        return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name} ended by itself, or somebody deleted it")
+        return Failed(Reason.TRIAL_UNANSWERED, f"{pod.name} ended by itself, or someone deleted it")
     return None if pod.ready else _await_start(pod, limits, now)
 
 
@@ -381,7 +381,7 @@ def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, n
         return toward
     if sight.served is None or isinstance(sight.served, str):
         return Wait(
-            Reason.AWAITING_EVALUATION, f"the trial pod does not tell yet: {sight.served or 'starts'}"
+            Reason.AWAITING_EVALUATION, f"the trial pod does not report yet: {sight.served or 'starts'}"
         )
     if doubt := _other_cache(step, sight.served):
         return Failed(Reason.TRIAL_UNANSWERED, doubt)
@@ -421,7 +421,7 @@ def _other_cache(step: GateStep, served: Served) -> str:
     if not step.cache_types or served.cache_type.startswith(step.cache_types):
         return ""
     stores = (
-        f"stores keys and values as {served.cache_type}" if served.cache_type else "does not tell its type"
+        f"stores keys and values as {served.cache_type}" if served.cache_type else "does not report its type"
     )
     return (
         f"the trial pod {stores}, and {step.subject} was asked for: see whether model and device support it"

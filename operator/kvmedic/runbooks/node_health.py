@@ -93,7 +93,7 @@ def _findings(evidence: Evidence, signs: Callable[[Device], Iterator[Sign]]) -> 
 
 def _teller(device: Device, vital: Vital) -> str:
     """Return who told a fact, where it was not the metrics source."""
-    return f" (told by {PROGRAM})" if vital in device.asked else ""
+    return f" (reported by {PROGRAM})" if vital in device.asked else ""
 
 
 def _broken(device: Device) -> Iterator[Sign]:
@@ -123,7 +123,7 @@ def told_by_driver(evidence: Evidence) -> Finding | None:
     if not names:
         return None
     replicas = _name_replicas(names)
-    text = f"no series tells all of the GPUs of {replicas}: {PROGRAM} in the container told the rest"
+    text = f"no series reports all of the GPUs of {replicas}: {PROGRAM} in the container reported the rest"
     return Finding("fleet", None, None, None, text)
 
 

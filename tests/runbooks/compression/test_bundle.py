@@ -189,7 +189,7 @@ def test_what_is_off_already_is_no_plan(template: dict[str, Any], setting: Setti
 
     assert found == Blocked(
         Reason.FLAG_NOT_EDITABLE,
-        "fp8 is off already, as far as its settings tell: see what overrides them, such as the image's "
+        "fp8 is off already, as far as its settings show: see what overrides them, such as the image's "
         "entry point",
     )
 

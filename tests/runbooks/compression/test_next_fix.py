@@ -211,7 +211,7 @@ def test_caps_at_the_end_leave_the_rest_to_the_other_runbook() -> None:
             Reason.GATE_MISSING,
             "there is none",
         ),
-        (replace(RECLAIMED, evaluation=None), Reason.GATE_MISSING, "nobody looked"),
+        (replace(RECLAIMED, evaluation=None), Reason.GATE_MISSING, "not looked at yet"),
         (answered(None), Reason.TRIAL_UNANSWERED, "tried again after"),
         (scored(PRESENT, None, RECLAIMED), Reason.TRIAL_UNANSWERED, "tried again after"),
         (scored(CHANGED, None, REFERRED), Reason.TRIAL_UNANSWERED, "tried again after"),

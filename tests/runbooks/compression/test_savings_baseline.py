@@ -117,7 +117,7 @@ def test_the_last_healthy_look_without_the_method_is_the_baseline(
         pytest.param(
             OFF,
             a_template(name="vllm", workingDir="/x"),
-            "the pod template does not tell that TriAttention is on",
+            "the pod template does not show that TriAttention is on",
             id="by the spec alone",
         ),
         pytest.param(ON, MORE, "TriAttention was on at the last healthy look, too", id="it was on before"),

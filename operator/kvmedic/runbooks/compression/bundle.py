@@ -141,7 +141,7 @@ def bundle_plan(workload: Workload, advice: TurnOff, generation: int) -> Plan | 
     if found is None:
         return Blocked(
             Reason.FLAG_NOT_EDITABLE,
-            f"{advice.method} is off already, as far as its settings tell: see what overrides them, "
+            f"{advice.method} is off already, as far as its settings show: see what overrides them, "
             "such as the image's entry point",
         )
     before, after = (", ".join(reversed(each)) for each in (found.before, found.after))

@@ -224,7 +224,7 @@ def _change(candidate: _Candidate, case: Case) -> _Change | NoChange | _Failed:
     if isinstance(found, Blocked):
         return NoChange(found.reason, f"{method} cannot be turned on as a whole: {found.message}")
     if found is None:
-        return _Failed(f"{method} is on already, as far as its settings tell")
+        return _Failed(f"{method} is on already, as far as its settings show")
     if failed_before(case.failed, Attempt.SWITCH_METHOD, method, case.template):
         return _Failed(f"{method} was turned on on this pod template, and had to be turned off again")
     before, after = (", ".join(each) for each in (found.before, found.after))
@@ -259,7 +259,7 @@ def _next_of_gate(change: _Change, case: Case) -> _Stage:
             "in spec.compression.accuracyGate",
         )
     if evaluation is None or isinstance(evaluation, Blocked):
-        why = evaluation.message if evaluation else "nobody looked at it"
+        why = evaluation.message if evaluation else "not looked at yet"
         return NoChange(Reason.GATE_MISSING, f"CronJob/{gate.cron_job}: {why}")
     mine = _score_of(case, change.tried, evaluation)
     reference = _reference(case, gate, evaluation, mine)
@@ -286,7 +286,7 @@ def _first_score(
     needs = (
         f"; at {reference.accuracy:.3f} without it, a maxLoss of {gate.max_loss:g} needs about "
         f"{samples_needed(reference, gate.max_loss)} samples ({reference.samples} now), fewer where each "
-        "sample's result is told"
+        "sample's result is reported"
     )
     if can_show(reference, gate.max_loss):
         return replace(asked, message=f"{asked.message}{needs}")
@@ -302,7 +302,7 @@ def _judge_score(
 ) -> TurnOn | NoChange | _Failed:
     found = compare_scores(reference, score, gate.max_loss)
     if isinstance(found, NotYetKnown):
-        text = f"{change.candidate.method}: {found.why}; or let the evaluation tell each sample's result"
+        text = f"{change.candidate.method}: {found.why}; or let the evaluation report each sample's result"
         return NoChange(Reason.ACCURACY_NOT_YET_KNOWN, text)
     if isinstance(found, NotPassed):
         return _Failed(f"{change.candidate.method} did not pass the accuracy gate: {found.why}")
@@ -456,7 +456,7 @@ def compare_scores(reference: Score, score: Score, max_loss: float) -> Gated:
     more = (
         f"it needs about {needed} samples, {needed - score.samples} more"
         if 0 < needed <= MOST_SAMPLES
-        else "no number of samples tells a loss that is as large as what is accepted: accept more, or none"
+        else "no number of samples shows a loss that is as large as what is accepted: accept more, or none"
     )
     return NotYetKnown(f"not yet known: {text}; {more}", needed if needed <= MOST_SAMPLES else 0)
 

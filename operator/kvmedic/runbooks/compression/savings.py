@@ -352,7 +352,7 @@ def _doubt_of(good: LastGood, method: Compressed, policy: Policy, view: View) ->
     if isinstance(now, str):
         return now
     if not _is_on(now, policy, method):
-        return f"the pod template does not tell that {method.name} is on"
+        return f"the pod template does not show that {method.name} is on"
     if _is_on(was, policy, method):
         return f"{method.name} was on at the last healthy look, too"
     names = _replica_set(good.revision, view), _replica_set(view.fleet.revision, view)

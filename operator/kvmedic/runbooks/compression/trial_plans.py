@@ -87,9 +87,7 @@ def probe_first(evidence: Evidence, _setting: Setting) -> Advice:
     """
     method = evidence.compression
     if method is not None and method.method_class is MethodClass.QUANTIZATION:
-        text = (
-            "a trial pod starts without it, beside the fleet; nobody knows how many blocks there were before"
-        )
+        text = "a trial pod starts without it, beside the fleet; its blocks are not known yet"
         return _trial_of(method, Question.START, 1, text, off=method.settings)
     if method is None or method.keep is None:
         return NoChange(
@@ -178,7 +176,7 @@ def _prompts(evidence: Evidence) -> Try | NoChange:
             f"{method.longest_request}: try it on a pod template of your own with a longer limit",
         )
     text = (
-        f"prompts of up to {longest} tokens on a trial pod beside the fleet; nobody knows yet whether "
+        f"prompts of up to {longest} tokens on a trial pod beside the fleet; it is not known yet whether "
         "attention is still fused"
     )
     return _trial_of(method, Question.PROMPTS, longest, text)
@@ -189,7 +187,7 @@ def _what_speaks_against(evidence: Evidence) -> str:
     if method is not None and method.is_unfused and method.grown is not None:
         return method.grown.message
     answer = method.answer if method else None
-    return answer.message if answer is not None else "nobody knows yet whether blocks become free"
+    return answer.message if answer is not None else "it is not known yet whether blocks become free"
 
 
 def expectation_of(

@@ -424,7 +424,7 @@ LEVERS = (
     Lever(
         Knob.WATERMARK,
         keep_free,
-        "Whoever is admitted leaves room for the others to grow: fewer preemptions where prompts fill the "
+        "Each admitted request leaves room for the others to grow: fewer preemptions where prompts fill the "
         "cache, somewhat longer waits before the first token.",
         unless=(cap_helps_more, growth_exceeds_watermark),
     ),
