@@ -9,8 +9,10 @@ import pytest
 
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.side_by_side import (
+    DECIDE_SECONDS,
     Arm,
     CanaryVerdict,
+    CapChange,
     Comparison,
     Counts,
     Limits,
@@ -30,6 +32,10 @@ MINUTE = Counts(
 )
 """Two replicas over a minute, well."""
 LATE = replace(MINUTE, in_time=60)
+FULL = replace(MINUTE, waiting_seconds=3600, in_flight_seconds=6000, full_seconds=120)
+QUEUES = replace(FULL, waiting_change=20, in_flight_change=20)
+LIMIT = round(DECIDE_SECONDS / 60)
+"""Looks until a change without a gain is taken back."""
 
 
 def arm(*blocks: Counts, waiting: float = 0) -> Arm:
@@ -57,12 +63,12 @@ def test_replicas_that_serve_alike_let_the_change_go_on_after_ten_minutes():
         pytest.param(replace(MINUTE, stalls=100), "served-in-time", id="each answer hangs once"),
         pytest.param(replace(MINUTE, aborted=40, finished=60), "served-in-time", id="clients leave"),
         pytest.param(
-            replace(MINUTE, waiting_change=20, in_flight_change=20, waiting_seconds=3600, full_seconds=120),
+            QUEUES,
             "queue",
             id="a fifth of the arrivals only joins the queue",
         ),
         pytest.param(
-            replace(MINUTE, tokens=12_000, waiting_seconds=3600, full_seconds=120),
+            replace(FULL, tokens=12_000),
             "served-when-full",
             id="full replicas serve six tokens of ten",
         ),
@@ -83,17 +89,21 @@ def test_whoever_still_waits_is_late_though_no_histogram_has_counted_it():
     assert found.new.in_time_share < 0.6
 
 
-def test_fewer_tokens_and_first_tokens_after_ten_minutes_are_never_kept():
+@pytest.mark.parametrize("promised", [Objectives(), Objectives(time_to_first_token_p95_seconds=5.0)])
+def test_fewer_tokens_and_first_tokens_after_ten_minutes_are_never_kept(promised: Objectives):
+    """Tokens x 0.29 and first tokens after 600 s in place of 1 s, at equal arrivals."""
     before = minutes(10)
     after = replace(
         MINUTE, finished=29, tokens=5800, first_tokens=29, in_time=0, in_flight_change=71, waiting_change=71
     )
 
-    assert judge(minutes(10, after, waiting=700), before).verdict is CanaryVerdict.ROLL_BACK
+    found = judge(minutes(10, after, waiting=700), before, Limits(promised))
+
+    assert found.verdict is CanaryVerdict.ROLL_BACK
 
 
 def test_one_bad_look_is_not_enough():
-    sudden = replace(MINUTE, waiting_change=150, in_flight_change=150, waiting_seconds=9000)
+    sudden = replace(QUEUES, waiting_change=100, in_flight_change=100)
 
     found = judge(arm(*[MINUTE] * 4, sudden))
 
@@ -117,24 +127,123 @@ def test_few_first_tokens_say_nothing():
     assert (found.verdict, found.decided_by) == (CanaryVerdict.KEEP_WATCHING, "first-tokens")
 
 
-def test_replicas_that_keys_lead_requests_to_are_not_compared():
-    crowded = replace(
-        MINUTE, finished=200, first_tokens=200, in_time=100, tokens=40_000, in_flight_seconds=9600
-    )
-
-    found = judge(minutes(10, crowded))
-
-    assert (found.routing, found.verdict) == (Routing.STICKY, CanaryVerdict.KEEP_WATCHING)
-    assert "before and after" in found.message
+def scaled(counts: Counts, share: float) -> Counts:
+    """Return what a share of the requests makes of a minute."""
+    arrive = {
+        name: share * getattr(counts, name) for name in ("finished", "first_tokens", "in_time", "tokens")
+    }
+    return replace(counts, **arrive)
 
 
-def test_a_router_that_looks_at_the_load_shows_a_slow_replica_by_its_arrivals():
-    spared = replace(MINUTE, finished=60, first_tokens=60, in_time=60, tokens=12_000)
+MORE = replace(scaled(MINUTE, 2), in_flight_seconds=9600)
+FEWER = replace(scaled(MINUTE, 0.5), in_flight_seconds=600)
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict", "by"),
+    [
+        pytest.param(MORE, CanaryVerdict.GO_ON, "served-in-time", id="more requests, served as well"),
+        pytest.param(
+            replace(MORE, in_time=100),
+            CanaryVerdict.KEEP_WATCHING,
+            "routing",
+            id="more requests, served late",
+        ),
+        pytest.param(
+            replace(MORE, in_time=100, tokens=10_000, waiting_seconds=6000, full_seconds=120),
+            CanaryVerdict.ROLL_BACK,
+            "served-when-full",
+            id="more requests, served late, and fewer tokens",
+        ),
+        pytest.param(FEWER, CanaryVerdict.KEEP_WATCHING, "routing", id="fewer requests, served as well"),
+        pytest.param(
+            replace(FEWER, in_time=30),
+            CanaryVerdict.ROLL_BACK,
+            "served-in-time",
+            id="fewer requests, served late",
+        ),
+    ],
+)
+def test_keys_make_replicas_comparable_in_one_direction_alone(new: Counts, verdict: CanaryVerdict, by: str):
+    found = judge(minutes(10, new))
+
+    assert (found.routing, found.verdict, found.decided_by) == (Routing.STICKY, verdict, by)
+    assert by != "routing" or "before and after" in found.message
+
+
+@pytest.mark.parametrize(
+    "held", [pytest.param(2400, id="as many in flight"), pytest.param(3600, id="more in flight")]
+)
+def test_a_router_that_looks_at_the_load_shows_a_slow_replica_by_its_arrivals(held: float):
+    spared = replace(scaled(MINUTE, 0.6), in_flight_seconds=held)
 
     found = judge(minutes(10, spared))
 
     assert (found.routing, found.decided_by) == (Routing.LOAD_AWARE, "arrivals")
     assert found.verdict is CanaryVerdict.ROLL_BACK
+
+
+def test_where_old_replicas_are_full_too_fewer_arrivals_are_no_fault():
+    stalling = replace(FULL, stalls=80)
+
+    found = judge(minutes(10, scaled(FULL, 0.7)), minutes(10, stalling))
+
+    assert (found.routing, found.verdict) == (Routing.LOAD_AWARE, CanaryVerdict.GO_ON)
+
+
+def test_a_new_replica_may_fill_up_until_it_holds_as_many_as_the_others():
+    behind = replace(FULL, waiting_seconds=30_000, in_flight_seconds=32_400)
+
+    assert judge(minutes(5, QUEUES)).decided_by == "queue"
+    assert judge(minutes(5, QUEUES), minutes(5, behind)).verdict is CanaryVerdict.KEEP_WATCHING
+
+
+HASTY = replace(FULL, waiting_seconds=1200)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cap", "lacks"),
+    [
+        pytest.param(MINUTE, MINUTE, None, "", id="another change is tried by any request"),
+        pytest.param(MINUTE, MINUTE, CapChange.LOWERED, "untested", id="a lower cap that never binds"),
+        pytest.param(FULL, FULL, CapChange.LOWERED, "", id="a lower cap that binds"),
+        pytest.param(MINUTE, MINUTE, CapChange.RAISED, "untested", id="a raise of a cap that never bound"),
+        pytest.param(FULL, FULL, CapChange.RAISED, "silent-seconds", id="a raise, and users wait as long"),
+        pytest.param(FULL, HASTY, CapChange.RAISED, "", id="a raise, and users wait less"),
+    ],
+)
+def test_a_cap_goes_on_once_it_was_tried_and_a_raise_once_users_wait_less(
+    old: Counts, new: Counts, cap: CapChange | None, lacks: str
+):
+    found = judge(minutes(10, new), minutes(10, old), Limits(cap=cap))
+
+    assert found.verdict is (CanaryVerdict.KEEP_WATCHING if lacks else CanaryVerdict.GO_ON)
+    assert not lacks or found.decided_by == lacks
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        pytest.param(MINUTE, MINUTE, CanaryVerdict.ROLL_BACK, id="no gain"),
+        pytest.param(replace(MINUTE, in_time=90), MINUTE, CanaryVerdict.GO_ON, id="more are served in time"),
+        pytest.param(replace(MINUTE, waiting_seconds=300), MINUTE, CanaryVerdict.GO_ON, id="users wait less"),
+        pytest.param(
+            scaled(MINUTE, 0.04),
+            scaled(MINUTE, 0.04),
+            CanaryVerdict.KEEP_WATCHING,
+            id="hardly a request came",
+        ),
+    ],
+)
+def test_what_was_not_tried_in_time_stays_only_where_users_gain(
+    old: Counts, new: Counts, expected: CanaryVerdict
+):
+    limits = Limits(cap=CapChange.LOWERED)
+
+    assert (
+        judge(minutes(LIMIT - 1, new), minutes(LIMIT - 1, old), limits).verdict is CanaryVerdict.KEEP_WATCHING
+    )
+    assert judge(minutes(LIMIT, new), minutes(LIMIT, old), limits).verdict is expected
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,13 @@ class Comparison:
         )
         return ", ".join(text for applies, text in facts if applies)
 
+    def sinks_after_walk(self) -> str:
+        """Return what is worse once every replica has a change that went on beside old ones; empty: nothing.
+
+        Old replicas may have taken what new ones did not serve, and none is left. More load excuses it.
+        """
+        return "" if self.arrivals > HEAVIER else self.sinks()
+
     def given_up(self) -> float:
         """Return by how much more of the requests ended without an answer; 0 where that is not known."""
         before, after = self.before.aborted_share, self.after.aborted_share
