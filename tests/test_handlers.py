@@ -11,8 +11,9 @@ import pytest
 
 from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns
-from kvmedic.handlers import Backoff, Operator, registry
+from kvmedic.handlers import Operator, registry
 from kvmedic.kube.errors import Call, Conflict, Unavailable
+from kvmedic.loop import Backoff
 from kvmedic.model.status import Key
 from kvmedic.record.telemetry import Telemetry
 
@@ -65,17 +66,17 @@ async def test_a_conflict_is_tried_again_at_once_and_then_like_any_failure():
     assert delays == [0, 2, 4]
 
 
-async def test_an_unexpected_error_is_confessed_and_does_not_end_the_loop():
+async def test_an_unexpected_error_is_reported_and_does_not_end_the_loop():
     operator = an_operator(KeyError("boom"))
-    confessed: list[Key] = []
+    reported: list[Key] = []
 
-    async def confess(key: Key) -> None:
-        confessed.append(key)
+    async def report_error(key: Key) -> None:
+        reported.append(key)
 
-    operator.confess = confess
+    operator.report_error = report_error
 
     assert await operator.tick(KEY) == 1
-    assert confessed == [KEY]
+    assert reported == [KEY]
 
 
 def test_a_loop_that_looked_at_nothing_for_long_is_stuck():

@@ -25,7 +25,7 @@ from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import let_go, reconcile
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
-from kvmedic.loop import Loop
+from kvmedic.loop import Backoff, Loop
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
@@ -44,14 +44,6 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long a resource waits after a look that failed."""
-
-    first: timedelta
-    most: timedelta
-
-
 @dataclass(slots=True)
 class Operator:
     """One operator process: the loop, and what kopf tells it."""
@@ -66,15 +58,14 @@ class Operator:
     clock: Callable[[], datetime] = utc_now
     """What the time is, for what is stored; what a run waits for is counted by `ports.watch`."""
     loop: Loop = field(init=False)
-    confess: Callable[[Key], Awaitable[None]] = field(init=False)
-    """Tells an unexpected error in the resource's conditions, if the API lets us."""
-    _failures: dict[Key, int] = field(default_factory=dict)
+    report_error: Callable[[Key], Awaitable[None]] = field(init=False)
+    """Set Ready to Unknown after an unexpected error, if the API lets us."""
     _worked_at: float | None = None
 
     def __post_init__(self) -> None:
         """Make the loop whose every tick is guarded."""
         self.loop = Loop(self.tick, self.workers)
-        self.confess = self._confess
+        self.report_error = self._report_error
 
     async def tick(self, key: Key) -> float | None:
         """Look at one resource, if this process is the one that acts; never raises.
@@ -96,35 +87,34 @@ class Operator:
         try:
             delay = await look
         except Conflict as error:
-            return self._again(key, error, at_once=True)
+            return self._log_failure(key, error, at_once=True)
         except (Unavailable, Refused) as error:
-            return self._again(key, error)
+            return self._log_failure(key, error)
         except Exception as error:  # the one broad except: whatever it is, the fleet stands still
             LOG.exception("resource=%s/%s reason=%s", key.namespace, key.name, Reason.INTERNAL_ERROR)
-            await self.confess(key)
-            return self._again(key, error)
-        self._failures.pop(key, None)
+            await self.report_error(key)
+            return self._log_failure(key, error)
+        self.backoff.forget(key)
         if delay is None:
             self.forget(key.uid)
             return None
         return delay.total_seconds()
 
-    def _again(self, key: Key, error: Exception, *, at_once: bool = False) -> float:
-        """Return the delay before the next try: longer with every failure in a row."""
+    def _log_failure(self, key: Key, error: Exception, *, at_once: bool = False) -> float:
+        """Log and count a failed look; return the delay before the next try."""
         self.telemetry.failures.labels(kind=type(error).__name__).inc()
-        count = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(self.backoff.most, self.backoff.first * 2 ** min(count - 1, 16))
+        delay = self.backoff.delay_after_failure(key, at_once=at_once).total_seconds()
         LOG.warning(
             "resource=%s/%s kind=%s next_try_seconds=%.1f error=%s",
             key.namespace,
             key.name,
             type(error).__name__,
-            0.0 if at_once and count == 1 else delay.total_seconds(),
+            delay,
             error,
         )
-        return 0.0 if at_once and count == 1 else delay.total_seconds()
+        return delay
 
-    async def _confess(self, key: Key) -> None:
+    async def _report_error(self, key: Key) -> None:
         """Set Ready to Unknown after an unexpected error, if the API lets us."""
         with suppress(Conflict, Unavailable, Refused):
             resource = await self.ports.store.load(key)

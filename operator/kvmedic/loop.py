@@ -1,4 +1,4 @@
-"""The one reconcile loop: which resource is looked at next, and when; and what is listed anew now and then.
+"""The one reconcile loop: which resource is looked at next, and when; the back-off; what is listed anew.
 
 Resources are keyed by uid, so one that was deleted and made again is another. A key is never worked on
 twice at once; a wake-up during its tick makes one more tick follow. The loop holds nothing that matters:
@@ -18,6 +18,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns, free_unclaimed
@@ -32,6 +33,26 @@ JITTER_RATIO = 0.1
 
 Tick = Callable[[Key], Awaitable[float | None]]
 """Look at one resource once. Returns seconds until the next look, or None when it is gone."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """How long a resource waits after a look that failed: twice as long with every failure in a row."""
+
+    first: timedelta
+    most: timedelta
+    _failures: dict[Key, int] = field(default_factory=dict)
+
+    def delay_after_failure(self, key: Key, *, at_once: bool = False) -> timedelta:
+        """Return how long to wait after one more failure; `at_once`: not at all after the first one."""
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        if at_once and count == 1:
+            return timedelta(0)
+        return min(self.most, self.first * (1 << min(count - 1, 16)))
+
+    def forget(self, key: Key) -> None:
+        """Begin anew, after a look that succeeded."""
+        self._failures.pop(key, None)
 
 
 @dataclass(slots=True)

@@ -29,13 +29,13 @@ from kvmedic.controller.ports import (
     Trials,
 )
 from kvmedic.engines import VOCABULARIES
-from kvmedic.handlers import Backoff, Frame, Operator, serve
+from kvmedic.handlers import Frame, Operator, serve
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.kube.kubeconfig import AS_KUBECTL, ClusterChoice, find_kubeconfig
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
-from kvmedic.loop import Rounds
+from kvmedic.loop import Backoff, Rounds
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.probes import Beside, GenerationProbes
 from kvmedic.record.store import Store, wait_until_defined
