@@ -20,10 +20,11 @@ from typing import Any
 
 import kopf
 
+from kvmedic.controller.finalizer import let_go
 from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
-from kvmedic.controller.reconcile import let_go, reconcile
+from kvmedic.controller.reconcile import reconcile
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
 from kvmedic.loop import Backoff, Loop
 from kvmedic.model.evidence import Blocked

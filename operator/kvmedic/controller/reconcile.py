@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.execute import pursue
+from kvmedic.controller.finalizer import leave_ending_namespace, release_resource, remove_finalizer
 from kvmedic.controller.next_move import Tick
 from kvmedic.controller.obstacles import (
     absent,
@@ -21,15 +22,12 @@ from kvmedic.controller.obstacles import (
     report_unrecognised,
     unfit,
 )
-from kvmedic.controller.orphans import adopt_fleet, adopted_by_note, free_all
+from kvmedic.controller.orphans import adopt_fleet, adopted_by_note
 from kvmedic.controller.plans import proved_good
 from kvmedic.controller.ports import Ports, Senses, save
 from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.controller.temporary import (
-    abandon_command,
     note_temporary,
-    remove_finalizer,
-    restore_changes,
     swept,
     why_not_restored,
     with_holder,
@@ -69,7 +67,7 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if resource is None:
         return None
     ports.reporter.seen(resource)
-    if await _is_let_go(resource, ports):
+    if await leave_ending_namespace(resource, ports):
         return None
     record, policy = resource.record, resource.policy
     if record is None:
@@ -79,37 +77,13 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
         problem = None if policy else _problem(resource)
         return await pursue(Tick(resource, terms, record, run, ports, now, problem))
     if run is None and resource.wish in (Wish.DELETE, Wish.ABANDON):
-        return await _release_resource(resource, record, ports, now)
+        return await release_resource(resource, record, ports, now)
     if run is not None or policy is None:
         return await _complain(resource, record, ports, now)
     again = await _look_without_run(resource, policy, record, ports, now)
     if isinstance(again, Blocked):
         return await _complain(replace(resource, problem=again), record, ports, now)
     return again
-
-
-async def let_go(key: Key, ports: Ports) -> timedelta | None:
-    """Let a resource go where nobody can lead any more, as its namespace is being deleted; nothing else."""
-    resource = await ports.store.load(key)
-    if resource is None or await _is_let_go(resource, ports):
-        return None
-    return ports.pace.replica
-
-
-async def _is_let_go(resource: Resource, ports: Ports) -> bool:
-    """Let a resource go whose namespace is being deleted; return whether it is.
-
-    Nothing can be created there any more, no replica and no Lease, so no run can come to its end. What can be
-    put back still is: replicas out of rotation serve until they are deleted. The rollout stays frozen, as its
-    controller could only take replicas away.
-    """
-    if resource.wish not in (Wish.DELETE, Wish.ABANDON) or not resource.finalized:
-        return False
-    if not await ports.store.is_ending(resource.namespace):
-        return False
-    await free_all(ports.target, resource.namespace)
-    await remove_finalizer(resource, ports)
-    return True
 
 
 async def _look_without_run(
@@ -190,29 +164,6 @@ async def _begin_run(
         if blocked is None:
             await save(resource, open_run(seen, run, resource.generation, now), ports)
         return blocked
-
-
-async def _release_resource(
-    resource: Resource, record: Record, ports: Ports, now: datetime
-) -> timedelta | None:
-    """Let a resource go, once nothing of ours is left on its target, unless its owner abandons that."""
-    if resource.wish is Wish.DELETE:
-        found = await adopted_by_note(resource, record, ports, now)
-        if isinstance(found, Blocked):
-            text = f"{found.message}; then let this resource go: {abandon_command(resource)}"
-            text = found.message if resource.is_stand_in else text
-            told = complaint(record, Blocked(found.reason, text), resource.generation, now)
-            await save(resource, told, ports)
-            return ports.pace.idle
-        again = await restore_changes(resource, record, ports, now) if found is None else found
-        if again is not None:
-            return again
-    if resource.is_stand_in and resource.policy is not None:
-        view = await ports.target.look(resource.namespace, resource.policy)
-        if view is not None and not view.fleet.fields.is_frozen:
-            await ports.target.unclaim(view.fleet)
-    await remove_finalizer(resource, ports)
-    return None
 
 
 async def _report_unreadable(resource: Resource, ports: Ports, now: datetime) -> timedelta | None:

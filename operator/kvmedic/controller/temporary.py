@@ -1,9 +1,5 @@
 """Temporary changes from look to look: noted, and forgotten where they are somebody else's now.
 
-A resource that is deleted while there are some: they are restored first.
-
-No gate blocks that. A setting is put back by the same rollout as ever, and tried once.
-
 Shares of the devices' memory that were too much, as surveys and runs come upon them.
 
 What becomes of the copy of a ConfigMap in one tick of a run, and after it.
@@ -16,22 +12,20 @@ knows of it. It is removed only once nothing refers to it: a ReplicaSet that is 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from kvmedic.api.resource import GROUP, PLURAL
 from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.next_move import Tick, resting_move
-from kvmedic.controller.plans import obstacle_to
-from kvmedic.controller.ports import Ports, Target, save
+from kvmedic.controller.ports import Ports, Target
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import Goal, Plan, ReplicasStep
+from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Run, StepState, without_spec
-from kvmedic.model.spec import Policy, TargetRef
-from kvmedic.model.status import ConfigCopy, Record, Resource, TemporaryChange
-from kvmedic.record.runs import open_run, with_outgrown
-from kvmedic.record.surveys import REFRESH, complaint
+from kvmedic.model.run import Run, StepState
+from kvmedic.model.spec import Policy
+from kvmedic.model.status import ConfigCopy, Record, TemporaryChange
+from kvmedic.record.runs import with_outgrown
+from kvmedic.record.surveys import REFRESH
 from kvmedic.rollout.config_copy import SourceState, await_config_map, copying_move, hindrance, needs_source
 from kvmedic.rollout.decide import Decision, Direction, Walk, Watch
 from kvmedic.rollout.drift import Standing
@@ -41,14 +35,11 @@ from kvmedic.runbooks.preemption.memory_levers import memory_share
 from kvmedic.runbooks.preemption.restore import (
     SetValue,
     restore_after,
-    restore_setting,
     state_of,
-    step_back,
     with_calm,
     with_outlook,
 )
 from kvmedic.runbooks.workload import View, Workload
-from kvmedic.verdict.summary import Measure, run_of
 
 
 def note_temporary(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:
@@ -88,84 +79,6 @@ def why_not_restored(record: Record, policy: Policy) -> Blocked | None:
         )
         return Blocked(Reason.TEMPORARY_CHANGE_HELD, text)
     return None
-
-
-async def restore_changes(
-    resource: Resource, record: Record, ports: Ports, now: datetime
-) -> timedelta | None:
-    """Open the run that restores the next temporary change, as its resource is deleted.
-
-    Returns when to look again, or None where nothing is left to restore.
-    """
-    for held in record.temporary:
-        again = await _open_restoring_run(resource, record, held, ports, now)
-        if again is not None:
-            return again
-    return None
-
-
-async def _open_restoring_run(
-    resource: Resource, record: Record, held: TemporaryChange, ports: Ports, now: datetime
-) -> timedelta | None:
-    policy = _policy(resource, held)
-    view = await ports.target.look(resource.namespace, policy) if policy is not None else None
-    if policy is None or view is None:
-        return None
-    view = await with_holder(view, held, ports.target)
-    plan = _plan_restore(resource, held, view, policy)
-    if plan is None:
-        return None
-    if isinstance(plan, Blocked):
-        why = Blocked(plan.reason, f"{plan.message}; it is deleted once {held.line()} is restored")
-        await save(resource, complaint(record, why, resource.generation, now), ports)
-        return ports.pace.idle
-    run = replace(run_of(plan, view.fleet, view.template, Measure(Goal.CALM), now), terms=held.terms)
-    await save(resource, open_run(record, run, resource.generation, now), ports)
-    return timedelta(0)
-
-
-def _policy(resource: Resource, held: TemporaryChange) -> Policy | None:
-    """Return what restoring goes by, also where the spec cannot be followed; None: nothing says enough."""
-    if resource.policy is not None or held.terms is None:
-        return resource.policy
-    target = held.step.target
-    return without_spec(TargetRef(target.kind, target.name, held.step.container), held.terms)
-
-
-def _plan_restore(
-    resource: Resource, held: TemporaryChange, view: View, policy: Policy
-) -> Plan | Blocked | None:
-    """Return the plan that restores a change, or why it cannot begin; None: it is somebody else's now."""
-    fleet, workload = view.fleet, engine_of(view, policy)
-    state = state_of(held, fleet, workload)
-    if state is SetValue.CHANGED:
-        return None
-    if isinstance(held.step, ReplicasStep):
-        step = step_back(held.step, held.fewest, held.fewest, fleet.revision)
-        plan: Plan | Blocked = Plan((step,), fleet.uid, fleet.revision, resource.generation, step.reason)
-    elif isinstance(workload, Blocked):
-        plan = workload
-    elif state is SetValue.UNKNOWN:
-        plan = Blocked(Reason.FLAG_NOT_EDITABLE, "the file with the engine's flags cannot be read")
-    else:
-        plan = restore_setting(workload, held.step, "", resource.generation)
-    if isinstance(plan, Blocked):
-        return Blocked(plan.reason, plan.message)
-    message = f"the resource is deleted: {plan.reason.sentence}"
-    deleting = replace(plan, reason=Reason.RESOURCE_DELETED, message=message)
-    return obstacle_to(plan.steps[0], fleet, Goal.CALM) or deleting
-
-
-def abandon_command(resource: Resource) -> str:
-    """Return what lets a resource go as it is, as it is typed."""
-    kind = f"{PLURAL}.{GROUP}"
-    return f"kubectl -n {resource.namespace} annotate {kind} {resource.name} {GROUP}/abandon=true"
-
-
-async def remove_finalizer(resource: Resource, ports: Ports, record: Record | None = None) -> None:
-    """Take the finalizer off; not while something of a record has to be put or given back before the end."""
-    if resource.finalized and (record is None or not record.temporary):
-        await ports.store.finalize(resource, present=False)
 
 
 def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:
