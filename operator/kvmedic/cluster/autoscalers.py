@@ -1,13 +1,11 @@
-"""Who else has a say in a target's replicas and pods, and the minimum of its autoscaler.
+"""The autoscalers of a target: who scales it, within which bounds, and how its minimum is set.
 
-A kind that a cluster lacks (KEDA's, the VerticalPodAutoscaler's) counts as nobody. The minimum is set by one
-patch that tests uid and version, and marks the object with run and number. Who looked earlier gets a
-`Conflict`.
+The minimum is set by one patch that tests uid and version, and marks the object with run and number. Who
+looked earlier gets a `Conflict`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +31,7 @@ from kvmedic.kube.objects import (
     annotations_of,
     items,
     labels_of,
+    name_of,
     section,
     uid_of,
 )
@@ -40,7 +39,7 @@ from kvmedic.model.edits import PatchOperation
 from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.moves import SetMinimum
-from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
+from kvmedic.rollout.preconditions import Autoscaler, VerticalAutoscaler
 
 HPA, SCALED_OBJECT = "HorizontalPodAutoscaler", "ScaledObject"
 SCALED_OBJECTS = Resource("keda.sh/v1alpha1", "scaledobjects")
@@ -76,8 +75,6 @@ KEDA 2.21."""
 
 
 VERTICAL_AUTOSCALERS = Resource("autoscaling.k8s.io/v1", "verticalpodautoscalers")
-DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
-NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
 
 KEDA_PAUSES = ("autoscaling.keda.sh/paused", "autoscaling.keda.sh/paused-replicas")
 KEDA_ADDS_NONE = "autoscaling.keda.sh/paused-scale-out"
@@ -87,70 +84,7 @@ VPA_MODE = "Recreate"
 (autoscaling.k8s.io/v1)."""
 
 
-async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any]) -> Neighbours:
-    """Return who has a say in the replicas and pods of a target."""
-    labels = labels_of(template)
-    drained = {**labels, fleet.rotation.label: fleet.rotation.draining}
-    kinds = (AUTOSCALERS, SCALED_OBJECTS, VERTICAL_AUTOSCALERS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
-    hpas, scaled, vertical, budgets, networks = await asyncio.gather(
-        *(_list_objects(client, kind, fleet.namespace) for kind in kinds)
-    )
-    return Neighbours(
-        autoscalers=tuple(_autoscalers_of(fleet, scaled, hpas)),
-        vertical=tuple(
-            VerticalAutoscaler(
-                _name(body), str(section(body, "spec", "updatePolicy").get("updateMode") or VPA_MODE)
-            )
-            for body in vertical
-            if _targets(section(body, "spec", "targetRef"), fleet)
-        ),
-        disruption_budgets=tuple(
-            _name(each) for each in budgets if _selects(section(each, "spec").get("selector"), labels)
-        ),
-        of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
-    )
-
-
-def policies_of_draining(
-    budgets: Iterable[JsonObject],
-    networks: Iterable[JsonObject],
-    labels: Mapping[str, str],
-    drained: Mapping[str, str],
-) -> Iterator[str]:
-    """Yield what treats a replica differently while it drains, by kind and name.
-
-    A budget may stop counting it, as it leaves; it may not start to. A NetworkPolicy may do neither: the
-    requests that the replica still answers would get other rules.
-
-    Args:
-        drained: the same labels while it drains.
-    """
-    for body in budgets:
-        by = section(body, "spec").get("selector")
-        if _selects(by, drained) and not _selects(by, labels):
-            yield f"PodDisruptionBudget {_name(body)}"
-    for body in networks:
-        spec = section(body, "spec")
-        # The pods of its namespace that it holds for, and their peers.
-        selectors = [spec.get("podSelector")]
-        for way, ends in (("ingress", "from"), ("egress", "to")):
-            selectors += [peer.get("podSelector") for rule in items(spec, way) for peer in items(rule, ends)]
-        if any(_selects(by, drained) != _selects(by, labels) for by in selectors):
-            yield f"NetworkPolicy {_name(body)}"
-
-
-async def _list_objects(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
-    """Return all objects of a kind in the order of their names; none where the cluster lacks the kind."""
-    try:
-        found = await client.list(kind, namespace)
-    except Refused as error:
-        if error.code == NOT_FOUND:
-            return []
-        raise
-    return sorted(found, key=_name)
-
-
-def _autoscalers_of(
+def autoscalers_of(
     fleet: Fleet, scaled: Iterable[JsonObject], hpas: Iterable[JsonObject]
 ) -> Iterator[Autoscaler]:
     """Yield who scales the target: ScaledObjects, and HorizontalPodAutoscalers that are not KEDA's own."""
@@ -174,6 +108,14 @@ def _autoscalers_of(
             yield replace(_read_autoscaler(HPA, body), wanted=wanted, may_add=may_add)
 
 
+def vertical_autoscalers_of(fleet: Fleet, bodies: Iterable[JsonObject]) -> Iterator[VerticalAutoscaler]:
+    """Yield the VerticalPodAutoscalers of the target."""
+    for body in bodies:
+        if _targets(section(body, "spec", "targetRef"), fleet):
+            mode = section(body, "spec", "updatePolicy").get("updateMode") or VPA_MODE
+            yield VerticalAutoscaler(name_of(body), str(mode))
+
+
 def _read_autoscaler(kind: str, body: JsonObject) -> Autoscaler:
     fewest, most, is_given = BOUNDS[kind].read_bounds(section(body, "spec"))
     # A Helm release applies only when a person upgrades it; its value then counts as theirs.
@@ -181,7 +123,7 @@ def _read_autoscaler(kind: str, body: JsonObject) -> Autoscaler:
     named = owner.name if owner is not None and owner.reason is not Reason.MANAGED_BY_HELM else ""
     manager = applier_of(body, BOUNDS[kind].minimum)
     applier = named or (f"field manager {manager}" if manager else "")
-    return Autoscaler(kind, _name(body), fewest, most, uid=uid_of(body), is_given=is_given, owner=applier)
+    return Autoscaler(kind, name_of(body), fewest, most, uid=uid_of(body), is_given=is_given, owner=applier)
 
 
 def _may_add(policies: Mapping[str, Any]) -> bool:
@@ -193,33 +135,6 @@ def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:
     """Return whether a reference means the target; kind and version may be left out in KEDA's."""
     group = str(ref.get("apiVersion", "apps/v1")).partition("/")[0]
     return (group, ref.get("kind", "Deployment"), ref.get("name")) == ("apps", "Deployment", fleet.name)
-
-
-def _selects(selector: object, labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
-    if not isinstance(selector, Mapping):
-        return False
-    wanted = section(selector, "matchLabels")
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
-        _holds(each, labels) for each in items(selector, "matchExpressions")
-    )
-
-
-def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    key, values = str(expression.get("key")), expression.get("values") or []
-    match expression.get("operator"):
-        case "In":
-            return labels.get(key) in values
-        case "NotIn":
-            return labels.get(key) not in values
-        case "Exists":
-            return key in labels
-        case _:
-            return key not in labels
-
-
-def _name(body: Mapping[str, Any]) -> str:
-    return str(section(body, "metadata").get("name", ""))
 
 
 async def minimum_of(client: Client, namespace: str, holder: ObjectRef) -> Minimum | None:
@@ -297,9 +212,9 @@ def scaler_of(deployment: Mapping[str, Any], autoscalers: Iterable[JsonObject]) 
     """
     for each in autoscalers:
         target = section(each, "spec", "scaleTargetRef")
-        if (target.get("kind"), target.get("name")) == ("Deployment", _name(deployment)):
+        if (target.get("kind"), target.get("name")) == ("Deployment", name_of(deployment)):
             made_for = labels_of(each).get(SCALED_OBJECT_LABEL)
-            own = f"HorizontalPodAutoscaler {_name(each)}"
+            own = f"HorizontalPodAutoscaler {name_of(each)}"
             return Owner(Reason.REPLICAS_AUTOSCALED, f"ScaledObject {made_for}" if made_for else own)
     manager = applier_of(deployment, "replicas")
     return Owner(Reason.REPLICAS_AUTOSCALED, f"field manager {manager}") if manager else None

@@ -6,16 +6,26 @@ shows is never older than what an earlier one claims: a Deployment that says "ob
 ReplicaSets at least as new, and a pod that was cordoned is followed by EndpointSlices that may already
 know it. What changes in between shows up no later than in the effect: each one tests what it was
 decided on.
+
+Who else has a say in its replicas and pods is read before a run is opened: autoscalers, PodDisruptionBudgets
+and NetworkPolicies. A kind that a cluster lacks counts as nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kvmedic.cluster.autoscalers import scaler_of
+from kvmedic.cluster.autoscalers import (
+    SCALED_OBJECTS,
+    VERTICAL_AUTOSCALERS,
+    autoscalers_of,
+    scaler_of,
+    vertical_autoscalers_of,
+)
 from kvmedic.cluster.ownership import (
     CORDON_COST,
     CORDONED,
@@ -27,7 +37,8 @@ from kvmedic.cluster.ownership import (
     owner_of,
 )
 from kvmedic.engines import ENGINES
-from kvmedic.kube.client import Client
+from kvmedic.kube.client import NOT_FOUND, Client
+from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
     AUTOSCALERS,
     DEPLOYMENTS,
@@ -37,11 +48,13 @@ from kvmedic.kube.objects import (
     SERVICES,
     JsonObject,
     Ref,
+    Resource,
     annotations_of,
     controller_uid,
     items,
     labels_of,
     moment,
+    name_of,
     section,
     uid_of,
 )
@@ -59,7 +72,11 @@ from kvmedic.model.fleet import (
 )
 from kvmedic.model.redaction import redact
 from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.runbooks.workload import View
+
+DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
 
 PLACES = (("state", Instance.PRESENT), ("lastState", Instance.PREVIOUS))
 """Where the kubelet shows how an instance of a container ended, by instance. While it waits before it starts
@@ -203,7 +220,7 @@ def rotation_of(
     """
     template = section(deployment, "spec", "template", "metadata", "labels")
     drained = {**template, label.key: label.draining}
-    by_name = {str(section(each, "metadata").get("name")): each for each in services}
+    by_name = {name_of(each): each for each in services}
     selecting = {
         name: section(each, "spec", "selector") for name, each in by_name.items() if selects(each, template)
     }
@@ -434,3 +451,83 @@ def _numbers(body: JsonObject, annotation: str) -> tuple[int, ...]:
 def _is_observed(body: JsonObject) -> bool:
     generation = int(section(body, "metadata")["generation"])
     return int(section(body, "status").get("observedGeneration", 0)) >= generation
+
+
+async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any]) -> Neighbours:
+    """Return who has a say in the replicas and pods of a target."""
+    labels = labels_of(template)
+    drained = {**labels, fleet.rotation.label: fleet.rotation.draining}
+    kinds = (AUTOSCALERS, SCALED_OBJECTS, VERTICAL_AUTOSCALERS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
+    hpas, scaled, vertical, budgets, networks = await asyncio.gather(
+        *(_list_objects(client, kind, fleet.namespace) for kind in kinds)
+    )
+    return Neighbours(
+        autoscalers=tuple(autoscalers_of(fleet, scaled, hpas)),
+        vertical=tuple(vertical_autoscalers_of(fleet, vertical)),
+        disruption_budgets=tuple(
+            name_of(each) for each in budgets if _selects(section(each, "spec").get("selector"), labels)
+        ),
+        of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
+    )
+
+
+def policies_of_draining(
+    budgets: Iterable[JsonObject],
+    networks: Iterable[JsonObject],
+    labels: Mapping[str, str],
+    drained: Mapping[str, str],
+) -> Iterator[str]:
+    """Yield what treats a replica differently while it drains, by kind and name.
+
+    A budget may stop counting it, as it leaves; it may not start to. A NetworkPolicy may do neither: the
+    requests that the replica still answers would get other rules.
+
+    Args:
+        drained: the same labels while it drains.
+    """
+    for body in budgets:
+        by = section(body, "spec").get("selector")
+        if _selects(by, drained) and not _selects(by, labels):
+            yield f"PodDisruptionBudget {name_of(body)}"
+    for body in networks:
+        spec = section(body, "spec")
+        # The pods of its namespace that it holds for, and their peers.
+        selectors = [spec.get("podSelector")]
+        for way, ends in (("ingress", "from"), ("egress", "to")):
+            selectors += [peer.get("podSelector") for rule in items(spec, way) for peer in items(rule, ends)]
+        if any(_selects(by, drained) != _selects(by, labels) for by in selectors):
+            yield f"NetworkPolicy {name_of(body)}"
+
+
+async def _list_objects(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
+    """Return all objects of a kind in the order of their names; none where the cluster lacks the kind."""
+    try:
+        found = await client.list(kind, namespace)
+    except Refused as error:
+        if error.code == NOT_FOUND:
+            return []
+        raise
+    return sorted(found, key=name_of)
+
+
+def _selects(selector: object, labels: Mapping[str, str]) -> bool:
+    """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
+    if not isinstance(selector, Mapping):
+        return False
+    wanted = section(selector, "matchLabels")
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _holds(each, labels) for each in items(selector, "matchExpressions")
+    )
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = str(expression.get("key")), expression.get("values") or []
+    match expression.get("operator"):
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case _:
+            return key not in labels

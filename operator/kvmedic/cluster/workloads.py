@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, assert_never, cast
 
-from kvmedic.cluster.autoscalers import minimum_of, neighbours_of, set_minimum, unmark
+from kvmedic.cluster.autoscalers import minimum_of, set_minimum, unmark
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.engine_logs import ends_of, pools_of, starts_of
 from kvmedic.cluster.ownership import (
@@ -31,7 +31,7 @@ from kvmedic.cluster.ownership import (
     unmark_operations,
 )
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
-from kvmedic.cluster.snapshot import rollout_fields, snapshot
+from kvmedic.cluster.snapshot import neighbours_of, rollout_fields, snapshot
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Call, Conflict, Refused

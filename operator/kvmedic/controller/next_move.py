@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.controller.ports import Ports
 from kvmedic.model.config_edits import EditedTemplate
-from kvmedic.model.evidence import Absence, Blocked, Measured, Missing, Reading
+from kvmedic.model.evidence import Blocked, Reading
 from kvmedic.model.fleet import Fleet, Pod, RolloutFields, template_hash
 from kvmedic.model.plan import (
     Goal,
@@ -31,7 +31,15 @@ from kvmedic.model.status import Record, Resource, Urgency
 from kvmedic.rollout import row_of
 from kvmedic.rollout.config_copy import Files
 from kvmedic.rollout.decide import Direction
-from kvmedic.rollout.draining import Drain, StartLimits, canary_pool_move, start_limit
+from kvmedic.rollout.draining import (
+    Drain,
+    StartLimits,
+    canary_pool_move,
+    drain_by_counts,
+    drain_of_unreached,
+    drain_past_limit,
+    start_limit,
+)
 from kvmedic.rollout.drift import claimed_sequence, committed_sequence
 from kvmedic.rollout.edited_template import without_our_change
 from kvmedic.rollout.moves import (
@@ -200,65 +208,34 @@ def _pods_held_back(tick: Tick) -> frozenset[str]:
 
 
 async def drain_of(tick: Tick, fleet: Fleet) -> Drain:
-    """Return what is known of the requests on the victim.
-
-    What nobody knows is waited for like requests. After the time-out a replica that is down goes; any other
-    one only where the spec says so.
-    """
+    """Return what is known of the requests on the victim."""
     victim = tick.run.victim
     pod = _pod(fleet, victim) if victim else None
     if victim is None or pod is None:
         return Drain.UNKNOWN
-    rollout = tick.policy.rollout
+    rollout, found = tick.policy.rollout, Drain.UNKNOWN
     late = elapsed_time(tick, "cordoned", victim.uid, victim.cordoned_at) > rollout.drain_timeout
-    found = Drain.UNKNOWN
     if victim.out_at is not None:
-        found = await _requests_on(tick, pod, elapsed_time(tick, "out", victim.uid, victim.out_at))
-    if not late or (found in (Drain.IDLE, Drain.DOWN) and not pod.in_rotation):
+        found = await _count_requests(tick, pod, elapsed_time(tick, "out", victim.uid, victim.out_at))
+    if not late:
         return found
-    goes = pod.is_unreached or rollout.on_drain_timeout is OnDrainTimeout.PROCEED
-    return Drain.TIMED_OUT if goes else Drain.HELD
+    return drain_past_limit(found, pod, proceeds=rollout.on_drain_timeout is OnDrainTimeout.PROCEED)
 
 
-async def _requests_on(tick: Tick, pod: Pod, out: timedelta) -> Drain:
-    """Return what the replica itself says of its requests; `out`: for how long it has been out of rotation.
-
-    Two counts of zero are needed, both some seconds after it left rotation: clients with an open
-    connection may send once more.
-    """
-    pace = tick.ports.pace
+async def _count_requests(tick: Tick, pod: Pod, out: timedelta) -> Drain:
+    """Ask a replica for its requests as often as it takes; `out`: since when it has been out of rotation."""
     if pod.is_unreached:
-        return await _requests_on_unreached(tick, pod)
-    if out < pace.drain_quiet:
-        return Drain.BUSY
-    first = await _requests_in_flight(tick, pod)
-    if not _is_zero(first):
-        return Drain.BUSY if isinstance(first, Measured) else Drain.UNKNOWN
-    await asyncio.sleep(pace.drain_interval.total_seconds())
-    second = await _requests_in_flight(tick, pod)
-    if _is_zero(second):
-        return Drain.IDLE
-    return Drain.BUSY if isinstance(second, Measured) else Drain.UNKNOWN
-
-
-async def _requests_on_unreached(tick: Tick, pod: Pod) -> Drain:
-    """Return what is known of the requests on a replica to which no Service has led any.
-
-    Where nobody answers there are none; one look finds those who go past the Services.
-    """
-    found = await _requests_in_flight(tick, pod)
-    if isinstance(found, Measured):
-        return Drain.BUSY if found.value > 0 else Drain.DOWN
-    silent = isinstance(found, Missing) and found.reason is Absence.SOURCE_UNAVAILABLE
-    return Drain.DOWN if silent else Drain.UNKNOWN
+        return drain_of_unreached(await _requests_in_flight(tick, pod))
+    pace, counts = tick.ports.pace, list[Reading[float]]()
+    while (drain := drain_by_counts(out, pace.drain_quiet, counts)) is None:
+        if counts:
+            await asyncio.sleep(pace.drain_interval.total_seconds())
+        counts.append(await _requests_in_flight(tick, pod))
+    return drain
 
 
 async def _requests_in_flight(tick: Tick, pod: Pod) -> Reading[float]:
     return await tick.ports.metrics.in_flight(tick.policy.source, tick.resource.namespace, pod)
-
-
-def _is_zero(reading: Reading[float]) -> bool:
-    return isinstance(reading, Measured) and reading.value == 0
 
 
 def _pod(fleet: Fleet, victim: Victim) -> Pod | None:

@@ -82,6 +82,11 @@ def labels_of(body: Mapping[str, Any]) -> dict[str, str]:
     return section(body, "metadata", "labels")
 
 
+def name_of(body: Mapping[str, Any]) -> str:
+    """Return an object's name."""
+    return str(section(body, "metadata").get("name", ""))
+
+
 def uid_of(body: Mapping[str, Any]) -> str:
     """Return an object's uid."""
     return str(section(body, "metadata").get("uid", ""))

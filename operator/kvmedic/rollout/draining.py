@@ -10,7 +10,7 @@ a while (`kvmedic.rollout.scaling`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -28,7 +28,7 @@ class Drain(StrEnum):
 
     BUSY = "Busy"
     IDLE = "Idle"
-    """Two readings of zero, at least five seconds after it left rotation."""
+    """`ZERO_COUNTS` counts of zero, the first some seconds after it left rotation."""
     UNKNOWN = "Unknown"
     """Not every engine of it said how many: that waits as requests do."""
     DOWN = "Down"
@@ -38,6 +38,51 @@ class Drain(StrEnum):
     graceful shutdown has to do the rest."""
     HELD = "Held"
     """`drainTimeout` passed, and it is not let go."""
+
+
+ZERO_COUNTS = 2
+"""Counts of no request, one after the other, that end a drain: a client with an open connection may send once
+more between them."""
+
+
+def drain_by_counts(out: timedelta, quiet: timedelta, counts: Sequence[Reading[float]]) -> Drain | None:
+    """Return what a replica's own counts say of the requests on it; None: one more count is needed.
+
+    Args:
+        out: for how long it has been out of rotation.
+        quiet: for how long it must have been before a count tells anything.
+        counts: of its requests, in their order.
+    """
+    if out < quiet:
+        return Drain.BUSY
+    for count in counts:
+        if not isinstance(count, Measured):
+            return Drain.UNKNOWN
+        if count.value != 0:
+            return Drain.BUSY
+    return Drain.IDLE if len(counts) >= ZERO_COUNTS else None
+
+
+def drain_of_unreached(count: Reading[float]) -> Drain:
+    """Return what one count says of a replica to which no Service has led a request.
+
+    Where nobody answers there are none; a count finds those who go past the Services.
+    """
+    if isinstance(count, Measured):
+        return Drain.BUSY if count.value > 0 else Drain.DOWN
+    is_silent = isinstance(count, Missing) and count.reason is Absence.SOURCE_UNAVAILABLE
+    return Drain.DOWN if is_silent else Drain.UNKNOWN
+
+
+def drain_past_limit(found: Drain, pod: Pod, *, proceeds: bool) -> Drain:
+    """Return what becomes of a drain whose time-out passed; `proceeds`: the spec lets the replica go then.
+
+    One that is idle goes. What nobody knows counts like requests: a replica that is down goes, any other one
+    only where the spec says so.
+    """
+    if found in (Drain.IDLE, Drain.DOWN) and not pod.in_rotation:
+        return found
+    return Drain.TIMED_OUT if pod.is_unreached or proceeds else Drain.HELD
 
 
 def draining_move(
