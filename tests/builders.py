@@ -159,6 +159,7 @@ class Replica:
             Signal.RUNNING_MEAN: self.running_mean,
             Signal.RUNNING_MAX: self.running_max,
             Signal.WAITING_MEAN: self.waiting_mean,
+            Signal.WAITING_AT_END: self.waiting_mean,
             Signal.KV_CACHE_USAGE_MEAN: self.usage_mean,
             Signal.KV_CACHE_USAGE_MAX: max(self.usage_mean, 1.0 if self.preemptions else 0.0),
             Signal.KV_CACHE_USAGE_DEVIATION: 0.02,

@@ -17,7 +17,7 @@ from kvmedic.model.evidence import EVERY_SIGNAL
 from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
 from kvmedic.model.plan import Goal, MinimumHolder, ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Mode, ScaleBound
+from kvmedic.model.spec import Mode, Objectives, ScaleBound
 from kvmedic.model.status import Record, Resource, TemporaryChange
 from kvmedic.record.surveys import REFRESH
 from kvmedic.record.telemetry import notes
@@ -60,7 +60,7 @@ async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
         ReplicasStep(HELD.step.target, HELD.step.container, 4, 3, REVISION, Reason.REPLICAS_GIVEN_BACK),
     )
     assert (due.goal, due.obstacle) == (Goal.CALM, None)
-    assert due.baseline() is None, "an idle fleet has no figures, and needs none"
+    assert due.baseline(Objectives()) is None, "an idle fleet has no figures, and needs none"
     assert (early.plan, early.outlook, len(glanced.looks)) == (None, "", 1)
 
 

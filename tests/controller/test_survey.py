@@ -31,7 +31,7 @@ from kvmedic.model.evidence import (
 from kvmedic.model.fleet import CRASH_LOOP, Pod, template_hash
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Mode
+from kvmedic.model.spec import Mode, Objectives
 from kvmedic.model.status import LastGood, Record, Resource, ShownPlan, Traffic
 from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.compression.savings import ASKED
@@ -285,7 +285,7 @@ async def test_a_gpu_that_ran_out_of_memory_is_met_whatever_the_metrics_say(stat
     assert found.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
     assert found.goal is Goal.STEADINESS
     assert (found.plan.steps[0].before, found.plan.steps[0].after) == (None, "0.9")
-    assert not isinstance(found.baseline(), Inconclusive)
+    assert not isinstance(found.baseline(Objectives()), Inconclusive)
 
 
 async def test_a_replica_that_cannot_stay_up_does_not_stand_in_its_own_way() -> None:
@@ -519,7 +519,9 @@ async def test_one_replica_that_says_nothing_does_not_blind_the_fleet(
     assert found.diagnosis.reason is reason
     assert "judged on 4 of 5 replicas, without e (" in found.diagnosis.line()
     assert why in found.diagnosis.line()
-    assert reason is Reason.HEALTHY or (found.plan and not isinstance(found.baseline(), Inconclusive))
+    assert reason is Reason.HEALTHY or (
+        found.plan and not isinstance(found.baseline(Objectives()), Inconclusive)
+    )
     assert healthy_revision(found, resource.policy, NOW) is None
 
 

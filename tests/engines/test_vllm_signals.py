@@ -104,6 +104,7 @@ QUERIES = {
     Signal.PREEMPTIONS: "increase(vllm:num_preemptions_total[300s])",
     Signal.KV_CACHE_USAGE_MEAN: "avg_over_time(vllm:kv_cache_usage_perc[300s])"
     " or avg_over_time(vllm:gpu_cache_usage_perc[300s])",
+    Signal.WAITING_AT_END: "last_over_time(vllm:num_requests_waiting[300s])",
     Signal.STARTED_SECONDS: "last_over_time(process_start_time_seconds[120s])"
     " and on (namespace, pod, instance, job) last_over_time(vllm:num_requests_running[120s])",
     Signal.E2E_SECONDS: "(increase(vllm:e2e_request_latency_seconds_bucket[300s]))"

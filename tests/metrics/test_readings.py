@@ -55,6 +55,7 @@ TABLE = [
         150 - 0.5 * 15,
     ),
     ("the waiting fell by nine", "draining", Signal.REQUESTS_IN_FLIGHT_CHANGE, -9.0),
+    ("how many wait at the end", "draining", Signal.WAITING_AT_END, 2.0),
     ("a change since the start of a young replica", "young", Signal.REQUESTS_IN_FLIGHT_CHANGE, 0.0),
     ("the mean of a gauge", "swinging", Signal.RUNNING_MEAN, 8.0),
     ("the largest of a gauge", "swinging", Signal.RUNNING_MAX, 12.0),

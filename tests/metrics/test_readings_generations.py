@@ -51,6 +51,7 @@ OF_TIME = frozenset(
         Signal.RUNNING_MEAN,
         Signal.RUNNING_MAX,
         Signal.WAITING_MEAN,
+        Signal.WAITING_AT_END,
         Signal.KV_CACHE_USAGE_MEAN,
         Signal.KV_CACHE_USAGE_MAX,
         Signal.KV_CACHE_USAGE_DEVIATION,

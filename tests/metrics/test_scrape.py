@@ -360,6 +360,7 @@ def test_two_recorded_pages_tell_what_happened_between_them() -> None:
         Signal.RUNNING_MEAN: 5.5,
         Signal.RUNNING_MAX: 11.0,
         Signal.WAITING_MEAN: 5.0,
+        Signal.WAITING_AT_END: 10.0,
         Signal.KV_CACHE_USAGE_MEAN: 0.5,
         Signal.KV_CACHE_USAGE_MAX: 1.0,
         Signal.KV_CACHE_USAGE_DEVIATION: Unsupported(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from math import exp
 
 import pytest
 
@@ -62,6 +63,9 @@ BEFORE = Baseline(
     inter_token_tail_seconds=8.0,
     stalls_per_request=0.5,
     time_to_first_token_p95_seconds=2.0,
+    first_token_limit_seconds=30.0,
+    in_time_share=1.0,
+    served_in_time_per_second=1213,
     end_to_end_p95_seconds=20.0,
     kv_cache_usage_ratio=0.95,
     waiting_mean=30.0,
@@ -109,12 +113,37 @@ def test_a_baseline_is_the_whole_fleets_figures() -> None:
     assert 1.0 < found.inter_token_tail_seconds <= 2.5
     assert found.stalls_per_request == pytest.approx(192 / 960 / 3)
     assert 1 < found.time_to_first_token_p95_seconds <= 1.5
+    assert found.first_token_limit_seconds == 30
+    assert found.in_time_share == pytest.approx(1, abs=0.001)
+    assert found.served_in_time_per_second == pytest.approx(
+        3 * 960 * 190 / 300 * exp(-192 / 960 / 3), rel=0.01
+    )
     assert 10 < found.end_to_end_p95_seconds <= 15
     assert found.kv_cache_usage_ratio == pytest.approx(0.99)
     assert found.waiting_mean == pytest.approx(3 * 9.2)
     assert found.restarts == 2
     assert found.models == ("llm",)
     assert found.aborted_share == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "waiting", "share"),
+    [(0.5, 0.0, 0.0), (2.0, 0.0, 1.0), (2.0, 960 / 300 * 2.0, 1.0), (2.0, 960 / 300 * 2.0 + 960, 0.5)],
+    ids=["all are late", "all are in time", "those that wait may be in time", "those that wait are late"],
+)
+def test_first_tokens_are_in_time_by_a_limit_and_those_that_wait_for_longer_are_late(
+    limit: float, waiting: float, share: float
+) -> None:
+    queued = with_number(THRASHING.readings(), Signal.WAITING_AT_END, waiting)
+
+    found = baseline_of(an_observation(queued), 0, limit)
+
+    assert not isinstance(found, Inconclusive)
+    assert found.first_token_limit_seconds == limit
+    assert found.in_time_share == pytest.approx(share, abs=0.001)
+    assert found.served_in_time_per_second == pytest.approx(
+        found.generated_tokens_per_second * found.in_time_share * exp(-found.stalls_per_request)
+    )
 
 
 def test_requests_that_were_given_up_have_arrived_too() -> None:
@@ -124,6 +153,7 @@ def test_requests_that_were_given_up_have_arrived_too() -> None:
 
     assert not isinstance(found, Inconclusive)
     assert found.aborted_share == pytest.approx(240 / 1200)
+    assert found.in_time_share == pytest.approx(960 / 1200, abs=0.001)
     assert found.requests_per_second == pytest.approx(1200 / 300)
 
 
@@ -341,8 +371,11 @@ ROWS: Mapping[str, tuple[Mapping[str, float], Verdict]] = {
         {"generated_tokens_per_second": 1899, "stalls_per_request": 0.5},
         Verdict.NOT_RECOVERED,
     ),
-    "throughput paid for with goodput": ({"generated_tokens_per_second": 1600}, Verdict.RECOVERED),
-    "throughput paid for with too little goodput": (
+    "throughput paid for with more in time": (
+        {"generated_tokens_per_second": 1600},
+        Verdict.RECOVERED,
+    ),
+    "throughput paid for with too little": (
         {"generated_tokens_per_second": 1330},
         Verdict.NOT_RECOVERED,
     ),
@@ -458,7 +491,7 @@ def test_an_objective_that_is_still_not_met_is_no_recovery_yet_and_the_change_st
     found = compare_for_relief(Comparison(BEFORE, AFTER, objectives, TRIGGER))
 
     assert (found.verdict, found.reason) == (Verdict.IMPROVED, Reason.IMPROVED)
-    assert f"not met: {name}; preemptions" in found.message
+    assert f"not met: {name}; served in time x" in found.message
 
 
 def test_an_objective_that_is_met_at_last_is_part_of_a_recovery() -> None:

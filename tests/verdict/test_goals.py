@@ -381,7 +381,7 @@ def test_replicas_that_cannot_be_judged_are_missing_on_both_sides() -> None:
 def test_the_message_has_both_numbers_of_replicas():
     found = judge_more(VerdictInput(TWO, an_observation(*[SPREAD] * 3), Objectives(), TRIGGER, 0))
 
-    assert found.message.startswith("2 -> 3 replicas, the fleet's figures: preemptions per request 1.75 -> ")
+    assert found.message.startswith("2 -> 3 replicas, the fleet's figures: served in time x1.07, ")
 
 
 def test_the_figures_that_it_is_judged_by_are_those_of_all_replicas():
@@ -434,7 +434,7 @@ def test_the_running_sequences_of_a_fleet_are_recorded_where_every_replica_tells
     assert [each.running_mean for each in found if isinstance(each, Baseline)] == [45.6, None]
 
 
-HANGING = replace(CALM, stalls=CALM.finished * 0.05, stall_seconds=7.0)
+HANGING = replace(CALM, stalls=CALM.finished * 0.05 + 1e-6, stall_seconds=7.0)
 SOUND = replace(HANGING, stalls=HANGING.stalls - 1)
 WITHOUT = [
     ("calm", [CALM, CALM], 0, Verdict.RECOVERED),

@@ -57,8 +57,8 @@ def test_the_share_in_time_counts_those_that_no_histogram_has(
 
 @pytest.mark.parametrize(
     ("stalls", "tokens", "expected"),
-    [(10.0, 2000.0, 1.0), (0.0, 2000.0, 0.0), (100.0, 2000.0, 9.0), (0.0, 0.0, 0.0)],
-    ids=["ten per ten answers", "none", "more than count", "no token"],
+    [(10.0, 2000.0, 1.0), (0.0, 2000.0, 0.0), (100.0, 2000.0, 10.0), (0.0, 0.0, 0.0)],
+    ids=["ten per ten answers", "none", "ten per answer", "no token"],
 )
 def test_stalls_are_counted_by_token_for_requests_of_one_length(
     stalls: float, tokens: float, expected: float

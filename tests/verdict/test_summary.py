@@ -20,6 +20,7 @@ AFTER = replace(
     stalls_per_request=0.0,
     inter_token_tail_seconds=0.3,
     generated_tokens_per_second=800,
+    served_in_time_per_second=800,
     time_to_first_token_p95_seconds=1.5,
     end_to_end_p95_seconds=13.0,
 )
@@ -44,6 +45,7 @@ def test_a_kept_change_is_told_with_what_it_brought_and_what_it_cost() -> None:
     assert (found.run, found.at, found.outcome) == ("20260301-025500", NOW, Reason.RECOVERED)
     assert found.changed == ("Deployment/llm: maxNumSeqs 64 -> 16: Kept",)
     assert {shift.name: (shift.before, shift.after) for shift in found.brought} == {
+        "servedInTimePerSecondAndReplica": (344, 400),
         "preemptionsPerRequest": (2.5, 0.1),
         "stallsPerRequest": (0.1, 0.0),
         "interTokenTailSeconds": (2.0, 0.3),
@@ -55,9 +57,10 @@ def test_a_kept_change_is_told_with_what_it_brought_and_what_it_cost() -> None:
     assert (found.cost.replicas_started, found.cost.spare_replica_seconds) == (3, 120.0)
     assert found.cost.spare_gpu_seconds == 480.2
     assert found.sentence == (
-        "Deployment/llm: maxNumSeqs 64 -> 16: Kept (Recovered): preemptions per request 2.5 -> 0.1, longest "
-        "gap of one request in twenty 2 -> 0.3 s, tokens/s and replica 380 -> 400, whole request p95 14 -> "
-        "13 s; cost: first token p95 1 -> 1.5 s, replicas started 3, 480 GPU-seconds of spares."
+        "Deployment/llm: maxNumSeqs 64 -> 16: Kept (Recovered): tokens/s and replica served in time 344 -> "
+        "400, preemptions per request 2.5 -> 0.1, longest gap of one request in twenty 2 -> 0.3 s, "
+        "tokens/s and replica 380 -> 400, whole request p95 14 -> 13 s; cost: first token p95 1 -> 1.5 s, "
+        "replicas started 3, 480 GPU-seconds of spares."
     )
 
 
@@ -65,7 +68,10 @@ def test_a_change_that_was_taken_back_is_told_with_the_restarts_of_both_ways() -
     found = told(verified().turned_back(BAD, Verdict.NOT_RECOVERED, AFTER).end_reverted())
 
     assert found.changed == ("Deployment/llm: maxNumSeqs 64 -> 16: Reverted",)
-    assert found.brought[0] == Shift("preemptionsPerRequest", 2.5, 0.1)
+    assert found.brought[:2] == (
+        Shift("servedInTimePerSecondAndReplica", 344.0, 400.0),
+        Shift("preemptionsPerRequest", 2.5, 0.1),
+    )
     assert found.cost.replicas_started == 3 + 3
 
 

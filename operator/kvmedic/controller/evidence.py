@@ -50,7 +50,7 @@ from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import COMPARED, Goal, OnTrial, Plan, ReplaceStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, whole_devices_of
-from kvmedic.model.spec import Policy, Runbook, TargetRef
+from kvmedic.model.spec import Objectives, Policy, Runbook, TargetRef
 from kvmedic.model.status import ClosedRun, RunbookSwitch
 from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence
 from kvmedic.runbooks.compression.methods import logs_that_tell
@@ -58,6 +58,7 @@ from kvmedic.runbooks.preemption.deploy import HISTORY
 from kvmedic.runbooks.revisions import differences
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import baseline_of, left_out
+from kvmedic.verdict.served_in_time import first_token_limit
 from kvmedic.verdict.vetoes import least_free_mib, up_seconds
 
 
@@ -395,20 +396,20 @@ class Survey:
             return Goal.ANSWER
         return self.diagnosis.branch.goal if isinstance(self.diagnosis, Diagnosed) else Goal.RELIEF
 
-    def baseline(self) -> Baseline | Inconclusive | None:
+    def baseline(self, objectives: Objectives) -> Baseline | Inconclusive | None:
         """Return the fleet as it is now, to be compared with later; None where that is not needed.
 
         Restarts are those of the replicas that are still to be there then. Replicas that just restarted have
         no figures, and a change for them is not judged by figures.
         """
-        return self.baseline_over(self.evidence.burn)
+        return self.baseline_over(self.evidence.burn, objectives)
 
-    def baseline_over(self, seen: Observation) -> Baseline | Inconclusive | None:
+    def baseline_over(self, seen: Observation, objectives: Objectives) -> Baseline | Inconclusive | None:
         """Return the same of another look at the same replicas."""
         steps = self.plan.steps if self.plan else ()
         going = {step.uid for step in steps if isinstance(step, ReplaceStep)}
         staying = [pod for pod in expected_pods(self.view) if pod.uid not in going]
-        found = baseline_of(seen, sum(pod.ends for pod in staying))
+        found = baseline_of(seen, sum(pod.ends for pod in staying), first_token_limit(objectives))
         if isinstance(found, Inconclusive):
             return found if self.goal in COMPARED else None
         return replace(

@@ -176,10 +176,10 @@ async def pressed_baseline(
     """
     window = policy.windows.trigger
     if found.goal is not Goal.RELIEF or policy.windows.hold >= window or window <= SHORTEST:
-        return found.baseline()
+        return found.baseline(policy.objectives)
     since = await _pressed_for(found, policy, namespace, metrics)
     if since >= window:
-        return found.baseline()
+        return found.baseline(policy.objectives)
     if since < SHORTEST:
         text = (
             f"the pressure began less than {SHORTEST.total_seconds():.0f} s ago, too short a time for the "
@@ -187,7 +187,8 @@ async def pressed_baseline(
         )
         return Inconclusive(Reason.TOO_FEW_REQUESTS, text)
     look = Look(since, signals=_ASKED)
-    return found.baseline_over(await metrics.look(policy.source, found.judged, namespace, look))
+    seen = await metrics.look(policy.source, found.judged, namespace, look)
+    return found.baseline_over(seen, policy.objectives)
 
 
 async def _pressed_for(found: Survey, policy: Policy, namespace: str, metrics: Metrics) -> timedelta:

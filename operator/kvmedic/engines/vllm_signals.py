@@ -12,6 +12,7 @@ from types import MappingProxyType
 from kvmedic.engines.vllm_log import POOL_LINES
 from kvmedic.model.evidence import (
     COUNTS_AGREE,
+    NEVER_COMPARED,
     Across,
     ChangeSource,
     CounterSource,
@@ -55,6 +56,7 @@ VLLM_SIGNALS = SignalTable(
             Signal.RUNNING_MEAN: GaugeSource((_RUNNING,), Over.MEAN, Across.SUM, COUNTS_AGREE),
             Signal.RUNNING_MAX: GaugeSource((_RUNNING,), Over.MAX, Across.SUM, COUNTS_AGREE),
             Signal.WAITING_MEAN: GaugeSource((_WAITING,), Over.MEAN, Across.SUM, COUNTS_AGREE),
+            Signal.WAITING_AT_END: GaugeSource((_WAITING,), Over.LAST, Across.SUM, NEVER_COMPARED),
             Signal.KV_CACHE_USAGE_MEAN: GaugeSource(_USAGE, Over.MEAN, Across.MEAN),
             Signal.KV_CACHE_USAGE_MAX: GaugeSource(_USAGE, Over.MAX, Across.LARGEST),
             Signal.KV_CACHE_USAGE_DEVIATION: GaugeSource(_USAGE, Over.DEVIATION, Across.ROOT_MEAN_SQUARE),

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, pairwise
+from operator import itemgetter
 from statistics import fmean, pstdev
 from typing import TypeAlias
 from urllib.parse import urlsplit, urlunsplit
@@ -188,6 +189,7 @@ def _increase(values: Sequence[float]) -> float:
 _OVER: Mapping[Over, Callable[[Sequence[float]], float]] = {
     Over.MEAN: fmean,
     Over.MAX: max,
+    Over.LAST: itemgetter(-1),
     Over.DEVIATION: pstdev,
 }
 

@@ -26,7 +26,12 @@ from kvmedic.model.evidence import (
     StartSource,
 )
 
-_FUNCTIONS = {Over.MEAN: "avg_over_time", Over.MAX: "max_over_time", Over.DEVIATION: "stddev_over_time"}
+_FUNCTIONS = {
+    Over.MEAN: "avg_over_time",
+    Over.MAX: "max_over_time",
+    Over.LAST: "last_over_time",
+    Over.DEVIATION: "stddev_over_time",
+}
 
 _LOOKBACK = timedelta(minutes=5)
 """Prometheus' own default of how far back an instant selector looks; a presence query looks at least

@@ -74,6 +74,8 @@ class Signal(StrEnum):
     """Most sequences seen running over the window."""
     WAITING_MEAN = "waitingMean"
     """Waiting requests, averaged over the window."""
+    WAITING_AT_END = "waitingAtEnd"
+    """Waiting requests as the window ends."""
     KV_CACHE_USAGE_MEAN = "kvCacheUsageMean"
     """KV-cache usage, averaged over the window (ratio 0-1)."""
     KV_CACHE_USAGE_MAX = "kvCacheUsageMax"
@@ -371,6 +373,8 @@ class Over(Enum):
 
     MEAN = "mean"
     MAX = "max"
+    LAST = "last"
+    """The newest one."""
     DEVIATION = "deviation"
     """Population standard deviation."""
 
@@ -411,7 +415,7 @@ preemptions per request, and a twentieth of a full cache."""
 MOMENTS_AGREE = Agreement(relative=0, absolute=2)
 """Unix seconds of one event: the same within rounding."""
 NEVER_COMPARED = Agreement(relative=0, absolute=math.inf)
-"""Differences of two instants: scrapers at different moments see different ones by their nature.
+"""Instants and differences of them: scrapers at different moments see different ones by their nature.
 A contradiction between the replicas' series shows in every other signal."""
 
 

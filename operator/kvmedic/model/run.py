@@ -105,8 +105,15 @@ class Baseline:
     inter_token_tail_seconds: float
     """The gap between two tokens that one request in twenty exceeds once: where stalls by preemption show."""
     stalls_per_request: float
-    """Gaps of over 2 s between two tokens, per finished request."""
+    """Gaps of over 2 s between two tokens, per as many tokens as a request generates."""
     time_to_first_token_p95_seconds: float
+    first_token_limit_seconds: float
+    """Up to here a first token is in time: `objectives.ttftP95`, or 30 s where that names none."""
+    in_time_share: float
+    """Requests whose first token came in time, of all that came (0-1). Those that ended without an answer,
+    and those that have waited for longer, came too late."""
+    served_in_time_per_second: float
+    """Tokens of the whole fleet, of requests whose first token came in time and that never hung for 2 s."""
     end_to_end_p95_seconds: float
     kv_cache_usage_ratio: float
     waiting_mean: float

@@ -45,7 +45,13 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline
 from kvmedic.model.spec import Trigger
 from kvmedic.model.status import Traffic
-from kvmedic.verdict.served_in_time import STALL_SECONDS
+from kvmedic.verdict.served_in_time import (
+    FIRST_TOKEN_SECONDS,
+    STALL_SECONDS,
+    FirstTokens,
+    served_in_time,
+    stalls_per_request,
+)
 
 TAIL_PER_REQUEST = 0.05
 """The tail of the gaps is the gap that one request in twenty exceeds once. A fixed quantile of gaps would
@@ -61,6 +67,7 @@ NEEDED = frozenset(
         Signal.REQUESTS_FINISHED,
         Signal.REQUESTS_IN_FLIGHT_CHANGE,
         Signal.WAITING_MEAN,
+        Signal.WAITING_AT_END,
         Signal.GENERATED_TOKENS,
         Signal.KV_CACHE_USAGE_MEAN,
         Signal.PROMPT_LENGTH,
@@ -79,13 +86,21 @@ _PER_REQUEST = (
 )
 
 
-def baseline_of(observation: Observation, restarts: int) -> Baseline | Inconclusive:
-    """Return a fleet's figures over one window, of every replica, or what is missing for them."""
+def baseline_of(
+    observation: Observation, restarts: int, limit_seconds: float = FIRST_TOKEN_SECONDS
+) -> Baseline | Inconclusive:
+    """Return a fleet's figures over one window, of every replica, or what is missing for them.
+
+    Args:
+        observation: of the window.
+        restarts: of its engines.
+        limit_seconds: up to how late a first token is in time. To compare two windows it must be the same.
+    """
     found = complete(observation, NEEDED)
     if isinstance(found, Inconclusive):
         return found
     doubt = _doubt_window(found, observation)
-    return doubt or _figures(found, observation, restarts)
+    return doubt or _figures(found, observation, restarts, limit_seconds)
 
 
 def _doubt_window(found: Mapping[str, Complete], observation: Observation) -> Inconclusive | None:
@@ -111,23 +126,39 @@ def _doubt_window(found: Mapping[str, Complete], observation: Observation) -> In
     )
 
 
-def _figures(found: Mapping[str, Complete], observation: Observation, restarts: int) -> Baseline:
+def _figures(
+    found: Mapping[str, Complete], observation: Observation, restarts: int, limit_seconds: float
+) -> Baseline:
     window, finished = observation.window_seconds, total(found, Signal.REQUESTS_FINISHED)
     aborted = total_if_told(observation, Signal.REQUESTS_ABORTED)
     arrived = finished + (aborted or 0.0) + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
+    arrivals_per_second = max(0.0, arrived / window)
+    tokens, output = total(found, Signal.GENERATED_TOKENS), counts_of(found, Signal.OUTPUT_LENGTH).mean
     gaps = counts_of(found, Signal.INTER_TOKEN_SECONDS)
+    stalls = stalls_per_request(above(gaps, STALL_SECONDS), tokens, output)
+    firsts = counts_of(found, Signal.TIME_TO_FIRST_TOKEN_SECONDS)
+    in_time = FirstTokens(
+        firsts.count,
+        firsts.count - above(firsts, limit_seconds),
+        aborted or 0.0,
+        total(found, Signal.WAITING_AT_END),
+        arrivals_per_second,
+    ).share_in_time(limit_seconds)
     return Baseline(
         window_seconds=window,
         replicas=len(found),
         preemptions_per_request=total(found, Signal.PREEMPTIONS) / finished,
-        requests_per_second=max(0.0, arrived / window),
+        requests_per_second=arrivals_per_second,
         prompt_tokens_mean=counts_of(found, Signal.PROMPT_LENGTH).mean,
-        output_tokens_mean=counts_of(found, Signal.OUTPUT_LENGTH).mean,
-        generated_tokens_per_second=total(found, Signal.GENERATED_TOKENS) / window,
+        output_tokens_mean=output,
+        generated_tokens_per_second=tokens / window,
         inter_token_p95_seconds=_quantile(gaps, 0.95),
         inter_token_tail_seconds=_quantile(gaps, max(0.0, 1 - TAIL_PER_REQUEST * finished / gaps.count)),
-        stalls_per_request=above(gaps, STALL_SECONDS) / finished,
-        time_to_first_token_p95_seconds=_quantile(counts_of(found, Signal.TIME_TO_FIRST_TOKEN_SECONDS), 0.95),
+        stalls_per_request=stalls,
+        time_to_first_token_p95_seconds=_quantile(firsts, 0.95),
+        first_token_limit_seconds=limit_seconds,
+        in_time_share=in_time,
+        served_in_time_per_second=served_in_time(tokens / window, in_time, stalls),
         end_to_end_p95_seconds=_quantile(counts_of(found, Signal.E2E_SECONDS), 0.95),
         kv_cache_usage_ratio=total(found, Signal.KV_CACHE_USAGE_MEAN) / len(found),
         waiting_mean=total(found, Signal.WAITING_MEAN),

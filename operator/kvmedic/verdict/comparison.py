@@ -32,10 +32,10 @@ NO_STALL_SECONDS = STALL_SECONDS / 2
 THROUGHPUT_HELD = 0.95
 """Tokens per second after over before, from which throughput counts as held. Without any change two
 windows of 10 minutes differ by up to 4 % (simulated, 3 replicas), of 5 minutes by 6 % (9th decile)."""
-GOODPUT_PER_LOSS = 0.5
-"""Share of goodput that must be won for each share of throughput that is lost beyond that. At 0.5 three of
-1,063 simulated harmful caps (goodput under 0.95 of before) were kept, at 1 one; at 0.5 one of 255 right
-caps was taken back, at 1 six."""
+GAIN_PER_LOSS = 0.5
+"""Share of what is served in time that must be won for each share of throughput that is lost beyond that. At
+0.5 three of 1,063 simulated harmful caps (under 0.95 of before without a stall) were kept, at 1 one; at 0.5
+one of 255 right caps was taken back, at 1 six."""
 BETTER = 0.5
 """Preemptions per request after over before, at most, for a clear improvement. Without any change windows
 of 2 minutes differed by more in 1 of 112 simulated pairs, of 5 minutes in none."""
@@ -48,8 +48,8 @@ QUEUED = 1.0
 """Waiting requests per replica, on average, from which demand exceeds what the fleet admits; fewer
 arrivals then say nothing about the load."""
 MORE = 1.1
-"""Goodput after over before, from which a fleet serves clearly more: without any change two windows of 5
-minutes differ by up to 6 % (simulated, 3 replicas, 9th decile)."""
+"""Served in time, after over before, from which a fleet serves clearly more: without any change two windows
+of 5 minutes differ by up to 6 % (simulated, 3 replicas, 9th decile)."""
 LENGTHS_ALIKE = 0.8
 """Mean prompt (or output) length, the smaller over the larger, at least. A sequence that is 20 % smaller
 lets 25 % more run, as much as a right cap takes away."""
@@ -67,8 +67,8 @@ SILENT_LONGER, SILENT_SECONDS = 2.0, 2.0
 """Silent seconds per request after over before, and what is added to that: beyond it users wait clearly
 longer. The seconds added are those of one stall, so that a fleet in which nobody waited may lose as much."""
 LEAST_SERVED = 0.9
-"""Tokens of requests without a stall after over before, at least, while as many requests come. Without any
-change two windows of 10 minutes differ by up to 4 %, of 5 minutes by 6 % (simulated, 3 replicas)."""
+"""Served in time, after over before, at least, while as many requests come. Without any change two windows
+of 10 minutes differ by up to 4 %, of 5 minutes by 6 % (simulated, 3 replicas)."""
 BY_CHANCE = 1.645
 """Standard errors by which a count must differ: chance alone has it differ so in one of twenty cases."""
 AS_MANY = 0.95
@@ -138,13 +138,34 @@ class Comparison:
         return _ratio(*tokens) if is_spread else self._per_replica(*tokens)
 
     @property
-    def goodput(self) -> float:
-        """Return tokens of requests without a stall, after over before.
+    def served_in_time(self) -> float:
+        """Return tokens of requests that are served in time, after over before."""
+        before, after = self.before, self.after
+        share = _ratio(after.in_time_share, before.in_time_share)
+        return self.throughput * share * exp(self._stalls(before) - self._stalls(after))
 
-        With x stalls per request, scattered at random, exp(-x) of the requests have none.
+    def _stalls(self, figures: Baseline) -> float:
+        """Return stalls per request, as far as they count, of requests of the mean length of both windows."""
+        counted = [
+            (each.generated_tokens_per_second * each.window_seconds, max(1.0, each.output_tokens_mean))
+            for each in (self.before, self.after)
+        ]
+        requests = sum(tokens / output for tokens, output in counted)
+        output = sum(tokens for tokens, _ in counted) / requests if requests > 0 else 0.0
+        return min(WORST_STALLS, figures.stalls_per_request * output / max(1.0, figures.output_tokens_mean))
+
+    def _serves_less_for_sure(self) -> bool:
+        """Return whether less is served in time by more than the scatter of what is counted.
+
+        Of x stalls per request and n requests the standard error is sqrt(x / n) at least, of the logarithm of
+        a share p in time sqrt((1 - p) / (p n)). Short windows of few requests tell little of either.
         """
-        saved = min(self.before.stalls_per_request, WORST_STALLS)
-        return self.throughput * exp(saved - min(self.after.stalls_per_request, WORST_STALLS))
+        spread = sum(
+            (each.stalls_per_request + (1 - each.in_time_share) / each.in_time_share)
+            / max(1.0, each.requests)
+            for each in (self.before, self.after)
+        )
+        return self.served_in_time * exp(BY_CHANCE * sqrt(spread)) < 1
 
     def _per_replica(self, after: float, before: float) -> float:
         return _ratio(after / self.after.replicas, before / self.before.replicas)
@@ -170,14 +191,11 @@ class Comparison:
 
     def sinks(self) -> str:
         """Return which objective or floor the fleet is below because of the change; empty: none."""
-        # Stalls are counted: of x per request and n requests the standard error is sqrt(x / n) at least, and
-        # tokens without a stall fall with exp(-x). Short windows of few requests tell little of it.
-        spread = sum(each.stalls_per_request / max(1.0, each.requests) for each in (self.before, self.after))
-        stalls = self.goodput * exp(BY_CHANCE * sqrt(spread)) < 1
+        less = self._is_served_less(self.served_in_time) and self._serves_less_for_sure()
         facts = (
             (any(is_broken(*each[1:]) for each in self._judged_by()), "an objective is broken"),
             (self.keeps_waiting(), "users are kept waiting"),
-            (stalls and self._is_served_less(self.goodput), "fewer tokens come without a stall"),
+            (less, "less is served in time"),
         )
         return ", ".join(text for applies, text in facts if applies)
 
@@ -194,9 +212,9 @@ class Comparison:
         return 0.0 if before is None or after is None else after - before
 
     def is_worth_it(self) -> bool:
-        """Return whether throughput held, or what was lost of it bought goodput."""
+        """Return whether throughput held, or more is served in time for what was lost of it."""
         lost = 1 - self.throughput
-        return self.throughput >= THROUGHPUT_HELD or self.goodput - 1 >= GOODPUT_PER_LOSS * lost
+        return self.throughput >= THROUGHPUT_HELD or self.served_in_time - 1 >= GAIN_PER_LOSS * lost
 
     def keeps_waiting(self) -> bool:
         """Return whether first tokens come late, and not because something else waits less for it.
@@ -261,7 +279,7 @@ class Comparison:
         if self.before.inter_token_tail_seconds <= NO_STALL_SECONDS:
             return False
         smooth = self.tail <= SMOOTH or self.after.inter_token_tail_seconds <= NO_STALL_SECONDS
-        smooth = smooth or (self.tail * MORE <= 1 and self.goodput >= MORE)
+        smooth = smooth or (self.tail * MORE <= 1 and self.served_in_time >= MORE)
         return smooth and self.is_worth_it() and not self.sinks()
 
     def serves_more(self) -> bool:
@@ -273,7 +291,7 @@ class Comparison:
         """
         alike = self.unlike() is None and not self.sinks()
         flows = self.tail <= MORE or self.after.inter_token_tail_seconds <= STALL_SECONDS
-        return alike and flows and min(self.goodput, self.throughput) >= MORE
+        return alike and flows and min(self.served_in_time, self.throughput) >= MORE
 
     def worse(self) -> str:
         """Return what is clearly worse than before; empty where nothing is."""
@@ -295,10 +313,11 @@ class Comparison:
         missed = "".join(f"not met: {each}; " for each in self.missed())
         lost = f"requests without an answer {self.given_up():+.1%}; " if self.given_up() > GIVEN_UP else ""
         return (
-            f"{sunk}{missed}{lost}preemptions per request {before.preemptions_per_request:.2f} -> "
+            f"{sunk}{missed}{lost}served in time x{self.served_in_time:.2f}, "
+            f"preemptions per request {before.preemptions_per_request:.2f} -> "
             f"{after.preemptions_per_request:.2f}, longest gap of one request in twenty "
             f"{before.inter_token_tail_seconds:.2f} -> {after.inter_token_tail_seconds:.2f} s, "
-            f"tokens/s x{self.throughput:.2f}, goodput x{self.goodput:.2f}, e2e p95 "
+            f"tokens/s x{self.throughput:.2f}, e2e p95 "
             f"{before.end_to_end_p95_seconds:.1f} -> {after.end_to_end_p95_seconds:.1f} s, first token p95 "
             f"{before.time_to_first_token_p95_seconds:.1f} -> "
             f"{after.time_to_first_token_p95_seconds:.1f} s, silent seconds per request "

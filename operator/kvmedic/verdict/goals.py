@@ -29,6 +29,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.verdict.baseline import FEWEST_FINISHED, TAIL_PER_REQUEST, baseline_of
 from kvmedic.verdict.comparison import Comparison, not_recovered, undecided_verdict
+from kvmedic.verdict.served_in_time import first_token_limit
 from kvmedic.verdict.vetoes import VETOES, VerdictInput, confirm_setting
 
 STEADINESS_SIGNALS = frozenset({Signal.REQUESTS_FINISHED})
@@ -111,6 +112,7 @@ def share_of(figures: Baseline, share: float) -> Baseline:
         figures,
         requests_per_second=share * figures.requests_per_second,
         generated_tokens_per_second=share * figures.generated_tokens_per_second,
+        served_in_time_per_second=share * figures.served_in_time_per_second,
         waiting_mean=share * figures.waiting_mean,
     )
 
@@ -147,7 +149,7 @@ def judge_without(given: VerdictInput) -> Judged:
     if down := _restarted(given):
         return down
     judged = _is_calm(given)
-    after = baseline_of(given.looked, given.restarts)
+    after = _figures_after(given)
     if judged.verdict is not Verdict.RECOVERED or isinstance(after, Inconclusive):
         return judged
     stalls, had = after.stalls_per_request, given.before.stalls_per_request if given.before else 0.0
@@ -191,10 +193,17 @@ def _compare_windows(
         return judge_steadiness(given)
     if down := _restarted(given, since):
         return down
-    after = baseline_of(given.looked, given.restarts)
+    after = _figures_after(given)
     if isinstance(after, Inconclusive):
         return undecided_verdict(after)
     return Comparison(given.before, after, given.objectives, given.trigger)
+
+
+def _figures_after(given: VerdictInput) -> Baseline | Inconclusive:
+    """Return the figures of the window; what is in time is as before, also where the objective changed."""
+    before = given.before
+    limit = first_token_limit(given.objectives) if before is None else before.first_token_limit_seconds
+    return baseline_of(given.looked, given.restarts, limit)
 
 
 def _restarted(given: VerdictInput, since: str = "of replicas that run the change") -> Judged | None:

@@ -52,12 +52,12 @@ class FirstTokens:
 
 
 def stalls_per_request(stalls: float, tokens: float, output: float) -> float:
-    """Return gaps of over 2 s per request of a given length, as far as they count.
+    """Return gaps of over 2 s per request of a given length.
 
     Counted by token, as requests that end early in a window are short. To compare two windows or sides,
     `output` is the mean over both.
     """
-    return min(WORST_STALLS, stalls / max(1.0, tokens) * output)
+    return stalls * output / max(1.0, tokens)
 
 
 def served_in_time(tokens_per_second: float, share_in_time: float, stalls: float) -> float:

@@ -21,6 +21,7 @@ from kvmedic.model.spec import Objectives
 from kvmedic.verdict.comparison import WORSE
 from kvmedic.verdict.served_in_time import (
     STALL_SECONDS,
+    WORST_STALLS,
     FirstTokens,
     first_token_limit,
     silent_seconds,
@@ -326,16 +327,12 @@ class Sides:
 
     def stalls(self, counts: Counts) -> float:
         """Return stalls per request, of requests as long as the average of both sides."""
-        return stalls_per_request(counts.stalls, counts.tokens, self.output)
+        return min(WORST_STALLS, stalls_per_request(counts.stalls, counts.tokens, self.output))
 
     def log_in_time(self, counts: Counts, waiting_at_end: float, seconds: float) -> float:
         """Return the logarithm of the share that is served in time, of those that came."""
         firsts = FirstTokens(
-            counts.first_tokens,
-            counts.in_time,
-            counts.aborted,
-            waiting_at_end,
-            counts.arrivals / seconds,
+            counts.first_tokens, counts.in_time, counts.aborted, waiting_at_end, counts.arrivals / seconds
         )
         return log(firsts.share_in_time(self.limits.first_token_seconds)) - self.stalls(counts)
 

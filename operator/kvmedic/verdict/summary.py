@@ -24,9 +24,10 @@ def summary_of(run: Run, outcome: Outcome, now: datetime) -> Summary | None:
         brought = tuple(Shift(name, then, figures[1][name]) for name, then in figures[0].items())
         told = {shift.name: f"{shift.before:.3g} -> {shift.after:.3g}" for shift in brought}
         gains = (
+            f"tokens/s and replica served in time {told['servedInTimePerSecondAndReplica']}, "
             f"preemptions per request {told['preemptionsPerRequest']}, longest gap of one request in twenty "
-            f"{told['interTokenTailSeconds']} s, tokens/s and replica {told['tokensPerSecondAndReplica']}, "
-            f"whole request p95 {told['endToEndP95Seconds']} s"
+            f"{told['interTokenTailSeconds']} s, tokens/s and replica "
+            f"{told['tokensPerSecondAndReplica']}, whole request p95 {told['endToEndP95Seconds']} s"
         )
         late = before.time_to_first_token_p95_seconds, after.time_to_first_token_p95_seconds
         first = Shift("timeToFirstTokenP95Seconds", *late)
@@ -42,6 +43,7 @@ def summary_of(run: Run, outcome: Outcome, now: datetime) -> Summary | None:
 
 def _shown_figures(of: Baseline) -> dict[str, float]:
     return {
+        "servedInTimePerSecondAndReplica": of.served_in_time_per_second / of.replicas,
         "preemptionsPerRequest": of.preemptions_per_request,
         "stallsPerRequest": of.stalls_per_request,
         "interTokenTailSeconds": of.inter_token_tail_seconds,

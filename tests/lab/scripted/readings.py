@@ -91,6 +91,7 @@ THRASH_NUMBERS = {
     Signal.RUNNING_MEAN: 17.0,
     Signal.RUNNING_MAX: 24.0,
     Signal.WAITING_MEAN: 15.0,
+    Signal.WAITING_AT_END: 15.0,
     Signal.KV_CACHE_USAGE_MEAN: 0.94,
     Signal.KV_CACHE_USAGE_MAX: 1.0,
     Signal.KV_CACHE_USAGE_DEVIATION: 0.05,

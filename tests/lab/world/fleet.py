@@ -140,6 +140,7 @@ class Served:
             Signal.RUNNING_MEAN: running,
             Signal.RUNNING_MAX: gauges[:, 0].max(),
             Signal.WAITING_MEAN: waiting,
+            Signal.WAITING_AT_END: gauges[-1, 1],
             Signal.KV_CACHE_USAGE_MEAN: usage,
             Signal.KV_CACHE_USAGE_MAX: gauges[:, 2].max(),
             Signal.KV_CACHE_USAGE_DEVIATION: gauges[:, 2].std(),

@@ -53,6 +53,7 @@ GAUGES = {
     Signal.RUNNING_MEAN: 13.4,
     Signal.RUNNING_MAX: 25.0,
     Signal.WAITING_MEAN: 36.3,
+    Signal.WAITING_AT_END: 10.0,
     Signal.KV_CACHE_USAGE_MEAN: 0.94,
     Signal.REQUESTS_IN_FLIGHT_CHANGE: 21.0,
 }
