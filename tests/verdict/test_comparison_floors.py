@@ -226,3 +226,24 @@ def test_a_change_that_was_to_do_no_harm_starves_nobody_either() -> None:
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert "users are kept waiting" in found.message
+
+
+@pytest.mark.parametrize(
+    ("after", "worse"),
+    [
+        pytest.param({}, "", id="none waits for longer"),
+        pytest.param(STARVING, "users are kept waiting, less is served in time", id="it starves"),
+        pytest.param({**STARVING, "requests_per_second": 11.1}, "", id="it starves, by more requests"),
+        pytest.param({**STARVING, "output_tokens_mean": 221.0}, "", id="it starves, by longer answers"),
+        pytest.param({**STARVING, "output_tokens_mean": 180.0}, "", id="it starves, with less to do"),
+        pytest.param({"aborted_share": 0.11}, "requests end without an answer", id="clients leave"),
+        pytest.param({"aborted_share": 0.0999}, "", id="hardly more clients leave"),
+    ],
+)
+def test_after_the_walk_the_whole_fleet_is_judged_where_it_has_as_much_to_do(
+    after: Mapping[str, float], worse: str
+) -> None:
+    before = replace(BEFORE, aborted_share=0.05)
+    found = Comparison(before, replace(AFTER, **{"aborted_share": 0.05, **after}), NONE, TRIGGER)
+
+    assert found.sinks_after_walk() == worse

@@ -244,6 +244,17 @@ def test_what_was_not_tried_in_time_stays_only_where_users_gain(
         judge(minutes(LIMIT - 1, new), minutes(LIMIT - 1, old), limits).verdict is CanaryVerdict.KEEP_WATCHING
     )
     assert judge(minutes(LIMIT, new), minutes(LIMIT, old), limits).verdict is expected
+    if expected is CanaryVerdict.ROLL_BACK:
+        stays = judge(minutes(LIMIT, new), minutes(LIMIT, old), replace(limits, must_gain=False))
+        assert stays.verdict is CanaryVerdict.GO_ON
+
+
+def test_more_tokens_of_full_replicas_are_a_gain_though_a_router_keeps_the_queues_alike():
+    old, limits = replace(FULL, in_time=0), Limits(cap=CapChange.RAISED)
+
+    assert judge(minutes(LIMIT, old), minutes(LIMIT, old), limits).verdict is CanaryVerdict.ROLL_BACK
+    more = judge(minutes(LIMIT, replace(old, tokens=28_000)), minutes(LIMIT, old), limits)
+    assert more.verdict is CanaryVerdict.GO_ON
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,10 @@ longer. The seconds added are those of one stall, so that a fleet in which nobod
 LEAST_SERVED = 0.9
 """Served in time, after over before, at least, while as many requests come. Without any change two windows
 of 10 minutes differ by up to 4 %, of 5 minutes by 6 % (simulated, 3 replicas)."""
+WORK_ALIKE = 1.1
+"""Arrivals times mean output after over before, or the reverse, up to which the floor holds once every
+replica has a change. Of 138 simulated fleets it took back 6 without this; 5 had more or less to do, and none
+was harmed."""
 BY_CHANCE = 1.645
 """Standard errors by which a count must differ: chance alone has it differ so in one of twenty cases."""
 AS_MANY = 0.95
@@ -202,9 +206,14 @@ class Comparison:
     def sinks_after_walk(self) -> str:
         """Return what is worse once every replica has a change that went on beside old ones; empty: nothing.
 
-        Old replicas may have taken what new ones did not serve, and none is left. More load excuses it.
+        Old replicas may have taken what new ones did not serve, and none is left. Where there is another
+        amount of work than before nothing can be said: it alone may have made or emptied a queue.
         """
-        return "" if self.arrivals > HEAVIER else self.sinks()
+        work = self.arrivals * _ratio(self.after.output_tokens_mean, self.before.output_tokens_mean)
+        if not 1 / WORK_ALIKE <= work <= WORK_ALIKE:
+            return ""
+        lost = "requests end without an answer" if self.given_up() > GIVEN_UP else ""
+        return ", ".join(each for each in (self.sinks(), lost) if each)
 
     def given_up(self) -> float:
         """Return by how much more of the requests ended without an answer; 0 where that is not known."""

@@ -151,9 +151,9 @@ class Counts:
         return max(0.0, self.finished + self.aborted + self.in_flight_change)
 
     @property
-    def late_firsts(self) -> tuple[float, float]:
-        """Return how many first tokens came late, and how many came."""
-        return self.first_tokens - self.in_time, self.first_tokens
+    def late(self) -> float:
+        """Return how many first tokens came late."""
+        return self.first_tokens - self.in_time
 
 
 _values_of = attrgetter(*(each.name for each in fields(Counts)))
@@ -174,11 +174,6 @@ class Arm:
         """Return all stretches together."""
         return sum(self.blocks, Counts())
 
-    @property
-    def waiting_at_end(self) -> float:
-        """Return how many requests wait at the end, on all replicas."""
-        return self.waiting[-1]
-
     def without_newest(self) -> Arm:
         """Return what was seen one stretch of time ago."""
         return Arm(self.replicas, self.blocks[:-1], self.waiting[:-1])
@@ -193,6 +188,8 @@ class Limits:
     """None: inferred."""
     cap: CapChange | None = None
     """None: the change is something else, and is tried as soon as requests come."""
+    must_gain: bool = True
+    """Whether a change that neither helps nor harms is taken back in the end."""
 
     @property
     def first_token_seconds(self) -> float:
@@ -339,7 +336,7 @@ class Sides:
     def figures(self, arm: Arm) -> Figures:
         """Return one side in the terms of the rule."""
         counts, time = arm.whole, max(arm.whole.replica_seconds, 1e-9)
-        share = exp(self.log_in_time(counts, arm.waiting_at_end, self.seconds))
+        share = exp(self.log_in_time(counts, arm.waiting[-1], self.seconds))
         waits = counts.waiting_seconds
         return Figures(
             arrivals_per_second=counts.arrivals / time,
@@ -369,7 +366,7 @@ class Sides:
         return Change(measure(self.new.whole, self.new) - measure(self.old.whole, self.old), sqrt(errors))
 
     def _measure_in_time(self, counts: Counts, arm: Arm) -> float:
-        return self.log_in_time(counts, arm.waiting_at_end, counts.replica_seconds / arm.replicas)
+        return self.log_in_time(counts, arm.waiting[-1], counts.replica_seconds / arm.replicas)
 
     def _measure_served(self, counts: Counts, arm: Arm) -> float:
         return log(max(1.0, counts.tokens) / counts.replica_seconds) + self._measure_in_time(counts, arm)
@@ -507,23 +504,14 @@ def _check_arrivals(old: Figures, new: Figures, scatter: float, *, is_better: bo
 def _list_objectives(sides: Sides) -> Iterator[Check]:
     """Yield a test for each objective: missed on the new replicas alone, or missed there by clearly more."""
     promised, old, new = sides.limits.objectives, sides.old.whole, sides.new.whole
-    for name, limit, of_old, of_new in (
-        ("ttftP95", promised.time_to_first_token_p95_seconds, old.late_firsts, new.late_firsts),
-        (
-            "interTokenP95",
-            promised.inter_token_p95_seconds,
-            (old.slow_gaps, old.gaps),
-            (new.slow_gaps, new.gaps),
-        ),
-        (
-            "e2eP95",
-            promised.e2e_p95_seconds,
-            (old.slow_requests, old.finished),
-            (new.slow_requests, new.finished),
-        ),
+    for name, limit, beyond, of_all in (
+        ("ttftP95", promised.time_to_first_token_p95_seconds, "late", "first_tokens"),
+        ("interTokenP95", promised.inter_token_p95_seconds, "slow_gaps", "gaps"),
+        ("e2eP95", promised.e2e_p95_seconds, "slow_requests", "finished"),
     ):
         if limit is not None:
-            yield _check_objective(f"{name} {limit:g} s", of_old, of_new, sides.sure)
+            before, after = ((getattr(each, beyond), getattr(each, of_all)) for each in (old, new))
+            yield _check_objective(f"{name} {limit:g} s", before, after, sides.sure)
 
 
 def _check_objective(name: str, old: tuple[float, float], new: tuple[float, float], sure: float) -> Check:
@@ -555,7 +543,8 @@ def _decide(
         return CanaryVerdict.KEEP_WATCHING, *lacks
     gain = f"x {exp(change.value):.2f} of the old replicas, {_say_silent(old, new)}"
     text = f"after {sides.seconds / 60:.0f} minutes {gain}"
-    if change.value > LIKELY * change.error or _is_less_silent(old, new):
+    gains = change.value > LIKELY * change.error or _waits_less(sides, old, new)
+    if gains or not sides.limits.must_gain:
         return CanaryVerdict.GO_ON, DEADLINE, text
     return CanaryVerdict.ROLL_BACK, DEADLINE, f"no gain {text}"
 
@@ -580,13 +569,22 @@ def _find_lack(sides: Sides, old: Figures, new: Figures, change: Change) -> tupl
             "untested",
             f"the lower cap held requests up {capped:.0%} of the time, {TESTED_SHARE:.0%} test it",
         )
-    if sides.limits.cap is CapChange.RAISED and not _is_less_silent(old, new):
+    if sides.limits.cap is CapChange.RAISED and not _waits_less(sides, old, new):
         return "silent-seconds", _say_silent(old, new)
     return None
 
 
-def _is_less_silent(old: Figures, new: Figures) -> bool:
-    return new.silent_seconds < LESS_SILENT * old.silent_seconds
+def _waits_less(sides: Sides, old: Figures, new: Figures) -> bool:
+    """Return whether users clearly wait less, or will: both sides are full and the new one serves more.
+
+    A router that looks at the load keeps the queues alike, so that waits differ little.
+    """
+    if new.silent_seconds < LESS_SILENT * old.silent_seconds:
+        return True
+    more = _log_ratio(new.tokens_per_second, old.tokens_per_second)
+    more -= max(0.0, new.stalls_per_request - old.stalls_per_request)
+    is_full = min(old.full_share, new.full_share) >= FULL_SHARE
+    return is_full and more - SURE * SCATTER_SERVED * sides.scatter > LOSS
 
 
 def _say_silent(old: Figures, new: Figures) -> str:
