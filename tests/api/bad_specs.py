@@ -158,6 +158,7 @@ WINDOWS = [
         one_of("Hold", "Keep", "RollBack"),
         ENUM,
     ),
+    at("no such way to compare", "verify.sideBySide", "Always", one_of("Auto", "Never"), ENUM),
 ]
 
 LEVERS = [

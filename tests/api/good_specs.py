@@ -45,7 +45,7 @@ HIGH: dict[str, Any] = {
         "startTimeout": "24h",
         "rotationLabel": {"key": f"{'e' * 253}/{'x' * 63}", "draining": "x" * 63},
     },
-    "verify": {"for": "1h", "onInconclusive": "Keep", "holdAtMost": "168h"},
+    "verify": {"for": "1h", "onInconclusive": "Keep", "holdAtMost": "168h", "sideBySide": "Never"},
     "limits": {
         "cooldown": "168h",
         "maxRunsPerDay": 10,

@@ -23,6 +23,7 @@ from kvmedic.model.spec import (
     RotationLabel,
     Runbook,
     ScaleBound,
+    SideBySide,
     Spare,
     TargetRef,
     Trigger,
@@ -43,7 +44,7 @@ FULL = {
         "startTimeout": "45m",
         "rotationLabel": {"key": "a/b", "draining": "out"},
     },
-    "verify": {"for": "5m", "onInconclusive": "RollBack", "holdAtMost": "3h"},
+    "verify": {"for": "5m", "onInconclusive": "RollBack", "holdAtMost": "3h", "sideBySide": "Never"},
     "limits": {
         "cooldown": "1h",
         "maxRunsPerDay": 2,
@@ -78,6 +79,7 @@ def test_every_field_reaches_the_core() -> None:
         ),
         on_inconclusive=OnInconclusive.ROLL_BACK,
         hold_at_most=timedelta(hours=3),
+        side_by_side=SideBySide.NEVER,
         limits=Limits(
             cooldown=timedelta(hours=1),
             max_runs_per_day=2,

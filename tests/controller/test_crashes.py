@@ -28,7 +28,7 @@ from worlds.ending import LEVERS, PROMPT, TORCH, crash
 from worlds.killing import Killer
 from worlds.lending import lending, lent, roomy
 from worlds.people import cap
-from worlds.phases import drained, let_go
+from worlds.phases import BESIDE, drained, let_go
 from worlds.replacing import names, press_one
 from worlds.scaling import calm, held, press, spec
 from worlds.trying import allow, evicting, trial_pods
@@ -114,6 +114,34 @@ def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world,
     assert eye.lost == []
     assert eye.fewest >= 2
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+
+
+def test_killed_at_every_write_a_change_that_serves_worse_beside_the_old_ones_goes_no_further(
+    a_world, thorough
+):
+    world = a_world(replicas=2, decide=thorough.decide, spec=BESIDE)
+    before, old = world.deployment()["spec"], names(world)
+    world.rewrite(new="worse")
+
+    eye = survive(world, 2, thorough)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert (names(world), eye.cordoned & old) == (old, set()), "no old replica was touched"
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 3, "one replica was changed"
+
+
+def test_killed_at_every_write_a_change_that_serves_no_worse_beside_the_old_ones_reaches_all(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=BESIDE)
+
+    eye = survive(world, 2, killer)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
+    assert world.args()[2] == "--max-num-seqs=14"
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 4, "each replica was replaced once"
 
 
 def test_killed_at_every_write_a_crashing_canary_is_undone(a_world, killer):

@@ -106,6 +106,7 @@ IN_VERIFY = ("scales to zero", "undoes", "restarts")
 OF_FLAGS = {
     Phase.DRAIN: [name for name in FLAG_DEEDS if name not in ("undoes", "restarts")],
     Phase.CANARY: ["edits the flag", "scales down", "deletes a new pod"],
+    Phase.COMPARE: ["edits the flag", "scales down", "deletes a new pod", "deletes an old pod"],
     Phase.VERIFY: IN_VERIFY,
 }
 REVISION_DEEDS = {
@@ -219,7 +220,7 @@ def test_deleting_the_resource_takes_its_run_back(a_world, kind, phase):
         assert pods - replacing.names(world) == ({pod} if phase is replacing.Phase.VERIFY else set())
 
 
-@pytest.mark.parametrize("phase", [Phase.DRAIN, Phase.VERIFY])
+@pytest.mark.parametrize("phase", [Phase.COMPARE, Phase.DRAIN, Phase.VERIFY])
 def test_abandoning_the_resource_leaves_the_template(a_world, phase):
     world = a_world(2, **conditions(phase))
     before = world.deployment()["spec"]
@@ -298,6 +299,7 @@ def test_a_namespace_that_is_deleted_in_the_middle_of_a_run_goes(a_world):
 
 STOPPED = [
     *((FLAG, Phase.DRAIN, brake) for brake in BRAKES),
+    (FLAG, Phase.COMPARE, "spec.suspend"),
     (REPLACEMENT, replacing.Phase.DRAIN, "mode: Observe"),
     (SCALING, scaling.Phase.START, "spec.suspend"),
     (SCALING, scaling.Phase.DRAIN, "the operator-wide stop"),

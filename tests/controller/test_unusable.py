@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def strange_history(status: dict[str, Any]) -> None:
     status["history"] = [{"id": "1", "outcome": "Transcended"}]
 
 
-@pytest.mark.parametrize(("phase", "what"), list(zip(Phase, 2 * list(UNUSABLE), strict=True)))
+@pytest.mark.parametrize(("phase", "what"), list(zip(Phase, cycle(UNUSABLE))))
 def test_a_resource_with_an_unusable_spec_can_be_deleted(a_world, phase, what):
     spec, reason = UNUSABLE[what]
     world = a_world(2, **conditions(phase, LONG_WINDOW))
@@ -95,7 +96,12 @@ def test_a_run_whose_spec_becomes_unusable_waits_and_goes_on_when_it_is_mended(a
         world.wait(lambda: drained(world) == [], PATIENCE_SECONDS, "every replica is in rotation again")
         stands_still(world)
         assert "spec.verify.for" in told(world, "Ready")
-        world.cluster.api.patch("KVRemediation", "llm", {"spec": {"verify": {"for": "1m"}}}, world.namespace)
+        world.cluster.api.patch(
+            "KVRemediation",
+            "llm",
+            {"spec": {"verify": {"for": "1m", "sideBySide": "Never"}}},
+            world.namespace,
+        )
         world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
 
     assert world.outcomes() == ["Recovered"]

@@ -73,6 +73,39 @@ async def test_a_look_at_some_signals_asks_for_no_others(history: PrometheusServ
     assert seen.pods["calm"].histogram(Signal.E2E_SECONDS) == Unsupported()
 
 
+MINUTE = timedelta(minutes=1)
+
+
+async def test_consecutive_stretches_of_time_are_looked_at_one_by_one(history: PrometheusServer) -> None:
+    metrics = fleet_metrics(history.url)
+    asked = frozenset({Signal.PREEMPTIONS, Signal.WAITING_MEAN})
+
+    stretches = [
+        await metrics.look(
+            "default", [pod("burst"), pod("draining")], NAMESPACE, Look(MINUTE, signals=asked, ago=ago)
+        )
+        for ago in (3 * MINUTE, MINUTE, 0 * MINUTE)
+    ]
+    unknown = await metrics.look("defualt", [pod("burst")], NAMESPACE, Look(MINUTE, ago=MINUTE))
+    await metrics.close()
+
+    bursts = [seen.pods["burst"].number(Signal.PREEMPTIONS) for seen in stretches]
+    queues = [seen.pods["draining"].number(Signal.WAITING_MEAN) for seen in stretches]
+    assert [seen.at for seen in stretches] == [END - 3 * MINUTE, END - MINUTE, END]
+    assert [isinstance(one, Measured) and one.value > 2000 for one in bursts] == [False, False, True]
+    assert [isinstance(one, Measured) and one.value > 10 for one in queues] == [True, False, False]
+    assert set(unknown.pods["burst"].numbers.values()) == {UNAVAILABLE}
+
+
+async def test_a_replica_is_not_known_before_it_was_there(history: PrometheusServer) -> None:
+    metrics = fleet_metrics(history.url)
+
+    seen = await metrics.look("default", [pod("young")], NAMESPACE, Look(MINUTE, ago=2 * MINUTE))
+    await metrics.close()
+
+    assert set(seen.pods["young"].numbers.values()) == {Missing(Absence.NO_SERIES)}
+
+
 async def test_a_replica_is_asked_at_its_own_address() -> None:
     with Server(lambda _: Reply(200, THRASH)) as replica:
         metrics = fleet_metrics("http://127.0.0.1:9", replica.port)

@@ -1,17 +1,37 @@
 """What people are told when a record changes."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import StepState
-from kvmedic.model.status import ClosedRun, Record, RunbookSwitch, Severity, ShownDiagnosis, Urgency
+from kvmedic.model.run import ComparisonState, Outcome, ReplicaComparison, Run, StepState
+from kvmedic.model.status import (
+    ClosedRun,
+    ConditionType,
+    Record,
+    RunbookSwitch,
+    Severity,
+    ShownDiagnosis,
+    Urgency,
+)
+from kvmedic.record.runs import report_decision
 from kvmedic.record.telemetry import notes
 from run_builder import NOW, a_run, an_intent
 
 HEALTHY = ShownDiagnosis(Reason.HEALTHY, "all calm", "PreemptionThrash", NOW)
 DEMAND = ShownDiagnosis(Reason.FLEET_WIDE_DEMAND, "all preempt", "PreemptionThrash", NOW)
+
+
+ROLLING = a_run(StepState.ROLLING_OUT, an_intent())
+C = ComparisonState
+
+
+def comparing(state: ComparisonState, message: str) -> Run:
+    """A run in which new replicas are, or were, compared with old ones."""
+    found = ReplicaComparison(NOW, ("new-0",), state, message)
+    return ROLLING.with_step(replace(ROLLING.current, comparison=found))
 
 
 def told(before: Record | None, after: Record) -> list[Reason]:
@@ -37,6 +57,32 @@ def test_a_run_tells_each_state_once():
 
     assert told(Record(diagnosis=DEMAND, run=a_run(StepState.PENDING)), rolling) == [Reason.ROLLING_OUT]
     assert told(rolling, rolling) == []
+
+
+def test_that_a_rollout_goes_on_after_replicas_were_compared_is_told_once_with_the_figures():
+    waiting, gone_on, without = (
+        Record(diagnosis=DEMAND, run=comparing(state, message))
+        for state, message in ((C.WATCHING, "3 of 150"), (C.GO_ON, "x 1.2"), (C.NOT_COMPARABLE, "by keys"))
+    )
+
+    assert told(Record(diagnosis=DEMAND, run=ROLLING), waiting) == []
+    assert told(waiting, gone_on) == [Reason.REPLICAS_COMPARED]
+    assert told(waiting, without) == [Reason.NOT_COMPARABLE]
+    assert told(gone_on, gone_on) == []
+    assert "x 1.2" in notes(waiting, gone_on)[0].message
+
+
+def test_the_figures_of_a_comparison_are_said_anew_while_it_goes_on():
+    shown = report_decision(Record(run=ROLLING), Outcome(Reason.COMPARING_REPLICAS, "1 min"), 1, NOW)
+    later = NOW + timedelta(minutes=1)
+
+    told_anew = report_decision(shown, Outcome(Reason.COMPARING_REPLICAS, "2 min"), 1, later)
+    same = report_decision(told_anew, Outcome(Reason.COMPARING_REPLICAS, "2 min"), 1, later)
+
+    condition = told_anew.condition(ConditionType.PROGRESSING)
+    assert condition is not None
+    assert (condition.message, condition.changed_at) == ("2 min", NOW)
+    assert same == told_anew
 
 
 LATE = Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",))

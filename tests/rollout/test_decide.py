@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Judged, Outcome, StepState, Verdict
+from kvmedic.model.run import ComparisonState, Judged, Outcome, ReplicaComparison, StepState, Verdict
 from kvmedic.model.spec import OnInconclusive, answer_to_no_verdict
 from kvmedic.model.status import Wish
 from kvmedic.rollout.decide import (
@@ -31,7 +31,7 @@ from run_builder import CONFIG, NOW, RECALL, REPLACE, SCALE, a_run, a_scaling, a
 
 SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")
 ENDING = Outcome(Reason.RECOVERED, "better")
-S, V = StepState, Verdict
+S, V, C = StepState, Verdict, ComparisonState
 
 
 def judged(verdict: Verdict) -> Judged:
@@ -43,9 +43,15 @@ def unjudged(reason: Reason, why: str = "") -> Judged:
 
 
 def seen(
-    standing=Standing.AS_RECORDED, wish=Wish.NONE, blocked=None, verdict=None, answer=OnInconclusive.HOLD
+    standing=Standing.AS_RECORDED,
+    wish=Wish.NONE,
+    blocked=None,
+    verdict=None,
+    answer=OnInconclusive.HOLD,
+    beside=None,
 ) -> Situation:
-    return Situation(standing, wish, blocked, judged(verdict) if verdict else None, answer)
+    compared = ReplicaComparison(NOW, ("new-0",), beside, "figures") if beside else None
+    return Situation(standing, wish, blocked, judged(verdict) if verdict else None, answer, compared)
 
 
 REPLACING = a_run(S.ROLLING_OUT, a_scaling(1, 3, 4), step=REPLACE)
@@ -88,6 +94,78 @@ ROWS = [
     ("without host memory it is calm: kept", UNLENT, seen(verdict=V.RECOVERED), "Keep"),
     ("a recorded plan begins", a_run(), seen(), Walk(Direction.FORWARD)),
     ("a walk goes on", a_run(S.ROLLING_OUT, an_intent()), seen(), Walk(Direction.FORWARD)),
+    (
+        "new replicas are compared with old ones: the fleet rests",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(beside=C.WATCHING),
+        Rest(Reason.COMPARING_REPLICAS, "figures"),
+    ),
+    (
+        "new replicas serve no worse: on",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(beside=C.GO_ON),
+        Walk(Direction.FORWARD),
+    ),
+    (
+        "they cannot be compared: on, and judged afterwards",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(beside=C.NOT_COMPARABLE),
+        Walk(Direction.FORWARD),
+    ),
+    (
+        "they serve worse: take back",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(beside=C.ROLL_BACK),
+        TurnBack(Outcome(Reason.NOT_RECOVERED, "figures"), V.NOT_RECOVERED),
+    ),
+    (
+        "there was no verdict on them in time: take back",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(beside=C.UNJUDGED),
+        TurnBack(Outcome(Reason.INCONCLUSIVE, "figures"), V.INCONCLUSIVE),
+    ),
+    (
+        "a person lets the change stay while replicas are compared: on",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(wish=Wish.KEEP, beside=C.WATCHING),
+        Walk(Direction.FORWARD),
+    ),
+    (
+        "a person takes it back while replicas are compared",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(wish=Wish.ROLL_BACK, beside=C.WATCHING),
+        "TurnBack",
+    ),
+    (
+        "deleted while replicas are compared: walk back",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(wish=Wish.DELETE, beside=C.WATCHING),
+        "TurnBack",
+    ),
+    (
+        "abandoned while replicas are compared: leave",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(wish=Wish.ABANDON, beside=C.WATCHING),
+        "Leave",
+    ),
+    (
+        "suspended while replicas are compared: that is told",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(blocked=SUSPENDED, beside=C.GO_ON),
+        Rest(Reason.SUSPENDED, "suspended"),
+    ),
+    (
+        "somebody edits the template while replicas are compared: leave it",
+        a_run(S.ROLLING_OUT, an_intent()),
+        seen(Standing.DRIFTED, beside=C.WATCHING),
+        "Leave",
+    ),
+    (
+        "replicas that were compared say nothing on the way back",
+        a_run(S.ROLLING_BACK, an_intent()),
+        seen(beside=C.WATCHING),
+        Walk(Direction.BACK),
+    ),
     ("a way back goes on", a_run(S.ROLLING_BACK, an_intent()), seen(), Walk(Direction.BACK)),
     (
         "a way back goes on while suspended",

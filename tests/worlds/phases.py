@@ -15,6 +15,8 @@ class Phase(StrEnum):
 
     CANARY = "canary"
     """The changed replica was made and is not Ready."""
+    COMPARE = "compare"
+    """The changed replica serves beside all old ones, and the walk waits."""
     DRAIN = "drain"
     """An old replica is out of rotation and still has a request."""
     VERIFY = "verify"
@@ -36,6 +38,9 @@ VERIFY_WINDOW = "2m"
 LONG_WINDOW = "10m"
 """Half a minute of that clock: for what takes longer than six seconds on a busy machine."""
 
+BESIDE = {"verify": {"for": "1m", "sideBySide": "Auto"}}
+"""What a resource says whose first new replica is compared with the old ones. That takes twelve minutes: as
+many seconds of the operator's clock."""
 
 ALIKE = (
     ("edits the flag", "sets an environment variable", "restarts"),
@@ -55,12 +60,13 @@ def conditions(phase: Phase, window: str = VERIFY_WINDOW) -> dict[str, Any]:
     """Return what a fleet and its resource need to be held in a phase; `window` is how long they verify."""
     slow = behaviour(ready_after=f"{CANARY_SECONDS}s") if phase is Phase.CANARY else {}
     verify = held_open(window) if phase is Phase.VERIFY else {}
-    return {"annotations": slow, **verify}
+    beside = {"spec": BESIDE} if phase is Phase.COMPARE else {}
+    return {"annotations": slow, **verify, **beside}
 
 
 def held_open(window: str = VERIFY_WINDOW, **spec: Any) -> dict[str, Any]:
     """Return what a fleet and its resource need for a sustained window in which something can happen."""
-    return {"spec": {**spec, "verify": {"for": window}}, "speed": SLOW}
+    return {"spec": {**spec, "verify": {"for": window, "sideBySide": "Never"}}, "speed": SLOW}
 
 
 def reach(world: World, phase: Phase) -> None:
@@ -71,6 +77,8 @@ def reach(world: World, phase: Phase) -> None:
     match phase:
         case Phase.CANARY:
             world.wait(lambda: _has_canary(world), PATIENCE_SECONDS, "the canary is made")
+        case Phase.COMPARE:
+            world.wait(lambda: is_comparing(world), PATIENCE_SECONDS, "new replicas are compared")
         case Phase.DRAIN:
             world.wait(lambda: bool(drained(world)), PATIENCE_SECONDS, "an old replica is drained")
         case Phase.VERIFY:
@@ -93,6 +101,11 @@ def let_go(world: World) -> None:
 def drained(world: World) -> list[str]:
     """Return the names of the pods that are out of rotation."""
     return [p["metadata"]["name"] for p in world.pods() if p["metadata"]["labels"]["serving"] == DRAINING]
+
+
+def is_comparing(world: World) -> bool:
+    """Return whether the walk waits until new replicas were compared with old ones."""
+    return world.condition("Progressing") == ("True", "ComparingReplicas")
 
 
 def _has_canary(world: World) -> bool:

@@ -68,6 +68,8 @@ SERVICE = {
 
 
 def remediation(**spec: Any) -> dict[str, Any]:
+    """Return a resource whose runs walk through the fleet without a rest of twelve minutes: most tests are
+    about the walk. Those of the comparison say `phases.BESIDE`."""
     return {
         "apiVersion": "kvmedic.io/v1alpha1",
         "kind": "KVRemediation",
@@ -77,7 +79,7 @@ def remediation(**spec: Any) -> dict[str, Any]:
             "mode": "Auto",
             "trigger": {"window": "1m", "for": "0s"},
             "sizing": {"window": "1m"},
-            "verify": {"for": "1m"},
+            "verify": {"for": "1m", "sideBySide": "Never"},
             "nodeHealth": "IfAvailable",
             "limits": {"cooldown": "24h"},
             "rollout": {"drainTimeout": "30m", "rotationLabel": {"key": "serving", "draining": DRAINING}},

@@ -98,6 +98,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
         ),
         on_inconclusive=spec.verify.on_inconclusive,
         hold_at_most=parse_duration(spec.verify.hold_at_most),
+        side_by_side=spec.verify.side_by_side,
         limits=_limits(spec.limits),
         rollback=RollbackPolicy(rollback is not None, within),
         scale_out=ScaleBound(scale.max_replicas, int(scale.step or 1), _restore_after(scale))

@@ -31,7 +31,7 @@ from kvmedic.api.rules import (
     whole,
 )
 from kvmedic.model.devices import NodeHealth
-from kvmedic.model.spec import Fix, Mode, OnDrainTimeout, OnInconclusive, Runbook, Spare
+from kvmedic.model.spec import Fix, Mode, OnDrainTimeout, OnInconclusive, Runbook, SideBySide, Spare
 from kvmedic.model.status import HISTORY_LENGTH
 
 
@@ -342,6 +342,10 @@ class Verify(Wire):
     """How long a change without a verdict is held, from 0s to 168h, after the verdict was due. Until then,
     the annotation kvmedic.io/keep with the run's id as its value keeps the change. 2h is longer than the
     quiet after most peaks."""
+    side_by_side: SideBySide = SideBySide.AUTO
+    """Whether the first new replicas are compared with the old ones while both serve. Auto: the rollout
+    pauses for 12 minutes or more, and harm is taken back with one or two replicas changed. Never: the rollout
+    does not pause, and the fleet is compared with the time before once every replica has the change."""
 
 
 def _known_zone(name: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import assert_never
 
+from kvmedic.controller.comparison import compare_replicas
 from kvmedic.controller.next_move import (
     Tick,
     leaving_move,
@@ -80,7 +81,11 @@ async def pursue(tick: Tick) -> timedelta:
     stands = overtaken(tick, await _standing_of_target(tick, view))
     blocked = await _blocked_by(tick)
     judged = await judged_window(tick, view, stands)
-    decision = decide(tick.run, Situation(stands, tick.resource.wish, blocked, judged, unjudged_answer(tick)))
+    compared = None
+    if blocked is None:
+        tick, compared = await compare_replicas(tick, view, stands)
+    seen = Situation(stands, tick.resource.wish, blocked, judged, unjudged_answer(tick), compared)
+    decision = decide(tick.run, seen)
     if view is None or isinstance(decision, Close):
         outcome = decision.outcome if isinstance(decision, Close) else outcome_of(Reason.TARGET_DELETED)
         return await _close(tick, view, outcome)
@@ -114,7 +119,8 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Walk(direction):
             return await _walk(tick, view, direction)
         case Rest(reason, message):
-            return await _act(tick, view, resting_move(tick, view.fleet), Blocked(reason, message))
+            again = await _act(tick, view, resting_move(tick, view.fleet), Blocked(reason, message))
+            return min(again, pace.verifying) if reason is Reason.COMPARING_REPLICAS else again
         case Watch(reason, message):
             await _save(await grade_urgency(tick, view.fleet), run, reason, message)
             return pace.verifying

@@ -120,6 +120,13 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     return move
 
 
+def takes_old_replica(tick: Tick, fleet: Fleet) -> bool:
+    """Return whether the walk is about to take one more replica without the change out of rotation."""
+    fleet = _watched_fleet(tick, fleet)
+    row = row_of(tick.run.current.step)
+    return isinstance(row.next_move(fleet, _known(tick, fleet, Drain.UNKNOWN)), Cordon)
+
+
 async def leaving_move(tick: Tick, view: View) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     fleet = _watched_fleet(tick, view.fleet)

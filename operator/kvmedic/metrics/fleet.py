@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from types import MappingProxyType
@@ -190,6 +190,8 @@ class PrometheusSource:
         self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str] = NO_ADDRESSES
     ) -> Observation:
         """Return one look at some replicas; what is not known is a reading that says so."""
+        if look.ago:
+            return await self._observe_past(pods, look, addresses)
         moment = self._current()
         span = Span(look.window, look.hold, self._options.resolution, self._options.freshness)
         seen = await self._reply(moment, presence(span, self._table))
@@ -217,6 +219,16 @@ class PrometheusSource:
         else:
             readings = {pod.name: answers.readings(pod, addresses.get(pod.name, "")) for pod in pods}
         return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
+
+    async def _observe_past(
+        self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str]
+    ) -> Observation:
+        """Return a look whose window ended a while before the moment that all looks share now."""
+        then = self.as_of(self._current().at - look.ago)
+        then.trouble = self.trouble
+        found = await then.observe(pods, replace(look, ago=timedelta(0)), addresses)
+        self.trouble = then.trouble
+        return found
 
     async def devices(
         self, pods: Sequence[PodKey], window: timedelta, nodes: Mapping[str, str] = NO_NODES

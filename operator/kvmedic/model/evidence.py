@@ -133,6 +133,8 @@ class Look:
     window: timedelta
     hold: timedelta = timedelta(0)
     signals: frozenset[Signal] = EVERY_SIGNAL
+    ago: timedelta = timedelta(0)
+    """How long ago the window ended."""
 
 
 @dataclass(frozen=True, slots=True)

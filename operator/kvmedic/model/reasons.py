@@ -57,6 +57,8 @@ class Trait(Enum):
     """What is said of a cut where the fleet is hardly worse off for its preemptions."""
     ASKS_APPROVAL = auto()
     """The message is what a person types: another text is worth a write."""
+    SHOWS_FIGURES = auto()
+    """The message has the figures that a person waits for: they are written each time that they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +430,14 @@ class Reason(StrEnum):
         "A new replica does not start; the replicas changed before it serve.",
         Remedy("to see what keeps it down",
                "kubectl -n $namespace get pods,events --sort-by=.metadata.name" ), Trait.NEEDS_A_PERSON)
+    COMPARING_REPLICAS = row("ComparingReplicas",
+        "New replicas are compared with old ones while both serve; the rollout waits.",
+        Remedy("to let the rollout go on without the comparison", _patch('"verify":{"sideBySide":"Never"}')),
+        Trait.SHOWS_FIGURES)
+    REPLICAS_COMPARED = row("ReplicasCompared",
+        "New replicas serve no worse than old ones; the rollout goes on.")
+    NOT_COMPARABLE = row("NotComparable",
+        "New and old replicas cannot be compared; the rollout goes on and is judged by before and after.")
     AWAITING_CONTROLLER = row("AwaitingController", "The Deployment controller has not acted yet.")
     AWAITING_EVALUATION = row("AwaitingEvaluation", "The team's Job is evaluating a trial pod.")
     VERIFYING = row("Verifying", "All replicas run the change; its effect is being measured.")

@@ -299,6 +299,57 @@ class Outcome:
     message: str
 
 
+class ComparisonState(StrEnum):
+    """What new replicas came to beside old ones."""
+
+    WATCHING = "Watching"
+    """Not enough was seen yet, or evidence is missing."""
+    GO_ON = "GoOn"
+    """No worse: the rest of the fleet follows."""
+    NOT_COMPARABLE = "NotComparable"
+    """The rest follows, and the fleet is judged by before and after alone."""
+    ROLL_BACK = "RollBack"
+    """Worse: the change is taken back from the replicas that have it."""
+    UNJUDGED = "Unjudged"
+    """There was no verdict in time, and spec.verify takes the change back then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSide:
+    """The replicas of one side, over the time in which both were watched."""
+
+    replicas: int
+    served_in_time_per_second: float
+    """Tokens per second of one replica, of requests whose first token came in time and that did not hang."""
+    in_time_share: float
+    """Of the requests that came, the share that was served in time (0-1)."""
+    first_tokens: float
+    """Of all replicas of the side."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaComparison:
+    """New replicas beside old ones, while the rollout waits and both serve."""
+
+    since: datetime
+    """When the new replicas were first seen in rotation."""
+    pods: tuple[str, ...]
+    """The new replicas. With another one the comparison begins anew."""
+    state: ComparisonState = ComparisonState.WATCHING
+    message: str = ""
+    minutes: int = 0
+    """Whole minutes over which both sides were compared last. 0: not yet."""
+    routing: str = ""
+    """How requests seem to find a replica. Empty: not known yet."""
+    old: ComparedSide | None = None
+    new: ComparedSide | None = None
+
+    @property
+    def is_decided(self) -> bool:
+        """Return whether the rollout waits for it no longer."""
+        return self.state is not ComparisonState.WATCHING
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step of the plan and how far it got."""
@@ -311,6 +362,8 @@ class StepRecord:
     message: str = ""
     after: Baseline | None = None
     """The figures that it was judged by; None where it was not, or not by figures."""
+    comparison: ReplicaComparison | None = None
+    """New replicas beside old ones. None: not compared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,15 @@ class OnInconclusive(StrEnum):
     """Take the change back at once."""
 
 
+class SideBySide(StrEnum):
+    """Whether new replicas are compared with old ones before the change reaches the rest of the fleet."""
+
+    AUTO = "Auto"
+    """Where both serve at the same time and get the same requests."""
+    NEVER = "Never"
+    """A change is judged by the fleet before and after it alone."""
+
+
 def answer_to_no_verdict(asked: OnInconclusive, held: timedelta, at_most: timedelta) -> OnInconclusive:
     """Return what is done now about a window whose verdict has been due for so long, by what a spec asks."""
     if asked is OnInconclusive.ROLL_BACK:
@@ -361,4 +370,5 @@ class Policy:
     """How far replicas may be added; None where they may not."""
     hold_at_most: timedelta = timedelta(hours=2)
     """How long a window without a verdict is held before `on_inconclusive` decides."""
+    side_by_side: SideBySide = SideBySide.AUTO
     compression: CompressionPolicy = NOT_DECLARED

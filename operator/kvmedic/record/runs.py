@@ -45,6 +45,8 @@ from kvmedic.verdict.summary import summary_of
 
 ORDER = tuple(ConditionType)
 """The order in which conditions are listed."""
+RETOLD = frozenset({Trait.ASKS_APPROVAL, Trait.SHOWS_FIGURES})
+"""Traits of reasons whose message is written whenever it changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def retold(record: Record, claims: tuple[Claim, ...]) -> Record:
 def _condition(old: Condition | None, claim: Claim, generation: int, now: datetime) -> Condition:
     message = claim.message or claim.reason.sentence
     same = old is not None and old.status is claim.status and old.reason is claim.reason
-    if old is not None and Trait.ASKS_APPROVAL in claim.reason.traits:
+    if old is not None and not claim.reason.traits.isdisjoint(RETOLD):
         same = same and old.message == message
     if old is not None and same and old.observed_generation == generation:
         return old

@@ -21,7 +21,7 @@ from kvmedic.kube.errors import ApiError, Conflict
 from kvmedic.kube.objects import EVENTS, JsonObject, Ref
 from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.model.redaction import redact
-from kvmedic.model.run import Run, StepState
+from kvmedic.model.run import ComparisonState, Run, StepState
 from kvmedic.model.status import ConditionType, Record, Resource, Severity, Truth
 
 STATE_REASONS = {
@@ -31,6 +31,12 @@ STATE_REASONS = {
     StepState.ROLLING_BACK: Reason.ROLLING_BACK,
 }
 """The reason of the Event about a step's state. A step that ended has the Event of its run's outcome."""
+
+COMPARISON_REASONS = {
+    ComparisonState.GO_ON: Reason.REPLICAS_COMPARED,
+    ComparisonState.NOT_COMPARABLE: Reason.NOT_COMPARABLE,
+}
+"""The reason of the Event about replicas that were compared and after which the rollout goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ def _state_notes(old: Record, after: Record) -> tuple[Note, ...]:
 def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
     state = new.current.state
     if old is not None and old.current.state is state and old.index == new.index:
-        return ()
+        return _comparison_notes(old, new)
     reason = STATE_REASONS.get(state)
     if reason is None:
         return ()
@@ -84,6 +90,16 @@ def _run_notes(old: Run | None, new: Run) -> tuple[Note, ...]:
     why = new.ending.message if new.ending else new.message
     text = f"run {new.id}: {reason.sentence} {step}. {why}"
     return (Note(reason, text, state is StepState.ROLLING_BACK, new.id, on_target=True),)
+
+
+def _comparison_notes(old: Run, new: Run) -> tuple[Note, ...]:
+    """Return that the rollout goes on after new replicas were compared; that it turns back says its state."""
+    found, was = new.current.comparison, old.current.comparison
+    reason = COMPARISON_REASONS.get(found.state) if found is not None else None
+    if found is None or reason is None or (was is not None and was.state is found.state):
+        return ()
+    text = f"run {new.id}: {reason.sentence} {found.message}"
+    return (Note(reason, text, run=new.id, on_target=True),)
 
 
 def _runbook_switch_notes(old: Record, new: Record) -> tuple[Note, ...]:

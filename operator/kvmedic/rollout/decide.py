@@ -10,7 +10,16 @@ from typing import TypeAlias, assert_never
 
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Baseline, Judged, Outcome, Run, StepState, Verdict
+from kvmedic.model.run import (
+    Baseline,
+    ComparisonState,
+    Judged,
+    Outcome,
+    ReplicaComparison,
+    Run,
+    StepState,
+    Verdict,
+)
 from kvmedic.model.spec import OnInconclusive
 from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
@@ -35,6 +44,8 @@ class Situation:
     """The verdict of the sustained window; None while it is open."""
     unjudged: OnInconclusive
     """How a window without a verdict is answered now: Hold is to go on looking."""
+    compared: ReplicaComparison | None = None
+    """New replicas beside old ones; None: the walk does not wait for that now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,7 @@ def decide(run: Run, seen: Situation) -> Decision:
     if run.current.state is StepState.VERIFYING:
         return _judgement(run, seen)
     if seen.blocked is None:
-        return Walk(Direction.FORWARD)
+        return _walk_on(seen)
     if run.intent is None:
         return Close(Outcome(seen.blocked.reason, seen.blocked.message))
     return Rest(seen.blocked.reason, seen.blocked.message)
@@ -190,6 +201,24 @@ def _wished_back(run: Run, seen: Situation) -> Decision | None:
     if run.current.state is StepState.VERIFYING and not run.current.step.is_revocable:
         return Close(Outcome(reason, "it was done already; nothing is left to take back"))
     return TurnBack(outcome_of(reason))
+
+
+def _walk_on(seen: Situation) -> Decision:
+    """Return the walk, or its end or a rest where new replicas are compared with old ones first."""
+    compared = seen.compared
+    if compared is None or seen.wish is Wish.KEEP:
+        return Walk(Direction.FORWARD)
+    match compared.state:
+        case ComparisonState.GO_ON | ComparisonState.NOT_COMPARABLE:
+            return Walk(Direction.FORWARD)
+        case ComparisonState.ROLL_BACK:
+            return TurnBack(Outcome(Reason.NOT_RECOVERED, compared.message), Verdict.NOT_RECOVERED)
+        case ComparisonState.UNJUDGED:
+            return TurnBack(Outcome(Reason.INCONCLUSIVE, compared.message), Verdict.INCONCLUSIVE)
+        case ComparisonState.WATCHING:
+            return Rest(Reason.COMPARING_REPLICAS, compared.message)
+        case _:
+            assert_never(compared.state)
 
 
 def _judgement(run: Run, seen: Situation) -> Decision:
