@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := build/venv/bin/python
 export PYTHONPATH := operator:tests
+# Tests start some hundred interpreters: none of them compiles what another one has, also where the machine forbids it.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 .PHONY: help
 help: ## List the targets

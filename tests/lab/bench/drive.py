@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.page import glimpse, moment, observe_pages, parse_page
+from kvmedic.metrics.page import Page, glimpse, moment, observe_pages, parse_page
 from kvmedic.model.compression import TokenEviction
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Observation
@@ -297,9 +297,15 @@ TRIGGER = Trigger(preemptions_per_request=0.1, kv_cache_usage_ratio=0.85)
 _LEVERS = (LeverBound(Knob.MAX_NUM_SEQS),)
 
 
+@lru_cache(1024)
+def parse_once(text: str, at: datetime) -> Page:
+    """Return a scraped page; a workload's are asked for by one figure after the other."""
+    return parse_page(text, at)
+
+
 def observed(outcome: Outcome, pages: int | None = None) -> Observation:
     """Return what the last pages tell; all of them where no number is given."""
-    parsed = [parse_page(text, at) for at, text in outcome.pages[-(pages or len(outcome.pages)) :]]
+    parsed = [parse_once(text, at) for at, text in outcome.pages[-(pages or len(outcome.pages)) :]]
     return observe_pages({"bench-0": parsed}, VLLM_SIGNALS)
 
 

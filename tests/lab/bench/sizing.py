@@ -16,7 +16,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from kvmedic.metrics.page import parse_page
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.run import Baseline
 from lab.bench.drive import (
@@ -26,6 +25,7 @@ from lab.bench.drive import (
     chosen_cap,
     figures_of,
     glimpsed_cap,
+    parse_once,
     runs_of,
     verdict_on,
 )
@@ -135,7 +135,7 @@ def _halved(run: Run, idle: Outcome) -> tuple[Outcome, int]:
 
 
 def _series(outcome: Outcome, name: str) -> list[float]:
-    return [parse_page(text, at).find(name)[0].value for at, text in outcome.pages]
+    return [parse_once(text, at).find(name)[0].value for at, text in outcome.pages]
 
 
 def _running(idle: Outcome) -> float:
