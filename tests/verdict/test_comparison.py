@@ -360,11 +360,18 @@ ROWS: Mapping[str, tuple[Mapping[str, float], Verdict]] = {
     "preemptions 75 % down, beyond the trigger": ({"preemptions_per_request": 0.5}, Verdict.RECOVERED),
     "a little less than 75 % down": ({"preemptions_per_request": 0.51}, Verdict.IMPROVED),
     "preemptions halved": ({"preemptions_per_request": 1.0}, Verdict.IMPROVED),
-    "a little less than halved": ({"preemptions_per_request": 1.01}, Verdict.NOT_RECOVERED),
+    "a little less than halved": (
+        {"preemptions_per_request": 1.01, "stalls_per_request": 0.5},
+        Verdict.NOT_RECOVERED,
+    ),
+    "a little less than halved, but more in time": ({"preemptions_per_request": 1.01}, Verdict.IMPROVED),
     "tail halved": ({"inter_token_tail_seconds": 4.0}, Verdict.RECOVERED),
     "tail a little more than half": ({"inter_token_tail_seconds": 4.01}, Verdict.IMPROVED),
     "tail as before": ({"inter_token_tail_seconds": 8.0}, Verdict.IMPROVED),
-    "tail rougher than before": ({"inter_token_tail_seconds": 8.01}, Verdict.NOT_RECOVERED),
+    "tail rougher than before": (
+        {"inter_token_tail_seconds": 8.01, "stalls_per_request": 0.5},
+        Verdict.NOT_RECOVERED,
+    ),
     "throughput up": ({"generated_tokens_per_second": 2200}, Verdict.RECOVERED),
     "throughput held": ({"generated_tokens_per_second": 1900, "stalls_per_request": 0.5}, Verdict.RECOVERED),
     "throughput not held and nothing won": (
@@ -388,11 +395,11 @@ ROWS: Mapping[str, tuple[Mapping[str, float], Verdict]] = {
     "arrivals under the bound": ({"requests_per_second": 7.99, "waiting_mean": 0}, Verdict.INCONCLUSIVE),
     "more arrivals do not spoil a good verdict": ({"requests_per_second": 20}, Verdict.RECOVERED),
     "more arrivals than the bound spoil a bad one": (
-        {"requests_per_second": 13.01, "preemptions_per_request": 2},
+        {"requests_per_second": 13.01, "preemptions_per_request": 2, "stalls_per_request": 0.5},
         Verdict.INCONCLUSIVE,
     ),
     "arrivals at the bound do not": (
-        {"requests_per_second": 13, "preemptions_per_request": 2},
+        {"requests_per_second": 13, "preemptions_per_request": 2, "stalls_per_request": 0.5},
         Verdict.NOT_RECOVERED,
     ),
     "prompts shorter, at the bound": ({"prompt_tokens_mean": 48}, Verdict.RECOVERED),

@@ -1,4 +1,4 @@
-"""Whoever a change keeps waiting or serves less has not recovered."""
+"""What users feel decides: who is kept waiting or served less has not recovered, who is served more has."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ STARVING = {
     "generated_tokens_per_second": 580.0,
     "time_to_first_token_p95_seconds": 600.0,
     "waiting_mean": 1500.0,
+    "in_time_share": 0.05,
 }
 
 
@@ -63,6 +64,7 @@ def test_a_fleet_that_starves_has_not_recovered_whatever_stalls_are_gone(
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert "first token p95 1.0 -> 600.0 s, silent seconds per request 3.0 -> 150.0" in found.message
+    assert compare_for_parity(Comparison(before, after, wanted, TRIGGER)).verdict is Verdict.NOT_RECOVERED
 
 
 LATE = {"time_to_first_token_p95_seconds": 31.0, "waiting_mean": 81.0}
@@ -247,3 +249,155 @@ def test_after_the_walk_the_whole_fleet_is_judged_where_it_has_as_much_to_do(
     found = Comparison(before, replace(AFTER, **{"aborted_share": 0.05, **after}), NONE, TRIGGER)
 
     assert found.sinks_after_walk() == worse
+
+
+CROWDED = replace(
+    BEFORE,
+    stalls_per_request=0.0,
+    in_time_share=0.5,
+    time_to_first_token_p95_seconds=40.0,
+    waiting_mean=60.0,
+    window_seconds=6000,
+)
+"""As many preemptions and as long gaps before and after: what users feel is their wait alone."""
+GAINS: Mapping[str, tuple[Mapping[str, float], Verdict]] = {
+    "a tenth more in time": ({"in_time_share": 0.551}, Verdict.IMPROVED),
+    "less than a tenth": ({"in_time_share": 0.549}, Verdict.NOT_RECOVERED),
+    "a tenth more, fewer arrivals": (
+        {"in_time_share": 0.551, "requests_per_second": 9.49},
+        Verdict.NOT_RECOVERED,
+    ),
+    "a tenth more, arrivals at the bound": (
+        {"in_time_share": 0.551, "requests_per_second": 9.5},
+        Verdict.IMPROVED,
+    ),
+    "a tenth more of a third more arrivals": (
+        {"in_time_share": 0.551, "requests_per_second": 13.0, "generated_tokens_per_second": 2600.0},
+        Verdict.IMPROVED,
+    ),
+    "more arrivals alone": (
+        {"requests_per_second": 13.0, "generated_tokens_per_second": 2600.0},
+        Verdict.NOT_RECOVERED,
+    ),
+    "a tenth more, but answers hang longer": (
+        {"in_time_share": 0.551, "inter_token_tail_seconds": 8.9},
+        Verdict.NOT_RECOVERED,
+    ),
+    "a tenth more by chance": ({"in_time_share": 0.551, "window_seconds": 20.0}, Verdict.NOT_RECOVERED),
+    "a tenth fewer in time": ({"in_time_share": 0.449}, Verdict.NOT_RECOVERED),
+}
+
+
+@pytest.mark.parametrize(("after", "verdict"), GAINS.values(), ids=GAINS)
+def test_a_fleet_that_clearly_serves_more_in_time_is_better_off(
+    after: Mapping[str, float], verdict: Verdict
+) -> None:
+    found = compare_for_relief(Comparison(CROWDED, replace(CROWDED, **after), NONE, TRIGGER))
+
+    assert found.verdict is verdict
+    assert found.message.partition(", ")[0].partition("served in time x")[2]
+
+
+def test_a_share_in_time_that_falls_by_more_than_chance_is_a_loss() -> None:
+    lost = Comparison(CROWDED, replace(CROWDED, in_time_share=0.449), NONE, TRIGGER)
+    short = Comparison(
+        replace(CROWDED, window_seconds=30),
+        replace(CROWDED, in_time_share=0.449, window_seconds=30),
+        NONE,
+        TRIGGER,
+    )
+
+    assert lost.sinks() == "less is served in time"
+    assert short.sinks() == ""
+
+
+def test_outputs_of_one_length_are_compared_whatever_ended_in_a_window() -> None:
+    before = replace(BEFORE, stalls_per_request=1.0, output_tokens_mean=200.0)
+    after = replace(before, stalls_per_request=0.9, output_tokens_mean=180.0)
+
+    assert Comparison(before, after, NONE, TRIGGER).served_in_time == pytest.approx(1.0)
+
+
+SILENT = replace(
+    BEFORE,
+    preemptions_per_request=0.0,
+    inter_token_tail_seconds=0.2,
+    stalls_per_request=0.0,
+    time_to_first_token_p95_seconds=20.0,
+    waiting_mean=100.0,
+    requests_per_second=10.0,
+)
+"""Users wait for 10 s, and nothing else is wrong."""
+SILENCE: Mapping[str, tuple[Mapping[str, float], Mapping[str, float], Verdict]] = {
+    "as before": ({}, {}, Verdict.NOT_RECOVERED),
+    "a fifth shorter": ({}, {"waiting_mean": 80.0}, Verdict.RECOVERED),
+    "less than a fifth": ({}, {"waiting_mean": 80.1}, Verdict.NOT_RECOVERED),
+    "shorter, arrivals at the bound": (
+        {},
+        {"waiting_mean": 50.0, "requests_per_second": 9.5},
+        Verdict.RECOVERED,
+    ),
+    "shorter, as fewer arrive": (
+        {},
+        {"waiting_mean": 50.0, "requests_per_second": 9.49},
+        Verdict.NOT_RECOVERED,
+    ),
+    "shorter, but it thrashes": (
+        {},
+        {"waiting_mean": 10.0, "preemptions_per_request": 0.3},
+        Verdict.NOT_RECOVERED,
+    ),
+    "as long, but more in time": ({"in_time_share": 0.5}, {"in_time_share": 0.6}, Verdict.RECOVERED),
+    "more in time, but it thrashes": (
+        {"in_time_share": 0.5},
+        {"in_time_share": 0.6, "preemptions_per_request": 0.3},
+        Verdict.IMPROVED,
+    ),
+    "nobody waited for long": ({"waiting_mean": 50.0}, {"waiting_mean": 50.0}, Verdict.RECOVERED),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "verdict"), SILENCE.values(), ids=SILENCE)
+def test_a_fleet_whose_users_wait_must_have_them_wait_less(
+    before: Mapping[str, float], after: Mapping[str, float], verdict: Verdict
+) -> None:
+    then = replace(SILENT, **before)
+
+    found = compare_for_relief(Comparison(then, replace(then, **after), NONE, TRIGGER))
+
+    assert found.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (6.3, 5.0, Verdict.RECOVERED),
+        (6.2, 5.0, Verdict.NOT_RECOVERED),
+        (6.3, 5.1, Verdict.NOT_RECOVERED),
+        (5.0, 4.0, Verdict.NOT_RECOVERED),
+    ],
+    ids=["missed, and met", "by less than two windows differ", "still missed", "was met before"],
+)
+def test_a_change_that_brings_a_missed_objective_within_did_what_it_was_for(
+    before: float, after: float, verdict: Verdict
+) -> None:
+    then = replace(BEFORE, time_to_first_token_p95_seconds=before)
+    now = replace(BEFORE, time_to_first_token_p95_seconds=after)
+
+    found = compare_for_relief(
+        Comparison(then, now, Objectives(time_to_first_token_p95_seconds=5.0), TRIGGER)
+    )
+
+    assert found.verdict is verdict
+    assert found.message.startswith("an objective is met again; ") is (verdict is Verdict.RECOVERED)
+
+
+def test_an_objective_that_is_met_again_excuses_none_that_is_broken() -> None:
+    wanted = Objectives(inter_token_p95_seconds=0.06, time_to_first_token_p95_seconds=5.0)
+    then = replace(BEFORE, time_to_first_token_p95_seconds=8.0)
+    now = replace(BEFORE, time_to_first_token_p95_seconds=2.0, inter_token_p95_seconds=0.07)
+
+    found = compare_for_relief(Comparison(then, now, wanted, TRIGGER))
+
+    assert found.verdict is Verdict.NOT_RECOVERED
+    assert found.message.startswith("an objective is broken; ")

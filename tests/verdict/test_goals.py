@@ -472,3 +472,24 @@ def test_answers_that_hung_with_it_as_well_do_not_speak_against_going_without():
     ]
 
     assert found == [Verdict.RECOVERED, Verdict.NOT_RECOVERED]
+
+
+@pytest.mark.parametrize("judge_calm", [judge_fewer, judge_without])
+@pytest.mark.parametrize(
+    ("before", "first_token", "verdict"),
+    [
+        (figures_before(CALM, CALM), 1.2, Verdict.RECOVERED),
+        (figures_before(CALM, CALM), 4.0, Verdict.NOT_RECOVERED),
+        (figures_before(*[replace(CALM, first_token_seconds=4.0)] * 2), 4.0, Verdict.RECOVERED),
+        (None, 4.0, Verdict.RECOVERED),
+    ],
+    ids=["met before and after", "broken", "missed before, too", "not known before"],
+)
+def test_what_is_given_back_must_break_no_objective(judge_calm, before, first_token, verdict):
+    looked = an_observation(*[replace(CALM, first_token_seconds=first_token)] * 2)
+    wanted = Objectives(time_to_first_token_p95_seconds=2.0)
+
+    found = judge_calm(VerdictInput(before, looked, wanted, TRIGGER))
+
+    assert found.verdict is verdict
+    assert ("an objective is broken: ttftP95" in found.message) is (verdict is Verdict.NOT_RECOVERED)

@@ -1,12 +1,13 @@
 """Did a change do what it was for? One rule per goal and kind of step, then the vetoes.
 
-* Relief: fewer preemptions and smoother answers. One replica in ten hardly shows in the fleet's figures, so
-  where one was replaced no replica may be beyond the trigger any more. What each replica gets changes by
-  design with their number, so more replicas are judged by the fleet's sums.
+* Relief: fewer preemptions and smoother answers, or clearly more served in time, or an objective met again.
+  Where users waited and nothing else was wrong, they must wait less. One replica in ten hardly shows in the
+  fleet's figures, so where one was replaced no replica may be beyond the trigger any more. What each replica
+  gets changes by design with their number, so more replicas are judged by the fleet's sums.
 * No worse (parity): taking away what brought nothing helps nobody by itself, and must harm nobody either.
 * Stays up (steadiness): replicas that restart have no figures. No replica that runs the change may restart
   **while requests are served**: without traffic nothing runs out of memory, and nothing is proven.
-* Calm: a fleet does with less, whatever the load is now.
+* Calm: a fleet does with less, whatever the load is now, and breaks no objective that it met.
 """
 
 from __future__ import annotations
@@ -56,12 +57,18 @@ def judge_relief(given: VerdictInput) -> Judged:
 
 def compare_for_relief(change: Comparison) -> Judged:
     """Return whether a fleet is better off with a change, by its figures before and after."""
-    verdict = Verdict.NOT_RECOVERED
-    if change.is_harmless() and change.is_calm() and change.is_smooth():
-        verdict = Verdict.IMPROVED if change.missed() else Verdict.RECOVERED
-    elif change.is_harmless() and change.is_better():
-        verdict = Verdict.IMPROVED
-    return change.conclude(verdict)
+    good = Verdict.IMPROVED if change.missed() else Verdict.RECOVERED
+    gains = change.brings_within() or change.serves_clearly_more()
+    is_gone = change.is_calm() and change.is_smooth()
+    if not change.is_harmless():
+        return change.conclude(Verdict.NOT_RECOVERED)
+    if change.was_silence_alone() and not gains:
+        if is_gone and change.shortens_silence():
+            return change.conclude(good)
+        return change.conclude(Verdict.NOT_RECOVERED, "users wait about as long as before; ")
+    if is_gone or change.brings_within():
+        return change.conclude(good)
+    return change.conclude(Verdict.IMPROVED if gains or change.is_better() else Verdict.NOT_RECOVERED)
 
 
 def judge_parity(given: VerdictInput) -> Judged:
@@ -211,13 +218,18 @@ def _restarted(given: VerdictInput, since: str = "of replicas that run the chang
 
 
 def _is_calm(given: VerdictInput) -> Judged:
-    """Return whether no replica is beyond the trigger over the whole window."""
+    """Return whether no replica is beyond the trigger over the whole window, and no objective is broken."""
     found = complete(given.looked, PRESSURE_SIGNALS)
     if isinstance(found, Inconclusive):
         return undecided_verdict(found)
     rates = {name: one.preemptions_per_request for name, one in found.items()}
     if hot := _replicas_over_trigger(rates, given):
         return not_recovered(f"beyond the trigger are {hot}")
+    after = _figures_after(given)
+    if given.before is not None and isinstance(after, Baseline):
+        change = Comparison(given.before, after, given.objectives, given.trigger)
+        if change.breaks_objective():
+            return not_recovered(f"an objective is broken: {', '.join(change.missed())}", after)
     text = f"{len(found)} replicas have {max(rates.values()):.2f} preemptions per request at most"
     limit = given.trigger.preemptions_per_request
     return Judged(Verdict.RECOVERED, Reason.RECOVERED, f"{text}, limit {limit:g}")
