@@ -11,12 +11,24 @@ from kvmedic.rollout.config_copy import (
     CopyState,
     Files,
     SourceState,
+    await_config_map,
     copying_move,
     files_of,
     hindrance,
     needs_source,
 )
-from kvmedic.rollout.moves import Cordon, DeletePod, Failed, MakeCopy, Pause, Pulse, Refused, Restore, Settled
+from kvmedic.rollout.moves import (
+    Cordon,
+    DeletePod,
+    Failed,
+    MakeCopy,
+    Pause,
+    Pulse,
+    Refused,
+    Restore,
+    Settled,
+    Wait,
+)
 from run_builder import OWN_FIELDS, a_pod
 from worlds.config_maps import CONTENTS, an_edit
 
@@ -78,6 +90,7 @@ def test_only_a_config_map_that_is_not_there_or_not_readable_hinders(source: Sou
 
     assert bool(text) == (source in {SourceState.GONE, SourceState.UNREADABLE})
     assert "limits" in text or not text
+    assert await_config_map(EDIT, Files(source, CopyState.READY)) == Wait(Reason.CONFIG_MAP_UNAVAILABLE, text)
 
 
 def test_moves_after_which_a_replica_reads_the_config_map() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
 from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, Stale, Unsupported
 from kvmedic.model.fleet import Pod
-from kvmedic.rollout.draining import StartLimits, canary_pool_move, start_limit
+from kvmedic.rollout.draining import StartLimits, canary_pool_move, start_limit, unready_since
 from kvmedic.rollout.moves import Failed, Wait
 from run_builder import NEW, NOW, a_pod
 
@@ -59,6 +59,19 @@ def test_what_a_canarys_pool_says(
 
 
 MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("pod", "since"),
+    [
+        (a_pod("x", ready_at=None, unready_for=3 * MINUTE, unready_at=NOW), NOW - 3 * MINUTE),
+        (a_pod("x", ready_at=None, unready_at=NOW - 2 * MINUTE), NOW - 2 * MINUTE),
+        (a_pod("x", ready_at=None, created_at=NOW - MINUTE), NOW - MINUTE),
+    ],
+    ids=["by who watches it", "by what the API server says", "since it was made"],
+)
+def test_since_when_a_replica_is_not_ready(pod: Pod, since: datetime) -> None:
+    assert unready_since(pod, NOW) == since
 
 
 def started(minutes: float, restarts: int = 0) -> Pod:

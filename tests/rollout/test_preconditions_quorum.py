@@ -101,12 +101,14 @@ def test_a_fleet_that_was_started_as_one_is_judged_as_one() -> None:
     assert left_out(pods[2:4], an_observation(GOOD, GOOD, SILENT, SILENT, window_seconds=300), NOW) == {}
 
 
-@pytest.mark.parametrize(("older", "apart"), [(0, 0), (1, 0), (2, 0), (3, 2), (4, 1)])
-def test_young_replicas_are_set_apart_where_most_are_older(older: int, apart: int) -> None:
-    ages = [HOUR] * older + [timedelta(seconds=30)] * (5 - older)
+@pytest.mark.parametrize(
+    ("older", "young", "apart"), [(0, 5, 0), (1, 4, 0), (2, 3, 0), (2, 2, 0), (3, 2, 2), (4, 1, 1)]
+)
+def test_young_replicas_are_set_apart_where_most_are_older(older: int, young: int, apart: int) -> None:
+    ages = [HOUR] * older + [timedelta(seconds=30)] * young
     pods = [a_pod(f"llm-{i}", ready_at=NOW - age) for i, age in enumerate(ages)]
 
-    assert len(left_out(pods, an_observation(*[GOOD] * 5, window_seconds=300), NOW)) == apart
+    assert len(left_out(pods, an_observation(*[GOOD] * len(pods), window_seconds=300), NOW)) == apart
 
 
 def test_who_is_left_out_is_told_the_same_from_look_to_look() -> None:

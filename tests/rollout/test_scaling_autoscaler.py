@@ -305,6 +305,7 @@ def test_a_scaling_goes_through_the_autoscaler_or_not_at_all(scalers, expected):
 
     if isinstance(found, Blocked):
         assert found.reason is expected
+        assert "HorizontalPodAutoscaler llm" in found.message
         return
     assert (found.before, found.after) == (2, expected)
     assert found.holder == MinimumHolder(ObjectRef(scalers[0].kind, "llm"), "hpa-1", is_given=True)

@@ -102,6 +102,22 @@ def test_fewer_tokens_and_first_tokens_after_ten_minutes_are_never_kept(promised
     assert found.verdict is CanaryVerdict.ROLL_BACK
 
 
+def test_figures_of_a_side_say_what_it_serves_in_time_and_each_check_is_listed():
+    found = judge(minutes(10, LATE))
+
+    assert found.old.served_in_time_per_second == pytest.approx(20_000 / 120, rel=0.01)
+    assert found.new.served_in_time_per_second == pytest.approx(0.6 * 20_000 / 120, rel=0.01)
+    assert found.new.served_in_time_per_second / found.new.in_time_share == pytest.approx(20_000 / 120)
+    assert {each.name for each in found.checks if each.fails} == {"served-in-time"}
+
+
+def test_what_is_still_missing_is_said_in_numbers():
+    few = replace(MINUTE, finished=10, first_tokens=10, in_time=10)
+
+    assert "30 first tokens on the new replicas of 40" in judge(minutes(3, few)).message
+    assert "100 first tokens on the new replicas of 150" in judge(minutes(10, few), minutes(10, few)).message
+
+
 def test_one_bad_look_is_not_enough():
     sudden = replace(QUEUES, waiting_change=100, in_flight_change=100)
 

@@ -389,8 +389,9 @@ def test_room_in_the_cache_is_kept_where_more_is_served(
     assert verdict(knob, looked(after, after)).verdict is expected
 
 
-def test_more_of_other_requests_is_not_more() -> None:
-    other = busier(1.6, outputs=spread(100))  # type: ignore[arg-type]
+@pytest.mark.parametrize("outputs", [100, 250], ids=["shorter answers", "longer answers"])
+def test_more_of_other_requests_is_not_more(outputs: float) -> None:
+    other = busier(1.6, outputs=spread(outputs))  # type: ignore[arg-type]
 
     assert verdict(Knob.GPU_MEMORY_UTILIZATION, looked(other, other)).verdict is Verdict.INCONCLUSIVE
 
