@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.comparison import compare_replicas, settling_time
+from kvmedic.controller.comparison import compare_replicas, limits_of, settling_time
 from kvmedic.controller.next_move import Tick
 from kvmedic.kube.clock import Stopwatch
+from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import (
     Absence,
     Histogram,
@@ -24,12 +25,26 @@ from kvmedic.model.evidence import (
     Signal,
 )
 from kvmedic.model.fleet import STILL, Fleet, Pod, ReplicaSet
-from kvmedic.model.plan import Goal
+from kvmedic.model.plan import Goal, Step
 from kvmedic.model.run import ComparisonState, ReplicaComparison, Run, StepState
 from kvmedic.model.status import Record, Wish
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.workload import View
-from run_builder import BASELINE, BUNDLE, NEW, NOW, OLD, RECALL, REPLACE, a_fleet, a_pod, a_run, an_intent
+from kvmedic.verdict.side_by_side import CapChange
+from run_builder import (
+    BASELINE,
+    BUNDLE,
+    NEW,
+    NOW,
+    OLD,
+    RECALL,
+    REPLACE,
+    STEP,
+    a_fleet,
+    a_pod,
+    a_run,
+    an_intent,
+)
 from worlds.asked import spec
 from worlds.world import deployment
 
@@ -47,6 +62,8 @@ class Served:
     """By the beginning of the replica's name."""
     arrivals: Mapping[str, float] = field(default_factory=dict)
     """Requests of a replica, times the usual; by the beginning of its name."""
+    waiting: float = 1.0
+    """Requests that wait on each replica, on average."""
     missing: str = ""
     """A replica of which nothing is known."""
     looks: list[Look] = field(default_factory=list)
@@ -66,7 +83,7 @@ class Served:
             Signal.REQUESTS_FINISHED: count,
             Signal.REQUESTS_ABORTED: 0.0,
             Signal.GENERATED_TOKENS: 200 * count,
-            Signal.WAITING_MEAN: 0.1,
+            Signal.WAITING_MEAN: self.waiting,
             Signal.RUNNING_MEAN: 10.0 * count / seconds,
             Signal.REQUESTS_IN_FLIGHT_CHANGE: 0.0,
         }
@@ -228,18 +245,53 @@ async def test_figures_that_come_late_are_compared_all_the_same() -> None:
     ],
     ids=["that was to help", "that was to do no harm"],
 )
-async def test_after_forty_minutes_of_doubt_a_change_stays_where_it_need_not_help(
+async def test_after_37_minutes_of_doubt_a_change_stays_where_it_need_not_help(
     late: Mapping[str, float], goal: Goal, state: ComparisonState
 ) -> None:
     seen = Watched(Served(late), run=rolling(goal=goal))
 
-    nearly = await seen.minutes(41)
+    nearly = await seen.minutes(36)
     found = await seen.minutes(1)
 
     assert nearly is not None
     assert nearly.state is ComparisonState.WATCHING
     assert found is not None
     assert found.state is state
+
+
+@pytest.mark.parametrize("waiting", [0.0, 0.4], ids=["nothing waits", "hardly anything waits"])
+async def test_a_lower_cap_that_held_nothing_up_was_not_tried(waiting: float) -> None:
+    seen = Watched(Served(waiting=waiting))
+
+    nearly = await seen.minutes(36)
+    found = await seen.minutes(1)
+
+    assert nearly is not None
+    assert nearly.state is ComparisonState.WATCHING
+    assert nearly.message.startswith("untested: ")
+    assert found is not None
+    assert found.state is ComparisonState.ROLL_BACK
+    assert found.message.startswith("deadline: no gain ")
+
+
+@pytest.mark.parametrize(
+    ("step", "cap"),
+    [
+        (STEP, CapChange.LOWERED),
+        (replace(STEP, before="16", after="64"), CapChange.RAISED),
+        (replace(STEP, before=None), None),
+        (replace(STEP, knob=Knob.GPU_MEMORY_UTILIZATION, before="0.8", after="0.9"), None),
+        (BUNDLE, None),
+    ],
+    ids=["lowered", "raised", "nobody knows from what", "another flag", "a method"],
+)
+def test_what_a_change_does_to_the_cap_is_known_by_its_values(step: Step, cap: CapChange | None) -> None:
+    run = a_run(StepState.ROLLING_OUT, an_intent(), step=step)
+    resource = spec()
+
+    limits = limits_of(Tick(resource, resource.policy, Record(), run, SimpleNamespace(), NOW))
+
+    assert (limits.cap, limits.must_gain) == (cap, True)
 
 
 async def test_too_few_requests_never_decide() -> None:

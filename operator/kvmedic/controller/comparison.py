@@ -16,9 +16,10 @@ from itertools import pairwise
 from math import ceil
 
 from kvmedic.controller.next_move import Tick, elapsed_time, takes_old_replica
+from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Look, Observation, Signal
 from kvmedic.model.fleet import Fleet, Pod
-from kvmedic.model.plan import COMPARED, Goal
+from kvmedic.model.plan import COMPARED, FlagStep, Goal
 from kvmedic.model.readings import complete, number_or_none
 from kvmedic.model.run import (
     Baseline,
@@ -32,11 +33,12 @@ from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.side_by_side import (
+    DECIDE_SECONDS,
     GO_ON_SECONDS,
-    LEAST_TO_GO_ON,
     NEEDED,
     Arm,
     CanaryVerdict,
+    CapChange,
     Comparison,
     Counts,
     Figures,
@@ -60,9 +62,6 @@ STAYS = 1.5
 """Times that a request stays, on average, before a new replica has a mix of requests like the old ones."""
 LONGEST_SETTLED = timedelta(minutes=10)
 """The same at most (as simulated): behind a queue a stay has no end."""
-WATCHED = timedelta(minutes=40)
-"""After that long the change stays only where something is better: what has not shown by then is too small
-to tell from chance (simulated: of changes that cost 5 to 20 %, 5 of 14 were found)."""
 ASKED = NEEDED | {Signal.REQUESTS_ABORTED, Signal.E2E_SECONDS}
 WAITING = frozenset({Signal.WAITING_MEAN})
 
@@ -98,6 +97,16 @@ def _is_compared(tick: Tick) -> bool:
     return walks and not over and tick.run.goal in COMPARED and tick.policy.side_by_side is SideBySide.AUTO
 
 
+def limits_of(tick: Tick) -> Limits:
+    """Return what counts as in time, what the change does to the cap, and whether it has to help."""
+    step, cap = tick.run.current.step, None
+    if isinstance(step, FlagStep) and step.knob is Knob.MAX_NUM_SEQS:
+        before, after = step.before or "", step.after or ""
+        if before.isdigit() and after.isdigit():
+            cap = CapChange.LOWERED if int(after) < int(before) else CapChange.RAISED
+    return Limits(tick.policy.objectives, cap=cap, must_gain=tick.run.goal is Goal.RELIEF)
+
+
 def _list_serving(fleet: Fleet, template: str) -> tuple[Pod, ...]:
     return tuple(pod for pod in fleet.serving(template) if pod.ready and pod.in_rotation)
 
@@ -124,7 +133,7 @@ async def _look_again(
     there = {pod.name: elapsed_time(tick, "beside", known.since, pod.uid, pod.ready_at) for pod in old}
     if minutes < 1 or minutes == known.minutes:
         return known
-    limits = Limits(tick.policy.objectives)
+    limits = limits_of(tick)
     compared = [pod for pod in old if there[pod.name] >= STRETCH * minutes]
     if not compared:
         text = f"no old replica has been Ready for {minutes} min, so that none is left to compare with"
@@ -157,6 +166,8 @@ def arm_of(
 ) -> Arm | Inconclusive:
     """Return what some replicas did, stretch by stretch, or what is missing of it.
 
+    A queue is a mean over a minute: one of less than half a request counts as none.
+
     Args:
         stretches: looks at consecutive stretches of time, oldest first.
         ends: looks at the queues around the beginning of the first stretch and the end of each.
@@ -173,7 +184,9 @@ def arm_of(
     blocks = []
     for seen, (before, after) in zip(stretches, pairwise(queues), strict=True):
         counted = (
-            count_replica(seen.pods[name], seen.window_seconds, limits, (before[name], after[name]))
+            count_replica(
+                seen.pods[name], seen.window_seconds, limits, (round(before[name]), round(after[name]))
+            )
             for name in names
         )
         blocks.append(sum((each for each in counted if isinstance(each, Counts)), Counts()))
@@ -198,16 +211,9 @@ def _conclude(
         return replace(known, state=ComparisonState.ROLL_BACK)
     if found.routing is Routing.STICKY and found.seconds >= GO_ON_SECONDS:
         return replace(known, state=ComparisonState.NOT_COMPARABLE)
-    if watched < WATCHED:
+    if found.seconds < DECIDE_SECONDS:
         return known
-    if found.new.first_tokens < LEAST_TO_GO_ON:
-        return _without_verdict(tick, known, watched, message)
-    is_better = found.new.in_time_share > found.old.in_time_share
-    is_better = is_better or found.new.silent_seconds < found.old.silent_seconds
-    if is_better or tick.run.goal is Goal.PARITY:
-        return replace(known, state=ComparisonState.GO_ON)
-    text = f"no gain within {WATCHED // STRETCH} min: {message}"
-    return replace(known, state=ComparisonState.ROLL_BACK, message=text)
+    return _without_verdict(tick, known, watched, message)
 
 
 def _without_verdict(tick: Tick, known: ReplicaComparison, watched: timedelta, why: str) -> ReplicaComparison:
