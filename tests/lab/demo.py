@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -189,39 +190,54 @@ def _bar(usage: float) -> str:
 
 
 TABLE_WIDTH = 78
-Row = tuple[str, str, str, str]
+LABEL, COLUMN = 34, 11
+Row = tuple[str, ...]
 
 
 def table(result: Result) -> str:
     lines = ["", _rule(), *_head(result), _rule()]
     if result.before is not None and result.after is not None:
-        lines += [_row(row) for row in (("", "before", "after", ""), *_rows(result.before, result.after))]
-        lines.append(_rule())
+        lines += [*_figures(result), _rule()]
     lines += [*_facts(result), _rule(), *_end(result), ""]
     return "\n".join(lines)
 
 
-def _rows(before: Figures, after: Figures) -> list[Row]:
-    return [
-        ("preemptions per request", *_pair(before, after, "preemptions_per_request", 2)),
-        ("longest gap of a request, p95", *_pair(before, after, "longest_gap_p95", 2, " s")),
-        ("inter-token time, p95", *_pair(before, after, "inter_token_p95", 3, " s")),
-        ("time to first token, p95", *_pair(before, after, "ttft_p95", 1, " s")),
-        ("tokens per second", *_pair(before, after, "tokens_per_second", 0)),
-        ("goodput (no gap over 2 s), tokens/s", *_pair(before, after, "goodput_per_second", 0)),
-        ("requests that hung over 2 s", *_share(before, after)),
-        ("requests in the window", str(before.requests), str(after.requests), ""),
-    ]
+def _figures(result: Result) -> list[str]:
+    """Return the figures of before, during and after, and what the same minutes would have been otherwise."""
+    seen = {"before": result.before, "during": result.during, "after": result.after}
+    shown = {name: each for name, each in seen.items() if each is not None}
+    figures, without = [*shown.values()], [result.unhealed.get(name) for name in shown]
+    rows: list[Row] = [("", *shown), ("served in time, tokens/s", *_cells(figures, "in_time_per_second", 0))]
+    if result.unhealed:
+        rows.append(("the same without kvmedic*", *(_cell(each, 0) for each in without)))
+    rows += [(label, *_cells(figures, *figure)) for label, *figure in FIGURES]
+    lines = [_row(row) for row in rows]
+    late = f"first token within {result.scenario.first_token_limit:g} s, and no gap over 2 s"
+    lines += _wrapped("in time", late)
+    if result.unhealed:
+        text = "the same arrivals at the fleet as it was, simulated: the mean of several routings"
+        lines += _wrapped("*", text)
+    return lines
 
 
-def _pair(before: Figures, after: Figures, name: str, digits: int, unit: str = "") -> tuple[str, str, str]:
-    then, now = getattr(before, name), getattr(after, name)
-    ratio = f"x{now / then:.2f}" if then and not math.isnan(then) and not math.isnan(now) else ""
-    return f"{then:.{digits}f}{unit}", f"{now:.{digits}f}{unit}", ratio
+FIGURES: tuple[tuple[Any, ...], ...] = (
+    ("all tokens per second", "tokens_per_second", 0),
+    ("time to first token, p95", "ttft_p95", 1, " s"),
+    ("longest gap of a request, p95", "longest_gap_p95", 2, " s"),
+    ("requests that hung over 2 s", "stalled_share", 2),
+    ("clients that left unanswered", "left_share", 2),
+    ("preemptions per request", "preemptions_per_request", 2),
+    ("requests that were answered", "requests", 0),
+)
+"""Lines of the table: label, figure, digits, unit."""
 
 
-def _share(before: Figures, after: Figures) -> tuple[str, str, str]:
-    return f"{before.stalled_share:.0%}", f"{after.stalled_share:.0%}", ""
+def _cells(figures: Sequence[Figures], name: str, digits: int, unit: str = "") -> tuple[str, ...]:
+    return tuple(_cell(getattr(each, name), digits, unit) for each in figures)
+
+
+def _cell(value: float | None, digits: int, unit: str = "") -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}{unit}"
 
 
 def _head(result: Result) -> list[str]:
@@ -233,21 +249,16 @@ def _head(result: Result) -> list[str]:
 
 def _facts(result: Result) -> list[str]:
     rows: list[Row] = [
-        ("requests over the whole run", str(result.requests), "", ""),
-        ("failed or aborted requests", str(result.failed_requests), "", ""),
-        (
-            "fewest replicas in rotation",
-            f"{result.min_in_rotation} of {result.scenario.fleet.replicas}",
-            "",
-            "",
-        ),
-        ("restarts per replica", f"{result.restarts_per_replica:g}", "", ""),
-        ("objects of the fleet written to", str(len(result.rewritten)), "", ""),
-        ("seconds, first request to last", f"{result.seconds:.0f}", "", ""),
+        ("requests over the whole run", str(result.requests)),
+        ("failed or aborted requests", str(result.failed_requests)),
+        ("fewest replicas in rotation", f"{result.min_in_rotation} of {result.scenario.fleet.replicas}"),
+        ("restarts per replica", f"{result.restarts_per_replica:g}"),
+        ("objects of the fleet written to", str(len(result.rewritten))),
+        ("seconds, first request to last", f"{result.seconds:.0f}"),
     ]
     if result.operator:
         memory, cpu = result.operator["rss_mib"], result.operator["cpu_share"]
-        rows.append(("operator: memory, CPU", f"{memory:.0f} MiB", f"{cpu:.1%}", ""))
+        rows.append(("operator: memory, CPU", f"{memory:.0f} MiB", f"{cpu:.1%}"))
     return [_row(row) for row in rows]
 
 
@@ -258,7 +269,7 @@ def _end(result: Result) -> list[str]:
 
 
 def _row(row: Row) -> str:
-    return f"  {row[0]:<38}{row[1]:>12}{row[2]:>12}{row[3]:>10}".rstrip()
+    return f"  {row[0]:<{LABEL}}" + "".join(f"{each:>{COLUMN}}" for each in row[1:])
 
 
 def _rule() -> str:

@@ -199,3 +199,24 @@ def test_requests_go_to_a_host_and_a_port(text, url):
 def test_anything_but_plain_http_is_refused(text):
     with pytest.raises(ValueError, match="not an http"):
         base_url(text)
+
+
+@pytest.mark.parametrize(
+    ("segments", "left"),
+    [
+        ([HEAD, *[WAIT] * 8, token(), token('"length"'), DONE], 0),
+        ([HEAD, token(), *[WAIT] * 8, token('"length"'), DONE], 1),
+        ([HEAD, *[token(), WAIT, WAIT] * 4, token('"length"'), DONE], None),
+    ],
+    ids=["no first token", "no second one", "one after the other"],
+)
+async def test_a_client_leaves_once_it_has_seen_no_token_for_too_long(segments, left):
+    async with a_server(segments) as (url, *_), Client("tiny", ConnectionMode.FRESH, 10, 0.25) as client:
+        record = await client.ask(ask(url))
+
+    if left is None:
+        assert (record.outcome, record.tokens) == (Outcome.OK, 5)
+    else:
+        assert (record.outcome, record.tokens) == (Outcome.LEFT, left)
+        assert record.ended_at - record.started_at < 0.4
+    assert record.asked_tokens == 4

@@ -16,7 +16,7 @@ import pytest
 from lab.loadgen import lengths
 from lab.loadgen.__main__ import arguments, plan_from
 from lab.loadgen.lengths import Fixed, Quantiles, table
-from lab.loadgen.load import ClosedLoop, Load, OpenLoop, Plan, prompt_ids
+from lab.loadgen.load import ClosedLoop, Keys, Load, OpenLoop, Plan, prompt_ids
 from lab.loadgen.record import ConnectionMode, Outcome, Record, percentile, read, summarise
 from lab_engine.engine_process import TESTS, a_process, an_engine, until_healthy
 
@@ -79,6 +79,38 @@ async def test_each_clients_first_request_goes_where_it_is_told_and_all_others_a
         assert len(records) == 12
         assert await first.metric("prompt_tokens_total") == 4 * 10
         assert await other.metric("prompt_tokens_total") == 8 * 10
+
+
+async def test_requests_of_a_key_go_to_the_same_one_of_the_targets_that_there_are_now(tmp_path):
+    targets = tmp_path / "targets.txt"
+    async with an_engine() as first, an_engine() as other:
+        urls = [str(each.http.base_url).rstrip("/") for each in (first, other)]
+        targets.write_text("\n".join(urls))
+        await sent(a_plan(other, keys=Keys(targets, number=1)))
+        targets.write_text(urls[1])
+        await sent(a_plan(first, keys=Keys(targets, number=60), requests=5))
+
+        assert await first.metric("prompt_tokens_total") == 12 * 10
+        assert await other.metric("prompt_tokens_total") == 5 * 10
+
+
+def test_popular_keys_have_more_requests(tmp_path):
+    targets, drawn = tmp_path / "targets.txt", Random(1)
+    targets.write_text("a b")
+    shares = {
+        skew: [Keys(targets, 60, skew).draw(drawn) for _ in range(2000)].count("a") / 2000
+        for skew in (0.0, 0.7)
+    }
+
+    assert shares[0.0] == pytest.approx(0.5, abs=0.03)
+    assert shares[0.7] == pytest.approx(0.55, abs=0.03)
+
+
+def test_a_request_that_has_no_target_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "targets.txt").write_text("")
+
+    with pytest.raises(ValueError, match="names no target: write at least one"):
+        Keys(tmp_path / "targets.txt").draw(Random(1))
 
 
 async def test_clients_with_and_without_kept_connections_mix():
@@ -181,7 +213,7 @@ def test_the_command_writes_a_line_per_request_and_a_summary(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert [record.tokens for record in read(out)] == [5] * 6
     assert all(json.loads(line)["outcome"] == "ok" for line in out.read_text().splitlines())
-    assert "goodput_per_second" in ended.stdout
+    assert "in_time_per_second" in ended.stdout
 
 
 def test_the_command_exits_with_1_when_requests_were_lost():
@@ -306,11 +338,11 @@ def test_tokens_and_gaps_count_where_they_arrive_and_requests_where_they_end():
     assert summary.longest_gap_p95 == 0.6
 
 
-def test_goodput_leaves_out_requests_that_waited_over_two_seconds():
+def test_in_time_leaves_out_requests_that_waited_over_two_seconds():
     summary = summarise([SMOOTH, STALLED], 100.0, 110.0)
 
     assert summary.tokens_per_second == 6 / 10
-    assert summary.goodput_per_second == 3 / 10
+    assert summary.in_time_per_second == 3 / 10
     assert summary.longest_gap_p95 == 3.0
 
 
@@ -318,7 +350,23 @@ def test_goodput_leaves_out_requests_that_waited_over_two_seconds():
 def test_two_seconds_is_not_over_two_seconds(gap, counts):
     summary = summarise([replace(SMOOTH, gaps_ms=(100.0, gap))], 100.0, 110.0)
 
-    assert (summary.goodput_per_second > 0) == counts
+    assert (summary.in_time_per_second > 0) == counts
+
+
+@pytest.mark.parametrize(
+    ("request_changes", "counts"),
+    [
+        ({"first_token_at": 101.0}, True),
+        ({"first_token_at": 101.1}, False),
+        ({"outcome": Outcome.ABORTED}, False),
+        ({"outcome": Outcome.LEFT}, False),
+    ],
+    ids=["at the limit", "late", "cut", "left"],
+)
+def test_a_first_token_at_the_limit_is_in_time_and_half_an_answer_is_not(request_changes, counts):
+    summary = summarise([replace(SMOOTH, **request_changes)], 100.0, 110.0, limit=1.0)
+
+    assert (summary.in_time_per_second > 0) == counts
 
 
 def test_lost_requests_are_counted_by_how_they_were_lost():

@@ -29,8 +29,9 @@ BEFORE = Figures(
     inter_token_p95=0.1,
     ttft_p95=12.0,
     tokens_per_second=2000,
-    goodput_per_second=900,
+    in_time_per_second=900,
     stalled_share=0.4,
+    left_share=0.1,
 )
 
 

@@ -293,3 +293,29 @@ def test_steps_of_any_kind_are_one_short_line():
     assert line({"kind": "ReplaceStep", "pod": "a-1"}) == "replace a-1"
     assert line({"kind": "RevisionStep", "after": {"number": 1, "replicaset": "a"}}) == "revision 1"
     assert line({"kind": "SomeStep"}) == "some"
+
+
+BURST = [{"rate": 5, "lengths": "8+8"}, {"rate": 9, "requests": 20, "lengths": "8+8", "begins": "45s"}]
+
+
+@pytest.mark.parametrize(
+    ("load", "planned", "settled", "windows"),
+    [
+        (BURST, 80, 150, {"before": (10, 45), "during": (45, 150), "after": (150, 210)}),
+        (BURST[:1], 80, 150, {"before": (20, 80), "during": (80, 150), "after": (150, 210)}),
+        (BURST, 80, None, {"before": (10, 45)}),
+        (BURST, 40, 90, {"before": (10, 40), "during": (40, 90), "after": (90, 150)}),
+        (BURST, 8, 90, {"during": (8, 90), "after": (90, 150)}),
+        (BURST, None, None, {}),
+    ],
+    ids=["a burst", "none", "no change settles", "a plan before it", "pools not full yet", "no plan"],
+)
+def test_what_goes_wrong_begins_with_the_burst_or_else_with_the_plan(load, planned, settled, windows):
+    course, told = a_course(load=load)
+    for now in (0, 8, 40, 45, 80, 90, 150):
+        if planned is not None and now >= planned:
+            told.learn(a_status(DEMAND, run=a_run(settled=settled is not None and now >= settled)))
+        course.look(now)
+        list(course.starting(now))
+
+    assert course.windows(full_from=10) == windows

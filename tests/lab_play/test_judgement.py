@@ -10,7 +10,7 @@ from lab.play.result import misses
 from lab_play.plays import BEFORE, CAP, HEALS, a_result, a_scenario, bounded
 
 AFTER = replace(
-    BEFORE, preemptions_per_request=0.1, longest_gap_p95=1.0, tokens_per_second=1950, goodput_per_second=1900
+    BEFORE, preemptions_per_request=0.1, longest_gap_p95=1.0, tokens_per_second=1950, in_time_per_second=1900
 )
 GOALS = bounded(longest_gap_p95={"at_most": 0.25}, tokens_per_second={"at_least": 0.95})
 
@@ -81,6 +81,21 @@ def test_a_figure_that_was_zero_before_must_not_come_up():
     assert misses(a_result(bound, before=none, after=AFTER))[0].startswith("preemptions_per_request is inf")
 
 
+@pytest.mark.parametrize(
+    ("unhealed", "named"),
+    [
+        ({"after": 950.0}, ""),
+        ({"after": 951.0}, "1900 tokens/s are served in time and 951 without the operator, expected 2 times"),
+        ({}, "what the fleet would have served without the operator is not known"),
+    ],
+    ids=["the bound", "too little", "not simulated"],
+)
+def test_what_is_gained_over_the_fleet_as_it_was_is_bounded(unhealed, named):
+    found = misses(a_result({**HEALS, "gain": 2}, before=BEFORE, after=AFTER, unhealed=unhealed))
+
+    assert [miss[: len(named)] for miss in found] == ([named] if named else [])
+
+
 ALONE = {"branch": "Healthy", "writes": "untouched", "restarts_per_replica": 0}
 
 
@@ -143,14 +158,21 @@ def test_of_several_verdicts_any_will_do():
 
 
 def test_the_table_of_the_demo_shows_both_sides_and_every_miss():
-    result = a_result(before=BEFORE, after=AFTER, failed_requests=2)
+    during = replace(BEFORE, in_time_per_second=300)
+    without = {"before": 880.0, "during": 250.0, "after": 40.0}
+    result = a_result(before=BEFORE, during=during, after=AFTER, unhealed=without, failed_requests=2)
     result.missed = misses(result)
 
-    shown = table(result)
+    shown = {
+        line.partition("  ")[0]: line.split()[-3:] for line in table(result).replace("\n  ", "\n").split("\n")
+    }
 
-    assert "preemptions per request" in shown
-    assert "1.50        0.10     x0.07" in shown
-    assert "MISSED   2 requests failed" in shown
+    assert shown["served in time, tokens/s"] == ["900", "300", "1900"]
+    assert shown["the same without kvmedic*"] == ["880", "250", "40"]
+    assert shown["preemptions per request"] == ["1.50", "1.50", "0.10"]
+    assert "first token within 30 s" in table(result)
+    assert "MISSED   2 requests failed" in table(result)
+    assert "without kvmedic" not in table(a_result(before=BEFORE, after=AFTER))
     assert "as it should be" in table(a_result())
 
 

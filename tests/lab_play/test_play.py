@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from lab.cluster.api import until
+from lab.loadgen.record import Outcome
 from lab.play import play as playing
 from lab.play.figures import Scraper
 from lab.play.manifests import MODEL
 from lab.play.play import Play
 from lab.play.result import Result
-from lab.play.schema import FLEET, Incident, Scenario
+from lab.play.schema import FLEET, Incident, Route, Scenario, Stream
 from lab.play.story import Notes
+from lab.play.traffic import Traffic
 from lab.play.witness import Replica, Witness
 from lab_engine.engine_process import a_process, until_healthy
 from lab_play.plays import CAP, HEALS, a_closed_run, a_plan, a_run, a_scenario, a_status
@@ -214,3 +217,17 @@ def test_clients_that_break_off_end_the_play(engine, tmp_path, monkeypatch):
 
     with pytest.raises(RuntimeError, match="the load generator ended with exit code 2"):
         play.run(tmp_path)
+
+
+def test_a_sticky_stream_asks_the_replicas_that_it_is_told_of(engine, tmp_path):
+    traffic = Traffic(tmp_path)
+    traffic.lead([f"http://127.0.0.1:{engine}"])
+    traffic.lead([])  # nobody is in rotation for a moment: the last known ones are asked
+
+    traffic.start(
+        0, Stream(clients=2, lengths="8+8", to=Route.STICKY), {Route.STICKY: ("http://127.0.0.1:9",)}
+    )
+    until(lambda: len(traffic.records()) > 4, 20, "some answers")
+    traffic.kill()
+
+    assert {each.outcome for each in traffic.records()} == {Outcome.OK}

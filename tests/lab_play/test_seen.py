@@ -67,13 +67,14 @@ def test_figures_join_what_clients_and_engines_saw():
     records = [record(Outcome.OK, 15, 500.0), record(Outcome.OK, 16, 3000.0), record(Outcome.OK, 40, 9000.0)]
     samples = {"a": [sample(9, 0, 0), sample(20, 4, 2)]}
 
-    seen = figures(10, 20, records, samples)
+    seen = figures((10, 20), records, samples, limit=1.0)
 
     assert seen.requests == 2
     assert seen.preemptions_per_request == 2
     assert seen.longest_gap_p95 == 3.0
     assert seen.stalled_share == 0.5
-    assert seen.goodput_per_second < seen.tokens_per_second
+    assert 0 < seen.in_time_per_second < seen.tokens_per_second
+    assert figures((10, 20), records, samples, limit=0.9).in_time_per_second == 0
 
 
 def piece(*ready: tuple[str, bool], service: str = FLEET) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from lab.loadgen import lengths
 from lab.loadgen.client import base_url
-from lab.loadgen.load import ClosedLoop, Load, OpenLoop, Plan
+from lab.loadgen.load import ClosedLoop, Keys, Load, OpenLoop, Plan
 from lab.loadgen.record import Record, Summary, summarise
 
 
@@ -21,6 +21,8 @@ def arguments() -> argparse.ArgumentParser:
         "--url", action="append", required=True, help="base URL; of several one is drawn each time"
     )
     parser.add_argument("--first-url", help="base URL for the first request of each client of a closed loop")
+    parser.add_argument("--targets", type=Path, help="file of base URLs; requests go there by their keys")
+    parser.add_argument("--keys", type=int, default=60, help="how many keys there are")
     parser.add_argument("--model", required=True, help="served model name")
     parser.add_argument(
         "--lengths", default="64+512", help=f"PROMPT+OUTPUT tokens, or one of: {', '.join(lengths.names())}"
@@ -36,6 +38,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=100_000, help="send at most this many")
     parser.add_argument("--seed", type=int, default=1, help="same seed, same requests")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one request")
+    parser.add_argument("--patience", type=float, help="seconds without a token after which a client leaves")
     parser.add_argument("--grace", type=float, default=0.0, help="seconds for what is under way at the end")
     parser.add_argument("--out", type=Path, help="write one JSON line per ended request")
     return parser
@@ -58,6 +61,8 @@ def plan_from(parsed: argparse.Namespace) -> Plan:
         first=base_url(parsed.first_url) if parsed.first_url else None,
         shared=parsed.shared,
         groups=parsed.groups,
+        keys=Keys(parsed.targets, parsed.keys) if parsed.targets else None,
+        patience_seconds=parsed.patience,
     )
 
 

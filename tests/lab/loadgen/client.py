@@ -83,15 +83,19 @@ class Watch:
             tokens=self.tokens if self.reported is None else self.reported,
             gaps_ms=tuple(self.gaps_ms),
             detail=detail,
+            asked_tokens=ask.max_tokens,
         )
 
 
 class Client:
     """Sends one request after the other, on fresh connections or on one that it keeps; a context manager."""
 
-    def __init__(self, model: str, mode: ConnectionMode, timeout_seconds: float) -> None:
+    def __init__(
+        self, model: str, mode: ConnectionMode, timeout_seconds: float, patience_seconds: float | None = None
+    ) -> None:
         self.mode = mode
         self._model, self._timeout_seconds = model, timeout_seconds
+        self._patience_seconds = patience_seconds
 
     async def __aenter__(self) -> "Client":
         fresh = self.mode is ConnectionMode.FRESH
@@ -103,14 +107,19 @@ class Client:
         await self._http.close()
 
     async def ask(self, ask: Ask) -> Record:
-        """Send one request and return what became of it; never raises for what the server does."""
-        watch = Watch()
+        """Send one request and return what became of it; never raises for what the server does.
+
+        A client with a patience leaves when it has seen no token for so long, the first one or a later one.
+        """
+        watch, waits = Watch(), Wait(self._patience_seconds)
         url, headers = f"{ask.url}/v1/completions", {"content-type": "application/json"}
         try:
-            async with self._http.post(url, data=self._spelt(ask), headers=headers) as answer:
-                outcome, detail = await _read(answer, watch)
+            async with waits.timer, self._http.post(url, data=self._spelt(ask), headers=headers) as answer:
+                outcome, detail = await _read(answer, watch, waits)
         except TimeoutError:
             outcome, detail = Outcome.FAILED, f"no end after {self._timeout_seconds:g} s"
+            if waits.timer.expired():
+                outcome, detail = Outcome.LEFT, f"no token for {self._patience_seconds:g} s"
         except ClientConnectorError as error:
             outcome, detail = Outcome.REFUSED, str(error)
         except ClientPayloadError as error:
@@ -131,7 +140,20 @@ class Client:
         return head + b'"stream_options":{"include_usage":true},"prompt":[%b]}' % ask.prompt
 
 
-async def _read(answer: ClientResponse, watch: Watch) -> tuple[Outcome, str]:
+class Wait:
+    """How long a client goes on waiting for the next token."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self.timer = asyncio.timeout(seconds)
+
+    def begin_again(self) -> None:
+        """Wait as long again, from now on."""
+        if self._seconds is not None:
+            self.timer.reschedule(asyncio.get_running_loop().time() + self._seconds)
+
+
+async def _read(answer: ClientResponse, watch: Watch, waits: Wait) -> tuple[Outcome, str]:
     """Count the tokens of an answer as they come; return how it ended, and why if not well."""
     if answer.status != 200:
         return Outcome.FAILED, f"HTTP {answer.status}: {(await answer.read())[:200]!r}"
@@ -139,8 +161,11 @@ async def _read(answer: ClientResponse, watch: Watch) -> tuple[Outcome, str]:
     async for data in answer.content.iter_any():
         events, separator, rest = (rest + data).rpartition(b"\n\n")
         if separator:
+            tokens = watch.tokens
             found = _see(events, watch)
             end = end or found
+            if watch.tokens > tokens:
+                waits.begin_again()
     return end or (Outcome.ABORTED, "stream cut: closed")
 
 

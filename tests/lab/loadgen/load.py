@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from random import Random
 
 from lab.loadgen.client import Ask, Client
@@ -46,6 +47,32 @@ class OpenLoop:
 
 
 @dataclass(frozen=True, slots=True)
+class Keys:
+    """A sticky router: all requests of a key go to the same target, and popular keys have more of them.
+
+    `file` has the targets that there are now, one a line; the keys are dealt out among these in turn.
+    """
+
+    file: Path
+    number: int = 60
+    skew: float = 0.7
+    """By how much the next key has fewer requests: a power of its rank, as in `lab.world.traffic`."""
+
+    def draw(self, random: Random) -> str:
+        """Return the target of the next request.
+
+        Raises:
+            ValueError: there is none.
+        """
+        weights = [rank**-self.skew for rank in range(1, self.number + 1)]
+        key = random.choices(range(self.number), weights)[0]
+        targets = self.file.read_text(encoding="utf-8").split()
+        if not targets:
+            raise ValueError(f"{self.file} names no target: write at least one base URL into it")
+        return targets[key % len(targets)]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A load and its bounds.
 
@@ -68,6 +95,10 @@ class Plan:
     """Tokens with which a prompt begins as others do, before those of `lengths`."""
     groups: int = 1
     """Ways in which they begin, in turn."""
+    keys: Keys | None = None
+    """Leads each request to a target of its own; None: one of `targets` is drawn."""
+    patience_seconds: float | None = None
+    """After so long without a token a client leaves; None: never."""
 
 
 class Load:
@@ -159,7 +190,8 @@ class Load:
             return None
         self._sent += 1
         own, output = self.plan.lengths.draw(self._random)
-        drawn, shared = self._random.choice(self.plan.targets), self.plan.shared
+        plan, shared = self.plan, self.plan.shared
+        drawn = self._random.choice(plan.targets) if plan.keys is None else plan.keys.draw(self._random)
         parts = (
             shared_ids(self._sent % self.plan.groups, shared),
             prompt_ids(self.plan.seed, self._sent, own),
@@ -168,7 +200,8 @@ class Load:
         return Ask(target or drawn, self._sent, shared + own, output, ids)
 
     def _client(self, mode: ConnectionMode) -> Client:
-        return Client(self.plan.model, mode, self.plan.timeout_seconds)
+        plan = self.plan
+        return Client(plan.model, mode, plan.timeout_seconds, plan.patience_seconds)
 
 
 @cache

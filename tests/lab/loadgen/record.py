@@ -8,7 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 
 STALL_SECONDS = 2.0
-"""A request with a longer gap than this between two tokens does not count as goodput."""
+"""A request with a longer gap than this between two tokens was not served in time."""
+FIRST_TOKEN_SECONDS = 30.0
+"""Nor was one whose first token came later, where no objective says otherwise: as the operator has it."""
 
 
 class Outcome(StrEnum):
@@ -16,7 +18,7 @@ class Outcome(StrEnum):
 
     `refused`: no connection. `failed`: an HTTP error, a time-out, or closed before any answer. `aborted`: the
     answer began and was cut, ended in an error event, or ended with finish reason `abort`. `cancelled`: the
-    load generator itself stopped.
+    load generator itself stopped. `left`: the client lost patience.
     """
 
     OK = "ok"
@@ -24,6 +26,7 @@ class Outcome(StrEnum):
     ABORTED = "aborted"
     REFUSED = "refused"
     CANCELLED = "cancelled"
+    LEFT = "left"
 
 
 class ConnectionMode(StrEnum):
@@ -47,6 +50,8 @@ class Record:
     tokens: int
     gaps_ms: tuple[float, ...]
     detail: str = ""
+    asked_tokens: int = 0
+    """Of the whole answer, also where it was not read to its end; 0: nobody wrote it down."""
 
     @property
     def ttft_seconds(self) -> float | None:
@@ -57,6 +62,12 @@ class Record:
     def longest_gap_seconds(self) -> float:
         """Longest wait between two tokens."""
         return max(self.gaps_ms, default=0.0) / 1e3
+
+    def is_in_time(self, limit: float) -> bool:
+        """Return whether the whole answer came, its first token within a limit, without a long gap."""
+        first = self.ttft_seconds
+        is_prompt = self.outcome is Outcome.OK and first is not None and first <= limit
+        return is_prompt and self.longest_gap_seconds <= STALL_SECONDS
 
     def token_times(self) -> Iterator[float]:
         if self.first_token_at is None:
@@ -83,8 +94,8 @@ class Record:
 class Summary:
     """One window: requests by outcome as they ended in it, tokens as they arrived in it.
 
-    Percentiles of an empty set are NaN, never 0. `goodput_per_second` counts tokens of requests that never
-    waited longer than 2 s between two tokens.
+    Percentiles of an empty set are NaN, never 0. `in_time_per_second` counts tokens of requests that were
+    served in time.
     """
 
     seconds: float
@@ -101,15 +112,17 @@ class Summary:
     inter_token_mean: float
     residence_p99: float
     tokens_per_second: float
-    goodput_per_second: float
+    in_time_per_second: float
 
     @property
     def lost(self) -> int:
         return self.failed + self.aborted + self.refused
 
 
-def summarise(records: Iterable[Record], since: float, until: float) -> Summary:
-    """Return the summary of a window of wall-clock time."""
+def summarise(
+    records: Iterable[Record], since: float, until: float, limit: float = FIRST_TOKEN_SECONDS
+) -> Summary:
+    """Return the summary of a window of wall-clock time; first tokens are due within `limit` seconds."""
     if until <= since:
         raise ValueError(f"the window ends at {until}, which is not after {since}")
     everyone = list(records)
@@ -119,7 +132,7 @@ def summarise(records: Iterable[Record], since: float, until: float) -> Summary:
     ttfts = sorted(record.ttft_seconds for record in complete if record.ttft_seconds is not None)
     longest = sorted(record.longest_gap_seconds for record in complete)
     arrived = [(record, tokens_within(record, since, until)) for record in everyone]
-    good = sum(count for record, count in arrived if record.longest_gap_seconds <= STALL_SECONDS)
+    good = sum(count for record, count in arrived if record.is_in_time(limit))
     outcomes = [record.outcome for record in ended]
     return Summary(
         seconds=until - since,
@@ -136,7 +149,7 @@ def summarise(records: Iterable[Record], since: float, until: float) -> Summary:
         inter_token_mean=sum(gaps) / len(gaps) if gaps else math.nan,
         residence_p99=percentile(sorted(r.ended_at - r.started_at for r in complete), 0.99),
         tokens_per_second=sum(count for _, count in arrived) / (until - since),
-        goodput_per_second=good / (until - since),
+        in_time_per_second=good / (until - since),
     )
 
 

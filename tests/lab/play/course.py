@@ -15,6 +15,8 @@ from kvmedic.model.trial import Answer
 from lab.play.schema import Cue, Incident, Scenario, Stream
 
 Object = dict[str, Any]
+Window = tuple[float, float]
+"""Seconds since and until which something counts."""
 TRIALS = frozenset({TrialStep.__name__, GateStep.__name__})
 """The kinds of step that change nothing of a fleet."""
 
@@ -153,6 +155,8 @@ class Course:
     before end."""
     measured_from: float | None = None
     """When every replica ran the change whose figures count. There the figures of after begin."""
+    burst_at: float | None = None
+    """When a burst began, the first one."""
     _done: dict[int, float] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
     _ended: set[int] = field(default_factory=set)
@@ -193,6 +197,8 @@ class Course:
             at = stream.begins.at(self.cues)
             if number not in self._begun and at is not None and at <= now:
                 self._begun.add(number)
+                if stream.is_burst and self.burst_at is None:
+                    self.burst_at = now
                 yield number, stream
 
     def ending(self, now: float) -> Iterator[int]:
@@ -203,6 +209,20 @@ class Course:
             if at is not None and at <= now:
                 self._ended.add(number)
                 yield number
+
+    def windows(self, full_from: float) -> dict[str, Window]:
+        """Return the windows whose figures count, those there are: `before`, `during` and `after`.
+
+        What goes wrong begins with a burst, where there was one before the first plan; else with that plan.
+        """
+        turned, settled, span = self.turned_at, self.measured_from, self.scenario.limits.measure
+        if turned is None:
+            return {}
+        upset = turned if self.burst_at is None else min(turned, self.burst_at)
+        found = {"before": (max(full_from, upset - span), upset)}
+        if settled is not None:
+            found |= {"during": (upset, settled), "after": (settled, settled + span)}
+        return {name: (since, until) for name, (since, until) in found.items() if since < until}
 
     def is_over(self, now: float) -> bool:
         """Return whether there is nothing more to wait for, for good or because a limit is passed."""
@@ -235,7 +255,8 @@ class Course:
         if held is not None and held not in self.chronicle.reasons:
             return False
         since = self.measured_from
-        wanted = self.scenario.expect.ratios and since is not None
+        compares = self.scenario.expect.ratios or self.scenario.expect.gain
+        wanted = compares and since is not None
         return not wanted or now - (since or now) >= self.scenario.limits.measure
 
     def _is_late(self, now: float) -> bool:

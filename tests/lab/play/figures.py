@@ -124,20 +124,25 @@ class Figures:
     inter_token_p95: float
     ttft_p95: float
     tokens_per_second: float
-    goodput_per_second: float
-    """Tokens of requests that never waited longer than 2 s between two tokens."""
+    in_time_per_second: float
+    """Tokens of requests whose first token came in time, and which then waited for none over 2 s."""
     stalled_share: float
-    """Share of the finished requests that did (0 to 1)."""
+    """Share of the finished requests that waited longer than 2 s between two tokens (0 to 1)."""
+    left_share: float
+    """Share of the requests that ended without their answer because the client had lost patience (0 to 1)."""
 
 
 def figures(
-    since: float, until: float, records: Sequence[Record], samples: dict[str, list[Sample]]
+    window: tuple[float, float], records: Sequence[Record], samples: dict[str, list[Sample]], limit: float
 ) -> Figures:
-    """Return the figures of a window of Unix seconds."""
-    seen = summarise(records, since, until)
+    """Return the figures of a window of Unix seconds; `limit`: seconds within which first tokens are due."""
+    since, until = window
+    seen = summarise(records, since, until, limit)
     preemptions, finished = increase(samples, since, until)
-    ended = [each for each in records if since <= each.ended_at < until and each.outcome is Outcome.OK]
+    inside = [each for each in records if since <= each.ended_at < until]
+    ended = [each for each in inside if each.outcome is Outcome.OK]
     stalled = sum(each.longest_gap_seconds > STALL_SECONDS for each in ended)
+    left = sum(each.outcome is Outcome.LEFT for each in inside)
     return Figures(
         window_seconds=until - since,
         requests=seen.ok,
@@ -146,8 +151,9 @@ def figures(
         inter_token_p95=seen.inter_token_p95,
         ttft_p95=seen.ttft_p95,
         tokens_per_second=seen.tokens_per_second,
-        goodput_per_second=seen.goodput_per_second,
+        in_time_per_second=seen.in_time_per_second,
         stalled_share=stalled / len(ended) if ended else math.nan,
+        left_share=left / len(inside) if inside else math.nan,
     )
 
 

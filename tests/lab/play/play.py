@@ -1,20 +1,22 @@
 """The order of things: a whole fleet, traffic, what happens meanwhile, the end; and what is left of it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
 
 from lab.cluster.api import until
 from lab.cluster.machine import step
-from lab.play.course import Course
-from lab.play.figures import Figures, figures, lost
+from lab.loadgen.record import Record
+from lab.play.course import Course, Window
+from lab.play.figures import figures, lost
 from lab.play.manifests import PORT
 from lab.play.result import Footprint, Result, misses
 from lab.play.schema import Apply, Incident, Route, Scenario
 from lab.play.story import Story, View
 from lab.play.traffic import Traffic
+from lab.play.unhealed import can_be_replayed, tokens_in_time
 from lab.play.witness import OWNERS, Witness
 
 TICK_SECONDS = 0.5
@@ -101,12 +103,11 @@ class Play:
         return bool(self.witness.chronicle.status.get("conditions"))
 
     def _act(self, traffic: Traffic, stopped: Event) -> None:
-        fleet, clients = self.scenario.fleet, sum(stream.clients for stream in self.scenario.load)
+        fleet = self.scenario.fleet
         self._started = time.time()
         self.witness.chronicle.begin()
-        text = (
-            f"{clients} clients send to {fleet.replicas} replicas; each may run {fleet.cap} requests at once"
-        )
+        what = " and ".join(str(each) for each in self.scenario.load if not each.is_burst)
+        text = f"{what} go to {fleet.replicas} replicas; each may run {fleet.cap} requests at once"
         self._story.tell(0, "traffic", text)
         self._story.begin(self.scenario.remediation)
         while not self._course.is_over(self.elapsed):
@@ -120,8 +121,12 @@ class Play:
 
     def _tick(self, traffic: Traffic) -> None:
         self._course.look(self.elapsed)
+        serving = (each for each in self.witness.replicas() if each.in_rotation)
+        traffic.lead([f"http://{each.address}:{PORT}" for each in serving])
         for number, stream in self._course.starting(self.elapsed):
             traffic.start(number, stream, self._urls())
+            if stream.is_burst:
+                self._story.tell(self.elapsed, "traffic", f"a burst: {stream}")
         for number in self._course.ending(self.elapsed):
             traffic.stop(number)
         for incident in self._course.due(self.elapsed):
@@ -136,7 +141,12 @@ class Play:
         first = next(
             (f"http://{addresses[pod]}:{PORT}" for pod in self.witness.pods() if pod in addresses), ""
         )
-        return {Route.SERVICE: (self._url,), Route.REPLICA: (first,), Route.REPLICA_FIRST: (first, self._url)}
+        return {
+            Route.SERVICE: (self._url,),
+            Route.STICKY: (self._url,),
+            Route.REPLICA: (first,),
+            Route.REPLICA_FIRST: (first, self._url),
+        }
 
     def _look(self, traffic: Traffic) -> None:
         """Tell what changed since the last look."""
@@ -147,13 +157,20 @@ class Play:
     def _result(self, traffic: Traffic) -> Result:
         records, facts, told = traffic.records(), self.witness.facts, self.witness.chronicle
         failed = lost(records)
-        before, after = self._figures(traffic)
+        windows = {
+            name: (self._started + since, self._started + until)
+            for name, (since, until) in self._course.windows(RAMP_SECONDS).items()
+        }
+        samples, limit = self.witness.scraper.samples(), self.scenario.first_token_limit
+        seen = {name: figures(window, records, samples, limit) for name, window in windows.items()}
         reasons = {*told.reasons, told.reason}
         return Result(
             scenario=self.scenario,
             seconds=self.elapsed,
-            before=before,
-            after=after,
+            before=seen.get("before"),
+            during=seen.get("during"),
+            after=seen.get("after"),
+            unhealed=self._unhealed(records, windows),
             requests=len(records),
             failed_requests=len(failed),
             failures=[f"{each.outcome}: {each.detail}" for each in failed][:20],
@@ -185,19 +202,13 @@ class Play:
         diagnosis = told.status.get("diagnosis") or {}
         return str((last or told.condition("ActionRequired") or diagnosis).get("message", ""))
 
-    def _figures(self, traffic: Traffic) -> tuple[Figures | None, Figures | None]:
-        """Return the figures of before and after; none of before where the plan came too soon."""
-        records, samples = traffic.records(), self.witness.scraper.samples()
-        since, span = self._course.measured_from, self.scenario.limits.measure
-        if self._course.turned_at is None:
-            return None, None
-        turning = self._started + self._course.turned_at
-        full = max(self._started + RAMP_SECONDS, turning - span)
-        before = figures(full, turning, records, samples) if full < turning else None
-        if since is None:
-            return before, None
-        start = self._started + since
-        return before, figures(start, start + span, records, samples)
+    def _unhealed(self, records: Sequence[Record], windows: Mapping[str, Window]) -> dict[str, float]:
+        """Return what the fleet as it was would have served in time, where that can be simulated."""
+        if "after" not in windows or not can_be_replayed(self.scenario):
+            return {}
+        with step(f"{self.scenario.name}: simulating the same arrivals at the fleet as it was"):
+            found = tokens_in_time(self.scenario, records, list(windows.values()))
+        return dict(zip(windows, found, strict=True))
 
     def _restarts(self) -> float:
         """Return how often a replica was swapped or restarted, per replica.

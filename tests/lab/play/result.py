@@ -24,7 +24,11 @@ class Result:
     seconds: float = 0.0
     """From the start of the play to the end of its last request."""
     before: Figures | None = None
+    during: Figures | None = None
+    """From the burst, or the plan where there was none, until every replica ran the change."""
     after: Figures | None = None
+    unhealed: dict[str, float] = field(default_factory=dict)
+    """Tokens per second served in time by the fleet as it was, simulated on the same arrivals, by window."""
     requests: int = 0
     failed_requests: int = 0
     failures: list[str] = field(default_factory=list)
@@ -77,7 +81,9 @@ class Result:
             "branch": self.branch,
             "branches": self.branches,
             "before": _plain(self.before),
+            "during": _plain(self.during),
             "after": _plain(self.after),
+            "without_the_operator": {name: round(value, 1) for name, value in self.unhealed.items()},
             "requests": self.requests,
             "failed_requests": self.failed_requests,
             "failures": self.failures,
@@ -114,6 +120,7 @@ def misses(result: Result, forbidden: frozenset[str] = frozenset()) -> list[str]
     if result.trouble:
         return [f"it could not be played to its end: {result.trouble}"]
     found = [*_said(result), *_moved(result), *_served(result), *_written(result), *_compared(result)]
+    found += _gained(result)
     fired = (forbidden & set(result.branches)) - {result.scenario.expect.branch}
     return [*found, *(f"{each} was found, which only its twin must find" for each in sorted(fired))]
 
@@ -194,6 +201,19 @@ def _compared(result: Result) -> Iterator[str]:
         ratio = now / then if then else (math.inf if now else 1.0)
         if not bound.holds(ratio):
             yield f"{name} is {ratio:.3f} of before ({then:.4g} -> {now:.4g}), expected {bound}"
+
+
+def _gained(result: Result) -> Iterator[str]:
+    wanted = result.scenario.expect.gain
+    if wanted is None:
+        return
+    if result.after is None or "after" not in result.unhealed:
+        yield "what the fleet would have served without the operator is not known"
+        return
+    now, without = result.after.in_time_per_second, result.unhealed["after"]
+    if now < wanted * without:
+        text = f"{now:.0f} tokens/s are served in time and {without:.0f} without the operator"
+        yield f"{text}, expected {wanted:g} times as many"
 
 
 COMMAND = b"/opt/kvmedic/bin/kvmedic"

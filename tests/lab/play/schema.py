@@ -21,6 +21,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.plan import Step
 from kvmedic.model.reasons import Reason
 from lab.loadgen import lengths
+from lab.loadgen.record import FIRST_TOKEN_SECONDS
 from lab.play.figures import Figures
 
 KINDS = tuple(kind.__name__ for kind in get_args(Step))
@@ -130,7 +131,10 @@ class Expectation(_Part):
     restarts_per_replica: float | None = None
     """How often each replica was swapped or restarted, at most."""
     ratios: dict[str, Bound] = Field(default_factory=dict)
-    """Bounds of figures after the change over before it."""
+    """Bounds of figures after the change over before it, or over before the burst where there is one."""
+    gain: float | None = None
+    """Tokens served in time after the change, over those of the same arrivals at the fleet as it was,
+    simulated: at least."""
     measured_change: int = Field(default=1, ge=1)
     """Which of the changes that settle begins the figures of after, from 1."""
     told: tuple[Reason, ...] = ()
@@ -152,8 +156,8 @@ class Expectation(_Part):
             raise ValueError("verdicts are of runs, and moves names none: add the moves, or remove verdicts")
         if self.moves and not self.verdicts:
             raise ValueError("moves are of runs, and verdicts does not say how they end: add verdicts")
-        if self.ratios and not self.verdicts:
-            raise ValueError("ratios compare before and after a run: add verdicts, or remove ratios")
+        if (self.ratios or self.gain) and not self.verdicts:
+            raise ValueError("ratios and gain are about a run: add verdicts, or remove them")
         if self.moves and self.writes is not Writes.ANY:
             raise ValueError("moves are writes: remove moves, or use writes: any")
         return self
@@ -329,6 +333,8 @@ class Route(StrEnum):
     """All of them to the first replica, past the Service, as a router with affinity would lead them."""
     REPLICA_FIRST = "replica-first"
     """The first request of each client to the first replica, all others to the Service."""
+    STICKY = "sticky"
+    """By keys, past the Service: all requests of a key to the same replica of those in rotation."""
 
 
 class Stream(Part):
@@ -338,6 +344,8 @@ class Stream(Part):
     """Clients that each send the next request when the last has ended."""
     rate: float = Field(default=0, ge=0, le=200)
     """Requests per second that arrive whatever the fleet does."""
+    requests: int | None = Field(default=None, ge=1)
+    """The stream ends after so many; one that begins later is a burst: figures of before end there."""
     lengths: str
     """A table of `lab/loadgen/lengths.json`, or PROMPT+OUTPUT tokens, such as 64+512."""
     shared: int = Field(default=0, ge=0, le=4096)
@@ -346,8 +354,12 @@ class Stream(Part):
     """Ways in which they begin, in turn; with very many no two that are served together begin alike."""
     kept: int = Field(default=0, ge=0)
     """Clients of the closed loop that keep their connection; the others open one for each request."""
+    patience: Seconds | None = None
+    """A client that has seen no token for so long leaves; absent: none does."""
     to: Route = Route.SERVICE
-    """service, replica or replica-first."""
+    """service, replica, replica-first or sticky."""
+    keys: int = Field(default=60, ge=1, le=1000)
+    """Keys of a sticky stream; the first ones are the popular ones."""
     begins: When = moment("0s")
     """Moment of the first request."""
     ends: When | None = None
@@ -368,6 +380,20 @@ class Stream(Part):
         if self.kept > self.clients:
             raise ValueError("kept is a part of clients: lower it, or raise clients")
         return self
+
+    def __str__(self) -> str:
+        if self.clients:
+            return f"{self.clients} clients"
+        text = f"{self.rate:g} requests a second"
+        if self.requests is not None:
+            text = f"{self.requests} requests at {self.rate:g} a second"
+        leave = "" if self.patience is None else f" (clients leave after {self.patience:g} s of silence)"
+        return text + leave
+
+    @property
+    def is_burst(self) -> bool:
+        """Return whether it comes on top of what comes anyway, and is soon over."""
+        return self.requests is not None and self.begins != moment("0s")
 
 
 class Evaluation(Part):
@@ -533,6 +559,13 @@ class Scenario(Part):
         if pending:
             raise ValueError("; ".join(pending))
         return spec
+
+    @property
+    def first_token_limit(self) -> float:
+        """Return within how many seconds a first token is in time: the objective's, else the usual."""
+        objectives = KVRemediationSpec.model_validate(self.remediation).objectives
+        promised = objectives and objectives.ttft_p95
+        return FIRST_TOKEN_SECONDS if promised is None else seconds(promised)
 
     @property
     def stops_everything(self) -> bool:

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.cluster.machine import ROOT
@@ -88,6 +88,7 @@ class Traffic:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._targets = directory / "targets.txt"
         self._streams: dict[int, Clients] = {}
 
     def start(self, number: int, stream: Stream, urls: Mapping[Route, tuple[str, ...]]) -> None:
@@ -99,9 +100,20 @@ class Traffic:
             urls: by route, where all requests go; of `replica-first` the first one takes each client's first.
         """
         file = self._directory / f"requests-{number}.jsonl"
-        clients = Clients(command(stream, urls[stream.to], file), file)
+        clients = Clients([*command(stream, urls[stream.to], file), *self._keyed(stream)], file)
         self._streams[number] = clients
         clients.start()
+
+    def lead(self, urls: Sequence[str]) -> None:
+        """Tell sticky streams where requests may go now; the keys are dealt out in this order."""
+        if urls:
+            written = self._targets.with_suffix(".new")
+            written.write_text("\n".join(urls), encoding="utf-8")
+            written.replace(self._targets)
+
+    def _keyed(self, stream: Stream) -> list[str]:
+        is_sticky = stream.to is Route.STICKY
+        return ["--targets", str(self._targets), "--keys", str(stream.keys)] if is_sticky else []
 
     def stop(self, number: int) -> None:
         """Begin no more requests of one stream."""
@@ -129,7 +141,9 @@ class Traffic:
 
 def command(stream: Stream, urls: tuple[str, ...], file: Path) -> list[str]:
     """Return the load generator's command line for a stream."""
-    first = ["--first-url", urls[0]] if stream.to is Route.REPLICA_FIRST else []
+    extra = ["--first-url", urls[0]] if stream.to is Route.REPLICA_FIRST else []
+    extra += [] if stream.requests is None else ["--requests", str(stream.requests)]
+    extra += [] if stream.patience is None else ["--patience", str(stream.patience)]
     options = {
         "--url": urls[-1],
         "--model": MODEL,
@@ -146,4 +160,4 @@ def command(stream: Stream, urls: tuple[str, ...], file: Path) -> list[str]:
         "--out": file,
     }
     given = [str(part) for pair in options.items() for part in pair]
-    return [sys.executable, "-m", "lab.loadgen", *given, *first]
+    return [sys.executable, "-m", "lab.loadgen", *given, *extra]
