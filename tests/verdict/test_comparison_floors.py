@@ -401,3 +401,11 @@ def test_an_objective_that_is_met_again_excuses_none_that_is_broken() -> None:
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert found.message.startswith("an objective is broken; ")
+
+
+def test_first_tokens_that_come_in_time_excuse_no_loss_of_throughput() -> None:
+    """New replicas begin with an empty queue; a simulated cap that lost nearly all was kept for it."""
+    before = replace(BEFORE, in_time_share=0.01)
+    after = replace(AFTER, in_time_share=0.5, stalls_per_request=0.1, generated_tokens_per_second=1680.0)
+
+    assert compare_for_relief(Comparison(before, after, NONE, TRIGGER)).verdict is Verdict.NOT_RECOVERED

@@ -150,9 +150,12 @@ class Comparison:
     @property
     def served_in_time(self) -> float:
         """Return tokens of requests that are served in time, after over before."""
-        before, after = self.before, self.after
-        share = _ratio(after.in_time_share, before.in_time_share)
-        return self.throughput * share * exp(self._stalls(before) - self._stalls(after))
+        return self.unstalled * _ratio(self.after.in_time_share, self.before.in_time_share)
+
+    @property
+    def unstalled(self) -> float:
+        """Return tokens of requests without a stall, after over before, whenever these began."""
+        return self.throughput * exp(self._stalls(self.before) - self._stalls(self.after))
 
     def _stalls(self, figures: Baseline) -> float:
         """Return stalls per request, as far as they count, of requests of the mean length of both windows."""
@@ -228,9 +231,12 @@ class Comparison:
         return 0.0 if before is None or after is None else after - before
 
     def is_worth_it(self) -> bool:
-        """Return whether throughput held, or more is served in time for what was lost of it."""
-        lost = 1 - self.throughput
-        return self.throughput >= THROUGHPUT_HELD or self.served_in_time - 1 >= GAIN_PER_LOSS * lost
+        """Return whether throughput held, or more is served in time for what was lost of it.
+
+        More first tokens in time alone excuse no loss: new replicas begin with an empty queue.
+        """
+        lost, gain = 1 - self.throughput, min(self.unstalled, self.served_in_time) - 1
+        return self.throughput >= THROUGHPUT_HELD or gain >= GAIN_PER_LOSS * lost
 
     def keeps_waiting(self) -> bool:
         """Return whether first tokens come late, and not because something else waits less for it.
