@@ -34,6 +34,7 @@ class Since:
 
     ago: timedelta
     looks: list[Look] = field(default_factory=list)
+    preempts: bool = True
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         self.looks.append(look)
@@ -45,7 +46,7 @@ class Since:
         one = replace(
             THRASHING,
             finished=THRASHING.finished * share,
-            preemptions=THRASHING.preemptions * share,
+            preemptions=THRASHING.preemptions * share * self.preempts,
             stalls=THRASHING.stalls * share,
         )
         return an_observation(*[one] * pods, window_seconds=window.total_seconds())
@@ -104,6 +105,16 @@ async def test_a_window_as_short_as_the_shortest_is_taken_as_it_is() -> None:
     found = await figures(metrics, a_policy(window="2m", **{"for": "0s"}))
 
     assert isinstance(found, Baseline)
+    assert metrics.looks == []
+
+
+async def test_a_fleet_whose_users_wait_without_preemptions_is_measured_over_the_whole_window() -> None:
+    metrics = Since(60 * MINUTE, preempts=False)
+
+    found = await figures(metrics, a_policy())
+
+    assert isinstance(found, Baseline)
+    assert found.window_seconds == 300
     assert metrics.looks == []
 
 

@@ -172,10 +172,13 @@ async def pressed_baseline(
     """Return the fleet's figures under pressure, or why there are none; None where none are needed.
 
     Where the pressure began within the trigger's window, they are of the part since then. Where the
-    trigger held for as long as a window, or that is no longer than the shortest, the window does.
+    trigger held for as long as a window, or that is no longer than the shortest, the window does. It does
+    also where no replica preempts beyond the trigger: preemptions do not tell when users began to wait.
     """
     window = policy.windows.trigger
     if found.goal is not Goal.RELIEF or policy.windows.hold >= window or window <= SHORTEST:
+        return found.baseline(policy.objectives)
+    if not pressured_replicas(found.burn, policy.trigger):
         return found.baseline(policy.objectives)
     since = await _pressed_for(found, policy, namespace, metrics)
     if since >= window:
