@@ -29,6 +29,7 @@ from kvmedic.runbooks.preemption.pressure import case_of, seen_of
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.comparison import Comparison
 from kvmedic.verdict.goals import compare_for_relief
+from kvmedic.verdict.served_in_time import first_token_limit
 from kvmedic.verdict.side_by_side import (
     DECIDE_SECONDS,
     GO_ON_SECONDS,
@@ -255,7 +256,7 @@ def try_fleet(fleet: Fleet) -> Row:
     limit = LIMIT if fleet.limit is None else fleet.limit
     served = [each.in_time(START, START + TRUTH, limit) for each in (before_all, after_all)]
     least = 0.005 * fleet.capacity_old * count
-    before = _figures(before_all, range(count), START - WINDOW, START)
+    before = _figures(before_all, range(count), (START - WINDOW, START), limit)
     beside, whole, spent = _say_beside(fleet, before)
     hours += 2 * count * (START + TRUTH) / 3600 + spent
     today, spent = _say_today(fleet, before)
@@ -295,12 +296,17 @@ def _is_refused_by_prediction(fleet: Fleet, before: Served) -> bool:
     return not carries(case, fleet.new)
 
 
-def _figures(served: Served, engines: Sequence[int], since: float, until: float) -> Baseline | None:
-    found = baseline_of(served.observe(engines, since, until), 0)
+def _figures(
+    served: Served, engines: Sequence[int], window: tuple[float, float], limit: float
+) -> Baseline | None:
+    found = baseline_of(served.observe(engines, *window), 0, limit)
     return None if isinstance(found, Inconclusive) else found
 
 
-def _compare(fleet: Fleet, before: Baseline | None, after: Baseline | None) -> Comparison | None:
+def _compare(fleet: Fleet, before: Baseline | None, served: Served, end: float) -> Comparison | None:
+    """Return the window that ends then, of replicas with the change, against the one before it."""
+    limit = first_token_limit(_objectives(fleet))
+    after = _figures(served, range(fleet.replicas, 2 * fleet.replicas), (end - WINDOW, end), limit)
     if before is None or after is None:
         return None
     return Comparison(before, after, _objectives(fleet), TRIGGER)
@@ -320,7 +326,7 @@ def _say_today(fleet: Fleet, before: Baseline | None) -> tuple[Said, float]:
     hours = count * until / 3600
     for window in range(1, WINDOWS + 1):
         end = settled + window * WINDOW
-        change = _compare(fleet, before, _figures(served, range(count, 2 * count), end - WINDOW, end))
+        change = _compare(fleet, before, served, end)
         verdict = Verdict.INCONCLUSIVE if change is None else compare_for_relief(change).verdict
         if verdict is not Verdict.INCONCLUSIVE:
             kept = verdict is not Verdict.NOT_RECOVERED
@@ -343,7 +349,7 @@ def _say_beside(fleet: Fleet, before: Baseline | None) -> tuple[Said, Said, floa
     swaps += [Swap(begins + STEP * turn, place, count + place) for turn, place in enumerate(rest)]
     end = swaps[-1].at + SETTLE + WINDOW
     walked = fleet.serve(caps, end, swaps)
-    change = _compare(fleet, before, _figures(walked, range(count, 2 * count), end - WINDOW, end))
+    change = _compare(fleet, before, walked, end)
     hours += count * end / 3600
     if said.outcome == "kept":
         return said, _after_walk(said, change, end), hours
