@@ -144,6 +144,8 @@ OBJECTIVES = [
 WINDOWS = [
     at("trigger at no preemption", "trigger.preemptionsPerRequest", 0.009, number(0.01, 100)),
     at("trigger as text", "trigger.preemptionsPerRequest", "0.5", "must be of type number", "valid number"),
+    at("a trigger at no silence", "trigger.silentSeconds", 0.09, number(0.1, 3600)),
+    at("a trigger at no stall", "trigger.stallsPerRequest", 0.0009, number(0.001, 100)),
     at("usage in percent", "trigger.kvCacheUsage", 85, number(0, 1)),
     at("odd trigger window", "trigger.window", "7m", one_of("1m", "2m", "5m"), ENUM),
     at("odd hold", "trigger.for", "90s", one_of("0s", "30s", "1m"), ENUM),
@@ -188,6 +190,7 @@ LEVERS = [
     ),
     lever("a cap under one", "maxNumSeqs", "min of maxNumSeqs: use a whole number", min=0),
     lever("half a sequence", "maxNumSeqs", whole(1, 65536), min=1.5),
+    lever("up to half a sequence", "maxNumSeqs", f"max of maxNumSeqs: {whole(1, 65536)}", max=32.5),
     lever("a context of nothing", "maxModelLen", f"min of maxModelLen: {whole(1, 16777216)}", min=0),
     lever(
         "a step of more tokens than any context",

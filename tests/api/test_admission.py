@@ -78,6 +78,7 @@ def test_a_default_is_filled_in_beside_what_was_given(resources: Resources) -> N
 
     assert stored["trigger"] == {
         "preemptionsPerRequest": 0.5,
+        "stallsPerRequest": 0.05,
         "kvCacheUsage": 0.85,
         "window": "2m",
         "for": "2m",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,16 @@ FULL = {
     "suspend": True,
     "metrics": {"source": "thanos"},
     "objectives": {"interTokenP95": "80ms", "e2eP95": "30s", "ttftP95": "5s"},
-    "trigger": {"preemptionsPerRequest": 1, "kvCacheUsage": 0.9, "window": "2m", "for": "30s"},
+    "trigger": {
+        "preemptionsPerRequest": 1,
+        "kvCacheUsage": 0.9,
+        "silentSeconds": 3,
+        "stallsPerRequest": 0.1,
+        "window": "2m",
+        "for": "30s",
+    },
     "sizing": {"window": "1h"},
-    "levers": [{"name": "maxNumSeqs", "min": 16}],
+    "levers": [{"name": "maxNumSeqs", "min": 16, "max": 64}],
     "rollout": {
         "drainTimeout": "90s",
         "startTimeout": "45m",
@@ -65,7 +73,9 @@ def test_every_field_reaches_the_core() -> None:
         objectives=Objectives(
             inter_token_p95_seconds=0.08, e2e_p95_seconds=30, time_to_first_token_p95_seconds=5
         ),
-        trigger=Trigger(preemptions_per_request=1, kv_cache_usage_ratio=0.9),
+        trigger=Trigger(
+            preemptions_per_request=1, kv_cache_usage_ratio=0.9, silent_seconds=3, stalls_per_request=0.1
+        ),
         windows=Windows(
             trigger=timedelta(minutes=2),
             hold=timedelta(seconds=30),
@@ -73,7 +83,7 @@ def test_every_field_reaches_the_core() -> None:
             verify=timedelta(minutes=5),
         ),
         node_health=NodeHealth.IF_AVAILABLE,
-        levers=(LeverBound(Knob.MAX_NUM_SEQS, minimum=16),),
+        levers=(LeverBound(Knob.MAX_NUM_SEQS, minimum=16, maximum=64),),
         rollout=RolloutPolicy(
             Spare.REQUIRED, timedelta(seconds=90), RotationLabel("a/b", "out"), timedelta(minutes=45)
         ),
@@ -177,3 +187,19 @@ def test_how_long_host_memory_stays_is_a_bound_of_its_lever(lever: dict[str, obj
     [bound] = policy_of(spec_from_wire({**MINIMAL, "levers": levers})).levers
 
     assert (bound.maximum, bound.restore_after) == (32, timedelta(hours=hours))
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({}, 5.0),
+        ({"objectives": {"e2eP95": "30s"}}, 5.0),
+        ({"objectives": {"ttftP95": "2s"}}, 1.0),
+        ({"objectives": {"ttftP95": "2s"}, "trigger": {"silentSeconds": 4}}, 4.0),
+    ],
+    ids=["nothing is given", "no objective on the first token", "half of the objective", "as given"],
+)
+def test_silence_triggers_at_half_of_what_was_promised(given: dict[str, Any], seconds: float) -> None:
+    policy = policy_of(spec_from_wire({**MINIMAL, **given}))
+
+    assert policy.trigger.silent_seconds == seconds

@@ -103,7 +103,7 @@ PLANS = {
     ),
     "the spec bounds the lever": (("spec", SPEC), {"after": "14"}, {}),
     "the spec sets the trigger": (
-        ("spec", SPEC + "  trigger: {preemptionsPerRequest: 2}\n"),
+        ("spec", SPEC + "  trigger: {preemptionsPerRequest: 2, stallsPerRequest: 0.2}\n"),
         None,
         {"branch": "Healthy"},
     ),
@@ -179,6 +179,7 @@ def test_several_replicas_are_told_apart_by_name(write):
 
 def test_one_pressured_replica_of_two_is_one_to_be_replaced(write):
     calm = re.sub(r"(?m)^(vllm:num_preemptions_total\S*) .*", r"\1 2.0", started_later(THRASH))
+    calm = re.sub(r'(?m)^(vllm:inter_token_latency_seconds_bucket{.*le="2.5".*}) .*', r"\1 84077.0", calm)
     pages = [("a", IDLE), ("a", THRASH), ("b", started_later(IDLE)), ("b", calm)]
     scrapes = [f"--scrape={name}={write(f'{name}{i}', page)}" for i, (name, page) in enumerate(pages)]
 

@@ -36,7 +36,7 @@ from kvmedic.model.status import LastGood, Record, Resource, ShownPlan, Traffic
 from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.compression.savings import ASKED
 from kvmedic.runbooks.planning import plan_of
-from kvmedic.runbooks.preemption.branches import TRIGGER
+from kvmedic.runbooks.preemption.branches import FELT, TRIGGER
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC
 from lab.scripted.readings import State
@@ -44,6 +44,9 @@ from run_builder import NOW, OLD, a_fleet, a_pod
 from worlds.asked import Asked, a_resource, spec, view
 from worlds.vitals_builder import a_device, an_end
 from worlds.world import deployment
+
+GLANCE = TRIGGER | FELT
+"""What tells whether a fleet is in trouble."""
 
 
 def settled_view() -> Any:
@@ -60,7 +63,7 @@ async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:
 async def test_a_calm_fleet_on_record_is_asked_for_the_trigger_alone() -> None:
     found, metrics = await looked(State.RECOVERED, good=OLD)
 
-    assert [look.signals for look in metrics.looks] == [TRIGGER]
+    assert [look.signals for look in metrics.looks] == [GLANCE]
     assert found.diagnosis.reason is Reason.HEALTHY
 
 
@@ -72,21 +75,21 @@ async def test_a_new_revision_is_asked_for_its_traffic_too(good: str) -> None:
 
     proved = healthy_revision(found, policy, datetime.now(NOW.tzinfo))
 
-    assert [look.signals for look in metrics.looks] == [TRIGGER | {Signal.REQUESTS_FINISHED}]
+    assert [look.signals for look in metrics.looks] == [GLANCE | {Signal.REQUESTS_FINISHED}]
     assert (proved.revision, proved.blocks, proved.flags["maxNumSeqs"]) == (OLD, 149, "64")
 
 
 async def test_a_fleet_that_cannot_be_seen_is_not_asked_for_more() -> None:
     found, metrics = await looked(State.MISSING, good=OLD)
 
-    assert [look.signals for look in metrics.looks] == [TRIGGER]
+    assert [look.signals for look in metrics.looks] == [GLANCE]
     assert found.diagnosis.reason is Reason.METRICS_MISSING
 
 
 async def test_a_fleet_in_trouble_is_looked_at_as_a_whole() -> None:
     found, metrics = await looked(State.THRASH, good=OLD)
 
-    assert [look.signals for look in metrics.looks] == [TRIGGER, EVERY_SIGNAL, EVERY_SIGNAL]
+    assert [look.signals for look in metrics.looks] == [GLANCE, EVERY_SIGNAL, EVERY_SIGNAL]
     assert found.diagnosis.reason is Reason.FLEET_WIDE_DEMAND
     assert found.plan is not None
 

@@ -4,6 +4,21 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from kvmedic.engines.signal_sources import (
+    COUNTS_AGREE,
+    Across,
+    ChangeSource,
+    CounterSource,
+    GaugeSource,
+    HeldRatioSource,
+    HeldTailSource,
+    HeldWaitSource,
+    HistogramSource,
+    SignalSource,
+    StartSource,
+    across_of,
+    agreement_of,
+)
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.promql import Span, duration_text, expression, moments_of, presence
@@ -18,25 +33,14 @@ from kvmedic.metrics.readings import (
     window,
 )
 from kvmedic.model.evidence import (
-    COUNTS_AGREE,
     HISTOGRAMS,
     Absence,
-    Across,
-    ChangeSource,
-    CounterSource,
-    GaugeSource,
-    HeldRatioSource,
     Histogram,
-    HistogramSource,
     Measured,
     Missing,
     Pool,
     Signal,
-    SignalSource,
-    StartSource,
     Unsupported,
-    across_of,
-    agreement_of,
 )
 from worlds.scripted_fleet import DATA
 
@@ -60,6 +64,10 @@ def newest_names(source: SignalSource) -> tuple[str, ...]:
             return f"{names[0]}_bucket", f"{names[0]}_sum"
         case HeldRatioSource(numerator=numerator, denominator=denominator):
             return newest_names(numerator) + newest_names(denominator)
+        case HeldTailSource(names=names, denominator=denominator):
+            return f"{names[0]}_bucket", f"{names[0]}_count", *newest_names(denominator)
+        case HeldWaitSource(waiting=waiting, ended=ended, in_flight=in_flight):
+            return waiting, *newest_names(ended), *in_flight
         case StartSource(name=name):
             return (name,)
 

@@ -57,6 +57,8 @@ OF_TIME = frozenset(
         Signal.KV_CACHE_USAGE_DEVIATION,
         Signal.REQUESTS_IN_FLIGHT_CHANGE,
         Signal.STARTED_SECONDS,
+        Signal.RUNNING_LOW,
+        Signal.SILENT_SECONDS_HELD,
     }
 )
 """What two moments cannot tell as a monitoring system does."""

@@ -141,15 +141,22 @@ def kept(step: Step, before: SizedCap | None = None, verdict: Verdict = Verdict.
     return after_verdict(step, verdict, Record(sized=before)).sized
 
 
-FIRST = SizedCap(NEW, "16", NOW)
+FIRST = SizedCap(NEW, "16", NOW, before="64")
 AGAIN = replace(STEP, before="16", after="11", before_template=NEW, after_template="c")
 
 
 def test_a_cap_that_was_kept_is_remembered_so_that_it_can_be_corrected_once():
     assert kept(STEP) == FIRST
     assert kept(CONFIG) == FIRST
-    assert kept(AGAIN, FIRST) == SizedCap("c", "11", NOW, is_corrected=True)
-    assert kept(AGAIN, replace(FIRST, revision="other")) == SizedCap("c", "11", NOW)
+    assert kept(AGAIN, FIRST) == SizedCap("c", "11", NOW, is_corrected=True, before="64")
+    assert kept(AGAIN, replace(FIRST, revision="other")) == SizedCap("c", "11", NOW, before="16")
+
+
+def test_a_cap_that_was_raised_may_be_corrected_and_remembers_what_there_was_first():
+    raised = replace(AGAIN, after="32", reason=Reason.CAP_RAISED)
+
+    assert kept(raised, FIRST) == SizedCap("c", "32", NOW, before="64")
+    assert kept(replace(raised, before=None)) == SizedCap("c", "32", NOW)
 
 
 def test_a_cap_that_was_taken_back_and_another_lever_leave_what_is_remembered():

@@ -24,8 +24,23 @@ from kvmedic.runbooks.branches import Evidence, Spent
 from runbooks.incident import Incident
 from worlds.vitals_builder import a_device, an_end, ill, required, restarted, without_metrics
 
-AT_THE_TRIGGER = replace(THRASHING, preemptions=0.5 * THRASHING.finished)
-OVER_THE_TRIGGER = replace(THRASHING, preemptions=0.5 * THRASHING.finished + 1)
+AT_THE_TRIGGER = replace(THRASHING, preemptions=0.5 * THRASHING.finished, stalls=0.05 * THRASHING.finished)
+OVER_THE_TRIGGER = replace(AT_THE_TRIGGER, preemptions=0.5 * THRASHING.finished + 1)
+HANGING = replace(AT_THE_TRIGGER, stalls=0.05 * THRASHING.finished + 1)
+BEHIND_A_LOW_CAP = replace(
+    THRASHING,
+    preemptions=0,
+    stalls=0,
+    running_mean=12,
+    running_max=12,
+    usage_mean=0.58,
+    waiting_mean=41,
+    in_flight_change=12,
+)
+"""Twelve may run and twenty-one would fit."""
+BEHIND_A_RIGHT_CAP = replace(BEHIND_A_LOW_CAP, running_mean=17, running_max=17, usage_mean=0.84)
+BEHIND_A_FULL_CACHE = replace(BEHIND_A_LOW_CAP, running_mean=20.5, running_max=24, usage_mean=0.96)
+BEHIND_SOMETHING_ELSE = replace(BEHIND_A_LOW_CAP, running_mean=9, running_max=14, usage_mean=0.44)
 BUSY_AND_WELL_CAPPED = Replica(
     finished=1000,
     preemptions=400,
@@ -61,7 +76,13 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
     Reason.HEALTHY: (
         Incident("nobody sends anything", an_evidence(IDLE, IDLE, IDLE), fires=True),
         Incident("a calm day", an_evidence(CALM, CALM, CALM), fires=True),
-        Incident("full, capped right, requests wait", an_evidence(*[BUSY_AND_WELL_CAPPED] * 3), fires=True),
+        Incident("full, capped right, requests wait", an_evidence(*[BUSY_AND_WELL_CAPPED] * 3), fires=False),
+        Incident(
+            "full, capped right, a few wait",
+            an_evidence(*[replace(BUSY_AND_WELL_CAPPED, waiting_mean=16)] * 3),
+            fires=True,
+        ),
+        Incident("answers hang", an_evidence(*[HANGING] * 3), fires=False),
         Incident("at the trigger", an_evidence(*[AT_THE_TRIGGER] * 3), fires=True),
         Incident(
             "calm, and a restart for another reason", restarted(QUIET, an_end(Cause.ANOTHER)), fires=True
@@ -225,6 +246,8 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident(
             "two of three, the third near it", an_evidence(THRASHING, THRASHING, AT_THE_TRIGGER), fires=True
         ),
+        Incident("answers hang", an_evidence(*[HANGING] * 3), fires=True),
+        Incident("requests wait, and nothing preempts", an_evidence(*[BEHIND_A_LOW_CAP] * 3), fires=False),
         Incident("one preemption over the trigger", an_evidence(*[OVER_THE_TRIGGER] * 3), fires=True),
         Incident("at the trigger", an_evidence(*[AT_THE_TRIGGER] * 3), fires=False),
         Incident("one of two", an_evidence(THRASHING, CALM), fires=False),
@@ -240,7 +263,26 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident("two of nine", an_evidence(*[THRASHING] * 2, *[CALM] * 7), fires=False),
         Incident("full, capped right, requests wait", an_evidence(*[BUSY_AND_WELL_CAPPED] * 3), fires=False),
     ),
+    Reason.CAP_TOO_LOW: (
+        Incident("twelve may run and twenty-one fit", an_evidence(*[BEHIND_A_LOW_CAP] * 3), fires=True),
+        Incident("a single replica", an_evidence(BEHIND_A_LOW_CAP), fires=True),
+        Incident("the third has no queue", an_evidence(*[BEHIND_A_LOW_CAP] * 2, CALM), fires=True),
+        Incident("one of three has a queue", an_evidence(BEHIND_A_LOW_CAP, CALM, CALM), fires=False),
+        Incident("about as many may run as fit", an_evidence(*[BEHIND_A_RIGHT_CAP] * 3), fires=False),
+        Incident("the cache is full", an_evidence(*[BEHIND_A_FULL_CACHE] * 3), fires=False),
+        Incident("nothing is full", an_evidence(*[BEHIND_SOMETHING_ELSE] * 3), fires=False),
+        Incident("answers hang too", an_evidence(*[replace(BEHIND_A_LOW_CAP, stalls=100)] * 3), fires=False),
+        Incident("it preempts", an_evidence(*[replace(BEHIND_A_LOW_CAP, preemptions=48)] * 3), fires=False),
+        Incident("it may not be raised", spent(an_evidence(BEHIND_A_LOW_CAP), NOTHING_LEFT), fires=False),
+        Incident("on a broken GPU", ill(an_evidence(BEHIND_A_LOW_CAP), a_device(last_xid=79)), fires=False),
+    ),
     Reason.CAPACITY_SHORT: (
+        Incident("requests wait for a full cache", an_evidence(*[BEHIND_A_FULL_CACHE] * 3), fires=True),
+        Incident("requests wait behind a right cap", an_evidence(*[BEHIND_A_RIGHT_CAP] * 3), fires=True),
+        Incident("full, capped right, requests wait", an_evidence(*[BUSY_AND_WELL_CAPPED] * 3), fires=True),
+        Incident("requests wait for something else", an_evidence(BEHIND_SOMETHING_ELSE), fires=False),
+        Incident("they wait on one of three", an_evidence(BEHIND_A_FULL_CACHE, CALM, CALM), fires=False),
+        Incident("the cap is not raised", spent(an_evidence(BEHIND_A_LOW_CAP), ROOM_FOR_MORE), fires=True),
         Incident("no setting is left, replicas may be added", spent(THRASH, ROOM_FOR_MORE), fires=True),
         Incident("a single replica", replace(an_evidence(THRASHING), spent=ROOM_FOR_MORE), fires=True),
         Incident("nobody asked the levers yet", THRASH, fires=False),

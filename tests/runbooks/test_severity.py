@@ -189,3 +189,14 @@ def test_a_fleet_without_trouble_has_no_urgency_and_a_doubtful_one_has() -> None
     assert hurt.severity is Severity.PAGE
     doubt = urgency_of(Inconclusive(Reason.PARTIAL_PRESSURE, "one"), hot.burn, NONE, None)
     assert doubt.severity is Severity.TICKET
+
+
+@pytest.mark.parametrize("limit", [5, 60], ids=["breached", "met"])
+def test_what_of_ours_is_behind_it_is_named_first(limit: float) -> None:
+    cause = "requests queue behind the cap of 12 that kvmedic set"
+    diagnosis = diagnose(RUNBOOKS["PreemptionThrash"], an_evidence(THRASHING))
+
+    found = urgency_of(diagnosis, an_observation(THRASHING), Objectives(e2e_p95_seconds=limit), None, cause)
+
+    assert found is not None
+    assert found.message.startswith(f"{cause}; ")

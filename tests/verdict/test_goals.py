@@ -493,3 +493,10 @@ def test_what_is_given_back_must_break_no_objective(judge_calm, before, first_to
 
     assert found.verdict is verdict
     assert ("an objective is broken: ttftP95" in found.message) is (verdict is Verdict.NOT_RECOVERED)
+
+
+def test_fewer_replicas_that_keep_users_waiting_are_too_few() -> None:
+    queue = replace(CALM, waiting_mean=40)
+
+    assert judge_fewer(seen(an_observation(CALM, queue))).verdict is Verdict.NOT_RECOVERED
+    assert "llm-1 (12.5 s per request, limit 5)" in judge_fewer(seen(an_observation(CALM, queue))).message

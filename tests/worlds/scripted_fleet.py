@@ -24,10 +24,10 @@ END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=5)
 
 TWO, FIVE, THIRTY = timedelta(minutes=2), timedelta(minutes=5), timedelta(minutes=30)
 NAMESPACE = "fleet"
-BOUNDS = (1.0, 10.0, 100.0)
+BOUNDS = (1.0, 2.5, 100.0)
 DATA = Path(__file__).parents[1] / "data" / "vllm"
 
-_BUCKET_RATES = (("1.0", 0.0), ("10.0", 0.4), ("100.0", 1.0), ("+Inf", 1.25))
+_BUCKET_RATES = (("1.0", 0.0), ("2.5", 0.4), ("100.0", 1.0), ("+Inf", 1.25))
 _STEADY = {
     "vllm:prompt_tokens_total": 100.0,
     "vllm:generation_tokens_total": 200.0,
@@ -115,6 +115,10 @@ SINGLES = {
     "given-up": Engine(answers=("abort",)),
     "unfinished": Engine(answers=()),
     "draining": Engine(waiting=lambda t: 11.0 if t < -120 else 2.0),
+    "queueing": Engine(waiting=constant(27.0)),
+    "queueing-of-old": Engine(waiting=constant(27.0), answers=()),
+    "queue-comes": Engine(waiting=lambda t: 5.0 + max(0.0, t + 300.0) / 10),
+    "queue-of-a-minute": Engine(waiting=lambda t: 600.0 if t > -60 else 0.0),
     "swinging": Engine(
         usage=lambda t: 0.5 if round(t / 15) % 2 else 0.9,
         running=lambda t: 4.0 if round(t / 15) % 2 else 12.0,

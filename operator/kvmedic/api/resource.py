@@ -67,6 +67,11 @@ KNOBS = MappingProxyType(
 another one, and the first stands for both."""
 
 
+TTFT_SHARE = 0.5
+"""Silent seconds that trigger, over the objective on the first token, where the spec gives none: the 95th
+percentile of a wait is beyond twice its mean."""
+
+
 def policy_of(spec: KVRemediationSpec) -> Policy:
     """Return what the core reads of a spec. Levers that are no knob of the engine have their own fields."""
     label = spec.rollout.rotation_label
@@ -80,7 +85,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
         runbooks=tuple(spec.runbooks),
         source=spec.metrics.source,
         objectives=_objectives(spec.objectives),
-        trigger=Trigger(spec.trigger.preemptions_per_request, spec.trigger.kv_cache_usage),
+        trigger=_trigger(spec),
         windows=Windows(
             trigger=parse_duration(spec.trigger.window),
             hold=parse_duration(spec.trigger.hold),
@@ -184,6 +189,15 @@ def _figures(given: CompressionBaseline | None) -> Figures:
         e2e_p95=_seconds(given.e2e_p95),
         replicas=None if given.replicas is None else float(given.replicas),
     )
+
+
+def _trigger(spec: KVRemediationSpec) -> Trigger:
+    given, promised = spec.trigger, spec.objectives.ttft_p95 if spec.objectives else None
+    silent = given.silent_seconds
+    if silent is None:
+        usual = Trigger(0.0, 0.0).silent_seconds
+        silent = usual if promised is None else TTFT_SHARE * parse_duration(promised).total_seconds()
+    return Trigger(given.preemptions_per_request, given.kv_cache_usage, silent, given.stalls_per_request)
 
 
 def _objectives(given: WireObjectives | None) -> Objectives:

@@ -83,7 +83,7 @@ UTILIZATION = Range(0.1, 1)
 
 LEVERS: Mapping[LeverName, Mapping[str, Range | None]] = MappingProxyType(
     {
-        LeverName.MAX_NUM_SEQS: {"min": SEQUENCES},
+        LeverName.MAX_NUM_SEQS: {"min": SEQUENCES, "max": SEQUENCES},
         LeverName.WATERMARK: {"max": Range(0.001, 0.5)},
         LeverName.MAX_MODEL_LEN: {"min": TOKENS},
         LeverName.MAX_NUM_BATCHED_TOKENS: {"min": TOKENS},
@@ -154,8 +154,9 @@ class LeverSpec(Wire):
     """Least value, for maxNumSeqs (1 to 65536), maxModelLen and maxNumBatchedTokens (1 to 16777216) and
     gpuMemoryUtilization (0.1 to 1). Absent: no bound beyond the engine's own."""
     maximum: Annotated[float, Field(strict=True)] | None = Field(default=None, alias="max")
-    """Greatest value, for watermark (0.001 to 0.5) and gpuMemoryUtilization (0.1 to 1), which is raised only
-    where a max is given. The other levers with a value are only ever lowered."""
+    """Greatest value, for maxNumSeqs (1 to 65536), watermark (0.001 to 0.5) and gpuMemoryUtilization (0.1 to
+    1), which is raised only where a max is given. Without it maxNumSeqs is raised no higher than it was
+    before kvmedic lowered it. The other levers with a value are only ever lowered."""
     step: Annotated[float, Field(strict=True)] | None = None
     """Greatest change at once, for gpuMemoryUtilization (0.001 to 0.1) and scaleOut (1 to 100 replicas;
     absent: 1)."""
@@ -253,7 +254,7 @@ class Objectives(Wire):
 
 
 class Trigger(Wire):
-    """When a replica counts as pressured."""
+    """When a replica counts as pressured: it preempts, its answers hang, or it keeps users waiting."""
 
     preemptions_per_request: Annotated[float, Field(strict=True), number_between(0.01, 100)] = 0.5
     """Preemptions per finished request of one replica, at least. From 0.01 to 100. 0.5 lies above what
@@ -261,6 +262,12 @@ class Trigger(Wire):
     kv_cache_usage: Annotated[float, Field(strict=True), number_between(0, 1)] = 0.85
     """KV-cache usage of that replica over the window, at least (ratio 0 to 1). It only supports the rate:
     thrashing replicas averaged 0.87 to 0.94, and a healthy one reached 0.97 (vLLM 0.32)."""
+    silent_seconds: Annotated[float, Field(strict=True), number_between(0.1, 3600)] | None = None
+    """Seconds that a request waits in all, on average over one replica, at least: for its first token, and
+    while it is preempted. From 0.1 to 3600. Absent: half of objectives.ttftP95, or 5 without it."""
+    stalls_per_request: Annotated[float, Field(strict=True), number_between(0.001, 100)] = 0.05
+    """Gaps of more than 2.5 s between two tokens, per finished request of one replica, at least. From 0.001
+    to 100."""
     window: Window = "5m"
     """How far back the rates look. 5m spans several requests of ordinary length and at least five scrapes
     at a one-minute interval."""

@@ -410,6 +410,7 @@ def _memory(record: Record) -> Iterator[str]:
 _UNTIL = {
     Attempt.TURN_LEVER: "with this template, these lengths and this pool",
     Attempt.RAISE_MEMORY: "with this template, these lengths and this pool",
+    Attempt.RAISE_CAP: "with this template, these lengths and this pool",
     Attempt.REPLACE_REPLICA: "with this template and as many replicas",
     Attempt.ROLL_BACK_REVISION: "from this template",
     Attempt.SWITCH_METHOD: "on this template",

@@ -26,6 +26,9 @@ from kvmedic.api.resource import SpecInvalid, objectives_from
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.saved import ScrapeError, doubt_of, interval_between, named_file, pages_of, signals_of
 from kvmedic.engines import ENGINES
+from kvmedic.engines.signal_sources import (
+    SignalTable,
+)
 from kvmedic.manifests.engine_file import ConfigFile, config_file, repoint_manifest
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.invocation import Selector, engine_in, engines_in, several, version_of
@@ -44,7 +47,11 @@ from kvmedic.model.compression import (
     freed_blocks,
 )
 from kvmedic.model.engine import Engine, EngineProfile, Flag, Kind, Version
-from kvmedic.model.evidence import Inconclusive, Measured, Signal, SignalTable
+from kvmedic.model.evidence import (
+    Inconclusive,
+    Measured,
+    Signal,
+)
 from kvmedic.model.readings import complete
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Objectives

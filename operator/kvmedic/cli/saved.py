@@ -24,8 +24,14 @@ from kvmedic.controller.evidence import complete_pools
 from kvmedic.controller.plans import judge_runbooks, with_unanswered
 from kvmedic.engines import VOCABULARIES
 from kvmedic.engines.engine_log import Started, phrases, started_of
+from kvmedic.engines.signal_sources import (
+    SignalTable,
+)
 from kvmedic.metrics.page import Page, glimpse, moment, parse_page, replica_of, start_of, was_restarted
-from kvmedic.model.evidence import Blocked, Inconclusive, SignalTable
+from kvmedic.model.evidence import (
+    Blocked,
+    Inconclusive,
+)
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook, Trigger

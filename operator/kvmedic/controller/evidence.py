@@ -371,6 +371,8 @@ class Survey:
     """Whether the fleet would do with less, where something is there for a while and somebody asked."""
     switch: RunbookSwitch | None = None
     """One runbook leaves the fleet to the other at this look."""
+    own_cap: str = ""
+    """That requests queue behind a cap of ours, in one clause; empty where they do not."""
 
     def engine(self, policy: Policy) -> Workload | Blocked:
         """Return the engine of the target in the version that counts, or why it cannot be told."""

@@ -50,6 +50,7 @@ from kvmedic.runbooks.node_health import told_by_driver
 from kvmedic.runbooks.planning import drain_remark, fleet_plan, proposal
 from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.levers import present_setting
+from kvmedic.runbooks.preemption.queueing import queue_behind
 from kvmedic.runbooks.preemption.restore import due_change, plan_restore, restore_advice
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC, moves, quorum_line, traffic_of
@@ -222,8 +223,11 @@ def add_remarks(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
     doubt = version_remark(found.engine(policy), found.evidence.versions)
-    told = (Finding("fleet", None, None, None, doubt),) if doubt else ()
-    return replace(found, diagnosis=Diagnosed(diagnosis.branch, (*told, *diagnosis.findings)))
+    sized = resource.record.sized if resource.record else None
+    own_cap = queue_behind(found.evidence, sized, found.view.fleet.revision)
+    told = tuple(Finding("fleet", None, None, None, each) for each in (own_cap, doubt) if each)
+    diagnosis = Diagnosed(diagnosis.branch, (*told, *diagnosis.findings))
+    return replace(found, diagnosis=diagnosis, own_cap=own_cap)
 
 
 def with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:

@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 
 from kvmedic.engines.engine_log import StartForms
+from kvmedic.engines.signal_sources import (
+    SignalTable,
+)
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_log import VLLM_OUT_OF_MEMORY, VLLM_REFUSALS, VLLM_START
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.model.engine import EngineProfile
-from kvmedic.model.evidence import SignalTable
 
 
 @dataclass(frozen=True, slots=True)

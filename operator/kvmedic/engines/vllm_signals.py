@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from kvmedic.engines.vllm_log import POOL_LINES
-from kvmedic.model.evidence import (
+from kvmedic.engines.signal_sources import (
     COUNTS_AGREE,
     NEVER_COMPARED,
     Across,
@@ -18,14 +17,19 @@ from kvmedic.model.evidence import (
     CounterSource,
     GaugeSource,
     HeldRatioSource,
+    HeldTailSource,
+    HeldWaitSource,
     HistogramSource,
     Over,
     Part,
     PoolSource,
-    Signal,
     SignalTable,
     StartSource,
     VersionPage,
+)
+from kvmedic.engines.vllm_log import POOL_LINES
+from kvmedic.model.evidence import (
+    Signal,
 )
 
 _UNANSWERED = frozenset({"abort", "error"})
@@ -37,6 +41,8 @@ _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _PREEMPTIONS = CounterSource(("vllm:num_preemptions_total",))
+_GAPS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+_ENDED = CounterSource(("vllm:request_success_total",), begins_unseen=True)
 _FINISHED = CounterSource(
     ("vllm:request_success_total",),
     Part("finished_reason", _UNANSWERED, complement=True),
@@ -48,6 +54,8 @@ VLLM_SIGNALS = SignalTable(
         {
             Signal.PREEMPTIONS: _PREEMPTIONS,
             Signal.PREEMPTIONS_PER_REQUEST_HELD: HeldRatioSource(_PREEMPTIONS, _FINISHED, floor=1),
+            Signal.SILENT_SECONDS_HELD: HeldWaitSource(_WAITING, _ENDED, (_RUNNING, _WAITING), floor=1),
+            Signal.STALLS_PER_REQUEST_HELD: HeldTailSource(_GAPS, "2.5", _FINISHED, floor=1),
             Signal.REQUESTS_FINISHED: _FINISHED,
             Signal.REQUESTS_ABORTED: CounterSource(
                 ("vllm:request_success_total",), Part("finished_reason", _UNANSWERED), begins_unseen=True
@@ -55,6 +63,7 @@ VLLM_SIGNALS = SignalTable(
             Signal.REQUESTS_IN_FLIGHT_CHANGE: ChangeSource((_RUNNING, _WAITING)),
             Signal.RUNNING_MEAN: GaugeSource((_RUNNING,), Over.MEAN, Across.SUM, COUNTS_AGREE),
             Signal.RUNNING_MAX: GaugeSource((_RUNNING,), Over.MAX, Across.SUM, COUNTS_AGREE),
+            Signal.RUNNING_LOW: GaugeSource((_RUNNING,), Over.LOW, Across.SUM, COUNTS_AGREE),
             Signal.WAITING_MEAN: GaugeSource((_WAITING,), Over.MEAN, Across.SUM, COUNTS_AGREE),
             Signal.WAITING_AT_END: GaugeSource((_WAITING,), Over.LAST, Across.SUM, NEVER_COMPARED),
             Signal.KV_CACHE_USAGE_MEAN: GaugeSource(_USAGE, Over.MEAN, Across.MEAN),
@@ -72,9 +81,7 @@ VLLM_SIGNALS = SignalTable(
             Signal.PROMPT_LENGTH: HistogramSource(("vllm:request_prompt_tokens",)),
             Signal.OUTPUT_LENGTH: HistogramSource(("vllm:request_generation_tokens",)),
             Signal.OUTPUT_LIMIT: HistogramSource(("vllm:request_params_max_tokens",)),
-            Signal.INTER_TOKEN_SECONDS: HistogramSource(
-                ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-            ),
+            Signal.INTER_TOKEN_SECONDS: HistogramSource(_GAPS),
             Signal.TIME_TO_FIRST_TOKEN_SECONDS: HistogramSource(("vllm:time_to_first_token_seconds",)),
             Signal.PREFILL_SECONDS: HistogramSource(("vllm:request_prefill_time_seconds",)),
             Signal.E2E_SECONDS: HistogramSource(("vllm:e2e_request_latency_seconds",)),
@@ -110,6 +117,7 @@ VLLM_SIGNALS = SignalTable(
   (`v1/metrics/loggers.py`; "mostrecent", without the label, later). These are copies, some older than others.
 * V0 exports a series once there is something to count: the histograms and `request_success_total` come
   with the first finished request, each `finished_reason` with the first of its kind (`engine/metrics.py`).
+* Gaps are counted up to 1 and 2.5 s, not 2 s (`v1/metrics/loggers.py`, 0.6 to 0.33).
 * Prefix cache counters are in tokens, in V1 up to 0.8 in blocks; only their ratio is used. V0 had hit-rate
   gauges only, which are not read.
 * `num_requests_swapped` existed in V0 alone (gone in 0.9.1).

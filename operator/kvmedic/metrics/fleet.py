@@ -14,6 +14,11 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from kvmedic.engines.signal_sources import (
+    CounterSource,
+    HistogramSource,
+    SignalTable,
+)
 from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_that_do_not_count
 from kvmedic.metrics.page import names_of
 from kvmedic.metrics.prometheus import PrometheusClient
@@ -47,8 +52,6 @@ from kvmedic.model.devices import Device
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Absence,
-    CounterSource,
-    HistogramSource,
     Look,
     Measured,
     Missing,
@@ -57,7 +60,6 @@ from kvmedic.model.evidence import (
     Pool,
     Reading,
     Signal,
-    SignalTable,
     Stale,
 )
 from kvmedic.model.fleet import Pod

@@ -25,6 +25,22 @@ from urllib.parse import urlsplit, urlunsplit
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from kvmedic.engines.signal_sources import (
+    LOW_QUANTILE,
+    ChangeSource,
+    CounterSource,
+    GaugeSource,
+    HeldRatioSource,
+    HeldSource,
+    HeldTailSource,
+    HeldWaitSource,
+    HistogramSource,
+    Over,
+    SignalSource,
+    SignalTable,
+    StartSource,
+    VersionPage,
+)
 from kvmedic.metrics.readings import (
     Replica,
     Series,
@@ -38,23 +54,13 @@ from kvmedic.metrics.readings import (
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Absence,
-    ChangeSource,
-    CounterSource,
-    GaugeSource,
-    HeldRatioSource,
-    HistogramSource,
     Measured,
     Missing,
     Observation,
-    Over,
     PodReadings,
     Reading,
     Signal,
-    SignalSource,
-    SignalTable,
-    StartSource,
     Unsupported,
-    VersionPage,
 )
 from kvmedic.model.readings import mean_below
 
@@ -113,6 +119,10 @@ def _names(source: SignalSource) -> Iterable[str]:
             return (f"{name}{part}" for name in names for part in ("_bucket", "_sum", "_count"))
         case HeldRatioSource(numerator=above, denominator=below):
             return (*above.names, *below.names)
+        case HeldTailSource(names=names, denominator=below):
+            return (*(f"{name}{part}" for name in names for part in ("_bucket", "_count")), *below.names)
+        case HeldWaitSource(waiting=waiting, ended=ended, in_flight=in_flight):
+            return (waiting, *ended.names, *in_flight)
         case StartSource(name=name):
             return (name,)
 
@@ -174,7 +184,7 @@ def evaluate_signal(source: SignalSource, pages: Sequence[Page]) -> tuple[Series
             name = next((name for name in names if pages[-1].find(f"{name}_bucket")), names[0])
             parts = (f"{name}_bucket", f"{name}_sum")
             return tuple(one for part in parts for one in _rises(part, pages, begins_unseen=True))
-        case HeldRatioSource():
+        case HeldRatioSource() | HeldTailSource() | HeldWaitSource():
             return _ratio(source, pages)
         case StartSource(name=name):
             return pages[-1].find(name)
@@ -186,11 +196,19 @@ def _increase(values: Sequence[float]) -> float:
     return math.fsum(later if later < earlier else later - earlier for earlier, later in steps)
 
 
+def _low(values: Sequence[float]) -> float:
+    """Return what four samples in five reach, in straight lines as Prometheus does it."""
+    ordered, rank = sorted(values), LOW_QUANTILE * (len(values) - 1)
+    low = ordered[math.floor(rank)]
+    return low + (rank - math.floor(rank)) * (ordered[math.ceil(rank)] - low)
+
+
 _OVER: Mapping[Over, Callable[[Sequence[float]], float]] = {
     Over.MEAN: fmean,
     Over.MAX: max,
     Over.LAST: itemgetter(-1),
     Over.DEVIATION: pstdev,
+    Over.LOW: _low,
 }
 
 
@@ -247,19 +265,43 @@ def _risen(source: CounterSource, pages: Sequence[Page]) -> tuple[Series, ...]:
     return _newest(_rises(name, pages, begins_unseen=source.begins_unseen) for name in source.names)
 
 
-def _ratio(source: HeldRatioSource, pages: Sequence[Page]) -> tuple[Series, ...]:
+def _ratio(source: HeldSource, pages: Sequence[Page]) -> tuple[Series, ...]:
     """Return the ratio over all pages, as it is for a hold of nothing."""
-    numerator, denominator = _risen(source.numerator, pages), _risen(source.denominator, pages)
-    if not numerator:
+    risen = _numerator(source, pages)
+    if risen is None:
         return ()
-    risen = math.fsum(one.value for one in numerator)
-    if not denominator:
-        return (Series({}, 0.0),) if risen == 0 else ()
-    part = source.denominator.part
+    counter = source.ended if isinstance(source, HeldWaitSource) else source.denominator
+    denominator, part = _risen(counter, pages), counter.part
+    if risen == 0:
+        return (Series({}, 0.0),)
+    if not denominator and not isinstance(source, HeldWaitSource):
+        return ()
     counted = math.fsum(
         one.value for one in denominator if part is None or part.includes(one.labels.get(part.label, ""))
     )
+    if isinstance(source, HeldWaitSource):
+        changes = [_over_pages(name, pages, lambda many: many[-1] - many[0]) for name in source.in_flight]
+        counted += math.fsum(one.value for change in changes for one in change)
     return (Series({}, risen / max(counted, source.floor)),)
+
+
+def _numerator(source: HeldSource, pages: Sequence[Page]) -> float | None:
+    """Return what a ratio is of, over all pages; None where the pages do not have it."""
+    match source:
+        case HeldRatioSource(numerator=counter):
+            found = _risen(counter, pages)
+            return math.fsum(one.value for one in found) if found else None
+        case HeldTailSource(names=names, beyond=beyond):
+            name = next((name for name in names if pages[-1].find(f"{name}_bucket")), names[0])
+            buckets, bound = _rises(f"{name}_bucket", pages, begins_unseen=True), float(beyond)
+            if bound not in {one.bound for one in buckets}:
+                return None
+            every = math.fsum(one.value for one in buckets if one.bound == math.inf)
+            return max(0.0, every - math.fsum(one.value for one in buckets if one.bound == bound))
+        case HeldWaitSource(waiting=waiting):
+            seconds = (pages[-1].at - pages[0].at).total_seconds()
+            waits = _over_pages(waiting, pages, fmean)
+            return seconds * math.fsum(one.value for one in waits) if waits else None
 
 
 def replica_of(page: Page, table: SignalTable) -> Replica | None:
@@ -313,6 +355,8 @@ thrashing engines with few sequences lay at half to 1.3 times the mean (simulate
 LONGEST_STEP_SECONDS = 1.0
 """Gaps between tokens up to this are single steps of the engine; what is longer is a stall."""
 
+_TIMED = (Signal.STARTED_SECONDS, Signal.SILENT_SECONDS_HELD)
+"""What the time of a page decides, which is not known."""
 _GAUGES = (Signal.RUNNING_MEAN, Signal.WAITING_MEAN, Signal.KV_CACHE_USAGE_MEAN, Signal.KV_CACHE_USAGE_MAX)
 _FIRST_PAGE = datetime(2000, 1, 1, tzinfo=UTC)
 """Pages without a clock are a second apart here; only their order counts."""
@@ -379,7 +423,7 @@ def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) ->
     replica = replica_of(pages[-1], table)
     if replica is None:
         return readings
-    timeless: dict[Signal, Reading[float]] = {**readings.numbers, Signal.STARTED_SECONDS: Unsupported()}
+    timeless: dict[Signal, Reading[float]] = {**readings.numbers, **dict.fromkeys(_TIMED, Unsupported())}
     if len(pages) >= MANY:
         return replace(readings, numbers=timeless)
     loaded = _loaded_pages(pages, table)
@@ -387,7 +431,8 @@ def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) ->
     if not loaded and _value_or_zero(readings.number(Signal.GENERATED_TOKENS)):
         gauges = dict.fromkeys(_GAUGES, Missing(Absence.NOTHING_FOUND))
     running = _running_set(gauges[Signal.RUNNING_MEAN], readings, pages, replica)
-    numbers = {**timeless, **gauges, Signal.RUNNING_MEAN: running, Signal.RUNNING_MAX: Unsupported()}
+    extremes = dict.fromkeys((Signal.RUNNING_MAX, Signal.RUNNING_LOW), Unsupported())
+    numbers = {**timeless, **gauges, Signal.RUNNING_MEAN: running, **extremes}
     return replace(readings, numbers=numbers, gauge_samples=len(loaded))
 
 

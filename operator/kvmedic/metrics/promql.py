@@ -13,24 +13,29 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
 
-from kvmedic.model.devices import MEMORY_SERIES, SERIES
-from kvmedic.model.evidence import (
+from kvmedic.engines.signal_sources import (
+    LOW_QUANTILE,
     ChangeSource,
     CounterSource,
     GaugeSource,
     HeldRatioSource,
+    HeldSource,
+    HeldTailSource,
+    HeldWaitSource,
     HistogramSource,
     Over,
     SignalSource,
     SignalTable,
     StartSource,
 )
+from kvmedic.model.devices import MEMORY_SERIES, SERIES
 
 _FUNCTIONS = {
-    Over.MEAN: "avg_over_time",
-    Over.MAX: "max_over_time",
-    Over.LAST: "last_over_time",
-    Over.DEVIATION: "stddev_over_time",
+    Over.MEAN: "avg_over_time(",
+    Over.MAX: "max_over_time(",
+    Over.LAST: "last_over_time(",
+    Over.DEVIATION: "stddev_over_time(",
+    Over.LOW: f"quantile_over_time({LOW_QUANTILE:g}, ",
 }
 
 _LOOKBACK = timedelta(minutes=5)
@@ -87,7 +92,7 @@ def expression(source: SignalSource, span: Span, table: SignalTable, target_labe
         case CounterSource(names=names):
             return " or ".join(f"increase({name}[{window}])" for name in names)
         case GaugeSource(names=names, over=over):
-            return " or ".join(f"{_FUNCTIONS[over]}({name}[{window}])" for name in names)
+            return " or ".join(f"{_FUNCTIONS[over]}{name}[{window}])" for name in names)
         case ChangeSource(names=names):
             # End minus start; for a replica that is younger than the window, the change since its start.
             now = " + ".join(names)
@@ -96,7 +101,7 @@ def expression(source: SignalSource, span: Span, table: SignalTable, target_labe
             return f"(({now}) - ({then})) or ({young})"
         case HistogramSource(names=names):
             return _histogram(names, window)
-        case HeldRatioSource():
+        case HeldRatioSource() | HeldTailSource() | HeldWaitSource():
             return _least_over_hold(source, span, table)
         case StartSource(name=name):
             recent = f"[{duration_text(span.freshness)}]"
@@ -142,20 +147,37 @@ def _histogram(names: tuple[str, ...], window: str) -> str:
     return " or ".join((f"({text})", *(f"increase({name}_sum[{window}])" for name in names)))
 
 
-def _least_over_hold(source: HeldRatioSource, span: Span, table: SignalTable) -> str:
+def _least_over_hold(source: HeldSource, span: Span, table: SignalTable) -> str:
     """Return the ratio at each moment of the hold, the smallest; nothing for a replica not seen at each.
 
     Where the numerator did not rise the ratio is 0, also before an engine of old finished its first request.
     """
-    window = duration_text(span.window)
-    numerator = _total(source.numerator, window, table)
-    denominator = _total(source.denominator, window, table)
+    numerator, denominator = _held_parts(source, span, table)
     ratio = f"({numerator} / clamp_min({denominator}, {source.floor:g}) or {numerator} == 0)"
     if not span.hold:
         return ratio
     moments = moments_of(span)
     grid = f"[{duration_text(span.hold)}:{duration_text(moments.step)}]"
     return f"min_over_time({ratio}{grid}) and (count_over_time(({ratio} >= 0){grid}) >= {moments.count})"
+
+
+def _held_parts(source: HeldSource, span: Span, table: SignalTable) -> tuple[str, str]:
+    """Return numerator and denominator at one moment, of a whole replica."""
+    window = duration_text(span.window)
+    match source:
+        case HeldRatioSource(numerator=numerator, denominator=denominator):
+            return _total(numerator, window, table), _total(denominator, window, table)
+        case HeldTailSource(names=names, beyond=beyond, denominator=denominator):
+            every = sum_of_replica([f"increase({name}_count[{window}])" for name in names], table)
+            within = [f'increase({name}_bucket{{le="{beyond}"}}[{window}])' for name in names]
+            # Counts of one scrape are extrapolated alike; what is left of rounding is no gap.
+            tail = f"clamp_min({every} - {sum_of_replica(within, table)}, 0)"
+            return tail, _total(denominator, window, table)
+        case HeldWaitSource(waiting=waiting, ended=ended, in_flight=in_flight):
+            waits = sum_of_replica([f"avg_over_time({waiting}[{window}])"], table)
+            joined = " + ".join(sum_of_replica([f"delta({name}[{window}])"], table) for name in in_flight)
+            left = f"({_total(ended, window, table)} or 0 * {sum_of_replica(in_flight[:1], table)})"
+            return f"{waits} * {span.window.total_seconds():g}", f"({left} + {joined})"
 
 
 def _total(source: CounterSource, window: str, table: SignalTable) -> str:

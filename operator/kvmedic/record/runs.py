@@ -227,8 +227,10 @@ def _remember_cap(before: SizedCap | None, run: Run, now: datetime) -> SizedCap 
         if not isinstance(step, FlagStep) or record.state is not StepState.KEPT:
             continue
         if step.knob is Knob.MAX_NUM_SEQS and step.after is not None:
-            follows = before is not None and before.revision == step.before_template
-            return SizedCap(step.after_template, step.after, now, is_corrected=follows)
+            ours = before if before is not None and before.revision == step.before_template else None
+            first = ours.before if ours else step.before or ""
+            lowers = step.reason is not Reason.CAP_RAISED
+            return SizedCap(step.after_template, step.after, now, ours is not None and lowers, first)
     return before
 
 

@@ -549,5 +549,5 @@ def _attempt(step: FlagStep | BundleStep | RevisionStep) -> tuple[Attempt, str]:
         return Attempt.SWITCH_METHOD, step.method
     if step.gives_back:
         return Attempt.GIVE_BACK, str(step.knob)
-    raises = step.reason is Reason.MEMORY_STEPPED_UP
-    return Attempt.RAISE_MEMORY if raises else Attempt.TURN_LEVER, str(step.knob)
+    raised = {Reason.MEMORY_STEPPED_UP: Attempt.RAISE_MEMORY, Reason.CAP_RAISED: Attempt.RAISE_CAP}
+    return raised.get(step.reason, Attempt.TURN_LEVER), str(step.knob)

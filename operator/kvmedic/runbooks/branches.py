@@ -455,6 +455,11 @@ class Setting:
     """GPUs of a replica; None: not known."""
     is_our_cap: bool = False
     """The present cap is one that was computed, kept and not corrected yet."""
+    raise_limit: int | None = None
+    """The highest cap that may be set: the lever's max, or what there was before a cap of ours; None: none
+    may be raised."""
+    raise_failed: bool = False
+    """The cap was raised on this evidence, and it did not help."""
 
     def bound(self, knob: Knob) -> LeverBound | None:
         """Return the bounds of a lever, or None where it is not allowed."""

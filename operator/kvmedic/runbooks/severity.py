@@ -38,22 +38,25 @@ def signals_of(objectives: Objectives) -> frozenset[Signal]:
 
 
 def urgency_of(
-    diagnosis: Diagnosis, seen: Observation, objectives: Objectives, shown: Urgency | None
+    diagnosis: Diagnosis, seen: Observation, objectives: Objectives, shown: Urgency | None, cause: str = ""
 ) -> Urgency | None:
-    """Return how urgent what a look found is, or None where it found no trouble and no breach is measured."""
+    """Return how urgent what a look found is, or None where it found no trouble and no breach is measured.
+
+    `cause`: what of ours is behind it, in one clause; empty: nothing.
+    """
     if is_content(diagnosis):
         return _page(_measured_urgency(seen, objectives), seen.at, shown)
-    return urgency(seen, objectives, shown)
+    return urgency(seen, objectives, shown, cause)
 
 
-def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None) -> Urgency:
+def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None, cause: str = "") -> Urgency:
     """Return how urgent a trouble is, by one look at the fleet.
 
     What was said last is returned as it is while the same objectives are breached: numbers that
     differ are not worth a write.
     """
     found = _measured_urgency(seen, objectives)
-    paged = _page(found, seen.at, shown)
+    paged = _page(found, seen.at, shown, cause)
     if paged is not None:
         return paged
     unknown = [level.name for level, p95 in found if p95 is None]
@@ -62,22 +65,27 @@ def urgency(seen: Observation, objectives: Objectives, shown: Urgency | None) ->
     why = "every objective of the spec is met" if found else NO_OBJECTIVES
     if unknown:
         why = f"no objective is seen to be breached; not measured: {', '.join(unknown)}"
-    return unmeasured_urgency(why, seen.at, shown)
+    return unmeasured_urgency(_with_cause(why, cause), seen.at, shown)
 
 
 def _measured_urgency(seen: Observation, objectives: Objectives) -> tuple[tuple[_Level, float | None], ...]:
     return tuple((level, _p95_seconds(seen, level.signal)) for level in _levels(objectives))
 
 
+def _with_cause(text: str, cause: str) -> str:
+    return f"{cause}; {text}" if cause else text
+
+
 def _page(
-    found: Sequence[tuple[_Level, float | None]], at: datetime, shown: Urgency | None
+    found: Sequence[tuple[_Level, float | None]], at: datetime, shown: Urgency | None, cause: str = ""
 ) -> Urgency | None:
     """Return the page for objectives that are measured and breached, or None."""
     over = [(level, p95) for level, p95 in found if p95 is not None and p95 > level.seconds]
     if not over:
         return None
     told = (f"{one.words} p95 {p95:.3g} s, objective {one.seconds:g} s" for one, p95 in over)
-    fresh = Urgency(Severity.PAGE, "; ".join(told), at, tuple(one.name for one, _ in over))
+    text = _with_cause("; ".join(told), cause)
+    fresh = Urgency(Severity.PAGE, text, at, tuple(one.name for one, _ in over))
     return _unless_same(shown, fresh)
 
 

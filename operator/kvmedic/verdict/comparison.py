@@ -66,9 +66,6 @@ LATER = 2.0
 SILENT_LONGER, SILENT_SECONDS = 2.0, 2.0
 """Silent seconds per request after over before, and what is added to that: beyond it users wait clearly
 longer. The seconds added are those of one stall, so that a fleet in which nobody waited may lose as much."""
-LONG_SILENCE = 5.0
-"""Silent seconds per request beyond which users are kept waiting. Of 136 simulated fleets in which one
-request in ten came later than 10 s or hung, 5 s named 87 %, and no other."""
 SHORTER_SILENCE = 0.8
 """Silent seconds per request after over before, at most, for users to wait clearly less (simulated raises of
 a cap)."""
@@ -259,7 +256,7 @@ class Comparison:
         before = self.before
         calm = before.preemptions_per_request < TRIGGER_SHARE * self.trigger.preemptions_per_request
         smooth = before.inter_token_tail_seconds <= NO_STALL_SECONDS
-        return calm and smooth and _silent_seconds(before) > LONG_SILENCE
+        return calm and smooth and _silent_seconds(before) > self.trigger.silent_seconds
 
     def shortens_silence(self) -> bool:
         """Return whether users wait clearly less, although as many requests come."""

@@ -29,7 +29,7 @@ from kvmedic.model.readings import complete, number_or_none, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.verdict.baseline import FEWEST_FINISHED, TAIL_PER_REQUEST, baseline_of
-from kvmedic.verdict.comparison import Comparison, not_recovered, undecided_verdict
+from kvmedic.verdict.comparison import QUEUED, Comparison, not_recovered, undecided_verdict
 from kvmedic.verdict.served_in_time import first_token_limit
 from kvmedic.verdict.vetoes import VETOES, VerdictInput, confirm_setting
 
@@ -231,8 +231,22 @@ def _is_calm(given: VerdictInput) -> Judged:
         if change.breaks_objective():
             return not_recovered(f"an objective is broken: {', '.join(change.missed())}", after)
     text = f"{len(found)} replicas have {max(rates.values()):.2f} preemptions per request at most"
+    if queues := _queues_over_trigger(given):
+        return not_recovered(f"users are kept waiting by {queues}")
     limit = given.trigger.preemptions_per_request
     return Judged(Verdict.RECOVERED, Reason.RECOVERED, f"{text}, limit {limit:g}")
+
+
+def _queues_over_trigger(given: VerdictInput) -> str:
+    """Return the replicas that keep users waiting beyond the trigger; empty where none is known to."""
+    limit, found = given.trigger.silent_seconds, []
+    for name, pod in sorted(given.looked.pods.items()):
+        silent, waiting = (
+            number_or_none(pod, one) for one in (Signal.SILENT_SECONDS_HELD, Signal.WAITING_MEAN)
+        )
+        if (waiting or 0.0) >= QUEUED and (silent or 0.0) > limit:
+            found.append(f"{name} ({silent:.1f} s per request, limit {limit:g})")
+    return ", ".join(found)
 
 
 def _replicas_over_trigger(rates: dict[str, float], given: VerdictInput) -> str:

@@ -81,12 +81,44 @@ def advice(evidence: Evidence, setting: Setting = FREE) -> Advice:
     ids=["no preemptions", "below", "at", "above", "far above"],
 )
 def test_preemptions_per_request_are_the_trigger(held: float, reason: Reason) -> None:
-    readings = with_number(THRASHING.readings(), TRIGGERING, held)
+    readings = with_number(replace(THRASHING, stalls=0).readings(), TRIGGERING, held)
 
     found = diagnosis(readings, readings)
 
     assert isinstance(found, Diagnosed)
     assert found.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("stalls", "reason"),
+    [(0.0, Reason.HEALTHY), (0.05, Reason.HEALTHY), (0.051, Reason.FLEET_WIDE_DEMAND)],
+    ids=["none", "at", "above"],
+)
+def test_answers_that_hang_are_a_trigger_of_their_own(stalls: float, reason: Reason) -> None:
+    hanging = replace(THRASHING, preemptions=0, stalls=stalls * THRASHING.finished)
+
+    found = diagnosis(hanging, hanging)
+
+    assert found.reason is reason
+    assert reason is Reason.HEALTHY or "0.05 long gaps between tokens per request, limit 0.05" in found.line()
+
+
+@pytest.mark.parametrize(("why", "_reason"), GAPS)
+def test_an_engine_that_does_not_tell_what_users_feel_is_judged_by_its_preemptions(
+    why: Nothing, _reason: Reason
+) -> None:
+    queue = replace(CALM, waiting_mean=500, stalls=200).readings()
+    silent = without(without(queue, Signal.SILENT_SECONDS_HELD, why), Signal.STALLS_PER_REQUEST_HELD, why)
+
+    assert diagnosis(silent, silent).reason is Reason.HEALTHY
+    assert diagnosis(queue, queue).reason is not Reason.HEALTHY
+
+
+def test_a_hanging_minority_is_named_and_none_of_it_is_replaced() -> None:
+    found = diagnosis(replace(CALM, stalls=200), *[CALM] * 3)
+
+    assert found.reason is Reason.PARTIAL_PRESSURE
+    assert "1 of 4 replicas are beyond the trigger: llm-0 (0.21 long gaps between tokens" in found.line()
 
 
 @pytest.mark.parametrize("usage", [0.3, 0.84, 0.85, 0.86, 1.0])
@@ -115,20 +147,6 @@ def test_a_fleet_without_traffic_is_healthy_and_says_nothing() -> None:
 
     assert isinstance(found, Diagnosed)
     assert (found.reason, found.findings, found.branch.then) == (Reason.HEALTHY, (), None)
-
-
-@pytest.mark.parametrize(
-    ("running", "usage"),
-    [(32, 0.3), (32, 0.99), (18, 0.99), (4, 0.1)],
-    ids=["at the cap, with room", "at the cap, full", "below the cap, full", "below the cap, with room"],
-)
-def test_a_queue_alone_is_no_trouble_of_this_runbook_however_long_it_is(running: int, usage: float) -> None:
-    queue = replace(CALM, running_mean=running, running_max=32, waiting_mean=500, usage_mean=usage)
-
-    found = diagnosis(queue, queue)
-
-    assert isinstance(found, Diagnosed)
-    assert (found.reason, found.findings) == (Reason.HEALTHY, ())
 
 
 def test_a_queue_does_not_hide_preemptions() -> None:

@@ -214,7 +214,7 @@ NUMBERS = [
 def test_how_many_replicas_there_should_be(replica, bound, replicas, expected):
     evidence = an_evidence(*[replica] * replicas)
 
-    advice = more_replicas(evidence, CASE, a_setting(64, scale_out=bound))
+    advice = more_replicas(evidence, CAP, a_setting(64, scale_out=bound))
 
     assert isinstance(advice, Resize)
     assert advice.reason is Reason.REPLICAS_ADDED
@@ -234,7 +234,7 @@ def test_how_many_replicas_there_should_be(replica, bound, replicas, expected):
     ],
 )
 def test_why_no_replica_is_added(setting, reason):
-    advice = more_replicas(THRASH, CASE, setting)
+    advice = more_replicas(THRASH, CAP, setting)
 
     assert isinstance(advice, NoChange)
     assert advice.reason is reason

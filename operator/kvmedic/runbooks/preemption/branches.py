@@ -1,8 +1,9 @@
 """Runbook "KV-cache OOM / preemption thrash": which branch applies, and what to do about it.
 
-Preemptions per finished request are the trigger. KV-cache usage is reported beside them and decides
-nothing: it saw-tooths below 1 in thrash and reaches 0.97 on a healthy replica (measured on vLLM
-0.32.0, CPU build).
+What users feel is the trigger: preemptions per finished request, answers that hang, and silence before the
+first token. An engine that does not tell the last two is judged by the first alone. KV-cache usage is
+reported beside them and alone decides nothing: it saw-tooths below 1 in thrash and reaches 0.97 on a healthy
+replica (measured on vLLM 0.32.0, CPU build).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import Goal
 from kvmedic.model.readings import Complete, complete, number_or_none
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.runbooks.branches import (
     Advice,
     Assignment,
@@ -42,29 +43,46 @@ from kvmedic.runbooks.node_health import (
     is_of_interest,
     thermal_emergency,
 )
-from kvmedic.runbooks.preemption.cap import disaggregation, more_replicas, refuse_over_calm
+from kvmedic.runbooks.preemption.cap import disaggregation, more_replicas, refuse_over_calm, seats_of
 from kvmedic.runbooks.preemption.deploy import HISTORY, roll_back, running_it, since_deploy
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import lower_share
-from kvmedic.runbooks.preemption.pressure import CALM_SHARE, HELPFUL, NOW, REQUESTS, Case, size_fleet
+from kvmedic.runbooks.preemption.pressure import (
+    CALM_SHARE,
+    HELPFUL,
+    NOW,
+    REQUESTS,
+    Case,
+    most_of,
+    size_fleet,
+)
+from kvmedic.runbooks.preemption.queueing import (
+    HELD_BY,
+    WAITS,
+    cap_too_low,
+    find_queue,
+    is_queued,
+    queue_needs_replicas,
+    raise_cap,
+    seats_taken,
+    waiting_replicas,
+)
 
 TRIGGER = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD, Signal.PREEMPTIONS})
 """Needed of every replica to tell a calm fleet from a pressured one: the ratio, and the counter behind it,
 which must not contradict it."""
 CONTRAST = TRIGGER | {Signal.REQUESTS_FINISHED, Signal.KV_CACHE_USAGE_MEAN}
 """Needed of every replica to tell one pressured replica from calm peers, and these from idle ones."""
-SIZING = TRIGGER | NOW | REQUESTS | HELPFUL
-FLEET_SHARE = 2 / 3
-"""Share of the replicas that must be pressured before any setting of the fleet is changed: with one or two
-replicas all of them, of three two. Replicas behind one Service see the same requests; under demand the
-last one is near the trigger too, and where a third or more are calm the cause is not what they share."""
+FELT = WAITS | {Signal.STALLS_PER_REQUEST_HELD}
+"""What users feel, of the engines that tell it."""
+SIZING = TRIGGER | FELT | NOW | REQUESTS | HELPFUL
 CAP_SHARE, CAP_LEAST = 1 / 4, 2
 """Share and number of the replicas that must be pressured for a cap on sequences: a cap over what the calm
 ones run costs them nothing. One alone is another branch's; of fewer than a quarter the cause is their own."""
 
 
 def healthy(evidence: Evidence) -> Found:
-    """No replica preempts beyond the trigger, and none ran out of memory inside its window.
+    """No replica preempts, hangs or keeps users waiting beyond the trigger, and none ran out of memory.
 
     A replica that cannot be read is never taken for a calm one. A fleet without traffic is healthy.
     """
@@ -73,19 +91,14 @@ def healthy(evidence: Evidence) -> Found:
     held = _held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
-    return None if _pressured_replicas(held, evidence) else ()
+    return None if _pressured_replicas(held, evidence) or waiting_replicas(evidence) else ()
 
 
 def demand(evidence: Evidence) -> Found:
-    """Several replicas preempt beyond the trigger, and a lever may be left against it."""
+    """Several replicas preempt or hang beyond the trigger, and a lever may be left against it."""
     if evidence.spent is not None:
         return None
     return _pressure_on(evidence, lambda replicas: min(replicas, max(CAP_LEAST, ceil(CAP_SHARE * replicas))))
-
-
-def most_of(replicas: int) -> int:
-    """Return how many of some replicas are most of them."""
-    return ceil(FLEET_SHARE * replicas)
 
 
 def _pressure_on(evidence: Evidence, enough: Callable[[int], int]) -> Found:
@@ -112,7 +125,7 @@ def deploy_correlated(evidence: Evidence) -> Found:
     held = _held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
-    pressured, running = _pressured_replicas(held, evidence), running_it(evidence)
+    pressured, running = _preempting_replicas(held, evidence), running_it(evidence)
     if not pressured or not running.issuperset(pressured):
         return None
     if len(pressured) < most_of(len(running)):
@@ -141,8 +154,8 @@ def one_replica(evidence: Evidence) -> Found:
     held = _held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
-    pressured = _pressured_replicas(held, evidence)
-    if len(pressured) != 1 or len(held) == 1:
+    pressured = _preempting_replicas(held, evidence)
+    if len(pressured) != 1 or len(held) == 1 or pressured != _pressured_replicas(held, evidence):
         return None
     found = complete(evidence.burn, CONTRAST)
     if isinstance(found, Inconclusive):
@@ -192,7 +205,7 @@ def right_size(evidence: Evidence, setting: Setting) -> SettingAdvice:
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
     if len(pressured) >= most_of(len(held)):
-        return first_that_applies(case, setting)
+        return _pass_on_queue(evidence, setting, first_that_applies(case, setting))
     caps = tuple(bound for bound in setting.levers if bound.knob is Knob.MAX_NUM_SEQS)
     advice = first_that_applies(case, replace(setting, levers=caps))
     if not isinstance(advice, Assignment):
@@ -201,21 +214,41 @@ def right_size(evidence: Evidence, setting: Setting) -> SettingAdvice:
     return refuse_over_calm(advice, calm) or advice
 
 
+def _pass_on_queue(evidence: Evidence, setting: Setting, advice: SettingAdvice) -> SettingAdvice:
+    """Return advice that asks for more replicas where no lever helps and users are kept waiting."""
+    if not isinstance(advice, NoChange) or not is_queued(evidence):
+        return advice
+    is_free = Trait.NO_GAIN in advice.reason.traits or setting.scale_out is not None
+    return replace(advice, passes_on=advice.passes_on or is_free)
+
+
 def capacity(evidence: Evidence) -> Found:
-    """Most replicas preempt beyond the trigger, every other lever was asked, and replicas may be added."""
-    return _spent_levers(evidence, may_scale=True)
+    """Most replicas are beyond the trigger, and more replicas alone help, or are the last that may.
+
+    Either every other lever was asked, or requests wait for a full cache, which no setting makes larger.
+    """
+    if evidence.spent is not None:
+        return _spent_levers(evidence, may_scale=True)
+    return queue_needs_replicas(evidence)
 
 
 def add_replicas(evidence: Evidence, setting: Setting) -> Advice:
     """Return how many replicas there should be for a while, or why there should not be more."""
+    if setting.scaling_failed:
+        text = "more replicas were tried on this template and did not help"
+        return NoChange(Reason.LEVER_EXHAUSTED, text)
     case = pressured_case(evidence)
-    if isinstance(case, Inconclusive):
+    if not isinstance(case, Inconclusive):
+        return more_replicas(evidence, seats_of(case, setting), setting)
+    held = _held_preemptions(evidence)
+    if evidence.spent or isinstance(held, Inconclusive) or _pressured_replicas(held, evidence):
         return NoChange(case.reason, case.message)
-    return more_replicas(evidence, case, setting)
+    # A full engine tells by itself how many it holds, whatever their lengths are.
+    return more_replicas(evidence, seats_taken(evidence), setting)
 
 
 def all_levers_tried(evidence: Evidence) -> Found:
-    """Most replicas preempt beyond the trigger, every lever was asked, and replicas may not be added."""
+    """Most replicas are beyond the trigger, every lever was asked, and replicas may not be added."""
     return _spent_levers(evidence, may_scale=False)
 
 
@@ -232,7 +265,7 @@ def pressured_case(evidence: Evidence) -> Case | Inconclusive:
     held = _held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
-    return size_fleet(evidence, _pressured_replicas(held, evidence))
+    return size_fleet(evidence, _pressured_replicas(held, evidence) or waiting_replicas(evidence))
 
 
 def _spent_levers(evidence: Evidence, *, may_scale: bool) -> Found:
@@ -240,6 +273,8 @@ def _spent_levers(evidence: Evidence, *, may_scale: bool) -> Found:
     if spent is None or spent.may_scale is not may_scale:
         return None
     found = _pressure_on(evidence, most_of)
+    if found is None:
+        found = find_queue(evidence)
     if found is None or isinstance(found, Inconclusive):
         return found
     return (*found, Finding("fleet", None, None, None, spent.message))
@@ -253,9 +288,19 @@ def _held_preemptions(evidence: Evidence) -> dict[str, float] | Inconclusive:
     return {name: one.numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] for name, one in found.items()}
 
 
-def _pressured_replicas(held: dict[str, float], evidence: Evidence) -> tuple[str, ...]:
+def _preempting_replicas(held: dict[str, float], evidence: Evidence) -> tuple[str, ...]:
     limit = evidence.trigger.preemptions_per_request
     return tuple(name for name, value in held.items() if value > limit)
+
+
+def _pressured_replicas(held: dict[str, float], evidence: Evidence) -> tuple[str, ...]:
+    """Return the replicas that preempt beyond the trigger, or whose answers hang, as far as they tell."""
+    preempting, limit = _preempting_replicas(held, evidence), evidence.trigger.stalls_per_request
+    return tuple(name for name in held if name in preempting or _stalls(evidence, name) > limit)
+
+
+def _stalls(evidence: Evidence, name: str) -> float:
+    return number_or_none(evidence.burn.pods[name], Signal.STALLS_PER_REQUEST_HELD) or 0.0
 
 
 def _rate(replica: Complete) -> float:
@@ -267,18 +312,33 @@ def _partial(
     held: dict[str, float], pressured: tuple[str, ...], evidence: Evidence, why: str
 ) -> Inconclusive:
     limit = evidence.trigger.preemptions_per_request
-    hot = ", ".join(f"{name} ({held[name]:.2f} per request)" for name in pressured)
-    return Inconclusive(
-        Reason.PARTIAL_PRESSURE,
-        f"{len(pressured)} of {len(held)} replicas preempt beyond {limit:g} per request: {hot}; {why}",
+    preempting = _preempting_replicas(held, evidence)
+    hot = ", ".join(f"{name} ({held[name]:.2f} per request)" for name in pressured if name in preempting)
+    hang = ", ".join(
+        f"{name} ({_describe_stalls(evidence, name)})" for name in pressured if name not in preempting
     )
+    beyond = f"preempt beyond {limit:g} per request" if not hang else "are beyond the trigger"
+    named = ", ".join(filter(None, (hot, hang)))
+    text = f"{len(pressured)} of {len(held)} replicas {beyond}: {named}; {why}"
+    return Inconclusive(Reason.PARTIAL_PRESSURE, text)
+
+
+def _describe_stalls(evidence: Evidence, name: str) -> str:
+    limit = evidence.trigger.stalls_per_request
+    return f"{_stalls(evidence, name):.2f} long gaps between tokens per request, limit {limit:g}"
 
 
 def _findings(held: dict[str, float], pressured: tuple[str, ...], evidence: Evidence) -> tuple[Finding, ...]:
     """Return each pressured replica, and how full their caches are: that corroborates and decides nothing."""
     limit, signal = evidence.trigger.preemptions_per_request, Signal.PREEMPTIONS_PER_REQUEST_HELD
-    texts = {name: f"{held[name]:.2f} preemptions per request, limit {limit:g}" for name in pressured}
-    found = tuple(Finding(name, signal, held[name], limit, text) for name, text in texts.items())
+    preempting, most = _preempting_replicas(held, evidence), evidence.trigger.stalls_per_request
+    stalls = Signal.STALLS_PER_REQUEST_HELD
+    found = tuple(
+        Finding(name, signal, held[name], limit, f"{held[name]:.2f} preemptions per request, limit {limit:g}")
+        if name in preempting
+        else Finding(name, stalls, _stalls(evidence, name), most, _describe_stalls(evidence, name))
+        for name in pressured
+    )
     pods = [evidence.burn.pods[name] for name in pressured]
     usage = [each for pod in pods if (each := number_or_none(pod, Signal.KV_CACHE_USAGE_MEAN)) is not None]
     if not usage:
@@ -292,7 +352,7 @@ NODE_HEALTH = "Runbook 1, step 1: node health"
 OUT_OF_MEMORY = "Runbook 1, step 2: out of memory"
 
 PREEMPTION_BRANCHES = (
-    Branch(Reason.HEALTHY, healthy, None, "Runbook 1, symptoms", TRIGGER, ENDS),
+    Branch(Reason.HEALTHY, healthy, None, "Runbook 1, symptoms", TRIGGER | FELT, ENDS),
     Branch(Reason.GPU_FAULT, gpu_fault, divert_to_gpu_fault, NODE_HEALTH, vitals=GPU_SIGNS),
     Branch(
         Reason.THERMAL_EMERGENCY,
@@ -321,7 +381,8 @@ PREEMPTION_BRANCHES = (
         Reason.ONE_REPLICA_PRESSURED, one_replica, replace_replica, "Runbook 1: one replica only", CONTRAST
     ),
     Branch(Reason.FLEET_WIDE_DEMAND, demand, right_size, "Runbook 1, step 3: cap demand", SIZING),
-    Branch(Reason.CAPACITY_SHORT, capacity, add_replicas, "Runbook 1, step 5: capacity", SIZING),
+    Branch(Reason.CAP_TOO_LOW, cap_too_low, raise_cap, "Runbook 1, step 3: cap demand", SIZING | HELD_BY),
+    Branch(Reason.CAPACITY_SHORT, capacity, add_replicas, "Runbook 1, step 5: capacity", SIZING | HELD_BY),
     Branch(
         Reason.CAPACITY_EXHAUSTED,
         all_levers_tried,

@@ -23,6 +23,7 @@ from kvmedic.model.reasons import Reason, Trait
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting, SettingAdvice, Spent
 from kvmedic.runbooks.preemption.cap_size import (
     BOLDEST_FIT,
+    SAFEST_FIT,
     Effect,
     best_cap,
     cap_at,
@@ -180,14 +181,31 @@ def cut_cap(case: Case, setting: Setting) -> SettingAdvice:
 def cap_of(case: Case) -> int:
     """Return the cap of the highest expected goodput; lower where requests of equal length end in waves.
 
-    Where it would serve fewer tokens than are offered, the lowest bolder one that serves them, if any.
+    Where arrivals do not wait it is the boldest: whoever does not run waits for the first token. Where it
+    would serve fewer tokens than are offered, the lowest bolder one that serves them, if any.
     """
-    cap = best_cap(case.strain, case.sequence, case.pool_size)
-    waves = wave_cap(case.blocks * case.block_tokens, case.prompt_tokens, case.output_tokens)
+    cap, waves = cap_at(case.blocks, case.sequence, BOLDEST_FIT), _waves_of(case)
+    if case.offered.is_steady:
+        cap = best_cap(case.strain, case.sequence, case.pool_size)
     if waves < cap:
         return floor(waves + case.spread * (cap - waves))
     boldest = max(cap, cap_at(case.blocks, case.sequence, BOLDEST_FIT))
     return next((one for one in range(cap, boldest + 1) if carries(case, one)), cap)
+
+
+def room_of(case: Case) -> int:
+    """Return how many sequences the pool holds; fewer where requests of equal length end in waves.
+
+    By the boldest fit to which a cap is lowered where arrivals do not wait, and by the safest where the same
+    clients send again: a cap that was lowered for these lengths is not raised on them.
+    """
+    fit = SAFEST_FIT if case.offered.is_steady else BOLDEST_FIT
+    room, waves = cap_at(case.blocks, case.sequence, fit), _waves_of(case)
+    return room if waves >= room else floor(waves + case.spread * (room - waves))
+
+
+def _waves_of(case: Case) -> float:
+    return wave_cap(case.blocks * case.block_tokens, case.prompt_tokens, case.output_tokens)
 
 
 def carries(case: Case, cap: int) -> bool:
@@ -251,7 +269,7 @@ def _gain_line(case: Case, effect: Effect) -> str:
     return (
         f"stalls over {STALL_SECONDS:g} s per request {case.strain.stalls_per_request:.2f} -> "
         f"{effect.stalls_per_request:.2f}, tokens/s x{effect.throughput_ratio:.2f}, "
-        "longer waits before the first token"
+        f"served in time x{effect.goodput_ratio:.2f} while first tokens come in time, longer waits for them"
     )
 
 
@@ -404,28 +422,32 @@ def spent_by(why: NoChange, setting: Setting, replicas: int) -> Spent:
     return Spent(why.message, may_scale=True)
 
 
-def more_replicas(evidence: Evidence, case: Case, setting: Setting) -> Resize | NoChange:
+def more_replicas(evidence: Evidence, seats: int, setting: Setting) -> Resize | NoChange:
     """Return how many replicas there should be, within the lever's bounds, or why not more.
 
-    As many as hold what runs and waits at once, at the computed cap; one where nobody can tell.
+    As many as hold what runs and waits at once; `seats`: sequences that an engine holds.
     """
     bound, replicas, burn = setting.scale_out, evidence.replicas, evidence.burn
-    if bound is None:
-        return NoChange(Reason.LEVER_NOT_ALLOWED, "more replicas would help; add scaleOut to spec.levers")
-    most = bound.limit(setting.before_scaling or replicas)
-    if replicas >= most:
-        return NoChange(Reason.LEVER_AT_BOUND, f"{replicas} replicas are there and scaleOut allows {most}")
     engines = max(1, min((pod.engines for pod in burn.pods.values()), default=1))
-    room = seats_of(case, setting) * engines
+    room = seats * engines
     demand = sum(total_of_told(burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
     enough = max(replicas + 1, ceil(demand / room))
+    told = (
+        f"{demand:.0f} sequences run or wait at once and a replica has room for {room}, so {enough} replicas "
+    )
+    told += "would do"
+    if bound is None:
+        return NoChange(Reason.LEVER_NOT_ALLOWED, f"{told}: add scaleOut to spec.levers, or add them by hand")
+    most = bound.limit(setting.before_scaling or replicas)
+    if replicas >= most:
+        text = f"{told}; {replicas} are there and scaleOut allows {most}"
+        return NoChange(Reason.LEVER_AT_BOUND, text)
     wanted = min(most, enough, replicas + bound.step)
     minutes = bound.restore_after.total_seconds() / 60
     return Resize(
         wanted,
         Reason.REPLICAS_ADDED,
-        f"{demand:.0f} sequences run or wait at once and a replica has room for {room}, so {enough} replicas "
-        f"would do; {replicas} -> {wanted} now (scaleOut allows {most}, {bound.step} at once); given back "
+        f"{told}; {replicas} -> {wanted} now (scaleOut allows {most}, {bound.step} at once); given back "
         f"after {minutes:.0f} minutes of calm, once fewer are predicted to carry the load",
     )
 

@@ -31,7 +31,7 @@ from kvmedic.model.readings import complete, merge_histograms, pools
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import devices_of
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import Attempt, FailedAttempt, Record
+from kvmedic.model.status import Attempt, FailedAttempt, Record, SizedCap
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Setting, SettingAdvice, Supply
 from kvmedic.runbooks.preemption.cap import (
     cap_helps_more,
@@ -136,7 +136,25 @@ def present_setting(
             host=host_terms(workload),
         ),
         least_step_tokens=None if steps is None else steps.least,
+        raise_limit=_raise_limit(levers, record.sized, revision, None if default is None else default.most),
+        raise_failed=bool(failed_on_this(Attempt.RAISE_CAP, tried, revision, evidence)),
     )
+
+
+def _raise_limit(
+    levers: tuple[LeverBound, ...], sized: SizedCap | None, revision: str, default: int | None
+) -> int | None:
+    """Return how far the cap may be raised; None: not at all.
+
+    An engine that may run more sequences needs more of its devices' memory for a step. What there was before
+    a cap of ours is known to start; beyond that a person says how far.
+    """
+    bound = next((one for one in levers if one.knob is Knob.MAX_NUM_SEQS), None)
+    if bound is None or bound.maximum is not None:
+        return None if bound is None else round(bound.maximum or 0)
+    if sized is None or sized.revision != revision:
+        return None
+    return int(sized.before) if sized.before else default
 
 
 def exhausted_levers(tried: Sequence[FailedAttempt], revision: str, evidence: Evidence) -> frozenset[Knob]:

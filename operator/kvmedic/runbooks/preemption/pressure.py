@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 from statistics import fmean
 from types import MappingProxyType
 
@@ -52,6 +52,10 @@ CALM_SHARE = 0.5
 """Share of the trigger up to which a peer of a pressured replica counts as calm. At the best setting 0.05
 to 0.4 preemptions per request remain (measured on vLLM 0.32.0, CPU build): between a peer just under
 the trigger and a replica just over it lies nothing that a new replica would change."""
+FLEET_SHARE = 2 / 3
+"""Share of the replicas that must be pressured before any setting of the fleet is changed: with one or two
+replicas all of them, of three two. Replicas behind one Service see the same requests; under demand the
+last one is near the trigger too, and where a third or more are calm the cause is not what they share."""
 MOST_EVICTED = 0.75
 """Blocks in use per running sequence, over those that the lengths predict, above which a method that evicts
 tokens counts as switched off, whatever settings say: the plugin may not be in the image, or not be loaded.
@@ -169,6 +173,11 @@ class Seen:
     def gaps(self) -> Histogram:
         """Return the gaps between tokens on the pressured replicas."""
         return merge_histograms([one.histograms[Signal.INTER_TOKEN_SECONDS] for one in self.now.values()])
+
+
+def most_of(replicas: int) -> int:
+    """Return how many of some replicas are most of them."""
+    return ceil(FLEET_SHARE * replicas)
 
 
 def seen_of(evidence: Evidence, pressured: Iterable[str]) -> Seen | Inconclusive:
