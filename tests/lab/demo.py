@@ -2,7 +2,7 @@
 
 SCENARIO=thrash|healthy|bad-canary|compression or any other name of a file there; ENGINE=lab|vllm. What is
 played, and the runner, are `lab.play`'s; here is only how it is shown: a calm live screen where there is a
-terminal, plain lines with times everywhere else, and a table of before and after at the end.
+terminal, plain lines with times everywhere else, and a table of before, during and after at the end.
 """
 
 import json
