@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from kvmedic.model.run import Verdict
-from lab.bench.drive import UNCAPPED, Outcome
-from lab.bench.open_loop import Planned, Row, Starved, TimelyDrive, judged
+from lab.bench.drive import UNCAPPED, OpenDrive, Outcome
+from lab.bench.open_loop import Planned, Row, Starved, judged
 from lab.bench.sizing import main
 from lab.bench.workloads import Workload, drawn, varied
 from run_builder import BASELINE
@@ -20,7 +20,7 @@ ROW = Row("drawn 1", 1.05, 0.6, (GOOD, NONE))
 
 
 def run(cap: int) -> Outcome:
-    return TimelyDrive(CHAT, cap, PER_SECOND, Random(3)).run_for(20, 120)
+    return OpenDrive(CHAT, cap, PER_SECOND, Random(3)).run_for(20, 120)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_no_drawn_request_is_longer_than_its_pool():
 
 
 def test_the_same_requests_come_whatever_the_engine_does_with_them():
-    free, capped = (TimelyDrive(CHAT, cap, PER_SECOND, Random(3)) for cap in (UNCAPPED, 2))
+    free, capped = (OpenDrive(CHAT, cap, PER_SECOND, Random(3)) for cap in (UNCAPPED, 2))
 
     seen = [drive.run_for(20, 60) for drive in (free, capped)]
 
@@ -68,7 +68,7 @@ def test_a_cap_below_what_is_offered_serves_hardly_anything_in_time():
     free, capped = run(UNCAPPED), run(4)
 
     assert free.tokens > capped.tokens
-    assert capped.good_tokens < 0.5 * free.good_tokens
+    assert capped.timely_tokens < 0.5 * free.timely_tokens
 
 
 @pytest.mark.parametrize(

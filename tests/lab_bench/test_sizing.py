@@ -22,6 +22,7 @@ GOOD = Row(
     idle_share=0.8,
     chosen=16,
     reason="CapRightSized",
+    regret_in_time=0.03,
     regret=0.02,
     glimpsed=0.02,
     halving=0.2,

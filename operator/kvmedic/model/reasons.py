@@ -246,7 +246,7 @@ class Reason(StrEnum):
     BASELINE_MISSING = row("BaselineMissing", "There are no figures of the fleet without KV compression.")
     # Why a found trouble is not met with a change.
     PREEMPTIONS_CHEAP = row("PreemptionsCheap",
-        "Prompts dominate the cache, so preemptions are cheap and a cut would cost goodput.", Trait.NO_GAIN,
+        "Prompts dominate the cache, so preemptions are cheap and a cut would serve less.", Trait.NO_GAIN,
         Trait.CHEAP)
     CAP_BELOW_LOAD = row("CapBelowLoad",
         "A lower cap would serve fewer tokens than requests ask for, so requests would wait.",

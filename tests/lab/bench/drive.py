@@ -22,6 +22,7 @@ from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting, diagnose
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
+from kvmedic.verdict.served_in_time import FIRST_TOKEN_SECONDS, STALL_SECONDS
 from kvmedic.verdict.vetoes import Confirmation, VerdictInput
 from lab.bench.workloads import Lengths, Workload
 from lab.engine.blocks import BlockPool, HostTier
@@ -30,8 +31,6 @@ from lab.engine.requests import BlockTable, Request
 from lab.engine.scheduler import Limits, Output, Scheduler, Step
 from lab.engine.settings import StepCost
 
-STALL_SECONDS = 2.0
-"""A request with a longer gap between two tokens does not count as good."""
 UNCAPPED = 100_000
 BATCHED_TOKENS = 2048
 PAGES = 24
@@ -121,6 +120,8 @@ class Outcome:
     seconds: float = 0.0
     tokens: int = 0
     good_tokens: int = 0
+    timely_tokens: int = 0
+    """Of requests without a stall whose first token came within 30 s."""
     finished: int = 0
     pages: list[tuple[datetime, str]] = field(default_factory=list)
 
@@ -128,6 +129,11 @@ class Outcome:
     def goodput(self) -> float:
         """Tokens per second of requests without a stall."""
         return self.good_tokens / self.seconds
+
+    @property
+    def served_in_time(self) -> float:
+        """Tokens per second of requests that were served in time."""
+        return self.timely_tokens / self.seconds
 
     @property
     def throughput(self) -> float:
@@ -195,9 +201,6 @@ class Drive(VirtualEngine):
             self._follow_up()
         return ended
 
-    def is_good(self, client: Client) -> bool:
-        return client.longest_gap <= STALL_SECONDS
-
     def _measure_until(self, interval: float, is_over: Callable[[Outcome], bool]) -> Outcome:
         """Serve until it is over, measured, and scraped at that interval in seconds."""
         outcome = Outcome(self.scheduler.limits.max_num_seqs, self.workload.evicts)
@@ -209,8 +212,12 @@ class Drive(VirtualEngine):
             for request in self.advance():
                 outcome.finished += 1
                 outcome.tokens += request.output_length
-                if self.is_good(self.clients[request]):
-                    outcome.good_tokens += request.output_length
+                client = self.clients[request]
+                if client.longest_gap > STALL_SECONDS:
+                    continue
+                outcome.good_tokens += request.output_length
+                if client.times.first_token_at - client.times.arrived_at <= FIRST_TOKEN_SECONDS:
+                    outcome.timely_tokens += request.output_length
         self._scrape(outcome)
         outcome.seconds = self.now - started
         return outcome

@@ -20,20 +20,9 @@ from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives, Trigger
 from kvmedic.verdict.comparison import Comparison
 from kvmedic.verdict.goals import compare_for_relief
-from lab.bench.drive import UNCAPPED, Client, Drive, OpenDrive, Outcome, chosen_cap, figures_of, glimpsed_cap
+from kvmedic.verdict.served_in_time import FIRST_TOKEN_SECONDS
+from lab.bench.drive import UNCAPPED, Drive, OpenDrive, Outcome, chosen_cap, figures_of, glimpsed_cap
 from lab.bench.workloads import Workload, drawn
-
-FIRST_TOKEN_SECONDS = 30.0
-"""A request whose first token comes later does not count as served in time."""
-
-
-class TimelyDrive(OpenDrive):
-    """An open run that counts requests which were served in time."""
-
-    def is_good(self, client: Client) -> bool:
-        waited = client.times.first_token_at - client.times.arrived_at
-        return waited <= FIRST_TOKEN_SECONDS and super().is_good(client)
-
 
 LOADS = (0.8, 0.9, 0.95, 1.05, 1.1)
 """Tokens that are offered, over what the best setting serves without a stall."""
@@ -117,17 +106,17 @@ def _row(workload: Workload, load: float, per_second: float) -> Row:
 
     @cache
     def gain(cap: int) -> float:
-        return _open(workload, cap, per_second).good_tokens / max(1, idle.good_tokens)
+        return _open(workload, cap, per_second).timely_tokens / max(1, idle.timely_tokens)
 
     looks = (
         Planned(cap, reason, 1.0 if cap is None else gain(cap))
         for cap, reason in (chosen_cap(idle), glimpsed_cap(idle))
     )
-    return Row(workload.name, load, idle.good_tokens / max(1, idle.tokens), tuple(looks))
+    return Row(workload.name, load, idle.timely_tokens / max(1, idle.tokens), tuple(looks))
 
 
 def _open(workload: Workload, cap: int, per_second: float, seconds: float = SECONDS) -> Outcome:
-    drive = TimelyDrive(workload, cap, per_second, random.Random(ARRIVALS), workload.lengths(ARRIVALS))
+    drive = OpenDrive(workload, cap, per_second, random.Random(ARRIVALS), workload.lengths(ARRIVALS))
     return drive.run_for(WARM_SHARE * seconds, seconds)
 
 

@@ -230,8 +230,8 @@ def _weigh_cap(case: Case, setting: Setting, wanted: int, cap: int) -> SettingAd
         return NoChange(Reason.CAP_WITHOUT_EFFECT, text)
     effect = effect_of(case.strain, case.sequence, case.pool_size, cap)
     if effect.goodput_ratio < 1 + LEAST_GAIN:
-        text = f"{sizing}; expected goodput x{effect.goodput_ratio:.2f}, under x{1 + LEAST_GAIN:.2f}"
-        return NoChange(Reason.GAIN_WITHIN_NOISE, text)
+        gain = f"expected tokens/s without a stall x{effect.goodput_ratio:.2f}, under x{1 + LEAST_GAIN:.2f}"
+        return NoChange(Reason.GAIN_WITHIN_NOISE, f"{sizing}; {gain}")
     if not carries(case, cap):
         return NoChange(
             Reason.CAP_BELOW_LOAD,
