@@ -8,7 +8,7 @@ import pytest
 from api.records import holding_record
 from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.model.reasons import LOOK, Reason
-from kvmedic.model.run import Cost, Summary
+from kvmedic.model.run import ComparisonState, Cost, ReplicaComparison, StepState, Summary
 from kvmedic.model.status import (
     Attempt,
     Condition,
@@ -23,7 +23,7 @@ from kvmedic.model.status import (
     Urgency,
     Wish,
 )
-from run_builder import CONFIG, NOW, OLD, RECALL, REPLACE, UID, a_failure, a_run
+from run_builder import CONFIG, NOW, OLD, RECALL, REPLACE, UID, a_failure, a_run, an_intent
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
 
@@ -84,6 +84,21 @@ def test_a_share_that_was_too_much_and_what_is_borrowed_are_told():
 
 def test_an_open_replacement_names_the_replica():
     assert any("replica a -> a new one: Pending" in line for line in lines(Record(run=a_run(step=REPLACE))))
+
+
+@pytest.mark.parametrize(
+    ("state", "offers_keep"),
+    [(ComparisonState.WATCHING, True), (ComparisonState.GO_ON, False)],
+)
+def test_replicas_that_are_compared_are_told_with_how_to_go_on(state, offers_keep):
+    run = a_run(StepState.ROLLING_OUT, an_intent())
+    found = ReplicaComparison(NOW, ("new-0",), state, "x 0.97 of the old replicas")
+
+    said = lines(Record(run=run.with_step(replace(run.current, comparison=found))))
+
+    told = f"  beside old replicas since 2026-03-01T03:00:00Z: {state}. x 0.97 of the old replicas"
+    assert any(line.endswith(told) for line in said)
+    assert any("kvmedic.io/keep=" in line for line in said) is offers_keep
 
 
 def test_how_urgent_it_is_and_what_the_last_run_came_to_are_told():

@@ -364,6 +364,9 @@ def _run(run: Run) -> Iterator[str]:
     for record in run.steps:
         judged = f", judged {record.verdict}" if record.verdict else ""
         yield f"  {record.step.line()}: {record.state}{judged}. {record.message}".rstrip()
+        if record.comparison is not None:
+            found, since = record.comparison, record.comparison.since
+            yield f"  beside old replicas since {since:%Y-%m-%dT%H:%M:%SZ}: {found.state}. {found.message}"
     if run.ending is not None:
         yield f"It ends as {run.ending.reason}: {run.ending.message}"
 
@@ -461,7 +464,9 @@ def _next(resource: Resource, place: Place) -> Iterator[str]:
 def _advice(resource: Resource, record: Record | None) -> Iterator[Remedy]:
     if record is not None and record.run is not None:
         yield _BACK
-        if record.run.current.state is StepState.VERIFYING:
+        step = record.run.current
+        waits = step.comparison is not None and not step.comparison.is_decided
+        if step.state is StepState.VERIFYING or (waits and step.state is StepState.ROLLING_OUT):
             yield _KEEP
     reasons = [resource.problem.reason] if resource.problem else []
     if record is not None:

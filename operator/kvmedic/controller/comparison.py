@@ -21,13 +21,7 @@ from kvmedic.model.evidence import Inconclusive, Look, Observation, Signal
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import COMPARED, FlagStep, Goal
 from kvmedic.model.readings import complete, number_or_none
-from kvmedic.model.run import (
-    Baseline,
-    ComparedSide,
-    ComparisonState,
-    ReplicaComparison,
-    StepState,
-)
+from kvmedic.model.run import Baseline, ComparedSide, ComparisonState, ReplicaComparison, StepState
 from kvmedic.model.spec import OnInconclusive, SideBySide, answer_to_no_verdict
 from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
