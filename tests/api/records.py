@@ -13,6 +13,7 @@ from kvmedic.model.run import Approved, Outcome, Spending, StepState, Terms
 from kvmedic.model.spec import RotationLabel
 from kvmedic.model.status import (
     Attempt,
+    CapChange,
     ClosedRun,
     Condition,
     ConditionType,
@@ -130,7 +131,7 @@ def urgent_record() -> Record:
     return replace(
         record,
         run=replace(record.run, baseline=figures, steps=(step,), gpus=4, spending=spent),
-        sized=SizedCap(OLD, "16", NOW, is_corrected=True),
+        sized=SizedCap(OLD, "16", NOW, True, "64", (CapChange("64", "16", NOW),)),
         urgency=Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",)),
     )
 

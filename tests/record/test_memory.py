@@ -1,6 +1,7 @@
 """What a closed run leaves in memory, so that it is not tried again on the same evidence."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -12,6 +13,7 @@ from kvmedic.model.spec import Fix
 from kvmedic.model.status import (
     HISTORY_LENGTH,
     Attempt,
+    CapChange,
     ClosedRun,
     Record,
     SizedCap,
@@ -141,22 +143,38 @@ def kept(step: Step, before: SizedCap | None = None, verdict: Verdict = Verdict.
     return after_verdict(step, verdict, Record(sized=before)).sized
 
 
-FIRST = SizedCap(NEW, "16", NOW, before="64")
+CUT = CapChange("64", "16", NOW)
+FIRST = SizedCap(NEW, "16", NOW, before="64", changes=(CUT,))
 AGAIN = replace(STEP, before="16", after="11", before_template=NEW, after_template="c")
 
 
 def test_a_cap_that_was_kept_is_remembered_so_that_it_can_be_corrected_once():
     assert kept(STEP) == FIRST
     assert kept(CONFIG) == FIRST
-    assert kept(AGAIN, FIRST) == SizedCap("c", "11", NOW, is_corrected=True, before="64")
-    assert kept(AGAIN, replace(FIRST, revision="other")) == SizedCap("c", "11", NOW, before="16")
+    assert kept(AGAIN, FIRST) == SizedCap(
+        "c", "11", NOW, is_corrected=True, before="64", changes=(CapChange("16", "11", NOW), CUT)
+    )
+    assert kept(AGAIN, replace(FIRST, revision="other")) == SizedCap(
+        "c", "11", NOW, before="16", changes=(CapChange("16", "11", NOW),)
+    )
 
 
 def test_a_cap_that_was_raised_may_be_corrected_and_remembers_what_there_was_first():
     raised = replace(AGAIN, after="32", reason=Reason.CAP_RAISED)
 
-    assert kept(raised, FIRST) == SizedCap("c", "32", NOW, before="64")
-    assert kept(replace(raised, before=None)) == SizedCap("c", "32", NOW)
+    assert kept(raised, FIRST) == SizedCap(
+        "c", "32", NOW, before="64", changes=(CapChange("16", "32", NOW), CUT)
+    )
+    assert kept(replace(raised, before=None)) == SizedCap("c", "32", NOW, changes=(CapChange("", "32", NOW),))
+
+
+def test_changes_of_a_cap_are_remembered_for_a_day():
+    old, young = (replace(CUT, at=NOW - timedelta(hours=hours)) for hours in (24, 23))
+
+    found = kept(AGAIN, replace(FIRST, changes=(young, old)))
+
+    assert found is not None
+    assert found.changes == (CapChange("16", "11", NOW), young)
 
 
 def test_a_cap_that_was_taken_back_and_another_lever_leave_what_is_remembered():

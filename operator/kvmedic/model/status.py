@@ -378,6 +378,16 @@ class OutgrownShare:
 
 
 @dataclass(frozen=True, slots=True)
+class CapChange:
+    """One change of the cap on running sequences that was kept."""
+
+    before: str
+    """Empty: the engine's default."""
+    after: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class SizedCap:
     """The cap on running sequences that a run computed and kept last."""
 
@@ -389,6 +399,8 @@ class SizedCap:
     """It is the second cap in a row that was lowered. There is no third."""
     before: str = ""
     """The cap before the first one in a row. Empty: the engine's default, or an older version wrote it."""
+    changes: tuple[CapChange, ...] = ()
+    """This change and those of the day before it, newest first. They show a mix of requests that turns."""
 
     def is_open_on(self, revision: str) -> bool:
         """Return whether the cap is in force on a revision and may be corrected."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from kvmedic.model.engine import Knob
@@ -27,6 +27,7 @@ from kvmedic.model.spec import Fix
 from kvmedic.model.status import (
     HISTORY_LENGTH,
     Attempt,
+    CapChange,
     ClosedRun,
     Condition,
     ConditionType,
@@ -43,6 +44,8 @@ from kvmedic.rollout import row_of
 from kvmedic.runbooks.preemption.restore import load_of
 from kvmedic.verdict.summary import summary_of
 
+A_DAY = timedelta(days=1)
+"""How long the changes of a cap are kept: the day's most counts where the mix of requests turns."""
 ORDER = tuple(ConditionType)
 """The order in which conditions are listed."""
 RETOLD = frozenset({Trait.ASKS_APPROVAL, Trait.SHOWS_FIGURES})
@@ -229,8 +232,10 @@ def _remember_cap(before: SizedCap | None, run: Run, now: datetime) -> SizedCap 
         if step.knob is Knob.MAX_NUM_SEQS and step.after is not None:
             ours = before if before is not None and before.revision == step.before_template else None
             first = ours.before if ours else step.before or ""
-            lowers = step.reason is not Reason.CAP_RAISED
-            return SizedCap(step.after_template, step.after, now, ours is not None and lowers, first)
+            is_second = ours is not None and step.reason is not Reason.CAP_RAISED
+            older = (each for each in (ours.changes if ours else ()) if now - each.at < A_DAY)
+            changes = (CapChange(step.before or "", step.after, now), *older)[:HISTORY_LENGTH]
+            return SizedCap(step.after_template, step.after, now, is_second, first, changes)
     return before
 
 

@@ -455,6 +455,8 @@ class Setting:
     """GPUs of a replica; None: not known."""
     is_our_cap: bool = False
     """The present cap is one that was computed, kept and not corrected yet."""
+    cap_rooms: tuple[tuple[float, int], ...] = ()
+    """Caps of ours of the last day and those before them: how many seconds ago, and how many sequences."""
     raise_limit: int | None = None
     """The highest cap that may be set: the lever's max, or what there was before a cap of ours; None: none
     may be raised."""

@@ -101,6 +101,20 @@ def test_a_cap_that_changes_nothing_is_not_set(
     assert reason_of(replace(CASE, running_max=running_max), setting(now=cap_now)) is reason
 
 
+@pytest.mark.parametrize(
+    ("rooms", "reason"),
+    [
+        pytest.param((), Reason.CAP_RIGHT_SIZED, id="no cap of ours"),
+        pytest.param(((3600, 20), (3600, 32)), Reason.CAP_WITHOUT_EFFECT, id="raised from there an hour ago"),
+        pytest.param(((18_000, 20), (18_000, 32)), Reason.CAP_RIGHT_SIZED, id="raised five hours ago"),
+    ],
+)
+def test_a_cap_that_was_just_raised_is_not_lowered_to_where_it_was(
+    rooms: tuple[tuple[float, int], ...], reason: Reason
+) -> None:
+    assert reason_of(CASE, replace(setting(now=32), cap_rooms=rooms)) is reason
+
+
 def test_a_gain_within_the_noise_is_no_reason_for_a_cut() -> None:
     smooth = replace(CASE.strain, stalls_per_request=0.01, prefill_extra_seconds=0.0)
 

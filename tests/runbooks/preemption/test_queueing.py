@@ -32,6 +32,8 @@ from runbooks.incidents import (
 
 ROOM = 21
 """Sequences that the pool holds half of the time."""
+TURNS = ((7200, 24), (7200, 12), (40_000, 40))
+"""A cap of 24 was lowered to 12 two hours ago, and twice as many fit at night."""
 LOW = an_evidence(*[BEHIND_A_LOW_CAP] * 3)
 FREE = Setting(12, (LeverBound(Knob.MAX_NUM_SEQS),), most_sequences=12, raise_limit=64)
 
@@ -132,6 +134,9 @@ def test_a_cap_is_raised_to_what_the_cache_holds() -> None:
     ("setting", "value"),
     [
         pytest.param(replace(FREE, raise_limit=15), 15, id="as far as is allowed"),
+        pytest.param(replace(FREE, cap_rooms=TURNS), 40, id="the mix turns: the day's most"),
+        pytest.param(replace(FREE, cap_rooms=TURNS[:2]), 24, id="the mix turns: as before it was lowered"),
+        pytest.param(replace(FREE, cap_rooms=((7200, 12),)), ROOM, id="a mix that moved once"),
         pytest.param(replace(FREE, raise_limit=14), Reason.LEVER_AT_BOUND, id="too little is allowed"),
         pytest.param(replace(FREE, raise_limit=None), Reason.LEVER_NOT_ALLOWED, id="no raise is allowed"),
         pytest.param(replace(FREE, levers=()), Reason.LEVER_NOT_ALLOWED, id="the lever is not allowed"),

@@ -146,6 +146,11 @@ def lasting_room(room: int, rooms: Sequence[Room]) -> int:
     return max(room, *(each.sequences for each in rooms if each.seconds_ago <= DAY_SECONDS))
 
 
+def rooms_of(setting: Setting) -> tuple[Room, ...]:
+    """Return how many sequences the pool held at earlier times, by the caps that were set for it."""
+    return tuple(Room(seconds_ago, sequences) for seconds_ago, sequences in setting.cap_rooms)
+
+
 def _ago(room: Room) -> float:
     return room.seconds_ago
 
@@ -165,7 +170,7 @@ def cut_cap(case: Case, setting: Setting) -> SettingAdvice:
             f"{growth:.0%} of a running sequence is its own output (a cut needs {LEAST_GROWTH:.0%}); "
             f"if stalls breach the objectives, admit less eagerly instead ({Knob.WATERMARK} 0.02)",
         )
-    wanted = cap_of(case)
+    wanted = lasting_room(cap_of(case), rooms_of(setting))
     if wanted < FEWEST_SEQUENCES:
         return NoChange(
             Reason.POOL_TOO_SMALL,

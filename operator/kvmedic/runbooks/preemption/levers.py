@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from math import ceil, inf
 from typing import TypeAlias
 
@@ -136,8 +137,21 @@ def present_setting(
             host=host_terms(workload),
         ),
         least_step_tokens=None if steps is None else steps.least,
+        cap_rooms=_cap_rooms(record.sized, revision, evidence.burn.at),
         raise_limit=_raise_limit(levers, record.sized, revision, None if default is None else default.most),
         raise_failed=bool(failed_on_this(Attempt.RAISE_CAP, tried, revision, evidence)),
+    )
+
+
+def _cap_rooms(sized: SizedCap | None, revision: str, now: datetime) -> tuple[tuple[float, int], ...]:
+    """Return the caps of ours on this revision, each change as what was there before and what came."""
+    if sized is None or sized.revision != revision:
+        return ()
+    return tuple(
+        ((now - change.at).total_seconds(), int(cap))
+        for change in sized.changes
+        for cap in (change.before, change.after)
+        if cap
     )
 
 

@@ -24,7 +24,9 @@ from kvmedic.runbooks.preemption.cap import (
     RAISE_FROM,
     CapUse,
     carries,
+    lasting_room,
     room_of,
+    rooms_of,
 )
 from kvmedic.runbooks.preemption.cap_size import most_throughput
 from kvmedic.runbooks.preemption.pressure import Case, most_of, size_fleet
@@ -187,7 +189,7 @@ def raise_cap(evidence: Evidence, setting: Setting) -> SettingAdvice:
     why = _refuse_raise(case, use, setting)
     if why is not None:
         return NoChange(why.reason, why.message, passes_on=setting.scale_out is not None)
-    cap = min(room_of(case), setting.raise_limit or 0)
+    cap = min(lasting_room(room_of(case), rooms_of(setting)), setting.raise_limit or 0)
     most = most_throughput(case.strain, case.sequence, case.pool_size, cap)
     enough = "enough" if carries(case, cap) else "not enough alone"
     return Assignment(
