@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from builders import CALM, NO_SERIES, NOW, STALE, TRIGGER, Replica, an_evidence, with_number, without
+from builders import CALM, NO_SERIES, NOW, STALE, TRIGGER, Replica, an_evidence, spread, with_number, without
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.reasons import Reason
@@ -14,7 +14,7 @@ from kvmedic.model.spec import LeverBound, ScaleBound
 from kvmedic.model.status import SizedCap
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Assignment, Diagnosed, Evidence, NoChange, Resize, Setting, diagnose
-from kvmedic.runbooks.preemption.branches import add_replicas
+from kvmedic.runbooks.preemption.branches import add_replicas, right_size
 from kvmedic.runbooks.preemption.queueing import (
     HELD_BY,
     SEATS,
@@ -227,3 +227,29 @@ def test_a_queue_behind_a_cap_of_ours_says_so_by_name(
     assert told == (
         "requests queue behind the cap of 12 that kvmedic set at 2026-03-01T03:00Z" if named else ""
     )
+
+
+CHEAP = replace(
+    BEHIND_A_FULL_CACHE,
+    preemptions=960,
+    stalls=0,
+    prompts=spread(2000),
+    outputs=spread(60),
+    running_mean=3,
+    running_max=4,
+)
+"""It preempts, which costs little, and users wait."""
+
+
+@pytest.mark.parametrize(
+    ("scale_out", "waiting", "passes_on"),
+    [(ScaleBound(), 40, True), (None, 40, False), (ScaleBound(), 0.4, False)],
+    ids=["replicas may be added", "they may not", "nobody waits"],
+)
+def test_thrash_that_no_lever_helps_gets_replicas_where_users_wait(
+    scale_out: ScaleBound | None, waiting: float, *, passes_on: bool
+) -> None:
+    advice = right_size(an_evidence(replace(CHEAP, waiting_mean=waiting)), replace(FREE, scale_out=scale_out))
+
+    assert isinstance(advice, NoChange)
+    assert (advice.reason, advice.passes_on) == (Reason.PREEMPTIONS_CHEAP, passes_on)

@@ -16,7 +16,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import Goal
 from kvmedic.model.readings import Complete, complete, number_or_none
-from kvmedic.model.reasons import Reason, Trait
+from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import (
     Advice,
     Assignment,
@@ -215,11 +215,10 @@ def right_size(evidence: Evidence, setting: Setting) -> SettingAdvice:
 
 
 def _pass_on_queue(evidence: Evidence, setting: Setting, advice: SettingAdvice) -> SettingAdvice:
-    """Return advice that asks for more replicas where no lever helps and users are kept waiting."""
-    if not isinstance(advice, NoChange) or not is_queued(evidence):
+    """Return advice that asks for more replicas where they may be added, no lever helps and users wait."""
+    if not isinstance(advice, NoChange) or setting.scale_out is None or not is_queued(evidence):
         return advice
-    is_free = Trait.NO_GAIN in advice.reason.traits or setting.scale_out is not None
-    return replace(advice, passes_on=advice.passes_on or is_free)
+    return replace(advice, passes_on=True)
 
 
 def capacity(evidence: Evidence) -> Found:
