@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from worlds.autoscaled import HPA, SCALED_OBJECT, behind_hpa, behind_keda, marks, minimum
-from worlds.people import abandon_resource, delete_resource, edit_flag, is_gone
+from worlds.people import abandon_resource, delete_resource, is_gone
 from worlds.phases import PATIENCE_SECONDS
 from worlds.scaling import MORE, REPLICAS, calm, held, press, spec
 from worlds.world import World
@@ -101,7 +101,6 @@ class Deed:
 DEEDS = {
     "raises the minimum": Deed(set_minimum(4), "ReplicasChanged", 4),
     "puts the old minimum back": Deed(set_minimum(REPLICAS), "ReplicasChanged", REPLICAS),
-    "edits the flag": Deed(edit_flag, "FlagDrifted", REPLICAS),
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from worlds.configured import (
+    CHANGED,
     NAME,
+    SECRET,
     TEXT,
     config_map,
     configure,
@@ -160,12 +163,38 @@ def test_without_a_config_map_to_go_back_to_the_fleet_stands_still_and_says_so(a
     assert (eye.lost, eye.fewest >= 2) == ([], True)
 
 
-def test_deleting_the_deployment_takes_the_copies_with_it(a_world):
+def test_a_flag_in_a_file_is_changed_in_a_copy_that_goes_with_the_deployment_and_nothing_of_it_is_told(
+    a_world,
+):
+    """The API server takes no change of an immutable ConfigMap."""
     world = a_world(2)
-    configure(world)
-    world.start()
-    settled(world)
-    assert len(copies(world)) == 1
+    configure(world, immutable=True)
+    original, pods = config_map(world), {p["metadata"]["name"] for p in world.pods()}
+    before = world.deployment()
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        settled(world)
+
+    (copy,) = copies(world)
+    (run,) = world.status()["history"]
+    assert run["outcome"] == "Recovered"
+    assert run["steps"] == ["Deployment/llm: maxNumSeqs 64 -> 14 (ConfigMap/limits, engine.yaml): Kept"]
+    assert referred(world) == copy["metadata"]["name"]
+    assert copy["data"] == {**original["data"], "engine.yaml": CHANGED}
+    assert copy["immutable"] is True
+    (owner,) = copy["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Deployment", before["metadata"]["uid"])
+    assert [each["name"] for each in world.status()["copies"]] == [copy["metadata"]["name"]]
+    assert world.args() == before["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert config_map(world) == original
+    events = world.kubectl("get", "events", "-o", "yaml")
+    told = json.dumps(world.resource()) + json.dumps(world.deployment()["metadata"]) + world.log + events
+    assert SECRET not in told
+    assert "limits of the fleet" not in told
+    assert world.traces() == []
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+    assert len(eye.seen - pods) == 2, "each replica was replaced once"
 
     world.kubectl("delete", "deployment", "llm", "--wait=false")
 

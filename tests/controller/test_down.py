@@ -32,7 +32,7 @@ from kvmedic.verdict.vetoes import keep_first_replicas
 from lab.scripted.readings import State
 from run_builder import NEW, NOW, a_fleet, a_pod, a_run, an_intent
 from worlds.asked import Asked, Replicas, spec
-from worlds.ending import LEVERS, TORCH, all_crash, touched
+from worlds.ending import LEVERS, PROMPT, TORCH, all_crash, touched
 from worlds.vitals_builder import an_end
 from worlds.world import Eye, deployment
 
@@ -293,7 +293,7 @@ async def test_what_came_up_where_nothing_served_is_not_taken_away(served, goal,
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_fleet_that_is_down_as_a_whole_is_healed(a_world, replicas):
     world = a_world(replicas=replicas, spec={"levers": LEVERS})
-    world.proxy.log = TORCH
+    world.proxy.log = f"{PROMPT}\n{TORCH}\n"
     all_crash(world)
 
     with Eye(world.cluster, world.namespace, replicas) as eye:
@@ -301,7 +301,12 @@ def test_a_fleet_that_is_down_as_a_whole_is_healed(a_world, replicas):
         world.wait(world.is_closed, 120, "the run closes")
 
     assert world.outcomes() == ["Recovered"]
+    assert world.status()["history"][0]["reason"] == "CudaOutOfMemory"
+    assert [one["share"] for one in world.status()["outgrown"]] == [0.92], "never gone back to"
     assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
+    assert "--max-num-seqs=64" in world.args()
+    for private in (PROMPT, "Tried to allocate"):
+        assert private not in world.log + str(world.status())
     assert world.endpoints() == replicas
     assert world.traces() == []
     assert eye.lost == []

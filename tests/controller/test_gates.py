@@ -139,9 +139,7 @@ def test_a_trial_pod_that_keeps_the_bits_as_they_are_is_not_evaluated(fixing):
     ("evaluation", "script", "named"),
     [
         (cron_job(**behaviour(exit_code="1")), {}, "the evaluation failed"),
-        (cron_job(score=float("nan")), {}, "no number from 0 to 1"),
         (cron_job(), {"answered": 150}, "finished 150 requests"),
-        (cron_job(), {"answered": 0}, "finished 0 requests"),
     ],
 )
 def test_what_is_no_score_is_told_and_not_asked_for_again(fixing, evaluation, script, named):

@@ -21,6 +21,14 @@ def lend(world: World) -> None:
     world.start()
     world.wait(lambda: bool(lent(world)) and "run" not in world.status(), PATIENCE_SECONDS, "it is kept")
     assert world.args()[-1] == LENT
+    [held] = lent(world)
+    step = held["step"]
+    assert (step["knob"], step["after"], step["afterTemplate"]) == (
+        "kvOffloadingSize",
+        "16",
+        world.revision(),
+    )
+    assert "before" not in step, "the engine's own default"
 
 
 def test_what_does_not_hold_is_lent_again_once_and_remembered(a_world):

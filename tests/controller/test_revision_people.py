@@ -87,19 +87,31 @@ def test_without_a_way_back_the_fleet_stays_on_what_it_has(a_world):
     assert eye.lost == []
 
 
-def test_a_claim_of_long_ago_does_not_come_back_with_its_revision(a_world):
+def test_a_revision_is_rolled_back_and_a_claim_of_long_ago_does_not_come_back_with_it(a_world):
     world = a_world(2, spec=ALLOWED)
     stale = "11111111-2222-3333-4444-555555555555/20250101-000000/9"
     note = {"metadata": {"annotations": {"kvmedic.io/run": stale}}}
     world.cluster.api.patch("ReplicaSet", next(iter(numbers(world))), note, world.namespace)
+    world.kubectl("annotate", "deployment", "llm", "kubernetes.io/change-cause=first")
+    before, kept = world.deployment()["spec"], set(numbers(world))
+    world.kubectl("annotate", "--overwrite", "deployment", "llm", "kubernetes.io/change-cause=second")
     deploy(world)
 
-    world.start()
-    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
 
-    assert world.outcomes() == ["Recovered"]
+    (run,) = world.status()["history"]
+    assert (run["reason"], run["outcome"]) == ("DeployCorrelated", "Recovered")
+    assert run["steps"] == ["Deployment/llm: pod template of revision 2 -> of revision 1: Kept"]
+    assert world.deployment()["spec"] == before
+    assert world.deployment()["metadata"]["annotations"]["kubernetes.io/change-cause"] == "second"
+    assert len(numbers(world)) == 2, "the earlier ReplicaSet is used again"
+    assert max(numbers(world), key=lambda name: numbers(world)[name]) in kept
     assert world.traces() == []
     assert stale not in json.dumps(world.deployment())
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+    assert len(eye.seen) == 4, "each replica was replaced once"
 
 
 ARGO = {"argocd.argoproj.io__tracking-id": "prod:apps/Deployment:ns/llm"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import time
 
-import pytest
-
 from worlds.deploying import (
     ALLOWED,
     CALM_CAP,
@@ -42,21 +40,7 @@ def test_an_earlier_revision_that_does_not_start_is_given_up(a_world):
     world.wait(lambda: {pod["metadata"]["name"] for pod in world.pods()} == pods, 60, "the canary is gone")
 
 
-def test_what_it_will_take_is_said_before(a_world):
-    world = a_world(2, spec={**ALLOWED, "mode": "Observe"})
-    deploy(world)
-
-    world.start()
-    world.wait(lambda: "plan" in world.status(), PATIENCE_SECONDS, "a plan is shown")
-
-    plan = world.status()["plan"]
-    assert plan["reason"] == "DeployCorrelated"
-    assert "maxNumSeqs 64 -> 256; back to revision 1, 2 new replicas at" in plan["message"]
-    assert "until Ready (measured): about" in plan["message"]
-    assert world.status()["change"] == "pod template of revision 2 -> of revision 1"
-
-
-def test_nothing_of_a_template_is_in_the_status(a_world):
+def test_what_it_will_take_is_said_before_and_nothing_of_a_template_is_in_the_status(a_world):
     world = a_world(2, spec={**ALLOWED, "mode": "Approve"})
     world.kubectl("set", "env", "deployment/llm", "TOKEN=hunter2-hunter2")
     settle(world)
@@ -65,44 +49,23 @@ def test_nothing_of_a_template_is_in_the_status(a_world):
     world.start()
     world.wait(lambda: "plan" in world.status(), PATIENCE_SECONDS, "a plan is shown")
 
+    plan = world.status()["plan"]
+    assert plan["reason"] == "DeployCorrelated"
+    assert "maxNumSeqs 64 -> 256; back to revision 2, 2 new replicas at" in plan["message"]
+    assert "until Ready (measured): about" in plan["message"]
+    assert world.status()["change"] == "pod template of revision 3 -> of revision 2"
     assert world.status()["plan"]["exact"]["steps"][0]["kind"] == "RevisionStep"
     assert "hunter2" not in str(world.resource())
     assert "hunter2" not in world.log
 
 
-def lower(world: World) -> None:
-    """A deploy that lowers the cap, after which the fleet thrashes for another reason."""
+def test_a_revision_that_ran_before_a_person_tried_another_is_not_rolled_back(a_world):
+    world = a_world(2, spec={"levers": [ROLLBACK, CAP], "mode": "Observe"})
     patch_args(world, lambda args: ["--max-num-seqs=32" if arg == CALM_CAP else arg for arg in args])
     settle(world)
-    world.rewrite(before="recovered", revision=world.revision())
-
-
-def label(world: World) -> None:
-    patch = {"spec": {"template": {"metadata": {"labels": {"version": "2"}}}}}
-    world.cluster.api.patch("Deployment", "llm", patch, world.namespace)
-    settle(world)
-    world.rewrite(before="recovered", revision=world.revision())
-
-
-def brought_back(world: World) -> None:
-    """A person tried the lower cap and undid it: what runs now ran for long."""
-    lower(world)
     world.kubectl("rollout", "undo", "deployment/llm")
     settle(world)
     world.rewrite(before="recovered", revision=world.revision())
-
-
-TWINS = {
-    "a lowered cap": lower,
-    "a label": label,
-    "a revision that ran before": brought_back,
-}
-
-
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_near_twin_is_not_rolled_back(a_world, twin):
-    world = a_world(2, spec={"levers": [ROLLBACK, CAP], "mode": "Observe"})
-    TWINS[twin](world)
 
     world.start()
     world.wait(lambda: "plan" in world.status(), PATIENCE_SECONDS, "a plan is shown")
@@ -196,7 +159,7 @@ def test_labels_that_no_service_of_today_selects_forbid_it(a_world):
     assert world.deployment()["metadata"]["generation"] == generation
 
 
-SOAK_SECONDS = 60
+SOAK_SECONDS = 40
 """How long a new replica of this fleet must serve before the controller goes on."""
 
 

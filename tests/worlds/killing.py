@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from lab.scripted.proxy import Fate, Write
 
@@ -15,20 +16,16 @@ class Killer:
 
     Args:
         fates: what becomes of a kind of write at its first sight, at its second, and so on; then it passes.
-        since: the state of a step before which no write is killed; empty: each may be.
+        objects: at whose writes alone; none: at all.
     """
 
-    def __init__(self, *fates: Fate, since: str = "") -> None:
+    def __init__(self, *fates: Fate, objects: Collection[str] = ()) -> None:
+        self._objects = objects
         self.kills: Counter[Write] = Counter()
         self._fates = fates or (Fate.KILL_AFTER,)
-        self._since = since
-        self._began = not since
 
     def decide(self, write: Write) -> Fate:
-        if write.object in UNBOUNDED:
-            return Fate.PASS
-        self._began = self._began or self._since in write.step
-        if not self._began:
+        if write.object in UNBOUNDED or (self._objects and write.object not in self._objects):
             return Fate.PASS
         self.kills[write] += 1
         seen = self.kills[write]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -41,19 +40,6 @@ LONG_WINDOW = "10m"
 BESIDE = {"verify": {"for": "1m", "sideBySide": "Auto"}}
 """What a resource says whose first new replica is compared with the old ones. That takes twelve minutes: as
 many seconds of the operator's clock."""
-
-ALIKE = (
-    ("edits the flag", "sets an environment variable", "restarts"),
-    ("scales up", "scales down", "scales to the number before"),
-    ("deletes the new pod", "deletes an old pod"),
-)
-"""Deeds of people that a run meets by one and the same rule: another template, another number."""
-
-
-def without_repeats(deeds: Iterable[str], turn: int) -> list[str]:
-    """Return the deeds with one of those that are alike; which one goes by turns, from phase to phase."""
-    others = {name for group in ALIKE for place, name in enumerate(group) if place != turn % len(group)}
-    return [name for name in deeds if name not in others]
 
 
 def conditions(phase: Phase, window: str = VERIFY_WINDOW) -> dict[str, Any]:

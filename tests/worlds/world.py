@@ -168,12 +168,35 @@ class World:
     """Where the operator writes which files each of its ticks enters; None: nowhere."""
     changed: threading.Event = field(default_factory=threading.Event)
     """Set by whatever changes about the fleet or its resource."""
+    _mirrors: dict[str, Mirror] = field(default_factory=dict)
+    """The fleet and its resource as the watches last told them, by kind; empty: nobody watches."""
+    _by_watch: bool = False
+    """Whether objects are read from the mirrors: for a first answer, which costs the API server nothing."""
 
     def watches(self) -> Watches:
         """Return the watches that tell of changes, to be entered."""
         kinds = ("KVRemediation", "Deployment", "Pod", "EndpointSlice")
-        paths = [self.cluster.api.resource(kind).path(self.namespace) for kind in kinds]
-        return Watches(self.cluster.access, dict.fromkeys(paths, lambda event, body: self.changed.set()))
+        self._mirrors = {kind: Mirror(lambda _: self.changed.set()) for kind in kinds}
+        told = {
+            self.cluster.api.resource(kind).path(self.namespace): mirror.tell
+            for kind, mirror in self._mirrors.items()
+        }
+        return Watches(self.cluster.access, told)
+
+    def _list(self, kind: str, **labels: str) -> list[dict[str, Any]]:
+        if not self._by_watch or kind not in self._mirrors:
+            selector = ",".join(f"{key}={value}" for key, value in labels.items())
+            return self.cluster.api.list(kind, self.namespace, selector)
+        found = self._mirrors[kind].objects()
+        return [each for each in found if labels.items() <= each["metadata"].get("labels", {}).items()]
+
+    def _get(self, kind: str) -> dict[str, Any]:
+        if not self._by_watch or kind not in self._mirrors:
+            return self.cluster.api.get(kind, "llm", self.namespace)
+        for each in self._list(kind):
+            if each["metadata"]["name"] == "llm":
+                return each
+        raise ApiError(404, f"no watch knows a {kind} llm")
 
     @property
     def script(self) -> Path:
@@ -233,13 +256,13 @@ class World:
             operator.kill()
 
     def resource(self) -> dict[str, Any]:
-        return self.cluster.api.get("KVRemediation", "llm", self.namespace)
+        return self._get("KVRemediation")
 
     def deployment(self) -> dict[str, Any]:
-        return self.cluster.api.get("Deployment", "llm", self.namespace)
+        return self._get("Deployment")
 
     def args(self) -> list[str]:
-        return self.deployment()["spec"]["template"]["spec"]["containers"][0]["args"]
+        return list(self.deployment()["spec"]["template"]["spec"]["containers"][0]["args"])
 
     def revision(self) -> str:
         return template_hash(self.deployment()["spec"]["template"])
@@ -248,7 +271,7 @@ class World:
         return self.resource().get("status") or {}
 
     def pods(self) -> list[dict[str, Any]]:
-        return [p for p in self.cluster.api.list("Pod", self.namespace, "app=llm") if not _going(p)]
+        return [p for p in self._list("Pod", app="llm") if not _going(p)]
 
     def replicas(self) -> int:
         return int(self.deployment()["spec"]["replicas"])
@@ -270,7 +293,7 @@ class World:
 
     def endpoints(self) -> int:
         """Return how many Ready endpoints the Service has."""
-        slices = self.cluster.api.list("EndpointSlice", self.namespace, "kubernetes.io/service-name=llm")
+        slices = self._list("EndpointSlice", **{"kubernetes.io/service-name": "llm"})
         found = [endpoint for each in slices for endpoint in each.get("endpoints") or []]
         return sum(bool(endpoint["conditions"].get("ready")) for endpoint in found)
 
@@ -281,7 +304,7 @@ class World:
         """Return what of the operator's is left on the Deployment and its pods."""
         objects = [self.deployment(), *self.pods()]
         marks = [
-            f"{each['kind']}: {key}"
+            f"{each.get('kind', 'Pod')}: {key}"
             for each in objects
             for key in each["metadata"].get("annotations", {})
             if key.startswith("kvmedic.io/")
@@ -297,16 +320,26 @@ class World:
         return is_rolled_out(deployment) and len(self.pods()) == deployment["spec"]["replicas"]
 
     def wait(self, claim: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait until a claim holds by the watches, and then by the API server itself."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.changed.clear()
             self.revive()
-            if claim():
+            if self._holds_by_watch(claim) and claim():
                 return
             self.changed.wait(POLL_SECONDS)
         raise AssertionError(
             f"{what} was not so within {seconds} s; status {self.status()}\n{self.log[-4000:]}"
         )
+
+    def _holds_by_watch(self, claim: Callable[[], bool]) -> bool:
+        self._by_watch = True
+        try:
+            return claim()
+        except ApiError:  # the watch has not told of it yet
+            return False
+        finally:
+            self._by_watch = False
 
     def revive(self) -> None:
         """Start the next process where the last one was killed; its Lease counts as run out."""
