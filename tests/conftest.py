@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.cluster.api import Api, create_namespace
+from lab.cluster.api import Api, abandon_namespace, create_namespace
 from lab.cluster.interface import Cluster
 from lab.cluster.light import LightCluster
 from lab.cluster.native import choose
@@ -28,7 +28,7 @@ def light() -> Iterator[LightCluster]:
 
 @pytest.fixture
 def new_namespace(light: LightCluster) -> Iterator[Callable[..., str]]:
-    """Makes namespaces of the shared light cluster; they are deleted after the test."""
+    """Makes namespaces of the shared light cluster; nothing works in them after the test."""
     made: list[str] = []
 
     def create(labels: dict[str, str] | None = None) -> str:
@@ -37,7 +37,7 @@ def new_namespace(light: LightCluster) -> Iterator[Callable[..., str]]:
 
     yield create
     for name in made:
-        light.api.delete("Namespace", name)
+        abandon_namespace(light.api, name)
 
 
 @pytest.fixture
