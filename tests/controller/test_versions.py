@@ -51,7 +51,7 @@ CASES = [
         {},
         REFUSED,
         "the version of vLLM is not known: a has no such page; c has no such page, and the image's tag does "
-        "not tell it",
+        "not show it",
     ),
     ("a tag, and nobody tells", TAGGED.format("0.32.0"), {}, ALLOWED, ""),
     ("a tag that the replicas confirm", TAGGED.format("0.32.0"), {ALL_SAY: "0.32.0"}, ALLOWED, ""),
