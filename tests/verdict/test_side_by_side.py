@@ -254,7 +254,7 @@ def test_a_cap_goes_on_once_it_was_tried_and_a_raise_once_users_wait_less(
 def test_what_was_not_tried_in_time_stays_only_where_users_gain(
     old: Counts, new: Counts, expected: CanaryVerdict
 ):
-    limits = Limits(cap=CapChange.LOWERED)
+    limits = Limits(cap=CapChange.LOWERED, must_gain=True)
 
     assert (
         judge(minutes(LIMIT - 1, new), minutes(LIMIT - 1, old), limits).verdict is CanaryVerdict.KEEP_WATCHING
@@ -263,10 +263,12 @@ def test_what_was_not_tried_in_time_stays_only_where_users_gain(
     if expected is CanaryVerdict.ROLL_BACK:
         stays = judge(minutes(LIMIT, new), minutes(LIMIT, old), replace(limits, must_gain=False))
         assert stays.verdict is CanaryVerdict.GO_ON
+        canary = judge(minutes(LIMIT, new), minutes(LIMIT, old), replace(limits, must_gain=None))
+        assert canary.verdict is CanaryVerdict.KEEP_WATCHING
 
 
 def test_more_tokens_of_full_replicas_are_a_gain_though_a_router_keeps_the_queues_alike():
-    old, limits = replace(FULL, in_time=0), Limits(cap=CapChange.RAISED)
+    old, limits = replace(FULL, in_time=0), Limits(cap=CapChange.RAISED, must_gain=True)
 
     assert judge(minutes(LIMIT, old), minutes(LIMIT, old), limits).verdict is CanaryVerdict.ROLL_BACK
     more = judge(minutes(LIMIT, replace(old, tokens=28_000)), minutes(LIMIT, old), limits)

@@ -188,8 +188,8 @@ class Limits:
     """None: inferred."""
     cap: CapChange | None = None
     """None: the change is something else, and is tried as soon as requests come."""
-    must_gain: bool = True
-    """Whether a change that neither helps nor harms is taken back in the end."""
+    must_gain: bool | None = None
+    """Whether a change that neither helps nor harms is taken back in the end. None: it is watched on."""
 
     @property
     def first_token_seconds(self) -> float:
@@ -544,8 +544,10 @@ def _decide(
     gain = f"x {exp(change.value):.2f} of the old replicas, {_say_silent(old, new)}"
     text = f"after {sides.seconds / 60:.0f} minutes {gain}"
     gains = change.value > LIKELY * change.error or _waits_less(sides, old, new)
-    if gains or not sides.limits.must_gain:
+    if gains or sides.limits.must_gain is False:
         return CanaryVerdict.GO_ON, DEADLINE, text
+    if sides.limits.must_gain is None:
+        return CanaryVerdict.KEEP_WATCHING, *lacks
     return CanaryVerdict.ROLL_BACK, DEADLINE, f"no gain {text}"
 
 

@@ -372,7 +372,7 @@ def _after_walk(said: Said, change: Comparison | None, end: float) -> Said:
 
 def watch(fleet: Fleet, served: Served) -> Said:
     """Return what looks at both sides come to; neither where keys lead requests to replicas."""
-    limits = Limits(_objectives(fleet), cap=CAP_CHANGES.get(fleet.change))
+    limits = Limits(_objectives(fleet), cap=CAP_CHANGES.get(fleet.change), must_gain=True)
     count = fleet.replicas
     olds, news = range(fleet.changed, count), range(count, count + fleet.changed)
     skip = _skip(served, olds)
