@@ -63,13 +63,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Tests that take the cluster down come last, so that the others share one. On several workers each test of
     the shared light cluster is dealt out singly, as those are the slow ones; other modules stay whole, so
-    that what they prepare is prepared once.
+    that what they prepare is prepared once, or go with those of the group that they name.
     """
     for item in items:
         used = getattr(item, "fixturenames", ())
         if "found" in used:
             item.add_marker("cluster")
-        if "light" not in used:
+        if "light" not in used and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=lambda item: item.get_closest_marker("takes_cluster_down") is not None)
 

@@ -10,6 +10,8 @@ from lab.play.schema import Scenario
 from lab.play.unhealed import can_be_replayed, tokens_in_time
 from lab_play.plays import a_scenario
 
+pytestmark = pytest.mark.xdist_group("world")
+
 BEGAN = 1_000_000.0
 """Unix seconds of the first request."""
 OPEN = [{"rate": 5, "lengths": "32+100", "patience": "20s"}]
