@@ -148,6 +148,10 @@ bench-blocks: setup ## Count the blocks that evictions free on real block tables
 bench-verdict: setup ## Let fleets whose arrivals do not wait tell which changes are kept and taken back rightly (FLEETS="--fleets 40 --rows")
 	$(PY) -m lab.bench.verdict $(FLEETS)
 
+.PHONY: bench-day
+bench-day: setup ## Let a day of chats and a night of reasoning say what a cap that goes both ways brings (DAY="--hours 6")
+	$(PY) -m lab.bench.day $(DAY)
+
 .PHONY: bench-recall
 bench-recall: setup ## Score the lab's evaluation by what a method keeps of the cache
 	$(PY) -m lab.bench.recall

@@ -17,9 +17,9 @@ from lab.bench.replay import ClosedLoop, simulate
 from lab.bench.workloads import WORKLOADS, drawn
 from lab.engine.blocks import BlockPool
 from lab.engine.scheduler import Limits, Scheduler
-from lab.world.fleet import EPOCH, Served, Swap, Traffic, serve
+from lab.world.fleet import EPOCH, Going, Served, Swap, Traffic, serve
 from lab.world.kernel import FINISHED, LEAST_LOADED, LEFT, RANDOM, STEPS, STICKY, TWO_CHOICES
-from lab.world.traffic import Load, closed_traffic, engine_of, open_traffic
+from lab.world.traffic import GRID_SECONDS, Load, closed_traffic, engine_of, mixed_traffic, open_traffic
 
 pytestmark = pytest.mark.xdist_group("world")
 CHAT = WORKLOADS[2]
@@ -123,6 +123,37 @@ def test_a_replaced_engine_gets_no_more_and_serves_what_it_has():
     q = served.requests
     assert q["arrived"][q["engine"] == 1].max() < 300 < q["arrived"][q["engine"] == 3].min()
     assert set(np.unique(q["status"][q["engine"] == 1])) <= {FINISHED, LEFT}
+
+
+def test_a_fleet_goes_on_from_where_it_was_left():
+    whole = fleet(LEAST_LOADED, places=3, swaps=[Swap(300.0, 1, 3)])
+    going = Going(
+        whole.engine,
+        [UNCAPPED] * 4,
+        open_traffic(CHAT, 12.0, 900, Load(swing=0.3, burst=1.0), 3, 60.0),
+        LEAST_LOADED,
+        3,
+    )
+
+    going.serve(270.0)
+    going.set_cap(3, UNCAPPED)
+    going.serve(600.0, [Swap(300.0, 1, 3)])
+    parts = going.serve(900.0)
+
+    assert np.array_equal(parts.requests["last"], whole.requests["last"])
+    assert np.array_equal(parts.exported, whole.exported)
+    assert parts.scrapes[0] == 600
+
+
+def test_a_mix_of_requests_turns_as_it_is_told():
+    kinds = CHAT, WORKLOADS[10]
+    steps = round(3600 / GRID_SECONDS)
+
+    turned = mixed_traffic(kinds, np.full(steps, 2.0), np.arange(steps) >= steps / 2, 1)
+
+    late = turned.arrived > 1800
+    assert turned.arrived.size == pytest.approx(7200, rel=0.05)
+    assert turned.output[late].mean() > 3 * turned.output[~late].mean()
 
 
 def test_the_load_of_a_course_has_the_mean_that_was_asked_for():

@@ -190,14 +190,42 @@ def serve(
         swaps: engines that take a place later.
         scrape_seconds: between two scrapes.
     """
-    rules = _rules(engine, traffic)
-    scrapes = np.arange(0.0, until + 1e-9, scrape_seconds)
-    state = _fresh(engine, caps, traffic, rules)
-    pages = np.zeros((scrapes.size, *state.exported.shape))
-    moves = np.array([(each.at, each.place, each.engine) for each in swaps], dtype=np.float64).reshape(-1, 3)
-    slots = np.arange(len(caps) if places is None else places, dtype=np.int32)
-    came = run_fleet(state, rules, Course(routing, traffic.chances, moves, scrapes), slots, pages)
-    return Served(state.requests[:came], state.exported, pages, scrapes, rules, engine)
+    going = Going(engine, caps, traffic, routing, len(caps) if places is None else places)
+    return going.serve(until, swaps, scrape_seconds)
+
+
+class Going:
+    """A fleet of an open world that is served for a while, and goes on from there: it may be changed between.
+
+    Engines are scraped at the end of a while once more at the start of the next one.
+    """
+
+    def __init__(
+        self, engine: Engine, caps: Sequence[int], traffic: Traffic, routing: int, places: int
+    ) -> None:
+        self.engine, self.traffic, self.routing = engine, traffic, routing
+        self.rules = _rules(engine, traffic)
+        self.state = _fresh(engine, caps, traffic, self.rules)
+        self.slots = np.arange(places, dtype=np.int32)
+        self.came, self.now = 0, 0.0
+
+    def serve(
+        self, until: float, swaps: Sequence[Swap] = (), scrape_seconds: float = SCRAPE_SECONDS
+    ) -> Served:
+        """Return what happens until then."""
+        scrapes = np.arange(self.now, until + 1e-9, scrape_seconds)
+        pages = np.zeros((scrapes.size, *self.state.exported.shape))
+        rows = [(each.at, each.place, each.engine) for each in swaps]
+        moves = np.array(rows, dtype=np.float64).reshape(-1, 3)
+        course = Course(self.routing, self.traffic.chances, moves, scrapes)
+        self.came = run_fleet(self.state, self.rules, course, self.slots, pages, self.came)
+        self.now = until
+        requests = self.state.requests[: self.came]
+        return Served(requests, self.state.exported, pages, scrapes, self.rules, self.engine)
+
+    def set_cap(self, engine: int, cap: int) -> None:
+        """Set the cap of an engine, as it starts."""
+        self.state.engines[engine]["cap"] = min(cap, self.state.seats.shape[1])
 
 
 @cache

@@ -568,17 +568,18 @@ def _push(s: State, e: int, r: int) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def run_fleet(s: State, rules: Rules, course: Course, slots: Small, pages: Floats) -> int:
+def run_fleet(s: State, rules: Rules, course: Course, slots: Small, pages: Floats, came: int) -> int:
     """Serve until the last scrape; return how many requests came.
 
     Args:
-        s: the fleet at its start; it is left as it ends.
+        s: the fleet at its start, or as it was left; it is left as it ends.
         rules: what does not change.
         course: what happens when.
-        slots: the engine behind each of the router's places, at the start.
+        slots: the engine behind each of the router's places; left as they end.
         pages: what is scraped, by moment, engine and column.
+        came: how many requests have come before.
     """
-    came = swap = scrape = 0
+    swap = scrape = 0
     clock = seen = 0.0
     while scrape < course.scrapes.size:
         asker = int(np.argmin(s.next_at))

@@ -67,11 +67,39 @@ def open_traffic(
 ) -> Traffic:
     """Return Poisson arrivals whose rate follows a load."""
     chance = np.random.default_rng(seed)
-    rate = rates(load, seconds, chance) * per_second
+    arrived = _arrivals(rates(load, seconds, chance) * per_second, chance)
+    return _with_lengths(workload, arrived, load, seed, patience)
+
+
+def mixed_traffic(
+    kinds: tuple[Workload, Workload], rate: Floats, share: Floats, seed: int, patience: float = math.inf
+) -> Traffic:
+    """Return Poisson arrivals of two kinds, for one engine.
+
+    Args:
+        kinds: of requests.
+        rate: arrivals per second, in steps of the grid.
+        share: of the second kind, over the same steps.
+        seed: of all chance.
+        patience: seconds without a token after which a client leaves.
+    """
+    chance = np.random.default_rng(seed)
+    arrived = _arrivals(rate, chance)
+    is_second = chance.random(arrived.size) < share[(arrived / GRID_SECONDS).astype(int)]
+    parts = [
+        _with_lengths(kind, arrived[place], Load(), seed, patience)
+        for kind, place in zip(kinds, (~is_second, is_second), strict=True)
+    ]
+    prompt, output = (np.zeros(arrived.size, np.int32) for _ in range(2))
+    for place, part in zip((~is_second, is_second), parts, strict=True):
+        prompt[place], output[place] = part.prompt, part.output
+    return Traffic(arrived, prompt, output, chance.random((arrived.size, 3)), patience)
+
+
+def _arrivals(rate: Floats, chance: np.random.Generator) -> Floats:
     counts = chance.poisson(rate * GRID_SECONDS)
     begins = np.repeat(np.arange(rate.size) * GRID_SECONDS, counts)
-    arrived = np.sort(begins + chance.uniform(0, GRID_SECONDS, begins.size))
-    return _with_lengths(workload, arrived, load, seed, patience)
+    return np.sort(begins + chance.uniform(0, GRID_SECONDS, begins.size))
 
 
 def closed_traffic(

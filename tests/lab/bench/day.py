@@ -1,0 +1,251 @@
+"""`make bench-day`: a cap that is raised and lowered, over a day of chats and a night of reasoning.
+
+Requests do not wait for each other, and their mix turns within two hours, twice in 30: what fits by night is
+far less than by day. Beside each other stand no cap, a cap that is only ever lowered (the ratchet), and one
+that goes both ways (`move_cap`). Each looks every ten minutes at what a fleet exports, and changes one
+replica in four minutes. The measure is tokens per second of requests that are served in time, against the
+best of some settings in each hour, which need no restart. A second mix turns every 90 minutes.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.spec import Trigger
+from kvmedic.runbooks.branches import Evidence
+from kvmedic.runbooks.preemption.cap import (
+    LOWER_TO,
+    PAUSE_SECONDS,
+    CapUse,
+    Room,
+    cap_of,
+    move_cap,
+)
+from kvmedic.runbooks.preemption.cap_size import BOLDEST_FIT, SAFEST_FIT, cap_at
+from kvmedic.runbooks.preemption.pressure import Case, size_fleet
+from lab.bench.workloads import (
+    GPU,
+    REASON_OUTPUT,
+    REASON_PROMPT,
+    SHARE_OUTPUT,
+    SHARE_PROMPT,
+    Workload,
+)
+from lab.world.fleet import MOST_TABLES, Going, Served, Swap
+from lab.world.kernel import FINISHED, LEFT, RANDOM, RUNS, Floats
+from lab.world.traffic import GRID_SECONDS, capacity, engine_of, mean_of, mixed_traffic
+
+HOUR, LOOK, STEP = 3600.0, 600.0, 240.0
+"""Seconds of an hour, between two looks, and from one replica's change to the next."""
+PLACES, GENERATIONS = 2, 3
+"""Replicas, and engines of each that may exist: one that was replaced serves what it has."""
+LIMIT, PATIENCE, SEED = 30.0, 120.0, 1
+STALLS_PER_REQUEST = 0.05
+"""Beyond it, or beyond the trigger, a fleet is pressed."""
+TRIGGER = Trigger(0.5, 0.85)
+POOL = 3072
+CHATS = Workload("chats", SHARE_PROMPT, SHARE_OUTPUT, POOL, 16, 0, GPU)
+REASONING = Workload("reasoning", REASON_PROMPT, REASON_OUTPUT, POOL, 16, 0, GPU)
+KINDS = CHATS, REASONING
+TURNS = ((0, 0), (11, 0), (13, 1), (23, 1), (25, 0), (30, 0))
+"""Hours since eight in the morning, and the share of reasoning."""
+QUARTER_TURN, HALF_TURN = 1.5, 3.0
+MIDDLE, SWING, WAVE = 0.82, 0.16, 6.0
+"""Load over capacity: its middle, how far it swings to either side, and hours of a wave."""
+
+
+def day_of(hours: Floats) -> Floats:
+    """Return the share of reasoning over a day and a night."""
+    return np.interp(hours % TURNS[-1][0], *zip(*TURNS, strict=True))
+
+
+def turning(hours: Floats) -> Floats:
+    """Return the share of reasoning where the mix turns every 90 minutes."""
+    return (hours % HALF_TURN >= QUARTER_TURN).astype(float)
+
+
+MIXES: dict[str, Callable[[Floats], Floats]] = {"day and night": day_of, "turning every 90 min": turning}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an engine makes of one kind of requests."""
+
+    mean_output: float
+    bold: int
+    """Sequences that the pool holds half of the time."""
+    safe: int
+    """The same, nine times of ten."""
+    most: float
+    """Tokens per second without a stall, at the best of both caps or without one."""
+
+
+def kind_of(workload: Workload) -> Kind:
+    """Return how an engine serves nothing but this kind of requests."""
+    mean, sequence = mean_of(workload)
+    bold, safe = (cap_at(workload.blocks, sequence, fit) for fit in (BOLDEST_FIT, SAFEST_FIT))
+    running = workload.blocks / sequence.mean_blocks
+    most = max(capacity(workload, cap, running)[0] for cap in (bold, safe, MOST_TABLES))
+    return Kind(mean, bold, safe, most)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Requests of many hours, and who serves them."""
+
+    hours: int
+    rate: Floats
+    share: Floats
+
+    def start(self, cap: int) -> Going:
+        """Return the fleet at its start, every engine under a cap."""
+        traffic = mixed_traffic(KINDS, self.rate, self.share, SEED, PATIENCE)
+        return Going(engine_of(CHATS), [cap] * PLACES * GENERATIONS, traffic, RANDOM, PLACES)
+
+
+def world_of(mix: str, hours: int, kinds: tuple[Kind, Kind]) -> World:
+    """Return a world whose load is a share of what the best setting serves of the mix."""
+    at = np.arange(0, hours * HOUR, GRID_SECONDS) / HOUR
+    share = MIXES[mix](at)
+    seconds = [kind.mean_output / kind.most for kind in kinds]
+    load = MIDDLE + SWING * np.sin(2 * np.pi * at / WAVE)
+    return World(hours, PLACES * load / ((1 - share) * seconds[0] + share * seconds[1]), share)
+
+
+@dataclass(slots=True)
+class Controller:
+    """What sets the cap of a fleet; this one never does."""
+
+    name: str
+    cap: int = MOST_TABLES
+    rooms: list[tuple[float, int]] = field(default_factory=list)
+    changes: list[float] = field(default_factory=list)
+
+    def choose(self, _use: CapUse, _case: Case, _now: float) -> int:
+        """Return the cap that the fleet should have."""
+        return self.cap
+
+
+class Ratchet(Controller):
+    """Lowers the cap where the fleet is pressed, and never raises it."""
+
+    def choose(self, use: CapUse, case: Case, now: float) -> int:
+        """Return the cap that the fleet should have."""
+        is_late = not self.changes or now - self.changes[-1] >= PAUSE_SECONDS
+        wanted = cap_of(case)
+        return wanted if use.is_pressed and is_late and wanted <= LOWER_TO * self.cap else self.cap
+
+
+class TwoWay(Controller):
+    """Follows what the pool holds."""
+
+    def choose(self, use: CapUse, case: Case, now: float) -> int:
+        """Return the cap that the fleet should have."""
+        room = cap_at(case.blocks, case.sequence, BOLDEST_FIT)
+        rooms = [Room(now - at, held) for at, held in self.rooms]
+        self.rooms.append((now, room))
+        return move_cap(use, room, rooms, [now - at for at in self.changes])
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How a day went."""
+
+    name: str
+    hourly: Floats
+    """Tokens per second that are served in time, by hour."""
+    changes: int
+    given_up: float
+    """Share of the requests whose clients left."""
+    caps: str = ""
+
+
+def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
+    """Return how a day goes with a controller."""
+    going, engines, generation = world.start(controller.cap), list(range(PLACES)), 0
+    caps, swaps, served = [f"{controller.cap}"], list[Swap](), None
+    for end in np.arange(LOOK, world.hours * HOUR + 1, LOOK) if looks else [world.hours * HOUR]:
+        was_moving = bool(swaps)
+        served, swaps = going.serve(float(end), swaps), []
+        if not looks or was_moving:
+            continue
+        wanted = _look(served, engines, controller, float(end))
+        if wanted != controller.cap:
+            generation += 1
+            fresh = [place + PLACES * (generation % GENERATIONS) for place in range(PLACES)]
+            for engine in fresh:
+                going.set_cap(engine, wanted)
+            swaps = [Swap(float(end) + 1 + STEP * place, place, engine) for place, engine in enumerate(fresh)]
+            controller.cap, engines = wanted, fresh
+            controller.changes.append(float(end))
+            caps.append(f"{wanted} ({end / HOUR:.1f} h)")
+    if served is None:
+        raise ValueError("a day has at least one look")
+    hourly = [served.in_time(hour * HOUR, (hour + 1) * HOUR, LIMIT) for hour in range(world.hours)]
+    status = served.requests["status"]
+    ended = np.count_nonzero(status == LEFT) + np.count_nonzero(status == FINISHED)
+    given_up = np.count_nonzero(status == LEFT) / ended
+    return Told(controller.name, np.array(hourly), len(controller.changes), given_up, " -> ".join(caps))
+
+
+def _look(served: Served, engines: Sequence[int], controller: Controller, end: float) -> int:
+    """Return the cap that a controller wants after one look; the present one where nothing can be said."""
+    seen = served.observe(engines, end - LOOK, end)
+    case = size_fleet(Evidence(seen, seen, TRIGGER), tuple(seen.pods))
+    if isinstance(case, Inconclusive):
+        return controller.cap
+    gauges = np.concatenate([served.window(each, end - LOOK, end)[:, RUNS : RUNS + 3] for each in engines])
+    strain = case.strain
+    pressed = strain.preemptions_per_request > TRIGGER.preemptions_per_request
+    use = CapUse(
+        cap=controller.cap,
+        seconds=LOOK,
+        at_cap_share=float((gauges[:, 0] >= controller.cap).mean()),
+        waiting_mean=float(gauges[:, 1].mean()),
+        preemptions_per_request=strain.preemptions_per_request,
+        kv_cache_usage_ratio=float(gauges[:, 2].mean()),
+        is_pressed=pressed or strain.stalls_per_request > STALLS_PER_REQUEST,
+    )
+    return controller.choose(use, case, end)
+
+
+def compare(mix: str, hours: int) -> str:
+    """Return the table of one mix."""
+    chats, reasoning = kind_of(CHATS), kind_of(REASONING)
+    world = world_of(mix, hours, (chats, reasoning))
+    middle = round((chats.bold * reasoning.bold) ** 0.5)
+    settings = sorted({chats.bold, chats.safe, middle, reasoning.bold, reasoning.safe, MOST_TABLES})
+    fixed = [run(world, Controller(f"always {cap}", cap), looks=False) for cap in settings]
+    best = np.max([told.hourly for told in fixed], axis=0)
+    rows = [Told("best setting of each hour", best, 0, 0.0), *fixed]
+    rows += [run(world, each) for each in (Ratchet("only lowered"), TwoWay("both ways"))]
+    lines = [
+        f"{mix}, {hours} h: the pool holds {chats.bold} chats or {reasoning.bold} of reasoning",
+        f"{'':28}{'in time':>10}{'loss':>8}{'a day':>8}{'left':>8}",
+    ]
+    for told in rows:
+        name = "no cap" if told.name == f"always {MOST_TABLES}" else told.name
+        loss = 1 - told.hourly.mean() / best.mean()
+        lines.append(
+            f"{name:28}{told.hourly.mean():10.0f}{loss:8.1%}{told.changes * 24 / hours:8.1f}"
+            f"{told.given_up:8.1%}  {told.caps if told.changes else ''}"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; return 0."""
+    parser = argparse.ArgumentParser(prog="python -m lab.bench.day", description=__doc__)
+    parser.add_argument("--hours", type=int, default=30, help="how long it lasts")
+    parser.add_argument("--mix", choices=MIXES, action="append", help="one mix alone")
+    given = parser.parse_args(arguments)
+    for mix in given.mix or MIXES:
+        print(compare(mix, given.hours), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
