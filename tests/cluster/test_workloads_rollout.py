@@ -205,7 +205,10 @@ async def test_a_replica_that_is_not_ready_goes_first(live: LiveFleet) -> None:
     await stopped_after(forward, 2)
     sick = max(pod.name for pod in whole.pods)
     live.patch_pod(sick, {"metadata": {"annotations": behaviour(mode="unready")}})
-    await live.until(lambda fleet: fleet.in_rotation == 3, "the canary carries on for the sick one")
+    await live.until(
+        lambda fleet: not _pod(fleet, sick).ready and fleet.in_rotation == 3,
+        "the canary carries on for the sick one",
+    )
 
     async with witnessed(live) as witness:
         end = await forward.walk()
