@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from lab.bench.day import day_of, main, turning
+from kvmedic.runbooks.preemption.cap import CapUse
+from lab.bench.day import HOUR, day_of, main, move_cap, turning
 
 pytestmark = pytest.mark.xdist_group("world")
 
@@ -30,3 +33,56 @@ def test_a_few_hours_from_end_to_end(capsys: pytest.CaptureFixture[str]):
     assert names[-2:] == ["only lowered", "both ways"]
     assert "no cap" in names
     assert float(rows[2].split()[-3].rstrip("%")) == 0
+
+
+BINDS = CapUse(
+    cap=40,
+    seconds=600,
+    at_cap_share=0.8,
+    waiting_mean=0.51,
+    preemptions_per_request=0.049,
+    kv_cache_usage_ratio=0.849,
+)
+PRESSED = replace(BINDS, preemptions_per_request=1.7, kv_cache_usage_ratio=0.98)
+
+
+@pytest.mark.parametrize(
+    ("use", "wanted", "cap"),
+    [
+        pytest.param(BINDS, 50, 50, id="everything just so"),
+        pytest.param(BINDS, 49, 40, id="too little more room"),
+        pytest.param(BINDS, 400, 400, id="far more room"),
+        pytest.param(replace(BINDS, seconds=599), 50, 40, id="not for long enough"),
+        pytest.param(replace(BINDS, at_cap_share=0.79), 50, 40, id="not at the cap often enough"),
+        pytest.param(replace(BINDS, waiting_mean=0.5), 50, 40, id="nobody waits"),
+        pytest.param(replace(BINDS, preemptions_per_request=0.05), 50, 40, id="it preempts"),
+        pytest.param(replace(BINDS, kv_cache_usage_ratio=0.85), 50, 40, id="the cache is full"),
+        pytest.param(PRESSED, 36, 36, id="pressed, and room for less"),
+        pytest.param(PRESSED, 37, 40, id="pressed, and hardly less room"),
+        pytest.param(BINDS, 10, 40, id="room for less, and calm"),
+        pytest.param(PRESSED, 80, 40, id="pressed, and room for more"),
+    ],
+)
+def test_a_cap_follows_what_the_pool_holds(use: CapUse, wanted: int, cap: int) -> None:
+    assert move_cap(use, wanted, (), is_pressed=use == PRESSED) == cap
+
+
+@pytest.mark.parametrize(
+    ("changes", "moves"),
+    [
+        ((1800,), True),
+        ((1799,), False),
+        ((1800, 5 * HOUR, 9 * HOUR), True),
+        ((1800, 5 * HOUR, 9 * HOUR, 24 * HOUR - 1), False),
+        ((1800, 5 * HOUR, 9 * HOUR, 24 * HOUR), True),
+    ],
+    ids=["after the pause", "within it", "three a day", "four a day", "the fourth is a day old"],
+)
+def test_changes_are_few_and_far_between(changes: tuple[float, ...], *, moves: bool) -> None:
+    assert move_cap(BINDS, 80, changes, is_pressed=False) == (80 if moves else 40)
+    assert move_cap(PRESSED, 20, changes, is_pressed=True) == (20 if moves else 40)
+
+
+@pytest.mark.parametrize("lasting", [20, 25, 60, 90])
+def test_what_lasts_is_not_lowered_again(lasting: int) -> None:
+    assert move_cap(replace(PRESSED, cap=lasting), lasting, (), is_pressed=True) == lasting

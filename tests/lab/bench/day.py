@@ -2,12 +2,14 @@
 
 Requests do not wait for each other, and their mix turns within two hours, twice in 30: what fits by night is
 far less than by day. Beside each other stand no cap, a cap that is only ever lowered (the ratchet), and one
-that goes both ways (`move_cap`). Each looks every ten minutes at what a fleet exports, and changes one
-replica in four minutes. The measure is tokens per second of requests that are served in time, against the
-best of some settings in each hour, which need no restart. A second mix turns every 90 minutes.
+that goes both ways (`move_cap`, by the operator's rules and limits). Each looks every ten minutes at what a
+fleet exports, and changes one replica in four minutes. The measure is tokens per second of requests that are
+served in time, against the best of some settings in each hour, which need no restart. A second mix turns
+every 90 minutes.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,14 +18,7 @@ import numpy as np
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.spec import Trigger
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.runbooks.preemption.cap import (
-    LOWER_TO,
-    PAUSE_SECONDS,
-    CapUse,
-    Room,
-    cap_of,
-    move_cap,
-)
+from kvmedic.runbooks.preemption.cap import DAY_SECONDS, RAISE_FROM, CapUse, Room, cap_of, lasting_room
 from kvmedic.runbooks.preemption.cap_size import BOLDEST_FIT, SAFEST_FIT, cap_at
 from kvmedic.runbooks.preemption.pressure import Case, size_fleet
 from lab.bench.workloads import (
@@ -43,6 +38,11 @@ HOUR, LOOK, STEP = 3600.0, 600.0, 240.0
 PLACES, GENERATIONS = 2, 3
 """Replicas, and engines of each that may exist: one that was replaced serves what it has."""
 LIMIT, PATIENCE, SEED = 30.0, 120.0, 1
+LOWER_TO = 0.9
+"""What the pool holds over the present cap, at most, for a cut."""
+PAUSE_SECONDS, MOST_CHANGES = 1800.0, 4
+"""Seconds from one change to the next, and changes within a day, at most: the defaults of
+`spec.limits.cooldown` and `maxRunsPerDay`."""
 STALLS_PER_REQUEST = 0.05
 """Beyond it, or beyond the trigger, a fleet is pressed."""
 TRIGGER = Trigger(0.5, 0.85)
@@ -55,6 +55,23 @@ TURNS = ((0, 0), (11, 0), (13, 1), (23, 1), (25, 0), (30, 0))
 QUARTER_TURN, HALF_TURN = 1.5, 3.0
 MIDDLE, SWING, WAVE = 0.82, 0.16, 6.0
 """Load over capacity: its middle, how far it swings to either side, and hours of a wave."""
+
+
+def move_cap(use: CapUse, wanted: int, changes: Sequence[float], *, is_pressed: bool) -> int:
+    """Return the cap that an engine should have; the present one where nothing speaks for another.
+
+    Args:
+        use: how it fares under the present one.
+        wanted: how many sequences the pool holds, half of the time; the day's most where the mix turns.
+        changes: how many seconds ago the cap was changed.
+        is_pressed: it preempts, or answers hang, beyond the trigger.
+    """
+    recent = [ago for ago in changes if ago < DAY_SECONDS]
+    if len(recent) >= MOST_CHANGES or min(recent, default=math.inf) < PAUSE_SECONDS:
+        return use.cap
+    is_raise = wanted >= RAISE_FROM * use.cap and use.binds_beside_room
+    is_cut = wanted <= LOWER_TO * use.cap and is_pressed
+    return wanted if is_raise or is_cut else use.cap
 
 
 def day_of(hours: Floats) -> Floats:
@@ -124,7 +141,7 @@ class Controller:
     rooms: list[tuple[float, int]] = field(default_factory=list)
     changes: list[float] = field(default_factory=list)
 
-    def choose(self, _use: CapUse, _case: Case, _now: float) -> int:
+    def choose(self, _use: CapUse, _case: Case, _now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
         return self.cap
 
@@ -132,22 +149,23 @@ class Controller:
 class Ratchet(Controller):
     """Lowers the cap where the fleet is pressed, and never raises it."""
 
-    def choose(self, use: CapUse, case: Case, now: float) -> int:
+    def choose(self, use: CapUse, case: Case, now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
         is_late = not self.changes or now - self.changes[-1] >= PAUSE_SECONDS
         wanted = cap_of(case)
-        return wanted if use.is_pressed and is_late and wanted <= LOWER_TO * self.cap else self.cap
+        return wanted if is_pressed and is_late and wanted <= LOWER_TO * self.cap else self.cap
 
 
 class TwoWay(Controller):
     """Follows what the pool holds."""
 
-    def choose(self, use: CapUse, case: Case, now: float) -> int:
+    def choose(self, use: CapUse, case: Case, now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
         room = cap_at(case.blocks, case.sequence, BOLDEST_FIT)
         rooms = [Room(now - at, held) for at, held in self.rooms]
         self.rooms.append((now, room))
-        return move_cap(use, room, rooms, [now - at for at in self.changes])
+        wanted, changes = lasting_room(room, rooms), [now - at for at in self.changes]
+        return move_cap(use, wanted, changes, is_pressed=is_pressed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +225,9 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
         waiting_mean=float(gauges[:, 1].mean()),
         preemptions_per_request=strain.preemptions_per_request,
         kv_cache_usage_ratio=float(gauges[:, 2].mean()),
-        is_pressed=pressed or strain.stalls_per_request > STALLS_PER_REQUEST,
     )
-    return controller.choose(use, case, end)
+    pressed = pressed or strain.stalls_per_request > STALLS_PER_REQUEST
+    return controller.choose(use, case, end, is_pressed=pressed)
 
 
 def compare(mix: str, hours: int) -> str:

@@ -76,13 +76,9 @@ FREE_USAGE = 0.85
 RAISE_FROM = 1.25
 """What the pool holds over the present cap, at least, for a raise. Over 30 simulated hours of chat by day and
 reasoning by night it made 2.4 changes a day and lost 5 % to the best cap; 1.1 made 3.2 and lost 3 %."""
-LOWER_TO = 0.9
-"""What the pool holds over the present cap, at most, for a cut."""
-PAUSE_SECONDS, DAY_SECONDS, MOST_CHANGES = 1800.0, 86_400.0, 4
-"""Seconds from one change to the next, and changes within a day, at most. A mix of requests that turns every
-90 minutes had 8 to 23 changes a day without, and served less in time than no cap at all (simulated)."""
-RETURN_SECONDS = 3 * 3600.0
-"""What the pool holds turns to and fro where it comes back within this time: the day's most counts."""
+DAY_SECONDS, RETURN_SECONDS = 86_400.0, 3 * 3600.0
+"""What the pool holds turns to and fro where it comes back within the second: then the most of the first
+counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +92,6 @@ class CapUse:
     waiting_mean: float
     preemptions_per_request: float
     kv_cache_usage_ratio: float
-    is_pressed: bool = False
-    """It preempts, or answers hang, beyond the trigger: the cap may be lowered."""
 
     @property
     def binds_beside_room(self) -> bool:
@@ -117,24 +111,6 @@ class Room:
 
     seconds_ago: float
     sequences: int
-
-
-def move_cap(use: CapUse, room: int, rooms: Sequence[Room], changes: Sequence[float]) -> int:
-    """Return the cap that an engine should have; the present one where nothing speaks for another.
-
-    Args:
-        use: how it fares under the present one.
-        room: how many sequences the pool holds now, half of the time (a fit of 0).
-        rooms: the same at earlier times.
-        changes: how many seconds ago the cap was changed.
-    """
-    wanted = lasting_room(room, rooms)
-    recent = [ago for ago in changes if ago < DAY_SECONDS]
-    if len(recent) >= MOST_CHANGES or min(recent, default=inf) < PAUSE_SECONDS:
-        return use.cap
-    is_raise = wanted >= RAISE_FROM * use.cap and use.binds_beside_room
-    is_cut = wanted <= LOWER_TO * use.cap and use.is_pressed
-    return wanted if is_raise or is_cut else use.cap
 
 
 def lasting_room(room: int, rooms: Sequence[Room]) -> int:
