@@ -243,11 +243,11 @@ async def test_who_went_while_its_drain_was_told_is_noticed(live: LiveFleet) -> 
     fleet = await live.serving(2)
     victim = fleet.pods[0]
 
-    await confirm(live.client, fleet, victim.name)
+    await confirm(live.client, fleet, [victim.name])
     await confirm(live.client, fleet, "")
     live.light.api.delete("Pod", victim.name, live.namespace)
     with pytest.raises(Conflict):
-        await confirm(live.client, fleet, victim.name)
+        await confirm(live.client, fleet, [victim.name])
     await live.until(lambda seen: victim.uid not in {pod.uid for pod in seen.pods}, "it is gone")
     with pytest.raises(Conflict):
-        await confirm(live.client, fleet, victim.name)
+        await confirm(live.client, fleet, [victim.name])

@@ -247,7 +247,7 @@ class TestGuards:
     MOVES: tuple[DeploymentMove, ...] = (
         Freeze(EDIT, FROZEN),
         Pause(HELD),
-        Pulse("some-pod", frozen(max_unavailable=1, paused=False)),
+        Pulse(("some-pod",), frozen(max_unavailable=1, paused=False)),
         Release(OWN),
         Restore(OWN, 0),
     )

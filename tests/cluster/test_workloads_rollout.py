@@ -16,7 +16,7 @@ from kvmedic.cluster.workloads import unclaim
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.frozen_rollout import releasing_move
+from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.frozen_rollout import rest_template as resting_move
 from kvmedic.rollout.moves import Cordon, Failed, Move, Restore, Settled, Wait
 from lab.cluster.light import gpus

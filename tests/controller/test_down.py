@@ -12,7 +12,7 @@ import pytest
 
 from builders import an_observation
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.next_move import Tick, drain_of
+from kvmedic.controller.next_move import Tick, drains_of
 from kvmedic.controller.obstacles import gate, health_of
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey
@@ -202,9 +202,11 @@ def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
 )
 async def test_a_replica_that_never_was_ready_takes_no_wait(pod, count, drain, asked):
     metrics = Replicas(count)
-    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victim=Victim("a", "uid-a", NOW, out_at=NOW))
+    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victims=(Victim("a", "uid-a", NOW, out_at=NOW),))
 
-    assert await drain_of(a_tick(run, metrics), a_fleet(pods=(replace(pod, cordoned=True),))) is drain
+    found = await drains_of(a_tick(run, metrics), a_fleet(pods=(replace(pod, cordoned=True),)))
+
+    assert found == {"uid-a": drain}
     assert metrics.asked == asked
 
 
@@ -252,7 +254,7 @@ PROBES_FAIL = a_pod("a", ready_at=None, unready_at=NOW, runs_since=NOW - timedel
 async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_down_or_the_spec_lets_it_go(
     pod, count, victim, held, let_go
 ):
-    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victim=victim)
+    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victims=(victim,))
     minutes = 1 if victim.cordoned_at == NOW else 11
 
     found = {}
@@ -262,9 +264,9 @@ async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_d
         ports = SimpleNamespace(**vars(tick.ports))
         ports.watch = Stopwatch(lambda: seconds)  # noqa: B023 - read within the same turn
         tick = replace(tick, ports=ports)
-        await drain_of(tick, a_fleet(pods=(pod,)))
+        await drains_of(tick, a_fleet(pods=(pod,)))
         seconds = 60.0 * minutes
-        found[way] = await drain_of(tick, a_fleet(pods=(pod,)))
+        found[way] = (await drains_of(tick, a_fleet(pods=(pod,))))["uid-a"]
 
     assert found == {"Hold": held, "Proceed": let_go}
 

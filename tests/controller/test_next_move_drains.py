@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.next_move import _pods_held_back, _watched_fleet, drain_of
+from kvmedic.controller.next_move import _pods_held_back, _watched_fleet, drains_of
 from kvmedic.model.evidence import Measured
 from kvmedic.model.run import TimedOut, Victim
 from kvmedic.model.spec import OnDrainTimeout
@@ -36,7 +36,7 @@ def a_tick(
     watch = SimpleNamespace(elapsed=lambda *_: waited)
     return SimpleNamespace(
         policy=SimpleNamespace(rollout=rollout, source="default"),
-        run=SimpleNamespace(victim=victim, timed_out=timed_out, id="1"),
+        run=SimpleNamespace(victims=(victim,), timed_out=timed_out, id="1"),
         resource=SimpleNamespace(uid="r", namespace="n"),
         ports=SimpleNamespace(watch=watch, pace=pace, metrics=SimpleNamespace(in_flight=in_flight)),
         now=NOW,
@@ -53,7 +53,7 @@ def test_a_replica_that_a_service_does_not_let_go_of_is_put_back_at_the_time_out
 
     def move(waited: timedelta) -> object:
         tick = a_tick(waited, answer, left=left)
-        return draining_move(fleet, pod, tick.run.victim, asyncio.run(drain_of(tick, fleet)), 0)
+        return draining_move(fleet, pod, tick.run.victims[0], asyncio.run(drains_of(tick, fleet))["a"], 0)
 
     assert isinstance(move(LIMIT), Wait)
     assert move(LIMIT + timedelta(seconds=1)) == Uncordon(pod, timed_out=True)
@@ -83,4 +83,4 @@ def test_an_idle_replica_that_left_is_idle_also_after_the_time_out() -> None:
     fleet = a_fleet(pods=(replace(a_pod("a", "old"), uid="a", cordoned=True, in_rotation=False),))
     tick = a_tick(LIMIT + timedelta(seconds=1), OnDrainTimeout.PROCEED, left=True)
 
-    assert asyncio.run(drain_of(tick, fleet)) is Drain.IDLE
+    assert asyncio.run(drains_of(tick, fleet)) == {"a": Drain.IDLE}

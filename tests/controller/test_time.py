@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.next_move import Tick, as_watched, drain_of, walking_move
+from kvmedic.controller.next_move import Tick, as_watched, drains_of, walking_move
 from kvmedic.controller.verify import judged_window
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.model.evidence import Measured
@@ -77,7 +77,7 @@ def swapping(*, paused: bool) -> Fleet:
 
 
 ROLLING = a_run(StepState.ROLLING_OUT, an_intent())
-DRAINING = replace(ROLLING, victim=Victim("a", "uid-a", NOW, out_at=NOW))
+DRAINING = replace(ROLLING, victims=(Victim("a", "uid-a", NOW, out_at=NOW),))
 VERIFYING = replace(
     a_run(StepState.VERIFYING, an_intent()),
     steps=tuple(replace(step, settled_at=NOW) for step in a_run(StepState.VERIFYING, an_intent()).steps),
@@ -86,11 +86,11 @@ OUT = a_fleet(pods=(a_pod("a", cordoned=True, in_rotation=False), a_pod("b"), a_
 
 
 async def draining(seen: Watched) -> bool:
-    return await drain_of(seen.tick, OUT) is not Drain.BUSY
+    return (await drains_of(seen.tick, OUT))["uid-a"] is not Drain.BUSY
 
 
 async def counting(seen: Watched) -> bool:
-    await drain_of(seen.tick, OUT)
+    await drains_of(seen.tick, OUT)
     return seen.metrics.asked > 0
 
 

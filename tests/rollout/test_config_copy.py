@@ -95,7 +95,7 @@ def test_only_a_config_map_that_is_not_there_or_not_readable_hinders(source: Sou
 
 def test_moves_after_which_a_replica_reads_the_config_map() -> None:
     pod, fields = a_pod("a"), frozen(max_unavailable=0, paused=True)
-    needing = [Cordon(pod), DeletePod(pod), Pulse("a", fields)]
+    needing = [Cordon(pod), DeletePod(pod), Pulse(("a",), fields)]
 
     assert all(needs_source(move) for move in needing)
     assert not any(needs_source(move) for move in [Pause(fields), Restore(OWN_FIELDS, 3), Settled()])

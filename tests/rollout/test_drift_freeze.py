@@ -17,13 +17,13 @@ import pytest
 from kvmedic.controller.next_move import Tick, record_intent
 from kvmedic.model.fleet import FieldEdit
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Outcome, StepState, Victim
+from kvmedic.model.run import Outcome, StepState
 from kvmedic.model.spec import OnInconclusive
 from kvmedic.model.status import Wish
 from kvmedic.rollout.decide import Close, Direction, Leave, Recover, Situation, TurnBack, Walk, Watch, decide
 from kvmedic.rollout.draining import Drain
-from kvmedic.rollout.drift import MOST_REGAINS, TRUCE, regain_freeze, target_standing
-from kvmedic.rollout.frozen_rollout import Order, releasing_move
+from kvmedic.rollout.drift import MOST_REGAINS, TRUCE, regain_freeze, releasing_move, target_standing
+from kvmedic.rollout.frozen_rollout import Order
 from kvmedic.rollout.frozen_rollout import next_template_move as next_move
 from kvmedic.rollout.moves import (
     Cordon,
@@ -59,18 +59,14 @@ class Operator:
         """Whether it may be judged: the sustained window ends the test otherwise."""
 
     def order(self, step) -> Order:
-        victim = self.run.victim
-        busy = {pod.name: pod.busy for pod in self.model.pods}
-        drain = Drain.UNKNOWN
-        if victim is not None and victim.uid in busy:
-            drain = Drain.BUSY if busy[victim.uid] else Drain.IDLE
+        drains = {pod.name: Drain.BUSY if pod.busy else Drain.IDLE for pod in self.model.pods}
         return Order(
             step.before_template,
             step.after_template,
             step.edit,
             self.run.recorded,
-            victim,
-            drain,
+            self.run.victims,
+            drains,
             LIMIT,
             LIMIT,
             self.run.intent.at if self.run.intent else None,
@@ -118,8 +114,6 @@ class Operator:
             return
         tick = Tick(SimpleNamespace(uid=UID), None, None, self.run, None, self.model.now)
         self.run = record_intent(tick, self.model.fleet(), move)
-        if isinstance(move, Cordon):
-            self.run = replace(self.run, victim=Victim(move.pod.name, move.pod.uid, self.model.now))
         if not isinstance(move, Cordon | Uncordon | DeletePod):
             self.model.fence = self.run.claim(UID, self.run.sequence)
         self.model.apply(move)

@@ -14,7 +14,8 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Victim
 from kvmedic.rollout.draining import Drain, choose_pod
-from kvmedic.rollout.frozen_rollout import Order, releasing_move
+from kvmedic.rollout.drift import releasing_move
+from kvmedic.rollout.frozen_rollout import Order
 from kvmedic.rollout.frozen_rollout import next_template_move as next_move
 from kvmedic.rollout.frozen_rollout import rest_template as resting_move
 from kvmedic.rollout.moves import Failed, Move, Pause, Pulse, Refused, Release, Settled, Wait
@@ -57,7 +58,7 @@ class Walker(Walk):
         edit = EDIT if self.toward == "new" else EDIT.inverse()
         away = "old" if self.toward == "new" else "new"
         order = Order(
-            away, self.toward, edit, OWN_FIELDS, self.victim, self.drain(), LIMIT, LIMIT, self.assigned_at
+            away, self.toward, edit, OWN_FIELDS, self.victims, self.drains(), LIMIT, LIMIT, self.assigned_at
         )
         return replace(
             order,
@@ -219,7 +220,7 @@ def test_a_change_of_a_fleet_that_was_down_is_taken_back_from_anywhere_though_no
     forth = Walker(model, "new", mends=True, served=0)
     forth.take(events[:turn])
     back = forth.back()
-    back.victim = forth.victim
+    back.victims = forth.victims
     if model.revision == "old":
         return
 
@@ -423,7 +424,9 @@ def test_one_that_failed_is_let_go_once_no_peer_just_starts(since: int, move: ty
     starting = replace(starting, unready_at=LATER - timedelta(seconds=since), **down)
     new = tuple(pod for pod in fleet.pods if pod.revision == "new")
     walker = Walker(model, "new")
-    order = replace(walker.order(), victim=Victim(failed.name, failed.uid, LATER), drain=Drain.IDLE)
+    order = replace(
+        walker.order(), victims=(Victim(failed.name, failed.uid, LATER),), drains={failed.uid: Drain.IDLE}
+    )
 
     found = next_move(replace(fleet, pods=(failed, starting, *new)), order, LATER)
 

@@ -39,8 +39,8 @@ ORDER = Order(
     toward=OLD,
     edit=SWAP,
     recorded=OWN_FIELDS,
-    victim=None,
-    drain=Drain.UNKNOWN,
+    victims=(),
+    drains={},
     start_limit=timedelta(minutes=10),
     spare_limit=timedelta(minutes=10),
 )
@@ -126,15 +126,16 @@ class Walk:
 
     def step(self) -> Move:
         fleet = self.model.fleet()
-        victim = self.order.victim
+        victim = next(iter(self.order.victims), None)
         pod = next((p for p in fleet.pods if victim and p.uid == victim.uid), None)
         gone_quiet = pod is not None and not next(p.busy for p in self.model.pods if p.name == pod.name)
         idle = pod is not None and pod.cordoned and not pod.in_rotation and gone_quiet
-        order = replace(self.order, drain=Drain.IDLE if idle else Drain.BUSY)
+        drain = Drain.IDLE if idle else Drain.BUSY
+        order = replace(self.order, drains={each.uid: drain for each in self.order.victims})
         move = recalling_move(fleet, order, self.wanted, self.model.now)
         self.moves.append(type(move).__name__)
         if isinstance(move, Cordon):
-            self.order = replace(self.order, victim=Victim(move.pod.name, move.pod.uid, self.model.now))
+            self.order = replace(self.order, victims=(Victim(move.pod.name, move.pod.uid, self.model.now),))
         if not isinstance(move, Wait | Settled | Failed | Refused):
             self.model.apply(move)
             if not isinstance(move, Cordon):
@@ -160,6 +161,9 @@ class Walk:
                 self.act(which)
             if isinstance(move := self.step(), Settled | Failed | Refused):
                 return move
+            for pod in self.model.pods:
+                # What a person's own `minReadySeconds` asks for passes, in the end.
+                pod.soaked = pod.soaked or (pod.ready and not self.model.fields.is_frozen)
         raise AssertionError(self.moves[-20:])
 
 
@@ -176,7 +180,7 @@ def test_in_whatever_order_things_happen_no_replica_goes_with_its_requests(
     if turns:
         order = walk.order
         walk.order = replace(
-            order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victim=None, repairs=True
+            order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victims=(), repairs=True
         )
         walk.wanted = MODELLED.before
 
@@ -240,7 +244,7 @@ def test_whatever_becomes_of_a_deploy_that_was_turned_no_replica_goes_with_its_r
             walk.step()
     order = walk.order
     walk.order = replace(
-        order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victim=None, repairs=True
+        order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victims=(), repairs=True
     )
     walk.wanted = MODELLED.before
 
@@ -296,15 +300,9 @@ def test_where_the_wanted_revision_is_whole_the_other_replica_is_drained_before_
     assert walk.model.lost_in_rotation == []
 
 
-@pytest.mark.parametrize(
-    ("count", "goes", "first"),
-    [
-        pytest.param(3, "new", "Retarget", id="one of the wanted ones"),
-        pytest.param(2, "old", "Pulse", id="the spare"),
-    ],
-)
+@pytest.mark.parametrize(("count", "goes"), [(3, "new"), (2, "old")], ids=["a wanted one", "the spare"])
 def test_where_one_went_in_the_moment_the_rollout_was_held_another_is_made_first(
-    count: int, goes: str, first: str
+    count: int, goes: str
 ) -> None:
     walk = half_deployed(3, count)
     walk.step()
@@ -313,10 +311,16 @@ def test_where_one_went_in_the_moment_the_rollout_was_held_another_is_made_first
     walk.model.pods.remove(gone)
     walk.model.sets[goes].desired -= 1
 
+    spares = [len(walk.model.pods) - 3]
+    while "Cordon" not in walk.moves:
+        for which in range(28):
+            walk.act(which)
+        spares.append(sum(pod.ready for pod in walk.model.pods) - 3)
+        walk.step()
     ended = walk.settle()
 
+    assert (spares[0], spares[-1]) == (0, 1), "none, and then one"
     assert ended == Settled()
-    assert first in walk.moves[: walk.moves.index("Cordon")]
     assert walk.model.lost_in_rotation == []
     assert walk.model.fewest >= 3
 

@@ -68,7 +68,7 @@ class Walker(NumberWalk):
         return replacing_move(self.model.fleet(), self.order(), self.model.now)
 
     def turn_back(self) -> None:
-        self.step, self.victim, self.ended = self.step.inverse(), None, None
+        self.step, self.victims, self.ended = self.step.inverse(), (), None
 
 
 @given(replicas=st.integers(2, 5), events=EVENTS)

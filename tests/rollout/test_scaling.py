@@ -65,7 +65,7 @@ class Walker(NumberWalk):
         return scaling_move(self.model.fleet(), self.order(), self.model.now)
 
     def turn_back(self) -> None:
-        self.step, self.victim, self.ended = self.step.inverse(), None, None
+        self.step, self.victims, self.ended = self.step.inverse(), (), None
         self.forward = False
 
 

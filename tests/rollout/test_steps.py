@@ -9,7 +9,6 @@ import pytest
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Step
 from kvmedic.rollout import row_of
-from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.moves import Freeze, Move, Refused, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.rollout.steps import StepInput
 from run_builder import BUNDLE, CONFIG, NOW, RECALL, REPLACE, SCALE, STEP, UID, a_fleet, a_pod, a_run
@@ -21,7 +20,7 @@ CORDONED = a_fleet(pods=(a_pod("a", in_rotation=False, cordoned=True), a_pod("b"
 
 
 def known(step: Step) -> StepInput:
-    return StepInput(a_run(step=step), UID, Drain.UNKNOWN, LIMITS, timedelta(minutes=5), NOW)
+    return StepInput(a_run(step=step), UID, {}, LIMITS, timedelta(minutes=5), NOW)
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,8 @@ class Walker:
     async def step(self) -> Move:
         """Look, decide, and carry one move out."""
         seen = await self.live.look()
-        victim = self.order.victim
-        order = replace(self.order, drain=_drain(seen.fleet, victim))
+        drains = {each.uid: _drain(seen.fleet, each) for each in self.order.victims}
+        order = replace(self.order, drains=drains)
         move = next_move(seen.fleet, order, datetime.now(UTC))
         if not self.moves or move != self.moves[-1]:
             self.moves.append(move)
@@ -180,8 +180,9 @@ class Walker:
         match move:
             case Wait() | Settled() | Failed() | Refused():
                 return
-            case Cordon(pod):
-                self.order = replace(self.order, victim=Victim(pod.name, pod.uid, now))
+            case Cordon(pod, beside):
+                kept = tuple(each for each in self.order.victims if each.uid in beside)
+                self.order = replace(self.order, victims=(*kept, Victim(pod.name, pod.uid, now)))
                 await move_pod(self.live.client, fleet, move)
             case Uncordon() | DeletePod():
                 await move_pod(self.live.client, fleet, move)
@@ -198,7 +199,7 @@ class Walker:
             away=self.order.toward,
             toward=self.order.away,
             edit=self.order.edit.inverse(),
-            victim=None,
+            victims=(),
             repairs=True,
         )
         return Walker(self.live, order, self.claim_of, self.sequence)
@@ -219,8 +220,8 @@ def walker(live: LiveFleet, seen: View, **changes: Any) -> Walker:
         toward=template_hash(EDIT.apply(seen.template)),
         edit=EDIT,
         recorded=seen.fleet.fields,
-        victim=None,
-        drain=Drain.UNKNOWN,
+        victims=(),
+        drains={},
         start_limit=timedelta(seconds=30),
         spare_limit=timedelta(seconds=30),
     )

@@ -54,6 +54,8 @@ class ModelSet:
     reported: int = 0
     reported_available: int = 0
     seen: bool = True
+    most: int = 0
+    """Replicas and surge when it was scaled last (annotation `deployment.kubernetes.io/max-replicas`)."""
     asked_at: datetime | None = None
     """When the assignment was made that has it make pods; None: it has made all."""
 
@@ -204,8 +206,8 @@ class Model:
             if self.fields.paused:
                 return
             target = self.sets[self.revision] = ModelSet(self.revision)
-        if self.fields.paused:
-            self._saturated(target)
+        if self.fields.paused and not self._saturated(target):
+            self._in_proportion()
         if target.min_ready != self.fields.min_ready_seconds:
             target.min_ready = self.fields.min_ready_seconds
             target.seen = False
@@ -214,28 +216,52 @@ class Model:
             return
         self._scale_down(target)
 
-    def _saturated(self, target: ModelSet) -> None:
+    def _saturated(self, target: ModelSet) -> bool:
         """A paused Deployment whose revision has every replica Available keeps no other (sync.go, scale)."""
-        if self.replicas == target.desired == target.reported_available:
-            for other in self.sets.values():
-                other.desired = other.desired if other is target else 0
+        if not self.replicas == target.desired == target.reported_available:
+            return False
+        for other in self.sets.values():
+            other.desired = other.desired if other is target else 0
+        return True
+
+    def _surge(self) -> int:
+        surge = self.fields.max_surge
+        return surge if isinstance(surge, int) else -(-self.replicas // 4)
+
+    def _in_proportion(self) -> None:
+        """A paused Deployment of several revisions is scaled to its surge in proportion (sync.go)."""
+        active = [each for each in self.sets.values() if each.desired]
+        if not active[1:]:  # one alone follows the number of replicas
+            return
+        allowed = self.replicas + self._surge() if self.replicas else 0
+        missing = allowed - sum(each.desired for each in active)
+        newest_first = active[::-1] if missing > 0 else active
+        by_size, left = sorted(newest_first, key=lambda each: -each.desired), missing
+        for each in by_size if missing else ():
+            share = int(each.desired * allowed / (each.most or len(self.pods)) + 0.5) - each.desired
+            share = min(share, left) if missing > 0 else max(share, left)
+            each.desired, left = each.desired + share, left - share
+        by_size[0].desired = max(0, by_size[0].desired + left)
+        for each in active:
+            each.most = allowed
+            each.asked_at = self._assigned_at if missing > 0 else each.asked_at
 
     def _scaled_in(self, target: ModelSet) -> bool:
-        """A Deployment with one revision follows its number at once (sync.go, scale)."""
+        """The present revision has no more than the number; alone also while it is paused (sync.go)."""
         alone = not any(s.desired for s in self.sets.values() if s is not target)
-        if not alone or target.desired <= self.replicas:
+        if target.desired <= self.replicas or (self.fields.paused and not alone):
             return False
         target.desired = self.replicas
         return True
 
     def _scaled_up(self, target: ModelSet) -> bool:
-        surge = 1 if self.fields.max_surge == 1 else -(-self.replicas // 4)
         total = sum(s.desired for s in self.sets.values())
-        room = self.replicas + surge - total
+        room = self.replicas + self._surge() - total
         add = min(room, self.replicas - target.desired)
         if add <= 0:
             return False
         target.desired += add
+        target.most = self.replicas + self._surge()
         target.asked_at = self._assigned_at
         return True
 

@@ -24,7 +24,7 @@ from kvmedic.rollout.moves import (
     Uncordon,
     Wait,
 )
-from worlds.model_controller import Model, StaleError
+from worlds.model_controller import Model, ModelPod, StaleError
 
 Events = Iterable[tuple[int, int]]
 """What happens beside the walk: which act, and to which pod."""
@@ -41,7 +41,7 @@ class Walk(ABC):
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.victim: Victim | None = None
+        self.victims: tuple[Victim, ...] = ()
         self.assigned_at: datetime | None = None
         self.ended: Move | None = None
         self.held: frozenset[str] = frozenset()
@@ -57,16 +57,26 @@ class Walk(ABC):
     def happen(self, act: int, which: int) -> None:
         """Let the model's controllers do one act."""
 
+    @property
+    def victim(self) -> Victim | None:
+        """The one that is drained, in a walk that takes them one at a time."""
+        return self.victims[0] if self.victims else None
+
     def drain(self) -> Drain:
-        pods = {p.name: p for p in self.model.pods}
-        if self.victim is None or self.victim.uid not in pods:
-            return Drain.UNKNOWN
-        if pods[self.victim.uid].stubborn and not self.model.front:
+        """What is known of the requests on that one."""
+        return self.drains().get(self.victim.uid, Drain.UNKNOWN) if self.victim else Drain.UNKNOWN
+
+    def drains(self) -> dict[str, Drain]:
+        uids = {victim.uid for victim in self.victims}
+        return {pod.name: self._drain_of(pod) for pod in self.model.pods if pod.name in uids}
+
+    def _drain_of(self, pod: ModelPod) -> Drain:
+        if pod.stubborn and not self.model.front:
             return Drain.HELD
-        if pods[self.victim.uid].stubborn:
+        if pod.stubborn:
             # Two readings of zero are further apart than a Service takes until it leads requests to it.
-            return Drain.TIMED_OUT if pods[self.victim.uid].in_rotation else Drain.BUSY
-        return Drain.BUSY if pods[self.victim.uid].busy else Drain.IDLE
+            return Drain.TIMED_OUT if pod.in_rotation else Drain.BUSY
+        return Drain.BUSY if pod.busy else Drain.IDLE
 
     def tick(self) -> None:
         move = self.move()
@@ -78,9 +88,10 @@ class Walk(ABC):
 
     def apply(self, effect: Effect) -> None:
         if isinstance(effect, Cordon):
-            self.victim = Victim(effect.pod.name, effect.pod.uid, self.model.now)
+            kept = (each for each in self.victims if each.uid in effect.beside)
+            self.victims = (*kept, Victim(effect.pod.name, effect.pod.uid, self.model.now))
         if isinstance(effect, Uncordon):
-            self.victim = None
+            self.victims = tuple(each for each in self.victims if each.uid != effect.pod.uid)
             self.held |= {effect.pod.uid} if effect.timed_out else set()
         if isinstance(effect, Pulse | Retarget | ScaleIn):
             self.held = frozenset()

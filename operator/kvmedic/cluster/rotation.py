@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import assert_never
 
 from kvmedic.cluster.ownership import (
@@ -173,18 +173,18 @@ async def _label_before(client: Client, pod: JsonObject, note: Mapping[str, obje
     return noted if isinstance(noted, str) and _LABEL_VALUE.fullmatch(noted) else None
 
 
-async def confirm(client: Client, fleet: Fleet, name: str) -> None:
-    """Make sure that the replica which is to go is still what it was, right before one is let go.
+async def confirm(client: Client, fleet: Fleet, names: Collection[str]) -> None:
+    """Make sure that the replicas which are to go are still what they were, right before they are let go.
 
-    Its drain took a while to be told. Had it gone meanwhile, or become Ready beside a peer that is not, the
-    controller would take that peer.
+    Their drains took a while to be told. Had one gone meanwhile, or become Ready beside a peer that is not,
+    the controller would take that peer.
 
     Raises:
-        Conflict: it changed since it was looked at, is gone or goes already.
+        Conflict: one changed since it was looked at, is gone or goes already.
     """
-    pod = next((pod for pod in fleet.pods if pod.name == name), None)
-    if pod is not None:
-        await _read_unchanged(client, Ref(PODS, fleet.namespace, pod.name), pod.resource_version)
+    for pod in fleet.pods:
+        if pod.name in names:
+            await _read_unchanged(client, Ref(PODS, fleet.namespace, pod.name), pod.resource_version)
 
 
 async def _read_unchanged(client: Client, ref: Ref, resource_version: str) -> JsonObject:

@@ -135,7 +135,7 @@ class DeploymentTarget:
                 await set_minimum(self.client, fleet, effect, claim)
             case _:
                 if isinstance(effect, Pulse):
-                    await confirm(self.client, fleet, effect.victim)
+                    await confirm(self.client, fleet, effect.victims)
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
 
     async def last_ends(

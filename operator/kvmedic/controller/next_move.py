@@ -113,7 +113,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     fleet = _watched_fleet(tick, fleet)
     step, forward = tick.run.current.step, direction is Direction.FORWARD
     row = row_of(step if forward else step.inverse())
-    known = replace(_known(tick, fleet, await drain_of(tick, fleet)), is_back=not forward)
+    known = replace(_known(tick, fleet, await drains_of(tick, fleet)), is_back=not forward)
     move = row.next_move(fleet, known)
     if forward and isinstance(move, Cordon):
         return await _refused_canary(tick, fleet, row.canaries(fleet)) or move
@@ -124,27 +124,27 @@ def takes_old_replica(tick: Tick, fleet: Fleet) -> bool:
     """Return whether the walk is about to take one more replica without the change out of rotation."""
     fleet = _watched_fleet(tick, fleet)
     row = row_of(tick.run.current.step)
-    return isinstance(row.next_move(fleet, _known(tick, fleet, Drain.UNKNOWN)), Cordon)
+    return isinstance(row.next_move(fleet, _known(tick, fleet, {})), Cordon)
 
 
 async def leaving_move(tick: Tick, view: View) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     fleet = _watched_fleet(tick, view.fleet)
     row = row_of(tick.run.current.step)
-    drain = await drain_of(tick, fleet) if row.drains_to_leave else Drain.UNKNOWN
-    return row.leave(fleet, replace(_known(tick, fleet, drain), edited=_without_ours(tick.run, view)))
+    drains = await drains_of(tick, fleet) if row.drains_to_leave else {}
+    return row.leave(fleet, replace(_known(tick, fleet, drains), edited=_without_ours(tick.run, view)))
 
 
 def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
-    return row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, Drain.UNKNOWN))
+    return row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, {}))
 
 
-def _known(tick: Tick, fleet: Fleet, drain: Drain) -> StepInput:
+def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
     return StepInput(
         run=tick.run,
         resource_uid=tick.resource.uid,
-        drain=drain,
+        drains=drains,
         limits=start_limits(tick, fleet.pods),
         drain_limit=tick.policy.rollout.drain_timeout,
         now=tick.now,
@@ -172,14 +172,14 @@ def _without_ours(run: Run, view: View) -> Mapping[str, object] | None:
 
 
 def observed_victim(tick: Tick, fleet: Fleet) -> Tick:
-    """Return the tick with the moment at which the victim was first seen out of rotation."""
-    victim = tick.run.victim
-    if victim is None or victim.out_at is not None:
-        return tick
-    pod = _pod(fleet, victim)
-    if pod is None or pod.in_rotation or not pod.cordoned:
-        return tick
-    return replace(tick, run=replace(tick.run, victim=replace(victim, out_at=tick.now)))
+    """Return the tick with the moment at which each victim was first seen out of rotation."""
+
+    def seen(victim: Victim) -> Victim:
+        pod = _pod(fleet, victim)
+        is_out = pod is not None and pod.cordoned and not pod.in_rotation
+        return replace(victim, out_at=tick.now) if is_out and victim.out_at is None else victim
+
+    return replace(tick, run=replace(tick.run, victims=tuple(seen(each) for each in tick.run.victims)))
 
 
 def unjudged_answer(tick: Tick) -> OnInconclusive:
@@ -214,12 +214,14 @@ def _pods_held_back(tick: Tick) -> frozenset[str]:
     return frozenset(one.uid for one in late if one.listed_by or not goes)
 
 
-async def drain_of(tick: Tick, fleet: Fleet) -> Drain:
-    """Return what is known of the requests on the victim."""
-    victim = tick.run.victim
-    pod = _pod(fleet, victim) if victim else None
-    if victim is None or pod is None:
-        return Drain.UNKNOWN
+async def drains_of(tick: Tick, fleet: Fleet) -> Mapping[str, Drain]:
+    """Return what is known of the requests on each victim, by uid; all are asked at the same time."""
+    pods = [(victim, pod) for victim in tick.run.victims if (pod := _pod(fleet, victim))]
+    found = await asyncio.gather(*(_drain_of(tick, *each) for each in pods))
+    return {victim.uid: drain for (victim, _), drain in zip(pods, found, strict=True)}
+
+
+async def _drain_of(tick: Tick, victim: Victim, pod: Pod) -> Drain:
     rollout, found = tick.policy.rollout, Drain.UNKNOWN
     late = elapsed_time(tick, "cordoned", victim.uid, victim.cordoned_at) > rollout.drain_timeout
     if victim.out_at is not None:
@@ -274,9 +276,12 @@ def record_intent(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
     """Return the run with the effect written down."""
     run = tick.run
     match effect:
-        case Cordon(pod):
-            known = run.victim is not None and run.victim.uid == pod.uid
-            return run if known else replace(run, victim=Victim(pod.name, pod.uid, tick.now))
+        case Cordon(pod, beside):
+            kept = (pod.uid, *beside)
+            victims = tuple(victim for victim in run.victims if victim.uid in kept)
+            known = any(victim.uid == pod.uid for victim in victims)
+            added = () if known else (Victim(pod.name, pod.uid, tick.now),)
+            return replace(run, victims=(*victims, *added))
         case Uncordon(pod, timed_out):
             return _put_back(run, pod, tick.policy.rollout.drain_timeout if timed_out else None)
         case DeletePod() | SetMinimum():
@@ -293,8 +298,7 @@ def _put_back(run: Run, pod: Pod, after: timedelta | None) -> Run:
     if after is not None:
         others = tuple(one for one in run.timed_out if one.uid != pod.uid)
         run = replace(run, timed_out=(*others, TimedOut(pod.name, pod.uid, after, pod.listed_by)))
-    same = run.victim is not None and run.victim.uid == pod.uid
-    return replace(run, victim=None) if same else run
+    return replace(run, victims=tuple(victim for victim in run.victims if victim.uid != pod.uid))
 
 
 def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from math import ceil
 from typing import Any
 
 from kvmedic.model.reasons import Reason
@@ -119,6 +120,14 @@ ROLLING = "RollingUpdate"
 SURGE = 1
 """One spare: it needs one free device, and capacity in rotation never falls below what it was."""
 
+WAVE_PARTS = 4
+"""A wave is one part of so many, as Kubernetes' own `maxSurge` is where a Deployment names none (25 %)."""
+
+
+def largest_wave(replicas: int) -> int:
+    """Return how many replicas a quarter of the fleet is, rounded up as `maxSurge` is."""
+    return max(SURGE, ceil(replicas / WAVE_PARTS))
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutFields:
@@ -139,11 +148,11 @@ class RolloutFields:
         )
 
 
-def frozen(*, max_unavailable: int, paused: bool) -> RolloutFields:
-    """Return the fields of a frozen rollout with a surge of one."""
+def frozen(*, max_unavailable: int, paused: bool, surge: int = SURGE) -> RolloutFields:
+    """Return the fields of a frozen rollout, with one spare or several."""
     return RolloutFields(
         paused=paused,
-        max_surge=SURGE,
+        max_surge=surge,
         max_unavailable=max_unavailable,
         min_ready_seconds=FROZEN_MIN_READY_SECONDS,
         progress_deadline_seconds=FROZEN_PROGRESS_DEADLINE_SECONDS,
@@ -446,6 +455,14 @@ class Fleet:
     def told(self) -> int:
         """Return how many pods all ReplicaSets together are told to have."""
         return sum(rs.desired for rs in self.replica_sets)
+
+    @property
+    def spares(self) -> int:
+        """Return how many pods the ReplicaSets are told to have beyond the replicas, at least one.
+
+        That is the surge with which a paused controller adds and removes nothing.
+        """
+        return max(SURGE, self.told - self.replicas)
 
     @property
     def live(self) -> tuple[Pod, ...]:

@@ -141,7 +141,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """The pod that is being taken out of rotation and drained."""
+    """A pod that is being taken out of rotation and drained."""
 
     name: str
     uid: str
@@ -436,7 +436,8 @@ class Run:
     baseline: Baseline | None
     """The fleet before the change; None where it could not be measured and the goal does not need it."""
     intent: Intent | None = None
-    victim: Victim | None = None
+    victims: tuple[Victim, ...] = ()
+    """The pods that are being taken out of rotation and drained: one, or those of a wave."""
     ending: Outcome | None = None
     """Set as soon as it is known how the run ends; what remains only puts things back."""
     terms: Terms | None = None
@@ -504,7 +505,7 @@ class Run:
     def open_verification(self, now: datetime) -> Run:
         """Return the run as its sustained window opens."""
         record = replace(self.current, state=StepState.VERIFYING, settled_at=now)
-        return replace(self.with_step(record), victim=None, timed_out=())
+        return replace(self.with_step(record), victims=(), timed_out=())
 
     def keep_step(self, judged: Judged) -> Run:
         """Return the run with its step judged and kept."""
@@ -529,7 +530,7 @@ class Run:
             message=outcome.message,
             after=after,
         )
-        return replace(self.with_step(record), ending=outcome, victim=None, timed_out=())
+        return replace(self.with_step(record), ending=outcome, victims=(), timed_out=())
 
     def end_answered(self, outcome: Outcome) -> Run:
         """Return the run with the question of its step answered: it ends."""
@@ -539,12 +540,12 @@ class Run:
     def end_reverted(self) -> Run:
         """Return the run with its step taken back everywhere."""
         done = self.with_step(replace(self.current, state=StepState.REVERTED))
-        return replace(done, victim=None, timed_out=())
+        return replace(done, victims=(), timed_out=())
 
     def leave_target(self, outcome: Outcome) -> Run:
         """Return the run as it ends where it stands."""
         record = replace(self.current, state=StepState.LEFT, message=outcome.message)
-        return replace(self.with_step(record), ending=outcome, victim=None, timed_out=())
+        return replace(self.with_step(record), ending=outcome, victims=(), timed_out=())
 
 
 NEVER = timedelta(0)

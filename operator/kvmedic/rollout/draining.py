@@ -10,7 +10,7 @@ a while (`kvmedic.rollout.scaling`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -104,7 +104,7 @@ def draining_move(
         needed: replicas that must be in rotation beside it before it is taken out.
     """
     if not victim.cordoned:
-        others = fleet.in_rotation - victim.in_rotation
+        others = count_staying(fleet, victim)
         if victim.in_rotation and others < needed:
             text = f"{others} of {needed} replicas beside {victim.name} are in rotation"
             return Wait(Reason.AWAITING_REPLICA, text)
@@ -120,6 +120,12 @@ def draining_move(
     if drain in (Drain.BUSY, Drain.UNKNOWN):
         return Wait(Reason.DRAINING, f"{victim.name} is out of rotation and finishes its requests")
     return None
+
+
+def count_staying(fleet: Fleet, victim: Pod) -> int:
+    """Return how many replicas take requests beside one, and go on doing so: EndpointSlices lag behind."""
+    others = (pod for pod in fleet.pods if pod.uid != victim.uid)
+    return sum(pod.in_rotation and not (pod.cordoned or pod.half_cordoned) for pod in others)
 
 
 def to_be_taken(pods: Iterable[Pod], held: Collection[str]) -> tuple[Pod, ...]:
@@ -141,6 +147,62 @@ def choose_pod(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
         return 0.0 if pod.ready else (pod.unready_at or pod.created_at).timestamp()
 
     return min(pods, key=lambda p: (p.ready, not p.cordoned, p.in_rotation, down_since(p), p.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """How replicas are taken out of rotation: which are already, and how many may be."""
+
+    victims: Sequence[Victim]
+    drains: Mapping[str, Drain]
+    """What is known of the requests on each of them, by uid."""
+    held: Collection[str]
+    """Uids of those whose drain timed out and that are not taken again yet."""
+    needed: int
+    """Replicas that must be in rotation beside those that are taken out."""
+    at_once: int
+
+
+def take_pods(
+    fleet: Fleet, pods: tuple[Pod, ...], taking: Taking
+) -> tuple[Pod, ...] | Cordon | Uncordon | Wait:
+    """Return those of some pods that are drained and may go at once, or what has to be done before."""
+    takeable = to_be_taken(pods, taking.held)
+    if not takeable:
+        return held_move(fleet, pods)
+    victims = _choose_victims(takeable, taking)
+    if back := stray_move(fleet, pods, victims):
+        return back
+    recorded = {victim.uid: victim for victim in taking.victims}
+    found = [
+        draining_move(
+            fleet, pod, recorded.get(pod.uid), taking.drains.get(pod.uid, Drain.UNKNOWN), taking.needed
+        )
+        for pod in victims
+    ]
+    effects = [move for move in found if isinstance(move, Cordon | Uncordon)]
+    if not effects and (pod := _choose_next(fleet, takeable, victims, taking)):
+        effects = [Cordon(pod)]
+    if effects and isinstance(effects[0], Cordon):
+        pod = effects[0].pod
+        return Cordon(pod, tuple(victim.uid for victim in victims if victim.uid != pod.uid))
+    return effects[0] if effects else next((move for move in found if move is not None), victims)
+
+
+def _choose_victims(pods: tuple[Pod, ...], taking: Taking) -> tuple[Pod, ...]:
+    """Return the recorded pods that are out of rotation, or the one that is taken first."""
+    order = [victim.uid for victim in taking.victims]
+    out = sorted((p for p in pods if p.uid in order and p.cordoned), key=lambda pod: order.index(pod.uid))
+    return tuple(out[: taking.at_once]) or (choose_pod(pods, next(iter(taking.victims), None)),)
+
+
+def _choose_next(fleet: Fleet, pods: tuple[Pod, ...], victims: tuple[Pod, ...], taking: Taking) -> Pod | None:
+    """Return the pod that joins those which are drained, where enough stay in rotation without it."""
+    rest = tuple(pod for pod in pods if pod not in victims)
+    if not rest or len(victims) >= taking.at_once or not all(victim.cordoned for victim in victims):
+        return None
+    pod = choose_pod(rest, None)
+    return None if pod.in_rotation and count_staying(fleet, pod) < taking.needed else pod
 
 
 def held_move(fleet: Fleet, pods: Iterable[Pod]) -> Uncordon | Wait:
@@ -166,14 +228,14 @@ def _stuck(fleet: Fleet, pods: list[Pod]) -> list[str]:
     ]
 
 
-def stray_move(fleet: Fleet, pods: Iterable[Pod], victim: Pod | None = None) -> Uncordon | Wait | None:
-    """Return the move that puts a cordoned pod which is not the victim back into rotation.
+def stray_move(fleet: Fleet, pods: Iterable[Pod], victims: Collection[Pod] = ()) -> Uncordon | Wait | None:
+    """Return the move that puts a cordoned pod which is no victim back into rotation.
 
     Only once it is sure that it stays: a ReplicaSet with a pod more than it is told ends one, the
     cordoned one first, with what it serves then.
     """
-    uid = victim.uid if victim else None
-    left = (pod for pod in pods if not pod.terminating and pod.uid != uid)
+    uids = {pod.uid for pod in victims}
+    left = (pod for pod in pods if not pod.terminating and pod.uid not in uids)
     stray = next((pod for pod in left if pod.cordoned or pod.half_cordoned), None)
     if stray is None:
         return None

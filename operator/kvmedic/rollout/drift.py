@@ -14,20 +14,30 @@ for ever: the rollout is then held paused, and a person is told who it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from kvmedic.model.compression import parse_count
-from kvmedic.model.fleet import ROLLING, STILL, Fleet, RolloutFields
+from kvmedic.model.config_edits import EditedTemplate
+from kvmedic.model.fleet import (
+    FROZEN_MIN_READY_SECONDS,
+    FROZEN_PROGRESS_DEADLINE_SECONDS,
+    ROLLING,
+    STILL,
+    SURGE,
+    Fleet,
+    RolloutFields,
+    largest_wave,
+)
 from kvmedic.model.plan import (
     ReplicasStep,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import WALKING, Outcome, Run, StepState
-from kvmedic.rollout.frozen_rollout import released_fields
-from kvmedic.rollout.moves import Pause, Regain, Release, Wait
+from kvmedic.rollout.draining import stray_move
+from kvmedic.rollout.moves import Move, Pause, Regain, Release, Revert, Settled, Wait
 
 
 class Standing(StrEnum):
@@ -301,7 +311,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
         return Regaining(run, Regain(edit, run.recorded, None), Outcome(doing, text))
     seen = ", ".join(_field_setter(fleet, name) for name in others)
     if not is_mixed(fleet):
-        left = replace(released_fields(fleet.fields, run.recorded), paused=run.recorded.paused)
+        left = replace(released_fields(fleet, run.recorded), paused=run.recorded.paused)
         return Regaining(run, Release(left), Outcome(doing, f"{seen}, and every replica runs one template"))
     lately = run.regained_at is not None and now - run.regained_at <= TRUCE
     if run.regains >= MOST_REGAINS and lately:
@@ -309,7 +319,8 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     wanted = _fields_to_restore(run.recorded, fleet, others)
     kept = replace(run, recorded=wanted, regains=run.regains + 1, regained_at=now)
     text = f"in the middle of the rollout {seen}; the rollout is frozen again"
-    return Regaining(kept, Regain(edit, wanted, STILL), Outcome(doing, text))
+    held = replace(STILL, max_surge=fleet.spares)
+    return Regaining(kept, Regain(edit, wanted, held), Outcome(doing, text))
 
 
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
@@ -368,3 +379,42 @@ def _field_setter(fleet: Fleet, name: str) -> str:
 def _by(fleet: Fleet) -> str:
     last = fleet.edits.get("")
     return f" (the last other writer was {last})" if last else ""
+
+
+def releasing_move(
+    fleet: Fleet, recorded: RolloutFields, without_ours: Mapping[str, object] | None = None
+) -> Move:
+    """Return the next move toward a fleet without anything of ours but its template.
+
+    Cordoned pods go back into rotation before the rollout is let go, so that whatever the
+    controller does then, it does to a whole fleet.
+    """
+    if back := stray_move(fleet, fleet.pods):
+        return back
+    ours = released_fields(fleet, recorded)
+    if without_ours is not None:
+        return Revert(EditedTemplate(without_ours), ours)
+    return Settled() if ours == fleet.fields else Release(ours)
+
+
+def released_fields(fleet: Fleet, recorded: RolloutFields) -> RolloutFields:
+    """Return the fields with each one that still holds a frozen rollout's value put back.
+
+    A field that somebody else set meanwhile is theirs and stays.
+    """
+    seen = fleet.fields
+    held = seen.min_ready_seconds == FROZEN_MIN_READY_SECONDS
+    dated = seen.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
+    if not held and not dated:
+        return seen
+    surges = range(SURGE, largest_wave(fleet.replicas) + 1)
+    ours = isinstance(seen.max_unavailable, int) and seen.max_surge in surges
+    return RolloutFields(
+        paused=recorded.paused,
+        max_surge=recorded.max_surge if ours else seen.max_surge,
+        max_unavailable=recorded.max_unavailable if ours else seen.max_unavailable,
+        min_ready_seconds=recorded.min_ready_seconds if held else seen.min_ready_seconds,
+        progress_deadline_seconds=(
+            recorded.progress_deadline_seconds if dated else seen.progress_deadline_seconds
+        ),
+    )

@@ -3,14 +3,16 @@
 A Deployment has one pod template, so one setting reaches its replicas one by one like this: the template is
 changed together with a `minReadySeconds` so large that no new pod is ever Available, which makes the
 controller wait for ever with one pod more than before. Between steps the Deployment is paused with
-`maxUnavailable: 0`; a step is one pulse that lets exactly one drained pod go. Whoever dies whenever, the
-fleet stands still with every replica serving.
+`maxUnavailable: 0`; a step is one pulse that lets exactly the drained pods go: one, or those of a wave.
+Whoever dies whenever, the fleet stands still with every replica serving.
 
-Nothing here is remembered from tick to tick except the pod being drained: every move follows from what is
+Nothing here is remembered from tick to tick except the pods being drained: every move follows from what is
 observed, so the same observation always gives the same move.
 
 Source: Kubernetes 1.36 deployment controller, rolling.go. One more pod may go while `pods - (replicas -
-maxUnavailable) - unavailable pods of the target ReplicaSet > 0`, counted by the ReplicaSets' specs.
+maxUnavailable) - unavailable pods of the target ReplicaSet > 0`, counted by the ReplicaSets' specs. While it
+is paused (sync.go, scale), it adds or takes, undrained, what differs from `replicas + maxSurge`: so the surge
+is always as many spares as there are.
 
 Back to another revision's pod template: the frozen rollout, with a template that is kept elsewhere.
 
@@ -18,8 +20,6 @@ What is added: the template that is to be put is kept by a ReplicaSet, which oth
 (`revisionHistoryLimit`, a person), and its pods may carry labels of their own. Where it is gone nothing can
 be put, and nothing is begun. And somebody's rollout away from it may still be under way: its Ready replicas
 are then kept, and only the missing ones are started.
-
-What a rollout borrowed, given back without touching the template.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kvmedic.model.config_edits import EditedTemplate, Revision, TemplateChange
+from kvmedic.model.config_edits import Revision, TemplateChange
 from kvmedic.model.fleet import (
     ADDING,
-    FROZEN_MIN_READY_SECONDS,
-    FROZEN_PROGRESS_DEADLINE_SECONDS,
     STILL,
     SURGE,
     Fleet,
@@ -48,17 +46,16 @@ from kvmedic.rollout.draining import (
     PEER_GRACE,
     Drain,
     StartLimits,
-    choose_pod,
-    draining_move,
+    Taking,
     has_crashed,
-    held_move,
     holding_move,
     making_wait,
     start_failure,
     stray_move,
-    to_be_taken,
+    take_pods,
     unready_since,
 )
+from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.moves import (
     DeletePod,
     Failed,
@@ -67,7 +64,6 @@ from kvmedic.rollout.moves import (
     Move,
     Pause,
     Pulse,
-    Release,
     Restore,
     Retarget,
     Revert,
@@ -106,8 +102,9 @@ class Order:
     """What turns the one into the other."""
     recorded: RolloutFields
     """The Deployment's own fields, to be put back at the end."""
-    victim: Victim | None
-    drain: Drain
+    victims: tuple[Victim, ...]
+    drains: Mapping[str, Drain]
+    """What is known of the requests on each of them, by uid."""
     start_limit: timedelta
     """How long a new replica may take to become Ready."""
     spare_limit: timedelta
@@ -124,6 +121,10 @@ class Order:
     """Replicas that took none before a run that began all the same."""
     held: frozenset[str] = frozenset()
     """Uids of replicas whose drain timed out and that are not taken again yet."""
+    wave: int = 1
+    """How many may be replaced at once, where there are as many spares."""
+    compared: int = 0
+    """New replicas that were compared with old ones: with no more of them, no wave has begun."""
 
     @property
     def purpose(self) -> Purpose:
@@ -170,28 +171,41 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     if failure := _start_failure(fleet, order, now):
         return failure
     if fleet.desired(order.toward) == 0:
-        return Pulse("", ADDING)
+        return _add(fleet)
     waiting = _not_ready(fleet, new, order, now)
     if waiting and not _leaves_failed_behind(fleet, order):
         return waiting
-    if back := stray_move(fleet, new):
+    surplus = fleet.desired(order.toward) - fleet.replicas
+    if surplus <= 0 and (back := stray_move(fleet, new)):
         return back
     if not old and fleet.desired(order.away) == 0:
         return _finish(fleet, order)
-    return _next_victim(fleet, order, old, now)
+    return _next_victims(fleet, order, old, now)
 
 
 def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Move:
     """Return the pause, once the controller has spent the permit or has had its time."""
-    wanted = fleet.desired(fleet.revision)
+    wanted, fields = fleet.desired(fleet.revision), fleet.fields
     others = fleet.told - wanted
-    permitted = fleet.fields.max_unavailable if isinstance(fleet.fields.max_unavailable, int) else 0
-    spent = others <= fleet.replicas - permitted and wanted >= min(
-        fleet.replicas, fleet.replicas + SURGE - others
-    )
+    permitted = fields.max_unavailable if isinstance(fields.max_unavailable, int) else 0
+    surge = fields.max_surge if isinstance(fields.max_surge, int) else SURGE
+    missing = wanted < min(fleet.replicas, fleet.replicas + surge - others)
+    spent = others <= fleet.replicas - permitted and not missing and wanted <= fleet.replicas
     if (fleet.observed and spent) or pulsed_at is None or now - pulsed_at > PULSE_LIMIT:
-        return Pause(STILL)
+        return Pause(_still(fleet))
     return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
+
+
+def _still(fleet: Fleet) -> RolloutFields:
+    """Return the fields with which the controller adds nothing and removes nothing."""
+    held = fleet.fields.max_surge if fleet.fields.is_frozen else SURGE
+    surge = min(fleet.spares, held) if isinstance(held, int) else SURGE
+    return frozen(max_unavailable=0, paused=True, surge=max(SURGE, surge))
+
+
+def _add(fleet: Fleet, surge: int = SURGE) -> Pulse:
+    """Return the pulse that lets nobody go and lets the controller add what is missing."""
+    return Pulse((), frozen(max_unavailable=0, paused=False, surge=max(surge, fleet.spares)))
 
 
 def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait | None:
@@ -204,8 +218,12 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
     if order.repairs or (order.lifts and len(_lost(fleet, order, now)) < len(new)):
         return None
     doubtful = new if _is_first(fleet, order) else tuple(pod for pod in new if not pod.ready)
-    found = next(iter(_failures(fleet, doubtful, order, now)), None)
-    failure = found if found or fleet.is_losing else _unmade(fleet, order, now)
+    found = _failures(fleet, doubtful, order, now)
+    if not found and not fleet.is_losing:
+        found = [failure for failure in (_unmade(fleet, order, now),) if failure]
+    if _count_unplaced(fleet, order, now):
+        found = [failure for failure in found if failure.reason is not Reason.SPARE_UNSCHEDULABLE]
+    failure = next(iter(found), None)
     if failure is None or _speaks_against(fleet, order):
         return failure
     text = (
@@ -274,6 +292,20 @@ def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
     return len(_lost(fleet, order, now)) + (unmade if refused else 0)
 
 
+def _count_unplaced(fleet: Fleet, order: Order, now: datetime) -> int:
+    """Return how many spares of a wave find no node, or are refused, while another one serves.
+
+    Nobody waits for these: fewer replicas go at once, and their devices are taken over.
+    """
+    if order.repairs or fleet.spares == SURGE:
+        return 0
+    placeless = [each for each in _lost(fleet, order, now) if each.reason is Reason.SPARE_UNSCHEDULABLE]
+    refused = _unmade(fleet, order, now) is not None
+    unmade = fleet.desired(order.toward) - len(fleet.serving(order.toward)) if refused else 0
+    found = len(placeless) + unmade
+    return found if found < fleet.spares else 0
+
+
 def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
     """Return whether a change is taken back to replicas that are all there, and not all Ready.
 
@@ -290,7 +322,7 @@ def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
 def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order, now: datetime) -> Wait | None:
     ready = sum(pod.ready for pod in new)
     told = fleet.desired(order.toward)
-    if ready + _given_up(fleet, order, now) >= told:
+    if ready + _given_up(fleet, order, now) + _count_unplaced(fleet, order, now) >= told:
         return None
     reason = Reason.AWAITING_CANARY if fleet.is_saturated(order.away) else Reason.AWAITING_REPLICA
     return Wait(reason, f"{ready} of {told} new replicas are Ready")
@@ -301,7 +333,7 @@ def _finish(fleet: Fleet, order: Order) -> Move:
     if fleet.updated_replicas == fleet.status_replicas == fleet.replicas:
         return Restore(order.recorded, fleet.replicas)
     if not fleet.is_saturated(order.toward):
-        return Pulse("", ADDING)
+        return _add(fleet)
     return Wait(Reason.AWAITING_CONTROLLER, "the Deployment's status does not show the last replacement yet")
 
 
@@ -315,7 +347,7 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
         return back
     others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
     if others and fleet.observed and _leaves_failed_behind(fleet, order):
-        return Hold(order.edit, STILL)
+        return Hold(order.edit, _still(fleet))
     ready = sum(pod.ready for pod in fleet.serving(order.toward))
     wanted = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
     if fleet.observed and not others and ready >= wanted:
@@ -325,10 +357,10 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     )
 
 
-def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
-    """Return the next move for one old replica: cordon, drain, let go.
+def _next_victims(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
+    """Return the next move for one old replica, or those of a wave: cordon, drain, let go.
 
-    Only once the last one went: a second permit for the same replica would take a peer.
+    Only once the last ones went: a second permit for the same replicas would take peers.
     """
     if not old:
         return Wait(Reason.AWAITING_CONTROLLER, "an old replica is being replaced by its ReplicaSet")
@@ -338,33 +370,65 @@ def _next_victim(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
         return Wait(
             Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
         )
-    takeable = to_be_taken(old, order.held)
-    if not takeable:
-        return held_move(fleet, old)
-    victim = choose_pod(takeable, order.victim)
-    if back := stray_move(fleet, old, victim):
-        return back
+    if (surplus := fleet.desired(order.toward) - fleet.replicas) > 0:
+        return _take_surplus(fleet, order, surplus, now)
+    if spares := _first_wave(fleet, order, old):
+        return spares
+    at_once = min(order.wave, fleet.spares)
+    taken = _take(fleet, order, old, at_once, now)
+    return _let_go(fleet, order, taken, now) if isinstance(taken, tuple) else taken
+
+
+def _take_surplus(fleet: Fleet, order: Order, surplus: int, now: datetime) -> Move:
+    """Return the next move for new replicas beyond the fleet's number, which somebody's own surge made.
+
+    The controller takes them as soon as it is let go, so they are drained before.
+    """
+    taken = _take(fleet, order, fleet.serving(order.toward), surplus, now)
+    if not isinstance(taken, tuple):
+        return taken
+    text = f"{len(taken)} of {surplus} new replicas beyond the fleet's number are drained"
+    return _add(fleet) if len(taken) == surplus else Wait(Reason.DRAINING, text)
+
+
+def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | None:
+    """Return the pulse that adds the spares of the waves; None where they are there, or none are wanted.
+
+    They are asked for once, after the comparison. Those that found no node are not asked for again.
+    """
+    wanted = min(order.wave, len(old))
+    begun = fleet.desired(order.toward) > order.compared or any(pod.cordoned for pod in old)
+    return None if begun or wanted <= fleet.spares else _add(fleet, wanted)
+
+
+def _take(
+    fleet: Fleet, order: Order, pods: tuple[Pod, ...], at_once: int, now: datetime
+) -> tuple[Pod, ...] | Move:
     needed = fleet.replicas - _given_up(fleet, order, now)
-    if waiting := draining_move(fleet, victim, order.victim, order.drain, needed):
-        return waiting
-    return _let_go(fleet, victim, old, now)
+    return take_pods(fleet, pods, Taking(order.victims, order.drains, order.held, needed, at_once))
 
 
-def _let_go(fleet: Fleet, victim: Pod, old: tuple[Pod, ...], now: datetime) -> Move:
+def _let_go(fleet: Fleet, order: Order, victims: tuple[Pod, ...], now: datetime) -> Move:
     """Return the pulse, or the deletion by name where the controller would take a NotReady peer.
 
-    Of two that are not Ready it takes the one with the lower deletion cost, so that the victim goes; only one
+    Of two that are not Ready it takes the one with the lower deletion cost, so that a victim goes; only one
     that no node has yet, and that never served, would go before it.
     """
-    peers = [pod for pod in old if pod.uid != victim.uid and not pod.ready]
+    old = fleet.serving(order.away)
+    peers = [pod for pod in old if pod not in victims and not pod.ready]
     names = ", ".join(pod.name for pod in peers)
     if peers and now - max(unready_since(pod, now) for pod in peers) <= PEER_GRACE:
-        return Wait(Reason.AWAITING_REPLICA, f"{names} must be Ready before {victim.name} may go")
-    if peers and victim.ready:
-        return DeletePod(victim)
-    others = fleet.told - fleet.desired(fleet.revision)
-    permit = max(0, fleet.replicas + SURGE - others)
-    return Pulse(victim.name, frozen(max_unavailable=permit, paused=False))
+        text = f"{names} must be Ready before {', '.join(pod.name for pod in victims)} may go"
+        return Wait(Reason.AWAITING_REPLICA, text)
+    ready = [pod for pod in victims if pod.ready]
+    if peers and ready:
+        return DeletePod(ready[0])
+    going, others = len(victims), fleet.desired(order.away)
+    kept = min(order.wave, fleet.spares) - _count_unplaced(fleet, order, now)
+    surge = max(SURGE, fleet.spares - going, min(kept, others - going))
+    permit = max(0, fleet.replicas + going - others)
+    fields = frozen(max_unavailable=permit, paused=False, surge=surge)
+    return Pulse(tuple(pod.name for pod in victims), fields)
 
 
 def _target_unavailable(fleet: Fleet, order: Order) -> bool:
@@ -393,24 +457,24 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
         waiting = making_wait(order.pulsed_at, now) if fleet.desired(order.away) > 0 else None
         return waiting or Revert(order.edit, order.recorded)
     if _lacks_spare(fleet, order):
-        return Retarget(order.edit, STILL)
+        return Retarget(order.edit, _still(fleet))
     return _take_leaving(fleet, order, leaving, now)
 
 
 def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: datetime) -> Move:
-    """Return the next move until one replica of the template that is left is drained; then it is put back."""
-    takeable = to_be_taken(leaving, order.held)
-    if not takeable:
-        return held_move(fleet, leaving)
-    victim = choose_pod(takeable, order.victim)
-    if back := stray_move(fleet, leaving, victim):
-        return back
-    needed = fleet.replicas - _given_up(fleet, order, now)
-    if waiting := draining_move(fleet, victim, order.victim, order.drain, needed):
-        return waiting
-    if len(leaving) == 1 and fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order):
-        return Revert(order.edit, order.recorded)
-    return Retarget(order.edit, STILL)
+    """Return the next move until one replica of the template that is left is drained; then it is put back.
+
+    Where the wanted template has all its replicas, the controller takes every other one as soon as it is.
+    """
+    all_go = fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order)
+    taken = _take(fleet, order, leaving, len(leaving) if all_go else 1, now)
+    if not isinstance(taken, tuple):
+        return taken
+    if not all_go:
+        return Retarget(order.edit, _still(fleet))
+    if len(taken) < len(leaving):
+        return Wait(Reason.DRAIN_TIMED_OUT, "not every replica that goes with the template is drained")
+    return Revert(order.edit, order.recorded)
 
 
 def _lacks_spare(fleet: Fleet, order: Order) -> bool:
@@ -434,9 +498,9 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
         return halfway_refusal(fleet, wanted.template) or _halt_rollout(fleet, order)
     stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed and not order.repairs
     if stopped and fleet.revision == order.away and not fleet.is_saturated(order.toward):
-        return Retarget(order.edit, STILL)
+        return Retarget(order.edit, _still(fleet))
     if _lacks_spare_of_both(fleet, wanted):
-        return Pulse("", ADDING)
+        return _add(fleet)
     return next_template_move(fleet, order, now)
 
 
@@ -462,43 +526,6 @@ def _lacks_spare_of_both(fleet: Fleet, wanted: Revision) -> bool:
     return held and fleet.observed and 0 < there < fleet.replicas and fleet.told <= fleet.replicas
 
 
-def releasing_move(
-    fleet: Fleet, recorded: RolloutFields, without_ours: Mapping[str, object] | None = None
-) -> Move:
-    """Return the next move toward a fleet without anything of ours but its template.
-
-    Cordoned pods go back into rotation before the rollout is let go, so that whatever the
-    controller does then, it does to a whole fleet.
-    """
-    if back := stray_move(fleet, fleet.pods):
-        return back
-    ours = released_fields(fleet.fields, recorded)
-    if without_ours is not None:
-        return Revert(EditedTemplate(without_ours), ours)
-    return Settled() if ours == fleet.fields else Release(ours)
-
-
-def released_fields(seen: RolloutFields, recorded: RolloutFields) -> RolloutFields:
-    """Return the fields with each one that still holds a frozen rollout's value put back.
-
-    A field that somebody else set meanwhile is theirs and stays.
-    """
-    held = seen.min_ready_seconds == FROZEN_MIN_READY_SECONDS
-    dated = seen.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
-    if not held and not dated:
-        return seen
-    ours = isinstance(seen.max_unavailable, int) and seen.max_surge == SURGE
-    return RolloutFields(
-        paused=recorded.paused,
-        max_surge=recorded.max_surge if ours else seen.max_surge,
-        max_unavailable=recorded.max_unavailable if ours else seen.max_unavailable,
-        min_ready_seconds=recorded.min_ready_seconds if held else seen.min_ready_seconds,
-        progress_deadline_seconds=(
-            recorded.progress_deadline_seconds if dated else seen.progress_deadline_seconds
-        ),
-    )
-
-
 def _order(step: FlagStep | BundleStep | RevisionStep, known: StepInput) -> Order:
     run = known.run
     return Order(
@@ -506,8 +533,8 @@ def _order(step: FlagStep | BundleStep | RevisionStep, known: StepInput) -> Orde
         toward=step.after_template,
         edit=step.template_change,
         recorded=run.recorded,
-        victim=run.victim,
-        drain=known.drain,
+        victims=run.victims,
+        drains=known.drains,
         start_limit=known.limits.start,
         spare_limit=known.limits.spare,
         pulsed_at=known.assigned_at,

@@ -44,9 +44,9 @@ class Retarget:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Let exactly one pod go: the victim."""
+    """Let exactly the victims go, or none; and let the controller add what is missing then."""
 
-    victim: str
+    victims: tuple[str, ...]
     fields: RolloutFields
 
 
@@ -133,6 +133,8 @@ class Cordon:
     """Take one pod out of rotation: label and deletion cost in one patch."""
 
     pod: Pod
+    beside: tuple[str, ...] = ()
+    """Uids of those that are drained already, and stay out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
         return held_move(fleet, (named,))
     if failed := _spare_failure(fleet, order, now):
         return failed
-    if back := stray_move(fleet, fleet.pods, named):
+    if back := stray_move(fleet, fleet.pods, (named,)):
         return back
     if short := _short(fleet, order, now):
         since, missing = short
@@ -253,7 +253,7 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     others = [pod for pod in live if pod.uid != order.step.uid] or list(live)
     recorded = [pod for pod in others if order.victim is not None and pod.uid == order.victim.uid]
     goer = min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
-    if back := stray_move(fleet, fleet.pods, goer):
+    if back := stray_move(fleet, fleet.pods, (goer,)):
         return back
     if waiting := draining_move(fleet, goer, order.victim, order.drain, order.least):
         return waiting
@@ -300,7 +300,7 @@ def _order(step: ReplaceStep, fleet: Fleet, known: StepInput) -> Replacement:
     return Replacement(
         step=step,
         scaled=scaled_by(known.run, step, known.resource_uid, fleet),
-        victim=known.run.victim,
+        victim=known.victim,
         drain=known.drain,
         limits=known.limits,
         drain_limit=known.drain_limit,

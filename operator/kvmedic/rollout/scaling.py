@@ -147,7 +147,7 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     # The controller would take a replica that is not Ready before a drained one.
     drained = order.victim.uid if order.victim else ""
     goer = min(takeable, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
-    if back := stray_move(fleet, fleet.pods, goer):
+    if back := stray_move(fleet, fleet.pods, (goer,)):
         return back
     draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
     return draining or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
@@ -278,7 +278,7 @@ def _order(step: ReplicasStep, fleet: Fleet, known: StepInput) -> Scaling:
     abandoned = run.ending is not None and run.ending.reason is Reason.ABANDONED
     return Scaling(
         step=step,
-        victim=run.victim,
+        victim=known.victim,
         drain=known.drain,
         limits=known.limits,
         begins=not known.is_back and not committed_sequence(run, uid, fleet.fence),

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from kvmedic.model.fleet import Fleet, Pod
-from kvmedic.model.run import Run
+from kvmedic.model.run import Run, Victim
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import Drain, StartLimits
 from kvmedic.rollout.moves import Move, Refused
@@ -25,7 +25,8 @@ class StepInput:
 
     run: Run
     resource_uid: str
-    drain: Drain
+    drains: Mapping[str, Drain]
+    """What is known of the requests on each victim, by uid."""
     limits: StartLimits
     drain_limit: timedelta
     now: datetime
@@ -37,6 +38,16 @@ class StepInput:
     """The step is the inverse of the one that the run began with."""
     edited: Mapping[str, object] | None = None
     """The template as somebody edited it, without the run's change; None: nothing of that is in it."""
+
+    @property
+    def victim(self) -> Victim | None:
+        """Return the replica that is being drained, where they go one at a time; None where none is."""
+        return self.run.victims[0] if self.run.victims else None
+
+    @property
+    def drain(self) -> Drain:
+        """Return what is known of the requests on it."""
+        return self.drains.get(self.victim.uid, Drain.UNKNOWN) if self.victim else Drain.UNKNOWN
 
     @property
     def down_before(self) -> int:
