@@ -98,6 +98,16 @@ TARGET = [
         "use lower-case letters, digits and dashes",
         below=".container",
     ),
+    at("no such engine", "targetRef", {"name": "x", "engine": "vllm"}, one_of("vLLM"), ENUM, below=".engine"),
+    at("port 0", "targetRef", {"name": "x", "port": 0}, whole(1, 65535), below=".port"),
+    at(
+        "a port by name",
+        "targetRef",
+        {"name": "x", "port": "http"},
+        "must be of type integer",
+        "valid integer",
+        below=".port",
+    ),
 ]
 
 PLAIN = [

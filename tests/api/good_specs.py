@@ -25,7 +25,13 @@ LOW: dict[str, Any] = {
 }
 
 HIGH: dict[str, Any] = {
-    "targetRef": {"kind": "Deployment", "name": f"{'x' * 63}.{'x' * 189}", "container": "x" * 63},
+    "targetRef": {
+        "kind": "Deployment",
+        "name": f"{'x' * 63}.{'x' * 189}",
+        "container": "x" * 63,
+        "engine": "vLLM",
+        "port": 65535,
+    },
     "mode": "Auto",
     "suspend": True,
     "objectives": {"interTokenP95": "1m", "e2eP95": "24h", "ttftP95": "1440m"},

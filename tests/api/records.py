@@ -9,8 +9,8 @@ from kvmedic.model.compression import Figures
 from kvmedic.model.engine import Knob
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Outcome, Spending, StepState, Terms
-from kvmedic.model.spec import RotationLabel
+from kvmedic.model.run import Approved, Outcome, Spending, StepState
+from kvmedic.model.spec import RotationLabel, Terms
 from kvmedic.model.status import (
     Attempt,
     CapChange,

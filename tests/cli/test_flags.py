@@ -186,6 +186,19 @@ def test_of_two_containers_of_one_name_none_is_shown():
     assert "2 containers could be meant" in result.stderr
 
 
+def test_an_image_that_says_nothing_is_read_as_the_engine_that_is_named(tmp_path):
+    path = tmp_path / "own.yaml"
+    text = MANIFEST.replace("vllm/vllm-openai:v0.32.0", "example.com/llm:7").replace("[vllm, serve]", "[]")
+    path.write_text(text, encoding="utf-8")
+    asked = ("-f", str(path), "--engine-version", "0.32.0")
+
+    unnamed = kvmedic("flags", "set", "max_num_seqs=32", *asked)
+    found = kvmedic("flags", "set", "max_num_seqs=32", "--engine", "vLLM", *asked)
+
+    assert (unnamed.exit_code, found.exit_code) == (3, 0)
+    assert found.stdout == text.replace('"64"', '"32"')
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -193,6 +206,7 @@ def test_of_two_containers_of_one_name_none_is_shown():
         (["set", "=4"], "is not NAME=VALUE"),
         (["set"], "Missing argument"),
         (["show", "--engine-version", "latest"], "is not a version"),
+        (["show", "--engine", "vllm"], "'vllm' is not known; use vLLM"),
     ],
 )
 def test_wrong_usage_exits_2(manifest, arguments, said):

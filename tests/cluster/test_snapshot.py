@@ -12,6 +12,7 @@ from kvmedic.cluster.ownership import CORDON_COST, CORDONED, DELETION_COST
 from kvmedic.cluster.snapshot import (
     Frame,
     container_index,
+    front_port,
     in_rotation,
     pod_of,
     rollout_fields,
@@ -19,6 +20,7 @@ from kvmedic.cluster.snapshot import (
     selector_text,
     snapshot,
 )
+from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import Ref, Resource
@@ -418,6 +420,72 @@ SERVES = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "command": ["vllm
 WITH_SIDECAR = {"spec": {"containers": [{"name": "proxy", "image": "envoy"}, SERVES]}}
 TWO_ENGINES = {"spec": {"containers": [SERVES, SERVES | {"name": "other"}]}}
 ALONE = {"spec": {"containers": [{"name": "vllm"}]}}
+
+
+OWN_IMAGE = {"name": "serve", "image": "example.com/llm:7", "args": ["--model=m", "--port", "8200"]}
+
+
+def test_an_image_that_says_nothing_is_an_engine_where_the_target_names_it() -> None:
+    template = {"spec": {"containers": [{"name": "proxy", "image": "envoy"}, OWN_IMAGE]}}
+
+    assert container_index(template, None) is None
+    assert container_index(template, None, profiles_for("vLLM")) == 1
+
+
+def with_ports(*ports: tuple[str, int], **more: Any) -> dict[str, Any]:
+    declared = [{"name": name, "containerPort": number} for name, number in ports]
+    return {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "ports": declared, **more}
+
+
+PROXY = {"name": "proxy", "image": "envoy", "ports": [{"containerPort": 8443}]}
+MINE = profiles_for("vLLM")
+
+
+@pytest.mark.parametrize(
+    ("engine", "scrape", "more", "port"),
+    [
+        (with_ports(("", 8080), args=["--port", "8200"]), "9400", {}, 8200),
+        (with_ports(("", 8080), args=["--port=8200"]), "", {"port": 7000}, 7000),
+        (with_ports(args=["--port", "$(PORT)"], env=[{"name": "PORT", "value": "2080"}]), "", {}, 2080),
+        (with_ports(("", 8080), args=["--port", "$(PORT)"]), "", {}, 8080),
+        (with_ports(("grpc", 9000), ("http", 8888)), "", {}, 8888),
+        (with_ports(("http", 8888), ("metrics", 9100)), "", {}, 9100),
+        (with_ports(("a", 9000), ("b", 8888)), "8080", {}, 8080),
+        (with_ports(("a", 9000), ("b", 8888)), "", {"front_port": 8888}, 8888),
+        (with_ports(("a", 9000), ("b", 8888)), "many", {}, None),
+        (with_ports(), "70000", {}, None),
+        ({**OWN_IMAGE, "name": "vllm"}, "", {}, None),
+        ({**OWN_IMAGE, "name": "vllm"}, "", {"profiles": MINE}, 8200),
+    ],
+)
+def test_where_the_metrics_of_a_pod_are(
+    engine: dict[str, Any], scrape: str, more: dict[str, Any], port: int | None
+) -> None:
+    body = a_pod({}, {"prometheus.io/port": scrape}) | {"spec": {"containers": [PROXY, engine]}}
+
+    assert pod_of(body, Frame("r", "vllm", ROTATION, {}, **more)).port == port
+
+
+LLM = {"app": "llm"}
+
+
+@pytest.mark.parametrize(
+    ("services", "port"),
+    [
+        ([(LLM, [{"port": 80, "targetPort": 8080}])], 8080),
+        ([(LLM, [{"port": 8080}])], 8080),
+        ([(LLM, [{"port": 80, "targetPort": "http"}])], None),
+        ([(LLM, [{"port": 80, "targetPort": 8080}]), (LLM, [{"port": 9000}])], None),
+        ([({"app": "other"}, [{"port": 8080}])], None),
+        ([], None),
+    ],
+)
+def test_the_port_that_services_lead_to(
+    services: list[tuple[dict[str, str], list[dict[str, Any]]]], port: int | None
+) -> None:
+    made = [{"spec": {"selector": selector, "ports": ports}} for selector, ports in services]
+
+    assert front_port(made, LLM) == port
 
 
 @pytest.mark.parametrize(

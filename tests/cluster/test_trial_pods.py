@@ -18,12 +18,16 @@ from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS, Owner, Trial, trial_pod
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
+from kvmedic.model.spec import TargetRef
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster, gpus
 from worlds.live_fleet import LiveFleet, is_whole, service
 from worlds.trying import CLASS
 
 pytestmark = pytest.mark.light
+
+
+TRIED = TargetRef("Deployment", "llm", "vllm")
 
 
 @dataclass
@@ -65,7 +69,7 @@ async def test_a_trial_runs_and_the_fleet_knows_nothing_of_it(place: Place) -> N
     assert await place.trials.make(place.trial, place.manifest()) == ""
     pod = await settled(place)
     assert await place.trials.make(place.trial, place.manifest()) == "", "a second creation finds the first"
-    again = await place.trials.look(place.trial, "vllm")
+    again = await place.trials.look(place.trial, TRIED)
 
     assert again.uid == pod.uid
     assert pod.ready_at is not None
@@ -84,7 +88,7 @@ async def test_a_pod_of_somebody_else_is_neither_taken_nor_removed(place: Place)
     with pytest.raises(Conflict):
         await place.trials.make(place.trial, place.manifest())
     with pytest.raises(Conflict):
-        await place.trials.look(place.trial, "vllm")
+        await place.trials.look(place.trial, TRIED)
     assert await place.trials.sweep(place.trial.namespace, place.trial.owner.uid) == ()
     assert place.trial.name in place.pods()
 
@@ -142,14 +146,14 @@ async def test_with_its_resource_a_trial_goes_too(place: Place) -> None:
     place.light.api.delete("ConfigMap", "owner", place.trial.namespace)
 
     until(lambda: place.trial.name not in place.pods(), 30, "the garbage collector took it")
-    assert await place.trials.look(place.trial, "vllm") is None
+    assert await place.trials.look(place.trial, TRIED) is None
 
 
 async def settled(place: Place, trial: Trial | None = None) -> Pod:
     """A trial's pod, once it is Ready; the place's own where none is named."""
     async with asyncio.timeout(60):
         while True:
-            pod = await place.trials.look(trial or place.trial, "vllm")
+            pod = await place.trials.look(trial or place.trial, TRIED)
             if pod is not None and pod.ready:
                 return pod
             await asyncio.sleep(0.05)
@@ -179,7 +183,7 @@ async def test_the_charts_rights_and_priority_class_suffice_where_trial_pods_are
         assert await trials.held_claims(where, {"spec": {"volumes": volumes}}) == {"not-there"}
         assert await trials.make(place.trial, place.manifest()) == ""
         assert await trials.make(place.trial, place.manifest()) == ""
-        assert await trials.look(place.trial, "vllm") is not None
+        assert await trials.look(place.trial, TRIED) is not None
         assert place.light.api.get("Pod", place.trial.name, where)["spec"]["priority"] == -10
         assert await trials.sweep(where, owner) == (place.trial.name,)
 
@@ -205,7 +209,7 @@ async def test_what_a_service_selects_or_the_api_server_refuses_is_told_without_
 
     assert why
     assert "hunter2" not in why
-    assert await place.trials.look(place.trial, "vllm") is None
+    assert await place.trials.look(place.trial, TRIED) is None
 
 
 async def test_without_room_it_waits_and_pushes_nobody_aside(place: Place) -> None:
@@ -215,7 +219,7 @@ async def test_without_room_it_waits_and_pushes_nobody_aside(place: Place) -> No
     await place.trials.make(place.trial, manifest)
 
     for _ in range(200):
-        pod = await place.trials.look(place.trial, "vllm")
+        pod = await place.trials.look(place.trial, TRIED)
         if pod is not None and pod.unschedulable:
             break
         await asyncio.sleep(0.05)

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,18 @@ async def test_the_pool_is_asked_of_the_replica_itself() -> None:
             await scraper.close()
 
     assert readings == [Pool(149, 32, "auto", caches_prefixes=True), Missing(Absence.NO_SERIES)]
+
+
+async def test_a_replica_is_asked_at_the_port_of_its_engine() -> None:
+    with Server(answering(THRASH)) as server:
+        scraper = Scraper(ScrapeOptions(port=free_ports(1)[0]), VLLM_SIGNALS)
+        here = PodAddress(POD, "127.0.0.1", port=server.port)
+        found = [value_of(await scraper.pool(here)), value_of(await scraper.in_flight(here))]
+        elsewhere = await scraper.in_flight(replace(here, port=None))
+        await scraper.close()
+
+    assert found == [Pool(149, 32, "auto", caches_prefixes=True), 21.0]
+    assert isinstance(elsewhere, Missing)
 
 
 def test_a_pod_is_found_by_template_or_by_the_addresses_file(tmp_path: Path) -> None:

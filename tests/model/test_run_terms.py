@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from kvmedic.model.plan import Step
-from kvmedic.model.run import Terms, policy_during
-from kvmedic.model.spec import RotationLabel
+from kvmedic.model.run import policy_during
+from kvmedic.model.spec import RotationLabel, Terms
 from run_builder import BUNDLE, CONFIG, RECALL, REPLACE, STEP, a_run
 
 TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=5))

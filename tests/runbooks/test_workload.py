@@ -14,6 +14,7 @@ from kvmedic.manifests import flags
 from kvmedic.model.config_edits import ConfigMap, Contents, Difference
 from kvmedic.model.engine import Engine, Knob, Version
 from kvmedic.model.evidence import Blocked
+from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
 from kvmedic.runbooks.revisions import differences
 from kvmedic.runbooks.workload import View, Workload
@@ -101,6 +102,30 @@ def test_who_names_no_container_of_the_template_is_told_which(parsed: Counter[st
         f"the target has no container {name}" for name in ("a", "b", "a")
     ]
     assert not parsed
+
+
+def test_an_image_that_says_nothing_is_read_as_the_engine_that_the_target_names() -> None:
+    view = View(a_fleet(), template("--max-num-seqs=64", image="example.com/llm:7"))
+    named = replace(TARGET, engine="vLLM")
+
+    unknown, found = view.workload(TARGET), view.workload(named)
+
+    assert isinstance(unknown, Blocked)
+    assert unknown.reason is Reason.ENGINE_UNRECOGNISED
+    assert isinstance(found, Workload)
+    assert (found.given(Knob.MAX_NUM_SEQS), found.engine.version) == (64, None)
+
+
+def test_of_several_containers_that_may_be_the_named_engine_one_must_be_named() -> None:
+    several = template(image="example.com/llm:7")
+    several["spec"]["containers"].append({"name": "metrics", "image": "exporter", "args": ["--web=:9100"]})
+    view = View(a_fleet(), several)
+
+    either = view.workload(replace(TARGET, engine="vLLM"))
+
+    assert isinstance(either, Blocked)
+    assert "spec.targetRef.container" in either.message
+    assert isinstance(view.workload(replace(TARGET, engine="vLLM", container="vllm")), Workload)
 
 
 def test_templates_and_files_are_not_printed() -> None:

@@ -12,8 +12,8 @@ from kvmedic.model.evidence import Observation
 from kvmedic.model.fleet import ObjectRef, RolloutFields, template_hash
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Baseline, Run, StepRecord, Terms
-from kvmedic.model.spec import RotationLabel
+from kvmedic.model.run import Baseline, Run, StepRecord
+from kvmedic.model.spec import RotationLabel, Terms
 from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan

@@ -79,7 +79,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
     scale, rollback = levers.get(LeverName.SCALE_OUT), levers.get(LeverName.REVISION_ROLLBACK)
     within = parse_duration(rollback.within) if rollback and rollback.within else RollbackPolicy().within
     return Policy(
-        target=TargetRef(spec.target_ref.kind, spec.target_ref.name, spec.target_ref.container),
+        target=TargetRef(**spec.target_ref.model_dump()),
         mode=spec.mode,
         suspended=spec.suspend,
         runbooks=tuple(spec.runbooks),

@@ -210,6 +210,15 @@ class TargetRef(Wire):
     container: Annotated[str, Field(max_length=63), DNS_LABEL] | None = None
     """Name of the engine's container in the pod template. Optional if exactly one of the template's
     containers runs a known engine; otherwise `ActionRequired` asks for it."""
+    engine: Literal["vLLM"] | None = None
+    """The engine that the container runs. Needed only where neither the image's name nor the command line
+    says so, as with an image of your own that is given `args` alone: these are read as the engine's flags
+    then. Where the pod has several containers, name the engine's in `container` too."""
+    port: Annotated[int, Field(strict=True), whole(1, 65535)] | None = None
+    """TCP port at which each replica serves `/metrics`. From 1 to 65535. Absent: the engine's `--port`, else
+    the port of its container that is named `metrics` or `http`, else its only port, else the annotation
+    `prometheus.io/port` of the pod, else the only port that its Services lead to, else that of the operator's
+    configuration (8000)."""
 
 
 class Metrics(Wire):

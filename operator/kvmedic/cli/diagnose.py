@@ -49,7 +49,7 @@ from kvmedic.cli.saved import (
     with_method,
     with_starts,
 )
-from kvmedic.engines import ENGINES, VOCABULARIES
+from kvmedic.engines import VOCABULARIES, profiles_for
 from kvmedic.kube.errors import NoCluster
 from kvmedic.kube.kubeconfig import AS_KUBECTL, DEFAULT_NAMESPACE, ClusterChoice, namespace_of
 from kvmedic.manifests.engine_file import contents_in
@@ -109,8 +109,8 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
         return None
     target = policy.target
     owner = None if target.name == _ANY else target.name
-    text = _read_input(file)
-    chosen = engine_in(text, ENGINES, Selector(target.container, owner))
+    text, profiles = _read_input(file), profiles_for(target.engine)
+    chosen = engine_in(text, profiles, Selector(target.container, owner))
     if isinstance(chosen, Refusal):
         if chosen.reason is RefusalReason.NOT_A_MANIFEST:
             raise GivenError(f"{file}: {chosen.message}")
@@ -123,7 +123,7 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
         return Blocked(Reason.ENGINE_UNRECOGNISED if unknown else Reason.FLAG_NOT_EDITABLE, message)
     found, _ = chosen
     template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
-    engines = ENGINES if version is None else tuple(Engine(profile, version) for profile in ENGINES)
+    engines = profiles if version is None else tuple(Engine(profile, version) for profile in profiles)
     maps = {name: ConfigMap(contents) for name, contents in contents_in(text).items()}
     return workload_of(ObjectRef(found.kind, found.owner), "", template, found.name, engines, maps)
 

@@ -25,7 +25,7 @@ import typer
 from kvmedic.api.resource import SpecInvalid, objectives_from
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.saved import ScrapeError, doubt_of, interval_between, named_file, pages_of, signals_of
-from kvmedic.engines import ENGINES
+from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.engines.signal_sources import (
     SignalTable,
 )
@@ -350,6 +350,13 @@ File = Annotated[
 ]
 Container = Annotated[str | None, typer.Option(help="Name of the container, if several run an engine.")]
 Name = Annotated[str | None, typer.Option(help="Name of the object, if the file holds several.")]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="What the container runs, where neither image nor command line says so: vLLM.",
+    ),
+]
 EngineVersion = Annotated[
     str | None,
     typer.Option(help="The engine's version, such as 0.32.0. By default the image's tag."),
@@ -362,12 +369,13 @@ def show(
     output: Annotated[Form, typer.Option("--output", "-o", help="How to print.")] = Form.TEXT,
     container: Container = None,
     name: Name = None,
+    engine_name: EngineName = None,
     engine_version: EngineVersion = None,
 ) -> None:
     """Show the flags that a manifest gives the engine, as the engine reads them, without its defaults."""
     version = version_named(engine_version)
     text = _read_manifest(file)
-    engines = engines_in(text, ENGINES, Selector(container, name))
+    engines = engines_in(text, profiles_named(engine_name), Selector(container, name))
     if isinstance(engines, Refusal):
         _refuse(engines)
     if len({found.name for found, _ in engines}) < len(engines):
@@ -388,6 +396,7 @@ def set_flag(
     file: File,
     container: Container = None,
     name: Name = None,
+    engine_name: EngineName = None,
     engine_version: EngineVersion = None,
 ) -> None:
     """Change one flag in a manifest and print the manifest.
@@ -399,7 +408,7 @@ def set_flag(
         raise typer.BadParameter(f"{setting!r} is not NAME=VALUE; for example max_num_seqs=64")
     version = version_named(engine_version)
     text = _read_manifest(file)
-    chosen = engine_in(text, ENGINES, Selector(container, name))
+    chosen = engine_in(text, profiles_named(engine_name), Selector(container, name))
     if isinstance(chosen, Refusal):
         _refuse(chosen)
     found, profile = chosen
@@ -491,6 +500,14 @@ def _print_views(views: list[tuple[ManifestContainer, FlagsView]], output: Form)
             print(f"  {given.flag.dest:<24} {json.dumps(given.value):<16} {given.place}")
         if not view.flags:
             print("  no flag that kvmedic knows; the engine's defaults apply")
+
+
+def profiles_named(engine: str | None) -> tuple[EngineProfile, ...]:
+    """Return the engines that a container may run, by an option that may name one."""
+    known = [each.name for each in ENGINES]
+    if engine is not None and engine not in known:
+        raise typer.BadParameter(f"{engine!r} is not known; use {' or '.join(known)}", param_hint="--engine")
+    return profiles_for(engine)
 
 
 def version_named(text: str | None) -> Version | None:

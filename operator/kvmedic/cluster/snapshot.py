@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -36,7 +36,7 @@ from kvmedic.cluster.ownership import (
     last_editor,
     owner_of,
 )
-from kvmedic.engines import ENGINES
+from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.kube.client import NOT_FOUND, Client
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
@@ -58,8 +58,10 @@ from kvmedic.kube.objects import (
     section,
     uid_of,
 )
+from kvmedic.manifests.flags import port_of
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.compression import parse_count
+from kvmedic.model.engine import EngineProfile
 from kvmedic.model.fleet import (
     ContainerEnd,
     Fleet,
@@ -98,6 +100,12 @@ class Frame:
     rotation: Rotation
     serving: Mapping[str, tuple[str, ...]]
     """Who leads requests to a pod, by its uid; others get none."""
+    profiles: Sequence[EngineProfile] = ENGINES
+    """The engines that the container may run."""
+    port: int | None = None
+    """Where the metrics are, by the spec; None: the pod shows it."""
+    front_port: int | None = None
+    """The one port of the pods that the Services lead to; None: none, or several."""
 
 
 def is_finished(body: Mapping[str, Any]) -> bool:
@@ -115,11 +123,11 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
     ]
     waiting = (section(each, "state", "waiting").get("reason") for each in engines)
     running = (section(each, "state", "running").get("startedAt") for each in engines)
-    ports = (
+    ports = [
         port
         for each in (*items(spec, "containers"), *items(spec, "initContainers"))
-        for port in items(each, "ports")
-    )
+        for port in _tcp_ports(each)
+    ]
     drains = labels_of(body).get(frame.rotation.label) == frame.rotation.draining
     costs_least = annotations_of(body).get(DELETION_COST) == CORDON_COST
     return Pod(
@@ -145,11 +153,39 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         runs_since=min((moment(at) for at in running if at), default=None),
         # Every container that may be the engine's has a status, and none runs.
         is_stopped=bool(engines) and not any("running" in (each.get("state") or {}) for each in engines),
-        ports=tuple(
-            sorted({int(port["containerPort"]) for port in ports if port.get("protocol", "TCP") == "TCP"})
-        ),
+        ports=tuple(sorted({int(port["containerPort"]) for port in ports})),
+        port=frame.port or _metrics_port(body, frame),
         listed_by=frame.serving.get(uid_of(body), ()),
     )
+
+
+def _tcp_ports(container: Mapping[str, Any]) -> list[JsonObject]:
+    return [port for port in items(container, "ports") if port.get("protocol", "TCP") == "TCP"]
+
+
+SCRAPE_PORT = "prometheus.io/port"
+"""Annotation of a pod by which many installations of Prometheus find its metrics."""
+NAMED_PORTS = ("metrics", "http")
+"""Names of the engine's port where its container declares several; the first counts most."""
+
+
+def _metrics_port(body: Mapping[str, Any], frame: Frame) -> int | None:
+    """Return where a pod's engine serves its metrics, by the first that tells; None: nothing does."""
+    containers = items(section(body, "spec"), "containers")
+    named = [each for each in containers if each.get("name") == frame.container]
+    engines = named if frame.container else containers
+    declared = {
+        str(port.get("name", "")): int(port["containerPort"]) for each in named for port in _tcp_ports(each)
+    }
+    only = set(declared.values())
+    told = (
+        *(port_of(each, frame.profiles) for each in engines if len(engines) == 1),
+        *(declared.get(name) for name in NAMED_PORTS),
+        only.pop() if len(only) == 1 else None,
+        parse_count(annotations_of(body).get(SCRAPE_PORT, "")),
+        frame.front_port,
+    )
+    return next((port for port in told if port and port < 65536), None)
 
 
 def _since(status: Mapping[str, Any], wanted: str) -> datetime | None:
@@ -255,6 +291,17 @@ def selects(service: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return bool(selector) and selector.items() <= labels.items()
 
 
+def front_port(services: Iterable[JsonObject], labels: Mapping[str, str]) -> int | None:
+    """Return the one port of pods with these labels that their Services lead to; None: none, or several."""
+    ports = [
+        port for each in services if selects(each, labels) for port in items(section(each, "spec"), "ports")
+    ]
+    numbers = {
+        port.get("targetPort", port.get("port")) for port in ports if port.get("protocol", "TCP") == "TCP"
+    }
+    return next((int(one) for one in numbers if isinstance(one, int)), None) if len(numbers) == 1 else None
+
+
 def reaches(services: Iterable[JsonObject], deployment: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """Return whether every Service that selects a Deployment's pods would select pods with these labels."""
     own = section(deployment, "spec", "template", "metadata", "labels")
@@ -322,17 +369,22 @@ async def snapshot(client: Client, namespace: str, target: TargetRef, label: Rot
         return None
     parts = await _parts(client, namespace, deployment)
     template = section(deployment, "spec", "template")
-    index = container_index(template, target.container)
+    profiles = profiles_for(target.engine)
+    index = container_index(template, target.container, profiles)
     name = None if index is None else str(items(section(template, "spec"), "containers")[index].get("name"))
     uids = frozenset(uid_of(pod) for pod in parts.pods)
     rotation = rotation_of(deployment, label, parts.services, parts.slices, uids)
     kept = {
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
     }
-    return View(_fleet(parts, rotation, name), template, kept)
+    front = front_port(parts.services, labels_of(template))
+    frame = Frame("", name, rotation, in_rotation(parts.slices), profiles, target.port, front)
+    return View(_fleet(parts, frame), template, kept)
 
 
-def container_index(template: Mapping[str, Any], name: str | None) -> int | None:
+def container_index(
+    template: Mapping[str, Any], name: str | None, profiles: Sequence[EngineProfile] = ENGINES
+) -> int | None:
     """Return the place of the engine's container in a pod template: the named one, else the only one."""
     containers = items(section(template, "spec"), "containers")
     if name is not None:
@@ -344,7 +396,7 @@ def container_index(template: Mapping[str, Any], name: str | None) -> int | None
     engines = [
         index
         for index, each in enumerate(containers)
-        if not all(isinstance(invocation_of(each, profile), NotAnEngine) for profile in ENGINES)
+        if not all(isinstance(invocation_of(each, profile), NotAnEngine) for profile in profiles)
     ]
     return engines[0] if len(engines) == 1 else None
 
@@ -369,14 +421,13 @@ async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Par
     )
 
 
-def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
+def _fleet(parts: _Parts, frame: Frame) -> Fleet:
     body = parts.deployment
     metadata, spec, status = section(body, "metadata"), section(body, "spec"), section(body, "status")
     marks = {key: text for key, text in annotations_of(body).items() if key.startswith(PREFIX)}
     revisions = {
         uid_of(each): template_hash(section(each, "spec", "template")) for each in parts.replica_sets
     }
-    serving = in_rotation(parts.slices)
     going = "deletionTimestamp" in metadata
     return Fleet(
         namespace=str(metadata["namespace"]),
@@ -394,10 +445,9 @@ def _fleet(parts: _Parts, rotation: Rotation, container: str | None) -> Fleet:
         fence=marks.pop(RUN, ""),
         replica_sets=tuple(_replica_set(each, parts) for each in parts.replica_sets),
         pods=tuple(
-            pod_of(each, Frame(revisions[controller_uid(each)], container, rotation, serving))
-            for each in parts.pods
+            pod_of(each, replace(frame, revision=revisions[controller_uid(each)])) for each in parts.pods
         ),
-        rotation=rotation,
+        rotation=frame.rotation,
         owner=owner_of(body),
         recorded=marks,
         scaler=scaler_of(body, parts.autoscalers),

@@ -17,6 +17,7 @@ from typing import Any
 
 from kvmedic.cluster.engine_logs import last_words_of
 from kvmedic.cluster.snapshot import Frame, is_finished, pod_of, selects
+from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client, Preconditions, Propagation
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
@@ -47,6 +48,7 @@ from kvmedic.manifests.trial_pod import (
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod, Rotation
 from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import TargetRef
 from kvmedic.model.trial import Counted, JobEnd, JobSight, Served
 from kvmedic.rollout.trial import LastWords
 
@@ -66,14 +68,16 @@ class Trials:
         """Return nothing: trial pods are made."""
         return ""
 
-    async def look(self, trial: Trial, container: str) -> Pod | None:
+    async def look(self, trial: Trial, target: TargetRef) -> Pod | None:
         """Return the pod of a trial, None where there is none.
 
         Raises:
             Conflict: a pod of that name is somebody else's.
         """
         body = await _get_own(self.client, Ref(PODS, trial.namespace, trial.name), trial.owner.uid)
-        return None if body is None else pod_of(body, Frame("", container, _NOWHERE, {}))
+        profiles = profiles_for(target.engine)
+        frame = Frame("", target.container, _NOWHERE, {}, profiles, target.port)
+        return None if body is None else pod_of(body, frame)
 
     async def last_words(self, namespace: str, pod: Pod, refusals: Sequence[re.Pattern[str]]) -> LastWords:
         """Return what the log of a trial pod that ended says of it; that it cannot be read is a value."""

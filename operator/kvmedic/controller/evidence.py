@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from kvmedic.controller.ports import Drivers, Logs, Metrics, Senses
-from kvmedic.engines import ENGINES, vocabulary_of
+from kvmedic.engines import profiles_for, vocabulary_of
 from kvmedic.engines.engine_log import Agreed, Mixed, Silent, Unclear, Witness, told_of, witnesses
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.proposals import Proposal
@@ -306,7 +306,7 @@ async def ask_versions(namespace: str, view: View, metrics: Metrics) -> tuple[Wi
 
 def engine_of(view: View, policy: Policy, told: Sequence[Witness] = ()) -> Workload | Blocked:
     """Return the engine in the target's pod template, or why it cannot be told."""
-    known = [_engine_in_version(profile, told) for profile in ENGINES]
+    known = [_engine_in_version(profile, told) for profile in profiles_for(policy.target.engine)]
     return view.workload(policy.target, engines=known)
 
 

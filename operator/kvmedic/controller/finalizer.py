@@ -18,8 +18,7 @@ from kvmedic.controller.temporary import with_holder
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import Goal, Plan, ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import without_spec
-from kvmedic.model.spec import Policy, TargetRef
+from kvmedic.model.spec import Policy, TargetRef, without_spec
 from kvmedic.model.status import Key, Record, Resource, TemporaryChange, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.record.surveys import complaint

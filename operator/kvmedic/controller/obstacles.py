@@ -116,7 +116,8 @@ def _revision_of(
     earlier = view.templates.get(step.after.replica_set)
     if earlier is None:
         return None
-    changed = differences(view, TargetRef(target.kind, target.name, container), step.after.replica_set)
+    named = TargetRef(target.kind, target.name, container, workload.engine.profile.name)
+    changed = differences(view, named, step.after.replica_set)
     if isinstance(changed, Inconclusive):
         return None
     names = options_of_interest(workload.engine.profile)

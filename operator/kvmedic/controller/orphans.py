@@ -39,8 +39,8 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, ReplicaSet, template_hash
 from kvmedic.model.plan import Goal, Plan, RevisionStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Intent, Run, StepState, Terms, terms_of, without_spec
-from kvmedic.model.spec import OnDrainTimeout, Policy, TargetRef
+from kvmedic.model.run import Intent, Run, StepState
+from kvmedic.model.spec import OnDrainTimeout, Policy, TargetRef, Terms, terms_of, without_spec
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.rollout.decide import outcome_of

@@ -24,7 +24,7 @@ from kvmedic.model.evidence import Blocked, LogForms, LoggedSize, Look, Observat
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
 from kvmedic.model.plan import TrialStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Policy
+from kvmedic.model.spec import Policy, TargetRef
 from kvmedic.model.status import ConfigCopy, Key, Record, Resource
 from kvmedic.model.trial import Interrupted, JobSight, Progress, Served
 from kvmedic.rollout.config_copy import Files
@@ -85,8 +85,8 @@ class Trials(Protocol):
     def forbidden(self) -> str:
         """Return why no trial pods are made at all; nothing where they are."""
 
-    async def look(self, trial: Trial, container: str) -> Pod | None:
-        """Return the pod of a trial, None where there is none; `container` is the engine's.
+    async def look(self, trial: Trial, target: TargetRef) -> Pod | None:
+        """Return the pod of a trial, None where there is none; `target` names the engine's container.
 
         Raises Conflict where a pod of that name is somebody else's.
         """
@@ -118,9 +118,9 @@ class NoTrials:
         """Return what the administrator would set."""
         return "trial pods are not allowed here: set probe.trialPods in the operator's configuration"
 
-    async def look(self, trial: Trial, container: str) -> Pod | None:
+    async def look(self, trial: Trial, target: TargetRef) -> Pod | None:
         """Return that there is none."""
-        del trial, container
+        del trial, target
         return None
 
     async def last_words(self, namespace: str, pod: Pod, refusals: Sequence[re.Pattern[str]]) -> LastWords:

@@ -37,8 +37,8 @@ from kvmedic.controller.trial import triable
 from kvmedic.controller.verify import pressed_baseline
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import policy_during, terms_of
-from kvmedic.model.spec import Policy
+from kvmedic.model.run import policy_during
+from kvmedic.model.spec import Policy, terms_of
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.record.surveys import (

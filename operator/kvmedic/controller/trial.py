@@ -14,7 +14,7 @@ from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.next_move import Tick, as_watched, start_limits, watch_readiness
 from kvmedic.controller.ports import Ports
-from kvmedic.engines import ENGINES, VOCABULARIES
+from kvmedic.engines import VOCABULARIES, profiles_for
 from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.trial_pod import (
     Evaluation,
@@ -29,6 +29,7 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import GateStep, OnTrial, TrialStep
 from kvmedic.model.reasons import Reason, Trait
+from kvmedic.model.spec import TargetRef
 from kvmedic.model.status import Resource
 from kvmedic.model.trial import Answer, Scored
 from kvmedic.record.runs import with_answer, with_score
@@ -59,7 +60,7 @@ async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | GateMove:
     """Return the next move of the trial or the evaluation of an open run."""
     ports, namespace = tick.ports, tick.resource.namespace
     try:
-        pod = await ports.trials.look(trial_of(tick, step), step.container)
+        pod = await ports.trials.look(trial_of(tick, step), _target(tick, step))
         job = await ports.evaluations.look(evaluation_of(tick, step)) if isinstance(step, GateStep) else None
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name belongs to someone else")
@@ -91,7 +92,8 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
     if isinstance(step, GateStep):
         why = why or ports.evaluations.forbidden()
     if not why:
-        manifest = await _manifest(found.view, step, _trial(resource, "", step), ports)
+        engine = resource.policy.target.engine if resource.policy else None
+        manifest = await _manifest(found.view, step, _trial(resource, "", step), engine, ports)
         why = manifest.message if isinstance(manifest, Blocked) else ""
         workload = engine_of(found.view, resource.policy) if resource.policy else None
         if isinstance(workload, Workload):
@@ -102,14 +104,16 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
 async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
     """Make the trial pod; return why there can be none, or nothing."""
     trial = trial_of(tick, step)
-    manifest = await _manifest(view, step, trial, tick.ports)
+    manifest = await _manifest(view, step, trial, tick.policy.target.engine, tick.ports)
     if isinstance(manifest, Blocked):
         return manifest.message
     return await tick.ports.trials.make(trial, manifest)
 
 
-async def _manifest(view: View, step: OnTrial, trial: Trial, ports: Ports) -> dict[str, Any] | Blocked:
-    template = without_remote_cache(_on_trial(view, step), step.container, ENGINES)
+async def _manifest(
+    view: View, step: OnTrial, trial: Trial, engine: str | None, ports: Ports
+) -> dict[str, Any] | Blocked:
+    template = without_remote_cache(_on_trial(view, step), step.container, profiles_for(engine))
     if isinstance(template, Blocked):
         return template
     claims = await ports.trials.held_claims(trial.namespace, template)
@@ -144,7 +148,7 @@ async def delete_trial(tick: Tick) -> bool:
         return True
     jobs = await tick.ports.evaluations.sweep(tick.resource.namespace, tick.resource.uid)
     try:
-        pod = await tick.ports.trials.look(trial_of(tick, step), step.container)
+        pod = await tick.ports.trials.look(trial_of(tick, step), _target(tick, step))
     except Conflict:
         pod = None
     if pod is not None:
@@ -156,6 +160,10 @@ async def delete_trial(tick: Tick) -> bool:
 def trial_of(tick: Tick, step: OnTrial) -> Trial:
     """Return the trial of an open run."""
     return _trial(tick.resource, tick.run.id, step)
+
+
+def _target(tick: Tick, step: OnTrial) -> TargetRef:
+    return replace(tick.policy.target, container=step.container)
 
 
 def evaluation_of(tick: Tick, step: GateStep) -> Evaluation:

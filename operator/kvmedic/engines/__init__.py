@@ -4,7 +4,8 @@ Data only. A new engine is files of its own in this folder and a row in `VOCABUL
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from kvmedic.engines.engine_log import StartForms
 from kvmedic.engines.signal_sources import (
@@ -35,6 +36,17 @@ VOCABULARIES = (Vocabulary(VLLM, VLLM_SIGNALS, VLLM_START, VLLM_REFUSALS, VLLM_O
 """Every engine that is known. Where nothing tells which of them runs, the first is taken."""
 
 ENGINES = tuple(each.profile for each in VOCABULARIES)
+
+
+@cache
+def profiles_for(engine: str | None) -> tuple[EngineProfile, ...]:
+    """Return the engines that a target's container may run.
+
+    Args:
+        engine: the one that it does run, by name, whatever its image is called; None: any that is recognised.
+    """
+    named = (each for each in ENGINES if each.name == engine)
+    return tuple(replace(each, launch=replace(each.launch, images=(".*",))) for each in named) or ENGINES
 
 
 def vocabulary_of(profile: EngineProfile) -> Vocabulary:

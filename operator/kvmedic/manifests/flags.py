@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
 from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, parse
-from kvmedic.manifests.invocation import invocation_of, version_of
+from kvmedic.manifests.invocation import Remembered, digest_of, invocation_of, version_of
 from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
 from kvmedic.manifests.tokens import Malformed, Place, Spot, Token, item_text, read_value
 from kvmedic.model.edits import Field, TokenEdit, containers_of
@@ -321,6 +321,25 @@ def parsed_of(
         RefusalReason.NO_ENGINE,
         f"container {container.get('name')} does not start {engine.profile.name}{doubt}",
     )
+
+
+_PORTS: Remembered[int | None] = Remembered()
+
+
+def port_of(container: Mapping[str, object], profiles: Sequence[EngineProfile]) -> int | None:
+    """Return where a container's command line has its engine listen; None where it does not say."""
+    for profile in profiles:
+        key = digest_of(container), id(profile)
+        known = _PORTS.find(key, profile)
+        if known is None:
+            read = parsed_of(container, Engine(profile, version_of(container, profile)))
+            given = None if isinstance(read, Refusal) else read.last(profile.launch.port.lstrip("-"))
+            value = given.value if given else None
+            known = value if isinstance(value, int) and not isinstance(value, bool) else None, 1
+            _PORTS.keep(key, profile, *known)
+        if known[0] is not None:
+            return known[0]
+    return None
 
 
 def _change_value(

@@ -480,4 +480,4 @@ def _addresses(pods: Iterable[Pod]) -> dict[str, str]:
 
 
 def _where(namespace: str, pod: Pod) -> PodAddress:
-    return PodAddress(PodKey(namespace, pod.name), pod.address, pod.ports)
+    return PodAddress(PodKey(namespace, pod.name), pod.address, pod.ports, pod.port)

@@ -83,6 +83,10 @@ class Tempo:
     at_once: int = AT_ONCE
 
 
+def _where(namespace: str, pod: Pod) -> PodAddress:
+    return PodAddress(PodKey(namespace, pod.name), pod.address, port=pod.port)
+
+
 @dataclass(frozen=True, slots=True)
 class _Subject:
     """What a test is made on."""
@@ -94,7 +98,7 @@ class _Subject:
 
     @property
     def where(self) -> PodAddress:
-        return PodAddress(PodKey(self.namespace, self.pod.name), self.pod.address)
+        return _where(self.namespace, self.pod)
 
     @property
     def tokens(self) -> int:
@@ -183,7 +187,7 @@ class GenerationProbes:
 
     async def served(self, namespace: str, pod: Pod) -> Served | str:
         """Return what a pod's engine says of itself and of its work so far, or why it cannot be read."""
-        where = PodAddress(PodKey(namespace, pod.name), pod.address)
+        where = _where(namespace, pod)
         metrics = self._resolve(where)
         if metrics is None:
             return "the pod has no address"

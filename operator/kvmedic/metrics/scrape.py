@@ -299,7 +299,7 @@ class Scraper:
         Every port is asked that a container declares or that a known engine was scraped at. An engine that
         this process has once seen on the replica is known from then on.
         """
-        ports = sorted({self._port, *where.ports, *(one.port for one in known if one.port)})
+        ports = sorted({where.port or self._port, *where.ports, *(one.port for one in known if one.port)})
         urls = {port: self._resolve(replace(where, port=port)) for port in ports}
         by_url = {url: port for port, url in urls.items() if url is not None}
         asked: dict[int | None, str] = {port: url for url, port in by_url.items()}

@@ -321,6 +321,8 @@ class Launch:
     the image's own entry point serves, so that `args` alone are flags."""
     versioned_images: tuple[str, ...]
     """Regular expressions of the same kind: the image's tag names the engine's version."""
+    port: str = "--port"
+    """The option that says where it listens, for its metrics too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,6 +237,8 @@ class Pod:
     """The kubelet says that the engine's container does not run."""
     ports: tuple[int, ...] = ()
     """TCP ports that its containers declare, sorted."""
+    port: int | None = None
+    """Where its engine serves its metrics; None: nothing shows it."""
     half_cordoned: bool = False
     """It is out of rotation by our label, and somebody took our deletion cost away: not the first to go, so
     it is not drained, but it may not stay out either."""

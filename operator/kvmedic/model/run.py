@@ -21,10 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from math import inf
 
 from kvmedic.model.compression import whole_amount
-from kvmedic.model.devices import NodeHealth
 from kvmedic.model.edits import containers_of
 from kvmedic.model.fleet import Fleet, RolloutFields
 from kvmedic.model.plan import (
@@ -33,20 +31,7 @@ from kvmedic.model.plan import (
     Step,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import (
-    Limits,
-    Mode,
-    Objectives,
-    OnDrainTimeout,
-    OnInconclusive,
-    Policy,
-    RolloutPolicy,
-    RotationLabel,
-    Spare,
-    TargetRef,
-    Trigger,
-    Windows,
-)
+from kvmedic.model.spec import Policy, TargetRef, Terms, without_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,15 +379,6 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What of the spec a run was begun on, so that it can be ended whatever becomes of the spec."""
-
-    rotation_label: RotationLabel
-    drain_timeout: timedelta
-    on_drain_timeout: OnDrainTimeout = OnDrainTimeout.HOLD
-
-
-@dataclass(frozen=True, slots=True)
 class Approved:
     """The approval that a run was opened on; it counts for no other run, though it still exists."""
 
@@ -548,15 +524,6 @@ class Run:
         return replace(self.with_step(record), ending=outcome, victims=(), timed_out=())
 
 
-NEVER = timedelta(0)
-
-
-def terms_of(policy: Policy) -> Terms:
-    """Return what is to be remembered of a spec, so that what is begun by it can be ended without it."""
-    rollout = policy.rollout
-    return Terms(rollout.rotation_label, rollout.drain_timeout, rollout.on_drain_timeout)
-
-
 def policy_during(run: Run, policy: Policy | None) -> Policy | None:
     """Return what an open run goes by; None where neither the spec nor the record says enough.
 
@@ -572,28 +539,3 @@ def policy_during(run: Run, policy: Policy | None) -> Policy | None:
 def policy_from(step: Step, terms: Terms) -> Policy:
     """Return a policy with which a step can be taken back, and nothing else can be done."""
     return without_spec(TargetRef(step.target.kind, step.target.name, step.container), terms)
-
-
-def without_spec(target: TargetRef, terms: Terms) -> Policy:
-    """Return a policy with which what was done to a target can be taken back, and nothing else."""
-    return Policy(
-        target=target,
-        mode=Mode.OBSERVE,
-        suspended=True,
-        runbooks=(),
-        source="",
-        objectives=Objectives(),
-        trigger=Trigger(inf, inf),
-        windows=Windows(NEVER, NEVER, NEVER, NEVER),
-        node_health=NodeHealth.REQUIRED,
-        levers=(),
-        rollout=RolloutPolicy(
-            Spare.REQUIRED,
-            terms.drain_timeout,
-            terms.rotation_label,
-            on_drain_timeout=terms.on_drain_timeout,
-        ),
-        on_inconclusive=OnInconclusive.HOLD,
-        limits=Limits(NEVER, 0, 0),
-        hold_at_most=NEVER,
-    )

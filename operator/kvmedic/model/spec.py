@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
+from math import inf
 from zoneinfo import ZoneInfo
 
 from kvmedic.model.compression import BundleSetting, Figures, MethodClass
@@ -285,6 +286,10 @@ class TargetRef:
     name: str
     container: str | None
     """The engine's container; None: the only one that runs a known engine."""
+    engine: str | None = None
+    """The engine that the container runs; None: its image's name or its command line shows it."""
+    port: int | None = None
+    """Where each replica serves its metrics; None: its command line or its pod template shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,3 +384,51 @@ class Policy:
     """How long a window without a verdict is held before `on_inconclusive` decides."""
     side_by_side: SideBySide = SideBySide.AUTO
     compression: CompressionPolicy = NOT_DECLARED
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What of the spec a run was begun on, so that it can be ended whatever becomes of the spec."""
+
+    rotation_label: RotationLabel
+    drain_timeout: timedelta
+    on_drain_timeout: OnDrainTimeout = OnDrainTimeout.HOLD
+    engine: str | None = None
+    """The engine as `targetRef` names it."""
+    port: int | None = None
+    """The replicas' metrics port as `targetRef` names it."""
+
+
+NEVER = timedelta(0)
+
+
+def terms_of(policy: Policy) -> Terms:
+    """Return what is to be remembered of a spec, so that what is begun by it can be ended without it."""
+    rollout, target = policy.rollout, policy.target
+    rotation = rollout.rotation_label, rollout.drain_timeout, rollout.on_drain_timeout
+    return Terms(*rotation, target.engine, target.port)
+
+
+def without_spec(target: TargetRef, terms: Terms) -> Policy:
+    """Return a policy with which what was done to a target can be taken back, and nothing else."""
+    return Policy(
+        target=replace(target, engine=terms.engine, port=terms.port),
+        mode=Mode.OBSERVE,
+        suspended=True,
+        runbooks=(),
+        source="",
+        objectives=Objectives(),
+        trigger=Trigger(inf, inf),
+        windows=Windows(NEVER, NEVER, NEVER, NEVER),
+        node_health=NodeHealth.REQUIRED,
+        levers=(),
+        rollout=RolloutPolicy(
+            Spare.REQUIRED,
+            terms.drain_timeout,
+            terms.rotation_label,
+            on_drain_timeout=terms.on_drain_timeout,
+        ),
+        on_inconclusive=OnInconclusive.HOLD,
+        limits=Limits(NEVER, 0, 0),
+        hold_at_most=NEVER,
+    )

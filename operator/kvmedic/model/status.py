@@ -16,8 +16,8 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Run, Summary, Terms
-from kvmedic.model.spec import Fix, Policy
+from kvmedic.model.run import Approved, Run, Summary
+from kvmedic.model.spec import Fix, Policy, Terms
 from kvmedic.model.trial import Answer, Scored
 
 

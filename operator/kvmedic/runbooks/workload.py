@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from kvmedic.engines import ENGINES
+from kvmedic.engines import profiles_for
 from kvmedic.manifests.engine_file import Configuration, configuration_at
 from kvmedic.manifests.flags import FlagsView, flags_in, parsed_of
 from kvmedic.manifests.grammar import Given, Parsed
@@ -127,16 +127,16 @@ class View:
         self,
         target: TargetRef,
         replica_set: str = "",
-        engines: Sequence[EngineProfile | Engine] = ENGINES,
+        engines: Sequence[EngineProfile | Engine] = (),
     ) -> EngineLine | Blocked:
         """Return the engine in a pod template and its command line, or why it cannot be told.
 
         The template is that of a ReplicaSet (KeyError: there is none of that name); empty: the Deployment's
-        own. Of a mere profile in `engines` the image's tag tells the version.
+        own. Of a mere profile in `engines` the image's tag tells the version; empty: all that it may run.
         """
         template = self.templates[replica_set] if replica_set else self.template
-        chosen = _choices(template, target.container, engines)
-        names = tuple((at, each.profile.name, each.version) for at, each in chosen)
+        chosen = _choices(template, target.container, engines or profiles_for(target.engine))
+        names = tuple((at, id(each.profile), each.version) for at, each in chosen)
         key = template_hash(template), names or target.container
         if key not in self._lines:
             self._lines[key] = _read_line(template, target.container, chosen)
@@ -148,7 +148,7 @@ class View:
         self,
         target: TargetRef,
         replica_set: str = "",
-        engines: Sequence[EngineProfile | Engine] = ENGINES,
+        engines: Sequence[EngineProfile | Engine] = (),
     ) -> Workload | Blocked:
         """Return the same with the values of its knobs."""
         ref = ObjectRef(target.kind, target.name)
@@ -243,7 +243,8 @@ def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | No
     said = "; ".join(dict.fromkeys(doubt.message for doubt in doubts))
     return Blocked(
         Reason.ENGINE_UNRECOGNISED,
-        f"{said}: start the engine in command or args, or make a resource for the Deployment that runs one",
+        f"{said}: start the engine in command or args, or name it in spec.targetRef.engine of a new resource "
+        "where the image starts it, or make a resource for the Deployment that runs one",
     )
 
 

@@ -10,8 +10,8 @@ import pytest
 from kvmedic.model.engine import Knob
 from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Judged, Outcome, Run, StepState, Terms, Verdict
-from kvmedic.model.spec import RotationLabel
+from kvmedic.model.run import Judged, Outcome, Run, StepState, Verdict
+from kvmedic.model.spec import RotationLabel, Terms
 from kvmedic.model.status import Attempt, Load, Record, TemporaryChange
 from kvmedic.record.runs import close_run
 from kvmedic.runbooks.preemption.restore import is_value, temporary_after
