@@ -15,69 +15,12 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Victim
 from kvmedic.rollout.draining import Drain, choose_pod
 from kvmedic.rollout.drift import releasing_move
-from kvmedic.rollout.frozen_rollout import Order
 from kvmedic.rollout.frozen_rollout import next_template_move as next_move
 from kvmedic.rollout.frozen_rollout import rest_template as resting_move
 from kvmedic.rollout.moves import Failed, Move, Pause, Pulse, Refused, Release, Settled, Wait
 from run_builder import NOW, a_pod
-from worlds.model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
-from worlds.model_walk import Walk
-
-ACTS = 7
-LIMIT = timedelta(seconds=600)
-
-
-class Walker(Walk):
-    """The operator's side of a frozen rollout toward one of two revisions."""
-
-    ACTS = ACTS
-
-    def __init__(
-        self,
-        model: Model,
-        toward: str,
-        *,
-        mends: bool = False,
-        repairs: bool = False,
-        served: int = 1,
-        down: int = 0,
-    ) -> None:
-        super().__init__(model)
-        self.toward, self.mends, self.repairs, self.served = toward, mends, repairs, served
-        self.down = down
-
-    def back(self) -> Walker:
-        """The way back from wherever this one is, by another process that knows the record."""
-        repairs = self.mends or self.down > 0
-        kept = {"mends": self.mends, "repairs": repairs, "served": self.served, "down": self.down}
-        back = Walker(self.model, "old", **kept)
-        back.assigned_at = self.assigned_at
-        return back
-
-    def order(self) -> Order:
-        edit = EDIT if self.toward == "new" else EDIT.inverse()
-        away = "old" if self.toward == "new" else "new"
-        order = Order(
-            away, self.toward, edit, OWN_FIELDS, self.victims, self.drains(), LIMIT, LIMIT, self.assigned_at
-        )
-        return replace(
-            order,
-            mends=self.mends,
-            repairs=self.repairs,
-            served_before=self.served,
-            down_before=self.down,
-            held=self.held,
-        )
-
-    def move(self) -> Move:
-        move = next_move(self.model.fleet(), self.order(), self.model.now)
-        if isinstance(move, Refused) and self.toward == "old":
-            # A run that began asks again.
-            return Wait(move.reason, move.message)
-        return move
-
-    def happen(self, act: int, which: int) -> None:
-        self.model.happen(act, which)
+from worlds.model_controller import OWN_FIELDS, REFUSED, START, Model, ModelPod
+from worlds.model_walk import ACTS, LIMIT, Walker
 
 
 def broken(model: Model, numbers: Collection[int]) -> list[ModelPod]:
@@ -602,7 +545,6 @@ def test_a_new_replica_waits_for_the_device_of_one_that_is_on_its_way_out() -> N
 
 
 SPARE = timedelta(seconds=30)
-REFUSED = "pods is forbidden: exceeded quota: gpus"
 
 
 def unmade(failure: str = REFUSED) -> Fleet:

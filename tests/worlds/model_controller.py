@@ -37,6 +37,7 @@ START = datetime(2026, 3, 1, tzinfo=UTC)
 EDIT = TokenEdit("vllm", 0, Field.ARGS, 1, "--max-num-seqs=64", "--max-num-seqs=16")
 LONGEST_SOAK_SECONDS = 86_400
 """No person's `minReadySeconds` is longer, in this model; the frozen one is."""
+REFUSED = "pods is forbidden: exceeded quota: gpus"
 OWN_FIELDS = RolloutFields(False, "25%", "25%", 0, 600)
 
 
@@ -56,6 +57,8 @@ class ModelSet:
     seen: bool = True
     most: int = 0
     """Replicas and surge when it was scaled last (annotation `deployment.kubernetes.io/max-replicas`)."""
+    failure: str = ""
+    """Why no more pods can be made."""
     asked_at: datetime | None = None
     """When the assignment was made that has it make pods; None: it has made all."""
 
@@ -79,6 +82,10 @@ class ModelPod:
     """It has taken requests, now or before."""
     stubborn: bool = False
     """Its requests do not end before any drain times out."""
+    placed: bool = False
+    """It has a node."""
+    placeless: bool = False
+    """No node has a device for it."""
     late: bool = False
     """It was made after `MAKING_LIMIT`: nobody counts on it any more, and it may be met Ready unseen."""
 
@@ -99,6 +106,10 @@ class Model:
     """Pods that are broken whatever they run, by the order in which they are made."""
     stubborn_numbers: set[int] = field(default_factory=set)
     """Pods whose requests do not end, likewise."""
+    devices: int = 10**9
+    """Pods that find a node."""
+    quota: int = 10**9
+    """Pods that may be made."""
     front: bool = False
     """Something leads requests to these pods whatever their label is."""
     lost_in_rotation: list[str] = field(default_factory=list)
@@ -121,7 +132,7 @@ class Model:
         model.sets["old"] = ModelSet("old", replicas, 0, replicas, replicas)
         for _ in range(replicas):
             pod = model._pod("old")
-            pod.ready = pod.in_rotation = pod.served = True
+            pod.ready = pod.in_rotation = pod.served = pod.placed = True
         model.fewest = replicas
         return model
 
@@ -291,7 +302,9 @@ class Model:
         if own is None:
             return
         pods = [p for p in self.pods if p.revision == revision]
-        for _ in range(own.desired - len(pods)):
+        room = max(0, self.quota - len(self.pods))
+        own.failure = REFUSED if own.desired - len(pods) > room else ""
+        for _ in range(min(room, own.desired - len(pods))):
             self._pod(revision).late = bool(own.asked_at and self.now - own.asked_at > MAKING_LIMIT)
         own.asked_at = None
         surplus = sorted(pods, key=lambda p: (p.ready, not p.cordoned, p.name))[
@@ -318,8 +331,11 @@ class Model:
     def kubelet(self, index: int) -> None:
         """One pod becomes Ready, if it can."""
         pod = self.pods[index % len(self.pods)] if self.pods else None
-        if pod is not None and not pod.broken:
-            pod.ready = True
+        if pod is None:
+            return
+        pod.placed = pod.placed or sum(other.placed for other in self.pods) < self.devices
+        pod.placeless = not pod.placed
+        pod.ready = pod.ready or (pod.placed and not pod.broken)
 
     def endpoints(self) -> None:
         """EndpointSlices follow the pods' labels and readiness."""
@@ -357,7 +373,14 @@ class Model:
             fence=self.fence,
             replica_sets=tuple(
                 ReplicaSet(
-                    f"llm-{s.revision}", s.revision, i, s.desired, s.reported_available, s.min_ready, s.seen
+                    f"llm-{s.revision}",
+                    s.revision,
+                    i,
+                    s.desired,
+                    s.reported_available,
+                    s.min_ready,
+                    s.seen,
+                    failure=s.failure,
                 )
                 for i, s in enumerate(self.sets.values())
             ),
@@ -378,7 +401,7 @@ class Model:
             ready_at=START if pod.ready else None,
             unready_at=None if pod.ready else pod.unready_at,
             terminating=False,
-            unschedulable=False,
+            unschedulable=pod.placeless,
             in_rotation=pod.in_rotation,
             listed_by=("Service llm",) if pod.in_rotation else (),
             cordoned=pod.cordoned,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import ClassVar
 
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Victim
 from kvmedic.rollout.draining import Drain
+from kvmedic.rollout.frozen_rollout import Order, next_template_move
 from kvmedic.rollout.moves import (
     Cordon,
     DeletePod,
@@ -24,13 +26,13 @@ from kvmedic.rollout.moves import (
     Uncordon,
     Wait,
 )
-from worlds.model_controller import Model, ModelPod, StaleError
+from worlds.model_controller import EDIT, OWN_FIELDS, Model, ModelPod, StaleError
 
 Events = Iterable[tuple[int, int]]
 """What happens beside the walk: which act, and to which pod."""
 
-MOST_ROUNDS = 400
-"""Every act in turn so often ends any walk: most need fewer than 60 for five replicas."""
+MOST_ROUNDS = 2000
+"""Every act in turn so often ends any walk: most need fewer than 60 for five replicas, and 600 for twenty."""
 
 
 class Walk(ABC):
@@ -87,6 +89,14 @@ class Walk(ABC):
             self.apply(move)
 
     def apply(self, effect: Effect) -> None:
+        self.write_down(effect)
+        try:
+            self.model.apply(effect)
+        except StaleError:
+            return
+
+    def write_down(self, effect: Effect) -> None:
+        """What the record says before an effect."""
         if isinstance(effect, Cordon):
             kept = (each for each in self.victims if each.uid in effect.beside)
             self.victims = (*kept, Victim(effect.pod.name, effect.pod.uid, self.model.now))
@@ -97,10 +107,6 @@ class Walk(ABC):
             self.held = frozenset()
         if not isinstance(effect, Cordon | Uncordon | DeletePod):
             self.assigned_at = self.model.now
-        try:
-            self.model.apply(effect)
-        except StaleError:
-            return
 
     def take(self, events: Events) -> None:
         """Interleave events with ticks until they are over, or the walk is."""
@@ -124,3 +130,60 @@ class Walk(ABC):
                 return
             self.round(number)
         assert self.ended, "the walk does not end"
+
+
+ACTS = 7
+LIMIT = timedelta(seconds=600)
+
+
+class Walker(Walk):
+    """The operator's side of a frozen rollout toward one of two revisions."""
+
+    ACTS = ACTS
+
+    def __init__(
+        self,
+        model: Model,
+        toward: str,
+        *,
+        mends: bool = False,
+        repairs: bool = False,
+        served: int = 1,
+        down: int = 0,
+    ) -> None:
+        super().__init__(model)
+        self.toward, self.mends, self.repairs, self.served = toward, mends, repairs, served
+        self.down = down
+
+    def back(self) -> Walker:
+        """The way back from wherever this one is, by another process that knows the record."""
+        repairs = self.mends or self.down > 0
+        kept = {"mends": self.mends, "repairs": repairs, "served": self.served, "down": self.down}
+        back = Walker(self.model, "old", **kept)
+        back.assigned_at = self.assigned_at
+        return back
+
+    def order(self) -> Order:
+        edit = EDIT if self.toward == "new" else EDIT.inverse()
+        away = "old" if self.toward == "new" else "new"
+        order = Order(
+            away, self.toward, edit, OWN_FIELDS, self.victims, self.drains(), LIMIT, LIMIT, self.assigned_at
+        )
+        return replace(
+            order,
+            mends=self.mends,
+            repairs=self.repairs,
+            served_before=self.served,
+            down_before=self.down,
+            held=self.held,
+        )
+
+    def move(self) -> Move:
+        move = next_template_move(self.model.fleet(), self.order(), self.model.now)
+        if isinstance(move, Refused) and self.toward == "old":
+            # A run that began asks again.
+            return Wait(move.reason, move.message)
+        return move
+
+    def happen(self, act: int, which: int) -> None:
+        self.model.happen(act, which)
