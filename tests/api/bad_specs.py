@@ -170,6 +170,8 @@ WINDOWS = [
         one_of("Hold", "Keep", "RollBack"),
         ENUM,
     ),
+    at("a number of waves", "rollout.waves", 2, one_of("OneByOne", "Quarter"), ENUM),
+    at("a share as of maxSurge", "rollout.waves", "25%", one_of("OneByOne", "Quarter"), ENUM),
     at("no such way to compare", "verify.sideBySide", "Always", one_of("Auto", "Never"), ENUM),
 ]
 

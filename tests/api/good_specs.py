@@ -47,6 +47,7 @@ HIGH: dict[str, Any] = {
     ],
     "nodeHealth": "IfAvailable",
     "rollout": {
+        "waves": "Quarter",
         "drainTimeout": "23h59m59s1000ms",
         "startTimeout": "24h",
         "rotationLabel": {"key": f"{'e' * 253}/{'x' * 63}", "draining": "x" * 63},

@@ -28,6 +28,7 @@ from kvmedic.model.spec import (
     Spare,
     TargetRef,
     Trigger,
+    Waves,
     Windows,
 )
 
@@ -48,6 +49,7 @@ FULL = {
     "sizing": {"window": "1h"},
     "levers": [{"name": "maxNumSeqs", "min": 16, "max": 64}],
     "rollout": {
+        "waves": "Quarter",
         "drainTimeout": "90s",
         "startTimeout": "45m",
         "rotationLabel": {"key": "a/b", "draining": "out"},
@@ -85,7 +87,11 @@ def test_every_field_reaches_the_core() -> None:
         node_health=NodeHealth.IF_AVAILABLE,
         levers=(LeverBound(Knob.MAX_NUM_SEQS, minimum=16, maximum=64),),
         rollout=RolloutPolicy(
-            Spare.REQUIRED, timedelta(seconds=90), RotationLabel("a/b", "out"), timedelta(minutes=45)
+            Spare.REQUIRED,
+            timedelta(seconds=90),
+            RotationLabel("a/b", "out"),
+            timedelta(minutes=45),
+            waves=Waves.QUARTER,
         ),
         on_inconclusive=OnInconclusive.ROLL_BACK,
         hold_at_most=timedelta(hours=3),

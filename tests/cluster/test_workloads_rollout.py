@@ -344,3 +344,66 @@ def _args(pod: dict[str, Any]) -> str:
 
 def _pod(fleet: Fleet, name: str) -> Any:
     return next(pod for pod in fleet.pods if pod.name == name)
+
+
+IN_WAVES = {"wave": 2, "compared": 1}
+"""The first new replica went on, so that the rest may go by twos."""
+WAVE = ["Cordon", "Cordon", "Pulse", "Pause"]
+
+
+async def test_a_wave_waits_for_its_spares_and_takes_only_drained_replicas(live: LiveFleet) -> None:
+    await live.serving(5)
+    forward = walker(live, await live.look(), **IN_WAVES)
+
+    async with witnessed(live) as witness:
+        end = await forward.walk()
+
+    assert isinstance(end, Settled)
+    last = ["Cordon", "Pulse", "Pause"]
+    assert forward.effects() == [
+        *["Freeze", "Pause", "Pulse", "Pause"],
+        *WAVE,
+        *WAVE,
+        *last,
+        *["Restore", "Settled"],
+    ]
+    assert len(witness.gone) == 5
+    assert witness.undrained() == []
+    assert witness.fewest >= 5
+    assert is_whole(await live.fleet())
+
+
+@pytest.mark.parametrize("effects", [3, 4, 5, 6, 7, 8, 10, 12])
+async def test_from_anywhere_in_a_wave_the_way_back_takes_only_drained_replicas(
+    live: LiveFleet, effects: int
+) -> None:
+    await live.serving(5)
+    before = live.deployment()
+    forward = walker(live, await live.look(), **IN_WAVES)
+
+    async with witnessed(live) as witness:
+        await stopped_after(forward, effects)
+        end = await forward.back().walk()
+
+    assert isinstance(end, Settled)
+    assert witness.undrained() == []
+    assert witness.fewest >= 5
+    assert text(live.deployment()["spec"]) == text(before["spec"])
+
+
+async def test_whoever_takes_over_after_whichever_effect_of_a_wave_finds_its_way(live: LiveFleet) -> None:
+    await live.serving(5)
+    walks = [walker(live, await live.look(), **IN_WAVES)]
+
+    async with witnessed(live) as witness, asyncio.timeout(120):
+        while True:
+            await stopped_after(walks[-1], 1)
+            if isinstance(walks[-1].moves[-1], Settled | Failed):
+                break
+            await asyncio.sleep(0.5)
+            walks.append(Walker(live, walks[-1].order, walks[0].claim_of))
+
+    assert isinstance(walks[-1].moves[-1], Settled)
+    assert len(witness.gone) == 5
+    assert witness.undrained() == []
+    assert witness.fewest >= 5

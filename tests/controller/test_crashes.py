@@ -125,6 +125,20 @@ def test_killed_at_every_write_a_change_that_serves_no_worse_beside_the_old_ones
     assert len(eye.seen) == 4, "each replica was replaced once"
 
 
+def test_killed_at_every_write_the_rest_goes_in_waves_once_the_first_ones_served_no_worse(a_world, killer):
+    world = a_world(replicas=5, decide=killer.decide, spec={**BESIDE, "rollout": {"waves": "Quarter"}})
+
+    eye = survive(world, 5, killer)
+
+    assert world.outcomes() == ["Recovered"]
+    assert {"2", "victims"} <= killer.words()
+    assert {pod["spec"]["containers"][0]["args"][2] for pod in world.pods()} == {"--max-num-seqs=14"}
+    assert eye.lost == []
+    assert eye.fewest >= 5
+    assert len(eye.seen) == 10, "each replica was replaced once"
+    assert world.traces() == []
+
+
 def test_killed_at_every_write_a_crashing_canary_is_undone(a_world, killer):
     annotations = behaviour(mode="crash", mode_when="--max-num-seqs=[1-3]")
     world = a_world(replicas=2, decide=killer.decide, annotations=annotations)

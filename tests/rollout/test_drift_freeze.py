@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvmedic.controller.next_move import Tick, record_intent
-from kvmedic.model.fleet import FieldEdit
+from kvmedic.model.fleet import FieldEdit, largest_wave
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, StepState
 from kvmedic.model.spec import OnInconclusive
@@ -41,6 +41,9 @@ from run_builder import NOW, STEP, UID, a_run
 from worlds.model_controller import OWN_FIELDS, Model
 
 REPLICAS = 4
+LARGE = 8
+"""Of so many replicas two go at once."""
+COMPARED = 2
 LIMIT = timedelta(hours=1)
 ACTS = 7
 ROUNDS = 300
@@ -49,10 +52,10 @@ ROUNDS = 300
 class Operator:
     """A run with its record, on the model: standing, decision, intent and effect as in the real loop."""
 
-    def __init__(self) -> None:
-        self.model = Model.healthy(REPLICAS)
+    def __init__(self, replicas: int = REPLICAS) -> None:
+        self.model = Model.healthy(replicas)
         step = replace(STEP, before_template="old", after_template="new")
-        self.run = replace(a_run(step=step), recorded=OWN_FIELDS, replicas=REPLICAS)
+        self.run = replace(a_run(step=step), recorded=OWN_FIELDS, replicas=replicas)
         self.ended: Outcome | None = None
         self.told: list[Outcome] = []
         self.verifies = False
@@ -71,7 +74,15 @@ class Operator:
             LIMIT,
             self.run.intent.at if self.run.intent else None,
             repairs=step is not self.run.current.step,
+            wave=self.wave if step is self.run.current.step else 1,
+            compared=COMPARED,
         )
+
+    @property
+    def wave(self) -> int:
+        """How many may go at once, once the new ones that are compared serve."""
+        new = sum(pod.ready for pod in self.model.pods if pod.revision == "new")
+        return largest_wave(self.model.replicas) if new >= COMPARED else 1
 
     def tick(self) -> None:
         model, run = self.model, self.run
@@ -209,8 +220,8 @@ DEEDS: dict[str, tuple[Callable[[Operator], None], dict[str, object]]] = {
     "maxSurge changed": (set_fields(max_surge="50%"), {"max_surge": "50%"}),
     "maxUnavailable changed": (set_fields(max_unavailable="50%"), {"max_unavailable": "50%"}),
     "both changed": (
-        set_fields(max_surge=2, max_unavailable=3),
-        {"max_surge": 2, "max_unavailable": 3},
+        set_fields(max_surge=3, max_unavailable=6),
+        {"max_surge": 3, "max_unavailable": 6},
     ),
     "resumed": (set_fields(paused=False), {}),
     "paused": (set_fields(paused=True), {}),
@@ -233,10 +244,10 @@ def reached(phase: str, *, back: bool) -> Operator:
     return op
 
 
-def assert_nobody_lost(op: Operator) -> None:
+def assert_nobody_lost(op: Operator, replicas: int = REPLICAS) -> None:
     assert op.model.undrained == []
     assert op.model.lost_in_rotation == []
-    assert op.model.fewest >= REPLICAS
+    assert op.model.fewest >= replicas
     assert not cordoned(op)
 
 
@@ -253,6 +264,36 @@ def test_a_walk_goes_on_drained_whatever_field_is_moved(deed: str, phase: str, *
 
     assert_nobody_lost(op)
     assert {pod.revision for pod in op.model.pods} == {"old" if back else "new"}
+    assert op.model.fields == replace(OWN_FIELDS, **kept)
+
+
+WAVE_PHASES: dict[str, Callable[[Operator], bool]] = {
+    "spares": lambda op: not op.model.fields.paused and op.model.fields.max_surge == 2,
+    "first of them": lambda op: frozen_at_rest(op) and len(op.model.pods) == LARGE + 2 and of(op, "new") == 3,
+    "drains": lambda op: frozen_at_rest(op) and len(cordoned(op)) == 2,
+    "pulse": lambda op: op.model.fields.max_surge == 2 and op.model.fields.max_unavailable not in (0, "25%"),
+    "between": lambda op: frozen_at_rest(op) and of(op, "new") == 5 and not cordoned(op),
+}
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["forward", "turned round"])
+@pytest.mark.parametrize("phase", WAVE_PHASES)
+@pytest.mark.parametrize("deed", DEEDS)
+def test_a_walk_in_waves_goes_on_drained_whatever_field_is_moved(
+    deed: str, phase: str, *, turns: bool
+) -> None:
+    act, kept = DEEDS[deed]
+    op = Operator(LARGE)
+    op.until(WAVE_PHASES[phase])
+    if turns:
+        op.run = op.run.turned_back(Outcome(Reason.NOT_RECOVERED, "worse"), None)
+
+    act(op)
+    op.tick()
+    op.until(Operator.is_over)
+
+    assert_nobody_lost(op, LARGE)
+    assert {pod.revision for pod in op.model.pods} == {"old" if turns else "new"}
     assert op.model.fields == replace(OWN_FIELDS, **kept)
 
 

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 
 from kvmedic.model.fleet import largest_wave
 from kvmedic.model.reasons import Reason
+from kvmedic.model.run import ComparisonState, ReplicaComparison, StepState
+from kvmedic.model.spec import Waves
 from kvmedic.rollout.drift import releasing_move
-from kvmedic.rollout.frozen_rollout import Order
+from kvmedic.rollout.frozen_rollout import Order, template_row
 from kvmedic.rollout.moves import Effect, Pulse, Settled, Uncordon, Wait
+from kvmedic.rollout.steps import StepInput
+from run_builder import NOW, STEP, UID, a_run, an_intent
 from worlds.model_controller import OWN_FIELDS, Model, ModelPod
 from worlds.model_walk import ACTS, Walker
+from worlds.steps import LIMITS
 
 FLEETS = [5, 8, 20]
 COMPARED = 2
@@ -26,7 +31,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, ACTS), st.integers(0, 30)), max_size=
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-class Waves(Walker):
+class InWaves(Walker):
     """A walk whose new replicas did no worse than the old ones; its process may die at a write."""
 
     def __init__(self, model: Model, toward: str = "new", dies_at: int = -1) -> None:
@@ -50,8 +55,8 @@ class Waves(Walker):
         else:
             super().apply(effect)
 
-    def back(self, dies_at: int = -1) -> Waves:
-        back = Waves(self.model, "old", dies_at)
+    def back(self, dies_at: int = -1) -> InWaves:
+        back = InWaves(self.model, "old", dies_at)
         back.assigned_at = self.assigned_at
         return back
 
@@ -89,7 +94,7 @@ def assert_nobody_lost(model: Model, replicas: int, revision: str = "new") -> No
 )
 def test_once_two_new_replicas_went_on_a_quarter_goes_at_once(replicas: int, waves: list[int]) -> None:
     model = Model.healthy(replicas)
-    walker = Waves(model)
+    walker = InWaves(model)
 
     walker.run_to_end([])
 
@@ -101,7 +106,7 @@ def test_once_two_new_replicas_went_on_a_quarter_goes_at_once(replicas: int, wav
 @MANY
 def test_a_walk_in_waves_reaches_every_replica_and_endpoints_never_fall_below_it(replicas, events):
     model = Model.healthy(replicas)
-    walker = Waves(model)
+    walker = InWaves(model)
 
     walker.run_to_end(events)
 
@@ -119,7 +124,7 @@ FULL_ROUNDS = [(act, number) for number in range(40) for act in range(ACTS)]
 @MANY
 def test_a_walk_in_waves_is_turned_round_anywhere_and_goes_back_one_by_one(replicas, events, turn, after):
     model = Model.healthy(replicas)
-    walker = Waves(model)
+    walker = InWaves(model)
     walker.take((events + FULL_ROUNDS)[:turn])
     back = walker.back()
     if model.revision == "old" or walker.ended:
@@ -132,7 +137,7 @@ def test_a_walk_in_waves_is_turned_round_anywhere_and_goes_back_one_by_one(repli
 
 
 def writes_of(replicas: int) -> int:
-    walker = Waves(Model.healthy(replicas))
+    walker = InWaves(Model.healthy(replicas))
     walker.run_to_end([])
     return walker.writes
 
@@ -143,7 +148,7 @@ KILLED = [(replicas, write) for replicas in FLEETS for write in range(1, writes_
 @pytest.mark.parametrize(("replicas", "write"), KILLED)
 def test_killed_between_the_record_and_any_write_a_walk_in_waves_goes_on(replicas: int, write: int) -> None:
     model = Model.healthy(replicas)
-    walker = Waves(model, dies_at=write)
+    walker = InWaves(model, dies_at=write)
 
     walker.run_to_end([])
 
@@ -151,9 +156,9 @@ def test_killed_between_the_record_and_any_write_a_walk_in_waves_goes_on(replica
     assert_nobody_lost(model, replicas)
 
 
-def in_a_wave(replicas: int) -> Waves:
+def in_a_wave(replicas: int) -> InWaves:
     """A walk with a whole wave out of rotation."""
-    walker = Waves(Model.healthy(replicas))
+    walker = InWaves(Model.healthy(replicas))
     walker.until(lambda model: len(out(model)) == largest_wave(replicas))
     return walker
 
@@ -185,7 +190,7 @@ def test_turned_round_in_a_wave_those_that_are_out_serve_again_before_any_new_on
 def test_as_many_go_at_once_as_spares_find_a_node(replicas: int, spares: int, short: str) -> None:
     model = Model.healthy(replicas)
     setattr(model, short, replicas + spares)
-    walker = Waves(model)
+    walker = InWaves(model)
 
     walker.run_to_end([])
 
@@ -198,7 +203,7 @@ def test_as_many_go_at_once_as_spares_find_a_node(replicas: int, spares: int, sh
 def test_in_whatever_order_spares_without_a_node_keep_no_other_from_going(replicas, spares, events):
     model = Model.healthy(replicas)
     model.devices = replicas + spares
-    walker = Waves(model)
+    walker = InWaves(model)
 
     walker.run_to_end(events)
 
@@ -207,7 +212,7 @@ def test_in_whatever_order_spares_without_a_node_keep_no_other_from_going(replic
 
 
 def test_nobody_of_a_wave_is_taken_out_before_all_its_spares_serve() -> None:
-    walker = Waves(Model.healthy(20))
+    walker = InWaves(Model.healthy(20))
     walker.until(lambda model: len(model.pods) == 25)
     walker.until(lambda model: bool(out(model)))
 
@@ -221,7 +226,7 @@ def test_in_a_wave_only_those_go_whose_requests_ended(replicas, stubborn, events
     model.stubborn_numbers = stubborn
     for pod in model.pods:
         pod.stubborn = pod.number in stubborn
-    walker = Waves(model)
+    walker = InWaves(model)
 
     walker.run_to_end(events)
 
@@ -257,7 +262,7 @@ def test_one_of_a_wave_that_times_out_serves_again_and_another_takes_its_place()
 @MANY
 def test_a_peer_that_fails_beside_a_wave_is_drained_like_any_other(replicas, events, fails, which, after):
     model = Model.healthy(replicas)
-    walker = Waves(model)
+    walker = InWaves(model)
     walker.take((events + FULL_ROUNDS)[:fails])
     old = [pod for pod in model.pods if pod.revision == "old"]
     surplus = len(old) > model.sets["old"].desired
@@ -276,7 +281,7 @@ def test_a_peer_that_fails_beside_a_wave_is_drained_like_any_other(replicas, eve
 
 @pytest.mark.parametrize("crashes", [1, 2])
 def test_spares_of_a_wave_that_crash_speak_against_the_change_from_two_on(crashes: int) -> None:
-    walker = Waves(Model.healthy(20))
+    walker = InWaves(Model.healthy(20))
     walker.until(lambda model: len(model.pods) == 25)
     for pod in walker.model.pods[-crashes:]:
         pod.broken, pod.ready, pod.in_rotation = True, False, False
@@ -314,3 +319,48 @@ def test_left_in_a_wave_the_fields_are_given_back_and_those_that_are_out_serve_a
 
     assert [type(move).__name__ for move in moves] == [*["Uncordon"] * 5, "Release"]
     assert model.fields == OWN_FIELDS
+
+
+GO_ON = ReplicaComparison(NOW, ("p21", "p22"), ComparisonState.GO_ON)
+
+
+@pytest.mark.parametrize(
+    ("comparison", "waves", "way_back", "surge"),
+    [
+        (GO_ON, Waves.QUARTER, False, 5),
+        (GO_ON, Waves.ONE_BY_ONE, False, None),
+        (None, Waves.QUARTER, False, None),
+        (replace(GO_ON, state=ComparisonState.NOT_COMPARABLE), Waves.QUARTER, False, None),
+        (replace(GO_ON, pods=("p21",)), Waves.QUARTER, False, None),
+        (GO_ON, Waves.QUARTER, True, None),
+    ],
+    ids=[
+        "went on",
+        "one by one by the spec",
+        "never compared",
+        "not comparable",
+        "gone on since",
+        "way back",
+    ],
+)
+def test_spares_for_waves_are_asked_for_once_and_only_where_the_comparison_went_on(
+    comparison: ReplicaComparison | None, waves: Waves, surge: int | None, *, way_back: bool
+) -> None:
+    walker = Walker(Model.healthy(20), "new")
+    for number in range(100):
+        walker.round(number)
+        fleet = walker.model.fleet()
+        if (
+            fleet.fields.paused
+            and fleet.desired("new") == sum(p.ready for p in fleet.serving("new")) == COMPARED
+        ):
+            break
+    step = replace(STEP, before_template="old", after_template="new")
+    run = a_run(StepState.ROLLING_OUT, an_intent(), step=step)
+    run = run.with_step(replace(run.current, comparison=comparison))
+    known = StepInput(run, UID, {}, LIMITS, LIMITS.start, NOW, waves=waves, is_back=way_back)
+
+    move = template_row(step).next_move(fleet, known)
+
+    asked = move.fields.max_surge if isinstance(move, Pulse) else None
+    assert asked == surge

@@ -200,6 +200,7 @@ class Walker:
             toward=self.order.away,
             edit=self.order.edit.inverse(),
             victims=(),
+            wave=1,
             repairs=True,
         )
         return Walker(self.live, order, self.claim_of, self.sequence)

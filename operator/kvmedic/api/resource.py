@@ -100,6 +100,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
             rotation_label=RotationLabel(label.key, label.draining),
             start_timeout=parse_duration(start) if (start := spec.rollout.start_timeout) else None,
             on_drain_timeout=spec.rollout.on_drain_timeout,
+            waves=spec.rollout.waves,
         ),
         on_inconclusive=spec.verify.on_inconclusive,
         hold_at_most=parse_duration(spec.verify.hold_at_most),

@@ -31,7 +31,7 @@ from kvmedic.api.rules import (
     whole,
 )
 from kvmedic.model.devices import NodeHealth
-from kvmedic.model.spec import Fix, Mode, OnDrainTimeout, OnInconclusive, Runbook, SideBySide, Spare
+from kvmedic.model.spec import Fix, Mode, OnDrainTimeout, OnInconclusive, Runbook, SideBySide, Spare, Waves
 from kvmedic.model.status import HISTORY_LENGTH
 
 
@@ -319,12 +319,18 @@ class RotationLabel(Wire):
 
 
 class Rollout(Wire):
-    """How a change moves through the fleet: one replica at a time, the spare first."""
+    """How a change moves through the fleet: the spare first, and one replica at a time or in waves."""
 
     spare: Spare = Spare.REQUIRED
     """Required: one new replica starts beside all old ones before the first old one is drained. That needs
     one free device, and capacity never falls. BestEffort: without a free device the fleet may be one
     replica short. Required is the default, because a thrashing fleet has no spare capacity."""
+    waves: Waves = Waves.ONE_BY_ONE
+    """How many replicas are replaced at once after the first new ones were compared with the old ones and the
+    rollout goes on. OneByOne: one. Quarter: a quarter of the fleet, rounded up, as with a maxSurge of 25%. It
+    needs as many free devices; if fewer spares find a node, fewer replicas go at once. Capacity never falls.
+    A rollout that is not compared, and every rollback, goes one by one. OneByOne is the default, because
+    spare devices are rare."""
     drain_timeout: Annotated[Text, duration("10s", "24h")] = "10m"
     """How long a replica out of rotation may finish its requests. From 10s, because two readings at least
     5s apart confirm idleness, to 24h. After it, `onDrainTimeout` decides. Almost any request takes less

@@ -150,6 +150,7 @@ def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
         now=tick.now,
         assigned_at=_assigned_at(tick),
         held=_pods_held_back(tick),
+        waves=tick.policy.rollout.waves,
     )
 
 

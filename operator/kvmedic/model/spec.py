@@ -239,6 +239,14 @@ class Spare(StrEnum):
     """Where the spare cannot be scheduled, the fleet may be one replica short for a while."""
 
 
+class Waves(StrEnum):
+    """How many replicas a rollout replaces at once, after new ones were compared with old ones."""
+
+    ONE_BY_ONE = "OneByOne"
+    QUARTER = "Quarter"
+    """A quarter of the fleet, as far as spares serve beside it."""
+
+
 class OnDrainTimeout(StrEnum):
     """What happens to a replica that still has requests, or does not report them, when its drain times
     out."""
@@ -330,6 +338,7 @@ class RolloutPolicy:
     start_timeout: timedelta | None = None
     """How long a new replica may take to become Ready, at least; None: the spec does not say."""
     on_drain_timeout: OnDrainTimeout = OnDrainTimeout.HOLD
+    waves: Waves = Waves.ONE_BY_ONE
 
 
 @dataclass(frozen=True, slots=True)

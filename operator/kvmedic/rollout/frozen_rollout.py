@@ -37,10 +37,12 @@ from kvmedic.model.fleet import (
     Pod,
     RolloutFields,
     frozen,
+    largest_wave,
 )
 from kvmedic.model.plan import BundleStep, FlagStep, Goal, RevisionStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Victim
+from kvmedic.model.run import ComparisonState, Victim
+from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     PEER_GRACE,
@@ -374,8 +376,11 @@ def _next_victims(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetim
         return _take_surplus(fleet, order, surplus, now)
     if spares := _first_wave(fleet, order, old):
         return spares
-    at_once = min(order.wave, fleet.spares)
-    taken = _take(fleet, order, old, at_once, now)
+    # Without any permit the controller takes what is old beyond the fleet's number: somebody's own surge.
+    at_least = fleet.desired(order.away) - fleet.replicas
+    taken = _take(fleet, order, old, max(at_least, min(order.wave, fleet.spares)), now)
+    if isinstance(taken, tuple) and len(taken) < at_least:
+        return Wait(Reason.DRAINING, f"{len(taken)} of {at_least} replicas that go together are drained")
     return _let_go(fleet, order, taken, now) if isinstance(taken, tuple) else taken
 
 
@@ -526,8 +531,10 @@ def _lacks_spare_of_both(fleet: Fleet, wanted: Revision) -> bool:
     return held and fleet.observed and 0 < there < fleet.replicas and fleet.told <= fleet.replicas
 
 
-def _order(step: FlagStep | BundleStep | RevisionStep, known: StepInput) -> Order:
-    run = known.run
+def _order(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: StepInput) -> Order:
+    run, comparison = known.run, known.run.current.comparison
+    went_on = comparison is not None and comparison.state is ComparisonState.GO_ON
+    in_waves = went_on and known.waves is Waves.QUARTER and not known.is_back
     return Order(
         away=step.before_template,
         toward=step.after_template,
@@ -543,6 +550,8 @@ def _order(step: FlagStep | BundleStep | RevisionStep, known: StepInput) -> Orde
         mends=run.goal is Goal.STEADINESS,
         served_before=run.in_rotation,
         down_before=known.down_before,
+        wave=largest_wave(fleet.replicas) if in_waves else 1,
+        compared=len(comparison.pods) if comparison else 0,
     )
 
 
@@ -550,7 +559,7 @@ def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
     """Return what a change of the pod template does: one frozen rollout."""
     return StepRow(
         refuse=refusal,
-        next_move=lambda fleet, known: next_template_move(fleet, _order(step, known), known.now),
+        next_move=lambda fleet, known: next_template_move(fleet, _order(step, fleet, known), known.now),
         rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at),
         leave=lambda fleet, known: releasing_move(fleet, known.run.recorded, known.edited),
         canaries=lambda fleet: (
@@ -565,7 +574,9 @@ def revision_row(step: RevisionStep) -> StepRow:
     return replace(
         template_row(step),
         refuse=lambda fleet, purpose: opening_refusal(fleet, step.after, purpose),
-        next_move=lambda fleet, known: recalling_move(fleet, _order(step, known), step.after, known.now),
+        next_move=lambda fleet, known: recalling_move(
+            fleet, _order(step, fleet, known), step.after, known.now
+        ),
     )
 
 

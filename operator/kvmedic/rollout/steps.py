@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.run import Run, Victim
+from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import Drain, StartLimits
 from kvmedic.rollout.moves import Move, Refused
@@ -36,6 +37,8 @@ class StepInput:
     """Uids of replicas whose drain timed out and that are not taken again yet."""
     is_back: bool = False
     """The step is the inverse of the one that the run began with."""
+    waves: Waves = Waves.ONE_BY_ONE
+    """How many replicas may be replaced at once, after new ones were compared with old ones."""
     edited: Mapping[str, object] | None = None
     """The template as somebody edited it, without the run's change; None: nothing of that is in it."""
 
