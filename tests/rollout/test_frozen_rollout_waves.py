@@ -74,6 +74,14 @@ def out(model: Model) -> list[ModelPod]:
     return [pod for pod in model.pods if pod.cordoned]
 
 
+def two_new(model: Model) -> bool:
+    """Both are Ready, and the controllers know of nothing else."""
+    new = [pod for pod in model.pods if pod.revision == "new"]
+    return (
+        len(new) == COMPARED and model.fields.paused and len(model.pods) == sum(p.ready for p in model.pods)
+    )
+
+
 def assert_nobody_lost(model: Model, replicas: int, revision: str = "new") -> None:
     assert [pod.revision for pod in model.pods] == [revision] * replicas
     assert model.fields == OWN_FIELDS
@@ -346,15 +354,9 @@ GO_ON = ReplicaComparison(NOW, ("p21", "p22"), ComparisonState.GO_ON)
 def test_spares_for_waves_are_asked_for_once_and_only_where_the_comparison_went_on(
     comparison: ReplicaComparison | None, waves: Waves, surge: int | None, *, way_back: bool
 ) -> None:
-    walker = Walker(Model.healthy(20), "new")
-    for number in range(100):
-        walker.round(number)
-        fleet = walker.model.fleet()
-        if (
-            fleet.fields.paused
-            and fleet.desired("new") == sum(p.ready for p in fleet.serving("new")) == COMPARED
-        ):
-            break
+    walker = InWaves(Model.healthy(20))
+    walker.until(two_new)
+    fleet = walker.model.fleet()
     step = replace(STEP, before_template="old", after_template="new")
     run = a_run(StepState.ROLLING_OUT, an_intent(), step=step)
     run = run.with_step(replace(run.current, comparison=comparison))
