@@ -126,12 +126,13 @@ def urgent_record() -> Record:
     record = full_record()
     assert record.run.baseline is not None
     figures = replace(record.run.baseline, models=("chat",), aborted_share=0.01, memory_free_mib=4000)
+    figures = replace(figures, peak_tokens_per_second=900.0)
     step = replace(record.run.steps[0], after=figures)
     spent = Spending(NOW, 1, 120.5, 2, 1)
     return replace(
         record,
         run=replace(record.run, baseline=figures, steps=(step,), gpus=4, spending=spent),
-        sized=SizedCap(OLD, "16", NOW, True, "64", (CapChange("64", "16", NOW),)),
+        sized=SizedCap(OLD, "16", NOW, True, "64", (CapChange("64", "16", NOW),), figures),
         urgency=Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",)),
     )
 

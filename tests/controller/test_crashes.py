@@ -25,9 +25,10 @@ from worlds.configured import config_map, configure, copies
 from worlds.deploying import ALLOWED, RAISED_CAP, deploy
 from worlds.ending import LEVERS, PROMPT, TORCH, crash
 from worlds.killing import Killer
-from worlds.lending import lending, lent, roomy
+from worlds.lending import OFTEN, lending, lent, roomy
 from worlds.people import cap
 from worlds.phases import BESIDE, drained, let_go
+from worlds.probation import keep_cap, later
 from worlds.replacing import names, press_one
 from worlds.scaling import calm, held, press, spec
 from worlds.trying import allow, evicting, trial_pods
@@ -352,6 +353,27 @@ def test_killed_at_every_write_host_memory_is_lent_and_given_back_all_the_same(a
 
     assert world.outcomes() == ["Recovered", "Improved"]
     assert world.deployment()["spec"] == deployed
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+
+
+def test_killed_at_every_write_a_cap_on_probation_is_taken_back_all_the_same(a_world):
+    """Its rollout is written like that of every flag: what is known of the cap is not."""
+    killer = Killer(objects={"kvremediations/status"})
+    world = a_world(replicas=2, decide=killer.decide, spec={"limits": OFTEN})
+    deployed = world.deployment()["spec"]
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        keep_cap(world)
+        later(world, old="recovered", new="late")
+        world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), SECONDS, "it is taken back")
+    print(f"{world.starts} processes; {killer.report()}")
+
+    assert world.outcomes() == ["Recovered", "Recovered"]
+    assert world.deployment()["spec"] == deployed
+    assert "sized" not in world.status()
     assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 2

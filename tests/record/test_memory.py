@@ -144,7 +144,7 @@ def kept(step: Step, before: SizedCap | None = None, verdict: Verdict = Verdict.
 
 
 CUT = CapChange("64", "16", NOW)
-FIRST = SizedCap(NEW, "16", NOW, before="64", changes=(CUT,))
+FIRST = SizedCap(NEW, "16", NOW, before="64", changes=(CUT,), figures=BASELINE)
 AGAIN = replace(STEP, before="16", after="11", before_template=NEW, after_template="c")
 
 
@@ -152,10 +152,16 @@ def test_a_cap_that_was_kept_is_remembered_so_that_it_can_be_corrected_once():
     assert kept(STEP) == FIRST
     assert kept(CONFIG) == FIRST
     assert kept(AGAIN, FIRST) == SizedCap(
-        "c", "11", NOW, is_corrected=True, before="64", changes=(CapChange("16", "11", NOW), CUT)
+        "c",
+        "11",
+        NOW,
+        is_corrected=True,
+        before="64",
+        changes=(CapChange("16", "11", NOW), CUT),
+        figures=BASELINE,
     )
     assert kept(AGAIN, replace(FIRST, revision="other")) == SizedCap(
-        "c", "11", NOW, before="16", changes=(CapChange("16", "11", NOW),)
+        "c", "11", NOW, before="16", changes=(CapChange("16", "11", NOW),), figures=BASELINE
     )
 
 
@@ -163,9 +169,11 @@ def test_a_cap_that_was_raised_may_be_corrected_and_remembers_what_there_was_fir
     raised = replace(AGAIN, after="32", reason=Reason.CAP_RAISED)
 
     assert kept(raised, FIRST) == SizedCap(
-        "c", "32", NOW, before="64", changes=(CapChange("16", "32", NOW), CUT)
+        "c", "32", NOW, before="64", changes=(CapChange("16", "32", NOW), CUT), figures=BASELINE
     )
-    assert kept(replace(raised, before=None)) == SizedCap("c", "32", NOW, changes=(CapChange("", "32", NOW),))
+    assert kept(replace(raised, before=None)) == SizedCap(
+        "c", "32", NOW, changes=(CapChange("", "32", NOW),), figures=BASELINE
+    )
 
 
 def test_changes_of_a_cap_are_remembered_for_a_day():
@@ -183,6 +191,66 @@ def test_a_cap_that_was_taken_back_and_another_lever_leave_what_is_remembered():
     assert kept(AGAIN, FIRST, Verdict.NOT_RECOVERED) == FIRST
     assert kept(watermark, FIRST) == FIRST
     assert kept(REPLACE, None) is None
+
+
+BACK = replace(STEP.inverse(), reason=Reason.CAP_TAKEN_BACK)
+"""The cap that was kept first goes back."""
+
+
+def test_a_cap_that_was_taken_back_is_ours_no_more_and_is_not_set_again():
+    done = after_verdict(BACK, Verdict.RECOVERED, Record(sized=FIRST))
+
+    [failed] = done.failed_attempts
+    assert done.sized is None
+    assert (failed.attempt, failed.key, failed.template) == (Attempt.TURN_LEVER, "maxNumSeqs", OLD)
+    assert (failed.change, failed.blocks) == ("maxNumSeqs 64 -> 16", 149)
+
+
+def test_a_raise_that_was_taken_back_leaves_our_cap_of_before_and_is_not_made_again():
+    up = replace(AGAIN, after="32", reason=Reason.CAP_RAISED)
+    raised = kept(up, FIRST)
+
+    done = after_verdict(
+        replace(up.inverse(), reason=Reason.CAP_TAKEN_BACK), Verdict.RECOVERED, Record(sized=raised)
+    )
+
+    assert done.sized is not None
+    assert (done.sized.revision, done.sized.cap, done.sized.before) == (NEW, "16", "64")
+    assert (done.sized.figures, done.sized.is_corrected) == (None, True)
+    assert [each.attempt for each in done.failed_attempts] == [Attempt.RAISE_CAP]
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_over"),
+    [
+        (Reason.NOT_RECOVERED, True),
+        (Reason.CANARY_FAILED, True),
+        (Reason.ROLLED_BACK_BY_HAND, True),
+        (Reason.SPARE_UNSCHEDULABLE, False),
+    ],
+)
+def test_a_cap_that_came_back_after_all_is_on_probation_no_more(reason, is_over):
+    done = after_way_back(reason, Record(sized=FIRST), BACK)
+
+    assert done.sized == (replace(FIRST, figures=None) if is_over else FIRST)
+
+
+def test_a_cap_that_somebody_else_put_back_is_on_probation_no_more():
+    outcome = Outcome(Reason.CHANGE_REVERTED, "by argocd")
+    run = a_run(StepState.ROLLING_OUT, an_intent(), step=BACK).leave_target(outcome)
+
+    done = close_run(Record(run=run, sized=FIRST), run, outcome, 1, NOW)
+
+    assert done.sized == replace(FIRST, figures=None)
+
+
+def test_a_cap_that_a_person_kept_is_not_on_probation():
+    judged = Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, "numbers")
+    run = a_run(StepState.VERIFYING, an_intent(), step=STEP).keep_step(judged)
+
+    done = close_run(Record(run=run), run, Outcome(Reason.KEPT_BY_HAND, "asked for"), 1, NOW)
+
+    assert done.sized == replace(FIRST, figures=None)
 
 
 def after_keeping(step: Step, before: Record | None = None) -> Record:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 from builders import (
     CALM,
     IDLE,
     NO_SERIES,
+    NOW,
     SOURCE_UNAVAILABLE,
     THRASHING,
     Replica,
     an_evidence,
+    an_observation,
     spread,
     without,
 )
@@ -20,7 +23,11 @@ from kvmedic.model.config_edits import Deploy, Difference, NoDeploy
 from kvmedic.model.devices import Cause, NodeHealth
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.reasons import Reason
-from kvmedic.runbooks.branches import Evidence, Spent
+from kvmedic.model.run import Baseline
+from kvmedic.model.spec import Objectives
+from kvmedic.model.status import CapChange, SizedCap
+from kvmedic.runbooks.branches import Evidence, Probation, Spent
+from kvmedic.verdict.baseline import baseline_of
 from runbooks.incident import Incident
 from worlds.vitals_builder import a_device, an_end, ill, required, restarted, without_metrics
 
@@ -70,6 +77,22 @@ def since(*replicas: Replica) -> Deploy:
 def spent(evidence: Evidence, how: Spent) -> Evidence:
     """Return evidence after every lever was asked."""
     return replace(evidence, spent=how)
+
+
+STARVING = replace(BEHIND_A_LOW_CAP, first_token_seconds=70, in_flight_change=0)
+"""First tokens come after more than a minute."""
+SERVED_BEFORE = replace(CALM, stalls=48)
+"""Before a cap: one answer in twenty hangs, and nobody waits."""
+
+
+def starving(before: Replica) -> Evidence:
+    """Return replicas that keep users waiting under a cap of ours, and did otherwise before it."""
+    figures = baseline_of(an_observation(*[before] * 3), 0)
+    assert isinstance(figures, Baseline)
+    cap = SizedCap("rev", "12", NOW - timedelta(hours=5), figures=figures)
+    cap = replace(cap, changes=(CapChange("64", "12", cap.at),))
+    hour = an_observation(*[STARVING] * 3)
+    return replace(an_evidence(*[STARVING] * 3), probation=Probation(cap, hour, Objectives()))
 
 
 INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
@@ -228,6 +251,14 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             fires=False,
         ),
         Incident("a broken GPU as well", ill(deployed(THRASH), a_device(last_xid=79)), fires=False),
+    ),
+    Reason.CAP_HARMS: (
+        Incident("users wait as they did not before it", starving(SERVED_BEFORE), fires=True),
+        Incident("they waited as long before it", starving(STARVING), fires=False),
+        Incident("half as many came before it", starving(replace(SERVED_BEFORE, finished=480)), fires=False),
+        Incident("no cap of ours", an_evidence(*[STARVING] * 3), fires=False),
+        Incident("calm", replace(starving(SERVED_BEFORE), burn=QUIET.burn), fires=False),
+        Incident("on a broken GPU", ill(starving(SERVED_BEFORE), a_device(last_xid=79)), fires=False),
     ),
     Reason.ONE_REPLICA_PRESSURED: (
         Incident("one of two", an_evidence(THRASHING, CALM), fires=True),

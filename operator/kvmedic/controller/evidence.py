@@ -54,6 +54,7 @@ from kvmedic.model.spec import Objectives, Policy, Runbook, TargetRef
 from kvmedic.model.status import ClosedRun, RunbookSwitch
 from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence
 from kvmedic.runbooks.compression.methods import logs_that_tell
+from kvmedic.runbooks.preemption.cap_size import peak_of
 from kvmedic.runbooks.preemption.deploy import HISTORY
 from kvmedic.runbooks.revisions import differences
 from kvmedic.runbooks.workload import View, Workload
@@ -417,6 +418,7 @@ class Survey:
         return replace(
             found,
             memory_free_mib=least_free_mib(self._devices()),
+            peak_tokens_per_second=peak_of(self.evidence.peaks),
             up_seconds=up_seconds(staying, seen.at),
             ended_at_memory_limit=any(
                 pod.last_end is not None and pod.last_end.at_memory_limit for pod in staying

@@ -44,13 +44,14 @@ from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import CompressionPolicy, Mode, Policy, Runbook
 from kvmedic.model.status import ClosedRun, Record, Resource, RunbookSwitch
 from kvmedic.runbooks import RUNBOOKS
-from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence, diagnose
+from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence, Probation, diagnose
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_by, eviction_of, standing_answers
 from kvmedic.runbooks.compression.next_fix import Case, Next, fixes_behind_gate, next_fix
 from kvmedic.runbooks.compression.savings import with_baseline_on_record
+from kvmedic.runbooks.preemption.probation import PROBATION_LOOK, is_on_probation
 from kvmedic.runbooks.severity import signals_of
 from kvmedic.runbooks.workload import View, Workload
-from kvmedic.verdict.baseline import pressured_replicas
+from kvmedic.verdict.baseline import judged_part, pressured_replicas
 
 
 def with_switch(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
@@ -154,6 +155,7 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     """Return what a whole look at the target finds, however calm it is."""
     history = resource.record.history if resource.record else ()
     evidence = await gather(policy, resource.namespace, view, senses, history)
+    evidence = await _with_probation(evidence, resource, policy, view, senses)
     evidence = await _with_what_engines_tell(evidence, resource, policy, view, senses)
     runbook, diagnosis = judge_runbooks(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
@@ -176,6 +178,20 @@ def switch_where_untriable(found: Survey, resource: Resource, policy: Policy, no
     if other is found:
         return found
     return with_shown_plan(with_switch(other, resource, policy, now), resource, policy)
+
+
+async def _with_probation(
+    evidence: Evidence, resource: Resource, policy: Policy, view: View, senses: Senses
+) -> Evidence:
+    """Return evidence with how the fleet fares under a cap of ours that is on probation, if one is."""
+    cap = resource.record.sized if resource.record else None
+    now = senses.now or evidence.burn.at
+    if cap is None or not is_on_probation(cap, view.fleet.revision, evidence.peaks, now):
+        return evidence
+    pods = expected_pods(view)
+    hour = await senses.metrics.look(policy.source, pods, resource.namespace, PROBATION_LOOK)
+    judged, _ = judged_part(pods, hour, 0)
+    return replace(evidence, probation=Probation(cap, judged, policy.objectives))
 
 
 async def _with_what_engines_tell(

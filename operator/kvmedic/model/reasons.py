@@ -177,6 +177,8 @@ class Reason(StrEnum):
         "the KV cache holds.")
     CAP_TOO_LOW = row("CapTooLow",
         "Requests wait for the cap on running sequences, while the KV cache has room for more.")
+    CAP_HARMS = row("CapHarms",
+        "Users are worse off than before kvmedic changed the cap on running sequences, at as much work.")
     CAPACITY_SHORT = row("CapacityShort",
         "Most replicas preempt or keep users waiting beyond the trigger, and no setting would help: only "
         "more replicas do.")
@@ -315,6 +317,8 @@ class Reason(StrEnum):
         "The cap follows from the measured lengths and the pool, within the lever's bounds.")
     MEMORY_STEPPED_DOWN = row("MemorySteppedDown", "The engine gets one step less of its GPUs' memory.")
     CAP_RAISED = row("CapRaised", "The cap on running sequences is raised to what the KV cache holds.")
+    CAP_TAKEN_BACK = row("CapTakenBack",
+        "The cap on running sequences goes back to what it was before kvmedic changed it.")
     SETTING_ADJUSTED = row("SettingAdjusted", "A setting is changed to fit the window's traffic.")
     MEMORY_STEPPED_UP = row("MemorySteppedUp",
         "The engine gets one step more of its GPUs' memory, which was free.")

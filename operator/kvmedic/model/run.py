@@ -117,6 +117,8 @@ class Baseline:
     """How long the replicas had been there, together: `restarts` came in that time. None: not known."""
     ended_at_memory_limit: bool = False
     """A replica's engine had ended last at its container's memory limit."""
+    peak_tokens_per_second: float | None = None
+    """The most that a replica was asked for over ten minutes of the day before. None: no history tells."""
 
     @property
     def requests(self) -> float:

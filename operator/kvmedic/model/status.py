@@ -16,7 +16,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Run, Summary
+from kvmedic.model.run import Approved, Baseline, Run, Summary
 from kvmedic.model.spec import Fix, Policy, Terms
 from kvmedic.model.trial import Answer, Scored
 
@@ -401,6 +401,9 @@ class SizedCap:
     """The cap before the first one in a row. Empty: the engine's default, or an older version wrote it."""
     changes: tuple[CapChange, ...] = ()
     """This change and those of the day before it, newest first. They show a mix of requests that turns."""
+    figures: Baseline | None = None
+    """The fleet before the change, while the cap is on probation: it is taken back where less is served in
+    time than then. Absent: a person kept it, or it was taken back once and that did not help."""
 
     def is_open_on(self, revision: str) -> bool:
         """Return whether the cap is in force on a revision and may be corrected."""

@@ -181,7 +181,7 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
         run=None,
         history=_keep_history((entry, *record.history)),
         summary=summary_of(run, outcome, now) or record.summary,
-        sized=_remember_cap(record.sized, run, now),
+        sized=_remember_cap(record.sized, run, outcome, now),
         turned_off=_turned_off(record.turned_off, run, outcome, now),
     )
     if done.turned_off != record.turned_off:
@@ -224,18 +224,29 @@ def with_answer(record: Record, answer: Answer) -> Record:
     return replace(record, answers=kept)
 
 
-def _remember_cap(before: SizedCap | None, run: Run, now: datetime) -> SizedCap | None:
+def _remember_cap(before: SizedCap | None, run: Run, outcome: Outcome, now: datetime) -> SizedCap | None:
+    """Return the cap of ours that is in force once a run is closed, and on probation unless a person kept it.
+
+    One that was taken back is ours no more, and nothing is left where that is what a person had. Where
+    taking it back did not help, or somebody else undid it, it stays for good.
+    """
     for record in run.steps:
         step = record.step
-        if not isinstance(step, FlagStep) or record.state is not StepState.KEPT:
+        if not isinstance(step, FlagStep) or step.knob is not Knob.MAX_NUM_SEQS:
             continue
-        if step.knob is Knob.MAX_NUM_SEQS and step.after is not None:
-            ours = before if before is not None and before.revision == step.before_template else None
-            first = ours.before if ours else step.before or ""
-            is_second = ours is not None and step.reason is not Reason.CAP_RAISED
-            older = (each for each in (ours.changes if ours else ()) if now - each.at < A_DAY)
-            changes = (CapChange(step.before or "", step.after, now), *older)[:HISTORY_LENGTH]
-            return SizedCap(step.after_template, step.after, now, is_second, first, changes)
+        ours = before if before is not None and before.revision == step.before_template else None
+        taken_back = step.reason is Reason.CAP_TAKEN_BACK
+        if record.state is not StepState.KEPT:
+            fails = record.state is StepState.LEFT or Trait.RESTORE_FAILED in outcome.reason.traits
+            return replace(ours, figures=None) if ours is not None and taken_back and fails else before
+        first = ours.before if ours else step.before or ""
+        if step.after is None or (taken_back and step.after == first):
+            return None
+        is_second = ours is not None and step.reason is not Reason.CAP_RAISED
+        older = (each for each in (ours.changes if ours else ()) if now - each.at < A_DAY)
+        changes = (CapChange(step.before or "", step.after, now), *older)[:HISTORY_LENGTH]
+        figures = None if taken_back or outcome.reason is Reason.KEPT_BY_HAND else run.baseline
+        return SizedCap(step.after_template, step.after, now, is_second, first, changes, figures)
     return before
 
 
@@ -264,11 +275,28 @@ def failed_attempts(run: Run, outcome: Outcome, now: datetime) -> tuple[FailedAt
             change = step.line().partition(": ")[2]
             template = step.before_template
             found.append(FailedAttempt(*attempt, template, change, why, now, 0, run.blocks, load_of(run)))
+        if isinstance(step, FlagStep) and step.reason is Reason.CAP_TAKEN_BACK and _is_kept(record):
+            found.append(_failed_cap(step, run, now))
     for switch in _kept_switches(run, outcome):
         if switch.undoes and switch.fix is Fix.REVERT_BUNDLE:
             why = f"{switch.method} was turned on, and had to be turned off again: {run.message}"
             found.append(failed_fix(switch.undoes, why, run.spec_generation, now))
     return tuple(found)
+
+
+def _is_kept(record: StepRecord) -> bool:
+    return record.state is StepState.KEPT
+
+
+def _failed_cap(taken_back: FlagStep, run: Run, now: datetime) -> FailedAttempt:
+    """Return the cap that was taken back: it is not set again where it was set, for the same lengths."""
+    back = taken_back.inverse()
+    raised = (back.before or "").isdigit() and int(back.after or 0) > int(back.before or 0)
+    kind = Attempt.RAISE_CAP if raised else Attempt.TURN_LEVER
+    change, why = back.line().partition(": ")[2], str(run.reason)
+    return FailedAttempt(
+        kind, str(back.knob), back.before_template, change, why, now, 0, run.blocks, load_of(run)
+    )
 
 
 def _why_it_failed(record: StepRecord, outcome: Outcome) -> str:

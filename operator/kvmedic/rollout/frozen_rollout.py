@@ -587,5 +587,9 @@ def _attempt(step: FlagStep | BundleStep | RevisionStep) -> tuple[Attempt, str]:
         return Attempt.SWITCH_METHOD, step.method
     if step.gives_back:
         return Attempt.GIVE_BACK, str(step.knob)
-    raised = {Reason.MEMORY_STEPPED_UP: Attempt.RAISE_MEMORY, Reason.CAP_RAISED: Attempt.RAISE_CAP}
-    return raised.get(step.reason, Attempt.TURN_LEVER), str(step.knob)
+    others = {
+        Reason.MEMORY_STEPPED_UP: Attempt.RAISE_MEMORY,
+        Reason.CAP_RAISED: Attempt.RAISE_CAP,
+        Reason.CAP_TAKEN_BACK: Attempt.GIVE_BACK,
+    }
+    return others.get(step.reason, Attempt.TURN_LEVER), str(step.knob)

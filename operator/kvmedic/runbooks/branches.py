@@ -17,8 +17,16 @@ from kvmedic.model.engine import Knob, Scalar
 from kvmedic.model.evidence import Inconclusive, Observation, Reading, Signal
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason, Trait
-from kvmedic.model.spec import NOT_DECLARED, CompressionPolicy, Fix, LeverBound, ScaleBound, Trigger
-from kvmedic.model.status import FailedAttempt, MethodBaseline
+from kvmedic.model.spec import (
+    NOT_DECLARED,
+    CompressionPolicy,
+    Fix,
+    LeverBound,
+    Objectives,
+    ScaleBound,
+    Trigger,
+)
+from kvmedic.model.status import FailedAttempt, MethodBaseline, SizedCap
 from kvmedic.model.trial import Answer, Growth, Question, Reclaim
 from kvmedic.verdict.baseline import LeftOut
 
@@ -195,6 +203,15 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
+class Probation:
+    """A cap of ours that may still be taken back, and how the fleet fares under it."""
+
+    cap: SizedCap
+    hour: Observation
+    objectives: Objectives
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """All that a diagnosis rests on.
 
@@ -231,6 +248,8 @@ class Evidence:
     peaks: Mapping[str, Reading[float]] = field(default_factory=dict)
     """The most tokens per second that replicas were asked for over ten minutes of the last day, by pod name;
     a pod is absent where nobody looked."""
+    probation: Probation | None = None
+    """The cap that is on probation. None: none is, or nobody looked."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Replicas that should serve and are in neither look, as nothing can be judged by them."""
 
@@ -259,8 +278,8 @@ class Assignment:
     """A knob should take an absolute value."""
 
     knob: Knob
-    value: int | float | str
-    """A text is a value as it stood on a command line."""
+    value: int | float | str | None
+    """A text is a value as it stood on a command line. None: the flag is taken off it."""
     reason: Reason
     message: str
     """One sentence with the numbers behind the value."""

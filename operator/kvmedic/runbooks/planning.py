@@ -66,23 +66,24 @@ def proposal(
         plan = plan_of(workload, advice, generation)
         if isinstance(plan, Plan):
             return plan
-        why = NoChange(plan.reason, f"{advice.knob} {advice.value} cannot be set: {plan.message}")
+        what = "(engine default)" if advice.value is None else advice.value
+        why = NoChange(plan.reason, f"{advice.knob} {what} cannot be set: {plan.message}")
         known = replace(known, refused={**known.refused, advice.knob: why})
     return why
 
 
 def plan_of(workload: Workload, advice: Assignment, generation: int) -> Plan | Blocked:
-    """Return the plan that sets one knob, or why it cannot be carried out."""
+    """Return the plan that sets one knob, or takes its flag away, or why it cannot be carried out."""
     step = _set_flag(workload, advice)
-    return step if isinstance(step, Blocked) else flag_plan(step, workload, generation, advice.message)
-
-
-def flag_plan(step: FlagStep, workload: Workload, generation: int, message: str) -> Plan:
-    """Return the plan of one step on a flag."""
-    return Plan((step,), workload.target_uid, step.before_template, generation, step.reason, message)
+    if isinstance(step, Blocked):
+        return step
+    made_for = workload.target_uid, step.before_template
+    return Plan((step,), *made_for, generation, step.reason, advice.message)
 
 
 def _set_flag(workload: Workload, advice: Assignment) -> FlagStep | Blocked:
+    if advice.value is None:
+        return _unset_flag(workload, advice.knob, advice.reason)
     flag = _flag(workload, advice.knob)
     if isinstance(flag, Blocked):
         return flag
@@ -114,7 +115,7 @@ def _edit_file(
     return _flag_step(workload, advice.knob, change.reference, wanted.text, advice.reason, change.file)
 
 
-def unset_flag(workload: Workload, knob: Knob, reason: Reason) -> FlagStep | Blocked:
+def _unset_flag(workload: Workload, knob: Knob, reason: Reason) -> FlagStep | Blocked:
     """Return the step that takes a flag off the command line, or why it cannot be carried out."""
     flag = _flag(workload, knob)
     if isinstance(flag, Blocked):

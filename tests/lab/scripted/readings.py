@@ -50,6 +50,8 @@ class State(StrEnum):
     """Calm, with answers of 10k to 20k tokens, all of which are kept."""
     LONG_KEPT_SHORT = "long, kept short"
     """The same where a method keeps 2,048 tokens of each, and blocks come back."""
+    LATE = "late"
+    """Calm, fewer tokens, and first tokens after a minute: requests wait in front of the engine."""
     IDLE = "idle"
     MISSING = "missing"
     STALE = "stale"
@@ -62,6 +64,8 @@ SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2
 POOL = Pool(blocks=149, block_tokens=32)
 REQUESTS = 400.0
 """Finished in one window by each replica."""
+HOUR, WINDOWS_OF_HOUR = 3600.0, 60.0
+"""Over an hour as many finish as in so many windows of a minute, which most looks are of."""
 
 
 def _histogram(
@@ -80,6 +84,7 @@ TOKENS = 190.0 * REQUESTS
 CALM_GAPS = _histogram(SECONDS, {0.05: 0.9, 0.075: 0.1}, 0.045, TOKENS)
 STALLED_GAPS = _histogram(SECONDS, {0.05: 0.9, 0.075: 0.07, 5.0: 0.02, 10.0: 0.01}, 0.2, TOKENS)
 FIRST = _histogram(SECONDS, {1.0: 0.5, 5.0: 0.5}, 2.0, REQUESTS)
+LATE_FIRST = _histogram(SECONDS, {30.0: 0.5, 60.0: 0.5}, 40.0, REQUESTS)
 WHOLE = _histogram(SECONDS, {10.0: 0.7, 30.0: 0.3}, 9.0, REQUESTS)
 
 THRASH_NUMBERS = {
@@ -109,6 +114,13 @@ CALM_NUMBERS = {
     Signal.KV_CACHE_USAGE_MEAN: 0.85,
 }
 WORSE_NUMBERS = {**THRASH_NUMBERS, Signal.PREEMPTIONS: 3.0 * REQUESTS, Signal.GENERATED_TOKENS: 0.9 * TOKENS}
+LATE_NUMBERS = {
+    **CALM_NUMBERS,
+    Signal.GENERATED_TOKENS: 0.8 * TOKENS,
+    Signal.WAITING_MEAN: 100.0,
+    Signal.WAITING_AT_END: 100.0,
+    Signal.SILENT_SECONDS_HELD: 15.0,
+}
 ZERO = dict.fromkeys(THRASH_NUMBERS, 0.0)
 
 
@@ -121,6 +133,7 @@ class Traffic:
     prompts: Histogram = PROMPTS
     outputs: Histogram = OUTPUTS
     pool: Pool = POOL
+    firsts: Histogram = FIRST
 
 
 LONG_PROMPTS = _histogram(LENGTHS, {200.0: 0.2, 500.0: 0.7, 1000.0: 0.1}, 310.0, REQUESTS)
@@ -169,7 +182,8 @@ def _thinned(traffic: Traffic, share: float) -> Traffic:
         return replace(whole, counts=tuple(c * share for c in whole.counts), total=whole.total * share)
 
     numbers = {s: value * share if s in COUNTED else value for s, value in traffic.numbers.items()}
-    return Traffic(numbers, thin(traffic.gaps), thin(traffic.prompts), thin(traffic.outputs))
+    counted = (thin(each) for each in (traffic.gaps, traffic.prompts, traffic.outputs))
+    return Traffic(numbers, *counted, firsts=thin(traffic.firsts))
 
 
 LONG_POOL = Pool(blocks=5000, block_tokens=16)
@@ -198,6 +212,7 @@ MEASURED = {
     State.SMOOTH: Traffic(THRASH_NUMBERS, CALM_GAPS),
     State.THRASH: Traffic(THRASH_NUMBERS, STALLED_GAPS),
     State.RECOVERED: Traffic(CALM_NUMBERS, CALM_GAPS),
+    State.LATE: Traffic(LATE_NUMBERS, CALM_GAPS, firsts=LATE_FIRST),
     State.WORSE: Traffic(WORSE_NUMBERS, STALLED_GAPS),
     State.FEWER_THRASH: _thinned(Traffic(THRASH_NUMBERS, STALLED_GAPS), 2 / 3),
     State.PROMPTS: _of_long_prompts(THRASH_NUMBERS, STALLED_GAPS),
@@ -206,9 +221,9 @@ MEASURED = {
 }
 
 
-def readings(state: State, at: datetime) -> PodReadings:
+def readings(state: State, at: datetime, windows: float = 1) -> PodReadings:
     if state in MEASURED:
-        return _measured(MEASURED[state], at)
+        return _measured(MEASURED[state] if windows == 1 else _thinned(MEASURED[state], windows), at)
     absent = {
         State.STALE: Stale(at - timedelta(minutes=10)),
         State.NAN: Missing(Absence.NOT_A_NUMBER),
@@ -235,7 +250,7 @@ def _measured(traffic: Traffic, at: datetime) -> PodReadings:
         Signal.OUTPUT_LENGTH: traffic.outputs,
         Signal.OUTPUT_LIMIT: traffic.outputs,
         Signal.INTER_TOKEN_SECONDS: traffic.gaps,
-        Signal.TIME_TO_FIRST_TOKEN_SECONDS: FIRST,
+        Signal.TIME_TO_FIRST_TOKEN_SECONDS: traffic.firsts,
         Signal.E2E_SECONDS: WHOLE,
     }
     return PodReadings(
@@ -301,12 +316,10 @@ class ScriptedMetrics:
             )
             for pod in pods
         }
-        return Observation(
-            at,
-            look.window.total_seconds(),
-            look.hold.total_seconds(),
-            {name: only(readings(state, at), look.signals) for name, state in states.items()},
-        )
+        window, hold = look.window.total_seconds(), look.hold.total_seconds()
+        windows = WINDOWS_OF_HOUR if window >= HOUR else 1
+        pods = {name: only(readings(state, at, windows), look.signals) for name, state in states.items()}
+        return Observation(at, window, hold, pods)
 
     async def past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look

@@ -56,6 +56,7 @@ from kvmedic.runbooks.preemption.pressure import (
     most_of,
     size_fleet,
 )
+from kvmedic.runbooks.preemption.probation import cap_harms, take_cap_back
 from kvmedic.runbooks.preemption.queueing import (
     HELD_BY,
     WAITS,
@@ -369,6 +370,7 @@ PREEMPTION_BRANCHES = (
         vitals=ENDS,
         goal=Goal.STEADINESS,
     ),
+    Branch(Reason.CAP_HARMS, cap_harms, take_cap_back, "Runbook 1, step 3: cap demand", TRIGGER | FELT),
     Branch(
         Reason.DEPLOY_CORRELATED,
         deploy_correlated,

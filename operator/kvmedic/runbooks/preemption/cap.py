@@ -270,7 +270,7 @@ def refuse_over_calm(cap: Assignment, calm: Mapping[str, PodReadings]) -> NoChan
     for name, readings in sorted(calm.items()):
         running = number_or_none(readings, Signal.RUNNING_MEAN)
         each = None if running is None else running / readings.engines
-        if each is None or each > float(cap.value):
+        if each is None or each > float(str(cap.value)):
             told = "nobody knows how many sequences it runs" if each is None else f"it runs {each:.0f}"
             text = f"a cap of {cap.value} would hold up {name}, which is calm: {told} on average"
             return NoChange(Reason.PARTIAL_PRESSURE, text)

@@ -41,7 +41,7 @@ from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.spec import RESTORE_AFTER, Policy
 from kvmedic.model.status import Attempt, FailedAttempt, Load, Record, TemporaryChange, failed_before
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
-from kvmedic.runbooks.planning import flag_plan, plan_for, plan_of, unset_flag
+from kvmedic.runbooks.planning import plan_for, plan_of
 from kvmedic.runbooks.preemption.cap_size import MOST_PREFILL, SAFEST_FIT, cap_at
 from kvmedic.runbooks.preemption.memory_levers import HOST_KNOBS
 from kvmedic.runbooks.preemption.pressure import size_fleet
@@ -277,11 +277,8 @@ def restore_setting(workload: Workload, step: FlagStep, message: str, generation
 
     It is made anew and not by `step.inverse()`: somebody may have edited the template since.
     """
-    reason = Reason.HOST_MEMORY_GIVEN_BACK
-    if step.before is not None:
-        return plan_of(workload, Assignment(step.knob, step.before, reason, message), generation)
-    removal = unset_flag(workload, step.knob, reason)
-    return removal if isinstance(removal, Blocked) else flag_plan(removal, workload, generation, message)
+    advice = Assignment(step.knob, step.before, Reason.HOST_MEMORY_GIVEN_BACK, message)
+    return plan_of(workload, advice, generation)
 
 
 @dataclass(frozen=True, slots=True)
