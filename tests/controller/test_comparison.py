@@ -17,7 +17,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import (
     Absence,
     Histogram,
-    Look,
+    LookSeries,
     Measured,
     Missing,
     Observation,
@@ -66,12 +66,16 @@ class Served:
     """Requests that wait on each replica, on average."""
     missing: str = ""
     """A replica of which nothing is known."""
-    looks: list[Look] = field(default_factory=list)
+    asked: list[LookSeries] = field(default_factory=list)
 
-    async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
-        self.looks.append(look)
-        seen = {pod.name: self._readings(pod.name, look.window.total_seconds()) for pod in pods}
-        return Observation(NOW - look.ago, look.window.total_seconds(), 0.0, seen)
+    async def look_series(
+        self, source: str, pods: Sequence[Pod], namespace: str, series: LookSeries
+    ) -> Sequence[Observation]:
+        self.asked.append(series)
+        seconds = series.look.window.total_seconds()
+        seen = {pod.name: self._readings(pod.name, seconds) for pod in pods}
+        moments = (NOW - series.apart * ago for ago in reversed(range(series.count)))
+        return [Observation(at, seconds, 0.0, seen) for at in moments]
 
     def _readings(self, name: str, seconds: float) -> PodReadings:
         if name == self.missing:
@@ -307,21 +311,19 @@ async def test_too_few_requests_never_decide() -> None:
 async def test_both_sides_are_looked_at_once_a_minute_over_the_same_stretches() -> None:
     seen = Watched(Served())
     await seen.minutes(2 + 3)
-    asked = len(seen.metrics.looks)
+    asked = len(seen.metrics.asked)
     again = await seen.look()
 
     assert again is not None
-    assert len(seen.metrics.looks) == asked
-    newest = [each.ago // MINUTE for each in seen.metrics.looks if Signal.GENERATED_TOKENS in each.signals][
-        -3:
-    ]
-    assert newest == [2, 1, 0]
-    assert [each.ago // MINUTE for each in seen.metrics.looks][-4:] == [3, 2, 1, 0]
+    assert len(seen.metrics.asked) == asked
+    stretches, ends = seen.metrics.asked[-2:]
+    assert (stretches.look.window, stretches.apart, stretches.count) == (MINUTE, MINUTE, 3)
+    assert (ends.look.window, ends.apart, ends.count) == (MINUTE, MINUTE, 4)
 
     await seen.minutes(6)
-    assert [each.window // MINUTE for each in seen.metrics.looks if Signal.GENERATED_TOKENS in each.signals][
-        -4:
-    ] == [2, 2, 2, 2]
+    stretches, ends = seen.metrics.asked[-2:]
+    assert (stretches.look.window, stretches.apart, stretches.count) == (2 * MINUTE, 2 * MINUTE, 4)
+    assert (ends.look.window, ends.apart, ends.count) == (MINUTE, 2 * MINUTE, 5)
 
 
 async def test_another_process_counts_the_time_anew_and_keeps_since_when_they_are_compared() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
@@ -12,7 +14,17 @@ from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics, PrometheusSource
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.readings import PodKey, is_made_by
-from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Pool, Signal, Unsupported
+from kvmedic.model.evidence import (
+    EVERY_SIGNAL,
+    Absence,
+    Look,
+    LookSeries,
+    Measured,
+    Missing,
+    Pool,
+    Signal,
+    Unsupported,
+)
 from kvmedic.model.fleet import Pod
 from kvmedic.settings import ScrapeOptions, SourceOptions
 from worlds.http_double import Reply, Request, Server, forwarded
@@ -78,32 +90,80 @@ MINUTE = timedelta(minutes=1)
 
 async def test_consecutive_stretches_of_time_are_looked_at_one_by_one(history: PrometheusServer) -> None:
     metrics = fleet_metrics(history.url)
-    asked = frozenset({Signal.PREEMPTIONS, Signal.WAITING_MEAN})
+    look = Look(MINUTE, signals=frozenset({Signal.PREEMPTIONS, Signal.WAITING_MEAN}))
+    pods, series = [pod("burst"), pod("draining")], LookSeries(look, MINUTE, 4)
 
-    stretches = [
-        await metrics.look(
-            "default", [pod("burst"), pod("draining")], NAMESPACE, Look(MINUTE, signals=asked, ago=ago)
-        )
-        for ago in (3 * MINUTE, MINUTE, 0 * MINUTE)
-    ]
-    unknown = await metrics.look("defualt", [pod("burst")], NAMESPACE, Look(MINUTE, ago=MINUTE))
+    stretches = await metrics.look_series("default", pods, NAMESPACE, series)
+    unknown = await metrics.look_series("defualt", pods, NAMESPACE, series)
     await metrics.close()
 
     bursts = [seen.pods["burst"].number(Signal.PREEMPTIONS) for seen in stretches]
     queues = [seen.pods["draining"].number(Signal.WAITING_MEAN) for seen in stretches]
-    assert [seen.at for seen in stretches] == [END - 3 * MINUTE, END - MINUTE, END]
-    assert [isinstance(one, Measured) and one.value > 2000 for one in bursts] == [False, False, True]
-    assert [isinstance(one, Measured) and one.value > 10 for one in queues] == [True, False, False]
-    assert set(unknown.pods["burst"].numbers.values()) == {UNAVAILABLE}
+    assert [seen.at for seen in stretches] == [END - ago * MINUTE for ago in (3, 2, 1, 0)]
+    assert [isinstance(one, Measured) and one.value > 2000 for one in bursts][1:] == [False, False, True]
+    assert [isinstance(one, Measured) and one.value > 10 for one in queues] == [True, False, False, False]
+    assert {reading for seen in unknown for reading in seen.pods["burst"].numbers.values()} == {UNAVAILABLE}
 
 
 async def test_a_replica_is_not_known_before_it_was_there(history: PrometheusServer) -> None:
     metrics = fleet_metrics(history.url)
 
-    seen = await metrics.look("default", [pod("young")], NAMESPACE, Look(MINUTE, ago=2 * MINUTE))
+    series = LookSeries(Look(MINUTE), MINUTE, 3)
+    seen, *_ = await metrics.look_series("default", [pod("young")], NAMESPACE, series)
     await metrics.close()
 
     assert set(seen.pods["young"].numbers.values()) == {Missing(Absence.NO_SERIES)}
+
+
+COMPARED = frozenset(
+    {
+        Signal.TIME_TO_FIRST_TOKEN_SECONDS,
+        Signal.INTER_TOKEN_SECONDS,
+        Signal.E2E_SECONDS,
+        Signal.REQUESTS_FINISHED,
+        Signal.REQUESTS_ABORTED,
+        Signal.REQUESTS_IN_FLIGHT_CHANGE,
+        Signal.GENERATED_TOKENS,
+        Signal.RUNNING_MEAN,
+        Signal.WAITING_MEAN,
+    }
+)
+NAMES = ["calm", "thrashing", "burst", "draining", "young", "nobody"]
+KEYS = [PodKey(NAMESPACE, name) for name in NAMES]
+MOVED = timedelta(seconds=7)
+"""How far a front end moves a range."""
+
+
+def on_its_own_grid(request: Request, upstream: str) -> Reply:
+    """A front end that moves ranges, as Thanos' does."""
+    if "query_range" not in request.path:
+        return forwarded(request, upstream)
+    address = urlsplit(request.path)
+    told = dict(parse_qsl(address.query))
+    for name in ("start", "end"):
+        told[name] = f"{float(told[name]) - MOVED.total_seconds():.3f}"
+    return forwarded(replace(request, path=f"{address.path}?{urlencode(told)}"), upstream)
+
+
+@pytest.mark.parametrize("apart", [MINUTE, timedelta(minutes=4)])
+@pytest.mark.parametrize("moves", [False, True], ids=["as asked", "a front end moves ranges"])
+async def test_looks_one_after_the_other_are_what_single_looks_are_for_a_ninth_of_the_queries(
+    history: PrometheusServer, apart: timedelta, *, moves: bool
+) -> None:
+    look = Look(apart, signals=COMPARED)
+    moments = [END - apart * ago for ago in reversed(range(8))]
+    with Server(lambda request: (on_its_own_grid if moves else forwarded)(request, history.url)) as proxy:
+        looked = source(proxy.url)
+        singly = [await looked.as_of(at).observe(KEYS, look) for at in moments]
+        before = len(proxy.requests)
+        together = await looked.observe_series(KEYS, LookSeries(look, apart, 8))
+        after = len(proxy.requests) - before
+        looked.close()
+
+    assert list(together) == singly
+    assert any(isinstance(each.pods["thrashing"].number(Signal.RUNNING_MEAN), Measured) for each in singly)
+    queries = before // 8
+    assert after == (queries if not moves else queries + before)
 
 
 async def test_a_replica_is_asked_at_its_own_address() -> None:

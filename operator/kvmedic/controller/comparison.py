@@ -17,7 +17,7 @@ from math import ceil
 
 from kvmedic.controller.next_move import Tick, elapsed_time, takes_old_replica
 from kvmedic.model.engine import Knob
-from kvmedic.model.evidence import Inconclusive, Look, Observation, Signal
+from kvmedic.model.evidence import Inconclusive, Look, LookSeries, Observation, Signal
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import COMPARED, FlagStep, Goal
 from kvmedic.model.readings import complete, number_or_none
@@ -144,12 +144,14 @@ async def _read_arms(
     """Return old and new replicas over the same stretches of the last minutes, or what is missing of them."""
     length = ceil(minutes / MOST_STRETCHES)
     number, stretch = minutes // length, STRETCH * length
-    looks = [Look(stretch, signals=ASKED, ago=stretch * ago) for ago in reversed(range(number))]
-    ends = [Look(STRETCH, signals=WAITING, ago=stretch * ago) for ago in reversed(range(number + 1))]
+    asked = (
+        LookSeries(Look(stretch, signals=ASKED), stretch, number),
+        LookSeries(Look(STRETCH, signals=WAITING), stretch, number + 1),
+    )
     source, namespace, pods = tick.policy.source, tick.resource.namespace, [*sides[0], *sides[1]]
-    asked = (tick.ports.metrics.look(source, pods, namespace, each) for each in (*looks, *ends))
-    seen = await asyncio.gather(*asked)
-    new, old = (arm_of(seen[:number], seen[number:], [pod.name for pod in side], limits) for side in sides)
+    look = tick.ports.metrics.look_series
+    looks, ends = await asyncio.gather(*(look(source, pods, namespace, each) for each in asked))
+    new, old = (arm_of(looks, ends, [pod.name for pod in side], limits) for side in sides)
     if isinstance(old, Inconclusive):
         return old
     return new if isinstance(new, Inconclusive) else (old, new)

@@ -20,7 +20,7 @@ from kvmedic.manifests.trial_pod import Evaluation, Trial
 from kvmedic.model.config_edits import FileEdit
 from kvmedic.model.devices import Answer, Device, EngineEnd
 from kvmedic.model.engine import Version
-from kvmedic.model.evidence import Blocked, LogForms, LoggedSize, Look, Observation, Pool, Reading
+from kvmedic.model.evidence import Blocked, LogForms, LoggedSize, Look, LookSeries, Observation, Pool, Reading
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
 from kvmedic.model.plan import TrialStep
 from kvmedic.model.reasons import Reason
@@ -291,6 +291,11 @@ class Metrics(Protocol):
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         """Return the same of some signals alone: a source computes no others for it."""
+
+    async def look_series(
+        self, source: str, pods: Sequence[Pod], namespace: str, series: LookSeries
+    ) -> Sequence[Observation]:
+        """Return looks one after the other, oldest first, for the price of one."""
 
     async def past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look

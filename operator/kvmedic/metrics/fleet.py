@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from types import MappingProxyType
@@ -53,6 +53,7 @@ from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Absence,
     Look,
+    LookSeries,
     Measured,
     Missing,
     Observation,
@@ -106,8 +107,35 @@ class Client(Protocol):
     async def query(self, expression: str, at: datetime) -> Reply:
         """Return what the source answers to one query, evaluated at a moment."""
 
+    async def query_range(self, expression: str, moments: Sequence[datetime]) -> Sequence[Reply]:
+        """Return the same at several moments that are equally far apart."""
+
     def close(self) -> None:
         """End all that is under way."""
+
+
+@dataclass
+class _Series:
+    """Asks a source about several moments at once: the first to ask for one of them asks for all."""
+
+    client: Client
+    moments: Sequence[datetime]
+    _replies: dict[str, asyncio.Task[Sequence[Reply]]] = field(default_factory=dict)
+
+    async def query(self, expression: str, at: datetime) -> Reply:
+        """Return the answer of one of the moments."""
+        if expression not in self._replies:
+            asked: Coroutine[Any, Any, Sequence[Reply]] = self.query_range(expression, self.moments)
+            self._replies[expression] = asyncio.create_task(asked)
+        replies = await asyncio.shield(self._replies[expression])
+        return replies[self.moments.index(at)]
+
+    async def query_range(self, expression: str, moments: Sequence[datetime]) -> Sequence[Reply]:
+        """Return the answers of other moments."""
+        return await self.client.query_range(expression, moments)
+
+    def close(self) -> None:
+        """End nothing: the client is another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +220,6 @@ class PrometheusSource:
         self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str] = NO_ADDRESSES
     ) -> Observation:
         """Return one look at some replicas; what is not known is a reading that says so."""
-        if look.ago:
-            return await self._observe_past(pods, look, addresses)
         moment = self._current()
         span = Span(look.window, look.hold, self._options.resolution, self._options.freshness)
         seen = await self._reply(moment, presence(span, self._table))
@@ -222,14 +248,20 @@ class PrometheusSource:
             readings = {pod.name: answers.readings(pod, addresses.get(pod.name, "")) for pod in pods}
         return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
 
-    async def _observe_past(
-        self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str]
-    ) -> Observation:
-        """Return a look whose window ended a while before the moment that all looks share now."""
-        then = self.as_of(self._current().at - look.ago)
-        then.trouble = self.trouble
-        found = await then.observe(pods, replace(look, ago=timedelta(0)), addresses)
-        self.trouble = then.trouble
+    async def observe_series(
+        self, pods: Sequence[PodKey], series: LookSeries, addresses: Mapping[str, str] = NO_ADDRESSES
+    ) -> Sequence[Observation]:
+        """Return looks one after the other, oldest first; they cost as many queries as one."""
+        if series.count == 1:
+            return [await self.observe(pods, series.look, addresses)]
+        now = self._current().at
+        moments = [now - series.apart * ago for ago in reversed(range(series.count))]
+        asked = _Series(self._client, moments)
+        sources = [self.as_of(at, asked) for at in moments]
+        for source in sources:
+            source.trouble = self.trouble
+        found = await asyncio.gather(*(source.observe(pods, series.look, addresses) for source in sources))
+        self.trouble = sources[-1].trouble
         return found
 
     async def devices(
@@ -297,10 +329,10 @@ class PrometheusSource:
             return frozenset()
         return engines_of(own_series(seen.series_of(pod), address), self._table)
 
-    def as_of(self, at: datetime) -> PrometheusSource:
+    def as_of(self, at: datetime, client: Client | None = None) -> PrometheusSource:
         """Return the same source as it answers about a moment of the past; it is not to be closed."""
         steady = self._options.model_copy(update={"reuse": timedelta(days=1)})
-        then = PrometheusSource(self.name, self._client, steady, self._table, now=lambda: at)
+        then = PrometheusSource(self.name, client or self._client, steady, self._table, now=lambda: at)
         # What is odd about series is told once, of the present.
         then._told_unlabelled = True
         then._told_once = self._told_once
@@ -412,6 +444,16 @@ class FleetMetrics:
         readings = {pod.name: unavailable(look.signals) for pod in pods}
         window, hold = look.window.total_seconds(), look.hold.total_seconds()
         return Observation(datetime.now(UTC), window, hold, readings)
+
+    async def look_series(
+        self, source: str, pods: Sequence[Pod], namespace: str, series: LookSeries
+    ) -> Sequence[Observation]:
+        """Return looks one after the other, oldest first; they cost a source as many queries as one."""
+        found = self._sources.get(source)
+        if found is None:
+            return [await self.look(source, pods, namespace, series.look)] * series.count
+        keys = [PodKey(namespace, pod.name) for pod in pods]
+        return await found.observe_series(keys, series, _addresses(pods))
 
     async def past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look

@@ -15,7 +15,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
@@ -303,11 +303,27 @@ class PrometheusClient:
 
         Once the source was found down for a moment, further queries for that moment are not sent.
         """
+        answers = await self._answer(expression, (at,))
+        return answers if isinstance(answers, Unanswered) else answers[0]
+
+    async def query_range(self, expression: str, moments: Sequence[datetime]) -> Sequence[Reply]:
+        """Return what the source answers at each of several moments, equally far apart, by one query.
+
+        Some front ends move a range onto a grid of their own (Thanos' query frontend): each moment is asked
+        for by itself then.
+        """
+        answers = await self._answer(expression, moments)
+        if isinstance(answers, Unanswered):
+            return [answers] * len(moments)
+        return answers or await asyncio.gather(*(self.query(expression, at) for at in moments))
+
+    async def _answer(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer] | Unanswered:
+        at = moments[-1]
         async with self._turns:
             if self._down is not None and self._down[0] == at:
                 return self._down[1]
             try:
-                return await self._ask_in_time(expression, at)
+                return await self._ask_in_time(expression, moments)
             except SourceDownError as failure:
                 self._down = (at, Unanswered(self._redact_secrets(str(failure))))
                 return self._down[1]
@@ -321,8 +337,8 @@ class PrometheusClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._session.close()
 
-    async def _ask_in_time(self, expression: str, at: datetime) -> Answer:
-        future = self._threads.submit(self._ask, expression, at)
+    async def _ask_in_time(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
+        future = self._threads.submit(self._ask, expression, moments)
         try:
             async with asyncio.timeout(self._timeout + _GRACE_SECONDS):
                 return await asyncio.wrap_future(future)
@@ -330,23 +346,23 @@ class PrometheusClient:
             future.cancel()
             raise SourceDownError(f"did not answer within {self._timeout:g} s") from None
 
-    def _ask(self, expression: str, at: datetime) -> Answer:
+    def _ask(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
         """Ask in this thread, a second time where an idle connection had been closed at the other end."""
         with ended_within(self._timeout):
             try:
-                return self._once(expression, at)
+                return self._once(expression, moments)
             except _DroppedError:
-                return self._once(expression, at)
+                return self._once(expression, moments)
 
-    def _once(self, expression: str, at: datetime) -> Answer:
-        """Ask once.
+    def _once(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
+        """Ask once; no answers where the source tells of other moments than it was asked for.
 
         Raises:
             QueryError: without the cause chained to it, which may name secrets.
         """
         try:
-            result = self._prometheus.custom_query(expression, params=self._params(at))
-            return by_pod(_vector(result), self._options.labels.namespace, self._options.labels.pod)
+            names = self._options.labels.namespace, self._options.labels.pod
+            return tuple(by_pod(each, *names) for each in self._vectors(expression, moments))
         except requests.exceptions.InvalidJSONError:
             raise SourceDownError(_FOREIGN) from None
         except requests.exceptions.Timeout:
@@ -366,9 +382,25 @@ class PrometheusClient:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             raise SourceDownError(_FOREIGN) from None
 
-    def _params(self, at: datetime) -> Mapping[str, str]:
+    def _vectors(self, expression: str, moments: Sequence[datetime]) -> Sequence[Iterable[Series]]:
+        first, last = moments[0], moments[-1]
+        if first == last:
+            told = self._prometheus.custom_query(expression, params=self._params(time=first))
+            return [_vector(told)]
+        # The client would round to whole seconds.
+        told = self._prometheus.custom_query_range(
+            expression,
+            first,
+            last,
+            duration_text((last - first) / (len(moments) - 1)),
+            params=self._params(start=first, end=last),
+        )
+        return _vectors_at(told, moments)
+
+    def _params(self, **times: datetime) -> Mapping[str, str]:
         extra = {name: value.get_secret_value() for name, value in self._options.params.items()}
-        return {**extra, "time": f"{at.timestamp():.3f}", "timeout": duration_text(self._options.timeout)}
+        told = {name: f"{at.timestamp():.3f}" for name, at in times.items()}
+        return {**extra, **told, "timeout": duration_text(self._options.timeout)}
 
     def _redact_secrets(self, text: str) -> str:
         for secret in self._options.secrets():
@@ -399,3 +431,39 @@ def _vector(result: object) -> Iterable[Series]:
                 pass
             case _:
                 raise TypeError("no element of a vector")
+
+
+_OFF_SECONDS = 0.002
+"""How far a time may be from the one that was asked for: both are told in milliseconds."""
+
+
+def _vectors_at(result: object, moments: Sequence[datetime]) -> Sequence[list[Series]]:
+    """Return a range's elements as one vector per moment; nothing where it tells of other moments.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a value is no number.
+    """
+    if not isinstance(result, list):
+        raise TypeError("no matrix")
+    first, step = moments[0].timestamp(), (moments[1] - moments[0]).total_seconds()
+    found: tuple[list[Series], ...] = tuple([] for _ in moments)
+    for one in result:
+        for at, element in _elements(one):
+            place = round((at - first) / step)
+            if not 0 <= place < len(moments) or abs(first + place * step - at) > _OFF_SECONDS:
+                return ()
+            found[place].append(element)
+    return found
+
+
+def _elements(one: object) -> Iterator[tuple[float, Series]]:
+    match one:
+        case {"metric": dict(labels), "values": list(values)}:
+            for value in values:
+                (element,) = _vector([{"metric": dict(labels), "value": value}])
+                yield float(value[0]), element
+        case {"metric": dict(), "histograms": list()}:
+            pass
+        case _:
+            raise TypeError("no element of a matrix")

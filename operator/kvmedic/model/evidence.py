@@ -140,8 +140,16 @@ class Look:
     window: timedelta
     hold: timedelta = timedelta(0)
     signals: frozenset[Signal] = EVERY_SIGNAL
-    ago: timedelta = timedelta(0)
-    """How long ago the window ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookSeries:
+    """The same look at several moments; the last one is now."""
+
+    look: Look
+    apart: timedelta
+    """From each moment to the next."""
+    count: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from kvmedic.model.evidence import (
     Absence,
     Histogram,
     Look,
+    LookSeries,
     Measured,
     Missing,
     Observation,
@@ -304,6 +305,11 @@ class ScriptedMetrics:
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta, hold: timedelta
     ) -> Observation:
         return await self.look(source, pods, namespace, Look(window, hold))
+
+    async def look_series(
+        self, source: str, pods: Sequence[Pod], namespace: str, series: LookSeries
+    ) -> Sequence[Observation]:
+        return [await self.look(source, pods, namespace, series.look)] * series.count
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         script, at = self._script(), datetime.now(UTC)
