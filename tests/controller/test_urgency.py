@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from kvmedic.controller.next_move import Tick
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import survey
+from kvmedic.controller.verify import grade_urgency
+from kvmedic.model.run import StepState
+from kvmedic.model.status import Record
+from kvmedic.runbooks.severity import urgency_of
+from lab.scripted.readings import State
+from run_builder import NOW, a_fleet, a_run, an_intent
+from worlds.asked import Asked, spec, view
 from worlds.phases import SLOW
 from worlds.world import World
 
@@ -63,6 +76,24 @@ def test_trouble_that_hurts_nobody_is_a_ticket_and_the_run_is_summed_up(a_world)
     assert "GPU-seconds of spares" in summary["sentence"]
 
 
+def test_without_objectives_a_fleet_that_serves_too_few_in_time_is_a_page_until_it_is_healed(a_world):
+    world = a_world(speed=SLOW)
+
+    world.start()
+    world.wait(lambda: bool(world.step_state()), PATIENCE_SECONDS, "the run opens")
+    opened = world.status()["urgency"]
+    world.wait(lambda: urgency(world) == "ticket", PATIENCE_SECONDS, "the new replicas serve in time")
+    assert world.status()["run"], "the page ends while the run is still being verified"
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert (opened["severity"], opened["breached"]) == ("page", ["servedInTime"])
+    assert "the spec names no objective" in opened["message"]
+    paged = {event["reason"] for event in events(world, "-l", "kvmedic.io/severity=page")}
+    filed = {event["reason"] for event in events(world, "-l", "kvmedic.io/severity=ticket")}
+    assert paged >= {"FleetWideDemand", "ServedTooLate", "Planned"}
+    assert filed >= {"ServedInTime", "Recovered"}
+
+
 def test_a_change_that_was_taken_back_costs_both_ways(a_world):
     world = a_world()
     world.rewrite(new="worse")
@@ -74,3 +105,42 @@ def test_a_change_that_was_taken_back_costs_both_ways(a_world):
     assert summary["outcome"] == "NotRecovered"
     assert summary["cost"]["replicasStarted"] == 4
     assert {"name": "preemptionsPerRequest", "before": 2.0, "after": 3.0} in summary["brought"]
+
+
+WITHOUT_OBJECTIVES = {
+    "answers hang": (State.THRASH, "page", ("servedInTime",)),
+    "first tokens come too late": (State.LATE, "page", ("servedInTime",)),
+    "it preempts, and nobody hangs": (State.SMOOTH, "ticket", ()),
+    "nobody sends anything": (State.IDLE, "ticket", ()),
+    "nothing is known": (State.MISSING, "ticket", ()),
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "severity", "breached"), WITHOUT_OBJECTIVES.values(), ids=WITHOUT_OBJECTIVES
+)
+async def test_an_open_run_without_objectives_is_a_page_by_what_is_served(state, severity, breached):
+    metrics, resource = Asked(state), spec()
+    run = a_run(StepState.ROLLING_OUT, an_intent())
+    tick = Tick(resource, resource.policy, Record(), run, SimpleNamespace(metrics=metrics), NOW)
+
+    found = (await grade_urgency(tick, a_fleet())).urgency
+
+    assert found is not None
+    assert (found.severity, found.breached) == (severity, breached)
+    windows = resource.policy.windows
+    assert [each.window for each in metrics.looks] == [windows.trigger, windows.sizing]
+
+
+@pytest.mark.parametrize(
+    ("state", "severity", "breached"),
+    [(State.RECOVERED, None, ()), *(row for row in WITHOUT_OBJECTIVES.values() if row[0] != State.IDLE)],
+)
+async def test_a_look_without_objectives_is_a_page_by_what_is_served(state, severity, breached):
+    metrics, resource = Asked(state), spec()
+    senses = Senses(metrics, metrics, NOW, metrics, metrics)
+
+    found = await survey(resource, resource.policy, view(), senses)
+    urgent = urgency_of(found.diagnosis, found.evidence, resource.policy.objectives, None)
+
+    assert (urgent and urgent.severity, urgent.breached if urgent else ()) == (severity, breached)

@@ -103,6 +103,15 @@ def test_a_page_is_told_when_it_begins_and_when_it_ends_while_there_is_trouble()
     ]
 
 
+def test_a_page_without_objectives_is_told_by_what_is_served():
+    late = replace(LATE, message="40% over 5 min", breached=("servedInTime",))
+    rolling = Record(diagnosis=DEMAND, urgency=CALMER)
+    paged = replace(rolling, urgency=late)
+
+    assert told(rolling, paged) == [Reason.SERVED_TOO_LATE]
+    assert told(paged, rolling) == [Reason.SERVED_IN_TIME]
+
+
 def test_a_page_that_begins_is_a_warning_with_its_numbers_and_one_that_ends_is_none():
     begun, ended = (
         notes(Record(urgency=one), Record(urgency=other))[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from math import exp
 
 import pytest
 
@@ -32,7 +33,14 @@ from kvmedic.model.spec import Objectives
 from kvmedic.model.status import Severity, Urgency
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import diagnose
-from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured_urgency, urgency, urgency_of
+from kvmedic.runbooks.severity import (
+    NO_OBJECTIVES,
+    share_served,
+    signals_of,
+    unmeasured_urgency,
+    urgency,
+    urgency_of,
+)
 
 NONE = Objectives()
 WHOLE = Objectives(e2e_p95_seconds=30)
@@ -43,7 +51,7 @@ FILED = Urgency(Severity.TICKET, "every objective of the spec is met", NOW - tim
 
 
 def of(objectives: Objectives, *replicas: Replica | PodReadings, shown: Urgency | None = None) -> Urgency:
-    return urgency(an_observation(*replicas), objectives, shown)
+    return urgency([an_observation(*replicas)], objectives, shown)
 
 
 def taking(*seconds: float) -> PodReadings:
@@ -80,8 +88,73 @@ def test_each_objective_pages_and_is_named_with_its_numbers(
     assert "objective" in found.message
 
 
-def test_without_objectives_a_trouble_is_a_ticket_that_says_so() -> None:
-    assert of(NONE, THRASHING) == Urgency(Severity.TICKET, NO_OBJECTIVES, NOW)
+def over_both(now: Replica, lately: Replica | None = None, shown: Urgency | None = None) -> Urgency:
+    """Return the urgency without objectives, by the last 5 and the last 30 minutes."""
+    looks = [an_observation(now), an_observation(lately or now, window_seconds=1800)]
+    return urgency(looks, NONE, shown)
+
+
+LET_DOWN = {
+    "answers hang": replace(THRASHING, stalls=0.4 * THRASHING.finished, stall_seconds=7),
+    "first tokens come after half a minute": replace(CALM, first_token_seconds=70),
+    "nothing was answered, and many wait": replace(IDLE, waiting_mean=300),
+}
+SERVED_WELL = {
+    "hardly anybody waits or hangs": CALM,
+    "every fifth answer hangs": THRASHING,
+    "too few requests": replace(CALM, first_token_seconds=70, finished=15),
+    "nobody sends anything": IDLE,
+}
+
+
+@pytest.mark.parametrize("replica", LET_DOWN.values(), ids=LET_DOWN)
+def test_without_objectives_a_fleet_that_lets_many_down_is_a_page_that_says_so(replica: Replica) -> None:
+    found = over_both(replica)
+
+    assert (found.severity, found.breached) == (Severity.PAGE, ("servedInTime",))
+    assert "over 5 min and" in found.message
+    assert "over 30 min are served in time, limit 70% (the spec names no objective)" in found.message
+
+
+@pytest.mark.parametrize("replica", SERVED_WELL.values(), ids=SERVED_WELL)
+def test_without_objectives_any_other_trouble_is_a_ticket(replica: Replica) -> None:
+    assert over_both(replica).severity is Severity.TICKET
+
+
+def test_a_trouble_of_some_minutes_is_no_page_and_one_that_is_over_ends_it() -> None:
+    hanging = LET_DOWN["answers hang"]
+    paged = over_both(hanging)
+
+    assert over_both(hanging, CALM).severity is Severity.TICKET
+    assert over_both(CALM, hanging, shown=paged) == Urgency(Severity.TICKET, NO_OBJECTIVES, NOW)
+
+
+def test_what_is_not_known_of_service_keeps_a_page_and_makes_none() -> None:
+    paged = over_both(LET_DOWN["answers hang"])
+
+    assert over_both(IDLE, shown=paged) is paged
+    assert "not measured: servedInTime" in over_both(IDLE).message
+
+
+def test_a_replica_that_does_not_tell_of_service_is_left_out() -> None:
+    silent = without(THRASHING.readings(), Signal.WAITING_AT_END, NO_SERIES)
+    hanging = LET_DOWN["answers hang"]
+
+    assert share_served(an_observation(silent)) is None
+    assert share_served(an_observation(silent, hanging)) == share_served(an_observation(hanging))
+    mean = share_served(an_observation(CALM, hanging))
+    assert mean == pytest.approx(exp(-0.2), abs=0.01), "of both together, not the mean of their shares"
+
+
+def test_with_an_objective_that_is_met_nobody_is_paged() -> None:
+    patient = Objectives(time_to_first_token_p95_seconds=120)
+
+    found = urgency([an_observation(LET_DOWN["first tokens come after half a minute"])] * 2, patient, None)
+
+    assert (found.severity, found.message) == (Severity.TICKET, "every objective of the spec is met")
+
+
+def test_the_signals_that_are_asked_are_those_of_the_objectives() -> None:
     assert signals_of(NONE) == frozenset()
     assert signals_of(WHOLE) == {Signal.E2E_SECONDS}
 
@@ -174,7 +247,8 @@ def test_a_fleet_without_trouble_pages_while_a_breach_is_measured(
     calm = an_evidence(CALM)
     seen, wish = an_observation(replica), Objectives(e2e_p95_seconds=limit)
 
-    found = urgency_of(diagnose(RUNBOOKS["PreemptionThrash"], calm), seen, wish, PAGED)
+    looked = replace(calm, burn=seen)
+    found = urgency_of(diagnose(RUNBOOKS["PreemptionThrash"], calm), looked, wish, PAGED)
 
     assert (found.severity if found else None) == severity
 
@@ -184,10 +258,10 @@ def test_a_fleet_without_trouble_has_no_urgency_and_a_doubtful_one_has() -> None
     table = RUNBOOKS["PreemptionThrash"]
     slow = Objectives(e2e_p95_seconds=1)
 
-    assert urgency_of(diagnose(table, calm), calm.burn, NONE, PAGED) is None
-    hurt = urgency_of(diagnose(table, hot), hot.burn, slow, None)
+    assert urgency_of(diagnose(table, calm), calm, NONE, PAGED) is None
+    hurt = urgency_of(diagnose(table, hot), hot, slow, None)
     assert hurt.severity is Severity.PAGE
-    doubt = urgency_of(Inconclusive(Reason.PARTIAL_PRESSURE, "one"), hot.burn, NONE, None)
+    doubt = urgency_of(Inconclusive(Reason.PARTIAL_PRESSURE, "one"), hot, NONE, None)
     assert doubt.severity is Severity.TICKET
 
 
@@ -196,7 +270,7 @@ def test_what_of_ours_is_behind_it_is_named_first(limit: float) -> None:
     cause = "requests queue behind the cap of 12 that kvmedic set"
     diagnosis = diagnose(RUNBOOKS["PreemptionThrash"], an_evidence(THRASHING))
 
-    found = urgency_of(diagnosis, an_observation(THRASHING), Objectives(e2e_p95_seconds=limit), None, cause)
+    found = urgency_of(diagnosis, an_evidence(THRASHING), Objectives(e2e_p95_seconds=limit), None, cause)
 
     assert found is not None
     assert found.message.startswith(f"{cause}; ")

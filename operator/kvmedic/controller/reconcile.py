@@ -122,7 +122,7 @@ async def _record_findings(
 ) -> Record:
     """Return the record with what a look found: the diagnosis, its urgency, what is held or was too much."""
     seen = record_diagnosis(record, found.diagnosis, found.runbook, resource.generation, now)
-    urgent = urgency_of(found.diagnosis, found.burn, policy.objectives, record.urgency, found.own_cap)
+    urgent = urgency_of(found.diagnosis, found.evidence, policy.objectives, record.urgency, found.own_cap)
     seen = note_temporary(replace(seen, urgency=urgent), found, policy, now)
     seen = with_failed_fixes(with_baseline(seen, found.evidence.compression), found.evidence.failed_fixes)
     seen = with_known_limit(with_runbook_switch(seen, found.switch), found, policy, now)

@@ -34,7 +34,7 @@ from kvmedic.rollout.draining import newest_first
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.compression.trial_plans import expectation_of
 from kvmedic.runbooks.preemption.levers import confirmation_of
-from kvmedic.runbooks.severity import NO_OBJECTIVES, signals_of, unmeasured_urgency, urgency
+from kvmedic.runbooks.severity import SERVED, signals_of, urgency
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.baseline import (
     NEEDED,
@@ -152,14 +152,18 @@ def _new_cache_types(run: Run, pods: Sequence[Pod], looked: Observation) -> Abst
 async def grade_urgency(tick: Tick, fleet: Fleet) -> Tick:
     """Return the tick with the urgency as it is now; as it was where nobody can look at the objectives."""
     shown, policy = tick.record.urgency, tick.policy
-    signals = signals_of(policy.objectives)
+    signals, windows = signals_of(policy.objectives), policy.windows
     if tick.problem is not None:
         return tick
+
+    async def look(window: timedelta) -> Observation:
+        asked = Look(window, signals=signals or SERVED)
+        return await tick.ports.metrics.look(policy.source, fleet.live, tick.resource.namespace, asked)
+
+    looks = [await look(windows.trigger)]
     if not signals:
-        return replace(tick, urgency=unmeasured_urgency(NO_OBJECTIVES, tick.now, shown))
-    asked = Look(policy.windows.trigger, signals=signals)
-    seen = await tick.ports.metrics.look(policy.source, fleet.live, tick.resource.namespace, asked)
-    return replace(tick, urgency=urgency(seen, policy.objectives, shown))
+        looks.append(await look(windows.sizing))
+    return replace(tick, urgency=urgency(looks, policy.objectives, shown))
 
 
 _ASKED = NEEDED | {Signal.STARTED_SECONDS, Signal.REQUESTS_ABORTED}

@@ -524,6 +524,10 @@ class Reason(StrEnum):
     # How urgent it is.
     OBJECTIVE_BREACHED = row("ObjectiveBreached",
         "The fleet is in trouble and an objective of the spec is breached.")
+    SERVED_TOO_LATE = row("ServedTooLate",
+        "The fleet is in trouble, and under 70 % of its requests are served in time.")
+    SERVED_IN_TIME = row("ServedInTime",
+        "Most requests are served in time again; the fleet is in trouble still.")
     OBJECTIVES_MET = row("ObjectivesMet",
         "The fleet is in trouble and no objective of the spec is breached any more.")
     # The operator's own trouble.

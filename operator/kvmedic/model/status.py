@@ -160,9 +160,13 @@ class Severity(StrEnum):
     """How soon a person must act: `page` or `ticket`."""
 
     PAGE = "page"
-    """Now: an objective is breached."""
+    """Now: an objective is breached, or too few requests are served in time where the spec names none."""
     TICKET = "ticket"
     """Within the working day."""
+
+
+SERVED_IN_TIME = "servedInTime"
+"""What is breached where the spec names no objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,7 @@ class Urgency:
     since: datetime
     """Since when it has this severity."""
     breached: tuple[str, ...] = ()
-    """The breached objectives, by their names in the spec."""
+    """The breached objectives, by their names in the spec; `servedInTime` where it names none."""
 
 
 HISTORY_LENGTH = 10

@@ -22,7 +22,7 @@ from kvmedic.kube.objects import EVENTS, JsonObject, Ref
 from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.model.redaction import redact
 from kvmedic.model.run import ComparisonState, Run, StepState
-from kvmedic.model.status import ConditionType, Record, Resource, Severity, Truth
+from kvmedic.model.status import SERVED_IN_TIME, ConditionType, Record, Resource, Severity, Truth
 
 STATE_REASONS = {
     StepState.PENDING: Reason.PLANNED,
@@ -116,6 +116,8 @@ def _urgency_notes(old: Record, new: Record) -> tuple[Note, ...]:
     if new.urgency is None or paged is (new.urgency.severity is Severity.PAGE):
         return ()
     reason = Reason.OBJECTIVES_MET if paged else Reason.OBJECTIVE_BREACHED
+    if SERVED_IN_TIME in (old.urgency if paged and old.urgency else new.urgency).breached:
+        reason = Reason.SERVED_IN_TIME if paged else Reason.SERVED_TOO_LATE
     text = f"{reason.sentence} {new.urgency.message}"
     return (Note(reason, text, warning=not paged),)
 
