@@ -16,7 +16,8 @@ from kvmedic.model.spec import Objectives
 from kvmedic.model.status import CapChange, SizedCap
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Probation, Setting, diagnose
-from kvmedic.runbooks.preemption.probation import cap_harms, is_on_probation, take_cap_back
+from kvmedic.runbooks.preemption.branches import cap_harms
+from kvmedic.runbooks.preemption.probation import is_on_probation, take_cap_back
 from kvmedic.verdict.baseline import baseline_of
 from runbooks.incidents import BEHIND_A_LOW_CAP
 

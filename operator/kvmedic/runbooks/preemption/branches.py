@@ -56,7 +56,7 @@ from kvmedic.runbooks.preemption.pressure import (
     most_of,
     size_fleet,
 )
-from kvmedic.runbooks.preemption.probation import cap_harms, take_cap_back
+from kvmedic.runbooks.preemption.probation import find_harm, take_cap_back
 from kvmedic.runbooks.preemption.queueing import (
     HELD_BY,
     WAITS,
@@ -93,6 +93,11 @@ def healthy(evidence: Evidence) -> Found:
     if isinstance(held, Inconclusive):
         return held
     return None if _pressured_replicas(held, evidence) or waiting_replicas(evidence) else ()
+
+
+def cap_harms(evidence: Evidence) -> Found:
+    """Users are worse off than before a cap of ours, over an hour with as much work as then."""
+    return None if evidence.probation is None else find_harm(evidence.probation, evidence.trigger)
 
 
 def demand(evidence: Evidence) -> Found:

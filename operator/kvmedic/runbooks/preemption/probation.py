@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Look, Reading, Signal
 from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Trigger
 from kvmedic.model.status import SizedCap
 from kvmedic.runbooks.branches import (
     Assignment,
@@ -58,11 +59,10 @@ def is_on_probation(
     return age < WATCHED or (before is not None and (lately or 0.0) * WORK_ALIKE < before)
 
 
-def cap_harms(evidence: Evidence) -> Found:
-    """Users are worse off than before a cap of ours, over an hour with as much work as then."""
-    trial = evidence.probation
-    change = None if trial is None else _compare(trial, evidence)
-    if trial is None or change is None or not (worse := change.sinks_after_walk()):
+def find_harm(trial: Probation, trigger: Trigger) -> Found:
+    """Return what is worse than before a cap of ours; None where nothing is, or that cannot be told."""
+    change = _compare(trial, trigger)
+    if change is None or not (worse := change.sinks_after_walk()):
         return None
     cap, hours = trial.cap, HOUR.total_seconds() / 3600
     text = f"under the cap of {cap.cap} that kvmedic set at {cap.at:%Y-%m-%dT%H:%MZ} {worse}, by the last "
@@ -83,7 +83,7 @@ def take_cap_back(evidence: Evidence, setting: Setting) -> SettingAdvice:
     return setting.refused.get(knob) or Assignment(knob, before or None, Reason.CAP_TAKEN_BACK, message)
 
 
-def _compare(trial: Probation, evidence: Evidence) -> Comparison | None:
+def _compare(trial: Probation, trigger: Trigger) -> Comparison | None:
     """Return the last hour compared with the figures from before; None where that tells nothing."""
     before = trial.cap.figures
     if before is None:
@@ -91,5 +91,5 @@ def _compare(trial: Probation, evidence: Evidence) -> Comparison | None:
     after = baseline_of(trial.hour, 0, before.first_token_limit_seconds)
     if isinstance(after, Inconclusive):
         return None
-    change = Comparison(before, after, trial.objectives, evidence.trigger)
+    change = Comparison(before, after, trial.objectives, trigger)
     return None if change.unlike() else change
