@@ -7,9 +7,10 @@ import json
 import pytest
 
 MOST_AS_A_RUN_OPENS = 81
-MOST_OF_A_ROLLOUT = 56
-"""Files of the package in which a function is entered: 81 and 56 when this was written, where 60 and 25 are
-wanted. Figures are scripted here, so `metrics/` is not among them; an import does not count."""
+MOST_OF_A_ROLLOUT = 57
+"""Files of the package in which a function is entered: 81 and 57 when this was written, where 60 and 25 are
+wanted. One of the 57 is how much is served in time, by which a run without objectives is graded. Figures are
+scripted here, so `metrics/` is not among them; an import does not count."""
 
 
 @pytest.mark.timeout(120)
