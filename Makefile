@@ -152,6 +152,14 @@ bench-verdict: setup ## Let fleets whose arrivals do not wait tell which changes
 bench-day: setup ## Let a day of chats and a night of reasoning say what a cap that goes both ways brings (DAY="--hours 6")
 	$(PY) -m lab.bench.day $(DAY)
 
+.PHONY: bench-paging
+bench-paging: setup ## Let fleets that nobody changes say from which share served in time on a person is needed (PAGING="--fleets 70")
+	$(PY) -m lab.bench.paging $(PAGING)
+
+.PHONY: plots
+plots: setup ## Draw the pictures of the docs from what benchmarks printed (tests/data/bench)
+	$(PY) -m lab.plots
+
 .PHONY: bench-recall
 bench-recall: setup ## Score the lab's evaluation by what a method keeps of the cache
 	$(PY) -m lab.bench.recall

@@ -68,7 +68,7 @@ def test_a_cap_below_what_is_offered_serves_hardly_anything_in_time():
     free, capped = run(UNCAPPED), run(4)
 
     assert free.tokens > capped.tokens
-    assert capped.timely_tokens < 0.5 * free.timely_tokens
+    assert capped.timely_tokens() < 0.5 * free.timely_tokens()
 
 
 @pytest.mark.parametrize(

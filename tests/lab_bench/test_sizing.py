@@ -6,14 +6,16 @@ from itertools import islice
 import pytest
 
 from kvmedic.model import compression as blocks
+from lab.bench import open_loop
 from lab.bench.blocks import CASES, ERRORS, counted
 from lab.bench.drive import UNCAPPED, runs_of
 from lab.bench.footprint import arriving, crowded, room_of, tried
 from lab.bench.recall import score
 from lab.bench.shift import SHIFTS, WINDOW, WINDOWS_BEFORE, Followed, Turned
-from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, row_of
+from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, _limit, row_of
 from lab.bench.workloads import WORKLOADS, Workload, varied
 from lab.engine.compression import Eviction, Survival
+from run_builder import BASELINE
 
 GOOD = Row(
     name="good",
@@ -22,8 +24,10 @@ GOOD = Row(
     idle_share=0.8,
     chosen=16,
     reason="CapRightSized",
-    regret_in_time=0.03,
+    limit=30.0,
     regret=0.02,
+    regret_soon=0.4,
+    regret_goodput=0.3,
     glimpsed=0.02,
     halving=0.2,
     halvings=4,
@@ -31,6 +35,7 @@ GOOD = Row(
     verdict="Recovered",
     verdicts=(("gain", "Recovered"),),
 )
+OPEN = open_loop.Row("good", 0.9, 0.9, (open_loop.Planned(16, "CapRightSized", 0.96),), 1.2)
 FOLLOWED = Turned("turns", (20,), 22, 0.05, 1)
 
 
@@ -45,12 +50,30 @@ FOLLOWED = Turned("turns", (20,), 22, 0.05, 1)
             replace(GOOD, idle_share=0.991, chosen=None), FOLLOWED, 0, id="nothing to gain, not cut"
         ),
         pytest.param(replace(GOOD, verdict="NotRecovered"), FOLLOWED, 1, id="its own cut taken back"),
+        pytest.param(replace(GOOD, opened=(OPEN,)), FOLLOWED, 0, id="open: it loses little to doing nothing"),
+        pytest.param(
+            replace(GOOD, opened=(replace(OPEN, looks=(open_loop.Planned(16, "CapRightSized", 0.94),)),)),
+            FOLLOWED,
+            1,
+            id="open: it loses too much to doing nothing",
+        ),
         pytest.param(GOOD, replace(FOLLOWED, regret=0.11), 1, id="turned too badly"),
         pytest.param(GOOD, replace(FOLLOWED, restarts=3), 1, id="too many restarts"),
     ],
 )
 def test_it_fails_where_a_bound_is_broken(row, turned, code):
     assert _judged([row], [turned]) == code
+
+
+def test_an_open_row_is_compared_with_the_best_of_the_sweep_and_with_nothing():
+    assert OPEN.regret == pytest.approx(1 - 0.96 / 1.2)
+    assert OPEN.idle_regret == pytest.approx(1 - 1 / 1.2)
+    assert replace(OPEN, most=0.5).regret == pytest.approx(0.04), "doing nothing was better than the sweep"
+
+
+@pytest.mark.parametrize(("waited", "limit"), [(5.0, 30.0), (30.0, 30.0), (31.0, 62.0)])
+def test_who_never_leaves_waits_twice_as_long_as_without_a_cap(waited: float, limit: float):
+    assert _limit(replace(BASELINE, time_to_first_token_p95_seconds=waited)) == limit
 
 
 def test_only_restarts_after_the_turn_count():

@@ -21,7 +21,7 @@ ROW = Row(
     ratio=0.5,
     starves=True,
     refused=False,
-    refused_by_prediction=True,
+    refused_by_prediction=False,
     today=KEPT,
     beside=BACK,
     whole=BACK,
@@ -40,7 +40,7 @@ def test_a_twentieth_more_or_less_is_neutral(ratio: float, kind: str):
 def test_the_table_counts_what_each_rule_did_to_harm_and_to_gain():
     better = replace(ROW, ratio=1.2, today=HELD, beside=KEPT, whole=BACK)
 
-    told = table([ROW, better, replace(ROW, refused=True, whole=KEPT)], "three").splitlines()
+    told = table([ROW, better, replace(ROW, refused_by_prediction=True, whole=KEPT)], "three").splitlines()
 
     assert told[0] == "three: 3 fleets, 2 harm, 1 better, 0 neutral"
     assert "2/2 = 100%" in told[2]
@@ -52,13 +52,17 @@ def test_the_table_counts_what_each_rule_did_to_harm_and_to_gain():
 
 def test_the_summary_says_what_the_floors_refuse_and_who_starves():
     told = summary(
-        [ROW, replace(ROW, ratio=1.5, starves=False), replace(ROW, beside=replace(BACK, minutes=11))]
+        [
+            replace(ROW, refused_by_prediction=True),
+            replace(ROW, ratio=1.5, starves=False, refused_by_prediction=True),
+            replace(ROW, beside=replace(BACK, minutes=11)),
+        ]
     )
 
     assert "1 of 2 stopped within 10 minutes side by side" in told
     assert "by true capacities, lower caps in open worlds: refused 0 of 2 harm, 0 of 1 better" in told
     assert (
-        "by the operator's prediction, lower caps in open worlds: refused 2 of 2 harm, 1 of 1 better" in told
+        "by the operator's prediction, lower caps in open worlds: refused 1 of 2 harm, 1 of 1 better" in told
     )
     assert "starving: 2, kept by today 2, side by side 0" in told
 

@@ -120,9 +120,9 @@ class Outcome:
     seconds: float = 0.0
     tokens: int = 0
     good_tokens: int = 0
-    timely_tokens: int = 0
-    """Of requests without a stall whose first token came within 30 s."""
     finished: int = 0
+    unbroken: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds to the first token, and tokens, of each request without a stall."""
     pages: list[tuple[datetime, str]] = field(default_factory=list)
 
     @property
@@ -130,10 +130,13 @@ class Outcome:
         """Tokens per second of requests without a stall."""
         return self.good_tokens / self.seconds
 
-    @property
-    def served_in_time(self) -> float:
-        """Tokens per second of requests that were served in time."""
-        return self.timely_tokens / self.seconds
+    def timely_tokens(self, limit: float = FIRST_TOKEN_SECONDS) -> int:
+        """Return the tokens of requests without a stall whose first token came within so many seconds."""
+        return sum(tokens for waited, tokens in self.unbroken if waited <= limit)
+
+    def served_in_time(self, limit: float = FIRST_TOKEN_SECONDS) -> float:
+        """Return the tokens per second of requests that were served in time."""
+        return self.timely_tokens(limit) / self.seconds
 
     @property
     def throughput(self) -> float:
@@ -216,8 +219,8 @@ class Drive(VirtualEngine):
                 if client.longest_gap > STALL_SECONDS:
                     continue
                 outcome.good_tokens += request.output_length
-                if client.times.first_token_at - client.times.arrived_at <= FIRST_TOKEN_SECONDS:
-                    outcome.timely_tokens += request.output_length
+                waited = client.times.first_token_at - client.times.arrived_at
+                outcome.unbroken.append((waited, request.output_length))
         self._scrape(outcome)
         outcome.seconds = self.now - started
         return outcome
@@ -322,15 +325,20 @@ def seen(outcome: Outcome) -> Evidence:
     return Evidence(half, observed(outcome), TRIGGER, evicts=outcome.evicts)
 
 
-def figures_of(outcome: Outcome) -> Baseline | Inconclusive:
-    return baseline_of(observed(outcome), 0)
+def figures_of(outcome: Outcome, limit: float = FIRST_TOKEN_SECONDS) -> Baseline | Inconclusive:
+    return baseline_of(observed(outcome), 0, limit)
 
 
 def verdict_on(
-    before: Baseline, after: Outcome, confirmed_by: Confirmation = Confirmation.FIGURES
+    before: Baseline,
+    after: Outcome,
+    confirmed_by: Confirmation = Confirmation.FIGURES,
+    promised: Objectives | None = None,
 ) -> Verdict:
     """Return what the operator says of a change, by the scrapes of a run after it."""
-    known = VerdictInput(before, observed(after), Objectives(), TRIGGER, confirmed_by=confirmed_by)
+    known = VerdictInput(
+        before, observed(after), promised or Objectives(), TRIGGER, confirmed_by=confirmed_by
+    )
     return judge_relief(known).verdict
 
 

@@ -66,6 +66,22 @@ class Row:
     """Share of the tokens that are served in time without a cap."""
     looks: tuple[Planned, ...]
     """By all scrapes, and by two pages."""
+    most: float = 1.0
+    """Tokens served in time by the best cap of a sweep, over those of doing nothing."""
+
+    @property
+    def regret(self) -> float:
+        """Return what the plan by all scrapes loses to the best of all that was run."""
+        return 1 - self.looks[0].gain / self._best
+
+    @property
+    def idle_regret(self) -> float:
+        """Return what doing nothing loses to it."""
+        return 1 - 1 / self._best
+
+    @property
+    def _best(self) -> float:
+        return max(1.0, self.most, *(look.gain for look in self.looks))
 
     @property
     def loss(self) -> float:
@@ -80,19 +96,24 @@ class Row:
 HEADER = f"{'workload':14} {'load':>5} {'in time':>8} {'scrapes':>16} {'2 pages':>17} {'loss':>6}"
 
 
-def rows_of(workload: Workload) -> tuple[Row, ...]:
+def rows_of(
+    workload: Workload, loads: Sequence[float] = LOADS, sweep: Sequence[float] = ()
+) -> tuple[Row, ...]:
+    """Return a workload's rows; `sweep`: caps that are run beside the plan, over what runs without one."""
     mean = workload.mean_output
-    best = _most_goodput(workload, round(SWEPT_TOKENS / mean))
-    return tuple(_row(workload, load, load * best / mean) for load in LOADS)
+    best, running = _most_goodput(workload, round(SWEPT_TOKENS / mean))
+    caps = [max(1, round(running * share)) for share in sweep]
+    return tuple(_row(workload, load, load * best / mean, caps) for load in loads)
 
 
-def _most_goodput(workload: Workload, requests: int) -> float:
-    """Return the tokens per second without a stall that the best setting serves."""
+def _most_goodput(workload: Workload, requests: int) -> tuple[float, float]:
+    """Return the tokens per second without a stall that the best setting serves, and who runs without one."""
     warm = max(2 * workload.clients, requests // 4)
     idle = Drive(workload, UNCAPPED).run(warm, requests)
     running = _running(idle)
     caps = {max(1, round(running * share)) for share in SWEEP}
-    return max(idle.goodput, *(Drive(workload, cap).run(warm, requests).goodput for cap in caps))
+    goodput = max(idle.goodput, *(Drive(workload, cap).run(warm, requests).goodput for cap in caps))
+    return goodput, running
 
 
 def _running(outcome: Outcome) -> float:
@@ -101,18 +122,19 @@ def _running(outcome: Outcome) -> float:
     return found or 1.0
 
 
-def _row(workload: Workload, load: float, per_second: float) -> Row:
+def _row(workload: Workload, load: float, per_second: float, caps: Sequence[int]) -> Row:
     idle = _open(workload, UNCAPPED, per_second)
 
     @cache
     def gain(cap: int) -> float:
-        return _open(workload, cap, per_second).timely_tokens / max(1, idle.timely_tokens)
+        return _open(workload, cap, per_second).timely_tokens() / max(1, idle.timely_tokens())
 
-    looks = (
+    looks = tuple(
         Planned(cap, reason, 1.0 if cap is None else gain(cap))
         for cap, reason in (chosen_cap(idle), glimpsed_cap(idle))
     )
-    return Row(workload.name, load, idle.timely_tokens / max(1, idle.tokens), tuple(looks))
+    most = max((gain(cap) for cap in caps), default=1.0)
+    return Row(workload.name, load, idle.timely_tokens() / max(1, idle.tokens), looks, most)
 
 
 def _open(workload: Workload, cap: int, per_second: float, seconds: float = SECONDS) -> Outcome:

@@ -99,8 +99,8 @@ class Fleet:
         return serve(engine, caps, self.traffic, routing, until, places=self.replicas, swaps=swaps)
 
 
-def draw_fleet(seed: int, *, cuts: bool = False) -> Fleet:
-    """Return a fleet; `cuts`: with a deep cut under a load that it may starve."""
+def draw_fleet(seed: int, *, cuts: bool = False, load: str | None = None) -> Fleet:
+    """Return a fleet; `cuts`: with a deep cut under a load that it may starve; `load`: not drawn."""
     chance = random.Random(seed)
     workload, mean, fits, running = _draw_workload(chance)
     replicas = chance.randint(2, 8)
@@ -109,9 +109,9 @@ def draw_fleet(seed: int, *, cuts: bool = False) -> Fleet:
     caps = {max(1, round(fits * share)) for share in (0.6, 0.8, 1.0, 1.3)} | {UNCAPPED, old, new}
     able = {cap: capacity(workload, cap, running) for cap in caps}
     best = max(good for good, _ in able.values())
-    name = chance.choices(LOADS, LOAD_WEIGHTS)[0] if not cuts else "constant"
+    name = load or (chance.choices(LOADS, LOAD_WEIGHTS)[0] if not cuts else "constant")
     share = chance.uniform(0.5, 1.3) if not cuts else chance.uniform(0.5, 1.05)
-    load = _draw_load(chance, name)
+    course = _draw_load(chance, name)
     leaves = chance.random() < 0.8
     patience, length = PATIENCE if leaves else math.inf, START + WATCH + 8 * STEP + 4 * WINDOW
     if name == "closed":
@@ -122,8 +122,8 @@ def draw_fleet(seed: int, *, cuts: bool = False) -> Fleet:
         peak = 0.0
     else:
         per_second = share * best / mean * replicas
-        traffic = open_traffic(workload, per_second, length, load, seed, patience)
-        peak = share * best * (1 + load.swing)
+        traffic = open_traffic(workload, per_second, length, course, seed, patience)
+        peak = share * best * (1 + course.swing)
     routing = chance.choices(list(ROUTINGS), ROUTING_WEIGHTS)[0]
     changed = min(chance.randint(1, 3), replicas - 1)
     limit = None if leaves else 0.0
@@ -179,6 +179,8 @@ def _draw_load(chance: random.Random, name: str) -> Load:
         return Load(name, swing=0.35, phase=chance.random())
     if name == "bursts":
         return Load(name, burst=chance.uniform(0.5, 2.0))
+    if name == "lone burst":
+        return Load(name, burst=chance.uniform(1.0, 4.0), burst_every=3600.0, burst_lasts=(LOOK, WINDOW))
     if name == "drift":
         return Load(name, drift=chance.choice((-0.4, 0.4)))
     return Load(name)
@@ -229,8 +231,8 @@ class Row:
 
     @property
     def final(self) -> Said:
-        """Return what all floors together say."""
-        return Said("back", 0.0, "floor at planning") if self.refused else self.whole
+        """Return what all floors together say, that at planning by the operator's own prediction."""
+        return Said("back", 0.0, "floor at planning") if self.refused_by_prediction else self.whole
 
     def __str__(self) -> str:
         return (

@@ -30,7 +30,11 @@ class Load:
     period: float = 7200.0
     phase: float = 0.0
     burst: float = 0.0
-    """By how much it is higher in a burst of 1 to 4 minutes; there is one in ten minutes, on average."""
+    """By how much it is higher in a burst."""
+    burst_every: float = 600.0
+    """Seconds from one burst to the next, on average."""
+    burst_lasts: tuple[float, float] = (60.0, 240.0)
+    """Seconds that a burst lasts, at least and at most."""
     drift: float = 0.0
     """By how much longer outputs are after an hour."""
 
@@ -54,11 +58,11 @@ def rates(load: Load, seconds: float, chance: np.random.Generator) -> Floats:
     at = np.arange(0.0, seconds, GRID_SECONDS)
     found = 1 + load.ramp * at / 3600
     found *= 1 + load.swing * np.sin(2 * math.pi * (at / load.period + load.phase))
-    begins = chance.exponential(600.0)
+    begins = chance.exponential(load.burst_every)
     while load.burst and begins < seconds:
-        lasts = chance.uniform(60, 240)
+        lasts = chance.uniform(*load.burst_lasts)
         found[(at >= begins) & (at < begins + lasts)] *= 1 + load.burst
-        begins += lasts + chance.exponential(600.0)
+        begins += lasts + chance.exponential(load.burst_every)
     return np.maximum(found, 0.05)
 
 

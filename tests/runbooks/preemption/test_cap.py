@@ -300,7 +300,7 @@ def test_a_cap_that_would_serve_less_is_raised_to_the_lowest_that_serves_it() ->
     "offered",
     [
         pytest.param(Offered(1.0, 600), id="it keeps up"),
-        pytest.param(Offered(1.2, 600, is_full=True), id="a queue grows"),
+        pytest.param(Offered(1.04, 600, is_full=True), id="it is full"),
         pytest.param(Offered(1.0, 600, 900), id="it kept up with a peak"),
     ],
 )
@@ -313,6 +313,16 @@ def test_where_no_cap_serves_it_none_is_planned(offered: Offered, bound: float |
     assert isinstance(found, NoChange)
     assert found.reason is (Reason.CAP_BELOW_LOAD if bound is None else found.reason)
     assert bound or "requests would wait in front of the engine" in found.message
+
+
+def test_what_falls_short_anyway_is_capped_where_that_costs_little() -> None:
+    full = replace(CASE, offered=Offered(1.2, 600, is_full=True))
+
+    found = cut_cap(full, ALLOWED)
+
+    assert isinstance(found, Assignment)
+    assert carries(full, int(found.value))
+    assert not carries(replace(CASE, offered=Offered(1.04, 600, is_full=True)), int(found.value))
 
 
 def test_a_low_bound_of_the_lever_does_not_undercut_the_load() -> None:

@@ -221,6 +221,11 @@ too high (simulated), and nothing is lost by leaving it alone."""
 WAVES_MARGIN = 0.2
 """What is added where outputs are of one length: their admissions come in waves, which makes prefills
 look dear and the cut better than it is. Simulated: 22 % too high at worst."""
+SHORT, OF_SHORT = 1.05, 0.9
+"""From how much more is offered than a full engine gives it is short of capacity as it is set, and how much
+of what it gives a cap must then be predicted to serve: what its stalls spoil is worth more than what the
+prediction errs by, which is up to 20 % too low there. Of 300 drawn fleets this refused 92 of 96 harmful
+caps and 2 of 14 helpful ones, the margin of other full engines 92 and 6."""
 FULL = 0.25
 """Waiting requests per running one, from which an engine gives all that it can as it is set. Simulated:
 engines that keep up have 0 to 0.27, those that do not 1 to 21."""
@@ -269,8 +274,10 @@ class Offered:
         """
         if self.is_full and self.is_steady:
             return 0.0 if stalls >= MANY_STALLS else ENOUGH
-        margin = 1 + MARGIN + WAVES_MARGIN * (1 - spread)
-        return margin if self.is_full else max(1.0, self.peak) * (margin + KEEPING_UP)
+        waves = WAVES_MARGIN * (1 - spread)
+        if self.is_full:
+            return waves + (OF_SHORT if self.now >= SHORT else 1 + MARGIN)
+        return max(1.0, self.peak) * (1 + MARGIN + waves + KEEPING_UP)
 
 
 @dataclass(frozen=True, slots=True)
