@@ -30,7 +30,7 @@ from kvmedic.model.run import ComparisonState, ReplicaComparison, Run, StepState
 from kvmedic.model.status import Record, Wish
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.workload import View
-from kvmedic.verdict.side_by_side import CapChange
+from kvmedic.verdict.counts import CapChange
 from run_builder import (
     BASELINE,
     BUNDLE,

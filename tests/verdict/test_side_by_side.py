@@ -8,17 +8,8 @@ from math import inf
 import pytest
 
 from kvmedic.model.spec import Objectives
-from kvmedic.verdict.side_by_side import (
-    DECIDE_SECONDS,
-    Arm,
-    CanaryVerdict,
-    CapChange,
-    Comparison,
-    Counts,
-    Limits,
-    Routing,
-    compare_arms,
-)
+from kvmedic.verdict.counts import Arm, CapChange, Counts, Limits, Routing
+from kvmedic.verdict.side_by_side import DECIDE_SECONDS, CanaryVerdict, Comparison, compare_arms
 
 MINUTE = Counts(
     replica_seconds=120,

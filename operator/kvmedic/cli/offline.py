@@ -55,18 +55,8 @@ from kvmedic.model.evidence import (
 from kvmedic.model.readings import complete
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Objectives
-from kvmedic.verdict.side_by_side import (
-    NEEDED,
-    SURE,
-    Arm,
-    CanaryVerdict,
-    Comparison,
-    Counts,
-    Limits,
-    Routing,
-    compare_arms,
-    count_replica,
-)
+from kvmedic.verdict.counts import NEEDED, Arm, Counts, Limits, Routing, count_replica
+from kvmedic.verdict.side_by_side import SURE, CanaryVerdict, Comparison, compare_arms
 
 ROLLED_BACK = 1
 """Exit code for: roll the change back."""

@@ -26,20 +26,14 @@ from kvmedic.model.spec import OnInconclusive, SideBySide, answer_to_no_verdict
 from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.workload import View
+from kvmedic.verdict.counts import NEEDED, Arm, CapChange, Counts, Limits, Routing, count_replica
 from kvmedic.verdict.side_by_side import (
     DECIDE_SECONDS,
     GO_ON_SECONDS,
-    NEEDED,
-    Arm,
     CanaryVerdict,
-    CapChange,
     Comparison,
-    Counts,
     Figures,
-    Limits,
-    Routing,
     compare_arms,
-    count_replica,
 )
 
 LARGE, CHANGED_OF_LARGE = 4, 2

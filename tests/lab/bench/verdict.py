@@ -28,20 +28,10 @@ from kvmedic.runbooks.preemption.cap_size import cap_at
 from kvmedic.runbooks.preemption.pressure import case_of, seen_of
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.comparison import Comparison
+from kvmedic.verdict.counts import Arm, CapChange, Counts, Limits, Routing, count_replica
 from kvmedic.verdict.goals import compare_for_relief
 from kvmedic.verdict.served_in_time import first_token_limit
-from kvmedic.verdict.side_by_side import (
-    DECIDE_SECONDS,
-    GO_ON_SECONDS,
-    Arm,
-    CanaryVerdict,
-    CapChange,
-    Counts,
-    Limits,
-    Routing,
-    compare_arms,
-    count_replica,
-)
+from kvmedic.verdict.side_by_side import DECIDE_SECONDS, GO_ON_SECONDS, CanaryVerdict, compare_arms
 from lab.bench.workloads import WORKLOADS, Workload, drawn
 from lab.world.fleet import EPOCH, UNCAPPED, Served, Swap, Traffic, serve
 from lab.world.kernel import FINISHES, LEAST_LOADED, LEAVES, RANDOM, RUNS, STICKY, TWO_CHOICES, WAITS
