@@ -87,7 +87,11 @@ class ModelPod:
     placeless: bool = False
     """No node has a device for it."""
     late: bool = False
-    """It was made after `MAKING_LIMIT`: nobody counts on it any more, and it may be met Ready unseen."""
+    """It was made after `MAKING_LIMIT`: nobody counts on it any more, and it may be met Ready unseen.
+
+    For that its engine has to start, and get a request, between the patch that puts the template back and
+    what the deployment controller makes of it. That took 0.2-0.4 s, both controllers are one process, and no
+    engine starts in that time. Here it may: without the excuse one example fails, `MADE_TOO_LATE`."""
 
 
 @dataclass
