@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-MOST_AS_A_RUN_OPENS = 81
-MOST_OF_A_ROLLOUT = 57
-"""Files of the package in which a function is entered: 81 and 57 when this was written, where 60 and 25 are
-wanted. One of the 57 is how much is served in time, by which a run without objectives is graded. Figures are
+MOST_AS_A_RUN_OPENS = 82
+MOST_OF_A_ROLLOUT = 60
+"""Files of the package in which a function is entered: 82 and 60 when this was written, where 60 and 25 are
+wanted. One of the 60 is how much is served in time, by which a run without objectives is graded. Figures are
 scripted here, so `metrics/` is not among them; an import does not count."""
 
 

@@ -19,6 +19,7 @@ from worlds.configured import configure, copies
 from worlds.deploying import ALLOWED, deploy
 from worlds.people import delete_resource, is_gone
 from worlds.scaling import MORE, REPLICAS, press, spec
+from worlds.unlabelled import make_unlabelled
 from worlds.world import World, no_harm
 
 Right = tuple[str, str, str]
@@ -33,18 +34,26 @@ THROUGH_AUTOSCALERS = {
     )
     for verb in ("get", "patch")
 }
-RARE = THROUGH_AUTOSCALERS | {
-    ("", "pods", "delete"),
-    ("", "pods/log", "get"),
-    ("apps", "replicasets", "get"),
-    ("kvmedic.io", "kvapprovals", "list"),
-    ("", "configmaps", "create"),
-    ("", "configmaps", "delete"),
-    ("", "namespaces", "get"),
+WITHOUT_A_LABEL = {
+    (group, "inferencepools", "list")
+    for group in ("inference.networking.k8s.io", "inference.networking.x-k8s.io")
 }
-"""Asked for only where replicas are added through an autoscaler; while a peer of the drained replica is not
-Ready; after a restart; before a revision is put back; in mode Approve; where a flag stands in a configuration
-file; while a resource is being deleted."""
+RARE = (
+    THROUGH_AUTOSCALERS
+    | WITHOUT_A_LABEL
+    | {
+        ("", "pods", "delete"),
+        ("", "pods/log", "get"),
+        ("apps", "replicasets", "get"),
+        ("kvmedic.io", "kvapprovals", "list"),
+        ("", "configmaps", "create"),
+        ("", "configmaps", "delete"),
+        ("", "namespaces", "get"),
+    }
+)
+"""Asked for only where replicas are added through an autoscaler; where no label takes replicas out of
+rotation; while a peer of the drained replica is not Ready; after a restart; before a revision is put back;
+in mode Approve; where a flag stands in a configuration file; while a resource is being deleted."""
 
 
 @dataclass(slots=True)
@@ -120,6 +129,18 @@ def test_the_charts_rights_suffice_and_none_is_idle(a_world, with_rights_of_the_
     assert world.outcomes() == ["Recovered"]
     assert proxy.used - given == set()
     assert given - proxy.used == RARE
+
+
+def test_the_charts_rights_suffice_where_no_label_takes_replicas_out(a_world, with_rights_of_the_chart):
+    world = make_unlabelled(a_world, 2)
+    proxy = with_rights_of_the_chart(world)
+
+    world.start(proxy=proxy)
+    world.wait(world.is_closed, 120, "the run closes")
+
+    assert proxy.forbidden == []
+    assert world.outcomes() == ["Recovered"]
+    assert {*WITHOUT_A_LABEL, ("", "pods", "delete")} <= proxy.used
 
 
 @pytest.mark.parametrize("kind", [HPA, SCALED_OBJECT])

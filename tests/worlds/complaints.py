@@ -45,9 +45,23 @@ def no_service(world: World) -> None:
 
 
 def a_service_for_all(world: World) -> None:
-    """The Service selects the replicas without the rotation label."""
+    """The Service selects the replicas without the rotation label, and no other way is allowed."""
+    select_without_label(world)
+    by_label = {"spec": {"rollout": {"rotation": "Label"}}}
+    world.kubectl("patch", "kvr", "llm", "--type=merge", "-p", json.dumps(by_label))
+
+
+def select_without_label(world: World) -> None:
     selector = {"spec": {"selector": {"serving": None}}}
     world.kubectl("patch", "service", "llm", "--type=merge", "-p", json.dumps(selector))
+
+
+def a_policy_of_the_label(world: World) -> None:
+    """A NetworkPolicy goes by the one label by which the Service selects."""
+    select_without_label(world)
+    spec = {"podSelector": {"matchLabels": {"app": "llm"}}, "policyTypes": ["Ingress"], "ingress": [{}]}
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "let-in"}}
+    world.cluster.api.create({**policy, "spec": spec}, world.namespace)
 
 
 def recreate(world: World) -> None:
@@ -56,7 +70,7 @@ def recreate(world: World) -> None:
 
 def another_label(world: World) -> None:
     world.kubectl("delete", "kvr", "llm")
-    rollout = {"rotationLabel": {"key": "app", "draining": "off"}}
+    rollout = {"rotation": "Label", "rotationLabel": {"key": "app", "draining": "off"}}
     world.cluster.apply(remediation(rollout=rollout), world.namespace)
 
 
@@ -161,6 +175,13 @@ COMPLAINTS = {
     ),
     "a Service without the rotation label": Complaint(
         a_service_for_all, "ActionRequired", "True", "RotationLabelWithoutEffect", "add the label to the pod"
+    ),
+    "a NetworkPolicy that goes by the Service's label": Complaint(
+        a_policy_of_the_label,
+        "ActionRequired",
+        "True",
+        "DrainImpossible",
+        "have that policy select by another",
     ),
     "strategy Recreate": Complaint(
         recreate, "ActionRequired", "True", "StrategyUnsupported", "set strategy.type: RollingUpdate"

@@ -25,7 +25,21 @@ from kvmedic.model.spec import RotationLabel, TargetRef
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.frozen_rollout import Order
 from kvmedic.rollout.frozen_rollout import next_template_move as next_move
-from kvmedic.rollout.moves import Cordon, DeletePod, Failed, Move, Refused, Settled, Uncordon, Wait
+from kvmedic.rollout.moves import (
+    AdoptPod,
+    Cordon,
+    CordonOrphan,
+    DeletePod,
+    Failed,
+    MarkStandIn,
+    Move,
+    Refused,
+    ReleasePod,
+    Settled,
+    Uncordon,
+    Wait,
+)
+from kvmedic.rollout.orphan_drain import draining_value
 from kvmedic.runbooks.workload import View
 from lab.cluster.light import LightCluster
 from lab.cluster.watch import Watches
@@ -160,7 +174,7 @@ class Walker:
     async def step(self) -> Move:
         """Look, decide, and carry one move out."""
         seen = await self.live.look()
-        drains = {each.uid: _drain(seen.fleet, each) for each in self.order.victims}
+        drains = {each.uid: drain_of(seen.fleet, each) for each in self.order.victims}
         order = replace(self.order, drains=drains)
         move = next_move(seen.fleet, order, datetime.now(UTC))
         if not self.moves or move != self.moves[-1]:
@@ -184,7 +198,14 @@ class Walker:
                 kept = tuple(each for each in self.order.victims if each.uid in beside)
                 self.order = replace(self.order, victims=(*kept, Victim(pod.name, pod.uid, now)))
                 await move_pod(self.live.client, fleet, move)
-            case Uncordon() | DeletePod():
+            case ReleasePod(pod):
+                self.order = replace(self.order, victims=(Victim(pod.name, pod.uid, now),))
+                await move_pod(self.live.client, fleet, move)
+            case CordonOrphan(orphan):
+                victims = (Victim(orphan.pod.name, orphan.pod.uid, now),)
+                self.order = replace(self.order, victims=victims)
+                await move_pod(self.live.client, fleet, move)
+            case Uncordon() | DeletePod() | AdoptPod() | MarkStandIn():
                 await move_pod(self.live.client, fleet, move)
             case _:
                 self.order = replace(self.order, pulsed_at=now)
@@ -229,9 +250,10 @@ def walker(live: LiveFleet, seen: View, **changes: Any) -> Walker:
     return Walker(live, replace(order, **changes), lambda number: f"resource/run/{number}")
 
 
-def _drain(fleet: Fleet, victim: Victim | None) -> Drain:
+def drain_of(fleet: Fleet, victim: Victim | None) -> Drain:
     """What a replica without requests says once it is out of rotation."""
-    pod = next((pod for pod in fleet.pods if victim and pod.uid == victim.uid), None)
+    pods = (*fleet.pods, *(each.pod for each in fleet.orphans))
+    pod = next((pod for pod in pods if victim and pod.uid == victim.uid), None)
     if pod is None:
         return Drain.UNKNOWN
     return Drain.BUSY if pod.in_rotation or not pod.cordoned else Drain.IDLE
@@ -239,6 +261,13 @@ def _drain(fleet: Fleet, victim: Victim | None) -> Drain:
 
 def _sequence(fence: str) -> int:
     return int(fence.rpartition("/")[2]) if fence else 0
+
+
+def is_cordoned(pod: dict[str, Any]) -> bool:
+    """Whether a pod is out of rotation, by the rotation label or as one that was released."""
+    labels = pod["metadata"]["labels"]
+    own = draining_value(pod["metadata"]["uid"])
+    return labels.get(LABEL.key) == LABEL.draining or own in labels.values()
 
 
 @dataclass
@@ -253,10 +282,18 @@ class Witness:
 
     def undrained(self) -> list[str]:
         """Names of pods that went while they carried no cordon."""
+        return [pod["metadata"]["name"] for pod in self.gone if not is_cordoned(pod)]
+
+    def undrained_ready(self) -> list[str]:
+        """Those of them that were Ready, so that they may have served."""
+        conditions = {
+            pod["metadata"]["name"]: pod.get("status", {}).get("conditions", []) for pod in self.gone
+        }
+        ready = {"type": "Ready", "status": "True"}
         return [
-            pod["metadata"]["name"]
-            for pod in self.gone
-            if pod["metadata"]["labels"].get(LABEL.key) != LABEL.draining
+            name
+            for name in self.undrained()
+            if any(ready.items() <= each.items() for each in conditions[name])
         ]
 
     def pod(self, event: str, body: dict[str, Any]) -> None:

@@ -311,15 +311,17 @@ class Model:
         for _ in range(min(room, own.desired - len(pods))):
             self._pod(revision).late = bool(own.asked_at and self.now - own.asked_at > MAKING_LIMIT)
         own.asked_at = None
-        surplus = sorted(pods, key=lambda p: (p.ready, not p.cordoned, p.name))[
-            : max(0, len(pods) - own.desired)
-        ]
+        surplus = sorted(pods, key=self.order_of_going)[: max(0, len(pods) - own.desired)]
         for pod in surplus:
             self._remove(pod)
         pods = [p for p in self.pods if p.revision == revision]
         own.seen = True
         own.reported = len(pods)
         own.reported_available = sum(p.ready and self._is_long_ready(p, own.min_ready) for p in pods)
+
+    def order_of_going(self, pod: ModelPod) -> tuple[bool, bool, str]:
+        """Which pod of a ReplicaSet goes before which."""
+        return pod.ready, not pod.cordoned, pod.name
 
     def _is_long_ready(self, pod: ModelPod, seconds: int) -> bool:
         return seconds == 0 or (pod.soaked and seconds <= LONGEST_SOAK_SECONDS)

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from kvmedic.model.fleet import template_hash
+from kvmedic.rollout.orphan_drain import draining_value
 from lab.cluster.api import ApiError, is_rolled_out
 from lab.cluster.light import LightCluster, gpus
 from lab.cluster.watch import Mirror, Watches
@@ -120,7 +121,8 @@ class Eye:
             self._watches.stop()
 
     def _tell(self, event: str, pod: dict[str, Any]) -> None:
-        if pod["metadata"].get("labels", {}).get("app") != "llm":
+        ours = pod["metadata"].get("labels", {}).get("app") == "llm"
+        if not ours and pod["metadata"]["name"] not in self.seen:
             return
         self._look(event, pod)
         self._there.tell(event, pod)
@@ -132,20 +134,19 @@ class Eye:
 
     def _serves(self, pod: dict[str, Any]) -> bool:
         conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
-        cordoned = pod["metadata"]["labels"].get("serving") == DRAINING
-        return conditions.get("Ready") == "True" and not cordoned and not _going(pod)
+        return conditions.get("Ready") == "True" and not is_cordoned(pod) and not _going(pod)
 
     def _look(self, event: str, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]
         self.seen.add(name)
-        if pod["metadata"]["labels"].get("serving") == DRAINING:
+        if is_cordoned(pod):
             self.cordoned.add(name)
         if name in self.deleted or not (_going(pod) or event == "DELETED"):
             return
         self.deleted.add(name)
         conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
         was_ready = conditions.get("Ready") == "True"
-        if was_ready and pod["metadata"]["labels"].get("serving") != DRAINING:
+        if was_ready and not is_cordoned(pod):
             self.lost.append(name)
 
 
@@ -309,8 +310,11 @@ class World:
             for key in each["metadata"].get("annotations", {})
             if key.startswith("kvmedic.io/")
         ]
+        there = [pod for pod in self._list("Pod") if not _going(pod)]
         cordons = [
-            p["metadata"]["name"] for p in self.pods() if p["metadata"]["labels"]["serving"] == DRAINING
+            pod["metadata"]["name"]
+            for pod in there
+            if is_cordoned(pod) or any(key.startswith("kvmedic.io/") for key in pod["metadata"]["labels"])
         ]
         return marks + cordons
 
@@ -358,6 +362,12 @@ class World:
         status = self.status()
         finalizers = self.resource()["metadata"].get("finalizers")
         return bool(status.get("history")) and "run" not in status and not finalizers
+
+
+def is_cordoned(pod: dict[str, Any]) -> bool:
+    """Return whether a pod is out of rotation, by the rotation label or as one that was released."""
+    labels = pod["metadata"].get("labels", {})
+    return labels.get("serving") == DRAINING or draining_value(pod["metadata"]["uid"]) in labels.values()
 
 
 def _going(pod: dict[str, Any]) -> bool:

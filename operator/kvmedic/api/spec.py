@@ -31,7 +31,17 @@ from kvmedic.api.rules import (
     whole,
 )
 from kvmedic.model.devices import NodeHealth
-from kvmedic.model.spec import Fix, Mode, OnDrainTimeout, OnInconclusive, Runbook, SideBySide, Spare, Waves
+from kvmedic.model.spec import (
+    Fix,
+    Mode,
+    OnDrainTimeout,
+    OnInconclusive,
+    RotationWay,
+    Runbook,
+    SideBySide,
+    Spare,
+    Waves,
+)
 from kvmedic.model.status import HISTORY_LENGTH
 
 
@@ -298,8 +308,7 @@ class RotationLabel(Wire):
 
     A replica leaves when its pod's label is set to `draining`, and comes back when the label is set to
     the value of the Deployment's own pod template. So the template must have the label with a value other
-    than `draining`, and the Services must select that value. Otherwise no replica can be drained, and
-    nothing is changed, with the reason `RotationLabelWithoutEffect`.
+    than `draining`, and the Services must select that value. Otherwise `rollout.rotation` says what happens.
     """
 
     key: Annotated[
@@ -316,6 +325,16 @@ class RotationLabel(Wire):
     draining: Annotated[str, Field(max_length=63), LABEL_VALUE] = "draining"
     """Value of a draining replica. No Service and no policy (PodDisruptionBudget, NetworkPolicy) may select
     it; otherwise nothing is changed, with the reason `RotationLabelUnusable`. The runbook uses `draining`."""
+
+
+class Router(Wire):
+    """A router that finds pods by their labels itself, without a Service or an InferencePool."""
+
+    match_labels: Annotated[
+        dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]],
+        Field(min_length=1, max_length=8),
+    ]
+    """The labels that it selects by, such as those of its `--k8s-label-selector`."""
 
 
 class Rollout(Wire):
@@ -348,6 +367,20 @@ class Rollout(Wire):
     to 24h. The operator waits at least the Deployment's progressDeadlineSeconds (10m if it has none), and
     at least twice the slowest start in the fleet. Set it if a model loads for longer."""
     rotation_label: RotationLabel = RotationLabel()
+    rotation: RotationWay = RotationWay.AUTO
+    """How a replica is taken out of rotation. Label: by `rotationLabel` alone; where that takes it out of no
+    Service, nothing is changed, with the reason `RotationLabelWithoutEffect`. Orphan: it is released from its
+    ReplicaSet while it serves, and then the labels change that Services, InferencePools and routers select
+    it by; it never comes back, and nobody needs to add a label. Where that is not safe, nothing is changed,
+    with the reason `DrainImpossible`. Auto: Label where the label works, else Orphan. Replacing one replica
+    and giving replicas back need the label."""
+    settle: Annotated[Text, duration("0s", "10m")] = "15s"
+    """How long a released replica must have been out of rotation before its requests are counted, from 0s to
+    10m. Raise it for load balancers that let go of a pod late. 15s, because kube-proxy of a busy node took up
+    to some seconds more than 5s to follow."""
+    routers: Annotated[list[Router], Field(max_length=8)] = Field(default_factory=list)
+    """Routers that find the pods by labels, without a Service. Those of production-stack, AIBrix and llm-d
+    are recognised by the labels that their charts give the pods."""
 
 
 class Verify(Wire):

@@ -31,6 +31,10 @@ CORDONED = f"{PREFIX}cordoned"
 CORDONED_FOR = f"{PREFIX}cordoned-for"
 """Label of such a pod: the uid of that Deployment. By it a pod is found that nothing else leads to."""
 
+RELEASED = f"{PREFIX}released"
+"""On a pod that was released from its ReplicaSet: from which, its labels before, and which of them to change
+next. It has the label `CORDONED_FOR` as well, as has the pod that was made in its place."""
+
 TARGET = f"{PREFIX}target"
 """Label of a ConfigMap that is a copy of ours: the uid of the Deployment that it was made for."""
 
@@ -42,6 +46,9 @@ DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 CORDON_COST = "-2147483648"
 """The lowest deletion cost there is: costs are 32-bit integers."""
+
+STAND_IN_COST = "-2147483647"
+"""The lowest cost but one: of a pod that is to go before it serves."""
 
 LABELS = "/metadata/labels"
 ANNOTATIONS = "/metadata/annotations"

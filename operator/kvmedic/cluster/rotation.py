@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import assert_never
 
+from kvmedic.cluster.orphan_pods import move_orphan, owner_operations, retire
 from kvmedic.cluster.ownership import (
     ANNOTATIONS,
     CORDON_COST,
@@ -17,6 +18,8 @@ from kvmedic.cluster.ownership import (
     CORDONED_FOR,
     DELETION_COST,
     LABELS,
+    RELEASED,
+    STAND_IN_COST,
     as_seen,
     path_of,
 )
@@ -36,7 +39,16 @@ from kvmedic.kube.objects import (
 )
 from kvmedic.model.edits import PatchOperation
 from kvmedic.model.fleet import Cordoned, Fleet, Pod
-from kvmedic.rollout.moves import Cordon, DeletePod, PodMove, Uncordon
+from kvmedic.rollout.moves import (
+    AdoptPod,
+    Cordon,
+    CordonOrphan,
+    DeletePod,
+    MarkStandIn,
+    PodMove,
+    ReleasePod,
+    Uncordon,
+)
 
 _COST, _COST_LIMIT = re.compile("-?[1-9][0-9]{0,9}|0"), 2**31
 """A deletion cost: 32 bits, no plus, no leading zeros (core/v1, GetDeletionCostFromPodAnnotations)."""
@@ -60,6 +72,8 @@ async def move_pod(client: Client, fleet: Fleet, move: PodMove) -> None:
         case DeletePod(pod):
             ref = Ref(PODS, fleet.namespace, pod.name)
             await client.delete(ref, Preconditions(pod.uid, pod.resource_version))
+        case ReleasePod() | AdoptPod() | MarkStandIn() | CordonOrphan():
+            await move_orphan(client, fleet, move)
         case _:
             assert_never(move)
 
@@ -141,7 +155,7 @@ async def free(client: Client, found: Cordoned) -> None:
     """Put a pod back into rotation that no fleet has any more: what we set of it becomes what it was.
 
     What somebody else set meanwhile stays. Its label is the one that its ReplicaSet makes pods with, where
-    it still has one.
+    it still has one. One that was released from it goes instead, once it had time to finish its requests.
 
     Raises:
         Conflict: the pod changed since it was looked at, or is gone.
@@ -149,15 +163,19 @@ async def free(client: Client, found: Cordoned) -> None:
     ref = Ref(PODS, found.namespace, found.name)
     live = await _read_unchanged(client, ref, found.resource_version)
     labels, marks = labels_of(live), annotations_of(live)
+    if RELEASED in marks:
+        await retire(client, found, live)
+        return
     note = _note_in(marks) or {}
     key = str(note.get("key", ""))
     operations = [*as_seen(found)]
     if key and labels.get(key) == note.get("draining"):
         operations += _mark_operation(labels, LABELS, key, await _label_before(client, live, note, key))
-    if marks.get(DELETION_COST) == CORDON_COST:
+    if marks.get(DELETION_COST) in (CORDON_COST, STAND_IN_COST):
         operations += _mark_operation(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost")))
     operations += _mark_operation(marks, ANNOTATIONS, CORDONED, None)
     operations += _mark_operation(labels, LABELS, CORDONED_FOR, None)
+    operations += owner_operations(live, found.deployment)
     await client.json_patch(ref, operations)
 
 
@@ -206,7 +224,7 @@ def _note_in(marks: Mapping[str, str]) -> Mapping[str, object] | None:
 
 def _deletion_cost(noted: object) -> str | None:
     """Return a deletion cost as the API server takes it; None where it is none, or only ours."""
-    if not isinstance(noted, str) or not _COST.fullmatch(noted) or noted == CORDON_COST:
+    if not isinstance(noted, str) or not _COST.fullmatch(noted) or noted in (CORDON_COST, STAND_IN_COST):
         return None
     return noted if -_COST_LIMIT <= int(noted) < _COST_LIMIT else None
 

@@ -26,19 +26,31 @@ from kvmedic.cluster.autoscalers import (
     scaler_of,
     vertical_autoscalers_of,
 )
+from kvmedic.cluster.fronts import (
+    DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
+    list_kind,
+    policies_of_draining,
+    selects,
+    takes_labels,
+    usable_label,
+    with_orphan_drain,
+)
+from kvmedic.cluster.orphan_pods import is_owned, is_relabelled, is_released, note_of_release
 from kvmedic.cluster.ownership import (
     CORDON_COST,
     CORDONED,
+    CORDONED_FOR,
     DELETION_COST,
     PREFIX,
     RUN,
+    STAND_IN_COST,
     edits_of,
     last_editor,
     owner_of,
 )
 from kvmedic.engines import ENGINES, profiles_for
-from kvmedic.kube.client import NOT_FOUND, Client
-from kvmedic.kube.errors import Refused
+from kvmedic.kube.client import Client
 from kvmedic.kube.objects import (
     AUTOSCALERS,
     DEPLOYMENTS,
@@ -48,7 +60,6 @@ from kvmedic.kube.objects import (
     SERVICES,
     JsonObject,
     Ref,
-    Resource,
     annotations_of,
     controller_uid,
     items,
@@ -66,6 +77,7 @@ from kvmedic.model.fleet import (
     ContainerEnd,
     Fleet,
     Instance,
+    Orphan,
     Pod,
     ReplicaSet,
     RolloutFields,
@@ -73,12 +85,9 @@ from kvmedic.model.fleet import (
     template_hash,
 )
 from kvmedic.model.redaction import redact
-from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.spec import RotationLabel, RotationWay, TargetRef
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.runbooks.workload import View
-
-DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
-NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
 
 PLACES = (("state", Instance.PRESENT), ("lastState", Instance.PREVIOUS))
 """Where the kubelet shows how an instance of a container ended, by instance. While it waits before it starts
@@ -142,6 +151,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         unschedulable=_condition(status, "PodScheduled").get("reason") == "Unschedulable",
         in_rotation=uid_of(body) in frame.serving,
         cordoned=drains and costs_least,
+        is_stand_in=annotations_of(body).get(DELETION_COST) == STAND_IN_COST,
         half_cordoned=drains and not costs_least and CORDONED in annotations_of(body),
         restarts=sum(int(each.get("restartCount", 0)) for each in engines),
         waiting_reason=next((str(reason) for reason in waiting if reason), ""),
@@ -263,11 +273,7 @@ def rotation_of(
     rivals = sorted(
         name for name, each in by_name.items() if selects(each, drained) and not selects(each, template)
     )
-    listing = {
-        labels_of(each).get(SERVICE_NAME, "")
-        for each in slices
-        if any(uid in pods for uid, _ in _endpoints(each))
-    }
+    listing = listing_services(slices, pods)
     names = tuple(sorted({*selecting, *listing} - {""}))
     selector = section(deployment, "spec", "selector")
     keys = {*section(selector, "matchLabels"), *(e.get("key") for e in items(selector, "matchExpressions"))}
@@ -285,10 +291,13 @@ def rotation_of(
     )
 
 
-def selects(service: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Return whether a Service selects pods with these labels; an empty selector selects none."""
-    selector = section(service, "spec", "selector")
-    return bool(selector) and selector.items() <= labels.items()
+def listing_services(slices: Iterable[JsonObject], pods: frozenset[str]) -> frozenset[str]:
+    """Return the Services whose EndpointSlices list one of the pods; an empty name for slices of none."""
+    return frozenset(
+        labels_of(each).get(SERVICE_NAME, "")
+        for each in slices
+        if any(uid in pods for uid, _ in _endpoints(each))
+    )
 
 
 def front_port(services: Iterable[JsonObject], labels: Mapping[str, str]) -> int | None:
@@ -353,13 +362,30 @@ class _Parts:
     deployment: JsonObject
     replica_sets: list[JsonObject]
     pods: list[JsonObject]
+    released: list[JsonObject]
+    """Pods that were released from their ReplicaSet to be drained."""
     services: list[JsonObject]
     slices: list[JsonObject]
     autoscalers: list[JsonObject]
 
 
-async def snapshot(client: Client, namespace: str, target: TargetRef, label: RotationLabel) -> View | None:
+async def snapshot(
+    client: Client,
+    namespace: str,
+    target: TargetRef,
+    label: RotationLabel,
+    way: RotationWay = RotationWay.LABEL,
+    routers: Sequence[Mapping[str, str]] = (),
+) -> View | None:
     """Return a fleet as it is now, or None when there is no such Deployment.
+
+    Args:
+        client: of the cluster.
+        namespace: of the Deployment.
+        target: the Deployment.
+        label: by which its replicas are drained, where it does it.
+        way: how they are drained, by the spec.
+        routers: labels by which routers find its pods without a Service.
 
     Raises:
         ApiError: a read failed.
@@ -372,8 +398,14 @@ async def snapshot(client: Client, namespace: str, target: TargetRef, label: Rot
     profiles = profiles_for(target.engine)
     index = container_index(template, target.container, profiles)
     name = None if index is None else str(items(section(template, "spec"), "containers")[index].get("name"))
-    uids = frozenset(uid_of(pod) for pod in parts.pods)
+    uids = frozenset(uid_of(pod) for pod in (*parts.pods, *parts.released))
     rotation = rotation_of(deployment, label, parts.services, parts.slices, uids)
+    if way is RotationWay.ORPHAN or (way is RotationWay.AUTO and not usable_label(rotation)):
+        fronts = parts.services, listing_services(parts.slices, uids)
+        found = await with_orphan_drain(client, deployment, rotation, routers, fronts)
+        is_led = rotation.services or (found.orphan and found.orphan.keys)
+        # Where nothing leads requests to the pods at all, the label's own message says so.
+        rotation = found if is_led or way is RotationWay.ORPHAN else rotation
     kept = {
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
     }
@@ -407,14 +439,18 @@ async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Par
     found = await client.list(REPLICA_SETS, namespace, selector)
     sets = [each for each in found if controller_uid(each) == uid_of(deployment)]
     makers = {uid_of(each) for each in sets}
+    marked = await client.list(PODS, namespace, f"{CORDONED_FOR}={uid_of(deployment)}")
+    released = [pod for pod in marked if is_released(pod, uid_of(deployment))]
+    apart = {uid_of(pod) for pod in released}
     return _Parts(
         deployment,
         sets,
         pods=[
             pod
             for pod in await client.list(PODS, namespace, selector)
-            if controller_uid(pod) in makers and not is_finished(pod)
+            if controller_uid(pod) in makers and not is_finished(pod) and uid_of(pod) not in apart
         ],
+        released=released,
         services=await client.list(SERVICES, namespace),
         slices=await client.list(ENDPOINT_SLICES, namespace),
         autoscalers=await client.list(AUTOSCALERS, namespace),
@@ -448,6 +484,7 @@ def _fleet(parts: _Parts, frame: Frame) -> Fleet:
             pod_of(each, replace(frame, revision=revisions[controller_uid(each)])) for each in parts.pods
         ),
         rotation=frame.rotation,
+        orphans=tuple(sorted(_orphans(parts, frame), key=lambda each: each.pod.name)),
         owner=owner_of(body),
         recorded=marks,
         scaler=scaler_of(body, parts.autoscalers),
@@ -455,6 +492,16 @@ def _fleet(parts: _Parts, frame: Frame) -> Fleet:
         edits=edits_of(body),
         kept_by=tuple(metadata.get("finalizers") or ("its own grace period",)) if going else (),
     )
+
+
+def _orphans(parts: _Parts, frame: Frame) -> Iterator[Orphan]:
+    """Yield the pods that were released; those whose ReplicaSet is gone have no revision."""
+    made = {name_of(each): template_hash(section(each, "spec", "template")) for each in parts.replica_sets}
+    for body in parts.released:
+        revision = made.get(str(note_of_release(body).get("replicaSet")), "")
+        pod = pod_of(body, replace(frame, revision=revision))
+        pod = replace(pod, cordoned=is_relabelled(body), is_released=True)
+        yield Orphan(pod, is_owned=is_owned(body), has_ended=is_finished(body))
 
 
 def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:
@@ -506,78 +553,18 @@ def _is_observed(body: JsonObject) -> bool:
 async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any]) -> Neighbours:
     """Return who has a say in the replicas and pods of a target."""
     labels = labels_of(template)
-    drained = {**labels, fleet.rotation.label: fleet.rotation.draining}
+    # What treats a released replica differently is in the way of draining itself.
+    changed = {} if fleet.rotation.orphan else {fleet.rotation.label: fleet.rotation.draining}
+    drained = {**labels, **changed}
     kinds = (AUTOSCALERS, SCALED_OBJECTS, VERTICAL_AUTOSCALERS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
     hpas, scaled, vertical, budgets, networks = await asyncio.gather(
-        *(_list_objects(client, kind, fleet.namespace) for kind in kinds)
+        *(list_kind(client, kind, fleet.namespace) for kind in kinds)
     )
     return Neighbours(
         autoscalers=tuple(autoscalers_of(fleet, scaled, hpas)),
         vertical=tuple(vertical_autoscalers_of(fleet, vertical)),
         disruption_budgets=tuple(
-            name_of(each) for each in budgets if _selects(section(each, "spec").get("selector"), labels)
+            name_of(each) for each in budgets if takes_labels(section(each, "spec").get("selector"), labels)
         ),
         of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
     )
-
-
-def policies_of_draining(
-    budgets: Iterable[JsonObject],
-    networks: Iterable[JsonObject],
-    labels: Mapping[str, str],
-    drained: Mapping[str, str],
-) -> Iterator[str]:
-    """Yield what treats a replica differently while it drains, by kind and name.
-
-    A budget may stop counting it, as it leaves; it may not start to. A NetworkPolicy may do neither: the
-    requests that the replica still answers would get other rules.
-
-    Args:
-        drained: the same labels while it drains.
-    """
-    for body in budgets:
-        by = section(body, "spec").get("selector")
-        if _selects(by, drained) and not _selects(by, labels):
-            yield f"PodDisruptionBudget {name_of(body)}"
-    for body in networks:
-        spec = section(body, "spec")
-        # The pods of its namespace that it holds for, and their peers.
-        selectors = [spec.get("podSelector")]
-        for way, ends in (("ingress", "from"), ("egress", "to")):
-            selectors += [peer.get("podSelector") for rule in items(spec, way) for peer in items(rule, ends)]
-        if any(_selects(by, drained) != _selects(by, labels) for by in selectors):
-            yield f"NetworkPolicy {name_of(body)}"
-
-
-async def _list_objects(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
-    """Return all objects of a kind in the order of their names; none where the cluster lacks the kind."""
-    try:
-        found = await client.list(kind, namespace)
-    except Refused as error:
-        if error.code == NOT_FOUND:
-            return []
-        raise
-    return sorted(found, key=name_of)
-
-
-def _selects(selector: object, labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
-    if not isinstance(selector, Mapping):
-        return False
-    wanted = section(selector, "matchLabels")
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
-        _holds(each, labels) for each in items(selector, "matchExpressions")
-    )
-
-
-def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    key, values = str(expression.get("key")), expression.get("values") or []
-    match expression.get("operator"):
-        case "In":
-            return labels.get(key) in values
-        case "NotIn":
-            return labels.get(key) not in values
-        case "Exists":
-            return key in labels
-        case _:
-            return key not in labels

@@ -16,7 +16,8 @@ from math import nan
 from typing import Any
 
 from kvmedic.cluster.engine_logs import last_words_of
-from kvmedic.cluster.snapshot import Frame, is_finished, pod_of, selects
+from kvmedic.cluster.fronts import selects
+from kvmedic.cluster.snapshot import Frame, is_finished, pod_of
 from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client, Preconditions, Propagation
 from kvmedic.kube.errors import Call, Conflict, Refused

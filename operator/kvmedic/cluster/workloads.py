@@ -19,6 +19,7 @@ from typing import Any, assert_never, cast
 from kvmedic.cluster.autoscalers import minimum_of, set_minimum, unmark
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.engine_logs import ends_of, pools_of, starts_of
+from kvmedic.cluster.orphan_pods import release
 from kvmedic.cluster.ownership import (
     ANNOTATIONS,
     CORDONED_FOR,
@@ -68,19 +69,23 @@ from kvmedic.model.fleet import (
     own_template,
     template_hash,
 )
-from kvmedic.model.spec import Policy, RotationLabel
+from kvmedic.model.spec import Policy, RotationLabel, RotationWay
 from kvmedic.rollout.moves import (
+    AdoptPod,
     Claim,
     Cordon,
+    CordonOrphan,
     DeletePod,
     DeploymentMove,
     Effect,
     Freeze,
     Hold,
+    MarkStandIn,
     Pause,
     Pulse,
     Regain,
     Release,
+    ReleasePod,
     Restore,
     Retarget,
     Revert,
@@ -104,7 +109,15 @@ class DeploymentTarget:
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
-        seen = await snapshot(self.client, namespace, policy.target, policy.rollout.rotation_label)
+        rollout = policy.rollout
+        seen = await snapshot(
+            self.client,
+            namespace,
+            policy.target,
+            rollout.rotation_label,
+            rollout.rotation,
+            rollout.routers,
+        )
         if seen is None:
             return None
         earlier = previous(seen.fleet)
@@ -129,13 +142,23 @@ class DeploymentTarget:
             Conflict: the object is not what was viewed.
         """
         match effect:
-            case Cordon() | Uncordon() | DeletePod():
+            case (
+                Cordon()
+                | Uncordon()
+                | DeletePod()
+                | ReleasePod()
+                | AdoptPod()
+                | MarkStandIn()
+                | CordonOrphan()
+            ):
                 await move_pod(self.client, fleet, effect)
             case SetMinimum():
                 await set_minimum(self.client, fleet, effect, claim)
             case _:
                 if isinstance(effect, Pulse):
                     await confirm(self.client, fleet, effect.victims)
+                if isinstance(effect, Freeze) and fleet.rotation.orphan is not None and fleet.live:
+                    await release(self.client, fleet, fleet.live[0], dry_run=True)
                 await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
 
     async def last_ends(
@@ -392,6 +415,7 @@ def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
         **note_of(edit),
         "rotationLabel": fleet.rotation.label,
         "draining": fleet.rotation.draining,
+        "rotation": RotationWay.ORPHAN if fleet.rotation.orphan else RotationWay.LABEL,
     }
     return {RECORDED: json.dumps(noted)}
 
@@ -484,6 +508,8 @@ class Note:
     """Hash of the pod template from before; empty where the edit tells."""
     rotation_label: RotationLabel | None = None
     """By which its replicas are drained; None: the note does not say."""
+    rotation: RotationWay = RotationWay.LABEL
+    """How they are drained."""
 
     def is_undone(self, template: Mapping[str, object]) -> bool:
         """Return whether a pod template is as it was before."""
@@ -505,12 +531,13 @@ def note_in(text: str) -> Note | None:
         )
         key, draining = _parse_text(said.get("rotationLabel")), _parse_text(said.get("draining"))
         label = RotationLabel(key, draining) if key and draining else None
+        way = RotationWay(said.get("rotation", RotationWay.LABEL))
         edit = None if "replicaSet" in said else _edit(said)
         before = str(said["template"]) if edit is None else ""
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     # A note of frozen fields says nothing of those from before.
-    return None if fields.is_frozen else Note(fields, edit, before, label)
+    return None if fields.is_frozen else Note(fields, edit, before, label, way)
 
 
 def _edit(said: Mapping[str, Any]) -> TemplateEdit:

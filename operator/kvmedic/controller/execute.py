@@ -119,7 +119,8 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Walk(direction):
             return await _walk(tick, view, direction)
         case Rest(reason, message):
-            again = await _act(tick, view, resting_move(tick, view.fleet), Blocked(reason, message))
+            tick = observed_victim(tick, view.fleet) if view.fleet.orphans else tick
+            again = await _act(tick, view, await resting_move(tick, view.fleet), Blocked(reason, message))
             return min(again, pace.verifying) if reason is Reason.COMPARING_REPLICAS else again
         case Watch(reason, message):
             await _save(await grade_urgency(tick, view.fleet), run, reason, message)
@@ -149,7 +150,7 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
     tick = observed_victim(tick, view.fleet)
     move = await walking_move(tick, view.fleet, direction)
     if direction is Direction.BACK:
-        move = held_back(tick, view.fleet, move)
+        move = await held_back(tick, view.fleet, move)
     return await _advance(tick, view, move, direction)
 
 

@@ -43,17 +43,21 @@ from kvmedic.rollout.draining import (
 from kvmedic.rollout.drift import claimed_sequence, committed_sequence
 from kvmedic.rollout.edited_template import without_our_change
 from kvmedic.rollout.moves import (
+    AdoptPod,
     Claim,
     Cordon,
+    CordonOrphan,
     DeletePod,
     DeploymentMove,
     Effect,
     Freeze,
     Hold,
+    MarkStandIn,
     Move,
     Pause,
     Pulse,
     Regain,
+    ReleasePod,
     Retarget,
     Revert,
     ScaleIn,
@@ -61,6 +65,7 @@ from kvmedic.rollout.moves import (
     SetMinimum,
     Uncordon,
 )
+from kvmedic.rollout.orphan_drain import linger_of
 from kvmedic.rollout.steps import StepInput
 from kvmedic.runbooks.workload import View
 
@@ -115,7 +120,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     row = row_of(step if forward else step.inverse())
     known = replace(_known(tick, fleet, await drains_of(tick, fleet)), is_back=not forward)
     move = row.next_move(fleet, known)
-    if forward and isinstance(move, Cordon):
+    if forward and isinstance(move, Cordon | ReleasePod):
         return await _refused_canary(tick, fleet, row.canaries(fleet)) or move
     return move
 
@@ -124,20 +129,21 @@ def takes_old_replica(tick: Tick, fleet: Fleet) -> bool:
     """Return whether the walk is about to take one more replica without the change out of rotation."""
     fleet = _watched_fleet(tick, fleet)
     row = row_of(tick.run.current.step)
-    return isinstance(row.next_move(fleet, _known(tick, fleet, {})), Cordon)
+    return isinstance(row.next_move(fleet, _known(tick, fleet, {})), Cordon | ReleasePod)
 
 
 async def leaving_move(tick: Tick, view: View) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     fleet = _watched_fleet(tick, view.fleet)
     row = row_of(tick.run.current.step)
-    drains = await drains_of(tick, fleet) if row.drains_to_leave else {}
+    drains = await drains_of(tick, fleet) if row.drains_to_leave or fleet.orphans else {}
     return row.leave(fleet, replace(_known(tick, fleet, drains), edited=_without_ours(tick.run, view)))
 
 
-def resting_move(tick: Tick, fleet: Fleet) -> Move:
+async def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
-    return row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, {}))
+    drains = await drains_of(tick, fleet) if fleet.orphans else {}
+    return row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, drains))
 
 
 def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
@@ -151,6 +157,11 @@ def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
         assigned_at=_assigned_at(tick),
         held=_pods_held_back(tick),
         waves=tick.policy.rollout.waves,
+        taken_at=_taken_at(tick),
+        linger=linger_of(
+            tick.policy.rollout.drain_timeout,
+            proceeds=tick.policy.rollout.on_drain_timeout is OnDrainTimeout.PROCEED,
+        ),
     )
 
 
@@ -204,6 +215,12 @@ def _assigned_at(tick: Tick) -> datetime | None:
     return tick.now - elapsed_time(tick, "assigned", intent.sequence, intent.at) if intent else None
 
 
+def _taken_at(tick: Tick) -> datetime | None:
+    """Return when the victim was taken, by the time that this process has known of it."""
+    victim = next(iter(tick.run.victims), None)
+    return tick.now - elapsed_time(tick, "cordoned", victim.uid, victim.cordoned_at) if victim else None
+
+
 def _pods_held_back(tick: Tick) -> frozenset[str]:
     """Return the replicas whose drain timed out and that are not to be taken again yet.
 
@@ -237,7 +254,8 @@ async def _count_requests(tick: Tick, pod: Pod, out: timedelta) -> Drain:
     if pod.is_unreached:
         return drain_of_unreached(await _requests_in_flight(tick, pod))
     pace, counts = tick.ports.pace, list[Reading[float]]()
-    while (drain := drain_by_counts(out, pace.drain_quiet, counts)) is None:
+    quiet = max(pace.drain_quiet, tick.policy.rollout.settle if pod.is_released else pace.drain_quiet)
+    while (drain := drain_by_counts(out, quiet, counts)) is None:
         if counts:
             await asyncio.sleep(pace.drain_interval.total_seconds())
         counts.append(await _requests_in_flight(tick, pod))
@@ -249,7 +267,8 @@ async def _requests_in_flight(tick: Tick, pod: Pod) -> Reading[float]:
 
 
 def _pod(fleet: Fleet, victim: Victim) -> Pod | None:
-    return next((p for p in fleet.pods if p.uid == victim.uid and not p.terminating), None)
+    pods = (*fleet.pods, *(each.pod for each in fleet.orphans))
+    return next((p for p in pods if p.uid == victim.uid and not p.terminating), None)
 
 
 async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -> Move | None:
@@ -283,9 +302,15 @@ def record_intent(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
             known = any(victim.uid == pod.uid for victim in victims)
             added = () if known else (Victim(pod.name, pod.uid, tick.now),)
             return replace(run, victims=(*victims, *added))
+        case ReleasePod(pod):
+            return replace(run, victims=(Victim(pod.name, pod.uid, tick.now),))
+        case CordonOrphan(orphan):
+            return replace(run, victims=(Victim(orphan.pod.name, orphan.pod.uid, tick.now),))
+        case AdoptPod():
+            return replace(run, victims=())
         case Uncordon(pod, timed_out):
             return _put_back(run, pod, tick.policy.rollout.drain_timeout if timed_out else None)
-        case DeletePod() | SetMinimum():
+        case DeletePod() | SetMinimum() | MarkStandIn():
             return run
         case _:
             return _record_assignment(tick, fleet, effect)

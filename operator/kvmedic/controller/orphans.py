@@ -341,7 +341,7 @@ def frozen_fleet(name: str, body: Mapping[str, Any]) -> FrozenFleet | None:
         return None
     if not rollout_fields(spec).is_frozen and not note.is_undone(section(spec, "template")):
         return None
-    terms = Terms(note.rotation_label, DRAIN_TIMEOUT, OnDrainTimeout.HOLD)
+    terms = Terms(note.rotation_label, DRAIN_TIMEOUT, OnDrainTimeout.HOLD, rotation=note.rotation)
     return FrozenFleet(uid_of(body), claim, without_spec(TargetRef("Deployment", name, None), terms))
 
 

@@ -128,14 +128,14 @@ def copy_first(tick: Tick, decision: Decision) -> MakeCopy | Failed | Refused | 
     return copying_move(file, tick.files, begun=tick.run.intent is not None)
 
 
-def held_back(tick: Tick, fleet: Fleet, move: Move) -> Move:
+async def held_back(tick: Tick, fleet: Fleet, move: Move) -> Move:
     """Return a move of the way back, or what keeps replicas serving where there is nothing to go back to."""
     file = tick.run.current.step.file_of
     if file is None or tick.files is None or tick.files.source is not SourceState.GONE:
         return move
     if not needs_source(move):
         return move
-    rest = resting_move(tick, fleet)
+    rest = await resting_move(tick, fleet)
     return await_config_map(file, tick.files) if isinstance(rest, Wait) else rest
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import ceil
@@ -162,6 +162,11 @@ def frozen(*, max_unavailable: int, paused: bool, surge: int = SURGE) -> Rollout
 STILL = frozen(max_unavailable=0, paused=True)
 """The rollout's fields while nothing may be added or removed."""
 
+STILL_WITHOUT_SPARE = frozen(surge=0, max_unavailable=1, paused=True)
+"""The same while no pod beside the replicas is there: a paused controller makes one where the surge allows
+it, and takes one where it does not (Kubernetes 1.36, deployment sync.go, scale; seen on it). A resume takes
+nobody, as one pod at least counts as unavailable."""
+
 ADDING = frozen(max_unavailable=0, paused=False)
 """The rollout's fields while what is missing may be added, and nothing removed."""
 
@@ -239,6 +244,10 @@ class Pod:
     """TCP ports that its containers declare, sorted."""
     port: int | None = None
     """Where its engine serves its metrics; None: nothing shows it."""
+    is_released: bool = False
+    """It was released from its ReplicaSet, to be drained."""
+    is_stand_in: bool = False
+    """Its ReplicaSet made it when another one was released, and it is the first of its revision to go."""
     half_cordoned: bool = False
     """It is out of rotation by our label, and somebody took our deletion cost away: not the first to go, so
     it is not drained, but it may not stay out either."""
@@ -306,6 +315,21 @@ class Cordoned:
 
 
 @dataclass(frozen=True, slots=True)
+class Orphan:
+    """A replica that was released from its ReplicaSet, so that it can be drained while another goes.
+
+    Its `revision` is that of the ReplicaSet from which it was released, and it is `cordoned` once a label was
+    changed by which requests are led to it. It is none of the fleet's pods: no controller counts it.
+    """
+
+    pod: Pod
+    is_owned: bool
+    """Its ReplicaSet has not seen yet that it was released."""
+    has_ended: bool
+    """The kubelet ended it, at the deadline that it got with its cordon."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSet:
     """One ReplicaSet of the target."""
 
@@ -350,6 +374,20 @@ class Rotation:
     """The label is part of the Deployment's own selector, so changing it would orphan the pod."""
     rivals: tuple[str, ...] = ()
     """Other Services that select a pod with the draining value: it would get their requests."""
+    orphan: OrphanDrain | None = None
+    """None: replicas are drained by the label."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanDrain:
+    """How a replica is drained where no label of its own does it: released, then relabelled."""
+
+    keys: tuple[str, ...]
+    """The labels to change: all that leads requests to the pods goes by one of them, at least."""
+    blocked: str = ""
+    """Why it cannot be done on this fleet, and what can; empty where it can."""
+    has_device: bool = True
+    """A pod asks for a device, so that one which takes a released pod's place rarely finds one at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +471,8 @@ class Fleet:
     edits: Mapping[str, FieldEdit] = field(default_factory=dict)
     """Who set the fields last that a rollout borrows, by their names, and `template`; empty name: any field,
     ourselves left out. A field that was removed has nobody."""
+    orphans: tuple[Orphan, ...] = ()
+    """Replicas that were released to be drained, by name; none of them is among the pods."""
     kept_by: tuple[str, ...] = ()
     """The finalizers that keep a Deployment which is being deleted; empty: it is not being deleted."""
 
@@ -465,6 +505,12 @@ class Fleet:
         That is the surge with which a paused controller adds and removes nothing.
         """
         return max(SURGE, self.told - self.replicas)
+
+    @property
+    def still(self) -> RolloutFields:
+        """Return the fields with which the rollout may stay paused: they fit the number of pods."""
+        is_bare = self.rotation.orphan is not None and self.told <= self.replicas
+        return STILL_WITHOUT_SPARE if is_bare else replace(STILL, max_surge=self.spares)
 
     @property
     def live(self) -> tuple[Pod, ...]:

@@ -379,6 +379,10 @@ class Reason(StrEnum):
         "No Service selects by the rotation label, so it takes no replica out of rotation.",
         Remedy("to see what the Services select", "kubectl -n $namespace get services -o wide" ),
         Trait.NEEDS_A_PERSON)
+    DRAIN_IMPOSSIBLE = row("DrainImpossible",
+        "No replica can be drained here without a rotation label.",
+        Remedy("to see what the Services select", "kubectl -n $namespace get services -o wide" ),
+        Trait.NEEDS_A_PERSON)
     CLAIMED_BY_ANOTHER = row("ClaimedByAnother",
         "Another resource or an earlier run holds the claim on the target.",
         Remedy("to see whose claim it is", _NOTES), Trait.NEEDS_A_PERSON)

@@ -529,13 +529,15 @@ class Run:
 def policy_during(run: Run, policy: Policy | None) -> Policy | None:
     """Return what an open run goes by; None where neither the spec nor the record says enough.
 
-    The rotation label is always the one that the run began with: replicas may carry it.
+    How replicas are drained is always as the run began with: some may carry its marks.
     """
     if run.terms is None:
         return policy
     if policy is None:
         return policy_from(run.current.step, run.terms)
-    return replace(policy, rollout=replace(policy.rollout, rotation_label=run.terms.rotation_label))
+    terms, own = run.terms, policy.rollout
+    rollout = replace(own, rotation_label=terms.rotation_label, rotation=terms.rotation)
+    return replace(policy, rollout=rollout)
 
 
 def policy_from(step: Step, terms: Terms) -> Policy:

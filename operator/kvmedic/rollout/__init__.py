@@ -14,8 +14,9 @@ from kvmedic.model.plan import (
     Step,
     TrialStep,
 )
-from kvmedic.rollout.frozen_rollout import revision_row, template_row
+from kvmedic.rollout.frozen_rollout import template_row
 from kvmedic.rollout.replacement import replacement_row
+from kvmedic.rollout.revision_rollback import revision_row
 from kvmedic.rollout.scaling import scaling_row
 from kvmedic.rollout.steps import StepRow
 from kvmedic.rollout.trial import trial_row

@@ -319,8 +319,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     wanted = _fields_to_restore(run.recorded, fleet, others)
     kept = replace(run, recorded=wanted, regains=run.regains + 1, regained_at=now)
     text = f"in the middle of the rollout {seen}; the rollout is frozen again"
-    held = replace(STILL, max_surge=fleet.spares)
-    return Regaining(kept, Regain(edit, wanted, held), Outcome(doing, text))
+    return Regaining(kept, Regain(edit, wanted, fleet.still), Outcome(doing, text))
 
 
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
@@ -407,7 +406,7 @@ def released_fields(fleet: Fleet, recorded: RolloutFields) -> RolloutFields:
     dated = seen.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
     if not held and not dated:
         return seen
-    surges = range(SURGE, largest_wave(fleet.replicas) + 1)
+    surges = range(0 if fleet.rotation.orphan else SURGE, largest_wave(fleet.replicas) + 1)
     ours = isinstance(seen.max_unavailable, int) and seen.max_surge in surges
     return RolloutFields(
         paused=recorded.paused,

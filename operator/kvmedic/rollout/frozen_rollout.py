@@ -13,25 +13,17 @@ Source: Kubernetes 1.36 deployment controller, rolling.go. One more pod may go w
 maxUnavailable) - unavailable pods of the target ReplicaSet > 0`, counted by the ReplicaSets' specs. While it
 is paused (sync.go, scale), it adds or takes, undrained, what differs from `replicas + maxSurge`: so the surge
 is always as many spares as there are.
-
-Back to another revision's pod template: the frozen rollout, with a template that is kept elsewhere.
-
-What is added: the template that is to be put is kept by a ReplicaSet, which others may delete
-(`revisionHistoryLimit`, a person), and its pods may carry labels of their own. Where it is gone nothing can
-be put, and nothing is begun. And somebody's rollout away from it may still be under way: its Ready replicas
-are then kept, and only the missing ones are started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvmedic.model.config_edits import Revision, TemplateChange
+from kvmedic.model.config_edits import TemplateChange
 from kvmedic.model.fleet import (
     ADDING,
-    STILL,
     SURGE,
     Fleet,
     Pod,
@@ -72,13 +64,17 @@ from kvmedic.rollout.moves import (
     Settled,
     Wait,
 )
+from kvmedic.rollout.orphan_drain import (
+    LONGEST_DRAIN,
+    OrphanInput,
+    leaving_orphan_move,
+    next_release,
+    orphan_move,
+    release_before_turning,
+    resting_orphan_move,
+)
 from kvmedic.rollout.preconditions import (
     Purpose,
-    end_as_begun,
-    halfway_refusal,
-    is_halfway,
-    opening_refusal,
-    recall_refusal,
     refusal,
 )
 from kvmedic.rollout.steps import StepInput, StepRow
@@ -127,6 +123,10 @@ class Order:
     """How many may be replaced at once, where there are as many spares."""
     compared: int = 0
     """New replicas that were compared with old ones: with no more of them, no wave has begun."""
+    taken_at: datetime | None = None
+    """When the first victim was taken; None: not known."""
+    linger: timedelta = LONGEST_DRAIN
+    """How long a released replica may finish its requests if no operator is there."""
 
     @property
     def purpose(self) -> Purpose:
@@ -156,11 +156,27 @@ def next_template_move(fleet: Fleet, order: Order, now: datetime) -> Move:
     return refusal(fleet, order.purpose) or Freeze(order.edit, ADDING)
 
 
-def rest_template(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Move:
+def rest_template(
+    fleet: Fleet, now: datetime, pulsed_at: datetime | None, orphan: OrphanInput | None = None
+) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
         return _await_controller(fleet, now, pulsed_at)
-    return holding_move(fleet)
+    return (resting_orphan_move(fleet, orphan) if orphan else None) or holding_move(fleet)
+
+
+def _move_orphan(fleet: Fleet, order: Order, now: datetime) -> Move | None:
+    """Return the next move for a replica that was released, if one was."""
+    known = OrphanInput(
+        victims=frozenset(victim.uid for victim in order.victims),
+        drains=order.drains,
+        linger=order.linger,
+        toward=order.toward,
+        needed=fleet.replicas - _given_up(fleet, order, now),
+        is_frozen=_target_unavailable(fleet, fleet.revision),
+        taken_at=order.taken_at,
+    )
+    return orphan_move(fleet, known, now)
 
 
 def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -170,10 +186,10 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     new, old = fleet.serving(order.toward), fleet.serving(order.away)
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
-    if failure := _start_failure(fleet, order, now):
-        return failure
+    if first := _move_orphan(fleet, order, now) or _start_failure(fleet, order, now):
+        return first
     if fleet.desired(order.toward) == 0:
-        return _add(fleet)
+        return adding_pulse(fleet)
     waiting = _not_ready(fleet, new, order, now)
     if waiting and not _leaves_failed_behind(fleet, order):
         return waiting
@@ -194,18 +210,20 @@ def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -
     missing = wanted < min(fleet.replicas, fleet.replicas + surge - others)
     spent = others <= fleet.replicas - permitted and not missing and wanted <= fleet.replicas
     if (fleet.observed and spent) or pulsed_at is None or now - pulsed_at > PULSE_LIMIT:
-        return Pause(_still(fleet))
+        return Pause(still_fields(fleet))
     return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
 
 
-def _still(fleet: Fleet) -> RolloutFields:
+def still_fields(fleet: Fleet) -> RolloutFields:
     """Return the fields with which the controller adds nothing and removes nothing."""
+    if fleet.rotation.orphan is not None:
+        return fleet.still
     held = fleet.fields.max_surge if fleet.fields.is_frozen else SURGE
     surge = min(fleet.spares, held) if isinstance(held, int) else SURGE
     return frozen(max_unavailable=0, paused=True, surge=max(SURGE, surge))
 
 
-def _add(fleet: Fleet, surge: int = SURGE) -> Pulse:
+def adding_pulse(fleet: Fleet, surge: int = SURGE) -> Pulse:
     """Return the pulse that lets nobody go and lets the controller add what is missing."""
     return Pulse((), frozen(max_unavailable=0, paused=False, surge=max(surge, fleet.spares)))
 
@@ -335,7 +353,7 @@ def _finish(fleet: Fleet, order: Order) -> Move:
     if fleet.updated_replicas == fleet.status_replicas == fleet.replicas:
         return Restore(order.recorded, fleet.replicas)
     if not fleet.is_saturated(order.toward):
-        return _add(fleet)
+        return adding_pulse(fleet)
     return Wait(Reason.AWAITING_CONTROLLER, "the Deployment's status does not show the last replacement yet")
 
 
@@ -345,11 +363,11 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     A change that was to mend is taken back to replicas that cannot stay up: nobody waits for them. The
     controller does, and keeps a changed replica that was made too late to be seen: it is held once more then.
     """
-    if back := stray_move(fleet, fleet.serving(order.toward)):
+    if back := _move_orphan(fleet, order, now) or stray_move(fleet, fleet.serving(order.toward)):
         return back
     others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
     if others and fleet.observed and _leaves_failed_behind(fleet, order):
-        return Hold(order.edit, _still(fleet))
+        return Hold(order.edit, still_fields(fleet))
     ready = sum(pod.ready for pod in fleet.serving(order.toward))
     wanted = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
     if fleet.observed and not others and ready >= wanted:
@@ -368,10 +386,12 @@ def _next_victims(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetim
         return Wait(Reason.AWAITING_CONTROLLER, "an old replica is being replaced by its ReplicaSet")
     if len(old) > fleet.desired(order.away):
         return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
-    if not _target_unavailable(fleet, order):
+    if not _target_unavailable(fleet, order.toward):
         return Wait(
             Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
         )
+    if fleet.rotation.orphan is not None:
+        return _release_next(fleet, order, old, now)
     if (surplus := fleet.desired(order.toward) - fleet.replicas) > 0:
         return _take_surplus(fleet, order, surplus, now)
     if spares := _first_wave(fleet, order, old):
@@ -384,6 +404,14 @@ def _next_victims(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetim
     return _let_go(fleet, order, taken, now) if isinstance(taken, tuple) else taken
 
 
+def _release_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
+    """Return the next move for one old replica that no label takes out of rotation."""
+    if back := stray_move(fleet, fleet.pods):
+        return back
+    down = tuple(pod for pod in old if not pod.ready)
+    return next_release(fleet, old) or _let_go(fleet, order, down[:1], now)
+
+
 def _take_surplus(fleet: Fleet, order: Order, surplus: int, now: datetime) -> Move:
     """Return the next move for new replicas beyond the fleet's number, which somebody's own surge made.
 
@@ -393,7 +421,7 @@ def _take_surplus(fleet: Fleet, order: Order, surplus: int, now: datetime) -> Mo
     if not isinstance(taken, tuple):
         return taken
     text = f"{len(taken)} of {surplus} new replicas beyond the fleet's number are drained"
-    return _add(fleet) if len(taken) == surplus else Wait(Reason.DRAINING, text)
+    return adding_pulse(fleet) if len(taken) == surplus else Wait(Reason.DRAINING, text)
 
 
 def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | None:
@@ -403,7 +431,7 @@ def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | Non
     """
     wanted = min(order.wave, len(old))
     begun = fleet.desired(order.toward) > order.compared or any(pod.cordoned for pod in old)
-    return None if begun or wanted <= fleet.spares else _add(fleet, wanted)
+    return None if begun or wanted <= fleet.spares else adding_pulse(fleet, wanted)
 
 
 def _take(
@@ -436,7 +464,7 @@ def _let_go(fleet: Fleet, order: Order, victims: tuple[Pod, ...], now: datetime)
     return Pulse(tuple(pod.name for pod in victims), fields)
 
 
-def _target_unavailable(fleet: Fleet, order: Order) -> bool:
+def _target_unavailable(fleet: Fleet, wanted: str) -> bool:
     """Return whether every pod of the wanted ReplicaSet counts as unavailable.
 
     On the way back the wanted ReplicaSet is an old one whose pods are Available until its
@@ -445,7 +473,7 @@ def _target_unavailable(fleet: Fleet, order: Order) -> bool:
     return all(
         rs.observed and rs.available == 0 and rs.min_ready_seconds == fleet.fields.min_ready_seconds
         for rs in fleet.replica_sets
-        if rs.revision == order.toward and rs.desired > 0
+        if rs.revision == wanted and rs.desired > 0
     )
 
 
@@ -454,7 +482,7 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     if not fleet.fields.paused:
         return _await_controller(fleet, now, order.pulsed_at)
     leaving, wanted = fleet.serving(order.away), fleet.serving(order.toward)
-    if back := stray_move(fleet, wanted):
+    if back := _move_orphan(fleet, order, now) or stray_move(fleet, wanted):
         return back
     if fleet.replicas == 0:
         return Revert(order.edit, order.recorded)
@@ -462,8 +490,13 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
         waiting = making_wait(order.pulsed_at, now) if fleet.desired(order.away) > 0 else None
         return waiting or Revert(order.edit, order.recorded)
     if _lacks_spare(fleet, order):
-        return Retarget(order.edit, _still(fleet))
-    return _take_leaving(fleet, order, leaving, now)
+        return Retarget(order.edit, still_fields(fleet))
+    if fleet.rotation.orphan is None:
+        return _take_leaving(fleet, order, leaving, now)
+    if first := release_before_turning(fleet, leaving, order.toward):
+        return first
+    is_whole = fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order)
+    return Revert(order.edit, order.recorded) if is_whole else Retarget(order.edit, still_fields(fleet))
 
 
 def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: datetime) -> Move:
@@ -476,7 +509,7 @@ def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: dat
     if not isinstance(taken, tuple):
         return taken
     if not all_go:
-        return Retarget(order.edit, _still(fleet))
+        return Retarget(order.edit, still_fields(fleet))
     if len(taken) < len(leaving):
         return Wait(Reason.DRAIN_TIMED_OUT, "not every replica that goes with the template is drained")
     return Revert(order.edit, order.recorded)
@@ -491,47 +524,8 @@ def _lacks_spare(fleet: Fleet, order: Order) -> bool:
     return fleet.desired(order.toward) == 0 and fleet.told <= fleet.replicas
 
 
-def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) -> Move:
-    """Return the single next move that brings the fleet to the wanted revision, forward or back.
-
-    Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
-    """
-    doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
-    if ended := end_as_begun(doubt, order.pulsed_at):
-        return ended
-    if is_halfway(fleet, wanted) and not order.repairs:
-        return halfway_refusal(fleet, wanted.template) or _halt_rollout(fleet, order)
-    stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed and not order.repairs
-    if stopped and fleet.revision == order.away and not fleet.is_saturated(order.toward):
-        return Retarget(order.edit, _still(fleet))
-    if _lacks_spare_of_both(fleet, wanted):
-        return _add(fleet)
-    return next_template_move(fleet, order, now)
-
-
-def _halt_rollout(fleet: Fleet, order: Order) -> Freeze | Hold:
-    """Return the move that stops somebody's rollout.
-
-    With the template turned at once, the controller takes what is not of it, undrained, where the wanted
-    revision has all its replicas (Kubernetes 1.36, deployment sync.go, scale: saturated; seen on it). The one
-    replica beside these is drained first then.
-    """
-    return (Hold if fleet.is_saturated(order.toward) else Freeze)(order.edit, STILL)
-
-
-def _lacks_spare_of_both(fleet: Fleet, wanted: Revision) -> bool:
-    """Return whether replicas of both revisions are there, and no spare beside them.
-
-    That of a rollout which was under way may have gone in the very moment. One more of the wanted revision
-    is made before any of the other is drained; nothing goes meanwhile, as all of the wanted revision count
-    as unavailable.
-    """
-    there = fleet.desired(wanted.template)
-    held = fleet.revision == wanted.template and fleet.fields.is_frozen and fleet.fields.paused
-    return held and fleet.observed and 0 < there < fleet.replicas and fleet.told <= fleet.replicas
-
-
-def _order(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: StepInput) -> Order:
+def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: StepInput) -> Order:
+    """Return which way a step of a run is to take the fleet."""
     run, comparison = known.run, known.run.current.comparison
     went_on = comparison is not None and comparison.state is ComparisonState.GO_ON
     in_waves = went_on and known.waves is Waves.QUARTER and not known.is_back
@@ -546,6 +540,8 @@ def _order(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: Step
         spare_limit=known.limits.spare,
         pulsed_at=known.assigned_at,
         held=known.held,
+        taken_at=known.taken_at,
+        linger=known.linger,
         repairs=known.is_back,
         mends=run.goal is Goal.STEADINESS,
         served_before=run.in_rotation,
@@ -559,9 +555,9 @@ def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
     """Return what a change of the pod template does: one frozen rollout."""
     return StepRow(
         refuse=refusal,
-        next_move=lambda fleet, known: next_template_move(fleet, _order(step, fleet, known), known.now),
-        rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at),
-        leave=lambda fleet, known: releasing_move(fleet, known.run.recorded, known.edited),
+        next_move=lambda fleet, known: next_template_move(fleet, order_of(step, fleet, known), known.now),
+        rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at, _orphan_input(known)),
+        leave=_leave_template,
         canaries=lambda fleet: (
             fleet.serving(step.after_template) if fleet.is_saturated(step.before_template) else ()
         ),
@@ -569,15 +565,16 @@ def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
     )
 
 
-def revision_row(step: RevisionStep) -> StepRow:
-    """Return what the template of another revision does: the same rollout, also out of somebody's own."""
-    return replace(
-        template_row(step),
-        refuse=lambda fleet, purpose: opening_refusal(fleet, step.after, purpose),
-        next_move=lambda fleet, known: recalling_move(
-            fleet, _order(step, fleet, known), step.after, known.now
-        ),
-    )
+def _orphan_input(known: StepInput) -> OrphanInput:
+    victims = frozenset(victim.uid for victim in known.run.victims)
+    return OrphanInput(victims, known.drains, known.linger, taken_at=known.taken_at)
+
+
+def _leave_template(fleet: Fleet, known: StepInput) -> Move:
+    """Return the next move toward a fleet without anything of ours; the fields first, as somebody waits."""
+    move = releasing_move(fleet, known.run.recorded, known.edited)
+    orphan = leaving_orphan_move(fleet, _orphan_input(known)) if isinstance(move, Settled) else None
+    return orphan or move
 
 
 def _attempt(step: FlagStep | BundleStep | RevisionStep) -> tuple[Attempt, str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeAlias
 
 from kvmedic.model.config_edits import EditedTemplate, FileEdit, TemplateChange
-from kvmedic.model.fleet import Minimum, Pod, RolloutFields
+from kvmedic.model.fleet import Minimum, Orphan, Pod, RolloutFields
 from kvmedic.model.reasons import Reason
 
 
@@ -154,6 +155,38 @@ class DeletePod:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleasePod:
+    """Have a pod's ReplicaSet let go of it, while everything still leads requests to it."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptPod:
+    """Give a released pod back to its ReplicaSet, which takes it in and lets the newest one go."""
+
+    orphan: Orphan
+
+
+@dataclass(frozen=True, slots=True)
+class MarkStandIn:
+    """Make the pod that took a released one's place the first of its ReplicaSet to go."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class CordonOrphan:
+    """Take a released pod out of rotation for good, and have the kubelet end it if nobody else does."""
+
+    orphan: Orphan
+    keys: tuple[str, ...]
+    """The labels to change; none: those that were noted when it was released."""
+    linger: timedelta
+    """How long it may finish its requests before the kubelet ends it."""
+
+
+@dataclass(frozen=True, slots=True)
 class MakeCopy:
     """Make the copy of a ConfigMap that a changed template refers to; the ConfigMap stays as it is."""
 
@@ -192,6 +225,7 @@ class Refused:
 RolloutMove: TypeAlias = Freeze | Hold | Pause | Retarget | Pulse | Restore | Revert | Release
 ScaleMove: TypeAlias = ScaleOut | ScaleIn
 DeploymentMove: TypeAlias = RolloutMove | ScaleMove | Claim | Regain
-PodMove: TypeAlias = Cordon | Uncordon | DeletePod
+OrphanMove: TypeAlias = ReleasePod | AdoptPod | MarkStandIn | CordonOrphan
+PodMove: TypeAlias = Cordon | Uncordon | DeletePod | OrphanMove
 Effect: TypeAlias = DeploymentMove | PodMove | SetMinimum
 Move: TypeAlias = Effect | Wait | Settled | Failed | Refused

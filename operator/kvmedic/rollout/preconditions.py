@@ -29,6 +29,7 @@ from kvmedic.model.plan import (
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.moves import Failed, Refused
+from kvmedic.rollout.orphan_drain import drain_refusal
 from kvmedic.verdict.baseline import NAMED, is_quorate
 
 HARMLESS_MODES = frozenset({"Off", "Initial"})
@@ -200,7 +201,7 @@ def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
     return _first_refusal(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unsettled_state(fleet, purpose), purpose),
+        *_rows(fleet, _unsettled_state(fleet, purpose), purpose, _drain_rows(fleet)),
     )
 
 
@@ -363,14 +364,17 @@ def _frozen(fleet: Fleet) -> Row:
     return fleet.fields.is_frozen, Reason.CLAIMED_BY_ANOTHER, frozen_message(fleet)
 
 
-def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
-    """Return what keeps any change from a fleet, in the order of telling."""
+def _drain_rows(fleet: Fleet) -> tuple[Row, ...]:
+    """Return what keeps a replica from being drained in the way that the fleet has."""
+    if fleet.rotation.orphan is None:
+        return _label_rows(fleet)
+    doubt = drain_refusal(fleet)
+    return ((doubt != "", Reason.DRAIN_IMPOSSIBLE, doubt),)
+
+
+def _label_rows(fleet: Fleet) -> tuple[Row, ...]:
+    """Return what keeps a replica from being drained by its label."""
     return (
-        (
-            purpose is not Purpose.RETURN and fleet.owner is not None,
-            fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
-            _owner_message(fleet.owner),
-        ),
         (
             fleet.rotation.in_selector,
             Reason.ROTATION_LABEL_UNUSABLE,
@@ -387,6 +391,27 @@ def _rows(fleet: Fleet, unsettled: str, purpose: Purpose) -> tuple[Row, ...]:
             Reason.ROTATION_LABEL_WITHOUT_EFFECT,
             _rotation_message(fleet),
         ),
+    )
+
+
+def _rows(
+    fleet: Fleet, unsettled: str, purpose: Purpose, drain: tuple[Row, ...] | None = None
+) -> tuple[Row, ...]:
+    """Return what keeps any change from a fleet, in the order of telling.
+
+    Args:
+        fleet: the fleet.
+        unsettled: what of it is in the middle of another change.
+        purpose: what the change is for.
+        drain: what keeps a replica from being drained; None: it can be drained by its label alone.
+    """
+    return (
+        (
+            purpose is not Purpose.RETURN and fleet.owner is not None,
+            fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
+            _owner_message(fleet.owner),
+        ),
+        *(_label_rows(fleet) if drain is None else drain),
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (
             fleet.fields.paused,
@@ -414,6 +439,7 @@ def _unsettled_state(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
         (fleet.is_losing, "a pod is terminating"),
+        (bool(fleet.orphans), "a replica that was released to be drained is still there"),
         (len(active) != 1 or len(live) != len(current), "pods of more than one revision exist"),
         (len(current) != fleet.replicas, f"{len(current)} of {fleet.replicas} replicas exist"),
         (whole and lacking != "", lacking),

@@ -17,6 +17,7 @@ from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import Drain, StartLimits
 from kvmedic.rollout.moves import Move, Refused
+from kvmedic.rollout.orphan_drain import LONGEST_DRAIN
 from kvmedic.rollout.preconditions import Purpose
 
 
@@ -35,6 +36,10 @@ class StepInput:
     """When the last assignment was intended; None before the first."""
     held: frozenset[str] = frozenset()
     """Uids of replicas whose drain timed out and that are not taken again yet."""
+    taken_at: datetime | None = None
+    """When the replica that is drained was taken; None: none is."""
+    linger: timedelta = LONGEST_DRAIN
+    """How long a released replica may finish its requests if no operator is there."""
     is_back: bool = False
     """The step is the inverse of the one that the run began with."""
     waves: Waves = Waves.ONE_BY_ONE

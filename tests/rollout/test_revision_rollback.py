@@ -15,7 +15,7 @@ from kvmedic.model.fleet import Fleet, Owner, ReplicaSet, frozen
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Victim
 from kvmedic.rollout.draining import Drain
-from kvmedic.rollout.frozen_rollout import Order, recalling_move
+from kvmedic.rollout.frozen_rollout import Order
 from kvmedic.rollout.moves import (
     Cordon,
     Failed,
@@ -30,6 +30,7 @@ from kvmedic.rollout.moves import (
     Wait,
 )
 from kvmedic.rollout.preconditions import opening_refusal, recall_refusal
+from kvmedic.rollout.revision_rollback import recalling_move
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod
 from worlds.model_controller import OWN_FIELDS, START, Model, ModelSet
 

@@ -1,0 +1,218 @@
+"""What leads requests to pods by their labels, and which policies go by these: the way of draining follows.
+
+Services, headless ones too, InferencePools of the Gateway API Inference Extension, and routers that watch
+pods by label without a Service. Those are recognised by what their charts put on pods, or named in the spec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvmedic.kube.client import NOT_FOUND, Client
+from kvmedic.kube.errors import Refused
+from kvmedic.kube.objects import JsonObject, Resource, items, labels_of, name_of, section
+from kvmedic.model.fleet import POD_TEMPLATE_HASH, OrphanDrain, Rotation
+from kvmedic.rollout.orphan_drain import RELEASED_HASH, choose_keys, draining_value
+
+DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
+INFERENCE_POOLS = (
+    Resource("inference.networking.k8s.io/v1", "inferencepools"),
+    Resource("inference.networking.x-k8s.io/v1alpha2", "inferencepools"),
+)
+"""Of the released API, and of the one before it, which clusters still serve."""
+
+ROUTER_LABELS = (
+    ("model.aibrix.ai/name",),
+    ("helm-release-name", "environment", "release"),
+    ("llm-d.ai/inferenceServing",),
+    ("llm-d.ai/inference-serving",),
+)
+"""Labels by which routers find pods, all of a row being there: AIBrix's gateway; production-stack's router,
+whose chart gives it the last two of its row as `--k8s-label-selector`; llm-d's, spelt in two ways."""
+_NOT_SELECTED = "helm-release-name"
+"""It shows that the chart of production-stack made the pod; its router does not go by it."""
+
+PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage", "hugepages-")
+"""Resources that are no device; there is usually room for a little more of them."""
+
+
+async def with_orphan_drain(
+    client: Client,
+    deployment: JsonObject,
+    rotation: Rotation,
+    routers: Sequence[Mapping[str, str]],
+    parts: tuple[Sequence[JsonObject], Iterable[str]],
+) -> Rotation:
+    """Return the rotation of a fleet whose replicas are drained without a label of their own.
+
+    Args:
+        client: of the cluster.
+        deployment: the fleet's.
+        rotation: by its label.
+        routers: labels by which routers find pods, by the spec.
+        parts: the Services of the namespace, and the names of those whose EndpointSlices list the pods.
+
+    Raises:
+        ApiError: a read failed.
+    """
+    services, listing = parts
+    namespace = str(section(deployment, "metadata")["namespace"])
+    template = section(deployment, "spec", "template")
+    kinds = (*INFERENCE_POOLS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
+    *pools, budgets, networks = await asyncio.gather(*(list_kind(client, each, namespace) for each in kinds))
+    labels = {**labels_of(template), POD_TEMPLATE_HASH: "current"}
+    selectors: list[Mapping[str, str]] = [section(each, "spec", "selector") for each in services]
+    selectors += [_pool_selector(pool) for found in pools for pool in found]
+    selectors += [*_known_routers(labels), *routers]
+
+    def list_affected(after: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(policies_of_draining(budgets, networks, labels, after))
+
+    keys = choose_keys(labels, selectors, lambda after: len(list_affected(after)))
+    released = {**labels, POD_TEMPLATE_HASH: f"{RELEASED_HASH}current"}
+    drained = {**released, **dict.fromkeys(keys, draining_value(""))}
+    policies = tuple(dict.fromkeys((*list_affected(released), *list_affected(drained))))
+    blocked = _drain_obstacle(keys, policies, untouched_by_labels(listing, services, template))
+    return replace(rotation, orphan=OrphanDrain(keys, blocked, _has_device(template)))
+
+
+def usable_label(rotation: Rotation) -> bool:
+    """Return whether the rotation label takes a pod out of everything that leads requests to it."""
+    return rotation.effective and not rotation.in_selector and not rotation.rivals
+
+
+def untouched_by_labels(
+    names: Iterable[str], services: Sequence[JsonObject], template: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return what lists pods of a template and does not select them, so that no label takes a pod out of it.
+
+    Args:
+        names: of the Services whose EndpointSlices list the pods; an empty one for slices of no Service.
+        services: all of the namespace.
+        template: of the pods.
+    """
+    labels = labels_of(template)
+    by_labels = {name_of(each) for each in services if selects(each, labels)}
+    return tuple(
+        sorted(
+            f"Service {name}" if name else "an EndpointSlice of no Service" for name in {*names} - by_labels
+        )
+    )
+
+
+def selects(service: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether a Service selects pods with these labels; an empty selector selects none."""
+    selector = section(service, "spec", "selector")
+    return bool(selector) and selector.items() <= labels.items()
+
+
+def _pool_selector(pool: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the labels that an InferencePool selects by; the older API has them without `matchLabels`."""
+    selector = section(pool, "spec", "selector")
+    return section(selector, "matchLabels") or {
+        key: text for key, text in selector.items() if isinstance(text, str)
+    }
+
+
+def _known_routers(labels: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    for row in ROUTER_LABELS:
+        if all(key in labels for key in row):
+            yield {key: labels[key] for key in row if key != _NOT_SELECTED}
+
+
+def _has_device(template: Mapping[str, Any]) -> bool:
+    spec = section(template, "spec")
+    asked = {
+        name
+        for container in items(spec, "containers")
+        for kind in ("requests", "limits")
+        for name in section(container, "resources", kind)
+    }
+    return bool(spec.get("resourceClaims")) or any(not name.startswith(PLAIN_RESOURCES) for name in asked)
+
+
+def _drain_obstacle(keys: Sequence[str], policies: Sequence[str], untouched: Sequence[str]) -> str:
+    """Return why the labels do not take a replica out of rotation, and what does; empty where they do."""
+    if untouched:
+        return (
+            f"{', '.join(untouched)} lists the pods whatever their labels are, so no label takes one out: "
+            "have it select them, or remove the slice that no controller keeps"
+        )
+    if not keys:
+        return (
+            "nothing leads requests to the pods by their labels: make a Service that selects them, or name "
+            "what your router selects by in spec.rollout.routers"
+        )
+    if policies:
+        return (
+            f"{', '.join(policies)} would treat a replica differently while it drains, as its label "
+            f"{' and '.join(keys)} changes then: have that policy select by another label of the pods, or "
+            "add a rotation label (spec.rollout.rotationLabel)"
+        )
+    return ""
+
+
+def policies_of_draining(
+    budgets: Iterable[JsonObject],
+    networks: Iterable[JsonObject],
+    labels: Mapping[str, str],
+    drained: Mapping[str, str],
+) -> Iterator[str]:
+    """Yield what treats a replica differently while it drains, by kind and name.
+
+    A budget may stop counting it, as it leaves; it may not start to. A NetworkPolicy may do neither: the
+    requests that the replica still answers would get other rules.
+
+    Args:
+        drained: the same labels while it drains.
+    """
+    for body in budgets:
+        by = section(body, "spec").get("selector")
+        if takes_labels(by, drained) and not takes_labels(by, labels):
+            yield f"PodDisruptionBudget {name_of(body)}"
+    for body in networks:
+        spec = section(body, "spec")
+        # The pods of its namespace that it holds for, and their peers.
+        selectors = [spec.get("podSelector")]
+        for way, ends in (("ingress", "from"), ("egress", "to")):
+            selectors += [peer.get("podSelector") for rule in items(spec, way) for peer in items(rule, ends)]
+        if any(takes_labels(by, drained) != takes_labels(by, labels) for by in selectors):
+            yield f"NetworkPolicy {name_of(body)}"
+
+
+async def list_kind(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
+    """Return all objects of a kind in the order of their names; none where the cluster lacks the kind."""
+    try:
+        found = await client.list(kind, namespace)
+    except Refused as error:
+        if error.code == NOT_FOUND:
+            return []
+        raise
+    return sorted(found, key=name_of)
+
+
+def takes_labels(selector: object, labels: Mapping[str, str]) -> bool:
+    """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
+    if not isinstance(selector, Mapping):
+        return False
+    wanted = section(selector, "matchLabels")
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _holds(each, labels) for each in items(selector, "matchExpressions")
+    )
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = str(expression.get("key")), expression.get("values") or []
+    match expression.get("operator"):
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case _:
+            return key not in labels

@@ -1,0 +1,170 @@
+"""The model of the controllers with replicas that are released from their ReplicaSet, and a walk on it.
+
+A ReplicaSet's controller lets go of a pod whose hash changed, makes another in its place, and takes one back
+whose hash is as it was (Kubernetes 1.36 `controller_ref_manager.go`). Services select a released pod until
+its labels change, and nothing but the operator deletes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from kvmedic.model.fleet import Fleet, Orphan, OrphanDrain, Pod, Rotation
+from kvmedic.model.run import Victim
+from kvmedic.rollout.frozen_rollout import Order, next_template_move
+from kvmedic.rollout.moves import (
+    AdoptPod,
+    CordonOrphan,
+    DeletePod,
+    Effect,
+    MarkStandIn,
+    Move,
+    Refused,
+    ReleasePod,
+    Wait,
+)
+from worlds.model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
+from worlds.model_walk import Walk
+
+LIMIT = timedelta(seconds=600)
+ROTATION = Rotation(
+    "serving", "draining", ("llm",), effective=False, in_selector=False, orphan=OrphanDrain(("app",))
+)
+
+
+@dataclass
+class OrphanModel(Model):
+    """A Deployment whose Service selects what the Deployment selects."""
+
+    orphans: list[ModelPod] = field(default_factory=list)
+    owned: set[str] = field(default_factory=set)
+    """Released pods whose ReplicaSet has not seen it yet."""
+    stand_ins: set[str] = field(default_factory=set)
+    """Pods that were marked as such, or made while one of their revision was released and served."""
+    marked: set[str] = field(default_factory=set)
+    quick: bool = False
+    """A replica may be Ready before the controllers let it go again."""
+    made_at: dict[str, datetime] = field(default_factory=dict)
+
+    def _pod(self, revision: str) -> ModelPod:
+        pod = super()._pod(revision)
+        is_first = not self.sets[revision].reported_available and self.now == START
+        self.made_at[pod.name] = self.now - timedelta(hours=is_first)
+        if any(each.revision == revision and not each.cordoned for each in self.orphans):
+            self.stand_ins.add(pod.name)
+        return pod
+
+    def apply(self, effect: Effect) -> None:
+        match effect:
+            case ReleasePod(pod):
+                released = self._find(pod.name)
+                self.pods.remove(released)
+                self.orphans.append(released)
+                self.owned.add(pod.name)
+            case AdoptPod(orphan):
+                back = self._orphan(orphan.pod.name)
+                self.orphans.remove(back)
+                self.pods.append(back)
+            case MarkStandIn(pod):
+                self.marked.add(pod.name)
+            case CordonOrphan(orphan):
+                self._orphan(orphan.pod.name).cordoned = True
+            case DeletePod(pod) if any(each.name == pod.name for each in self.orphans):
+                gone = self._orphan(pod.name)
+                if gone.in_rotation or gone.busy or not gone.cordoned:
+                    self.lost_in_rotation.append(gone.name)
+                self.orphans.remove(gone)
+            case _:
+                super().apply(effect)
+
+    def _orphan(self, name: str) -> ModelPod:
+        return next(pod for pod in self.orphans if pod.name == name)
+
+    def order_of_going(self, pod: ModelPod) -> tuple[bool, bool, str]:
+        return pod.ready, pod.name not in self.marked, pod.name
+
+    def replica_set_controller(self, revision: str) -> None:
+        """It lets go of what was released, and makes what is missing then."""
+        self.owned -= {pod.name for pod in self.orphans if pod.revision == revision}
+        super().replica_set_controller(revision)
+
+    def kubelet(self, index: int) -> None:
+        """One pod becomes Ready; unless starts are quick, not one that is about to be let go."""
+        chosen = self.pods[index % len(self.pods)] if self.pods else None
+        if chosen is not None and (self.quick or not self._is_about_to_go(chosen)):
+            super().kubelet(index)
+
+    def _is_about_to_go(self, pod: ModelPod) -> bool:
+        """A stand-in does while the released one serves, and what is new of a template that is left."""
+        serving = any(each.revision == pod.revision and not each.cordoned for each in self.orphans)
+        return (pod.name in self.stand_ins and serving) or pod.revision != self.revision
+
+    def endpoints(self) -> None:
+        """EndpointSlices list released pods as well, until their labels change."""
+        own, self.pods = self.pods, [*self.pods, *self.orphans]
+        super().endpoints()
+        self.pods = own
+
+    def requests_end(self) -> None:
+        """Requests on released pods finish as well, once they are out of rotation."""
+        own, self.pods = self.pods, [*self.pods, *self.orphans]
+        super().requests_end()
+        self.pods = own
+
+    def fleet(self) -> Fleet:
+        orphans = tuple(
+            Orphan(self._seen(pod), is_owned=pod.name in self.owned, has_ended=False) for pod in self.orphans
+        )
+        return replace(super().fleet(), rotation=ROTATION, orphans=orphans)
+
+    def _seen(self, pod: ModelPod) -> Pod:
+        seen = super()._seen(pod)
+        return replace(seen, is_stand_in=pod.name in self.marked, runs_since=self.made_at[pod.name])
+
+
+class OrphanWalk(Walk):
+    """The operator's side of a frozen rollout on such a fleet, toward one of two revisions."""
+
+    ACTS = 7
+
+    def __init__(self, model: OrphanModel, toward: str) -> None:
+        super().__init__(model)
+        self.plain, self.toward = model, toward
+        self.taken_at: datetime | None = None
+
+    def another_life(self, toward: str) -> OrphanWalk:
+        """The next process, that knows nothing but when the last assignment was intended."""
+        other = OrphanWalk(self.plain, toward)
+        other.assigned_at = self.assigned_at
+        return other
+
+    def move(self) -> Move:
+        edit = EDIT if self.toward == "new" else EDIT.inverse()
+        away = "old" if self.toward == "new" else "new"
+        busy = {pod.name: pod for pod in self.plain.orphans}
+        drains = {name: self._drain_of(busy[name]) for name in (v.uid for v in self.victims) if name in busy}
+        order = Order(
+            away, self.toward, edit, OWN_FIELDS, self.victims, drains, LIMIT, LIMIT, self.assigned_at
+        )
+        order = replace(order, taken_at=self.taken_at)
+        move = next_template_move(self.model.fleet(), order, self.model.now)
+        if isinstance(move, Refused) and self.toward == "old":
+            # A run that began asks again.
+            return Wait(move.reason, move.message)
+        return move
+
+    def happen(self, act: int, which: int) -> None:
+        self.model.happen(act, which)
+
+    def apply(self, effect: Effect) -> None:
+        match effect:
+            case ReleasePod(pod) | CordonOrphan(Orphan(pod=pod)):
+                self.victims = (Victim(pod.name, pod.uid, self.model.now),)
+                self.taken_at = self.model.now
+            case AdoptPod():
+                self.victims = ()
+        is_pods = isinstance(effect, ReleasePod | CordonOrphan | AdoptPod | MarkStandIn)
+        before = self.assigned_at
+        super().apply(effect)
+        self.assigned_at = before if is_pods else self.assigned_at
