@@ -219,6 +219,18 @@ def test_in_whatever_order_spares_without_a_node_keep_no_other_from_going(replic
     assert_nobody_lost(model, replicas)
 
 
+def test_one_that_is_on_its_way_out_counts_as_out_whatever_its_slice_still_says() -> None:
+    model = Model.healthy(20)
+    model.devices = 20 + 2
+    walker = InWaves(model)
+    walker.until(lambda model: len(model.pods) == 25 and bool(out(model)))
+
+    for _ in range(6):
+        walker.tick()  # and no EndpointSlice follows
+
+    assert len(out(model)) == 2
+
+
 def test_nobody_of_a_wave_is_taken_out_before_all_its_spares_serve() -> None:
     walker = InWaves(Model.healthy(20))
     walker.until(lambda model: len(model.pods) == 25)
