@@ -137,7 +137,7 @@ class TestRealServer:
         sets = {rs.first_number: (rs.number, rs.earlier_numbers) for rs in seen.fleet.replica_sets}
         assert sets == {1: (3, (1,)), 2: (2, ())}
 
-    async def test_a_look_costs_six_calls_in_the_order_of_cause_and_effect(self, live: LiveFleet) -> None:
+    async def test_a_look_costs_seven_calls_in_the_order_of_cause_and_effect(self, live: LiveFleet) -> None:
         await live.serving(1)
         client = Counted(live.client)
 
@@ -146,6 +146,7 @@ class TestRealServer:
         assert client.asked == [
             "deployments",
             "replicasets",
+            "pods",  # those that were released from their ReplicaSet
             "pods",
             "services",
             "endpointslices",

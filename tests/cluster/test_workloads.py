@@ -456,6 +456,7 @@ class TestOperations:
             "after": "--max-num-seqs=16",
             "rotationLabel": "serving",
             "draining": "draining",
+            "rotation": "Label",
         }
         part = json.loads(notes_on(a_fleet, Freeze(replace(EDIT, at=7), FROZEN))[RECORDED])
         assert part["at"] == 7

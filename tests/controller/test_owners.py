@@ -84,7 +84,7 @@ def test_an_owner_is_given_the_exact_change_and_nothing_is_touched(a_world, who)
     assert f"--max-num-seqs={after}" in sentence
     assert len(sentence.encode()) <= 1024
     assert len(events(world, reason)) == 1
-    assert events(world, reason)[0] == sentence
+    assert events(world, reason)[0] == f"[page] {sentence}"
     assert untouched(world, generation)
     assert world.outcomes() == []
     if who == "Argo CD":
@@ -161,7 +161,7 @@ def test_after_one_revert_nothing_more_is_tried_until_a_person_says_so_or_the_te
         time.sleep(TICKS_SECONDS)
         assert world.outcomes() == ["ChangeReverted"]
         assert "patches:" in sentence
-        assert events(world, "TemplateContested") == [sentence]
+        assert events(world, "TemplateContested") == [f"[page] {sentence}"]
         assert "field manager kubectl put the old setting back" in sentence
         assert cap(world) == OLD
         assert world.traces() == []

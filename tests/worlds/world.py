@@ -332,9 +332,11 @@ class World:
             if self._holds_by_watch(claim) and claim():
                 return
             self.changed.wait(POLL_SECONDS)
-        raise AssertionError(
-            f"{what} was not so within {seconds} s; status {self.status()}\n{self.log[-4000:]}"
-        )
+        try:
+            status: object = self.status()
+        except ApiError as error:  # the resource is gone
+            status = error
+        raise AssertionError(f"{what} was not so within {seconds} s; status {status}\n{self.log[-4000:]}")
 
     def _holds_by_watch(self, claim: Callable[[], bool]) -> bool:
         self._by_watch = True

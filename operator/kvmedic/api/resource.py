@@ -103,7 +103,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
             waves=spec.rollout.waves,
             rotation=spec.rollout.rotation,
             settle=parse_duration(spec.rollout.settle),
-            routers=tuple(dict(each.match_labels) for each in spec.rollout.routers),
+            routers=tuple(dict(each.match_labels) for each in spec.rollout.routers or ()),
         ),
         on_inconclusive=spec.verify.on_inconclusive,
         hold_at_most=parse_duration(spec.verify.hold_at_most),

@@ -378,7 +378,7 @@ class Rollout(Wire):
     """How long a released replica must have been out of rotation before its requests are counted, from 0s to
     10m. Raise it for load balancers that let go of a pod late. 15s, because kube-proxy of a busy node took up
     to some seconds more than 5s to follow."""
-    routers: Annotated[list[Router], Field(max_length=8)] = Field(default_factory=list)
+    routers: Annotated[list[Router], Field(max_length=8)] | None = None
     """Routers that find the pods by labels, without a Service. Those of production-stack, AIBrix and llm-d
     are recognised by the labels that their charts give the pods."""
 

@@ -34,7 +34,7 @@ from kvmedic.rollout.draining import newest_first
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.compression.trial_plans import expectation_of
 from kvmedic.runbooks.preemption.levers import confirmation_of
-from kvmedic.runbooks.severity import SERVED, signals_of, urgency
+from kvmedic.runbooks.severity import SERVED, are_served, signals_of, urgency
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.baseline import (
     NEEDED,
@@ -153,7 +153,8 @@ async def grade_urgency(tick: Tick, fleet: Fleet) -> Tick:
     """Return the tick with the urgency as it is now; as it was where nobody can look at the objectives."""
     shown, policy = tick.record.urgency, tick.policy
     signals, windows = signals_of(policy.objectives), policy.windows
-    if tick.problem is not None:
+    if tick.problem is not None or not windows.trigger:
+        # What goes by the record alone has no windows.
         return tick
 
     async def look(window: timedelta) -> Observation:
@@ -161,7 +162,7 @@ async def grade_urgency(tick: Tick, fleet: Fleet) -> Tick:
         return await tick.ports.metrics.look(policy.source, fleet.live, tick.resource.namespace, asked)
 
     looks = [await look(windows.trigger)]
-    if not signals:
+    if not signals and not are_served(looks[0]):
         looks.append(await look(windows.sizing))
     return replace(tick, urgency=urgency(looks, policy.objectives, shown))
 

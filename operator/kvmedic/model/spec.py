@@ -426,7 +426,7 @@ class Terms:
     port: int | None = None
     """The replicas' metrics port as `targetRef` names it."""
     rotation: RotationWay = RotationWay.LABEL
-    """A version that did not say knew of no other way."""
+    """How replicas leave rotation; a version that did not say knew of the label alone."""
 
 
 NEVER = timedelta(0)

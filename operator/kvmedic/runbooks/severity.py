@@ -144,6 +144,12 @@ def _measure_service(looks: Sequence[Observation]) -> _Figure:
     return _Figure(SERVED_IN_TIME, text, True if len(known) == len(shares) else None)
 
 
+def are_served(seen: Observation) -> bool:
+    """Return whether enough requests are seen to be served in time for no page."""
+    share = share_served(seen)
+    return share is not None and share >= LEAST_IN_TIME
+
+
 def share_served(seen: Observation) -> float | None:
     """Return the share of the requests that is served in time; None where too few say something.
 
