@@ -39,7 +39,7 @@ def namespace(name: str, engine: Engine) -> Object:
 
 def objects(scenario: Scenario, image: str) -> Iterator[Object]:
     """Yield everything that the fleet's owner applies to its namespace, the KVRemediation last."""
-    yield service()
+    yield service(scenario.fleet)
     yield from copy.deepcopy(scenario.fleet.objects)
     if scenario.evaluation is not None:
         yield evaluation(scenario.evaluation, image)
@@ -58,7 +58,7 @@ def deployment(fleet: Fleet, image: str) -> Object:
             "selector": {"matchLabels": APP},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": {
-                "metadata": {"labels": {**APP, **ROTATION}},
+                "metadata": {"labels": pod_labels(fleet)},
                 "spec": {
                     "terminationGracePeriodSeconds": GRACE_SECONDS,
                     "securityContext": {**POD_SECURITY},
@@ -110,14 +110,19 @@ def _flag(name: str, value: Flag) -> tuple[str, ...]:
     return (f"--{name}",) if value is True else (f"--{name}", str(value))
 
 
-def service() -> Object:
-    """Where clients send; a replica leaves it by its label `serving`."""
+def pod_labels(fleet: Fleet) -> dict[str, str]:
+    """The labels of a serving replica, by which the Service selects it."""
+    return dict(APP) if fleet.plain else {**APP, **ROTATION}
+
+
+def service(fleet: Fleet) -> Object:
+    """Where clients send; a replica leaves it by its label `serving`, or by the one that it has."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": FLEET},
         "spec": {
-            "selector": {**APP, **ROTATION},
+            "selector": pod_labels(fleet),
             "ports": [{"name": "http", "port": PORT, "targetPort": "http"}],
         },
     }

@@ -299,6 +299,9 @@ class Fleet(Part):
     device_memory: bool = False
     """Whether the DCGM exporter tells how much of its GPU's memory each engine holds; needs
     LAB_DEVICE_MEMORY_MIB."""
+    plain: bool = False
+    """Whether the pods have no label beside those of the Deployment's selector, by which the Service selects
+    them too: so it is with most fleets."""
     serves: bool = True
     """Whether the play waits until every replica is in rotation; false for engines that do not come up."""
 

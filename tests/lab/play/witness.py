@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvmedic.rollout.orphan_drain import draining_value
 from lab.cluster.api import Api
 from lab.cluster.pki import Access
 from lab.cluster.watch import Mirror, Watches
@@ -140,7 +141,7 @@ class Witness:
 
     def replicas(self) -> list[Replica]:
         pods = sorted(self._pods.objects(), key=lambda pod: (pod["metadata"]["creationTimestamp"], name(pod)))
-        return [_replica(pod, self.facts.in_rotation) for pod in pods if _labels(pod).get("app") == FLEET]
+        return [_replica(pod, self.facts.in_rotation) for pod in pods if _is_replica(pod)]
 
     def addresses(self) -> dict[str, str]:
         """Return the addresses of the replicas whose engine answers, by pod name."""
@@ -149,7 +150,7 @@ class Witness:
     def _see_pods(self, pods: dict[str, Object]) -> None:
         with self._lock:
             for uid, pod in pods.items():
-                if _labels(pod).get("app") == FLEET:
+                if _is_replica(pod):
                     statuses = pod.get("status", {}).get("containerStatuses", ())
                     restarts = sum(each["restartCount"] for each in statuses)
                     self.facts.restarts[uid] = max(restarts, self.facts.restarts.get(uid, 0))
@@ -194,6 +195,17 @@ def _labels(body: Object) -> dict[str, str]:
     return dict(body["metadata"].get("labels") or {})
 
 
+def _is_replica(pod: Object) -> bool:
+    return _labels(pod).get("app") == FLEET or _is_draining(pod)
+
+
+def _is_draining(pod: Object) -> bool:
+    """Return whether a replica is out of rotation by its label, or by that of its Deployment's selector."""
+    labels = _labels(pod)
+    by_label = labels.get(ROTATION_LABEL["key"]) == ROTATION_LABEL["draining"]
+    return by_label or labels.get("app", "").startswith(draining_value(""))
+
+
 def _serving(piece: Object) -> list[str]:
     """Return the uids of the pods that a slice of the fleet's Service sends requests to."""
     if _labels(piece).get(SERVICE_NAME) != FLEET:
@@ -226,7 +238,7 @@ def _replica(pod: Object, serving: frozenset[str]) -> Replica:
         address=str(status.get("podIP", "")),
         cap=cap_of(pod["spec"]["containers"][0].get("args") or []),
         ready=conditions.get("Ready") == "True",
-        cordoned=_labels(pod).get(ROTATION_LABEL["key"]) == ROTATION_LABEL["draining"],
+        cordoned=_is_draining(pod),
         in_rotation=pod["metadata"]["uid"] in serving,
         terminating="deletionTimestamp" in pod["metadata"],
         trouble=next((reason for reason in waiting if reason != "ContainerCreating"), ""),
