@@ -18,7 +18,7 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.frozen_rollout import rest_template as resting_move
-from kvmedic.rollout.moves import Cordon, Failed, Move, Restore, Settled, Wait
+from kvmedic.rollout.moves import Cordon, Failed, Move, Pause, Restore, Settled, Wait
 from lab.cluster.light import gpus
 from lab.cluster.simulation import behaviour
 from worlds.live_fleet import EDIT, NAME, LiveFleet, Walker, is_whole, walker, witnessed
@@ -298,7 +298,8 @@ async def test_told_to_rest_the_fleet_stands_still_with_every_replica_in_rotatio
 
     while not isinstance(move := await forward.step(), Settled):
         place = (type(move).__name__, (await live.fleet()).updated_replicas)
-        if isinstance(move, Wait | Restore) or place in rested:
+        if isinstance(move, Wait | Restore | Pause) or place in rested:
+            # A pulse whose number the status shows late is passed over, and the walk pauses by itself then.
             await asyncio.sleep(0.05)
             continue
         rested.add(place)
@@ -312,7 +313,7 @@ async def test_told_to_rest_the_fleet_stands_still_with_every_replica_in_rotatio
         assert [pod.uid for pod in after.pods] == [pod.uid for pod in before.pods]
         assert not any(pod.cordoned for pod in after.pods)
 
-    assert {name for name, _ in rested} == {"Freeze", "Cordon", "Pulse"}, "a rest pauses by itself"
+    assert {name for name, _ in rested} == {"Freeze", "Cordon", "Pulse"}
 
 
 async def test_a_person_can_neither_undo_nor_restart_between_two_steps(live: LiveFleet) -> None:
