@@ -284,13 +284,8 @@ def test_a_peer_that_fails_beside_a_wave_is_drained_like_any_other(replicas, eve
     model = Model.healthy(replicas)
     walker = InWaves(model)
     walker.take((events + FULL_ROUNDS)[:fails])
-    old = [pod for pod in model.pods if pod.revision == "old"]
-    surplus = len(old) > model.sets["old"].desired
-    if walker.ended or not old or not model.fields.paused or surplus:
-        return  # a pulse is out: whose readiness changes between it and the controller's act, nobody can know
-    ill = old[which % len(old)]
-    ill.broken, ill.ready, ill.in_rotation = True, False, False
-    ill.unready_at = model.now - timedelta(seconds=30)
+    if not walker.break_peer(which):
+        return
 
     walker.run_to_end(after)
 

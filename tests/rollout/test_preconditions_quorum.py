@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from builders import CALM, NO_SERIES, STALE, UNSUPPORTED, an_observation, without
-from kvmedic.cluster.snapshot import is_finished
 from kvmedic.controller.verify import part_to_judge
+from kvmedic.kube.objects import is_finished
 from kvmedic.model.evidence import PodReadings, Signal
 from kvmedic.model.fleet import CRASH_LOOP, ContainerEnd, Fleet, Instance, Pod
 from kvmedic.model.plan import Goal, Step

@@ -185,5 +185,19 @@ class Walker(Walk):
             return Wait(move.reason, move.message)
         return move
 
+    def break_peer(self, which: int) -> bool:
+        """Have the engine of one old replica fail; not while a pulse is out, nor where none is left.
+
+        Whose readiness changes between a pulse and the controller's act, nobody can know.
+        """
+        model = self.model
+        old = [pod for pod in model.pods if pod.revision == "old"]
+        if self.ended or not old or not model.fields.paused or len(old) > model.sets["old"].desired:
+            return False
+        ill = old[which % len(old)]
+        ill.broken, ill.ready, ill.in_rotation = True, False, False
+        ill.unready_at = model.now - timedelta(seconds=30)
+        return True
+
     def happen(self, act: int, which: int) -> None:
         self.model.happen(act, which)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +19,10 @@ from kvmedic.kube.objects import (
     PODS,
     REPLICA_SETS,
     Ref,
-    annotations_of,
     items,
     labels_of,
     moment,
+    note_on,
     section,
     uid_of,
 )
@@ -71,10 +70,7 @@ async def read_config_map(client: Client, namespace: str, name: str) -> Sight:
     if body is None or section(body, "metadata").get("deletionTimestamp"):
         return Unseen.GONE
     # Our note on a copy is for people, so one that cannot be read is none.
-    note: object = None
-    with suppress(ValueError, RecursionError):
-        note = json.loads(annotations_of(body).get(COPY_OF, ""))
-    note = note if isinstance(note, dict) else {}
+    note = note_on(body, COPY_OF)
     edits = (
         moment(str(entry["time"]))
         for entry in items(section(body, "metadata"), "managedFields")

@@ -30,9 +30,11 @@ from kvmedic.kube.objects import (
     Ref,
     annotations_of,
     controller_uid,
+    is_finished,
     items,
     labels_of,
     moment,
+    note_on,
     section,
     uid_of,
 )
@@ -42,8 +44,6 @@ from kvmedic.rollout.moves import AdoptPod, CordonOrphan, MarkStandIn, OrphanMov
 from kvmedic.rollout.orphan_drain import LONGEST_DRAIN, RELEASED_HASH, draining_value
 
 OWNERS = "/metadata/ownerReferences"
-FINISHED = frozenset({"Succeeded", "Failed"})
-"""Phases of a pod that the kubelet ended, as at its deadline."""
 
 
 async def move_orphan(client: Client, fleet: Fleet, move: OrphanMove) -> None:
@@ -154,7 +154,7 @@ async def cordon_orphan(
     """
     metadata, labels = section(live, "metadata"), labels_of(live)
     ref = Ref(PODS, str(metadata["namespace"]), str(metadata["name"]))
-    noted = note_of_release(live).get("keys")
+    noted = note_on(live, RELEASED).get("keys")
     chosen = {*keys, *(noted if isinstance(noted, list) else ())} & labels.keys()
     began = section(live, "status").get("startTime") or metadata["creationTimestamp"]
     age = datetime.now(UTC) - moment(began)
@@ -177,7 +177,7 @@ async def retire(client: Client, found: Cordoned, live: JsonObject) -> None:
 
     No operator counts its requests then. The kubelet ends it at its deadline, and it is deleted after that.
     """
-    if section(live, "status").get("phase") in FINISHED:
+    if is_finished(live):
         await client.delete(
             Ref(PODS, found.namespace, found.name), Preconditions(found.uid, found.resource_version)
         )
@@ -203,15 +203,6 @@ def is_relabelled(body: Mapping[str, object]) -> bool:
 def is_owned(body: Mapping[str, object]) -> bool:
     """Return whether a controller still owns a pod."""
     return bool(controller_uid(body))
-
-
-def note_of_release(body: Mapping[str, object]) -> Mapping[str, object]:
-    """Return what a released pod's note says; nothing where it cannot be read."""
-    try:
-        note = json.loads(annotations_of(body).get(RELEASED, ""))
-    except (ValueError, RecursionError):
-        return {}
-    return note if isinstance(note, dict) else {}
 
 
 def owner_operations(live: JsonObject, deployment: str) -> list[PatchOperation]:

@@ -34,6 +34,7 @@ from kvmedic.kube.objects import (
     annotations_of,
     items,
     labels_of,
+    note_on,
     section,
     uid_of,
 )
@@ -91,7 +92,7 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     ref = Ref(PODS, fleet.namespace, pod.name)
     live = await _read_unchanged(client, ref, pod.resource_version)
     marks, label = annotations_of(live), fleet.rotation.label
-    noted = _note_in(marks) or {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
+    noted = _note_in(live) or {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
     before = {"label": noted["label"], "cost": noted["cost"]}
     note = {**before, "key": label, "draining": fleet.rotation.draining, "deployment": fleet.uid}
     operations = [
@@ -124,7 +125,7 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
         return
     deployment = await client.get(Ref(DEPLOYMENTS, fleet.namespace, fleet.name)) or {}
     label = section(deployment, "spec", "template", "metadata", "labels").get(fleet.rotation.label)
-    note = _note_in(marks) or {}
+    note = _note_in(live) or {}
     operations = [
         *as_seen(pod),
         *_mark_operation(labels_of(live), LABELS, fleet.rotation.label, label),
@@ -143,7 +144,7 @@ async def left_cordoned(client: Client, namespace: str, selector: str = "") -> t
     """
     found: list[Cordoned] = []
     for pod in await client.list(PODS, namespace, selector):
-        metadata, noted = section(pod, "metadata"), (_note_in(annotations_of(pod)) or {}).get("deployment")
+        metadata, noted = section(pod, "metadata"), (_note_in(pod) or {}).get("deployment")
         uid = noted if isinstance(noted, str) else labels_of(pod).get(CORDONED_FOR, "")
         if uid and "deletionTimestamp" not in metadata:
             version = metadata["resourceVersion"]
@@ -166,7 +167,7 @@ async def free(client: Client, found: Cordoned) -> None:
     if RELEASED in marks:
         await retire(client, found, live)
         return
-    note = _note_in(marks) or {}
+    note = _note_in(live) or {}
     key = str(note.get("key", ""))
     operations = [*as_seen(found)]
     if key and labels.get(key) == note.get("draining"):
@@ -213,13 +214,10 @@ async def _read_unchanged(client: Client, ref: Ref, resource_version: str) -> Js
     return live
 
 
-def _note_in(marks: Mapping[str, str]) -> Mapping[str, object] | None:
+def _note_in(pod: JsonObject) -> Mapping[str, object] | None:
     """Return what a pod's note says of the time before; None where there is none that can be read."""
-    try:
-        before = json.loads(marks.get(CORDONED, ""))
-    except (ValueError, RecursionError):
-        return None
-    return before if isinstance(before, dict) and {"label", "cost"} <= before.keys() else None
+    before = note_on(pod, CORDONED)
+    return before if {"label", "cost"} <= before.keys() else None
 
 
 def _deletion_cost(noted: object) -> str | None:

@@ -36,13 +36,14 @@ from kvmedic.cluster.fronts import (
     usable_label,
     with_orphan_drain,
 )
-from kvmedic.cluster.orphan_pods import is_owned, is_relabelled, is_released, note_of_release
+from kvmedic.cluster.orphan_pods import is_owned, is_relabelled, is_released
 from kvmedic.cluster.ownership import (
     CORDON_COST,
     CORDONED,
     CORDONED_FOR,
     DELETION_COST,
     PREFIX,
+    RELEASED,
     RUN,
     STAND_IN_COST,
     edits_of,
@@ -62,10 +63,12 @@ from kvmedic.kube.objects import (
     Ref,
     annotations_of,
     controller_uid,
+    is_finished,
     items,
     labels_of,
     moment,
     name_of,
+    note_on,
     section,
     uid_of,
 )
@@ -93,10 +96,6 @@ PLACES = (("state", Instance.PRESENT), ("lastState", Instance.PREVIOUS))
 """Where the kubelet shows how an instance of a container ended, by instance. While it waits before it starts
 a container again it shows the newest end in either, in turn (seen on Kubernetes 1.36)."""
 
-FINISHED = frozenset({"Succeeded", "Failed"})
-"""Phases in which a pod counts as gone: its ReplicaSet replaces it (Kubernetes 1.36
-controller_utils.go, IsPodActive). An evicted pod stays in this state until it is cleaned up."""
-
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -115,11 +114,6 @@ class Frame:
     """Where the metrics are, by the spec; None: the pod shows it."""
     front_port: int | None = None
     """The one port of the pods that the Services lead to; None: none, or several."""
-
-
-def is_finished(body: Mapping[str, Any]) -> bool:
-    """Return whether a pod has ended for good and no longer counts as a replica."""
-    return section(body, "status").get("phase") in FINISHED
 
 
 def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
@@ -498,7 +492,7 @@ def _orphans(parts: _Parts, frame: Frame) -> Iterator[Orphan]:
     """Yield the pods that were released; those whose ReplicaSet is gone have no revision."""
     made = {name_of(each): template_hash(section(each, "spec", "template")) for each in parts.replica_sets}
     for body in parts.released:
-        revision = made.get(str(note_of_release(body).get("replicaSet")), "")
+        revision = made.get(str(note_on(body, RELEASED).get("replicaSet")), "")
         pod = pod_of(body, replace(frame, revision=revision))
         pod = replace(pod, cordoned=is_relabelled(body), is_released=True)
         yield Orphan(pod, is_owned=is_owned(body), has_ended=is_finished(body))

@@ -7,7 +7,6 @@ words on one that it refuses are never repeated.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from typing import Any
 
 from kvmedic.cluster.engine_logs import last_words_of
 from kvmedic.cluster.fronts import selects
-from kvmedic.cluster.snapshot import Frame, is_finished, pod_of
+from kvmedic.cluster.snapshot import Frame, pod_of
 from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client, Preconditions, Propagation
 from kvmedic.kube.errors import Call, Conflict, Refused
@@ -32,8 +31,10 @@ from kvmedic.kube.objects import (
     Resource,
     annotations_of,
     controller_uid,
+    is_finished,
     items,
     labels_of,
+    note_on,
     section,
     uid_of,
 )
@@ -282,11 +283,7 @@ def _end(job: JsonObject) -> JobEnd | None:
 
 def _before(job: JsonObject) -> Counted | None:
     """Return what a Job's annotation tells; None where it is no pair of numbers."""
-    try:
-        found = json.loads(annotations_of(job).get(SERVED_BEFORE, ""))
-    except (ValueError, RecursionError):
-        return None
-    told: Mapping[str, object] = found if isinstance(found, dict) else {}
+    told = note_on(job, SERVED_BEFORE)
     requests, tokens = told.get("requests"), told.get("tokens")
     if not isinstance(requests, int) or not isinstance(tokens, int | float) or isinstance(requests, bool):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -77,6 +78,15 @@ def annotations_of(body: Mapping[str, Any]) -> dict[str, str]:
     return section(body, "metadata", "annotations")
 
 
+def note_on(body: Mapping[str, Any], annotation: str) -> JsonObject:
+    """Return the JSON object in one of an object's annotations, or an empty one where none can be read."""
+    try:
+        note = json.loads(annotations_of(body).get(annotation, ""))
+    except (ValueError, RecursionError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
 def labels_of(body: Mapping[str, Any]) -> dict[str, str]:
     """Return an object's labels."""
     return section(body, "metadata", "labels")
@@ -98,6 +108,16 @@ def controller_uid(body: Mapping[str, Any]) -> str:
         if owner.get("controller"):
             return str(owner.get("uid", ""))
     return ""
+
+
+FINISHED = frozenset({"Succeeded", "Failed"})
+"""Phases in which a pod counts as gone: its ReplicaSet replaces it (Kubernetes 1.36
+controller_utils.go, IsPodActive). An evicted pod stays in this state until it is cleaned up."""
+
+
+def is_finished(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod has ended for good and no longer counts as a replica."""
+    return section(pod, "status").get("phase") in FINISHED
 
 
 def moment(text: str) -> datetime:

@@ -328,8 +328,9 @@ _PORTS: Remembered[int | None] = Remembered()
 
 def port_of(container: Mapping[str, object], profiles: Sequence[EngineProfile]) -> int | None:
     """Return where a container's command line has its engine listen; None where it does not say."""
+    digest = digest_of(container)
     for profile in profiles:
-        key = digest_of(container), id(profile)
+        key = digest, id(profile)
         known = _PORTS.find(key, profile)
         if known is None:
             read = parsed_of(container, Engine(profile, version_of(container, profile)))
