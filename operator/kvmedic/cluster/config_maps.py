@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmedic.cluster.ownership import COPY_OF, DATA, TARGET, owner_of_data
-from kvmedic.kube.client import FIELD_MANAGER, Client, Preconditions
+from kvmedic.kube.client import FIELD_MANAGER, Client, Preconditions, Reader
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
     CONFIG_MAPS,
@@ -37,7 +37,7 @@ from kvmedic.runbooks.workload import EngineLine
 
 
 async def config_maps_of(
-    client: Client, namespace: str, engines: Iterable[EngineLine | Blocked]
+    client: Reader, namespace: str, engines: Iterable[EngineLine | Blocked]
 ) -> dict[str, Sight]:
     """Return the ConfigMaps that engines read their configuration from, by name.
 
@@ -61,7 +61,7 @@ async def config_maps_of(
     return found
 
 
-async def read_config_map(client: Client, namespace: str, name: str) -> Sight:
+async def read_config_map(client: Reader, namespace: str, name: str) -> Sight:
     """Return a ConfigMap as it is now; without it, or the right to read it, that is a value."""
     try:
         body = await client.get(Ref(CONFIG_MAPS, namespace, name))

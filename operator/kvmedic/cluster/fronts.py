@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvmedic.kube.client import NOT_FOUND, Client
+from kvmedic.kube.client import NOT_FOUND, Reader
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import JsonObject, Resource, items, labels_of, name_of, section
 from kvmedic.model.fleet import POD_TEMPLATE_HASH, OrphanDrain, Rotation
@@ -41,7 +41,7 @@ PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage", "hugepages-")
 
 
 async def with_orphan_drain(
-    client: Client,
+    client: Reader,
     deployment: JsonObject,
     rotation: Rotation,
     routers: Sequence[Mapping[str, str]],
@@ -184,7 +184,7 @@ def policies_of_draining(
             yield f"NetworkPolicy {name_of(body)}"
 
 
-async def list_kind(client: Client, kind: Resource, namespace: str) -> list[JsonObject]:
+async def list_kind(client: Reader, kind: Resource, namespace: str) -> list[JsonObject]:
     """Return all objects of a kind in the order of their names; none where the cluster lacks the kind."""
     try:
         found = await client.list(kind, namespace)

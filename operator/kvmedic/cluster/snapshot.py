@@ -51,7 +51,7 @@ from kvmedic.cluster.ownership import (
     owner_of,
 )
 from kvmedic.engines import ENGINES, profiles_for
-from kvmedic.kube.client import Client
+from kvmedic.kube.client import Reader
 from kvmedic.kube.objects import (
     AUTOSCALERS,
     DEPLOYMENTS,
@@ -364,7 +364,7 @@ class _Parts:
 
 
 async def snapshot(
-    client: Client,
+    client: Reader,
     namespace: str,
     target: TargetRef,
     label: RotationLabel,
@@ -427,7 +427,7 @@ def container_index(
     return engines[0] if len(engines) == 1 else None
 
 
-async def _parts(client: Client, namespace: str, deployment: JsonObject) -> _Parts:
+async def _parts(client: Reader, namespace: str, deployment: JsonObject) -> _Parts:
     """Read what belongs to a Deployment: by owner, since labels alone may be shared."""
     selector = selector_text(section(deployment, "spec", "selector"))
     found = await client.list(REPLICA_SETS, namespace, selector)
@@ -544,7 +544,7 @@ def _is_observed(body: JsonObject) -> bool:
     return int(section(body, "status").get("observedGeneration", 0)) >= generation
 
 
-async def neighbours_of(client: Client, fleet: Fleet, template: Mapping[str, Any]) -> Neighbours:
+async def neighbours_of(client: Reader, fleet: Fleet, template: Mapping[str, Any]) -> Neighbours:
     """Return who has a say in the replicas and pods of a target."""
     labels = labels_of(template)
     # What treats a released replica differently is in the way of draining itself.

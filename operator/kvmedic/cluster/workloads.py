@@ -34,7 +34,7 @@ from kvmedic.cluster.ownership import (
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
 from kvmedic.cluster.snapshot import neighbours_of, rollout_fields, snapshot
 from kvmedic.engines.engine_log import Start, StartForms
-from kvmedic.kube.client import Client
+from kvmedic.kube.client import Client, Reader
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
     DEPLOYMENTS,
@@ -109,22 +109,7 @@ class DeploymentTarget:
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
-        rollout = policy.rollout
-        seen = await snapshot(
-            self.client,
-            namespace,
-            policy.target,
-            rollout.rotation_label,
-            rollout.rotation,
-            rollout.routers,
-        )
-        if seen is None:
-            return None
-        earlier = previous(seen.fleet)
-        sets = ("", *([earlier.name] if earlier and earlier.name in seen.templates else []))
-        lines = [seen.engine_line(policy.target, each) for each in sets]
-        maps = await config_maps_of(self.client, namespace, lines)
-        return replace(seen, config_maps=maps)
+        return await read_target(self.client, namespace, policy)
 
     async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""
@@ -193,6 +178,20 @@ class DeploymentTarget:
     async def free(self, found: Cordoned) -> None:
         """Put a pod back into rotation that no fleet has any more. Raises Conflict when it changed."""
         await free(self.client, found)
+
+
+async def read_target(reader: Reader, namespace: str, policy: Policy) -> View | None:
+    """Return a target as its objects say it is, or None when there is no such Deployment."""
+    rollout = policy.rollout
+    label, way = rollout.rotation_label, rollout.rotation
+    seen = await snapshot(reader, namespace, policy.target, label, way, rollout.routers)
+    if seen is None:
+        return None
+    earlier = previous(seen.fleet)
+    sets = ("", *([earlier.name] if earlier and earlier.name in seen.templates else []))
+    lines = [seen.engine_line(policy.target, each) for each in sets]
+    maps = await config_maps_of(reader, namespace, lines)
+    return replace(seen, config_maps=maps)
 
 
 async def template_of(client: Client, fleet: Fleet, move: DeploymentMove) -> JsonObject | None:

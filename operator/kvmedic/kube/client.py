@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from weakref import WeakSet
 
 import aiohttp
@@ -161,6 +161,16 @@ class _Request:
     accept: str = JSON
     path: str = ""
     """Where it is sent, if not to what it is about."""
+
+
+class Reader(Protocol):
+    """Where objects are read from: an API server, or documents that stand for one."""
+
+    async def get(self, ref: Ref) -> JsonObject | None:
+        """Return an object as it is now, or None when it does not exist."""
+
+    async def list(self, resource: Resource, namespace: str, label_selector: str = "") -> list[JsonObject]:
+        """Return all objects of a kind in a namespace at one moment; an empty namespace means all."""
 
 
 class Client:

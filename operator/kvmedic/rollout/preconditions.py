@@ -80,11 +80,16 @@ class Neighbours:
 
 def hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why no run may begin beside these neighbours, or None."""
+    return next(hindrances(neighbours, fleet), None)
+
+
+def hindrances(neighbours: Neighbours, fleet: Fleet) -> Iterator[Blocked]:
+    """Yield everything about these neighbours by which no run may begin, in the order of telling."""
     if doubt := draining_hindrance(neighbours, fleet):
-        return doubt
+        yield doubt
     for vertical in neighbours.vertical:
         if vertical.mode not in HARMLESS_MODES:
-            return Blocked(
+            yield Blocked(
                 Reason.MANAGED_BY_VPA,
                 f"VerticalPodAutoscaler {vertical.name} evicts pods and changes their resources (updateMode "
                 f"{vertical.mode}), also in the middle of a run: set spec.updatePolicy.updateMode to "
@@ -92,12 +97,11 @@ def hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
             )
     for scaler in neighbours.autoscalers:
         if scaler.wanted is not None and scaler.wanted != fleet.replicas:
-            return Blocked(
+            yield Blocked(
                 Reason.AUTOSCALER_ACTIVE,
                 f"{scaler.kind} {scaler.name} wants {scaler.wanted} replicas and there are {fleet.replicas}; "
                 "a run begins when they agree",
             )
-    return None
 
 
 def draining_hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
@@ -195,10 +199,15 @@ def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
 
     Each row was seen to break the rollout on a real controller when ignored.
     """
+    return next(iter(refusals(fleet, purpose)), None)
+
+
+def refusals(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> tuple[Refused, ...]:
+    """Return everything that keeps a frozen rollout from beginning on this fleet, in the order of telling."""
     strategy = (
         f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate"
     )
-    return _first_refusal(
+    return _all_refusals(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
         *_rows(fleet, _unsettled_state(fleet, purpose), purpose, _drain_rows(fleet)),
@@ -357,7 +366,11 @@ def _is_kept_by(replica_set: ReplicaSet, wanted: Revision) -> bool:
 
 
 def _first_refusal(*rows: Row) -> Refused | None:
-    return next((Refused(reason, message) for applies, reason, message in rows if applies), None)
+    return next(iter(_all_refusals(*rows)), None)
+
+
+def _all_refusals(*rows: Row) -> tuple[Refused, ...]:
+    return tuple(Refused(reason, message) for applies, reason, message in rows if applies)
 
 
 def _frozen(fleet: Fleet) -> Row:

@@ -1,0 +1,375 @@
+"""What must be so before a fleet is changed, one check after the other: pass, fail or unknown, and the fix.
+
+The rules are the operator's own: each check asks the very function that the operator asks before it begins,
+so that both say the same. What is unknown never passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from string import Template
+from types import MappingProxyType
+
+from kvmedic.model.engine import Knob, Presence
+from kvmedic.model.evidence import Blocked
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Policy
+from kvmedic.rollout.draining import start_limit
+from kvmedic.rollout.preconditions import Neighbours, hindrances, refusals, remarks
+from kvmedic.runbooks.branches import Assignment
+from kvmedic.runbooks.planning import end_of_requests, plan_of
+from kvmedic.runbooks.workload import View, Workload
+
+
+class Result(StrEnum):
+    """How a check came out."""
+
+    PASS = "Pass"
+    FAIL = "Fail"
+    UNKNOWN = "Unknown"
+    NOT_NEEDED = "NotNeeded"
+
+
+class Topic(StrEnum):
+    """What a check is about, in the order of telling."""
+
+    TARGET = "target"
+    ENGINE = "engine"
+    LEVERS = "levers"
+    METRICS = "metrics"
+    FRONT = "front"
+    DRAIN = "drain"
+    STRATEGY = "strategy"
+    SPARE = "spare"
+    OWNER = "owner"
+    REPLICAS = "replicas"
+    ROLLOUT = "rollout"
+    AUTOSCALER = "autoscaler"
+    DISRUPTION_BUDGET = "disruption budget"
+    START = "start"
+    LAST_REQUESTS = "last requests"
+    NODE_HEALTH = "node health"
+    RIGHTS = "rights"
+
+
+ONLY_LIVE = frozenset({Topic.METRICS, Topic.NODE_HEALTH, Topic.RIGHTS})
+"""What no document can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One precondition and how it stands."""
+
+    name: Topic
+    result: Result
+    saw: str
+    """What was seen; of a failure in the operator's own words."""
+    fix: str = ""
+    """What to type or to change; of a check that passes: what would make it better."""
+    risk: str = ""
+    """What the fix does to a fleet that serves; empty: nothing."""
+    reason: Reason | None = None
+    """The operator's reason not to begin; None where it has none."""
+
+
+class Verdict(StrEnum):
+    """What all checks come to."""
+
+    ELIGIBLE = "Eligible"
+    NOT_ELIGIBLE = "NotEligible"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """All checks of one target."""
+
+    namespace: str
+    target: str
+    checks: tuple[Check, ...]
+    is_live: bool = True
+    """Its objects were read from a cluster."""
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """Return what keeps the operator from changing the target."""
+        return tuple(each for each in self.checks if each.result is Result.FAIL)
+
+    @property
+    def unknown(self) -> tuple[Check, ...]:
+        """Return what could not be told, although it could be where its objects are from."""
+        return tuple(
+            each
+            for each in self.checks
+            if each.result is Result.UNKNOWN and (self.is_live or each.name not in ONLY_LIVE)
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return whether the operator would change the target in mode Auto."""
+        if self.failed:
+            return Verdict.NOT_ELIGIBLE
+        return Verdict.UNKNOWN if self.unknown else Verdict.ELIGIBLE
+
+
+TOPICS: Mapping[Reason, Topic] = MappingProxyType(
+    {
+        Reason.STRATEGY_UNSUPPORTED: Topic.STRATEGY,
+        Reason.OWNED_BY_CONTROLLER: Topic.OWNER,
+        Reason.MANAGED_BY_GITOPS: Topic.OWNER,
+        Reason.MANAGED_BY_HELM: Topic.OWNER,
+        Reason.ROTATION_LABEL_UNUSABLE: Topic.DRAIN,
+        Reason.ROTATION_LABEL_WITHOUT_EFFECT: Topic.DRAIN,
+        Reason.DRAIN_IMPOSSIBLE: Topic.DRAIN,
+        Reason.NO_REPLICAS: Topic.REPLICAS,
+        Reason.MANAGED_BY_VPA: Topic.AUTOSCALER,
+        Reason.AUTOSCALER_ACTIVE: Topic.AUTOSCALER,
+        Reason.SPARE_UNSCHEDULABLE: Topic.SPARE,
+    }
+)
+"""Which check a reason of the operator belongs to; any other is about the rollout that is under way."""
+
+_KUBECTL = "kubectl -n $namespace"
+_UNDRAINED = "a changed pod template replaces every replica undrained"
+_LOOKS = "none: it only looks"
+
+FIXES: Mapping[Reason, tuple[str, str]] = MappingProxyType(
+    {
+        Reason.STRATEGY_UNSUPPORTED: (
+            f"{_KUBECTL} patch deployment $target --type=merge -p "
+            """'{"spec":{"strategy":{"type":"RollingUpdate","rollingUpdate":{"maxSurge":1,"maxUnavailable":0}}}}'""",
+            "no pod changes now; from then on each deploy needs room for one replica more",
+        ),
+        Reason.NO_REPLICAS: (f"{_KUBECTL} scale deployment/$target --replicas=1", "one replica starts"),
+        Reason.TARGET_PAUSED: (
+            f"{_KUBECTL} rollout resume deployment/$target",
+            "what was changed in its template meanwhile is rolled out undrained",
+        ),
+        Reason.OWNED_BY_CONTROLLER: (
+            "kvmedic plan $name -n $namespace",
+            "none: it prints the owner's change",
+        ),
+        Reason.MANAGED_BY_GITOPS: ("kvmedic plan $name -n $namespace", "none: it prints the owner's change"),
+        Reason.MANAGED_BY_HELM: ("kvmedic plan $name -n $namespace", "none: it prints the owner's change"),
+        Reason.DRAIN_IMPOSSIBLE: (
+            f"{_KUBECTL} get services,networkpolicies,poddisruptionbudgets -o wide",
+            f"none: it only looks. A label that is added is another matter: {_UNDRAINED}",
+        ),
+        Reason.TARGET_NOT_SETTLED: (f"{_KUBECTL} rollout status deployment/$target", _LOOKS),
+        Reason.AUTOSCALER_ACTIVE: (f"{_KUBECTL} get hpa,scaledobjects", _LOOKS),
+        Reason.ENGINE_UNRECOGNISED: (
+            "name spec.targetRef.container, and spec.targetRef.engine: vLLM where the image starts it",
+            "none; of an image that starts something else args would be read as flags of vLLM",
+        ),
+        Reason.FLAG_NOT_EDITABLE: (
+            f"{_KUBECTL} get deployment $target -o yaml | kvmedic flags show -f -",
+            f"none: it only looks. Moving a flag is another matter: {_UNDRAINED}",
+        ),
+    }
+)
+"""What to type, and what that does to a fleet that serves. For any other reason its own remedy counts."""
+
+
+def fix_for(reason: Reason, names: Mapping[str, str]) -> tuple[str, str]:
+    """Return what to type against a reason and the risk of it; nothing where only its message helps."""
+    if reason in FIXES:
+        command, risk = FIXES[reason]
+        return Template(command).substitute(names), risk
+    remedy = reason.remedy
+    return (remedy.typed(names), remedy.purpose) if remedy else ("", "")
+
+
+def names_of(fleet: Fleet, resource: str = "") -> dict[str, str]:
+    """Return what fixes are filled in with; of a target without a resource its own name counts for one."""
+    return {
+        "namespace": fleet.namespace,
+        "name": resource or fleet.name,
+        "target": fleet.name,
+        "digest": "DIGEST",
+        "operator": "kvmedic-system",
+        "stop": "kvmedic-stop",
+    }
+
+
+def failure(why: Blocked, names: Mapping[str, str], topic: Topic | None = None) -> Check:
+    """Return the check that fails by a reason of the operator's."""
+    fix, risk = fix_for(why.reason, names)
+    name = topic or TOPICS.get(why.reason, Topic.ROLLOUT)
+    return Check(name, Result.FAIL, why.message, fix, risk, why.reason)
+
+
+def checks_of(
+    view: View, policy: Policy, neighbours: Neighbours | str, resource: str = ""
+) -> tuple[Check, ...]:
+    """Return every check that a target's own objects can answer, in the order of `Topic`.
+
+    Args:
+        view: the target.
+        policy: what its resource says, or would say.
+        neighbours: who else has a say in it, or why that is not known.
+        resource: name of its resource; empty where there is none.
+    """
+    names = names_of(view.fleet, resource)
+    found = [*_engine_checks(view, policy, names), _front(view.fleet, names)]
+    why = [Blocked(each.reason, each.message) for each in refusals(view.fleet)]
+    if isinstance(neighbours, Neighbours):
+        why += hindrances(neighbours, view.fleet)
+    found += [failure(each, names) for each in why if not _follows(each, view.fleet)]
+    told = {each.name for each in found}
+    usual = (*_usual_checks(view, policy), *_neighbour_checks(neighbours))
+    found += [each for each in usual if each.name not in told]
+    return in_order(found)
+
+
+def in_order(checks: Sequence[Check]) -> tuple[Check, ...]:
+    """Return checks in the order of telling."""
+    order = list(Topic)
+    return tuple(sorted(checks, key=lambda each: order.index(each.name)))
+
+
+def _engine_checks(view: View, policy: Policy, names: Mapping[str, str]) -> Iterator[Check]:
+    found = view.workload(policy.target)
+    if isinstance(found, Blocked):
+        yield failure(found, names, Topic.ENGINE)
+        text = "no flag can be changed of an engine that is not recognised"
+        yield Check(Topic.LEVERS, Result.UNKNOWN, text)
+        return
+    version = found.engine.version
+    shown = f"{found.engine.profile.name} {version}" if version else f"{found.engine.profile.name}"
+    told = "" if version else ", whose version the image's tag does not tell"
+    yield Check(Topic.ENGINE, Result.PASS, f"container {found.container.get('name')} runs {shown}{told}")
+    yield _levers(found, policy, names)
+    yield _end(found)
+
+
+SAMPLES: Mapping[Knob, tuple[float | int, float | int]] = MappingProxyType(
+    {Knob.WATERMARK: (0.03, 0.04), Knob.GPU_MEMORY_UTILIZATION: (0.87, 0.88)}
+)
+"""Two values that each lever may have: one of them is not the present one. Others take whole numbers."""
+_WHOLE = (17, 18)
+_SWITCHES = frozenset({Knob.PREFIX_CACHING, Knob.CHUNKED_PREFILL})
+
+
+def _levers(workload: Workload, policy: Policy, names: Mapping[str, str]) -> Check:
+    """Return whether one of the levers can be moved at least: its flag is where it can be edited."""
+    faults: list[Blocked] = []
+    free: list[str] = []
+    for lever in policy.levers:
+        fault = _lever_fault(workload, lever.knob)
+        given = workload.given(lever.knob)
+        if fault is None:
+            free.append(f"{lever.knob} ({'not given' if given is None else given})")
+        else:
+            faults.append(Blocked(fault.reason, f"{lever.knob} cannot be set: {fault.message}"))
+    free += ["replicas"] if policy.scale_out else []
+    free += ["the revision before"] if policy.rollback.is_allowed else []
+    if not free and faults:
+        whole = "; ".join(each.message for each in faults)
+        return failure(Blocked(faults[0].reason, whole), names, Topic.LEVERS)
+    if not free:
+        text = "spec.levers names none, so that nothing can be changed"
+        return failure(Blocked(Reason.LEVER_NOT_ALLOWED, text), names, Topic.LEVERS)
+    left_out = "".join(f"; {each.message}" for each in faults)
+    return Check(Topic.LEVERS, Result.PASS, f"can be set: {', '.join(free)}{left_out}")
+
+
+def _lever_fault(workload: Workload, knob: Knob) -> Blocked | None:
+    """Return why a knob cannot be given another value, or None."""
+    values = (not workload.has_on(knob),) if knob in _SWITCHES else SAMPLES.get(knob, _WHOLE)
+    for value in values:
+        plan = plan_of(workload, Assignment(knob, value, Reason.SETTING_ADJUSTED, ""), 0)
+        if not isinstance(plan, Blocked):
+            return None
+        if plan.reason is not Reason.CAP_WITHOUT_EFFECT:
+            return plan
+    return None
+
+
+def _end(workload: Workload) -> Check:
+    """Return what becomes of requests whose drain times out; it keeps nothing from beginning."""
+    text, flag = end_of_requests(workload), workload.engine.profile.flag(Knob.SHUTDOWN_TIMEOUT)
+    held = "until then a replica whose drain times out goes back into rotation (onDrainTimeout: Hold)"
+    if flag is None or workload.engine.presence(flag) is not Presence.PRESENT:
+        return Check(Topic.LAST_REQUESTS, Result.PASS, text, f"a newer engine can finish them; {held}")
+    if workload.given(Knob.SHUTDOWN_TIMEOUT):
+        return Check(Topic.LAST_REQUESTS, Result.PASS, text)
+    fix = f"give the engine {flag.name}, and a longer terminationGracePeriodSeconds; {held}"
+    return Check(Topic.LAST_REQUESTS, Result.PASS, text, fix, _UNDRAINED)
+
+
+def _follows(why: Blocked, fleet: Fleet) -> bool:
+    """Return whether a reason only says again that nothing leads requests to pods, or that there are none."""
+    is_led = bool(fleet.rotation.services or (fleet.rotation.orphan and fleet.rotation.orphan.keys))
+    if why.reason is Reason.ROTATION_LABEL_WITHOUT_EFFECT:
+        return not is_led
+    return why.reason is Reason.TARGET_NOT_SETTLED and (not is_led or fleet.replicas < 1)
+
+
+def _front(fleet: Fleet, names: Mapping[str, str]) -> Check:
+    rotation = fleet.rotation
+    keys = rotation.orphan.keys if rotation.orphan else ()
+    if rotation.services:
+        listed = ", ".join(f"Service {name}" for name in rotation.services)
+        return Check(Topic.FRONT, Result.PASS, f"{listed} leads requests to the pods")
+    if keys:
+        text = f"an InferencePool or a router finds the pods by {', '.join(keys)}"
+        return Check(Topic.FRONT, Result.PASS, text)
+    return Check(
+        Topic.FRONT,
+        Result.FAIL,
+        "no Service, InferencePool or known router leads requests to the pods",
+        f"make a Service in namespace {names['namespace']} that selects the pods, or name what your router "
+        "selects by in spec.rollout.routers",
+        "a Service that selects the pods may send them requests at once",
+        Reason.ROTATION_LABEL_WITHOUT_EFFECT,
+    )
+
+
+def _usual_checks(view: View, policy: Policy) -> Iterator[Check]:
+    """Yield what is said of a target where nothing is wrong with it."""
+    fleet = view.fleet
+    yield _drain(fleet)
+    yield Check(Topic.STRATEGY, Result.PASS, f"strategy is {fleet.strategy}")
+    yield Check(Topic.OWNER, Result.PASS, "nobody else is known to apply the pod template")
+    yield Check(Topic.REPLICAS, Result.PASS, f"{fleet.ready} of {fleet.replicas} replicas are Ready")
+    yield Check(Topic.ROLLOUT, Result.PASS, "the rollout is at rest, and no other run has claimed it")
+    yield _start(fleet, policy)
+
+
+def _drain(fleet: Fleet) -> Check:
+    rotation = fleet.rotation
+    if rotation.orphan is not None and rotation.orphan.keys:
+        keys = ", ".join(rotation.orphan.keys)
+        text = f"a replica is released from its ReplicaSet, then its label {keys} changes (rotation: Orphan)"
+        return Check(Topic.DRAIN, Result.PASS, text)
+    if not rotation.services:
+        return Check(Topic.DRAIN, Result.UNKNOWN, "it follows from what leads requests to the pods")
+    text = f"label {rotation.label}={rotation.draining} takes a replica out of rotation (rotation: Label)"
+    return Check(Topic.DRAIN, Result.PASS, text)
+
+
+def _start(fleet: Fleet, policy: Policy) -> Check:
+    deadline = fleet.fields.progress_deadline_seconds
+    limit = start_limit(deadline, policy.rollout.start_timeout, fleet.live)
+    minutes = limit.total_seconds() / 60
+    text = f"a new replica may take {minutes:.3g} min to become Ready"
+    if policy.rollout.start_timeout is not None:
+        return Check(Topic.START, Result.PASS, text)
+    fix = "if pulling the image and loading the weights may take longer: set spec.rollout.startTimeout"
+    return Check(Topic.START, Result.PASS, text, fix)
+
+
+def _neighbour_checks(neighbours: Neighbours | str) -> Iterator[Check]:
+    if isinstance(neighbours, str):
+        yield Check(Topic.AUTOSCALER, Result.UNKNOWN, neighbours)
+        yield Check(Topic.DISRUPTION_BUDGET, Result.UNKNOWN, neighbours)
+        return
+    said = list(remarks(neighbours))
+    scaled = [each for each in said if not each.startswith("PodDisruptionBudget")]
+    budgets = [each for each in said if each.startswith("PodDisruptionBudget")]
+    for topic, told in ((Topic.AUTOSCALER, scaled), (Topic.DISRUPTION_BUDGET, budgets)):
+        result = Result.PASS if told else Result.NOT_NEEDED
+        yield Check(topic, result, "; ".join(told) or f"there is no {topic} of the pods")

@@ -1,0 +1,225 @@
+"""Objects from manifests instead of an API server: read in the same way, so that one rule judges both.
+
+What a manifest leaves open is filled in as the API server and its controllers would: defaults, and one Ready
+replica after the other, in every EndpointSlice that selects it. Documents that have ReplicaSets and pods of
+their own, such as a namespace that was saved with kubectl, are taken as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from kvmedic.cluster.fronts import selects
+from kvmedic.cluster.snapshot import REVISION, SERVICE_NAME
+from kvmedic.kube.objects import (
+    JsonObject,
+    Ref,
+    Resource,
+    annotations_of,
+    controller_uid,
+    labels_of,
+    name_of,
+    section,
+    uid_of,
+)
+from kvmedic.manifests.refusal import Refusal
+from kvmedic.manifests.yaml_text import containers_of
+from kvmedic.model.fleet import POD_TEMPLATE_HASH, ROLLING, template_hash
+
+DEFAULT_NAMESPACE = "default"
+"""Where kubectl puts what names no namespace."""
+CREATED_AT = datetime(2000, 1, 1, tzinfo=UTC)
+"""When objects of a document that tells no time were made: long ago, so that nothing is new."""
+START = timedelta(minutes=5)
+"""How long a replica of a document took to start, since none shows it. The operator waits twice as long for
+another, which is then what a Deployment that names no `progressDeadlineSeconds` allows (10 m, apps/v1)."""
+
+
+class DocumentsError(Exception):
+    """A text is no manifest; the message says why."""
+
+
+def documents_in(text: str) -> list[JsonObject]:
+    """Return the objects of a manifest's text, those of a List one by one.
+
+    Raises:
+        DocumentsError: it cannot be read.
+    """
+    readable = containers_of(text)
+    if isinstance(readable, Refusal):
+        raise DocumentsError(readable.message)
+    try:
+        # Dates become texts again, as they are on the wire.
+        bodies = json.loads(json.dumps(list(YAML(typ="safe", pure=True).load_all(text)), default=str))
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise DocumentsError(f"not readable as objects: {type(error).__name__}") from None
+    return list(_flat(bodies))
+
+
+def _flat(bodies: Iterable[object]) -> Iterator[JsonObject]:
+    for body in bodies:
+        if not isinstance(body, dict):
+            continue
+        if str(body.get("kind", "")).endswith("List") and isinstance(body.get("items"), list):
+            yield from _flat(body["items"])
+        elif body.get("kind") and name_of(body):
+            yield body
+
+
+def plural_of(kind: str) -> str:
+    """Return the name of a kind in a path: `NetworkPolicy` is found under `networkpolicies`."""
+    name = kind.lower()
+    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """A reader of objects that are in no cluster."""
+
+    bodies: Sequence[JsonObject]
+
+    async def get(self, ref: Ref) -> JsonObject | None:
+        """Return the object of a name, or None when there is none."""
+        found = await self.list(ref.resource, ref.namespace)
+        return next((each for each in found if name_of(each) == ref.name), None)
+
+    async def list(self, resource: Resource, namespace: str, label_selector: str = "") -> list[JsonObject]:
+        """Return all objects of a kind in a namespace; one that names no namespace is in each."""
+        return [
+            each
+            for each in self.bodies
+            if _is_of(each, resource)
+            and section(each, "metadata").get("namespace", namespace) == namespace
+            and _takes(label_selector, labels_of(each))
+        ]
+
+
+def _is_of(body: JsonObject, resource: Resource) -> bool:
+    """Return whether a body is of a kind, in any version of its group: they are the same object."""
+    group, wanted = (_group(text) for text in (str(body.get("apiVersion", "")), resource.group_version))
+    return group == wanted and plural_of(str(body.get("kind", ""))) == resource.plural
+
+
+def _group(version: str) -> str:
+    return version.rpartition("/")[0]
+
+
+_TERM = re.compile(r"\s*(!?)([^\s=!,()]+)\s*(?:(=|!=|notin|in)\s*(?:\(([^)]*)\)|([^,]*)))?\s*(?:,|$)")
+
+
+def _takes(selector: str, labels: Mapping[str, str]) -> bool:
+    """Return whether a selector, as it is written in a query, takes labels."""
+    return all(_holds_term(term, labels) for term in _TERM.finditer(selector))
+
+
+def _holds_term(term: re.Match[str], labels: Mapping[str, str]) -> bool:
+    negated, key, operator, listed, single = term.groups()
+    if operator is None:
+        return (key in labels) is not bool(negated)
+    values = {each.strip() for each in (listed if listed is not None else single).split(",")}
+    return (labels.get(key) in values) is (operator in ("=", "in"))
+
+
+def as_served(documents: Iterable[JsonObject], namespace: str) -> Documents:
+    """Return documents as a namespace would serve them once they are applied and every replica is Ready."""
+    bodies = [_stored(each, namespace) for each in documents]
+    for deployment in [each for each in bodies if each.get("kind") == "Deployment"]:
+        if not any(controller_uid(each) == uid_of(deployment) for each in bodies):
+            _settle(deployment)
+            bodies += _made_for(deployment, bodies)
+    return Documents(bodies)
+
+
+def _stored(body: JsonObject, namespace: str) -> JsonObject:
+    """Return an object with what the API server gives each one."""
+    body = json.loads(json.dumps(body))
+    metadata = body["metadata"]
+    kind, place = str(body.get("kind")), metadata.get("namespace", namespace)
+    given = {
+        "namespace": place,
+        "uid": f"{kind}/{place}/{metadata.get('name')}",
+        "resourceVersion": "1",
+        "generation": 1,
+        "creationTimestamp": CREATED_AT.isoformat(),
+    }
+    body["metadata"] = {**given, **{key: value for key, value in metadata.items() if value is not None}}
+    return dict(body)
+
+
+def _settle(deployment: JsonObject) -> None:
+    """Fill in a Deployment as the API server does, with the status of one that is complete (apps/v1)."""
+    spec = deployment["spec"] = section(deployment, "spec")
+    strategy = section(spec, "strategy")
+    if strategy.get("type", ROLLING) == ROLLING:
+        numbers = {"maxSurge": "25%", "maxUnavailable": "25%", **section(strategy, "rollingUpdate")}
+        spec["strategy"] = {"type": ROLLING, "rollingUpdate": numbers}
+    spec["replicas"] = spec["replicas"] if isinstance(spec.get("replicas"), int) else 1
+    spec.setdefault("progressDeadlineSeconds", 600)
+    replicas = spec["replicas"]
+    deployment["status"] = {
+        "observedGeneration": deployment["metadata"]["generation"],
+        "replicas": replicas,
+        "updatedReplicas": replicas,
+        "readyReplicas": replicas,
+        "availableReplicas": replicas,
+    }
+
+
+def _made_for(deployment: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield what controllers make for a Deployment that is at rest: ReplicaSet, pods and EndpointSlices."""
+    namespace, spec = section(deployment, "metadata")["namespace"], section(deployment, "spec")
+    template = section(spec, "template")
+    revision = template_hash(template)
+    metadata = {
+        **section(template, "metadata"),
+        "labels": {**labels_of(template), POD_TEMPLATE_HASH: revision[:10]},
+    }
+    made = {**template, "metadata": metadata}
+    owner = _child("apps/v1", "ReplicaSet", deployment, f"{name_of(deployment)}-{revision[:10]}", metadata)
+    owner["metadata"]["annotations"] = {REVISION: annotations_of(deployment).get(REVISION, "1")}
+    replicas = spec["replicas"]
+    owner["spec"] = {"replicas": replicas, "selector": spec.get("selector"), "template": made}
+    owner["status"] = {"observedGeneration": 1, "replicas": replicas, "availableReplicas": replicas}
+    yield owner
+    pods = [_pod(owner, made, number) for number in range(replicas)]
+    yield from pods
+    for service in bodies:
+        lives_here = section(service, "metadata").get("namespace") == namespace
+        if service.get("kind") == "Service" and lives_here and selects(service, metadata["labels"]):
+            yield _slice(service, pods)
+
+
+def _pod(owner: JsonObject, template: Mapping[str, Any], number: int) -> JsonObject:
+    pod = _child("v1", "Pod", owner, f"{name_of(owner)}-{number}", section(template, "metadata"))
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "lastTransitionTime": (CREATED_AT + START).isoformat(),
+    }
+    pod["spec"] = section(template, "spec")
+    pod["status"] = {"phase": "Running", "conditions": [ready]}
+    return pod
+
+
+def _slice(service: JsonObject, pods: Sequence[JsonObject]) -> JsonObject:
+    made = _child("discovery.k8s.io/v1", "EndpointSlice", service, f"{name_of(service)}-slice", {})
+    made["metadata"]["labels"] = {SERVICE_NAME: name_of(service)}
+    made["endpoints"] = [
+        {"conditions": {"ready": True}, "targetRef": {"kind": "Pod", "uid": uid_of(pod)}} for pod in pods
+    ]
+    return made
+
+
+def _child(version: str, kind: str, owner: JsonObject, name: str, metadata: Mapping[str, Any]) -> JsonObject:
+    reference = {"kind": owner.get("kind"), "name": name_of(owner), "uid": uid_of(owner), "controller": True}
+    named = {**metadata, "name": name, "ownerReferences": [reference]}
+    namespace = str(section(owner, "metadata")["namespace"])
+    return _stored({"apiVersion": version, "kind": kind, "metadata": named}, namespace)

@@ -1,0 +1,240 @@
+"""What stands between a fleet and a change: each precondition by a namespace that breaks it alone."""
+
+from typing import Any
+
+import pytest
+
+from kvmedic.doctor.checks import Check, Examination, Result, Topic, Verdict
+from kvmedic.doctor.examine import examine_manifests, targets_in
+from kvmedic.model.reasons import Reason
+from worlds.documents import a_deployment, a_service, an_engine, an_object
+
+KEDA = {"scaleTargetRef": {"name": "llm"}, "minReplicaCount": 1, "maxReplicaCount": 4}
+TIED = {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llm"}}
+HELM = {
+    "labels": {"app.kubernetes.io/managed-by": "Helm"},
+    "annotations": {"meta.helm.sh/release-name": "chat", "meta.helm.sh/release-namespace": "serving"},
+}
+
+
+def marked(body: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    return {**body, "metadata": {**body["metadata"], **metadata}}
+
+
+def examine(*documents: dict[str, Any], **spec: Any) -> Examination:
+    given = {"targetRef": {"name": "llm"}, **spec} if spec else None
+    return examine_manifests(documents, "llm", spec=given)
+
+
+def check(found: Examination, topic: Topic) -> Check:
+    return next(each for each in found.checks if each.name is topic)
+
+
+def test_a_plain_fleet_with_its_service_is_eligible_as_it_is():
+    found = examine(a_deployment(), a_service())
+
+    assert found.verdict is Verdict.ELIGIBLE
+    assert "released from its ReplicaSet" in check(found, Topic.DRAIN).saw
+    assert "maxNumSeqs (not given)" in check(found, Topic.LEVERS).saw
+
+
+def test_a_label_that_only_services_select_is_used_where_it_is_there():
+    body = a_deployment()
+    body["spec"]["template"]["metadata"]["labels"]["serving"] = "yes"
+
+    found = examine(body, a_service(app="llm", serving="yes"))
+
+    assert "rotation: Label" in check(found, Topic.DRAIN).saw
+
+
+POOL = an_object(
+    "inference.networking.k8s.io/v1", "InferencePool", "pool", selector={"matchLabels": {"app": "llm"}}
+)
+POLICY = an_object(
+    "networking.k8s.io/v1", "NetworkPolicy", "closed", podSelector={"matchLabels": {"app": "llm"}}
+)
+VPA = an_object("autoscaling.k8s.io/v1", "VerticalPodAutoscaler", "size", targetRef=TIED["scaleTargetRef"])
+ASKING_FOR_MORE = {
+    **an_object("autoscaling/v2", "HorizontalPodAutoscaler", "hpa", **TIED, maxReplicas=5),
+    "status": {
+        "desiredReplicas": 4,
+        "conditions": [
+            {"type": "ScalingActive", "status": "True"},
+            {"type": "AbleToScale", "status": "True"},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("documents", "topic", "reason"),
+    [
+        ([a_deployment()], Topic.FRONT, Reason.ROTATION_LABEL_WITHOUT_EFFECT),
+        ([a_deployment(), a_service(app="x")], Topic.FRONT, Reason.ROTATION_LABEL_WITHOUT_EFFECT),
+        ([a_deployment(replicas=0), a_service()], Topic.REPLICAS, Reason.NO_REPLICAS),
+        ([a_deployment(paused=True), a_service()], Topic.ROLLOUT, Reason.TARGET_PAUSED),
+        ([marked(a_deployment(), **HELM), a_service()], Topic.OWNER, Reason.MANAGED_BY_HELM),
+        ([a_deployment(), a_service(), POLICY], Topic.DRAIN, Reason.DRAIN_IMPOSSIBLE),
+        ([a_deployment(), a_service(), VPA], Topic.AUTOSCALER, Reason.MANAGED_BY_VPA),
+        ([a_deployment(), a_service(), ASKING_FOR_MORE], Topic.AUTOSCALER, Reason.AUTOSCALER_ACTIVE),
+        (
+            [a_deployment({"name": "web", "image": "nginx"}), a_service()],
+            Topic.ENGINE,
+            Reason.ENGINE_UNRECOGNISED,
+        ),
+        (
+            [a_deployment(an_engine(), an_engine(name="second")), a_service()],
+            Topic.ENGINE,
+            Reason.ENGINE_UNRECOGNISED,
+        ),
+        (
+            [a_deployment(an_engine("--config", "/etc/vllm.yaml")), a_service()],
+            Topic.LEVERS,
+            Reason.FLAG_NOT_EDITABLE,
+        ),
+    ],
+)
+def test_what_breaks_one_precondition_fails_that_check_alone(documents, topic, reason):
+    found = examine(*documents)
+
+    assert [(each.name, each.reason) for each in found.failed] == [(topic, reason)]
+    assert found.verdict is Verdict.NOT_ELIGIBLE
+    assert found.failed[0].saw
+
+
+def test_all_that_stands_in_the_way_is_told_at_once():
+    body = marked(a_deployment(paused=True, replicas=0), **HELM)
+
+    found = examine(body, VPA)
+
+    topics = {each.name for each in found.failed}
+    assert topics == {Topic.FRONT, Topic.REPLICAS, Topic.ROLLOUT, Topic.OWNER, Topic.AUTOSCALER}
+
+
+def test_a_failed_check_tells_what_to_type_with_the_names_of_the_fleet():
+    found = check(examine(a_deployment(paused=True), a_service()), Topic.ROLLOUT)
+
+    assert found.fix == "kubectl -n default rollout resume deployment/llm"
+    assert "undrained" in found.risk
+
+
+def test_a_pool_of_the_gateway_is_a_front_without_a_service():
+    found = examine(a_deployment(), POOL)
+
+    assert check(found, Topic.FRONT).result is Result.PASS
+    assert "label app changes" in check(found, Topic.DRAIN).saw
+
+
+def test_a_router_that_the_spec_names_is_a_front():
+    rollout = {"routers": [{"matchLabels": {"app": "llm"}}]}
+
+    assert check(examine(a_deployment(), rollout=rollout), Topic.FRONT).result is Result.PASS
+
+
+def test_an_autoscaler_at_rest_is_named_and_stands_in_no_ones_way():
+    found = examine(a_deployment(), a_service(), an_object("keda.sh/v1alpha1", "ScaledObject", "so", **KEDA))
+
+    told = check(found, Topic.AUTOSCALER)
+    assert (told.result, "ScaledObject so" in told.saw) == (Result.PASS, True)
+
+
+def test_a_disruption_budget_is_named_though_no_rollout_heeds_it():
+    budget = an_object("policy/v1", "PodDisruptionBudget", "pdb", selector={"matchLabels": {"app": "llm"}})
+
+    told = check(examine(a_deployment(), a_service(), budget), Topic.DISRUPTION_BUDGET)
+
+    assert (told.result, "pdb" in told.saw) == (Result.PASS, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [((), "17"), (("--max-num-seqs", "17"), "17"), (("--max-num-seqs=18",), "18")],
+)
+def test_a_lever_counts_as_free_whatever_its_present_value(args, said):
+    told = check(examine(a_deployment(an_engine(*args)), a_service()), Topic.LEVERS)
+
+    assert told.result is Result.PASS
+    assert (f"({said})" in told.saw) is bool(args)
+
+
+@pytest.mark.parametrize(
+    ("lever", "flag"),
+    [
+        ({"name": "watermark", "max": 0.1}, "watermark"),
+        ({"name": "gpuMemoryUtilization", "min": 0.8, "step": 0.02}, "gpuMemoryUtilization"),
+        ({"name": "prefixCaching"}, "prefixCaching"),
+        ({"name": "maxModelLen", "min": 1024}, "maxModelLen"),
+    ],
+)
+def test_each_lever_of_the_spec_is_tried_on_the_command_line(lever, flag):
+    found = examine(a_deployment(an_engine(image="vllm/vllm-openai:v0.32.0")), a_service(), levers=[lever])
+
+    assert flag in check(found, Topic.LEVERS).saw
+    assert check(found, Topic.LEVERS).result is Result.PASS
+
+
+def test_one_lever_that_can_be_set_is_enough_and_the_others_are_named():
+    levers = [{"name": "watermark", "max": 0.1}, {"name": "maxNumSeqs"}]
+
+    told = check(examine(a_deployment(), a_service(), levers=levers), Topic.LEVERS)
+
+    assert told.result is Result.PASS
+    assert "watermark cannot be set" in told.saw
+
+
+def test_a_spec_among_the_documents_is_the_one_that_counts():
+    own = an_object(
+        "kvmedic.io/v1alpha1",
+        "KVRemediation",
+        "own",
+        targetRef={"name": "llm"},
+        rollout={"rotation": "Label"},
+    )
+
+    found = examine(a_deployment(), a_service(), own)
+
+    assert [each.reason for each in found.failed] == [Reason.ROTATION_LABEL_WITHOUT_EFFECT]
+
+
+def test_a_configuration_file_is_read_from_its_config_map():
+    volume = {"name": "c", "configMap": {"name": "conf"}}
+    engine = an_engine("--config", "/etc/vllm/c.yaml", volumeMounts=[{"name": "c", "mountPath": "/etc/vllm"}])
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "conf"},
+        "data": {"c.yaml": "max-num-seqs: 99\n"},
+    }
+
+    found = examine(a_deployment(engine, pod={"volumes": [volume]}), a_service(), config)
+
+    assert "maxNumSeqs (99)" in check(found, Topic.LEVERS).saw
+    assert found.verdict is Verdict.ELIGIBLE
+
+
+def test_a_deployment_that_is_not_there_fails_by_its_name():
+    found = examine_manifests([a_service()], "gone")
+
+    assert [(each.name, each.reason) for each in found.checks] == [(Topic.TARGET, Reason.TARGET_NOT_FOUND)]
+
+
+def test_the_namespace_of_a_document_counts_and_others_are_left_out():
+    body, front = (marked(each, namespace="serving") for each in (a_deployment(), a_service()))
+
+    assert examine(body, front).namespace == "serving"
+    assert examine(body, front).verdict is Verdict.ELIGIBLE
+    assert check(examine(body, marked(a_service(), namespace="other")), Topic.FRONT).result is Result.FAIL
+
+
+def test_what_no_document_can_show_is_unknown_and_does_not_count_there():
+    found = examine(a_deployment(), a_service())
+
+    unknown = {each.name for each in found.checks if each.result is Result.UNKNOWN}
+    assert unknown == {Topic.METRICS, Topic.NODE_HEALTH, Topic.RIGHTS}
+    assert found.unknown == ()
+
+
+def test_only_deployments_that_start_an_engine_are_targets():
+    web = marked(a_deployment({"name": "web", "image": "nginx"}), name="web")
+
+    assert targets_in([web, a_deployment(), a_service()]) == ("llm",)
