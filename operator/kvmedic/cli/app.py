@@ -16,6 +16,11 @@ import typer
 from kvmedic import __version__
 
 SUBCOMMANDS = {
+    "doctor": (
+        "kvmedic.cli.doctor:command",
+        "Tell all that stands between a fleet and a change, before there is trouble.",
+    ),
+    "init": ("kvmedic.cli.init:command", "Print a KVRemediation that fits a Deployment, with comments."),
     "diagnose": (
         "kvmedic.cli.diagnose:command",
         "Look at one fleet once (live, saved pages, or the past): evidence, diagnosis and plan.",

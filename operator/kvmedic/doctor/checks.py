@@ -7,19 +7,20 @@ so that both say the same. What is unknown never passes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from string import Template
 from types import MappingProxyType
 
+from kvmedic.model.devices import NodeHealth, Vitals
 from kvmedic.model.engine import Knob, Presence
-from kvmedic.model.evidence import Blocked
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import Policy
 from kvmedic.rollout.draining import start_limit
 from kvmedic.rollout.preconditions import Neighbours, hindrances, refusals, remarks
-from kvmedic.runbooks.branches import Assignment
+from kvmedic.runbooks.branches import Assignment, Diagnosis
 from kvmedic.runbooks.planning import end_of_requests, plan_of
 from kvmedic.runbooks.workload import View, Workload
 
@@ -39,6 +40,7 @@ class Topic(StrEnum):
     TARGET = "target"
     ENGINE = "engine"
     LEVERS = "levers"
+    PORT = "port"
     METRICS = "metrics"
     FRONT = "front"
     DRAIN = "drain"
@@ -73,6 +75,8 @@ class Check:
     """What the fix does to a fleet that serves; empty: nothing."""
     reason: Reason | None = None
     """The operator's reason not to begin; None where it has none."""
+    figures: Mapping[str, float | None] = field(default_factory=dict)
+    """The numbers behind it by name, with their units; None: not known."""
 
 
 class Verdict(StrEnum):
@@ -334,9 +338,29 @@ def _usual_checks(view: View, policy: Policy) -> Iterator[Check]:
     yield _drain(fleet)
     yield Check(Topic.STRATEGY, Result.PASS, f"strategy is {fleet.strategy}")
     yield Check(Topic.OWNER, Result.PASS, "nobody else is known to apply the pod template")
-    yield Check(Topic.REPLICAS, Result.PASS, f"{fleet.ready} of {fleet.replicas} replicas are Ready")
+    ready, wanted = fleet.ready, fleet.replicas
+    numbers = {"ready": ready, "replicas": wanted}
+    yield Check(Topic.REPLICAS, Result.PASS, f"{ready} of {wanted} replicas are Ready", figures=numbers)
     yield Check(Topic.ROLLOUT, Result.PASS, "the rollout is at rest, and no other run has claimed it")
     yield _start(fleet, policy)
+    yield _port(fleet)
+
+
+def _port(fleet: Fleet) -> Check:
+    """Return where replicas are asked for their requests while they drain."""
+    ports = {pod.port for pod in fleet.live if pod.port is not None}
+    if len(ports) == 1:
+        port = ports.pop()
+        text = f"each replica is asked for its metrics at port {port}"
+        return Check(Topic.PORT, Result.PASS, text, figures={"port": port})
+    if not ports:
+        text = (
+            "nothing shows where replicas serve metrics, so the operator's own port counts (8000 by default)"
+        )
+        fix = "if they serve elsewhere: name it in spec.targetRef.port of a new resource"
+        return Check(Topic.PORT, Result.PASS, text, fix, figures={"port": None})
+    text = f"replicas serve their metrics at several ports: {', '.join(map(str, sorted(ports)))}"
+    return Check(Topic.PORT, Result.PASS, text, figures={"port": None})
 
 
 def _drain(fleet: Fleet) -> Check:
@@ -354,12 +378,12 @@ def _drain(fleet: Fleet) -> Check:
 def _start(fleet: Fleet, policy: Policy) -> Check:
     deadline = fleet.fields.progress_deadline_seconds
     limit = start_limit(deadline, policy.rollout.start_timeout, fleet.live)
-    minutes = limit.total_seconds() / 60
-    text = f"a new replica may take {minutes:.3g} min to become Ready"
+    numbers = {"limitSeconds": limit.total_seconds()}
+    text = f"a new replica may take {limit.total_seconds() / 60:.3g} min to become Ready"
     if policy.rollout.start_timeout is not None:
-        return Check(Topic.START, Result.PASS, text)
+        return Check(Topic.START, Result.PASS, text, figures=numbers)
     fix = "if pulling the image and loading the weights may take longer: set spec.rollout.startTimeout"
-    return Check(Topic.START, Result.PASS, text, fix)
+    return Check(Topic.START, Result.PASS, text, fix, figures=numbers)
 
 
 def _neighbour_checks(neighbours: Neighbours | str) -> Iterator[Check]:
@@ -373,3 +397,59 @@ def _neighbour_checks(neighbours: Neighbours | str) -> Iterator[Check]:
     for topic, told in ((Topic.AUTOSCALER, scaled), (Topic.DISRUPTION_BUDGET, budgets)):
         result = Result.PASS if told else Result.NOT_NEEDED
         yield Check(topic, result, "; ".join(told) or f"there is no {topic} of the pods")
+
+
+def metrics_checks(diagnosis: Diagnosis, replicas: int, names: Mapping[str, str]) -> tuple[Check, ...]:
+    """Return what a look at a target's metrics says of the metrics, and of its nodes where they are to blame.
+
+    A source that did not answer may answer the next time: that is not known, and no failure.
+    """
+    if not isinstance(diagnosis, Inconclusive) or Trait.NO_METRICS not in diagnosis.reason.traits:
+        text = f"every signal that was asked for has fresh values of {replicas} replicas"
+        return (Check(Topic.METRICS, Result.PASS, text),)
+    found = failure(Blocked(diagnosis.reason, diagnosis.message), names, Topic.METRICS)
+    if diagnosis.reason is Reason.SOURCE_UNAVAILABLE:
+        return (replace(found, result=Result.UNKNOWN),)
+    if diagnosis.reason is Reason.NODE_HEALTH_UNKNOWN:
+        return (replace(found, name=Topic.NODE_HEALTH),)
+    return (found,)
+
+
+def node_health_check(vitals: Mapping[str, Vitals], policy: Policy) -> Check:
+    """Return of how many replicas the health of their GPUs is known; by default that stops nothing."""
+    known = sum(not each.unknown() for each in vitals.values())
+    numbers = {"known": known, "replicas": len(vitals)}
+    text = (
+        f"the health of GPUs is known of {known} of {len(vitals)} replicas (nodeHealth: {policy.node_health})"
+    )
+    if known == len(vitals):
+        return Check(Topic.NODE_HEALTH, Result.PASS, text, figures=numbers)
+    fix = (
+        "let the DCGM exporter report what is missing, or nvidia-smi: docs/howto/node-health-without-dcgm.md"
+    )
+    result = Result.FAIL if policy.node_health is NodeHealth.REQUIRED else Result.PASS
+    return Check(Topic.NODE_HEALTH, result, text, fix, "none for the fleet", figures=numbers)
+
+
+def rights_check(lacking: Sequence[object] | str, names: Mapping[str, str]) -> Check:
+    """Return whether the operator may do all that a change needs.
+
+    Args:
+        lacking: what it may not; a text says why that is not known.
+        names: what fixes are filled in with.
+    """
+    if isinstance(lacking, str):
+        return Check(Topic.RIGHTS, Result.UNKNOWN, lacking, f"as an administrator: {_can_i(names)}", _LOOKS)
+    if not lacking:
+        return Check(Topic.RIGHTS, Result.PASS, "the operator may do all that a change needs")
+    listed = ", ".join(map(str, lacking))
+    fix = f"install the chart's roles for namespace {names['namespace']} (watchNamespaces); {_can_i(names)}"
+    text = f"the operator may not {listed}"
+    return Check(
+        Topic.RIGHTS, Result.FAIL, text, fix, "none for the fleet", figures={"lacking": len(lacking)}
+    )
+
+
+def _can_i(names: Mapping[str, str]) -> str:
+    account = f"system:serviceaccount:{names['operator']}:kvmedic"
+    return f"kubectl auth can-i --list -n {names['namespace']} --as={account}"

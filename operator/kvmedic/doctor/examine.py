@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvmedic.api.resource import KIND, policy_of, spec_from_wire
@@ -12,6 +13,7 @@ from kvmedic.cluster.snapshot import neighbours_of
 from kvmedic.cluster.workloads import read_target
 from kvmedic.doctor.checks import ONLY_LIVE, Check, Examination, Result, Topic, checks_of, in_order
 from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served
+from kvmedic.doctor.fitting import fitting_target
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
@@ -19,39 +21,66 @@ from kvmedic.kube.objects import JsonObject, items, name_of, section
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy
+from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.runbooks.workload import View
 
 
-async def examine(
-    reader: Reader, namespace: str, policy: Policy, resource: str = "", *, is_live: bool = True
-) -> Examination:
-    """Return what stands between a target and a change, as far as its objects tell.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A target and who else has a say in it, as they were read."""
+
+    policy: Policy
+    """What its resource says, or would say."""
+    view: View
+    neighbours: Neighbours | str
+    """A text says why they are not known."""
+    resource: str = ""
+    """Name of its resource; empty where there is none."""
+
+    def checks(self) -> tuple[Check, ...]:
+        """Return every check that the target's own objects can answer."""
+        return checks_of(self.view, self.policy, self.neighbours, self.resource)
+
+
+async def see_target(
+    reader: Reader, namespace: str, name: str, spec: KVRemediationSpec | None = None, resource: str = ""
+) -> Seen | None:
+    """Return a target as its objects show it, or None where there is no such Deployment.
 
     Args:
         reader: of a cluster, or of documents.
         namespace: of the target.
-        policy: what its resource says, or would say.
+        name: of the Deployment.
+        spec: of its resource; None: what `kvmedic init` would write, in mode Auto.
         resource: name of its resource; empty where there is none.
-        is_live: the reader is of a cluster.
 
     Raises:
         ApiError: the target cannot be read.
     """
-    name = policy.target.name
+    policy = policy_of(spec or default_spec(name))
     view = await read_target(reader, namespace, policy)
     if view is None:
-        text = f"there is no Deployment {name} in namespace {namespace}"
-        check = Check(Topic.TARGET, Result.FAIL, text, reason=Reason.TARGET_NOT_FOUND)
-        return Examination(namespace, name, (check,), is_live)
+        return None
+    if spec is None and (fitting := fitting_target(view, policy.target)) != policy.target:
+        policy = replace(policy, target=fitting)
+        view = await read_target(reader, namespace, policy) or view
     try:
         neighbours = await neighbours_of(reader, view.fleet, view.template)
     except Refused as error:
-        found = checks_of(view, policy, f"not readable: {error}", resource)
-    else:
-        found = checks_of(view, policy, neighbours, resource)
-    if not is_live:
-        text = "a file does not show it"
-        found = in_order([*found, *(Check(topic, Result.UNKNOWN, text) for topic in ONLY_LIVE)])
-    return Examination(namespace, name, found, is_live)
+        return Seen(policy, view, f"not readable: {error}", resource)
+    return Seen(policy, view, neighbours, resource)
+
+
+def default_spec(target: str) -> KVRemediationSpec:
+    """Return what counts for a Deployment without a resource: every default, in mode Auto."""
+    return KVRemediationSpec(target_ref=TargetRef(name=target), mode=Mode.AUTO)
+
+
+def absent(namespace: str, name: str, *, is_live: bool = True) -> Examination:
+    """Return the examination of a Deployment that is not there."""
+    text = f"there is no Deployment {name} in namespace {namespace}"
+    check = Check(Topic.TARGET, Result.FAIL, text, reason=Reason.TARGET_NOT_FOUND)
+    return Examination(namespace, name, (check,), is_live)
 
 
 def examine_manifests(
@@ -63,21 +92,19 @@ def examine_manifests(
         documents: the objects of its namespace; what they leave open is as a controller would make it.
         target: the Deployment's name.
         namespace: of the target; empty: its document's own.
-        spec: of its KVRemediation; None: that of the one among the documents, else `default_spec`.
+        spec: of its KVRemediation; None: that among the documents, else what `kvmedic init` writes.
 
     Raises:
         SpecInvalid: the spec cannot be followed.
     """
-    place = namespace or _namespace_of(documents, target)
+    place = namespace or namespace_in(documents, target)
     given = spec if spec is not None else _spec_in(documents, target)
-    wanted = default_spec(target) if given is None else spec_from_wire(given)
-    reader = as_served(documents, place)
-    return asyncio.run(examine(reader, place, policy_of(wanted), is_live=False))
-
-
-def default_spec(target: str) -> KVRemediationSpec:
-    """Return what `kvmedic init` writes for a Deployment, in mode Auto."""
-    return KVRemediationSpec(target_ref=TargetRef(name=target), mode=Mode.AUTO)
+    wanted = None if given is None else spec_from_wire(given)
+    seen = asyncio.run(see_target(as_served(documents, place), place, target, wanted))
+    if seen is None:
+        return absent(place, target, is_live=False)
+    unseen = (Check(topic, Result.UNKNOWN, "a file does not show it") for topic in ONLY_LIVE)
+    return Examination(place, target, in_order([*seen.checks(), *unseen]), is_live=False)
 
 
 def targets_in(documents: Iterable[JsonObject]) -> tuple[str, ...]:
@@ -94,7 +121,8 @@ def starts_engine(workload: Mapping[str, Any]) -> bool:
     return any(not isinstance(how, NotAnEngine) or how.doubt for how in seen)
 
 
-def _namespace_of(documents: Sequence[JsonObject], target: str) -> str:
+def namespace_in(documents: Sequence[JsonObject], target: str) -> str:
+    """Return the namespace that a Deployment's document names; kubectl's default where it names none."""
     found = (each for each in documents if each.get("kind") == "Deployment" and name_of(each) == target)
     places = (str(section(each, "metadata").get("namespace") or "") for each in found)
     return next(places, "") or DEFAULT_NAMESPACE

@@ -1,0 +1,320 @@
+"""`kvmedic doctor`: everything that stands between a fleet and a change, told at once. Nothing is written.
+
+The rules are those of the operator, asked of the same view of a fleet: of a cluster, or of manifests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from kvmedic.api.resource import SpecInvalid, spec_from_wire
+from kvmedic.api.spec import KVRemediationSpec
+from kvmedic.cli.app import Form, end_command
+from kvmedic.cli.plan import Context, Kubeconfig, Namespace, settings_with
+from kvmedic.cluster.fronts import list_kind
+from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, lacking_rights_of
+from kvmedic.cluster.trial_pods import Evaluations
+from kvmedic.controller.ports import Senses
+from kvmedic.controller.survey import examine
+from kvmedic.doctor.checks import (
+    Check,
+    Examination,
+    Result,
+    Topic,
+    Verdict,
+    in_order,
+    metrics_checks,
+    names_of,
+    node_health_check,
+    rights_check,
+)
+from kvmedic.doctor.documents import DocumentsError, documents_in
+from kvmedic.doctor.examine import Seen, absent, examine_manifests, see_target, starts_engine, targets_in
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import ApiError, NoCluster, Refused
+from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
+from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, name_of, section
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Record, Resource, Wish
+from kvmedic.record.store import RESOURCES
+from kvmedic.runbooks.workload import Workload
+from kvmedic.settings import Settings
+from kvmedic.wiring import Connected, open_connections, target_of
+
+T = TypeVar("T")
+
+NOT_ELIGIBLE, NOT_KNOWN = 1, 2
+"""Exit codes beside 0: something stands in the way; something could not be told, or asked."""
+CODES = {Verdict.ELIGIBLE: 0, Verdict.NOT_ELIGIBLE: NOT_ELIGIBLE, Verdict.UNKNOWN: NOT_KNOWN}
+DEPLOYMENT_NAMES = ("deploy", "deployment", "deployments", "deployments.apps")
+"""How kubectl lets a Deployment be named before the slash."""
+
+
+def target_name(text: str) -> str:
+    """Return the name of the Deployment that a person means; another kind ends the command by its name."""
+    kind, slash, name = text.rpartition("/")
+    if slash and kind.lower() not in DEPLOYMENT_NAMES:
+        end_command(f"{text}: only Deployments are changed; name one as deploy/NAME", NOT_KNOWN)
+    return name
+
+
+Target = Annotated[str, typer.Argument(metavar="[deploy/NAME]", help="The Deployment.")]
+Prometheus = Annotated[
+    str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
+]
+
+
+def command(
+    target: Target = "",
+    namespace: Namespace = "",
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Every Deployment that starts a known engine.")
+    ] = False,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Manifests instead of a cluster; - is standard input."
+        ),
+    ] = None,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+    prometheus: Prometheus = "",
+    account: Annotated[
+        str, typer.Option(metavar="NAME", help="The operator's service account, whose rights are asked for.")
+    ] = "kvmedic",
+    output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
+) -> None:
+    """Tell all that stands between a fleet and a change: each precondition, the fix to type, and its risk.
+
+    Nothing is written. A Deployment without a KVRemediation is looked at as if it had the one that kvmedic
+    init writes, in mode Auto.
+
+    Exit code 0: nothing stands in the way; 1: something does; 2: something could not be told, or the command
+    could not look. What no file can show does not count with --file.
+
+    Example: kvmedic doctor deploy/chat -n serving -o json, or kvmedic doctor -f namespace.yaml
+    """
+    if [bool(target), everywhere, bool(files)].count(True) != 1 and not (target and files):
+        end_command("say what to look at: deploy/NAME, -A, or -f FILE (and deploy/NAME)", NOT_KNOWN)
+    name = target_name(target)
+    if files:
+        found = _of_files(files, name, namespace)
+    else:
+        cluster = ClusterChoice(kubeconfig, context)
+        settings = settings_with(prometheus)
+        place = "" if everywhere else _place(cluster, namespace)
+        found = _finish(_of_cluster(_Asked(settings, account), cluster, place, name))
+    print(_as_json(found) if output is Form.JSON else "\n".join(_as_text(found)))
+    raise typer.Exit(max((CODES[each.verdict] for each in found), key=_gravity))
+
+
+def _gravity(code: int) -> int:
+    """Return how much an exit code says: that something stands in the way counts most."""
+    return (0, NOT_KNOWN, NOT_ELIGIBLE).index(code)
+
+
+def _place(cluster: ClusterChoice, namespace: str) -> str:
+    try:
+        return namespace or namespace_of(cluster)
+    except NoCluster as error:
+        end_command(error, NOT_KNOWN)
+
+
+def _finish(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a look at a cluster found; what keeps it from being made ends the command."""
+    try:
+        return asyncio.run(work)
+    except (NoCluster, ApiError) as error:
+        end_command(error, NOT_KNOWN)
+
+
+def _of_files(files: Sequence[Path], name: str, namespace: str) -> tuple[Examination, ...]:
+    documents = read_documents(files)
+    names = (name,) if name else targets_in(documents)
+    if not names:
+        listed = ", ".join(map(str, files))
+        end_command(f"{listed}: no Deployment starts a known engine; name one as deploy/NAME", NOT_KNOWN)
+    try:
+        return tuple(examine_manifests(documents, each, namespace) for each in names)
+    except SpecInvalid as error:
+        end_command(f"KVRemediation in the files: {error}", NOT_KNOWN)
+
+
+def read_documents(files: Sequence[Path]) -> list[JsonObject]:
+    """Return the objects of all files; one that cannot be read ends the command."""
+    found: list[JsonObject] = []
+    for file in files:
+        try:
+            text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+            found += documents_in(text)
+        except OSError as error:
+            end_command(f"{file}: {error.strerror}; correct the path", NOT_KNOWN)
+        except UnicodeDecodeError:
+            end_command(f"{file} is not UTF-8 text", NOT_KNOWN)
+        except DocumentsError as error:
+            end_command(f"{file}: {error}", NOT_KNOWN)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """How a cluster is looked at."""
+
+    settings: Settings
+    account: str
+
+
+async def _of_cluster(
+    asked: _Asked, cluster: ClusterChoice, namespace: str, name: str
+) -> tuple[Examination, ...]:
+    """Return the examination of one Deployment, or of all that start an engine where no name is given."""
+    async with open_connections(asked.settings, cluster) as world:
+        if name:
+            return (await _of_target(asked, world, namespace, name),)
+        bodies = [each for each in await world.client.list(DEPLOYMENTS, "") if starts_engine(each)]
+        places = [(str(section(each, "metadata")["namespace"]), name_of(each)) for each in bodies]
+        if not places:
+            end_command("no Deployment of the cluster starts a known engine", NOT_KNOWN)
+        return tuple([await _of_target(asked, world, *place) for place in sorted(places)])
+
+
+async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str) -> Examination:
+    own = await resource_for(world.client, namespace, name)
+    spec = None if own is None else _spec_of(own)
+    if isinstance(spec, str):
+        check = Check(Topic.TARGET, Result.FAIL, spec, reason=Reason.SPEC_INVALID)
+        return Examination(namespace, name, (check,))
+    seen = await see_target(world.client, namespace, name, spec, name_of(own) if own else "")
+    if seen is None:
+        return absent(namespace, name)
+    names = names_of(seen.view.fleet, seen.resource)
+    checks = [*seen.checks(), *await _metrics(world, namespace, seen, names)]
+    found = seen.view.workload(seen.policy.target)
+    in_file = isinstance(found, Workload) and found.line.config is not None
+    needed = (*NEEDED, *(CONFIG_FILE if in_file else ()))
+    operator = (asked.settings.process.namespace, asked.account)
+    lacking = await lacking_rights_of(world.client, operator, namespace, needed)
+    return Examination(namespace, name, in_order([*checks, rights_check(lacking, names)]))
+
+
+async def resource_for(client: Client, namespace: str, target: str) -> JsonObject | None:
+    """Return the oldest KVRemediation of a Deployment, or None; one who may not look is told of none."""
+    try:
+        found = await list_kind(client, RESOURCES, namespace)
+    except Refused:
+        return None
+    own = [each for each in found if section(each, "spec", "targetRef").get("name") == target]
+    return min(own, key=lambda each: str(section(each, "metadata")["creationTimestamp"]), default=None)
+
+
+def _spec_of(body: JsonObject) -> KVRemediationSpec | str:
+    try:
+        return spec_from_wire(section(body, "spec"))
+    except SpecInvalid as error:
+        return f"KVRemediation {name_of(body)}: {error}"
+
+
+async def _metrics(world: Connected, namespace: str, seen: Seen, names: dict[str, str]) -> tuple[Check, ...]:
+    """Return what a look at the target's metrics shows of them and of its nodes."""
+    target = target_of(world)
+    senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
+    fleet = seen.view.fleet
+    nobody = Resource(
+        namespace=namespace,
+        name=seen.resource or fleet.name,
+        uid="",
+        resource_version="",
+        generation=0,
+        wish=Wish.NONE,
+        finalized=False,
+        policy=seen.policy,
+        problem=None,
+        record=Record(),
+    )
+    found = await examine(nobody, seen.policy, seen.view, senses)
+    told = metrics_checks(found.diagnosis, len(fleet.live), names)
+    if any(each.name is Topic.NODE_HEALTH for each in told):
+        return told
+    return (*told, node_health_check(found.evidence.vitals, seen.policy))
+
+
+MARKS = {Result.PASS: "pass", Result.FAIL: "FAIL", Result.UNKNOWN: "unknown", Result.NOT_NEEDED: "-"}
+
+
+def _as_text(found: Sequence[Examination]) -> Iterator[str]:
+    """Yield verdict, table and next command of each target; of many the count first."""
+    if len(found) > 1:
+        eligible = sum(each.verdict is Verdict.ELIGIBLE for each in found)
+        yield f"{eligible} of {len(found)} Deployments are eligible"
+    for each in found:
+        if len(found) > 1:
+            yield ""
+        yield _headline(each)
+        for check in each.checks:
+            yield f"  {MARKS[check.result]:8} {check.name:18} {check.saw}"
+            better = "better:" if check.result is Result.PASS else "fix:"
+            if check.fix:
+                yield f"{'':30} {better:7} {check.fix}"
+            if check.fix and check.risk:
+                yield f"{'':30} risk:   {check.risk}"
+        yield f"next       {_next_command(each)}"
+
+
+def _headline(found: Examination) -> str:
+    place = f"{found.namespace}/{found.target}"
+    match found.verdict:
+        case Verdict.ELIGIBLE:
+            where = "" if found.is_live else "; a file does not show the rest"
+            return f"ELIGIBLE   {place}: nothing that was seen keeps kvmedic from changing it{where}"
+        case Verdict.NOT_ELIGIBLE:
+            topics = ", ".join(dict.fromkeys(str(each.name) for each in found.failed))
+            return f"NOT ELIGIBLE {place}: kvmedic changes nothing of it, because of {topics}"
+        case Verdict.UNKNOWN:
+            topics = ", ".join(dict.fromkeys(str(each.name) for each in found.unknown))
+            return f"UNKNOWN    {place}: nothing stands in the way, but {topics} could not be told"
+
+
+def _next_command(found: Examination) -> str:
+    """Return what to type next: the first fix, or what comes after a fleet that is fit."""
+    fixes = (each.fix for each in (*found.failed, *found.unknown) if each.fix)
+    where = f"deploy/{found.target} -n {found.namespace}"
+    after = f"kvmedic init {where} >kvr.yaml" if found.is_live else f"kvmedic doctor {where}"
+    return next(fixes, after)
+
+
+def _as_json(found: Sequence[Examination]) -> str:
+    passed = {Result.PASS: True, Result.FAIL: False}
+    targets = [
+        {
+            "namespace": each.namespace,
+            "target": each.target,
+            "verdict": each.verdict,
+            "eligible": {Verdict.ELIGIBLE: True, Verdict.NOT_ELIGIBLE: False}.get(each.verdict),
+            "failed": len(each.failed),
+            "unknown": len(each.unknown),
+            "checks": [
+                {
+                    "name": check.name,
+                    "result": check.result,
+                    "passed": passed.get(check.result),
+                    "saw": check.saw,
+                    "reason": check.reason,
+                    "fix": check.fix or None,
+                    "risk": check.risk or None,
+                    "figures": dict(check.figures),
+                }
+                for check in each.checks
+            ],
+            "next": _next_command(each),
+        }
+        for each in found
+    ]
+    return json.dumps({"targets": targets}, indent=2)

@@ -1,0 +1,91 @@
+"""`kvmedic init`: the KVRemediation that fits a Deployment, with a word on each choice. Nothing is written.
+
+What has to be named for a fleet is found as the operator would find it; all else has its default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvmedic.cli.app import NOT_FOUND, USAGE, end_command
+from kvmedic.cli.doctor import Target, read_documents, resource_for, target_name
+from kvmedic.cli.plan import (
+    Context,
+    Kubeconfig,
+    Namespace,
+    NotThere,
+    finish_look,
+    name_in,
+    settings_with,
+)
+from kvmedic.doctor.documents import as_served
+from kvmedic.doctor.examine import Seen, namespace_in, see_target, targets_in
+from kvmedic.doctor.fitting import resource_text
+from kvmedic.kube.kubeconfig import ClusterChoice
+from kvmedic.kube.objects import JsonObject, name_of
+from kvmedic.model.spec import Mode
+from kvmedic.wiring import open_connections
+
+
+def command(
+    target: Target = "",
+    namespace: Namespace = "",
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Manifests instead of a cluster; - is standard input."
+        ),
+    ] = None,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+    mode: Annotated[Mode, typer.Option(help="How far kvmedic may go.")] = Mode.OBSERVE,
+) -> None:
+    """Print a KVRemediation that fits a Deployment, to be read and applied.
+
+    Settings behind a # without a blank are taken in by removing it. Nothing is written anywhere.
+    Exit code 0: it was printed; 2: wrong usage or an unusable file; 4: there is no such Deployment.
+
+    Example: kvmedic init deploy/chat -n serving >kvr.yaml, then kubectl apply -f kvr.yaml
+    """
+    name = target_name(target)
+    if files:
+        seen = _of_documents(read_documents(files), name, namespace)
+    elif name:
+        seen = _of_cluster(ClusterChoice(kubeconfig, context), namespace, name)
+    else:
+        end_command("say for which Deployment: deploy/NAME, or -f FILE", USAGE)
+    sys.stdout.write(resource_text(seen.view, seen.policy, seen.neighbours, mode))
+
+
+def _of_documents(documents: list[JsonObject], name: str, namespace: str) -> Seen:
+    names = (name,) if name else targets_in(documents)
+    if len(names) != 1:
+        listed = ", ".join(f"deploy/{each}" for each in names) or "no Deployment starts a known engine"
+        end_command(f"say for which Deployment: {listed}", USAGE)
+    place = namespace or namespace_in(documents, names[0])
+    seen = asyncio.run(see_target(as_served(documents, place), place, names[0]))
+    if seen is None:
+        end_command(f"there is no Deployment {names[0]} in namespace {place}", NOT_FOUND)
+    return seen
+
+
+def _of_cluster(cluster: ClusterChoice, namespace: str, name: str) -> Seen:
+    settings, which = settings_with(), name_in(cluster, namespace, name)
+
+    async def look() -> Seen:
+        async with open_connections(settings, cluster) as world:
+            own = await resource_for(world.client, which.namespace, name)
+            if own is not None:
+                text = f"KVRemediation {name_of(own)} looks after Deployment {name} already; two may not"
+                print(f"# {text}", file=sys.stderr)
+            seen = await see_target(world.client, which.namespace, name)
+        if seen is None:
+            raise NotThere(f"Deployment {name} does not exist in namespace {which.namespace}")
+        return seen
+
+    return finish_look(look())

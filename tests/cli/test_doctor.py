@@ -1,0 +1,206 @@
+"""`kvmedic doctor -f` and `kvmedic init -f`: what is printed of manifests, and with which exit code."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner, Result
+
+from kvmedic.api.resource import policy_of, resource_from_manifest
+from kvmedic.cli.app import app_for
+from kvmedic.model.spec import Mode
+from worlds.documents import a_deployment, a_service, an_engine, an_object
+
+
+def kvmedic(*arguments: str, given: str = "") -> Result:
+    return CliRunner().invoke(app_for(arguments), list(arguments), input=given)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    def write(*documents: dict[str, Any]) -> str:
+        path = tmp_path / "namespace.yaml"
+        path.write_text("---\n".join(json.dumps(each) + "\n" for each in documents))
+        return str(path)
+
+    return write
+
+
+def test_an_eligible_fleet_says_so_first_and_what_comes_next_last(file):
+    done = kvmedic("doctor", "-f", file(a_deployment(), a_service()))
+
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0, done.output
+    assert lines[0].startswith("ELIGIBLE   default/llm")
+    assert lines[-1] == "next       kvmedic doctor deploy/llm -n default"
+
+
+def test_each_failure_has_its_fix_and_its_risk_and_the_first_fix_comes_next(file):
+    done = kvmedic("doctor", "-f", file(a_deployment(paused=True), a_service()))
+
+    assert done.exit_code == 1, done.output
+    assert done.stdout.startswith(
+        "NOT ELIGIBLE default/llm: kvmedic changes nothing of it, because of rollout"
+    )
+    assert "FAIL     rollout            someone paused it" in done.stdout
+    assert "fix:    kubectl -n default rollout resume deployment/llm" in done.stdout
+    assert "risk:   what was changed in its template meanwhile is rolled out undrained" in done.stdout
+    assert done.stdout.splitlines()[-1] == "next       kubectl -n default rollout resume deployment/llm"
+
+
+def test_as_json_numbers_are_numbers_and_what_is_unknown_is_null_with_a_reason(file):
+    done = kvmedic("doctor", "-f", file(a_deployment(replicas=3), a_service()), "-o", "json")
+
+    [found] = json.loads(done.stdout)["targets"]
+    checks = {each["name"]: each for each in found["checks"]}
+    assert (found["eligible"], found["verdict"], found["failed"]) == (True, "Eligible", 0)
+    assert checks["replicas"]["figures"] == {"ready": 3, "replicas": 3}
+    assert checks["start"]["figures"] == {"limitSeconds": 600.0}
+    assert (checks["metrics"]["passed"], checks["metrics"]["saw"]) == (None, "a file does not show it")
+    assert (checks["engine"]["passed"], checks["engine"]["fix"], checks["engine"]["reason"]) == (
+        True,
+        None,
+        None,
+    )
+
+
+def test_every_deployment_of_a_file_that_starts_an_engine_is_told_and_one_failure_decides(file):
+    second = a_deployment(paused=True)
+    second["metadata"] = {"name": "other"}
+    web = a_deployment({"name": "web", "image": "nginx"})
+    web["metadata"] = {"name": "web"}
+
+    done = kvmedic("doctor", "-f", file(a_deployment(), second, web, a_service()))
+
+    assert done.exit_code == 1
+    assert done.stdout.startswith("1 of 2 Deployments are eligible")
+    assert "default/web" not in done.stdout
+
+
+def test_one_of_a_file_is_named_and_others_do_not_count(file):
+    second = a_deployment(paused=True)
+    second["metadata"] = {"name": "other"}
+
+    done = kvmedic("doctor", "deploy/llm", "-f", file(a_deployment(), second, a_service()))
+
+    assert (done.exit_code, "default/other" in done.stdout) == (0, False)
+
+
+def test_standard_input_is_a_file_too():
+    text = json.dumps({"kind": "List", "apiVersion": "v1", "items": [a_deployment(), a_service()]})
+
+    assert kvmedic("doctor", "-f", "-", given=text).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        ((), "", "say what to look at"),
+        (("deploy/llm", "-A"), "", "say what to look at"),
+        (("sts/llm", "-f", "-"), "", "sts/llm: only Deployments are changed; name one as deploy/NAME"),
+        (("-f", "/gone.yaml"), "", "/gone.yaml: No such file or directory; correct the path"),
+        (("-f", "-"), "a: [", "-: not readable as YAML"),
+        (("-f", "-"), "{{ .Values.x }}: {", "a Helm template must be rendered first"),
+        (("-f", "-"), json.dumps(a_service()), "no Deployment starts a known engine"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_told_and_exits_2(arguments, given, said):
+    done = kvmedic("doctor", *arguments, given=given)
+
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_a_deployment_that_a_file_lacks_fails_by_its_name(file):
+    done = kvmedic("doctor", "deploy/gone", "-f", file(a_service()))
+
+    assert (done.exit_code, "there is no Deployment gone in namespace default" in done.stdout) == (1, True)
+
+
+def test_a_spec_of_the_file_that_cannot_be_followed_is_told_by_field(file):
+    own = an_object("kvmedic.io/v1alpha1", "KVRemediation", "own", targetRef={"name": "llm"}, mod="Auto")
+
+    done = kvmedic("doctor", "-f", file(a_deployment(), a_service(), own))
+
+    assert done.exit_code == 2
+    assert "spec.mod: unknown field, remove it" in done.stderr
+
+
+def uncommented(text: str) -> str:
+    """The same resource with every setting taken in that is offered."""
+    return re.sub(
+        r"^(\s*)#(?=\S)", r"\1", re.sub(r"^(\s*)#(  )", r"\1\2", text, flags=re.MULTILINE), flags=re.MULTILINE
+    )
+
+
+def resource_in(text: str) -> Any:
+    return resource_from_manifest(YAML(typ="safe", pure=True).load(text))
+
+
+FLEETS = {
+    "plain": [a_deployment(), a_service()],
+    "large": [a_deployment(replicas=12), a_service()],
+    "none": [a_deployment(replicas=0)],
+    "unrecognised": [a_deployment({"name": "a", "image": "x"}, {"name": "b", "image": "y"}), a_service()],
+    "own image": [a_deployment({"name": "a", "image": "x", "args": ["m", "--max-num-seqs=64"]}), a_service()],
+    "odd names": [a_deployment(an_engine(name="1e3")), a_service()],
+}
+
+
+@pytest.mark.parametrize("documents", FLEETS.values(), ids=FLEETS)
+def test_what_init_prints_is_a_valid_resource_with_and_without_what_it_offers(file, documents):
+    done = kvmedic("init", "deploy/llm", "-f", file(*documents))
+
+    assert done.exit_code == 0, done.output
+    found = resource_in(done.stdout)
+    assert (found.metadata.name, found.spec.target_ref.name) == ("llm", "llm")
+    assert policy_of(found.spec).mode is Mode.OBSERVE
+    assert len(resource_in(uncommented(done.stdout)).spec.levers) == 3
+
+
+def test_init_names_the_container_the_mode_and_the_replicas(file):
+    sidecar = {"name": "proxy", "image": "envoy"}
+    fleet = file(a_deployment(sidecar, an_engine("--max-num-seqs", "64"), replicas=8), a_service())
+
+    done = kvmedic("init", "-f", fleet, "--mode", "Auto")
+
+    spec = resource_in(done.stdout).spec
+    assert (spec.target_ref.container, spec.target_ref.engine) == ("vllm", None)
+    assert (policy_of(spec).mode, spec.limits.min_healthy_replicas) == (Mode.AUTO, 6)
+    assert "--max-num-seqs is 64 now" in done.stdout
+    assert "waves: Quarter" in done.stdout
+
+
+def test_init_names_the_engine_of_an_image_that_does_not_say_it_where_its_arguments_do(file):
+    own = {"name": "llm", "image": "registry.example/ai/serving:1", "args": ["m", "--max-num-seqs=64"]}
+
+    done = kvmedic("init", "deploy/llm", "-f", file(a_deployment(own), a_service()))
+
+    assert resource_in(done.stdout).spec.target_ref.engine == "vLLM"
+
+
+def test_init_guesses_no_engine_from_arguments_that_are_no_knobs(file):
+    own = {"name": "web", "image": "registry.example/web:1", "args": ["--port", "80"]}
+
+    done = kvmedic("init", "deploy/llm", "-f", file(a_deployment(own), a_service()))
+
+    assert resource_in(done.stdout).spec.target_ref.engine is None
+    assert "#engine: vLLM" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "say for which Deployment"),
+        (("deploy/gone", "-f", "-"), 4, "there is no Deployment gone"),
+        (("-f", "-"), 2, "no Deployment starts a known engine"),
+    ],
+)
+def test_init_says_what_it_lacks(arguments, code, said):
+    done = kvmedic("init", *arguments, given=json.dumps(a_service()))
+
+    assert (done.exit_code, said in done.stderr) == (code, True), done.output
