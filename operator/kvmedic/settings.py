@@ -325,8 +325,9 @@ class PaceOptions(Section):
     EndpointSlice, and clients with an open connection may send once more."""
     drain_interval: Annotated[timedelta, within("0s", "1m")] = timedelta(seconds=1)
     """Between the two counts of zero that end a drain: one step of a slow engine."""
-    spare_limit: Annotated[timedelta, within("5s", "24h")] = timedelta(minutes=5)
-    """How long a new replica may stay unschedulable; a node group that scales up needs 2-4 minutes."""
+    spare_limit: Annotated[timedelta, within("5s", "24h")] = timedelta(minutes=15)
+    """How long a new replica may stay unschedulable, where `rollout.spareLimit` does not say. Nodes with GPUs
+    that an autoscaler adds need 5-10 minutes; where no room is sure, nothing waits."""
     backoff_first: Annotated[timedelta, within("10ms", "1m")] = timedelta(seconds=1)
     """After a look that failed."""
     backoff_most: Annotated[timedelta, within("100ms", "1h")] = timedelta(minutes=1)

@@ -279,6 +279,7 @@ ROLLOUT = [
     at("an empty label value", "rollout.rotationLabel.draining", "", "use a label value"),
     at("no such way out of rotation", "rollout.rotation", "None", one_of("Auto", "Label", "Orphan"), ENUM),
     at("a settle of more than ten minutes", "rollout.settle", "11m", duration("0s", "10m")),
+    at("a spare that waits for a second", "rollout.spareLimit", "1s", duration("10s", "24h")),
     at("a router without labels", "rollout.routers[0]", {}, REQUIRED, ADD, below=".matchLabels"),
 ]
 

@@ -133,7 +133,6 @@ def test_nobody_may_run_commands_in_pods_by_default(rendered):
 
 
 MAKES_TRIALS = [
-    {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]},
 ]
 MAKES_EVALUATIONS = [

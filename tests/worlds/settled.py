@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api.records import holding_record
 from kvmedic.model.fleet import Fleet, template_hash
 from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.rollout.spares.room import Finding, Room
 from run_builder import a_fleet, a_pod
 from worlds.asked import a_resource
 from worlds.world import deployment
@@ -22,10 +23,18 @@ class Town:
 
     neighbours_there: Neighbours
     asked: int = 0
+    room: Finding = field(default_factory=lambda: Room(("gpu-1",)))
+    measured: int = 0
+    """How often the room for a spare was computed."""
 
     async def neighbours(self, view: Any) -> Neighbours:
         self.asked += 1
         return self.neighbours_there
+
+    async def room_for(self, view: Any) -> Finding:
+        del view
+        self.measured += 1
+        return self.room
 
 
 def a_settled_fleet(**changes: Any) -> Fleet:

@@ -103,6 +103,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
             waves=spec.rollout.waves,
             rotation=spec.rollout.rotation,
             settle=parse_duration(spec.rollout.settle),
+            spare_limit=parse_duration(wait) if (wait := spec.rollout.spare_limit) else None,
             routers=tuple(dict(each.match_labels) for each in spec.rollout.routers or ()),
         ),
         on_inconclusive=spec.verify.on_inconclusive,

@@ -344,6 +344,11 @@ class Rollout(Wire):
     """Required: one new replica starts beside all old ones before the first old one is drained. That needs
     one free device, and capacity never falls. BestEffort: without a free device the fleet may be one
     replica short. Required is the default, because a thrashing fleet has no spare capacity."""
+    spare_limit: Annotated[Text, duration("10s", "24h")] | None = None
+    """How long the spare may wait for a node before it is taken back, from 10s to 24h. Set it where an
+    autoscaler adds nodes: without room the spare is tried then, and waits for one. Unset, the operator's
+    `pace.spareLimit` (15m) counts, and no room is said before anything is changed, unless nodes show that
+    Karpenter or the cluster autoscaler looks after them."""
     waves: Waves = Waves.ONE_BY_ONE
     """How many replicas are replaced at once after the first new ones were compared with the old ones and the
     rollout goes on. OneByOne: one. Quarter: a quarter of the fleet, rounded up, as with a maxSurge of 25%. It

@@ -26,6 +26,7 @@ from kvmedic.cluster.trial_pods import Evaluations
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import check_ownership, propose_to_owner
 from kvmedic.controller.ports import Senses
+from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import examine
 from kvmedic.controller.temporary import with_holder
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
@@ -138,10 +139,11 @@ async def survey_target(world: Connected, resource: Resource) -> Survey:
     senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
     found = await examine(resource, policy, view, senses)
     try:
-        return await check_ownership(found, resource, policy, target)
+        found = await check_ownership(found, resource, policy, target)
     except Refused as error:
         print(f"autoscalers and disruption budgets were left out: {error}", file=sys.stderr)
         return propose_to_owner(found, resource, policy)
+    return await check_spare(found, policy, target)
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:

@@ -31,6 +31,7 @@ from kvmedic.cluster.ownership import (
     same_version,
     unmark_operations,
 )
+from kvmedic.cluster.room import room_for
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
 from kvmedic.cluster.snapshot import neighbours_of, rollout_fields, snapshot
 from kvmedic.engines.engine_log import Start, StartForms
@@ -95,6 +96,7 @@ from kvmedic.rollout.moves import (
     Uncordon,
 )
 from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.rollout.spares.room import Finding
 from kvmedic.runbooks.workload import View
 
 DEPTH_OF_PLACES = 4
@@ -119,6 +121,10 @@ class DeploymentTarget:
     async def neighbours(self, view: View) -> Neighbours:
         """Return who else has a say in the target's replicas and pods."""
         return await neighbours_of(self.client, view.fleet, view.template)
+
+    async def room_for(self, view: View) -> Finding:
+        """Return whether one pod more of the target finds a place now."""
+        return await room_for(self.client, view.fleet, view.template)
 
     async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
         """Carry out one effect on the fleet as it was viewed; repeating it changes nothing more.

@@ -206,7 +206,7 @@ def start_limits(tick: Tick, pods: Sequence[Pod] = ()) -> StartLimits:
     """Return how long a new replica may take to become Ready, and to find a node."""
     deadline = tick.run.recorded.progress_deadline_seconds
     start = start_limit(deadline, tick.policy.rollout.start_timeout, pods)
-    return StartLimits(start, tick.ports.pace.spare_limit)
+    return StartLimits(start, tick.policy.rollout.spare_limit or tick.ports.pace.spare_limit)
 
 
 def _assigned_at(tick: Tick) -> datetime | None:

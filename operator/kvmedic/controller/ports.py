@@ -31,6 +31,7 @@ from kvmedic.rollout.config_copy import Files
 from kvmedic.rollout.gates import Approval, Stop
 from kvmedic.rollout.moves import Effect
 from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.rollout.spares.room import Finding
 from kvmedic.rollout.trial import LastWords
 from kvmedic.runbooks.workload import View
 
@@ -254,6 +255,9 @@ class Target(Logs, Protocol):
 
     async def neighbours(self, view: View) -> Neighbours:
         """Return who else has a say in the target's replicas and pods."""
+
+    async def room_for(self, view: View) -> Finding:
+        """Return whether one pod more of the target finds a place now."""
 
     async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
         """Carry out one effect on the fleet as it was viewed. Raises Conflict when it moved."""

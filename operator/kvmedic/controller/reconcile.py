@@ -25,6 +25,7 @@ from kvmedic.controller.obstacles import (
 from kvmedic.controller.orphans import adopt_fleet, adopted_by_note
 from kvmedic.controller.plans import proved_good
 from kvmedic.controller.ports import Ports, Senses, save
+from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.controller.temporary import (
     note_temporary,
@@ -107,6 +108,7 @@ async def _look_without_run(
     found = await survey(resource, policy, view, senses)
     found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)
     found = await check_ownership(found, resource, policy, ports.target)
+    found = await check_spare(found, policy, ports.target)
     seen = await _record_findings(resource, policy, record, found, ports, now)
     why = await _begin_run(resource, policy, seen, found, ports, now)
     if found.plan is not None and why is None:

@@ -257,8 +257,16 @@ class Client:
         except (aiohttp.ClientError, ConnectionError, ConfigException) as error:
             raise Unavailable(request.call, None, f"no answer: {type(error).__name__}") from error
 
-    async def list(self, resource: Resource, namespace: str, label_selector: str = "") -> list[JsonObject]:
+    async def list(
+        self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> list[JsonObject]:
         """Return all objects of a kind in a namespace at one moment; an empty namespace means all.
+
+        Args:
+            resource: the kind.
+            namespace: the namespace.
+            label_selector: of the objects; empty: all.
+            fields: a field selector; empty: all.
 
         Raises:
             Unavailable: also when a page expired in the middle.
@@ -266,7 +274,12 @@ class Client:
         found: list[JsonObject] = []
         token = ""
         while True:
-            query = (("limit", str(PAGE)), ("labelSelector", label_selector), ("continue", token))
+            query = (
+                ("limit", str(PAGE)),
+                ("labelSelector", label_selector),
+                ("fieldSelector", fields),
+                ("continue", token),
+            )
             page = await self._call(_Request("GET", Call("list", resource.path(namespace)), query))
             found += page.get("items") or []
             token = (page.get("metadata") or {}).get("continue", "")

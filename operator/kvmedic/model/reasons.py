@@ -395,6 +395,10 @@ class Reason(StrEnum):
         Remedy("to see what the scheduler lacks",
                "kubectl -n $namespace get events --field-selector=reason=FailedScheduling"),
         Trait.NEEDS_A_PERSON, Trait.UNTRIED, Trait.TRIAL_FAILED)
+    NO_ROOM_FOR_SPARE = row("NoRoomForSpare", "No node or quota has room for the spare replica.",
+        Remedy("to see what is taken",
+               "kubectl -n $namespace describe resourcequotas; kubectl describe nodes"),
+        Trait.NEEDS_A_PERSON)
     REVISION_GONE = row("RevisionGone", "No ReplicaSet has the other revision's pod template any more.",
         _REVISIONS, Trait.NEEDS_A_PERSON)
     REVISION_UNREACHABLE = row("RevisionUnreachable",

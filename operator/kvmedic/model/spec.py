@@ -356,6 +356,8 @@ class RolloutPolicy:
     rotation: RotationWay = RotationWay.AUTO
     settle: timedelta = SETTLE
     """How long a released replica must have been out of rotation before a count of its requests tells."""
+    spare_limit: timedelta | None = None
+    """How long the spare may wait for a node; None: the spec does not say, and the operator's own counts."""
     routers: tuple[Mapping[str, str], ...] = ()
     """Labels by which routers find pods themselves, without a Service; one set for each router."""
 

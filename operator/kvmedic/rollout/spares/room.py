@@ -1,0 +1,496 @@
+"""Whether a pod more of a fleet finds a node: computed from what nodes have and what runs on them.
+
+Only what is sure says no: a resource that is taken, a taint that is not tolerated, a node that a selector
+leaves out, a quota that is full, a volume for one node, a port of the host. What is not looked at here (a
+scheduler's own plugins, devices by resource claims, volumes that are bound to a zone) says nothing: the spare
+is tried then, and a Pending pod is taken back. Missing evidence is `RoomUnknown`, which is not "no room".
+
+Source: Kubernetes 1.36, pkg/scheduler/framework/plugins (noderesources, nodeaffinity, tainttoleration,
+nodeports, interpodaffinity, podtopologyspread, volumerestrictions) and apiserver quota admission.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeAlias
+
+Amounts: TypeAlias = Mapping[str, Decimal]
+"""Of each resource by its name: cores, bytes, whole devices."""
+
+NAMED_NODES = 3
+"""Nodes that a message names; the rest is counted, so that it fits in a condition."""
+PODS = "pods"
+"""The resource that every pod takes one of."""
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+"""Taint of a node that somebody cordoned (Kubernetes node lifecycle controller)."""
+NODE_NAME = "metadata.name"
+"""The one field of a node that an affinity can name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One expression of a selector."""
+
+    key: str
+    operator: str
+    """`In`, `NotIn`, `Exists`, `DoesNotExist`, `Gt` or `Lt`."""
+    values: tuple[str, ...] = ()
+
+    def is_met_by(self, labels: Mapping[str, str]) -> bool:
+        """Return whether labels meet it; one that cannot be read leaves nothing out."""
+        found = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return found in self.values
+            case "NotIn":
+                return found not in self.values
+            case "Exists":
+                return found is not None
+            case "DoesNotExist":
+                return found is None
+            case "Gt" | "Lt":
+                return _compares(found, self.operator, self.values)
+            case _:
+                return True
+
+
+def _compares(found: str | None, operator: str, values: tuple[str, ...]) -> bool:
+    try:
+        number, bound = int(found or ""), int(values[0])
+    except (ValueError, IndexError):
+        return False
+    return number > bound if operator == "Gt" else number < bound
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTerm:
+    """One of the alternatives of a required node affinity; all of it must hold."""
+
+    labels: tuple[Requirement, ...] = ()
+    fields: tuple[Requirement, ...] = ()
+    """On `metadata.name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodTerm:
+    """A required affinity to pods, or anti-affinity, within one topology."""
+
+    topology: str
+    """Key of the node label whose values are the domains."""
+    selector: tuple[Requirement, ...]
+    namespaces: frozenset[str] | None
+    """Where the pods are that it is about; None: anywhere."""
+
+    def is_about(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Return whether a pod with labels is one that the term is about."""
+        where = self.namespaces is None or namespace in self.namespaces
+        return where and all(each.is_met_by(labels) for each in self.selector)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A topology spread constraint that keeps pods from being scheduled."""
+
+    topology: str
+    selector: tuple[Requirement, ...]
+    max_skew: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """What keeps pods off a node that do not tolerate it."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        """Return it as `kubectl taint` writes it."""
+        return f"{self.key}{f'={self.value}' if self.value else ''}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """Taints that a pod puts up with."""
+
+    key: str = ""
+    """Empty: every key."""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+    """Empty: every effect."""
+
+    def covers(self, taint: Taint) -> bool:
+        """Return whether it tolerates a taint; an operator that is not known does."""
+        if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
+            return False
+        return self.operator != "Equal" or self.value == taint.value
+
+
+HostPort: TypeAlias = tuple[str, str, int]
+"""Address (empty: all), protocol and number of a port that a pod takes of its node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one more pod of the fleet asks for."""
+
+    namespace: str
+    requests: Amounts
+    limits: Amounts
+    labels: Mapping[str, str]
+    node_selector: Mapping[str, str]
+    node_terms: tuple[NodeTerm, ...] = ()
+    """Alternatives; none: any node."""
+    near: tuple[PodTerm, ...] = ()
+    apart: tuple[PodTerm, ...] = ()
+    spread: tuple[Spread, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    host_ports: frozenset[HostPort] = frozenset()
+    claims: tuple[str, ...] = ()
+    """PersistentVolumeClaims that all its pods share."""
+    priority: int = 0
+    priority_class: str = ""
+    preempts: bool = True
+    """The scheduler may end pods of a lower priority for it."""
+    is_best_effort: bool = False
+    """No container of it has a request or a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of the cluster."""
+
+    name: str
+    labels: Mapping[str, str]
+    allocatable: Amounts
+    taints: tuple[Taint, ...] = ()
+    is_cordoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A pod that has a node and has not ended; one that is terminating still takes its place."""
+
+    namespace: str
+    node: str
+    requests: Amounts
+    labels: Mapping[str, str]
+    host_ports: frozenset[HostPort] = frozenset()
+    apart: tuple[PodTerm, ...] = ()
+    priority: int = 0
+    claims: tuple[str, ...] = ()
+    """PersistentVolumeClaims of its namespace that it has mounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A ResourceQuota that the pod counts against."""
+
+    name: str
+    hard: Amounts
+    used: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The cluster as far as it decides whether one pod more finds a place."""
+
+    nodes: tuple[Node, ...]
+    tenants: tuple[Tenant, ...]
+    quotas: tuple[Quota, ...] = ()
+    access: Mapping[str, frozenset[str]] | None = None
+    """Access modes of the fleet's claims by name; None, or one that is missing: not known."""
+    unknown: str = ""
+    """Why nodes or pods cannot be seen; empty where they can."""
+    adds_nodes: str = ""
+    """Who is seen to add nodes by itself; empty: nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """There is a place, or the scheduler makes one by ending pods of a lower priority."""
+
+    nodes: tuple[str, ...]
+    """Where, by name."""
+
+    @property
+    def message(self) -> str:
+        """Return it as a sentence's part."""
+        return f"{_names(self.nodes)} {'has' if len(self.nodes) == 1 else 'have'} room for a spare"
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """A pod more would stay Pending, or would not be made."""
+
+    message: str
+    """What is lacking, with its figures."""
+    adds_nodes: str = ""
+    """Who may add a node for it; empty: nobody, or none that would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomUnknown:
+    """Nobody knows: the spare is tried."""
+
+    message: str
+
+
+Finding: TypeAlias = Room | NoRoom | RoomUnknown
+
+
+def find_room(shape: Shape, around: Surroundings) -> Finding:
+    """Return whether one pod more of a fleet finds a place."""
+    if refused := _quota_doubt(shape, around.quotas):
+        return NoRoom(refused)
+    if held := _claim_for_one_pod(shape, around):
+        return NoRoom(held)
+    if around.unknown or not around.nodes:
+        return RoomUnknown(around.unknown or "no node is listed")
+    tied = _nodes_of_claims(shape, around)
+    index = _Index(shape, around)
+    doubts = {node.name: index.doubt(node, tied) for node in around.nodes}
+    fits = tuple(sorted(name for name, doubt in doubts.items() if doubt is None))
+    if fits:
+        return Room(fits)
+    found = [(name, doubt) for name, doubt in doubts.items() if doubt is not None]
+    told = _node_list(shape, found)
+    return NoRoom(told, "" if tied else around.adds_nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """Why one node takes no pod more."""
+
+    rank: int
+    """How near the node is to taking it: the least is the nearest."""
+    kind: str
+    """The same without figures."""
+    text: str
+
+
+class _Index:
+    """The tenants of a cluster as the nodes are asked one after the other."""
+
+    def __init__(self, shape: Shape, around: Surroundings) -> None:
+        self.shape = shape
+        self.by_name = {node.name: node for node in around.nodes}
+        self.tenants = around.tenants
+        self.on: dict[str, list[Tenant]] = {}
+        for tenant in around.tenants:
+            self.on.setdefault(tenant.node, []).append(tenant)
+        theirs = (
+            (term, tenant.node)
+            for tenant in around.tenants
+            for term in tenant.apart
+            if term.is_about(shape.namespace, shape.labels)
+        )
+        self.repelled = self._domains((*theirs, *self._matches(shape.apart)))
+        self.reached = [
+            self._domains(self._matches((term,)))
+            for term in shape.near
+            # The first pod of several that want to be near each other may go anywhere.
+            if any(self._matches((term,))) or not term.is_about(shape.namespace, shape.labels)
+        ]
+        self.spread = [(each, self._count(each)) for each in shape.spread]
+
+    def doubt(self, node: Node, tied: Mapping[str, frozenset[str]]) -> _Doubt | None:
+        """Return the first reason why a node takes no pod more, those that stay first; None where it does."""
+        return (
+            self._selector_doubt(node)
+            or self._taint_doubt(node)
+            or _claim_doubt(node, tied)
+            or self._port_doubt(node)
+            or self._affinity_doubt(node)
+            or self._lacking_resource(node)
+        )
+
+    def _selector_doubt(self, node: Node) -> _Doubt | None:
+        if _selects(self.shape, node):
+            return None
+        return _Doubt(5, "left out by its node selector or affinity", "its node selector or affinity")
+
+    def _taint_doubt(self, node: Node) -> _Doubt | None:
+        cordon = (Taint(UNSCHEDULABLE, "", "NoSchedule"),) if node.is_cordoned else ()
+        for taint in (*cordon, *node.taints):
+            strict = taint.effect in ("NoSchedule", "NoExecute")
+            if strict and not any(each.covers(taint) for each in self.shape.tolerations):
+                kind = "cordoned" if taint.key == UNSCHEDULABLE else f"taint {taint} is not tolerated"
+                return _Doubt(4, kind, kind)
+        return None
+
+    def _port_doubt(self, node: Node) -> _Doubt | None:
+        for tenant in self._pods_that_stay(node):
+            for port in sorted(self.shape.host_ports):
+                if any(_collide(port, other) for other in tenant.host_ports):
+                    text = f"port {port[2]} of the host is taken"
+                    return _Doubt(2, text, text)
+        return None
+
+    def _affinity_doubt(self, node: Node) -> _Doubt | None:
+        domains = set(node.labels.items())
+        if self.repelled & domains:
+            return _Doubt(3, "kept apart by an anti-affinity", "a pod that an anti-affinity keeps apart")
+        if not all(reached & domains for reached in self.reached):
+            return _Doubt(3, "without the pods of its affinity", "none of the pods of its affinity")
+        for spread, counts in self.spread:
+            value = node.labels.get(spread.topology)
+            if value is None or counts[value] + 1 - min(counts.values()) > spread.max_skew:
+                text = f"its topology spread over {spread.topology}"
+                return _Doubt(3, text, text)
+        return None
+
+    def _count(self, spread: Spread) -> Counter[str]:
+        """Return how many pods that a constraint counts are in each domain that the pod may go to."""
+        allowed = [each.labels for each in self.by_name.values() if _selects(self.shape, each)]
+        counts = Counter({labels[spread.topology]: 0 for labels in allowed if spread.topology in labels})
+        for tenant in self.tenants:
+            where = self.by_name.get(tenant.node)
+            value = where.labels.get(spread.topology, "") if where else ""
+            own = tenant.namespace == self.shape.namespace
+            if value in counts and own and all(each.is_met_by(tenant.labels) for each in spread.selector):
+                counts[value] += 1
+        return counts
+
+    def _lacking_resource(self, node: Node) -> _Doubt | None:
+        """Return which resource is taken; the one of which the node has the least in proportion."""
+        staying = self._pods_that_stay(node)
+        lacks: list[tuple[Decimal, str, str]] = []
+        for name, wanted in {**self.shape.requests, PODS: Decimal(1)}.items():
+            has = node.allocatable.get(name, Decimal(0))
+            taken = sum((each.requests.get(name, Decimal(0)) for each in staying), Decimal(0))
+            if name == PODS:
+                taken = Decimal(len(staying))
+            if wanted > 0 and taken + wanted > has:
+                figures = f"{_amount(name, taken)} of {_amount(name, has)} {name} taken"
+                lacks.append((has - taken - wanted, name, figures if has else f"has no {name}"))
+        if not lacks:
+            return None
+        devices = [each for each in lacks if "/" in each[1]]
+        _, name, text = min(devices or lacks, key=lambda each: each[1])
+        return _Doubt(1, f"without enough {name}", text)
+
+    def _pods_that_stay(self, node: Node) -> list[Tenant]:
+        """Return the pods of a node that the scheduler would not end for the fleet's."""
+        if not self.shape.preempts:
+            return self.on.get(node.name, [])
+        return [each for each in self.on.get(node.name, []) if each.priority >= self.shape.priority]
+
+    def _matches(self, terms: Iterable[PodTerm]) -> list[tuple[PodTerm, str]]:
+        """Return where the pods are that some terms are about."""
+        return [
+            (term, each.node)
+            for term in terms
+            for each in self.tenants
+            if term.is_about(each.namespace, each.labels)
+        ]
+
+    def _domains(self, found: Iterable[tuple[PodTerm, str]]) -> set[tuple[str, str]]:
+        """Return the labels that make up the domains of some pods, each by its term's topology."""
+        domains = set[tuple[str, str]]()
+        for term, name in found:
+            node = self.by_name.get(name)
+            value = node.labels.get(term.topology) if node else None
+            if value is not None:
+                domains.add((term.topology, value))
+        return domains
+
+
+def _selects(shape: Shape, node: Node) -> bool:
+    """Return whether a node is one that the pod's own selector and affinity allow."""
+    if any(node.labels.get(key) != value for key, value in shape.node_selector.items()):
+        return False
+    names = {NODE_NAME: node.name}
+    return not shape.node_terms or any(
+        all(each.is_met_by(node.labels) for each in term.labels)
+        and all(each.is_met_by(names) for each in term.fields)
+        for term in shape.node_terms
+        if term.labels or term.fields
+    )
+
+
+def _collide(one: HostPort, other: HostPort) -> bool:
+    return one[1:] == other[1:] and (one[0] == other[0] or "" in (one[0], other[0]))
+
+
+def _quota_doubt(shape: Shape, quotas: Sequence[Quota]) -> str:
+    """Return which quota is full, with its figures; empty where none is."""
+    asked: dict[str, Decimal] = {PODS: Decimal(1), "count/pods": Decimal(1)}
+    for name, amount in shape.requests.items():
+        asked[f"requests.{name}"] = amount
+        if name in ("cpu", "memory", "ephemeral-storage"):
+            asked[name] = amount
+    asked |= {f"limits.{name}": amount for name, amount in shape.limits.items()}
+    for quota in quotas:
+        for name, most in sorted(quota.hard.items()):
+            used = quota.used.get(name, Decimal(0))
+            if asked.get(name, Decimal(0)) > 0 and used + asked[name] > most:
+                return (
+                    f"ResourceQuota {quota.name} has {_amount(name, used)} of {_amount(name, most)} {name} "
+                    f"in use, and a spare asks for {_amount(name, asked[name])}"
+                )
+    return ""
+
+
+POD_ALONE, NODE_ALONE = "ReadWriteOncePod", "ReadWriteOnce"
+"""Access modes of a volume that one pod alone, or one node alone, may mount for writing."""
+
+
+def _modes(shape: Shape, around: Surroundings) -> Iterator[tuple[str, frozenset[str]]]:
+    known = around.access or {}
+    return ((name, known[name]) for name in shape.claims if known.get(name))
+
+
+def _claim_for_one_pod(shape: Shape, around: Surroundings) -> str:
+    for name, modes in _modes(shape, around):
+        if modes == {POD_ALONE}:
+            return f"PersistentVolumeClaim {name} is {POD_ALONE}: a second pod cannot mount it"
+    return ""
+
+
+def _nodes_of_claims(shape: Shape, around: Surroundings) -> Mapping[str, frozenset[str]]:
+    """Return the nodes to which each claim ties the pod: those where it is mounted, if one node alone may."""
+    tied = {}
+    for name, modes in _modes(shape, around):
+        users = [each for each in around.tenants if each.namespace == shape.namespace and name in each.claims]
+        if modes == {NODE_ALONE} and users:
+            tied[name] = frozenset(each.node for each in users)
+    return tied
+
+
+def _claim_doubt(node: Node, tied: Mapping[str, frozenset[str]]) -> _Doubt | None:
+    for name, nodes in tied.items():
+        if node.name not in nodes:
+            text = f"PersistentVolumeClaim {name} is {NODE_ALONE} and mounted on {_names(sorted(nodes))}"
+            return _Doubt(3, text, text)
+    return None
+
+
+def _node_list(shape: Shape, found: Sequence[tuple[str, _Doubt]]) -> str:
+    """Return why no node takes the pod: the nearest nodes with their figures, the others counted by kind."""
+    near = sorted(found, key=lambda each: (each[1].rank, each[0]))
+    named = [f"{name}: {doubt.text}" for name, doubt in near[:NAMED_NODES]]
+    rest = Counter(doubt.kind for _, doubt in near[NAMED_NODES:])
+    named += [f"{many} more {kind}" for kind, many in rest.most_common(NAMED_NODES)]
+    asked = ", ".join(f"{_amount(name, shape.requests[name])} {name}" for name in sorted(shape.requests))
+    what = f"a spare asks for {asked or 'one place'}"
+    return f"{what}, and none of {len(found)} node{'s' * (len(found) != 1)} takes it ({'; '.join(named)})"
+
+
+_GIB = Decimal(2**30)
+
+
+def _amount(name: str, amount: Decimal) -> str:
+    """Return an amount as people write it: bytes in Gi, the rest as a number."""
+    if any(word in name for word in ("memory", "storage")):
+        return f"{(amount / _GIB).quantize(Decimal('0.1')).normalize():f}Gi"
+    return f"{amount.normalize():f}"
+
+
+def _names(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - NAMED_NODES} more" if len(nodes) > NAMED_NODES else ""
+    return f"{', '.join(nodes[:NAMED_NODES])}{more}"
