@@ -32,7 +32,7 @@ from worlds.probation import keep_cap, later
 from worlds.replacing import names, press_one
 from worlds.scaling import calm, held, press, spec
 from worlds.trying import allow, evicting, trial_pods
-from worlds.world import Eye
+from worlds.world import Eye, remediation
 
 SECONDS = 400
 pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
@@ -196,7 +196,8 @@ def test_killed_at_every_write_a_replacement_is_taken_back(a_world, killer):
 
 
 def test_killed_at_every_write_a_spare_without_room_is_given_up(a_world, killer):
-    world = a_world(replicas=2, decide=killer.decide)
+    waits = {**remediation()["spec"]["rollout"], "spareLimit": "15m"}
+    world = a_world(replicas=2, decide=killer.decide, spec={"rollout": waits})
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
     world.cluster.api.create({**quota, "spec": {"hard": {"pods": "2"}}}, world.namespace)
     before, spec = names(world), world.deployment()["spec"]

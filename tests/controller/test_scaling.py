@@ -17,7 +17,7 @@ from worlds.people import (
 from worlds.phases import PATIENCE_SECONDS
 from worlds.replacing import names
 from worlds.scaling import MORE, REPLICAS, calm, grow, held, press, spec
-from worlds.world import Eye, World
+from worlds.world import Eye, World, remediation
 
 LOOKS_SECONDS = 3.0
 """Three minutes of the fast clock: three times as long as it must be calm."""
@@ -121,7 +121,8 @@ def test_where_fewer_turn_out_to_be_too_few_they_come_back(a_world):
 
 
 def test_a_replica_for_which_there_is_no_room_is_given_up(a_world):
-    world = a_world(REPLICAS, spec=spec())
+    waits = {**remediation()["spec"]["rollout"], "spareLimit": "15m"}
+    world = a_world(REPLICAS, spec=spec(rollout=waits))
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
     world.cluster.api.create({**quota, "spec": {"hard": {"pods": str(REPLICAS)}}}, world.namespace)
     before, deployed = names(world), world.deployment()["spec"]

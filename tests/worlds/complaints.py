@@ -193,6 +193,6 @@ COMPLAINTS = {
         somebody_paused, "ActionRequired", "True", "TargetPaused", "kubectl rollout resume deployment/llm"
     ),
     "no device for the spare": Complaint(
-        no_gpu_left, "Remediated", "False", "SpareUnschedulable", "free one device or raise the quota"
+        no_gpu_left, "ActionRequired", "True", "NoRoomForSpare", "free that much, or raise the quota"
     ),
 }
