@@ -179,11 +179,54 @@ def test_a_list_with_an_anchor_is_shown_and_not_edited():
     assert "has a YAML anchor" in edited.stderr
 
 
-def test_of_two_containers_of_one_name_none_is_shown():
-    result = kvmedic("flags", "show", "-f", "-", text=MANIFEST + "---\n" + MANIFEST)
+def test_containers_of_one_name_are_shown_by_the_objects_they_are_of():
+    text = MANIFEST + "---\n" + MANIFEST.replace("chat", "code").replace("64", "8")
 
-    assert result.exit_code == 3
-    assert "2 containers could be meant" in result.stderr
+    shown = kvmedic("flags", "show", "-f", "-", text=text)
+    told = json.loads(kvmedic("flags", "show", "-f", "-", "-o", "json", text=text).stdout)["containers"]
+
+    assert "container vllm of Deployment/chat\n" in shown.stdout
+    assert {name: flags["max_num_seqs"] for name, flags in told.items()} == {
+        "vllm of Deployment/chat": 64,
+        "vllm of Deployment/code": 8,
+    }
+
+
+def test_the_same_object_twice_is_shown_twice():
+    result = kvmedic("flags", "show", "-f", "-", "-o", "json", text=MANIFEST + "---\n" + MANIFEST)
+
+    assert len(json.loads(result.stdout)["containers"]) == 2
+
+
+def test_what_cannot_be_followed_does_not_hide_the_others():
+    broken = MANIFEST.replace("chat", "code").replace('"64"', '"64k"')
+
+    shown = kvmedic("flags", "show", "-f", "-", text=MANIFEST + "---\n" + broken)
+    told = json.loads(
+        kvmedic("flags", "show", "-f", "-", "-o", "json", text=MANIFEST + "---\n" + broken).stdout
+    )
+
+    assert shown.exit_code == 0
+    assert "max_num_seqs             64" in shown.stdout
+    assert (
+        "container vllm of Deployment/code: not shown (WouldNotStart): vLLM 0.32.0 would not" in shown.stderr
+    )
+    assert list(told["containers"]) == ["vllm of Deployment/chat"]
+    assert list(told["refused"]) == ["vllm of Deployment/code"]
+
+
+def test_a_flag_from_a_config_map_is_named_and_the_others_are_shown():
+    source = "valueFrom: {configMapKeyRef: {name: sizes, key: length}}"
+    text = f"{MANIFEST}        - --max-model-len=$(LEN)\n        env: [{{name: LEN, {source}}}]\n"
+
+    shown = kvmedic("flags", "show", "-f", "-", text=text)
+    told = json.loads(kvmedic("flags", "show", "-f", "-", "-o", "json", text=text).stdout)
+
+    assert shown.exit_code == 0
+    assert "max_model_len            (unknown)        args[6]" in shown.stdout
+    assert "max_model_len comes from $(LEN) (args[6]), set outside of the manifest" in shown.stderr
+    assert told["containers"]["vllm"]["max_num_seqs"] == 64
+    assert list(told["unknown"]["vllm"]) == ["max_model_len"]
 
 
 def test_an_image_that_says_nothing_is_read_as_the_engine_that_is_named(tmp_path):

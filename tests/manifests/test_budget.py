@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.documents import MOST_VALUES, containers_of
 from kvmedic.manifests.engine_file import LONGEST, engine_file
 from kvmedic.manifests.flags import parsed_of, read_flags
 from kvmedic.manifests.grammar import Parsed
@@ -23,7 +24,6 @@ from kvmedic.manifests.refusal import (
     RefusalReason,
 )
 from kvmedic.manifests.trial_pod import api_key_of
-from kvmedic.manifests.yaml_text import MOST_VALUES, containers_of
 from kvmedic.model.compression import parse_count, parse_quantity
 from kvmedic.model.engine import Engine, Version
 from kvmedic.model.evidence import Blocked

@@ -465,13 +465,37 @@ def test_a_name_for_the_model_needs_the_model_first() -> None:
     assert "--served-model-name needs the model" in refusal.message
 
 
-def test_a_value_from_outside_is_not_made_up() -> None:
-    refusal = read_flags(
-        a_container("--max-num-seqs=$(SEQS)", env=[{"name": "SEQS", "valueFrom": FROM_MAP}]), an_engine()
+def test_a_value_from_outside_is_not_made_up_and_the_others_are_read() -> None:
+    container = a_container(
+        "--max-num-seqs=$(SEQS)",
+        "--max-model-len=8192",
+        env=[{"name": "SEQS", "valueFrom": FROM_MAP}],
     )
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is RefusalReason.FROM_VARIABLE
+    view = read_flags(container, an_engine())
+
+    assert isinstance(view, FlagsView)
+    assert view.values() == {"max_model_len": 8192}
+    assert [(each.flag.dest, each.why.reason) for each in view.unknown] == [
+        ("max_num_seqs", RefusalReason.FROM_VARIABLE)
+    ]
+
+
+def test_an_unresolved_variable_blocks_its_own_flag_alone() -> None:
+    container = a_container(
+        "--max-num-seqs=$(SEQS)",
+        "--max-model-len=8192",
+        env=[{"name": "SEQS", "valueFrom": FROM_MAP}],
+    )
+
+    own, other = (
+        edit(container, 0, a_setting(name, 16), an_engine()) for name in ("max_num_seqs", "max_model_len")
+    )
+
+    assert isinstance(own, Refusal)
+    assert "max_num_seqs comes from $(SEQS) (args[1])" in own.message
+    assert isinstance(other, TokenEdit)
+    assert (other.before, other.after) == ("--max-model-len=8192", "--max-model-len=16")
 
 
 def test_none_reads_as_not_set() -> None:

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.documents import ManifestContainer, containers_of
 from kvmedic.manifests.flags import AlreadySet, edit, parsed_of, setting_of
 from kvmedic.manifests.grammar import Parsed
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.manifests.yaml_text import ManifestContainer, containers_of, splice_edit
+from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.engine import Arity, Engine, Flag, Kind, Option, Version
 from manifests import reference_parser

@@ -6,10 +6,11 @@ import pytest
 
 from kvmedic.engines import ENGINES
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.documents import ManifestContainer, containers_of
 from kvmedic.manifests.flags import edit, read_flags, setting_of
 from kvmedic.manifests.invocation import Selector, engine_in
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.yaml_text import ManifestContainer, containers_of, splice_edit
+from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
 

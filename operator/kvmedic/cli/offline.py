@@ -12,13 +12,14 @@ import difflib
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 
@@ -29,11 +30,12 @@ from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.engines.signal_sources import (
     SignalTable,
 )
+from kvmedic.manifests.documents import ManifestContainer
 from kvmedic.manifests.engine_file import ConfigFile, config_file, repoint_manifest
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
-from kvmedic.manifests.invocation import Selector, engine_in, engines_in, several, version_of
+from kvmedic.manifests.invocation import Selector, Unfollowed, engine_in, engines_seen, version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.yaml_text import ManifestContainer, splice_edit
+from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.metrics.page import Page, gauge, glimpse, observe_pages, replica_of
 from kvmedic.model.compression import (
     KV_HEADS,
@@ -335,6 +337,9 @@ def _pattern(text: str, heads: int) -> Pattern:
 
 flags_app = typer.Typer(no_args_is_help=True)
 
+Shown: TypeAlias = tuple[ManifestContainer, FlagsView | Refusal]
+"""A container that starts an engine, and its flags or why they cannot be read."""
+
 File = Annotated[
     str, typer.Option("--file", "-f", help="Manifest file, YAML or JSON; `-` reads standard input.")
 ]
@@ -362,22 +367,26 @@ def show(
     engine_name: EngineName = None,
     engine_version: EngineVersion = None,
 ) -> None:
-    """Show the flags that a manifest gives the engine, as the engine reads them, without its defaults."""
+    """Show the flags that a manifest gives its engines, as they read them, without their defaults.
+
+    What cannot be read is named on standard error, and does not keep the rest from being shown.
+    """
     version = version_named(engine_version)
     text = _read_manifest(file)
-    engines = engines_in(text, profiles_named(engine_name), Selector(container, name))
+    engines = engines_seen(text, profiles_named(engine_name), Selector(container, name))
     if isinstance(engines, Refusal):
         _refuse(engines)
-    if len({found.name for found, _ in engines}) < len(engines):
-        _refuse(several([found for found, _ in engines]))
-    views: list[tuple[ManifestContainer, FlagsView]] = []
-    for found, profile in engines:
+    shown: list[Shown] = []
+    for each in engines:
+        if isinstance(each, Unfollowed):
+            shown.append((each.container, each.refusal))
+            continue
+        found, profile = each
         engine = Engine(profile, version or version_of(found.data, profile))
-        view = _show_engine(text, found, engine)
-        if isinstance(view, Refusal):
-            _refuse(view, found)
-        views.append((found, view))
-    _print_views(views, output)
+        shown.append((found, _show_engine(text, found, engine)))
+    if all(isinstance(view, Refusal) for _, view in shown):
+        _refuse_all(shown)
+    _print_views(shown, output)
 
 
 @flags_app.command("set")
@@ -477,19 +486,59 @@ def _set_in_file(text: str, found: ManifestContainer, file: ConfigFile, wanted: 
     _write(result)
 
 
-def _print_views(views: list[tuple[ManifestContainer, FlagsView]], output: Form) -> None:
-    for found, view in views:
-        if view.config is not None:
-            _note(f"container {found} also reads {view.config}; its flags are not shown")
+def _print_views(shown: Sequence[Shown], output: Form) -> None:
+    for found, view in shown:
+        for gap in _gaps(view):
+            _note(f"container {found}: {gap}")
     if output is Form.JSON:
-        print(json.dumps({"containers": {found.name: view.values() for found, view in views}}, indent=2))
+        print(json.dumps(_views_as_json(shown), indent=2))
         return
-    for found, view in views:
+    for found, view in shown:
+        if isinstance(view, Refusal):
+            continue
+        rows = [(given.flag, json.dumps(given.value), given.place) for given in view.flags]
+        rows += [(given.flag, "(unknown)", given.place) for given in view.unknown]
         print(f"container {found}")
-        for given in view.flags:
-            print(f"  {given.flag.dest:<24} {json.dumps(given.value):<16} {given.place}")
-        if not view.flags:
+        for flag, value, place in rows:
+            print(f"  {flag.dest:<24} {value:<16} {place}")
+        if not rows:
             print("  no flag that kvmedic knows; the engine's defaults apply")
+
+
+def _gaps(view: FlagsView | Refusal) -> list[str]:
+    """Return what of a container's flags is not shown, and why."""
+    if isinstance(view, Refusal):
+        return [f"not shown ({view.reason}): {view.message}"]
+    file = [f"it also reads {view.config}; its flags are not shown"] if view.config is not None else []
+    return [*file, *(given.why.message for given in view.unknown)]
+
+
+def _views_as_json(shown: Sequence[Shown]) -> dict[str, object]:
+    """Return flags by container, `unknown` ones and what is `refused` only where there are any.
+
+    A container goes by its name alone where no other one has that.
+    """
+    names = Counter(found.name for found, _ in shown)
+    keys = [found.name if names[found.name] == 1 else str(found) for found, _ in shown]
+    again = Counter(keys)
+    keys = [key if again[key] == 1 else f"{key}, number {at}" for at, key in enumerate(keys, 1)]
+    views = [(key, view) for key, (_, view) in zip(keys, shown, strict=True)]
+    told: dict[str, dict[str, object]] = {"containers": {}, "unknown": {}, "refused": {}}
+    for key, view in views:
+        if isinstance(view, Refusal):
+            told["refused"][key] = f"{view.reason}: {view.message}"
+            continue
+        told["containers"][key] = view.values()
+        if view.unknown:
+            told["unknown"][key] = {each.flag.dest: each.why.message for each in view.unknown}
+    return {name: found for name, found in told.items() if found or name == "containers"}
+
+
+def _refuse_all(shown: Sequence[Shown]) -> NoReturn:
+    """Refuse with the reason of each engine of a manifest."""
+    refusals = [(found, view) for found, view in shown if isinstance(view, Refusal)]
+    told = "; ".join(f"container {found}: {view.message}" for found, view in refusals)
+    end_command(f"refused ({refusals[0][1].reason}): {told}", REFUSED)
 
 
 def profiles_named(engine: str | None) -> tuple[EngineProfile, ...]:

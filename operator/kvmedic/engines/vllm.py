@@ -156,6 +156,8 @@ LAUNCH = Launch(
         rf"(?!.*lmcache/)(?:.*/)?{_NAME}",
         r"(?:.*/)?vllm-cpu-release-repo",
     ),
+    # Dynamo 0.9, `components/src/dynamo/vllm/args.py`: its own options and `AsyncEngineArgs.add_cli_args`.
+    host_modules=("dynamo.vllm",),
 )
 
 DIALECT = Dialect(

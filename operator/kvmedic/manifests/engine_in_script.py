@@ -90,8 +90,8 @@ def command_line_of(tokens: Sequence[Token], launch: Launch) -> CommandLine | No
         return None
     rest = _without_interpreter_options(tokens[1:])
     module, rest = _module(rest, launch)
-    if module in launch.modules:
-        return CommandLine(tuple(rest), subcommand=False)
+    if module in launch.modules + launch.host_modules:
+        return CommandLine(tuple(rest), subcommand=False, hosted=module in launch.host_modules)
     if module in launch.command_modules:
         return _after_subcommand(rest, launch)
     return None
@@ -100,7 +100,8 @@ def command_line_of(tokens: Sequence[Token], launch: Launch) -> CommandLine | No
 def holds_a_command(text: str, launch: Launch) -> bool:
     """Return whether one text holds a command line that starts the engine."""
     phrase = rf"\b{re.escape(launch.executable)}\s+{re.escape(launch.subcommand)}\b"
-    named = any(re.search(rf"-m\s*{re.escape(module)}", text) for module in launch.modules)
+    modules = launch.modules + launch.host_modules
+    named = any(re.search(rf"-m\s*{re.escape(module)}(?![\w.])", text) for module in modules)
     return named or re.search(phrase, text) is not None
 
 
@@ -203,6 +204,26 @@ def engine_in_script(
     """Return the engine's command line in a shell's script, or None where it starts no engine."""
     walk = Walk(profile, container, variables.budget)
     walk.run_shell(shell, variables, ())
+    return _one_start(walk, profile)
+
+
+def engine_in_variable(
+    name: str, container: Mapping[str, object], profile: EngineProfile, variables: Variables
+) -> CommandLine | Refusal | None:
+    """Return the engine's command line whose options a variable gives to a script of somebody else's.
+
+    The script starts the engine by its subcommand, has the model behind that, and evaluates the variable.
+    """
+    start = f"{profile.launch.executable} {profile.launch.subcommand} MODEL "
+    value = variables.value(name)
+    given = value if isinstance(value, Traced) else EMPTY
+    walk = Walk(profile, container, variables.budget)
+    walk.run_text(Traced(start, (Mark(),) * len(start)) + given, Place(Field.ENV, 0), variables, ())
+    return _one_start(walk, profile)
+
+
+def _one_start(walk: Walk, profile: EngineProfile) -> CommandLine | Refusal | None:
+    """Return the one start of the engine that a walk came by; None where it came by none."""
     if walk.doubts:
         return walk.doubts[0]
     if not walk.found:

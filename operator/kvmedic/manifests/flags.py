@@ -137,6 +137,16 @@ class FlagValue:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownValue:
+    """One knob's flag that is given, with a value that the manifest does not have."""
+
+    flag: Flag
+    place: Place
+    why: Refusal
+    """Where the value comes from."""
+
+
+@dataclass(frozen=True, slots=True)
 class FlagsView:
     """What a container's command line gives."""
 
@@ -144,6 +154,8 @@ class FlagsView:
     """The knobs that are given, in the order of the profile. What is not given is not here."""
     config: str | None
     """The configuration file that the engine reads besides, where what is in it is not in `flags`."""
+    unknown: tuple[UnknownValue, ...] = ()
+    """The knobs that are given by variables from elsewhere."""
 
     def values(self) -> dict[str, Scalar]:
         """Return the values by the engine's own names."""
@@ -198,17 +210,20 @@ def read_flags(
     return parsed if isinstance(parsed, Refusal) else flags_in(parsed, engine, file)
 
 
-def flags_in(parsed: Parsed, engine: Engine, file: Parsed | None = None) -> FlagsView | Refusal:
+def flags_in(parsed: Parsed, engine: Engine, file: Parsed | None = None) -> FlagsView:
     """Return the flags that a command line gives, and for those it does not give the configuration file's."""
     found: list[FlagValue] = []
+    unknown: list[UnknownValue] = []
     for flag in engine.profile.flags:
         given = parsed.last(flag.dest) or (file.last(flag.dest) if file else None)
         if given is None:
             continue
-        if given.held_by.unresolved:
-            return _from_variable(flag, given.held_by)
-        found.append(FlagValue(flag, given.value, given.held_by.place))
-    return FlagsView(tuple(found), None if file else parsed.config)
+        token = given.held_by
+        if token.unresolved:
+            unknown.append(UnknownValue(flag, token.place, _from_variable(flag, token)))
+        else:
+            found.append(FlagValue(flag, given.value, token.place))
+    return FlagsView(tuple(found), None if file else parsed.config, tuple(unknown))
 
 
 def setting_of(flag: Flag, value: Scalar, engine: Engine) -> Setting | Refusal:

@@ -29,6 +29,8 @@ class CommandLine:
     subcommand: bool
     tail: Place | None = None
     """Where a further word would stand in a shell's script; None where the words are items of a list."""
+    hosted: bool = False
+    """Whether a program reads it that has options of its own beside the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ class _Argparse:
 
     def __init__(self, engine: Engine, line: CommandLine) -> None:
         self.names = {name: option for option in options_of(engine) for name in option.names}
-        self.tolerant = engine.effective_version > engine.profile.releases[-1]
+        self.tolerant = line.hosted or engine.effective_version > engine.profile.releases[-1]
         self.subcommand = line.subcommand
 
     def parse(self, words: Sequence[Word]) -> Parsed:

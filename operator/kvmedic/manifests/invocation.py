@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeAlias, TypeVar
 
+from kvmedic.manifests.custom_resources import FLAGS_IN, places_of_flags
+from kvmedic.manifests.documents import ManifestContainer, containers_of, objects_of
 from kvmedic.manifests.engine_in_script import (
     SHELLS,
     TRANSPARENT,
     command_line_of,
     engine_in_script,
+    engine_in_variable,
     engine_start,
     holds_a_command,
     is_python,
@@ -36,7 +39,6 @@ from kvmedic.manifests.refusal import (
 )
 from kvmedic.manifests.shell_parser import Variables
 from kvmedic.manifests.tokens import Token, read_environment, tokens_of
-from kvmedic.manifests.yaml_text import ManifestContainer, containers_of
 from kvmedic.model.edits import COMMAND_LINE, Field
 from kvmedic.model.engine import EngineProfile, Version
 
@@ -93,7 +95,7 @@ class Remembered(Generic[Answer]):
             self._room += max(kept.steps, _LEAST)
 
 
-_FIELDS = ("name", "image", "command", "args", "env", "envFrom")
+_FIELDS = ("name", "image", "command", "args", "env", "envFrom", FLAGS_IN)
 """What of a container its command line is read from."""
 
 
@@ -161,6 +163,9 @@ def _invocation(container: Mapping[str, object], profile: EngineProfile, budget:
     if isinstance(tokens, Refusal):
         return tokens if _may_be_engine(container, profile) else NotAnEngine()
     image = image_name(container)
+    if isinstance(name := container.get(FLAGS_IN), str):
+        found = engine_in_variable(name, container, profile, Variables(environment, budget))
+        return found or NotAnEngine(f"{name} gives no flags")
     if not tokens:
         doubt = f"it has neither command nor args, so its flags are in the image {image}"
         return NotAnEngine(doubt if ours else "")
@@ -241,12 +246,13 @@ class Selector:
     """What a person says about the container that is meant; None leaves it open."""
 
     container: str | None = None
+    """Its name, or PART/NAME where parts of one object have containers of one name."""
     owner: str | None = None
     """Name of the object."""
 
     def matches(self, candidate: ManifestContainer) -> bool:
         """Return whether a container may be the one."""
-        by_name = self.container is None or self.container == candidate.name
+        by_name = self.container in (None, candidate.name, candidate.full_name)
         return by_name and (self.owner is None or self.owner == candidate.owner)
 
 
@@ -254,14 +260,18 @@ EngineContainer: TypeAlias = tuple[ManifestContainer, EngineProfile]
 """A container of a manifest's text, and the engine that it starts."""
 
 
-def engines_in(
-    text: str, profiles: Sequence[EngineProfile], selector: Selector
-) -> tuple[EngineContainer, ...] | Refusal:
-    """Return the containers of a manifest's text that start an engine; at least one.
+@dataclass(frozen=True, slots=True)
+class Unfollowed:
+    """A container that starts an engine in a way that can't be followed."""
 
-    A container that starts one in a way that can't be followed refuses the whole, because what is
-    left would look complete.
-    """
+    container: ManifestContainer
+    refusal: Refusal
+
+
+def engines_seen(
+    text: str, profiles: Sequence[EngineProfile], selector: Selector
+) -> tuple[EngineContainer | Unfollowed, ...] | Refusal:
+    """Return the containers of a manifest's text that start an engine, in its order; at least one."""
     found = containers_of(text)
     if isinstance(found, Refusal):
         return found
@@ -272,12 +282,31 @@ def engines_in(
         if selector.matches(candidate)
         for profile in profiles
     ]
-    engines = tuple((each, profile) for each, profile, how in seen if isinstance(how, CommandLine))
-    followed = {id(each) for each, _ in engines}
-    for each, _, how in seen:
-        if isinstance(how, Refusal) and id(each) not in followed:
-            return Refusal(how.reason, f"container {each}: {how.message}")
-    return engines or _none(found, seen, profiles)
+    followed = {id(each) for each, _, how in seen if isinstance(how, CommandLine)}
+    engines: list[EngineContainer | Unfollowed] = []
+    for each, profile, how in seen:
+        if isinstance(how, CommandLine):
+            engines.append((each, profile))
+        elif isinstance(how, Refusal) and id(each) not in followed:
+            engines.append(Unfollowed(each, how))
+    return tuple(engines) or _none(text, found, seen, profiles)
+
+
+def engines_in(
+    text: str, profiles: Sequence[EngineProfile], selector: Selector
+) -> tuple[EngineContainer, ...] | Refusal:
+    """Return the containers of a manifest's text that start an engine; at least one.
+
+    A container that starts one in a way that can't be followed refuses the whole, because what is
+    left would look complete.
+    """
+    found = engines_seen(text, profiles, selector)
+    if isinstance(found, Refusal):
+        return found
+    for each in found:
+        if isinstance(each, Unfollowed):
+            return Refusal(each.refusal.reason, f"container {each.container}: {each.refusal.message}")
+    return tuple(each for each in found if not isinstance(each, Unfollowed))
 
 
 def engine_in(text: str, profiles: Sequence[EngineProfile], selector: Selector) -> EngineContainer | Refusal:
@@ -299,10 +328,14 @@ def several(engines: Sequence[ManifestContainer]) -> Refusal:
 
 
 def _none(
+    text: str,
     found: Sequence[ManifestContainer],
     seen: Sequence[tuple[ManifestContainer, EngineProfile, Invocation]],
     profiles: Sequence[EngineProfile],
 ) -> Refusal:
+    elsewhere = [place for each in objects_of(text) for place in places_of_flags(each)]
+    if elsewhere and not any(isinstance(how, NotAnEngine) and how.doubt for _, _, how in seen):
+        return Refusal(RefusalReason.NO_ENGINE, "; ".join(elsewhere))
     if not found:
         return Refusal(
             RefusalReason.NO_ENGINE,

@@ -447,7 +447,8 @@ class Setting:
     memory: MemoryShare | None = None
     """What the engine takes of its devices' memory; None: nobody looked at its command line."""
     given: Mapping[Knob, Scalar] | None = None
-    """Every knob that the command line gives; None where nobody knows all that it gives."""
+    """Every knob that the command line gives, None for a value that comes from elsewhere; None where nobody
+    knows all that it gives."""
     most_sequences: int | None = None
     """The cap as given, else the largest that an engine takes by itself; None: not known."""
     chunks_prefill: bool | None = None
@@ -486,8 +487,13 @@ class Setting:
         """Return the bounds of a lever, or None where it is not allowed."""
         return next((one for one in self.levers if one.knob is knob), None)
 
+    def gives(self, knob: Knob) -> bool:
+        """Return whether the command line gives a knob, whether its value is known or not."""
+        return self.given is not None and knob in self.given
+
     def whole(self, knob: Knob) -> int | None:
-        """Return the whole number that the command line gives a knob, or None where it gives none."""
+        """Return the whole number that the command line gives a knob; None where it gives none, or by a
+        variable from elsewhere."""
         value = self.given.get(knob) if self.given else None
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 

@@ -25,6 +25,8 @@ from kvmedic.model.spec import TargetRef
 
 FIXES_THE_POOL = (Knob.NUM_GPU_BLOCKS_OVERRIDE, Knob.KV_CACHE_MEMORY_BYTES)
 """Knobs with which the cache's size does not depend on what a step takes."""
+DECIDES_ALL = frozenset({Knob.KV_CACHE_DTYPE})
+"""Knobs without whose value nothing of a fleet is judged: what compresses a cache is told by them."""
 UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
 NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
 
@@ -73,14 +75,24 @@ class Workload(EngineLine):
         flag = self.engine.profile.flag(knob)
         return None if flag is None else self.flags.values().get(flag.dest)
 
+    def unknown(self) -> dict[Knob, Refusal]:
+        """Return the knobs that variables from elsewhere give, with where each value comes from."""
+        return {each.flag.knob: each.why for each in self.flags.unknown}
+
+    def gives(self, knob: Knob) -> bool:
+        """Return whether the command line gives a knob, whether its value is known or not."""
+        return self.given(knob) is not None or knob in self.unknown()
+
     def has_on(self, knob: Knob) -> bool | None:
         """Return whether a switch is on, or None where that is not known."""
         flag = self.engine.profile.flag(knob)
-        return None if flag is None else self.engine.has_on(flag, self.given(knob))
+        if flag is None or knob in self.unknown():
+            return None
+        return self.engine.has_on(flag, self.given(knob))
 
     def fixes_the_pool(self) -> tuple[Knob, ...]:
         """Return the knobs that are given and size the KV cache, whatever memory there is."""
-        return tuple(knob for knob in FIXES_THE_POOL if self.given(knob) is not None)
+        return tuple(knob for knob in FIXES_THE_POOL if self.gives(knob))
 
     def longest_request(self) -> int | None:
         """Return the tokens of a request, at most, as the command line gives it; None where it does not."""
@@ -88,13 +100,17 @@ class Workload(EngineLine):
         return given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else None
 
     def knobs(self) -> dict[Knob, Scalar] | None:
-        """Return every knob that is given; None where a file that was not read may give more."""
+        """Return every knob that is given, None for a value that is not known.
+
+        None where a file that was not read may give more.
+        """
         if self.flags.config is not None:
             return None
-        return {given.flag.knob: given.value for given in self.flags.flags}
+        known = {given.flag.knob: given.value for given in self.flags.flags}
+        return {**known, **dict.fromkeys(self.unknown())}
 
     def given_flags(self) -> dict[str, str]:
-        """Return every knob that the command line gives, by knob: never another flag, never a secret."""
+        """Return every knob with its value as far as it is known: never another flag, never a secret."""
         return {str(given.flag.knob): str(given.value) for given in self.flags.flags}
 
 
@@ -218,8 +234,8 @@ def _as_workload(found: EngineLine | Blocked, target: ObjectRef, uid: str) -> Wo
     if isinstance(found, Blocked):
         return found
     flags = flags_in(found.line, found.engine, found.in_file)
-    if isinstance(flags, Refusal):
-        return fault_of(flags)
+    if whole := next((each for each in flags.unknown if each.flag.knob in DECIDES_ALL), None):
+        return fault_of(whole.why)
     read = found.template, found.container_index, found.engine, found.line
     return Workload(*read, file=found.file, target=target, target_uid=uid, flags=flags)
 

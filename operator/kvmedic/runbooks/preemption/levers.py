@@ -110,9 +110,10 @@ def present_setting(
     cap = workload.given(Knob.MAX_NUM_SEQS)
     cap = cap if isinstance(cap, int) else None
     default, steps = profile.flag(Knob.MAX_NUM_SEQS), profile.flag(Knob.MAX_NUM_BATCHED_TOKENS)
-    used, unknown = memory_in_use(evidence)
+    used, unseen = memory_in_use(evidence)
+    unknown = workload.unknown()
     # The switch on the command line counts; without one, what the running engines say of themselves.
-    prefixes, is_given = workload.has_on(Knob.PREFIX_CACHING), workload.given(Knob.PREFIX_CACHING) is not None
+    prefixes, is_given = workload.has_on(Knob.PREFIX_CACHING), workload.gives(Knob.PREFIX_CACHING)
     told = {
         pod.pool.value.caches_prefixes if isinstance(pod.pool, Measured) else None
         for pod in evidence.burn.pods.values()
@@ -123,7 +124,8 @@ def present_setting(
         levers=levers,
         exhausted=exhausted_levers(tried, revision, evidence),
         given=workload.knobs(),
-        most_sequences=cap if cap is not None or default is None else default.most,
+        most_sequences=cap if default is None or workload.gives(Knob.MAX_NUM_SEQS) else default.most,
+        refused={knob: NoChange(Reason.FLAG_NOT_EDITABLE, why.message) for knob, why in unknown.items()},
         chunks_prefill=workload.has_on(Knob.CHUNKED_PREFILL),
         memory=memory_share(workload),
         gpus=devices_of(workload.template),
@@ -131,7 +133,7 @@ def present_setting(
             caches_prefixes=prefixes if is_given or said is None else said,
             leaves_prefixes=not is_given and said is False and prefixes is not False,
             memory_in_use=used,
-            memory_unknown=unknown,
+            memory_unknown=unseen,
             oom_limit=lowest_oom_share(record.outgrown, workload.template),
             raised_in_vain=bool(failed_on_this(Attempt.RAISE_MEMORY, tried, revision, evidence)),
             host=host_terms(workload),
@@ -272,7 +274,7 @@ def length_frees_nothing(case: Case, setting: Setting) -> NoChange | None:
             "would only refuse longer requests",
         )
     fixed = pool_is_fixed(case, setting)
-    if fixed is not None or setting.whole(Knob.MAX_NUM_BATCHED_TOKENS) is None:
+    if fixed is not None or not setting.gives(Knob.MAX_NUM_BATCHED_TOKENS):
         return fixed
     return NoChange(
         Reason.LEVER_WITHOUT_EFFECT,
@@ -386,7 +388,7 @@ def chunks_free_nothing(case: Case, setting: Setting) -> NoChange | None:
     if setting.chunks_prefill:
         return NoChange(Reason.LEVER_WITHOUT_EFFECT, "prefills are chunked already")
     fixed = pool_is_fixed(case, setting)
-    if fixed is not None or setting.whole(Knob.MAX_NUM_BATCHED_TOKENS) is None:
+    if fixed is not None or not setting.gives(Knob.MAX_NUM_BATCHED_TOKENS):
         return fixed
     return NoChange(
         Reason.LEVER_WITHOUT_EFFECT,

@@ -57,8 +57,8 @@ def memory_share(workload: Workload) -> MemoryShare:
     default = None if flag is None else workload.engine.default_of(flag)
     fixing = (workload.engine.profile.flag(knob) for knob in workload.fixes_the_pool())
     return MemoryShare(
-        ratio=float(given) if isinstance(given, int | float) else default,
-        is_given=given is not None,
+        ratio=float(given) if isinstance(given, int | float) else None if workload.gives(KNOB) else default,
+        is_given=workload.gives(KNOB),
         fixed_by=next((flag.name for flag in fixing if flag is not None), ""),
         unread=workload.flags.config or "",
     )
@@ -118,7 +118,7 @@ def lower_share(_evidence: Evidence, setting: Setting) -> SettingAdvice:
             "give it more GPU memory",
         )
     if share.ratio is None or share.unread:
-        return _refuse_unknown_share(share)
+        return setting.refused.get(KNOB) or _refuse_unknown_share(share)
     lower = round(max(lever.minimum, share.ratio - lever.step), DIGITS)
     if lower >= share.ratio:
         text = f"{KNOB} is {share.ratio:g}, spec.levers allows no less than {lever.minimum:g}"

@@ -31,7 +31,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from math import inf, sqrt
 
-from kvmedic.model.engine import Scalar
+from kvmedic.model.engine import Knob, Scalar
 from kvmedic.model.evidence import Blocked, Inconclusive, Signal
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
@@ -237,7 +237,7 @@ def state_of(held: TemporaryChange, fleet: Fleet, workload: Workload | Blocked) 
     if isinstance(workload, Blocked):
         return SetValue.UNKNOWN
     given = workload.given(held.knob)
-    if given is None and workload.flags.config is not None:
+    if given is None and (workload.flags.config is not None or workload.gives(held.knob)):
         return SetValue.UNKNOWN
     same = given is not None and is_value(str(held.step.after), given)
     return SetValue.UNCHANGED if same else SetValue.CHANGED
@@ -420,6 +420,9 @@ def _room(evidence: Evidence, now: Carried, setting: Setting) -> Room | NoChange
     case = size_fleet(evidence, sorted(evidence.sizing.pods))
     if isinstance(case, Inconclusive):
         return NoChange(case.reason, case.message)
+    if setting.max_num_seqs is None and setting.gives(Knob.MAX_NUM_SEQS):
+        why = f"nobody knows the present {Knob.MAX_NUM_SEQS}, which a variable gives"
+        return NoChange(Reason.PRESENT_VALUE_UNKNOWN, why)
     seats = cap_at(case.blocks, case.sequence, SAFEST_FIT)
     if setting.max_num_seqs is not None:
         seats = min(seats, setting.max_num_seqs)
