@@ -100,7 +100,7 @@ def setting_of_engine(workload: Workload) -> Setting:
 def test_a_variable_from_elsewhere_blocks_its_own_knob_alone(flag: str) -> None:
     workload = from_elsewhere(f"{flag}=$(SIZE)", "--max-num-seqs=64")
     assert isinstance(workload, Workload), workload
-    (knob,) = workload.unknown()
+    (knob,) = workload.unknown_knobs()
 
     plan = plan_of(workload, Assignment(Knob.MAX_NUM_SEQS, 16, Reason.FLEET_WIDE_DEMAND, "why"), 1)
     own = plan_of(workload, Assignment(knob, 1, Reason.FLEET_WIDE_DEMAND, "why"), 1)

@@ -30,8 +30,8 @@ from kvmedic.kube.objects import (
     section,
     uid_of,
 )
+from kvmedic.manifests.documents import containers_of
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.manifests.yaml_text import containers_of
 from kvmedic.model.fleet import POD_TEMPLATE_HASH, ROLLING, template_hash
 
 DEFAULT_NAMESPACE = "default"

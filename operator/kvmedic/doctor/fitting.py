@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kvmedic.engines import ENGINES
-from kvmedic.manifests.yaml_text import reads_as_text
+from kvmedic.manifests.documents import reads_as_text
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import Fleet

@@ -246,7 +246,7 @@ class _Document:
         for index, item in enumerate(containers.node.value):
             data = self._plain(item)
             if isinstance(data, Mapping):
-                rendered = as_rendered(self._names(obj)[0], data)
+                rendered = as_rendered(self._kind_and_name(obj)[0], data)
                 yield from self._found(obj, spec, (index, rendered, self._at(item, containers)), path)
 
     def _of_field(
@@ -256,7 +256,7 @@ class _Document:
         place = self._walk(spec, (key,)) if key in CONTAINER_FIELDS else None
         data = self._plain(place.node) if place is not None else None
         if place is not None and isinstance(data, Mapping):
-            container = container_in(self._names(obj)[0], key, data)
+            container = container_in(self._kind_and_name(obj)[0], key, data)
             if container is not None:
                 yield from self._found(obj, spec, (0, container, place), path)
 
@@ -268,9 +268,9 @@ class _Document:
         pod_spec = self._plain(spec.node)
         if isinstance(spec.node, MappingNode) and isinstance(pod_spec, Mapping):
             lists = dict(self._lists(place))
-            yield ManifestContainer(*self._names(obj), index, data, lists, spec.node, pod_spec, path)
+            yield ManifestContainer(*self._kind_and_name(obj), index, data, lists, spec.node, pod_spec, path)
 
-    def _names(self, obj: _Place) -> tuple[str, str]:
+    def _kind_and_name(self, obj: _Place) -> tuple[str, str]:
         """Return an object's kind and name."""
         return _place_text(self._walk(obj, ("kind",))), _place_text(self._walk(obj, ("metadata", "name")))
 

@@ -203,7 +203,7 @@ def end_of_requests(workload: Workload) -> str:
     known = workload.engine.profile.flag(Knob.SHUTDOWN_TIMEOUT)
     if known is None or workload.engine.presence(known) is not Presence.PRESENT:
         return "this engine aborts requests in flight when a replica is ended (it has no --shutdown-timeout)"
-    if Knob.SHUTDOWN_TIMEOUT in workload.unknown():
+    if Knob.SHUTDOWN_TIMEOUT in workload.unknown_knobs():
         return f"nobody knows for how long requests are finished ({known.name} comes from a variable)"
     timeout = workload.given(Knob.SHUTDOWN_TIMEOUT)
     if not isinstance(timeout, int | float) or timeout <= 0:

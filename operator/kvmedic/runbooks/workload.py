@@ -75,18 +75,18 @@ class Workload(EngineLine):
         flag = self.engine.profile.flag(knob)
         return None if flag is None else self.flags.values().get(flag.dest)
 
-    def unknown(self) -> dict[Knob, Refusal]:
+    def unknown_knobs(self) -> dict[Knob, Refusal]:
         """Return the knobs that variables from elsewhere give, with where each value comes from."""
         return {each.flag.knob: each.why for each in self.flags.unknown}
 
     def gives(self, knob: Knob) -> bool:
         """Return whether the command line gives a knob, whether its value is known or not."""
-        return self.given(knob) is not None or knob in self.unknown()
+        return self.given(knob) is not None or knob in self.unknown_knobs()
 
     def has_on(self, knob: Knob) -> bool | None:
         """Return whether a switch is on, or None where that is not known."""
         flag = self.engine.profile.flag(knob)
-        if flag is None or knob in self.unknown():
+        if flag is None or knob in self.unknown_knobs():
             return None
         return self.engine.has_on(flag, self.given(knob))
 
@@ -107,7 +107,7 @@ class Workload(EngineLine):
         if self.flags.config is not None:
             return None
         known = {given.flag.knob: given.value for given in self.flags.flags}
-        return {**known, **dict.fromkeys(self.unknown())}
+        return {**known, **dict.fromkeys(self.unknown_knobs())}
 
     def given_flags(self) -> dict[str, str]:
         """Return every knob with its value as far as it is known: never another flag, never a secret."""

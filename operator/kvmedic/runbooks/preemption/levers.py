@@ -111,7 +111,7 @@ def present_setting(
     cap = cap if isinstance(cap, int) else None
     default, steps = profile.flag(Knob.MAX_NUM_SEQS), profile.flag(Knob.MAX_NUM_BATCHED_TOKENS)
     used, unseen = memory_in_use(evidence)
-    unknown = workload.unknown()
+    unknown = workload.unknown_knobs()
     # The switch on the command line counts; without one, what the running engines say of themselves.
     prefixes, is_given = workload.has_on(Knob.PREFIX_CACHING), workload.gives(Knob.PREFIX_CACHING)
     told = {
