@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.model.fleet import Fleet, Orphan, OrphanDrain, Pod, Rotation
 from kvmedic.model.run import Victim
+from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.frozen_rollout import Order, next_template_move
 from kvmedic.rollout.moves import (
     AdoptPod,
@@ -24,10 +25,13 @@ from kvmedic.rollout.moves import (
     ReleasePod,
     Wait,
 )
+from kvmedic.rollout.orphan_drain import QUICK_START, OrphanInput
 from worlds.model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
 from worlds.model_walk import Walk
 
 LIMIT = timedelta(seconds=600)
+START_TAKES = QUICK_START + timedelta(seconds=1)
+"""No replica is Ready before; the controllers act once more until then."""
 ROTATION = Rotation(
     "serving", "draining", ("llm",), effective=False, in_selector=False, orphan=OrphanDrain(("app",))
 )
@@ -49,7 +53,7 @@ class OrphanModel(Model):
 
     def _pod(self, revision: str) -> ModelPod:
         pod = super()._pod(revision)
-        is_first = not self.sets[revision].reported_available and self.now == START
+        is_first = revision == "old" and len(self.made_at) < self.replicas and self.now == START
         self.made_at[pod.name] = self.now - timedelta(hours=is_first)
         if any(each.revision == revision and not each.cordoned for each in self.orphans):
             self.stand_ins.add(pod.name)
@@ -90,15 +94,17 @@ class OrphanModel(Model):
         super().replica_set_controller(revision)
 
     def kubelet(self, index: int) -> None:
-        """One pod becomes Ready; unless starts are quick, not one that is about to be let go."""
+        """One pod becomes Ready; unless starts are quick, not before its start took its time."""
         chosen = self.pods[index % len(self.pods)] if self.pods else None
-        if chosen is not None and (self.quick or not self._is_about_to_go(chosen)):
+        if chosen is not None and (self.quick or self.now - self.made_at[chosen.name] > START_TAKES):
             super().kubelet(index)
 
-    def _is_about_to_go(self, pod: ModelPod) -> bool:
-        """A stand-in does while the released one serves, and what is new of a template that is left."""
-        serving = any(each.revision == pod.revision and not each.cordoned for each in self.orphans)
-        return (pod.name in self.stand_ins and serving) or pod.revision != self.revision
+    def pass_time(self, seconds: float) -> None:
+        """Controllers act within a second."""
+        self.deployment_controller()
+        for revision in tuple(self.sets):
+            self.replica_set_controller(revision)
+        super().pass_time(seconds)
 
     def endpoints(self) -> None:
         """EndpointSlices list released pods as well, until their labels change."""
@@ -120,18 +126,23 @@ class OrphanModel(Model):
 
     def _seen(self, pod: ModelPod) -> Pod:
         seen = super()._seen(pod)
-        return replace(seen, is_stand_in=pod.name in self.marked, runs_since=self.made_at[pod.name])
+        made = self.made_at[pod.name]
+        ready = made + START_TAKES if pod.ready else None
+        is_marked = pod.name in self.marked
+        return replace(seen, is_stand_in=is_marked, runs_since=made, created_at=made, ready_at=ready)
 
 
 class OrphanWalk(Walk):
     """The operator's side of a frozen rollout on such a fleet, toward one of two revisions."""
 
     ACTS = 7
+    spare_limit = LIMIT
 
-    def __init__(self, model: OrphanModel, toward: str) -> None:
+    def __init__(self, model: OrphanModel, toward: str, wave: int = 1) -> None:
         super().__init__(model)
+        self.wave = wave
         self.plain, self.toward = model, toward
-        self.taken_at: datetime | None = None
+        self.taken_at: dict[str, datetime] = {}
 
     def another_life(self, toward: str) -> OrphanWalk:
         """The next process, that knows nothing but when the last assignment was intended."""
@@ -142,29 +153,64 @@ class OrphanWalk(Walk):
     def move(self) -> Move:
         edit = EDIT if self.toward == "new" else EDIT.inverse()
         away = "old" if self.toward == "new" else "new"
-        busy = {pod.name: pod for pod in self.plain.orphans}
-        drains = {name: self._drain_of(busy[name]) for name in (v.uid for v in self.victims) if name in busy}
+        drains = self.drains()
         order = Order(
-            away, self.toward, edit, OWN_FIELDS, self.victims, drains, LIMIT, LIMIT, self.assigned_at
+            away,
+            self.toward,
+            edit,
+            OWN_FIELDS,
+            self.victims,
+            drains,
+            LIMIT,
+            self.spare_limit,
+            self.assigned_at,
         )
-        order = replace(order, taken_at=self.taken_at)
+        order = replace(order, orphans=orphans_of(self), wave=self.wave, compared=1)
         move = next_template_move(self.model.fleet(), order, self.model.now)
         if isinstance(move, Refused) and self.toward == "old":
             # A run that began asks again.
             return Wait(move.reason, move.message)
         return move
 
+    def drains(self) -> dict[str, Drain]:
+        return drains_of(self)
+
     def happen(self, act: int, which: int) -> None:
         self.model.happen(act, which)
 
     def apply(self, effect: Effect) -> None:
-        match effect:
-            case ReleasePod(pod) | CordonOrphan(Orphan(pod=pod)):
-                self.victims = (Victim(pod.name, pod.uid, self.model.now),)
-                self.taken_at = self.model.now
-            case AdoptPod():
-                self.victims = ()
-        is_pods = isinstance(effect, ReleasePod | CordonOrphan | AdoptPod | MarkStandIn)
         before = self.assigned_at
         super().apply(effect)
-        self.assigned_at = before if is_pods else self.assigned_at
+        self.assigned_at = before if isinstance(effect, POD_MOVES) else self.assigned_at
+
+    def write_down(self, effect: Effect) -> None:
+        super().write_down(effect)
+        note_released(self, effect)
+
+
+POD_MOVES = ReleasePod | CordonOrphan | AdoptPod | MarkStandIn
+
+
+def drains_of(walk: Walk) -> dict[str, Drain]:
+    """What is known of the requests on each released pod that the record names."""
+    uids = {victim.uid for victim in walk.victims}
+    return {pod.name: walk._drain_of(pod) for pod in orphans_in(walk) if pod.name in uids}
+
+
+def orphans_of(walk: Walk) -> OrphanInput:
+    """What an operator knows of released pods by its record."""
+    victims = {victim.uid: victim.cordoned_at for victim in walk.victims}
+    return OrphanInput(victims, walk.drains(), taken_at=victims)
+
+
+def note_released(walk: Walk, effect: Effect) -> None:
+    """What the record says of released pods before an effect."""
+    match effect:
+        case ReleasePod(pod) | CordonOrphan(Orphan(pod=pod)) | AdoptPod(Orphan(pod=pod)):
+            left = {each.name for each in orphans_in(walk)} - {pod.name}
+            added = () if isinstance(effect, AdoptPod) else (Victim(pod.name, pod.uid, walk.model.now),)
+            walk.victims = (*(each for each in walk.victims if each.uid in left), *added)
+
+
+def orphans_in(walk: Walk) -> list[ModelPod]:
+    return walk.model.orphans if isinstance(walk.model, OrphanModel) else []

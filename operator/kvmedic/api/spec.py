@@ -377,8 +377,7 @@ class Rollout(Wire):
     Service, nothing is changed, with the reason `RotationLabelWithoutEffect`. Orphan: it is released from its
     ReplicaSet while it serves, and then the labels change that Services, InferencePools and routers select
     it by; it never comes back, and nobody needs to add a label. Where that is not safe, nothing is changed,
-    with the reason `DrainImpossible`. Auto: Label where the label works, else Orphan. Replacing one replica
-    and giving replicas back need the label."""
+    with the reason `DrainImpossible`. Auto: Label where the label works, else Orphan."""
     settle: Annotated[Text, duration("0s", "10m")] = "15s"
     """How long a released replica must have been out of rotation before its requests are counted, from 0s to
     10m. Raise it for load balancers that let go of a pod late. 15s, because kube-proxy of a busy node took up

@@ -8,7 +8,7 @@ controller: by it the pod goes with the Deployment, and tools that prune see tha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
@@ -193,6 +193,23 @@ def is_released(body: Mapping[str, object], deployment: str) -> bool:
     """Return whether a pod was released from a ReplicaSet of a Deployment, by note, label and owner."""
     owned = any(each.get("uid") == deployment for each in _owners(body))
     return RELEASED in annotations_of(body) and labels_of(body).get(CORDONED_FOR) == deployment and owned
+
+
+def is_put_back(body: Mapping[str, object], deployment: str) -> bool:
+    """Return whether a pod was put back that its ReplicaSet has yet to take in."""
+    owned = any(each.get("uid") == deployment for each in _owners(body))
+    return owned and RELEASED not in annotations_of(body) and not is_owned(body)
+
+
+def owned_by_hash(pod: JsonObject, replica_sets: Sequence[JsonObject]) -> JsonObject | None:
+    """Return a pod as it is once the ReplicaSet of its hash has taken it in; None where there is none."""
+    own = labels_of(pod).get(POD_TEMPLATE_HASH)
+    for each in replica_sets:
+        if own and labels_of(each).get(POD_TEMPLATE_HASH) == own:
+            owner = {"kind": "ReplicaSet", "uid": uid_of(each), "controller": True}
+            metadata = {**section(pod, "metadata"), "ownerReferences": [*_owners(pod), owner]}
+            return {**pod, "metadata": metadata}
+    return None
 
 
 def is_relabelled(body: Mapping[str, object]) -> bool:

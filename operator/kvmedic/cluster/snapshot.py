@@ -36,7 +36,7 @@ from kvmedic.cluster.fronts import (
     usable_label,
     with_orphan_drain,
 )
-from kvmedic.cluster.orphan_pods import is_owned, is_relabelled, is_released
+from kvmedic.cluster.orphan_pods import is_owned, is_put_back, is_relabelled, is_released, owned_by_hash
 from kvmedic.cluster.ownership import (
     CORDON_COST,
     CORDONED,
@@ -435,6 +435,12 @@ async def _parts(client: Reader, namespace: str, deployment: JsonObject) -> _Par
     makers = {uid_of(each) for each in sets}
     marked = await client.list(PODS, namespace, f"{CORDONED_FOR}={uid_of(deployment)}")
     released = [pod for pod in marked if is_released(pod, uid_of(deployment))]
+    adopted = [
+        taken
+        for pod in marked
+        if is_put_back(pod, uid_of(deployment))
+        if (taken := owned_by_hash(pod, sets)) and not is_finished(pod)
+    ]
     apart = {uid_of(pod) for pod in released}
     return _Parts(
         deployment,
@@ -443,7 +449,8 @@ async def _parts(client: Reader, namespace: str, deployment: JsonObject) -> _Par
             pod
             for pod in await client.list(PODS, namespace, selector)
             if controller_uid(pod) in makers and not is_finished(pod) and uid_of(pod) not in apart
-        ],
+        ]
+        + adopted,
         released=released,
         services=await client.list(SERVICES, namespace),
         slices=await client.list(ENDPOINT_SLICES, namespace),

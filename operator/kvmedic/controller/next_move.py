@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from kvmedic.controller.ports import Ports
 from kvmedic.model.config_edits import EditedTemplate
 from kvmedic.model.evidence import Blocked, Reading
-from kvmedic.model.fleet import Fleet, Pod, RolloutFields, template_hash
+from kvmedic.model.fleet import Fleet, Orphan, Pod, RolloutFields, template_hash
 from kvmedic.model.plan import (
     Goal,
 )
@@ -120,7 +120,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     row = row_of(step if forward else step.inverse())
     known = replace(_known(tick, fleet, await drains_of(tick, fleet)), is_back=not forward)
     move = row.next_move(fleet, known)
-    if forward and isinstance(move, Cordon | ReleasePod):
+    if forward and isinstance(move, Cordon | ReleasePod | CordonOrphan):
         return await _refused_canary(tick, fleet, row.canaries(fleet)) or move
     return move
 
@@ -215,10 +215,12 @@ def _assigned_at(tick: Tick) -> datetime | None:
     return tick.now - elapsed_time(tick, "assigned", intent.sequence, intent.at) if intent else None
 
 
-def _taken_at(tick: Tick) -> datetime | None:
-    """Return when the victim was taken, by the time that this process has known of it."""
-    victim = next(iter(tick.run.victims), None)
-    return tick.now - elapsed_time(tick, "cordoned", victim.uid, victim.cordoned_at) if victim else None
+def _taken_at(tick: Tick) -> Mapping[str, datetime]:
+    """Return when each victim was taken, by uid and the time that this process has known of it."""
+    return {
+        victim.uid: tick.now - elapsed_time(tick, "cordoned", victim.uid, victim.cordoned_at)
+        for victim in tick.run.victims
+    }
 
 
 def _pods_held_back(tick: Tick) -> frozenset[str]:
@@ -302,18 +304,23 @@ def record_intent(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
             known = any(victim.uid == pod.uid for victim in victims)
             added = () if known else (Victim(pod.name, pod.uid, tick.now),)
             return replace(run, victims=(*victims, *added))
-        case ReleasePod(pod):
-            return replace(run, victims=(Victim(pod.name, pod.uid, tick.now),))
-        case CordonOrphan(orphan):
-            return replace(run, victims=(Victim(orphan.pod.name, orphan.pod.uid, tick.now),))
-        case AdoptPod():
-            return replace(run, victims=())
+        case ReleasePod(pod) | CordonOrphan(Orphan(pod=pod)):
+            others = _released_victims(run, fleet, pod)
+            return replace(run, victims=(*others, Victim(pod.name, pod.uid, tick.now)))
+        case AdoptPod(orphan):
+            return replace(run, victims=_released_victims(run, fleet, orphan.pod))
         case Uncordon(pod, timed_out):
             return _put_back(run, pod, tick.policy.rollout.drain_timeout if timed_out else None)
         case DeletePod() | SetMinimum() | MarkStandIn():
             return run
         case _:
             return _record_assignment(tick, fleet, effect)
+
+
+def _released_victims(run: Run, fleet: Fleet, pod: Pod) -> tuple[Victim, ...]:
+    """Return the victims beside one pod that were released and are still there."""
+    released = {each.pod.uid for each in fleet.orphans} - {pod.uid}
+    return tuple(victim for victim in run.victims if victim.uid in released)
 
 
 def _put_back(run: Run, pod: Pod, after: timedelta | None) -> Run:

@@ -239,8 +239,8 @@ def _sequence_in(fence: str, claims: str) -> int | None:
 def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     """Return whether the number of replicas is not the one that the record explains.
 
-    A replacement counts on it while it is under way, and a scaling as long as the run is open: its
-    number is what is judged. A rollout counts its replicas anew.
+    A replacement counts on it while its spare is one more, and a scaling as long as the run is open: its
+    number is what is judged. A rollout counts its replicas anew, and so does a replacement without a number.
     """
     step, intent, state = run.current.step, run.intent, run.current.state
     recorded = step.counts_on
@@ -250,6 +250,8 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
     if intent is None:
         return fleet.replicas != recorded
     told = intent.replicas_after if committed == intent.sequence else intent.replicas_before
+    if told is None and not step.is_a_number:
+        return False
     return fleet.replicas != (recorded if told is None else told)
 
 

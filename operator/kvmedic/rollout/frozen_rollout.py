@@ -18,7 +18,7 @@ is always as many spares as there are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.config_edits import TemplateChange
@@ -65,7 +65,6 @@ from kvmedic.rollout.moves import (
     Wait,
 )
 from kvmedic.rollout.orphan_drain import (
-    LONGEST_DRAIN,
     OrphanInput,
     leaving_orphan_move,
     next_release,
@@ -123,10 +122,8 @@ class Order:
     """How many may be replaced at once, where there are as many spares."""
     compared: int = 0
     """New replicas that were compared with old ones: with no more of them, no wave has begun."""
-    taken_at: datetime | None = None
-    """When the first victim was taken; None: not known."""
-    linger: timedelta = LONGEST_DRAIN
-    """How long a released replica may finish its requests if no operator is there."""
+    orphans: OrphanInput = field(default_factory=OrphanInput)
+    """What is known of replicas that were released to be drained."""
 
     @property
     def purpose(self) -> Purpose:
@@ -162,21 +159,30 @@ def rest_template(
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
         return _await_controller(fleet, now, pulsed_at)
-    return (resting_orphan_move(fleet, orphan) if orphan else None) or holding_move(fleet)
+    return (resting_orphan_move(fleet, orphan, now) if orphan else None) or holding_move(fleet)
 
 
 def _move_orphan(fleet: Fleet, order: Order, now: datetime) -> Move | None:
-    """Return the next move for a replica that was released, if one was."""
-    known = OrphanInput(
-        victims=frozenset(victim.uid for victim in order.victims),
-        drains=order.drains,
-        linger=order.linger,
+    """Return the next move for replicas that were released, if any were."""
+    known = replace(
+        order.orphans,
         toward=order.toward,
         needed=fleet.replicas - _given_up(fleet, order, now),
         is_frozen=_target_unavailable(fleet, fleet.revision),
-        taken_at=order.taken_at,
     )
     return orphan_move(fleet, known, now)
+
+
+def _drain_released(fleet: Fleet, order: Order, now: datetime) -> Move | None:
+    """Return the next move for replicas that were released; None where one more of a wave may be, too.
+
+    The others finish their requests meanwhile.
+    """
+    move = _move_orphan(fleet, order, now)
+    placed = min(order.wave, fleet.spares + len(fleet.orphans)) - _count_unplaced(fleet, order, now)
+    gone = all(each.pod.cordoned for each in fleet.orphans)
+    more = gone and fleet.told > fleet.replicas and len(fleet.orphans) < placed
+    return None if more and isinstance(move, Wait) else move
 
 
 def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -186,7 +192,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     new, old = fleet.serving(order.toward), fleet.serving(order.away)
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
-    if first := _move_orphan(fleet, order, now) or _start_failure(fleet, order, now):
+    if first := _drain_released(fleet, order, now) or _start_failure(fleet, order, now):
         return first
     if fleet.desired(order.toward) == 0:
         return adding_pulse(fleet)
@@ -317,13 +323,14 @@ def _count_unplaced(fleet: Fleet, order: Order, now: datetime) -> int:
 
     Nobody waits for these: fewer replicas go at once, and their devices are taken over.
     """
-    if order.repairs or fleet.spares == SURGE:
+    asked = fleet.spares + len(fleet.orphans)
+    if order.repairs or asked == SURGE:
         return 0
     placeless = [each for each in _lost(fleet, order, now) if each.reason is Reason.SPARE_UNSCHEDULABLE]
     refused = _unmade(fleet, order, now) is not None
     unmade = fleet.desired(order.toward) - len(fleet.serving(order.toward)) if refused else 0
     found = len(placeless) + unmade
-    return found if found < fleet.spares else 0
+    return found if found < asked else 0
 
 
 def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
@@ -390,12 +397,13 @@ def _next_victims(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetim
         return Wait(
             Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
         )
-    if fleet.rotation.orphan is not None:
-        return _release_next(fleet, order, old, now)
-    if (surplus := fleet.desired(order.toward) - fleet.replicas) > 0:
+    surplus = fleet.desired(order.toward) - fleet.replicas
+    if fleet.rotation.orphan is None and surplus > 0:
         return _take_surplus(fleet, order, surplus, now)
     if spares := _first_wave(fleet, order, old):
         return spares
+    if fleet.rotation.orphan is not None:
+        return _release_next(fleet, order, old, now)
     # Without any permit the controller takes what is old beyond the fleet's number: somebody's own surge.
     at_least = fleet.desired(order.away) - fleet.replicas
     taken = _take(fleet, order, old, max(at_least, min(order.wave, fleet.spares)), now)
@@ -409,7 +417,8 @@ def _release_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetim
     if back := stray_move(fleet, fleet.pods):
         return back
     down = tuple(pod for pod in old if not pod.ready)
-    return next_release(fleet, old) or _let_go(fleet, order, down[:1], now)
+    at_once = min(order.wave, len(old))
+    return next_release(fleet, old, at_once) or _let_go(fleet, order, down[:1], now)
 
 
 def _take_surplus(fleet: Fleet, order: Order, surplus: int, now: datetime) -> Move:
@@ -430,7 +439,8 @@ def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | Non
     They are asked for once, after the comparison. Those that found no node are not asked for again.
     """
     wanted = min(order.wave, len(old))
-    begun = fleet.desired(order.toward) > order.compared or any(pod.cordoned for pod in old)
+    taken = bool(fleet.orphans) or any(pod.cordoned for pod in old)
+    begun = fleet.desired(order.toward) > order.compared or taken
     return None if begun or wanted <= fleet.spares else adding_pulse(fleet, wanted)
 
 
@@ -493,7 +503,7 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
         return Retarget(order.edit, still_fields(fleet))
     if fleet.rotation.orphan is None:
         return _take_leaving(fleet, order, leaving, now)
-    if first := release_before_turning(fleet, leaving, order.toward):
+    if first := release_before_turning(fleet, leaving, order.toward, now):
         return first
     is_whole = fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order)
     return Revert(order.edit, order.recorded) if is_whole else Retarget(order.edit, still_fields(fleet))
@@ -540,8 +550,7 @@ def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: St
         spare_limit=known.limits.spare,
         pulsed_at=known.assigned_at,
         held=known.held,
-        taken_at=known.taken_at,
-        linger=known.linger,
+        orphans=known.orphans,
         repairs=known.is_back,
         mends=run.goal is Goal.STEADINESS,
         served_before=run.in_rotation,
@@ -556,7 +565,7 @@ def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
     return StepRow(
         refuse=refusal,
         next_move=lambda fleet, known: next_template_move(fleet, order_of(step, fleet, known), known.now),
-        rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at, _orphan_input(known)),
+        rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at, known.orphans),
         leave=_leave_template,
         canaries=lambda fleet: (
             fleet.serving(step.after_template) if fleet.is_saturated(step.before_template) else ()
@@ -565,16 +574,11 @@ def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
     )
 
 
-def _orphan_input(known: StepInput) -> OrphanInput:
-    victims = frozenset(victim.uid for victim in known.run.victims)
-    return OrphanInput(victims, known.drains, known.linger, taken_at=known.taken_at)
-
-
 def _leave_template(fleet: Fleet, known: StepInput) -> Move:
     """Return the next move toward a fleet without anything of ours; the fields first, as somebody waits."""
     move = releasing_move(fleet, known.run.recorded, known.edited)
-    orphan = leaving_orphan_move(fleet, _orphan_input(known)) if isinstance(move, Settled) else None
-    return orphan or move
+    is_whole = isinstance(move, Settled)
+    return (leaving_orphan_move(fleet, known.orphans, known.now) if is_whole else None) or move
 
 
 def _attempt(step: FlagStep | BundleStep | RevisionStep) -> tuple[Attempt, str]:

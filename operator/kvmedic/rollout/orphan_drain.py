@@ -14,14 +14,14 @@ endpoints were never fewer than the replicas, and none of 2,411 requests on conn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import combinations
 
 from kvmedic.model.fleet import ADDING, SURGE, Fleet, Orphan, Pod, frozen
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.draining import Drain, choose_pod
+from kvmedic.rollout.draining import BELIEVED_START, Drain, choose_pod
 from kvmedic.rollout.moves import (
     AdoptPod,
     CordonOrphan,
@@ -45,6 +45,9 @@ MOST_SWAPS = 2
 QUICK_START = timedelta(seconds=15)
 """Replicas that start faster than that, and wait for no device, may be Ready before they are let go: once in
 some 70 such steps the stand-in was removed while it served."""
+
+MADE_WITHIN = timedelta(seconds=1)
+"""A stand-in is made after its pod was released; Kubernetes writes when in whole seconds, cut off."""
 
 LINGER_SLACK = timedelta(minutes=1)
 """How long after the drain's time-out the kubelet ends a released replica; the operator deletes it before."""
@@ -102,13 +105,30 @@ def drain_refusal(fleet: Fleet) -> str:
     way = fleet.rotation.orphan
     if way is None or way.blocked:
         return way.blocked if way else "they are drained by their label"
-    took = [pod.ready_at - pod.created_at for pod in fleet.live if pod.ready_at and not pod.restarts]
+    took = _starts(fleet)
     if not way.has_device and took and min(took) < QUICK_START:
         return (
             f"a replica starts in {int(min(took).total_seconds())} s and waits for no device, so one that is "
             f"made for a moment may serve before it goes: {_way_out(fleet)}"
         )
     return ""
+
+
+def _starts(fleet: Fleet) -> list[timedelta]:
+    """Return how long the replicas took to become Ready that did so once."""
+    took = (pod.ready_at - pod.created_at for pod in fleet.live if pod.ready_at and not pod.restarts)
+    return [each for each in took if each <= BELIEVED_START]
+
+
+def may_serve_soon(fleet: Fleet, pod: Pod, now: datetime) -> bool:
+    """Return whether a replica serves, or may before the controllers have done what is decided now.
+
+    They need up to four seconds. A replica whose engine does not run, or that is younger than half of what
+    the quickest one took, is not Ready by then.
+    """
+    if pod.ready or pod.runs_since is None:
+        return pod.ready
+    return now - pod.created_at > max(QUICK_START, min(_starts(fleet), default=QUICK_START) / 2)
 
 
 def _way_out(fleet: Fleet) -> str:
@@ -120,166 +140,225 @@ def _way_out(fleet: Fleet) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OrphanInput:
-    """What is known of a released replica beside the fleet itself."""
+    """What is known of released replicas beside the fleet itself."""
 
-    victims: frozenset[str]
-    """Uids of the replicas that are being drained, by the record."""
-    drains: Mapping[str, Drain]
+    victims: Mapping[str, datetime] = field(default_factory=dict)
+    """The replicas that are being drained, by uid: when the record says that each was taken."""
+    drains: Mapping[str, Drain] = field(default_factory=dict)
     """What is known of the requests on each of them."""
-    linger: timedelta
+    linger: timedelta = LONGEST_DRAIN
     toward: str = ""
     """Hash of the pod template that every replica shall run."""
     needed: int = 0
-    """Replicas that must be in rotation beside it before it leaves."""
+    """Replicas that must be in rotation beside one before it leaves."""
     is_frozen: bool = True
     """Every pod of the template in force counts as unavailable, so that a pulse takes exactly one other."""
-    taken_at: datetime | None = None
-    """When it was released, or relabelled; None: not known."""
+    taken_at: Mapping[str, datetime] = field(default_factory=dict)
+    """When each was released, or relabelled, by the clock of this process."""
 
 
-def orphan_move(
-    fleet: Fleet, known: OrphanInput, now: datetime
-) -> AdoptPod | MarkStandIn | Pulse | CordonOrphan | DeletePod | Wait | None:
-    """Return the next move for a released replica; None where there is none, or the rollout moves first."""
-    orphan = _foremost_orphan(fleet)
-    if orphan is None:
-        return None
-    if move := _begun_move(orphan, known):
-        return move
-    if orphan.is_owned:
-        late = known.taken_at is not None and now - known.taken_at > RELEASE_LIMIT
-        return AdoptPod(orphan) if late else _await_release(orphan)
-    if fleet.fields.is_frozen and fleet.told > fleet.replicas:
-        return _remove_stand_in(fleet, orphan, known)
-    return _leave_rotation(fleet, orphan, known)
+OrphanDecision = AdoptPod | MarkStandIn | Pulse | CordonOrphan | DeletePod | Wait
 
 
-def resting_orphan_move(
-    fleet: Fleet, known: OrphanInput
-) -> AdoptPod | CordonOrphan | DeletePod | Wait | None:
-    """Return the next move of a released replica toward a fleet that stands still; None where there is none.
+def orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
+    """Return the next move for released replicas; None where there is none, or the rollout moves first."""
+    return _next_of_all(fleet, known, now, lambda each: _rollout_move(fleet, each, known, now))
 
-    It goes back while its stand-in has not served. Else it serves on beside it, or finishes its drain.
+
+def resting_orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
+    """Return the next move of released replicas toward a fleet that stands still; None where there is none.
+
+    One goes back while its stand-in has not served. Else it serves on beside it, or finishes its drain.
     """
-    orphan = _foremost_orphan(fleet)
-    if orphan is None:
-        return None
-    if move := _begun_move(orphan, known):
-        return move
-    if orphan.is_owned:
-        return _await_release(orphan)
-    stand_in = _stand_in_of(fleet, orphan)
-    if fleet.fields.is_frozen and fleet.told > fleet.replicas and not (stand_in and stand_in.ready):
-        return AdoptPod(orphan)
-    return Wait(Reason.HOLDING, f"the fleet stands still; {orphan.pod.name}, which was released, serves on")
+
+    def adopt_or_keep(orphan: Orphan) -> AdoptPod | Wait:
+        text = f"the fleet stands still; {orphan.pod.name}, which was released, serves on"
+        return AdoptPod(orphan) if can_adopt(fleet, orphan, now) else Wait(Reason.HOLDING, text)
+
+    return _next_of_all(fleet, known, now, adopt_or_keep)
 
 
-def leaving_orphan_move(fleet: Fleet, known: OrphanInput) -> CordonOrphan | DeletePod | Wait | None:
+def leaving_orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
     """Return the next move until no released replica is left, whoever changed the fleet meanwhile."""
-    orphan = _foremost_orphan(fleet)
-    if orphan is None:
-        return None
-    waiting = _await_release(orphan) if orphan.is_owned else None
-    return _begun_move(orphan, known) or waiting or _leave_rotation(fleet, orphan, known)
+    return _next_of_all(fleet, known, now, lambda each: leave_rotation(fleet, each, known))
 
 
-def next_release(fleet: Fleet, old: Sequence[Pod]) -> ReleasePod | Pulse | Wait | None:
+def returning_orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
+    """Return the next move until no released replica is left: back where it can, drained where it cannot."""
+
+    def adopt_or_drain(orphan: Orphan) -> AdoptPod | CordonOrphan | Wait:
+        back = can_adopt(fleet, orphan, now)
+        return AdoptPod(orphan) if back else leave_rotation(fleet, orphan, known)
+
+    return _next_of_all(fleet, known, now, adopt_or_drain)
+
+
+def _next_of_all(
+    fleet: Fleet,
+    known: OrphanInput,
+    now: datetime,
+    of_released: Callable[[Orphan], OrphanDecision | None],
+) -> OrphanDecision | None:
+    """Return the next move of all released replicas.
+
+    Args:
+        fleet: the fleet.
+        known: what is known of them.
+        now: the time of asking.
+        of_released: the next move of one that may go on either way.
+    """
+    begun = begun_move(fleet, known, now)
+    if not isinstance(begun, Wait | None) or any(each.is_owned for each in fleet.orphans):
+        return begun
+    free = (each for each in fleet.orphans if _drain_move(each, known) is None)
+    return _foremost(move for each in free if (move := of_released(each)) is not None) or begun
+
+
+def begun_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
+    """Return the next move of released replicas that their ReplicaSet has not seen, or that leave for good.
+
+    None: each of them is let go, and may go on either way.
+    """
+    return _foremost(
+        move for each in fleet.orphans if (move := _drain_move(each, known) or _awaited(each, known, now))
+    )
+
+
+def _foremost(moves: Iterable[OrphanDecision]) -> OrphanDecision | None:
+    """Return the first move that changes something, else the first wait; None where there is none."""
+    found = tuple(moves)
+    return next((each for each in found if not isinstance(each, Wait)), found[0] if found else None)
+
+
+def can_adopt(fleet: Fleet, orphan: Orphan, now: datetime) -> bool:
+    """Return whether a released replica may go back without another one going that serves, or soon does.
+
+    Its ReplicaSet then ends as many as it has too many, those first that are not Ready. So it must have
+    followed all that was asked of it before.
+    """
+    own, wanted = fleet.serving(orphan.pod.revision), fleet.desired(orphan.pod.revision)
+    surge = fleet.fields.max_surge if fleet.fields.is_frozen else 0
+    is_followed = isinstance(surge, int) and fleet.observed and fleet.told <= fleet.replicas + surge
+    if orphan.pod.cordoned or not is_followed or not 0 < wanted >= len(own):
+        return False
+    idle = sum(not may_serve_soon(fleet, pod, now) for pod in own)
+    return len(own) + 1 - wanted <= idle
+
+
+def next_release(fleet: Fleet, old: Sequence[Pod], surge: int = SURGE) -> ReleasePod | Pulse | Wait | None:
     """Return the next move for one of the replicas that are to go; None where those that are down just go.
 
     They got no request since they were started. One that took a released replica's place is the last to be
     taken: by those it is known how often that happened.
+
+    Args:
+        fleet: the fleet.
+        old: the replicas that are to go.
+        surge: how many are made beside the fleet's number where none is.
     """
     down = [pod for pod in old if not pod.ready]
     reached = [pod for pod in down if not pod.is_unreached]
     if down and not reached:
         return None
     victims = reached or [pod for pod in old if not pod.is_stand_in] or old
-    return release_move(fleet, choose_pod(tuple(victims), None))
+    return release_move(fleet, choose_pod(tuple(victims), None), surge)
 
 
 def release_before_turning(
-    fleet: Fleet, leaving: Sequence[Pod], toward: str
+    fleet: Fleet, leaving: Sequence[Pod], toward: str, now: datetime
 ) -> ReleasePod | Pulse | Wait | None:
     """Return the next move until a template can be put back without a cut; None: it can now.
 
     The controller takes the replicas of another template at once where the wanted ones are all there and
-    Available: then those that got requests are released first.
+    Available: then those that got requests, or may get one by then, are released first.
     """
-    reached = next((pod for pod in leaving if not pod.is_unreached), None)
+    reached = next((p for p in leaving if not p.is_unreached or may_serve_soon(fleet, p, now)), None)
     return release_move(fleet, reached) if reached and fleet.is_saturated(toward) else None
 
 
-def release_move(fleet: Fleet, victim: Pod) -> ReleasePod | Pulse | Wait:
+def release_move(fleet: Fleet, victim: Pod, surge: int = SURGE) -> ReleasePod | Pulse | Wait:
     """Return the next move for a replica that is to be drained and still belongs to its ReplicaSet.
 
     The one more that the fleet has by then is what keeps as many in rotation as there were.
     """
     if fleet.told <= fleet.replicas:
-        return Pulse((), ADDING)
-    swapped = [pod.name for pod in fleet.serving(victim.revision) if pod.is_stand_in and pod.ready]
-    if len(swapped) >= MOST_SWAPS:
-        return Wait(
-            Reason.DRAIN_IMPOSSIBLE,
-            f"{', '.join(swapped)} started before they could be let go again, so no replica was changed: "
-            f"{_way_out(fleet)}",
-        )
-    return ReleasePod(victim)
+        return Pulse((), replace(ADDING, max_surge=surge))
+    return await_swapped(fleet, victim.revision) or ReleasePod(victim)
 
 
-def _foremost_orphan(fleet: Fleet) -> Orphan | None:
-    """Return the released replica to see to first: the one that is furthest."""
-    return min(fleet.orphans, key=lambda each: (not each.pod.cordoned, each.pod.name), default=None)
+def await_swapped(fleet: Fleet, revision: str) -> Wait | None:
+    """Return the wait for a person where stand-ins serve before they go, so that no replica is changed."""
+    swapped = [pod.name for pod in fleet.serving(revision) if pod.is_stand_in and pod.ready]
+    if len(swapped) < MOST_SWAPS:
+        return None
+    return Wait(
+        Reason.DRAIN_IMPOSSIBLE,
+        f"{', '.join(swapped)} started before they could be let go again, so no replica was changed: "
+        f"{_way_out(fleet)}",
+    )
 
 
-def _await_release(orphan: Orphan) -> Wait:
+def _awaited(orphan: Orphan, known: OrphanInput, now: datetime) -> AdoptPod | Wait | None:
+    """Return the wait until a ReplicaSet has let go of a replica, or its end; None once it has."""
+    if not orphan.is_owned:
+        return None
+    since = known.taken_at.get(orphan.pod.uid)
+    if since is not None and now - since > RELEASE_LIMIT:
+        return AdoptPod(orphan)
     text = f"{orphan.pod.name} is released, and its ReplicaSet has yet to let go of it"
     return Wait(Reason.AWAITING_CONTROLLER, text)
 
 
-def _stand_in_of(fleet: Fleet, orphan: Orphan) -> Pod | None:
-    """Return the newest pod of the ReplicaSet that let go; None while it has not made all."""
+def stand_in_of(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> Pod | None:
+    """Return the pod that was made for a released one; None while it is not, and once it is gone."""
     own = fleet.serving(orphan.pod.revision)
-    if len(own) < fleet.desired(orphan.pod.revision):
+    newest = max(own, key=lambda pod: (pod.created_at, pod.name), default=None)
+    if newest is None or len(own) < fleet.desired(orphan.pod.revision):
         return None
-    return max(own, key=lambda pod: (pod.created_at, pod.name), default=None)
+    released = known.victims.get(orphan.pod.uid)
+    is_later = released is not None and newest.created_at >= released - MADE_WITHIN
+    return newest if is_later or not newest.ready else None
 
 
-def _remove_stand_in(
-    fleet: Fleet, orphan: Orphan, known: OrphanInput
-) -> AdoptPod | MarkStandIn | Pulse | CordonOrphan | DeletePod | Wait | None:
-    """Return the next move until the stand-in is gone, which must not serve before.
+def _rollout_move(fleet: Fleet, orphan: Orphan, known: OrphanInput, now: datetime) -> OrphanDecision | None:
+    """Return the next move for a replica that is let go; None where the rollout moves first.
 
-    Where it is Ready nothing is taken back: the released one goes, and an old replica took its place.
+    Its stand-in must be gone before it serves. Where it is Ready nothing is taken back: the released one
+    goes, and an old replica took its place.
     """
-    stand_in, revision = _stand_in_of(fleet, orphan), orphan.pod.revision
+    stand_in, revision = stand_in_of(fleet, orphan, known), orphan.pod.revision
+    if not fleet.fields.is_frozen or fleet.told <= fleet.replicas:
+        return leave_rotation(fleet, orphan, known)
+    own = fleet.serving(revision)
+    if len(own) > fleet.desired(revision):
+        return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
     if stand_in is not None and not stand_in.is_stand_in:
         return MarkStandIn(stand_in)
-    if stand_in is not None and stand_in.ready:
-        return _leave_rotation(fleet, orphan, known)
-    others = fleet.desired(fleet.revision)
+    idle = [pod for pod in own if not may_serve_soon(fleet, pod, now)]
+    if not idle and len(own) >= fleet.desired(revision):
+        return leave_rotation(fleet, orphan, known)
+    others, spares = fleet.desired(fleet.revision), fleet.fields.max_surge
     if revision == known.toward or others == 0:
         return AdoptPod(orphan)
     if revision == fleet.revision:
         return None  # the other template is put back, and with it the stand-in goes
-    if not known.is_frozen or fleet.told != fleet.replicas + SURGE:
+    if not known.is_frozen or not isinstance(spares, int) or fleet.told != fleet.replicas + spares:
         return Wait(Reason.AWAITING_CONTROLLER, "the ReplicaSets have not followed the Deployment yet")
-    permit = frozen(surge=0, max_unavailable=others, paused=False)
-    return Pulse((stand_in.name,) if stand_in else (), permit)
+    # One less than there are, and all of the template in force count as unavailable: exactly one goes.
+    permit = frozen(surge=spares - SURGE, max_unavailable=others - spares + SURGE, paused=False)
+    return Pulse(tuple(pod.name for pod in ([stand_in] if stand_in in idle else idle)[:1] if pod), permit)
 
 
-def _leave_rotation(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> CordonOrphan | Wait:
+def leave_rotation(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> CordonOrphan | Wait:
+    """Return the next move of a released replica that goes: out of rotation once enough serve beside it."""
     if orphan.pod.in_rotation and fleet.in_rotation < known.needed:
         text = f"{fleet.in_rotation} of {known.needed} replicas beside {orphan.pod.name} are in rotation"
         return Wait(Reason.AWAITING_REPLICA, text)
-    return _cordon_orphan(fleet, orphan, known)
-
-
-def _cordon_orphan(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> CordonOrphan:
     way = fleet.rotation.orphan
     return CordonOrphan(orphan, way.keys if way else (), known.linger)
 
 
-def _begun_move(orphan: Orphan, known: OrphanInput) -> CordonOrphan | DeletePod | Wait | None:
+def _drain_move(orphan: Orphan, known: OrphanInput) -> CordonOrphan | DeletePod | Wait | None:
     """Return the next move of a released replica that is out of rotation for good; None before that."""
     pod = orphan.pod
     if pod.terminating:

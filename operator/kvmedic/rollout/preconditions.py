@@ -174,6 +174,9 @@ Row: TypeAlias = tuple[bool, Reason, str]
 """Whether it applies, and what is said then."""
 
 
+RELEASED_IS_LEFT = "a replica that was released to be drained is still there"
+
+
 class Purpose(Enum):
     """What a change is for; it says what a fleet must be like before it begins."""
 
@@ -225,7 +228,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
     return _first_refusal(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unbalanced_state(fleet, earlier), Purpose.RELIEF),
+        *_rows(fleet, _unbalanced_state(fleet, earlier), Purpose.RELIEF, _drain_rows(fleet)),
     )
 
 
@@ -243,6 +246,7 @@ def _unbalanced_state(fleet: Fleet, earlier: str) -> str:
         (len(live) != wanted or told != wanted, f"{len(live)} replicas exist in the middle of a rollout"),
         (any(not pod.ready for pod in live), f"{fleet.ready} of {len(live)} replicas are Ready"),
         (any(pod.cordoned for pod in live), "a replica carries the draining label"),
+        (bool(fleet.orphans), RELEASED_IS_LEFT),
         (any(not pod.in_rotation for pod in live), "a replica is in no Service's EndpointSlices"),
         (_is_over(fleet), "the rollout is complete but for replicas of before, which go now"),
     ):
@@ -260,8 +264,12 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
     """Return why a replica of this fleet cannot be replaced, or None; it need not be Ready itself.
 
     The strategy does not matter, since nothing is rolled out. Somebody who decides the number of
-    replicas does: the spare would be taken away again, and not by the order that was prepared.
+    replicas does where the spare is one more: it would be taken away again, and not by the order that was
+    prepared. A replica that is released makes room for the spare without another number.
     """
+    way = fleet.rotation.orphan
+    doubt = way.blocked if way else ""
+    drains = ((doubt != "", Reason.DRAIN_IMPOSSIBLE, doubt),) if way else _label_rows(fleet)
     down = next((pod.uid for pod in fleet.live if pod.uid == step.uid and not pod.ready), "")
     who = fleet.scaler.name if fleet.scaler else "nobody"
     scaled = (
@@ -270,8 +278,8 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
     )
     return _first_refusal(
         _frozen(fleet),
-        (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), Purpose.RELIEF),
+        (fleet.scaler is not None and way is None, Reason.REPLICAS_AUTOSCALED, scaled),
+        *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), Purpose.RELIEF, drains),
     )
 
 
@@ -305,7 +313,7 @@ def scaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     return _first_refusal(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled_state(fleet, purpose), purpose),
+        *_rows(fleet, _unsettled_state(fleet, purpose), purpose, _drain_rows(fleet)),
     )
 
 
@@ -407,16 +415,14 @@ def _label_rows(fleet: Fleet) -> tuple[Row, ...]:
     )
 
 
-def _rows(
-    fleet: Fleet, unsettled: str, purpose: Purpose, drain: tuple[Row, ...] | None = None
-) -> tuple[Row, ...]:
+def _rows(fleet: Fleet, unsettled: str, purpose: Purpose, drain: tuple[Row, ...]) -> tuple[Row, ...]:
     """Return what keeps any change from a fleet, in the order of telling.
 
     Args:
         fleet: the fleet.
         unsettled: what of it is in the middle of another change.
         purpose: what the change is for.
-        drain: what keeps a replica from being drained; None: it can be drained by its label alone.
+        drain: what keeps a replica from being drained.
     """
     return (
         (
@@ -424,7 +430,7 @@ def _rows(
             fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
             _owner_message(fleet.owner),
         ),
-        *(_label_rows(fleet) if drain is None else drain),
+        *drain,
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (
             fleet.fields.paused,
@@ -452,7 +458,7 @@ def _unsettled_state(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
         (fleet.is_losing, "a pod is terminating"),
-        (bool(fleet.orphans), "a replica that was released to be drained is still there"),
+        (bool(fleet.orphans), RELEASED_IS_LEFT),
         (len(active) != 1 or len(live) != len(current), "pods of more than one revision exist"),
         (len(current) != fleet.replicas, f"{len(current)} of {fleet.replicas} replicas exist"),
         (whole and lacking != "", lacking),

@@ -11,6 +11,10 @@ Nothing is remembered from tick to tick but which of our two assignments was com
 is being drained. Between any two moves the fleet stands still with as many replicas in rotation as
 before, or one more.
 
+Where no label takes a replica out of rotation its ReplicaSet lets go of it instead
+(`kvmedic.rollout.orphan_drain`), and the replica that is made in its place is the spare: no number is
+assigned, so an autoscaler may have it. Back, the spare changes places with the released one.
+
 Source: Kubernetes 1.36, pkg/controller/controller_utils.go, ActivePodsWithRanks. Of two pods the one
 without a node goes first, then the pending one, then the one that is not Ready, then the one of lower
 deletion cost.
@@ -18,12 +22,12 @@ deletion cost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import assert_never
 
-from kvmedic.model.fleet import Fleet, Pod
+from kvmedic.model.fleet import Fleet, Orphan, Pod
 from kvmedic.model.plan import Goer, ReplaceStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, Victim
@@ -49,7 +53,29 @@ from kvmedic.rollout.draining import (
     unready_since,
 )
 from kvmedic.rollout.drift import committed_sequence
-from kvmedic.rollout.moves import DeletePod, Failed, Move, Refused, ScaleIn, ScaleOut, Settled, Uncordon, Wait
+from kvmedic.rollout.moves import (
+    AdoptPod,
+    Claim,
+    DeletePod,
+    Failed,
+    Move,
+    Refused,
+    ReleasePod,
+    ScaleIn,
+    ScaleOut,
+    Settled,
+    Uncordon,
+    Wait,
+)
+from kvmedic.rollout.orphan_drain import (
+    OrphanInput,
+    begun_move,
+    can_adopt,
+    leave_rotation,
+    leaving_orphan_move,
+    resting_orphan_move,
+    returning_orphan_move,
+)
 from kvmedic.rollout.preconditions import end_as_begun, replacement_refusal
 from kvmedic.rollout.steps import StepInput, StepRow
 from kvmedic.verdict.baseline import is_quorate
@@ -82,6 +108,10 @@ class Replacement:
     """Uids of replicas whose drain timed out and that are not taken again yet."""
     down_before: int = 0
     """Replicas that took no requests before the run; nobody waits for as many."""
+    begins: bool = False
+    """The way forward, and no assignment was committed yet."""
+    orphans: OrphanInput = field(default_factory=OrphanInput)
+    """What is known of replicas that were released to be drained."""
 
     @property
     def least(self) -> int:
@@ -131,6 +161,10 @@ def replacing_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     The pod template and the number of replicas must be as the record explains them: anything else is
     somebody's edit, and the caller leaves instead (`leaving_move`).
     """
+    if _is_released(fleet, order):
+        own = _as_asked_for(fleet, order)
+        takes_back = order.step.goes is Goer.SPARE
+        return _change_places(fleet, own, now) if takes_back else _exchange_released(fleet, own, now)
     match order.scaled:
         case Scaled.NOT_YET:
             return _begin(fleet, order)
@@ -145,12 +179,14 @@ def replacing_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
             assert_never(order.scaled)
 
 
-def rest_replacement(fleet: Fleet, order: Replacement) -> Move:
+def rest_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation.
 
     The spare stays: it serves too. Once the recorded number is asked for again, the controller takes
     its victim by the marks on it, so they stay until it did.
     """
+    if move := resting_orphan_move(fleet, order.orphans, now):
+        return move
     if order.scaled is Scaled.BACK and not is_followed(fleet, order.wanted):
         return AWAIT_REMOVAL
     return holding_move(fleet)
@@ -162,6 +198,8 @@ def leave_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     Somebody else's number of replicas stays. Ours goes back as carefully as it came: by one drained
     replica; in the middle of somebody's rollout that waits until the rollout is complete.
     """
+    if move := returning_orphan_move(fleet, _as_asked_for(fleet, order).orphans, now):
+        return move
     surplus = order.scaled is Scaled.OUT and fleet.replicas == order.surged
     edited = fleet.revision != order.step.template
     if surplus and (not edited or is_whole(fleet)):
@@ -172,10 +210,67 @@ def leave_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
 def _begin(fleet: Fleet, order: Replacement) -> Move:
     if order.step.goes is Goer.SPARE:
         return stray_move(fleet, fleet.pods) or Settled()
+    refused = _refuse(fleet, order)
+    return refused or ScaleOut(order.wanted, order.surged, order.step.pod)
+
+
+def _refuse(fleet: Fleet, order: Replacement) -> Refused | Failed | None:
     refused = replacement_refusal(fleet, order.step)
     if refused is None and _name_pods(fleet, order) is None:
         refused = Refused(Reason.TARGET_NOT_SETTLED, f"{order.step.pod} is gone: there is nothing to replace")
-    return end_as_begun(refused, order.assigned_at) or ScaleOut(order.wanted, order.surged, order.step.pod)
+    return end_as_begun(refused, order.assigned_at)
+
+
+def _is_released(fleet: Fleet, order: Replacement) -> bool:
+    """Return whether the named replica is, or will be, released; not where the number was raised for it."""
+    way = fleet.rotation.orphan is not None or bool(fleet.orphans)
+    return order.scaled is Scaled.NOT_YET and way
+
+
+def _as_asked_for(fleet: Fleet, order: Replacement) -> Replacement:
+    """Return the order for as many replicas as are asked for now, since no number is assigned by it."""
+    order = replace(order, step=replace(order.step, replicas=fleet.replicas))
+    return replace(order, orphans=replace(order.orphans, needed=order.least))
+
+
+def _exchange_released(fleet: Fleet, order: Replacement, now: datetime) -> Move:
+    """Return the next move until the named replica, released, is gone and as many serve as before."""
+    orphan, named = _named_orphan(fleet, order), _name_pods(fleet, order)
+    if orphan is None and order.begins:
+        return _refuse(fleet, order) or Claim()
+    if move := begun_move(fleet, order.orphans, now):
+        return move
+    if named is not None:
+        return stray_move(fleet, fleet.pods) or ReleasePod(named)
+    if orphan is None:
+        return _await_least(fleet, order, now)
+    if failed := _spare_failure(fleet, order, now):
+        return failed
+    short = _short(fleet, order, now)
+    return short[1] if short else leave_rotation(fleet, orphan, order.orphans)
+
+
+def _change_places(fleet: Fleet, order: Replacement, now: datetime) -> Move:
+    """Return the next move until the named replica belongs to its ReplicaSet again, and the spare is gone.
+
+    Where the spare serves it is released too, which makes room: the one that is made for it goes at once.
+    Should that serve as well, the named one leaves: as many others serve.
+    """
+    orphan, spare = _named_orphan(fleet, order), spare_of(fleet, order.step)
+    if move := begun_move(fleet, order.orphans, now):
+        return move
+    if orphan is None:
+        left = leaving_orphan_move(fleet, order.orphans, now) or stray_move(fleet, fleet.pods)
+        return left or (Settled() if is_followed(fleet, fleet.replicas) else AWAIT_REMOVAL)
+    if can_adopt(fleet, orphan, now):
+        return AdoptPod(orphan)
+    if spare is not None and len(fleet.orphans) == 1:
+        return ReleasePod(spare)
+    return leave_rotation(fleet, orphan, order.orphans)
+
+
+def _named_orphan(fleet: Fleet, order: Replacement) -> Orphan | None:
+    return next((each for each in fleet.orphans if each.pod.uid == order.step.uid), None)
 
 
 def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Move:
@@ -213,7 +308,7 @@ def _overdue(order: Replacement, now: datetime) -> Failed | None:
     limit = STARTS * order.limits.start + order.drain_limit
     if order.assigned_at is None or now - order.assigned_at <= limit:
         return None
-    text = f"not done {int(limit.total_seconds())} s after the number of replicas was changed"
+    text = f"not done {int(limit.total_seconds())} s after it began"
     return Failed(Reason.REPLACEMENT_CALLED_OFF, text)
 
 
@@ -272,6 +367,10 @@ def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
             Reason.REPLACEMENT_CALLED_OFF,
             f"another replica was not Ready and went in place of {order.step.pod}",
         )
+    return _await_least(fleet, order, now)
+
+
+def _await_least(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
     if serving >= order.least:
         return Settled()
@@ -288,7 +387,7 @@ def replacement_row(step: ReplaceStep) -> StepRow:
     return StepRow(
         refuse=lambda fleet, _purpose: replacement_refusal(fleet, step),
         next_move=lambda fleet, known: replacing_move(fleet, _order(step, fleet, known), known.now),
-        rest=lambda fleet, known: rest_replacement(fleet, _order(step, fleet, known)),
+        rest=lambda fleet, known: rest_replacement(fleet, _order(step, fleet, known), known.now),
         leave=lambda fleet, known: leave_replacement(fleet, _order(step, fleet, known), known.now),
         drains_to_leave=True,
         canaries=lambda fleet: tuple(spare for spare in (spare_of(fleet, step),) if spare),
@@ -307,4 +406,6 @@ def _order(step: ReplaceStep, fleet: Fleet, known: StepInput) -> Replacement:
         assigned_at=known.assigned_at,
         held=known.held,
         down_before=known.down_before,
+        begins=not known.is_back and not committed_sequence(known.run, known.resource_uid, fleet.fence),
+        orphans=known.orphans,
     )

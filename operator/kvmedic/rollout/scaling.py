@@ -7,6 +7,9 @@ controller removes exactly that one: a replica that is not Ready goes first, and
 lowest deletion cost (`kvmedic.rollout.replacement` has the source). The pod template and the rollout's
 fields are not touched.
 
+Where no label takes a replica out of rotation it is released (`kvmedic.rollout.orphan_drain`), and the number
+is lowered while the one that is made in its place does not serve: that one goes. The released one is drained.
+
 Nothing is remembered from tick to tick but which pod is being drained: the number of replicas itself
 says how far the step got. A number that no assignment of ours explains is somebody else's and stays.
 
@@ -18,7 +21,7 @@ one that was set is somebody else's and stays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.fleet import Fleet, Minimum
@@ -45,7 +48,28 @@ from kvmedic.rollout.draining import (
     to_go,
 )
 from kvmedic.rollout.drift import committed_sequence, is_kept
-from kvmedic.rollout.moves import Claim, Failed, Move, ScaleIn, ScaleOut, SetMinimum, Settled, Wait
+from kvmedic.rollout.moves import (
+    Claim,
+    Failed,
+    MarkStandIn,
+    Move,
+    ReleasePod,
+    ScaleIn,
+    ScaleOut,
+    SetMinimum,
+    Settled,
+    Wait,
+)
+from kvmedic.rollout.orphan_drain import (
+    OrphanInput,
+    await_swapped,
+    begun_move,
+    leave_rotation,
+    may_serve_soon,
+    resting_orphan_move,
+    returning_orphan_move,
+    stand_in_of,
+)
 from kvmedic.rollout.preconditions import autoscaling_refusal, end_as_begun, scaling_refusal
 from kvmedic.rollout.steps import StepInput, StepRow
 
@@ -73,6 +97,8 @@ class Scaling:
     """Replicas that took no requests before the run."""
     replicas: int = 0
     """Of the target before the run; of meaning where an autoscaler has the number."""
+    orphans: OrphanInput = field(default_factory=OrphanInput)
+    """What is known of replicas that were released to be drained."""
 
 
 def is_explained(run: Run, resource_uid: str, fleet: Fleet) -> bool:
@@ -113,9 +139,11 @@ def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     return _await_replicas(fleet, order, now)
 
 
-def rest_scaling(fleet: Fleet) -> Move:
+def rest_scaling(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
-    return holding_move(fleet) if is_followed(fleet, fleet.replicas) else AWAIT_REMOVAL
+    if not is_followed(fleet, fleet.replicas):
+        return AWAIT_REMOVAL
+    return resting_orphan_move(fleet, order.orphans, now) or holding_move(fleet)
 
 
 def leave_scaling(fleet: Fleet, order: Scaling, now: datetime) -> Move:
@@ -130,11 +158,15 @@ def leave_scaling(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     edited = fleet.revision != step.template
     if surplus and (not edited or is_whole(fleet)):
         return _one_fewer(fleet, replace(order, step=step.inverse()), now)
+    if move := returning_orphan_move(fleet, replace(order.orphans, needed=fleet.replicas), now):
+        return move
     return parting_move(fleet, surplus_of(fleet, step.before) if surplus else None)
 
 
 def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     asked, wanted = fleet.replicas, order.step.after
+    if fleet.rotation.orphan is not None or fleet.orphans:
+        return _release_one(fleet, order, now)
     if not is_followed(fleet, fleet.replicas):
         return AWAIT_REMOVAL
     if len(fleet.live) < asked:
@@ -153,10 +185,46 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     return draining or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
 
 
+def _release_one(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return the next move until one replica less is asked for, or one more is drained.
+
+    The number is lowered only while a replica is there that does not serve, or one is missing: that goes. A
+    stand-in that serves before goes another time, and the released one is drained all the same.
+    """
+    asked, wanted, known = fleet.replicas, order.step.after, replace(order.orphans, needed=order.step.after)
+    if move := begun_move(fleet, known, now):
+        return move
+    if not is_followed(fleet, asked):
+        return AWAIT_REMOVAL
+    orphan = next(iter(fleet.orphans), None)
+    made = stand_in_of(fleet, orphan, known) if orphan else None
+    if made is not None and not made.is_stand_in:
+        return MarkStandIn(made)
+    idle = [pod for pod in fleet.live if not may_serve_soon(fleet, pod, now)]
+    if idle or len(fleet.live) < asked:
+        unmade = None if idle or orphan else making_wait(order.assigned_at, now)
+        name = orphan.pod.name if orphan else idle[0].name if idle else ""
+        waiting = stray_move(fleet, fleet.pods) or unmade
+        return waiting or ScaleIn(asked, asked - 1, name, fleet.ready)
+    if orphan is not None:
+        return leave_rotation(fleet, orphan, known)
+    takeable = to_go(fleet.live, order.held)
+    if not takeable:
+        return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
+    goer = min(takeable, key=lambda pod: (pod.ready, pod.is_stand_in, *newest_first(pod)))
+    if goer.in_rotation and fleet.in_rotation <= wanted:
+        text = f"{fleet.in_rotation - 1} of {wanted} replicas beside {goer.name} are in rotation"
+        return Wait(Reason.AWAITING_REPLICA, text)
+    waiting = stray_move(fleet, fleet.pods) or await_swapped(fleet, goer.revision)
+    return waiting or ReleasePod(goer)
+
+
 def _await_replicas(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     step = order.step
     if not is_followed(fleet, fleet.replicas):
         return AWAIT_REMOVAL
+    if move := returning_orphan_move(fleet, replace(order.orphans, needed=step.after), now):
+        return move
     if back := stray_move(fleet, fleet.pods):
         return back
     numbers = step.before, step.after
@@ -265,7 +333,9 @@ def scaling_row(step: ReplicasStep) -> StepRow:
     return StepRow(
         refuse=lambda fleet, _purpose: (autoscaling_refusal if auto else scaling_refusal)(fleet, step),
         next_move=lambda fleet, known: following(fleet, _order(step, fleet, known), known.now),
-        rest=lambda fleet, _known: holding_move(fleet) if auto else rest_scaling(fleet),
+        rest=lambda fleet, known: (
+            holding_move(fleet) if auto else rest_scaling(fleet, _order(step, fleet, known), known.now)
+        ),
         leave=lambda fleet, known: leaving(fleet, _order(step, fleet, known), known.now),
         drains_to_leave=not auto,
         attempt=lambda run: None if step.gives_back else (Attempt.ADD_REPLICAS, str(run.replicas)),
@@ -287,4 +357,5 @@ def _order(step: ReplicasStep, fleet: Fleet, known: StepInput) -> Scaling:
         held=known.held,
         down_before=known.down_before,
         replicas=run.replicas,
+        orphans=known.orphans,
     )

@@ -7,7 +7,7 @@ fleet, the controller gathers before, alike for every kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import Drain, StartLimits
 from kvmedic.rollout.moves import Move, Refused
-from kvmedic.rollout.orphan_drain import LONGEST_DRAIN
+from kvmedic.rollout.orphan_drain import LONGEST_DRAIN, OrphanInput
 from kvmedic.rollout.preconditions import Purpose
 
 
@@ -36,8 +36,8 @@ class StepInput:
     """When the last assignment was intended; None before the first."""
     held: frozenset[str] = frozenset()
     """Uids of replicas whose drain timed out and that are not taken again yet."""
-    taken_at: datetime | None = None
-    """When the replica that is drained was taken; None: none is."""
+    taken_at: Mapping[str, datetime] = field(default_factory=dict)
+    """When each replica that is drained was taken, by uid and the clock of this process."""
     linger: timedelta = LONGEST_DRAIN
     """How long a released replica may finish its requests if no operator is there."""
     is_back: bool = False
@@ -56,6 +56,12 @@ class StepInput:
     def drain(self) -> Drain:
         """Return what is known of the requests on it."""
         return self.drains.get(self.victim.uid, Drain.UNKNOWN) if self.victim else Drain.UNKNOWN
+
+    @property
+    def orphans(self) -> OrphanInput:
+        """Return what is known of replicas that were released to be drained."""
+        victims = {victim.uid: victim.cordoned_at for victim in self.run.victims}
+        return OrphanInput(victims, self.drains, self.linger, taken_at=self.taken_at)
 
     @property
     def down_before(self) -> int:
