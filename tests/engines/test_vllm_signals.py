@@ -263,7 +263,12 @@ POOLS = {
         Pool(149, 32),
     ),
     "rounding to whole requests is no hybrid": ([info(kv_cache_size_tokens="4700")], Pool(149, 32)),
-    "a hybrid's block holds more than its size": ([info(kv_cache_size_tokens="217000")], Pool(149, 1447)),
+    "a hybrid's block holds more than its size": (
+        [info(kv_cache_size_tokens="217000")],
+        Pool(149, 1447, has_window=True),
+    ),
+    "layers with a sliding window": ([info(sliding_window="1024")], Pool(149, 32, has_window=True)),
+    "no sliding window": ([info(sliding_window="None")], Pool(149, 32)),
     "blocks left out": ([info(num_gpu_blocks="None")], Unsupported()),
     "block size left out": ([info(block_size="None")], Unsupported()),
     "blocks that are no number": ([info(num_gpu_blocks="many")], Missing(Absence.NOT_A_NUMBER)),

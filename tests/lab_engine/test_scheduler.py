@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lab.bench.replay import ClosedLoop, Result, simulate
 from lab.bench.workloads import Lengths
-from lab.engine.blocks import BlockPool, HostTier
+from lab.engine.blocks import BlockPool, HostTier, Windows
 from lab.engine.metrics import EngineMetrics
 from lab.engine.requests import BlockTable, FinishReason, Request, Status
 from lab.engine.scheduler import Limits, Scheduler
@@ -211,3 +211,28 @@ def test_a_prompt_that_the_device_has_forgotten_is_found_in_the_host():
     assert (again.cached_prompt_tokens, again.loaded_prompt_tokens) == (0, 224), "all but the last block"
     assert scheduler.external.hits == 224
     assert 'vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 224.0' in metrics.text()
+
+
+@pytest.mark.parametrize(("computed", "held"), [(0, 63), (127, 63), (143, 62), (1000, 9)])
+def test_a_window_leaves_whole_blocks_behind_once_no_later_token_sees_them(computed: int, held: int):
+    # The next token attends to the window's newest: itself and the 127 before it.
+    assert 63 - Windows(1, 128).left_behind(computed, 16) == held
+
+
+@pytest.mark.parametrize("usable", [60, 300])
+def test_blocks_of_windows_are_held_while_they_are_seen_and_given_back(usable: int):
+    windows, pool = Windows(3, 20), BlockPool(usable + 1, caching=False)
+    scheduler = Scheduler(Limits(8, 64, 200), pool, 4, windows=windows)
+    requests = [Request(str(at), [at] * 30, 60, BlockTable(4)) for at in range(6)]
+    for request in requests:
+        scheduler.add(request)
+    while scheduler.has_requests:
+        step = scheduler.schedule()
+        for share in step.scheduled:
+            table, before = share.request.table, share.request.computed - share.tokens
+            seen = len(table.blocks) - windows.left_behind(before, 4)
+            assert len(table.windowed) == 3 * seen <= windows.most(len(table.blocks), 64, 4)
+        scheduler.finish(step)
+    assert pool.free_count == usable
+    assert (scheduler.preemptions > 0) is (usable == 60)
+    assert all(request.output_length == 60 for request in requests)

@@ -513,6 +513,7 @@ def _pool_of_series(source: PoolSource, series: Series, engines: int) -> Pool | 
         max(1, round(held / blocks)) if is_hybrid else declared,
         series.labels.get(source.cache_dtype, "auto"),
         {"True": True, "False": False}.get(series.labels.get(source.caches_prefixes, _UNTOLD)),
+        has_window=is_hybrid or _whole(series.labels.get(source.window, "")) > 0,
     )
 
 

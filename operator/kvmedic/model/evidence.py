@@ -198,6 +198,9 @@ class Pool:
     """Type in which keys and values are stored, in the engine's words."""
     caches_prefixes: bool | None = None
     """Whether it reuses the blocks of shared prefixes; None: it does not tell."""
+    has_window: bool = False
+    """The model's layers see different tokens, some a sliding window only: how many tokens of a sequence a
+    block holds depends on its length."""
 
     @property
     def tokens(self) -> int:

@@ -16,6 +16,9 @@ from kvmedic.model.readings import Complete, Moments, representatives, total, to
 THRASH_READS = 0.85
 """What the gauges of a thrashing engine show of a sequence's blocks, as whoever was preempted is not in them.
 Simulated on workloads that evict tokens: 0.75 to 0.95."""
+WINDOW_READS = 0.95
+"""The same where layers see sliding windows, whose blocks every sequence has from its start. Simulated with
+windows of 128 to 1024 tokens: 0.91 to 1.03 (`make bench-sizing`)."""
 REPRESENTATIVES, AGES, GRID = 24, 12, 96
 """Prompts, outputs, ages, and lengths of which blocks are computed, where these follow from the tokens."""
 SHARED_PREFIXES = 0.05
@@ -149,6 +152,18 @@ def with_evicted_tokens(alone: Occupancy, measured_blocks: float, budgeted: Occu
     scaled = alone.deviation_blocks * mean / alone.mean_blocks
     deviation = scaled if budgeted is None else budgeted.deviation_blocks
     return replace(alone, mean_blocks=mean, deviation_blocks=deviation, whole_blocks=alone.mean_blocks)
+
+
+def with_windows(alone: Occupancy, measured_blocks: float) -> Occupancy:
+    """Return the occupancy where layers see sliding windows, so that blocks do not follow from lengths.
+
+    What the gauges show counts, in both directions. Blocks grow by less than the length once the window is
+    full, so the deviation as a share of the mean is at most that of the lengths.
+    """
+    share = max(1.0, measured_blocks / WINDOW_READS) / alone.mean_blocks
+    return replace(
+        alone, mean_blocks=alone.mean_blocks * share, deviation_blocks=alone.deviation_blocks * share
+    )
 
 
 def correct_occupancy(expected: Occupancy, measured_blocks: float, measured_deviation: float) -> Occupancy:

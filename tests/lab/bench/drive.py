@@ -159,7 +159,7 @@ class Drive(VirtualEngine):
     ) -> None:
         self.workload = workload
         limits = Limits(cap, batched_tokens, workload.max_model_len, watermark=watermark)
-        caching = caching and workload.method is None
+        caching = caching and workload.method is None and workload.windows is None
         pool = BlockPool(workload.blocks + 1, caching=caching)
         host = HostTier(host_blocks) if host_blocks else None
         labels = {
@@ -168,9 +168,10 @@ class Drive(VirtualEngine):
             "cache_dtype": "auto",
             "enable_prefix_caching": str(caching),
             "engine": "0",
+            **_told_of_windows(workload, batched_tokens),
         }
         super().__init__(
-            Scheduler(limits, pool, workload.block_tokens, host, workload.method),
+            Scheduler(limits, pool, workload.block_tokens, host, workload.method, workload.windows),
             workload.cost,
             EngineMetrics("bench", workload.max_model_len, labels),
         )
@@ -239,6 +240,20 @@ class Drive(VirtualEngine):
     def _follow_up(self) -> None:
         """Let whoever was answered send again: a closed loop."""
         self._send_next()
+
+
+def _told_of_windows(workload: Workload, step_tokens: int) -> dict[str, str]:
+    """Return the labels in which vLLM tells of a model with sliding windows.
+
+    The tokens that the pool holds are those of requests as long as the model takes them (vLLM
+    v1/core/kv_cache_utils.py, `get_kv_cache_capacity`).
+    """
+    if workload.windows is None:
+        return {}
+    longest = -(-workload.max_model_len // workload.block_tokens)
+    whole = longest + workload.windows.most(longest, step_tokens, workload.block_tokens)
+    tokens = int((workload.blocks + 1) / whole * workload.max_model_len)
+    return {"sliding_window": str(workload.windows.tokens), "kv_cache_size_tokens": str(tokens)}
 
 
 class OpenDrive(Drive):

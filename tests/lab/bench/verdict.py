@@ -138,7 +138,7 @@ def draw_fleet(seed: int, *, cuts: bool = False, load: str | None = None) -> Fle
 
 def _draw_workload(chance: random.Random) -> tuple[Workload, float, int, float]:
     """Return a workload, its mean output, the cap that fits nine times of ten, and how many fit."""
-    known = [each for each in WORKLOADS if not each.shared and each.method is None]
+    known = [each for each in WORKLOADS if not each.shared and each.method is None and each.windows is None]
     while True:
         is_known = chance.random() < 0.4
         workload = chance.choice(known) if is_known else replace(drawn(chance.randrange(10**6)), shared=0)

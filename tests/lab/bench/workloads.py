@@ -9,6 +9,7 @@ from itertools import islice
 from operator import methodcaller
 
 from kvmedic.model.compression import Compacted, Scattered, TokenEviction
+from lab.engine.blocks import Windows
 from lab.engine.compression import Compaction, Compression, Eviction
 from lab.engine.settings import StepCost
 
@@ -57,6 +58,8 @@ class Workload:
     """KV compression that is on."""
     tells_budget: bool = True
     """Whether its settings tell how many tokens are kept."""
+    windows: Windows | None = None
+    """Of a model that mixes kinds of attention: gpt-oss has one group of 128, Gemma 3 six of 512 or 1024."""
 
     @property
     def evicts(self) -> TokenEviction | None:
@@ -180,6 +183,27 @@ WORKLOADS = (
         tokens=400_000,
         method=SCATTERED,
     ),
+    Workload(
+        "reasoning, window of 128",
+        REASON_PROMPT,
+        REASON_OUTPUT,
+        1800,
+        16,
+        48,
+        tokens=300_000,
+        windows=Windows(1, 128),
+    ),
+    Workload(
+        "reasoning, six windows of 512",
+        REASON_PROMPT,
+        REASON_OUTPUT,
+        6000,
+        16,
+        48,
+        tokens=300_000,
+        windows=Windows(6, 512),
+    ),
+    Workload("chat, window of 128", CHAT_PROMPT, CHAT_OUTPUT, 400, 16, 40, windows=Windows(1, 128)),
     Workload("summaries", varied(2000, 0.6, 200, 8000), varied(100, 0.6, 20, 400), 4000, 16, 48),
     Workload("light load", SHARE_PROMPT, SHARE_OUTPUT, 1000, 16, 24),
 )

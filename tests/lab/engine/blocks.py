@@ -27,6 +27,32 @@ class OutOfBlocksError(RuntimeError):
     """More blocks were asked for than are free: the caller did not look at `free_count` first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Groups of layers that see a sliding window, beside one group that sees everything.
+
+    Each group has blocks of its own in the one pool. A block whose tokens no later token sees is given back
+    before the next slots are allocated (vLLM v1/core/single_type_kv_cache_manager.py, `SlidingWindowManager`:
+    of n computed tokens n - w + 1 are skipped, in whole blocks).
+    """
+
+    groups: int
+    tokens: int
+    """Of the window."""
+
+    def left_behind(self, computed: int, block_tokens: int) -> int:
+        """Return the leading blocks of a group that no later token sees."""
+        return max(0, computed - self.tokens + 1) // block_tokens
+
+    def most(self, blocks: int, step_tokens: int, block_tokens: int) -> int:
+        """Return the most blocks that these groups ever hold of a request of so many blocks.
+
+        vLLM v1/kv_cache_interface.py, `SlidingWindowSpec.max_memory_usage_bytes`: the window less one token
+        and the tokens of a step, and one block more as a window may begin inside one.
+        """
+        return self.groups * min(blocks, -(-(self.tokens - 1 + step_tokens) // block_tokens) + 1)
+
+
 class BlockPool:
     """All blocks of one engine.
 

@@ -55,6 +55,8 @@ class BlockTable:
     block_size: int
     blocks: list[Block] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    windowed: list[Block] = field(default_factory=list)
+    """Blocks of the layers that see a window of the newest tokens only."""
 
     def blocks_for(self, slots: int) -> int:
         return -(-slots // self.block_size)
@@ -65,8 +67,9 @@ class BlockTable:
 
     def clear(self) -> list[Block]:
         """Empty the table; return its blocks in the order in which vLLM frees them (last first)."""
-        blocks = [block for block in reversed(self.blocks) if block.references]
+        blocks = [block for block in reversed(self.blocks) if block.references] + self.windowed
         self.blocks = []
+        self.windowed = []
         self.positions = []
         return blocks
 

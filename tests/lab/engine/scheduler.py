@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lab.engine.blocks import Block, BlockPool, HostTier
+from lab.engine.blocks import Block, BlockPool, HostTier, Windows
 from lab.engine.compression import Compression, Compressor, Recall
 from lab.engine.requests import FinishReason, Request, Status
 
@@ -96,8 +96,10 @@ class Scheduler:
         block_size: int,
         host: HostTier | None = None,
         compression: Compression | None = None,
+        windows: Windows | None = None,
     ) -> None:
         self.limits = limits
+        self.windows = windows
         self.host = host
         self.compressor = None if compression is None else Compressor(compression, pool)
         self.pool = pool
@@ -187,13 +189,26 @@ class Scheduler:
         table = request.table
         slots = len(table.positions) + tokens
         missing = table.blocks_short_of(slots)
-        if missing > self.pool.free_count:
+        windowed = self._windowed_short_of(request, table.blocks_for(slots))
+        if missing + windowed > self.pool.free_count:
             return False
         if missing:
             table.blocks += self.pool.take(missing)
+        if windowed:
+            table.windowed += self.pool.take(windowed)
         table.positions.extend(range(request.computed, request.computed + tokens))
         self._cache_full_blocks(request, min(request.computed + tokens, len(request.tokens)))
         return True
+
+    def _windowed_short_of(self, request: Request, blocks: int) -> int:
+        """Give back what the windows have left behind; return what they need for so many blocks of slots."""
+        if self.windows is None:
+            return 0
+        table, gone = request.table, self.windows.left_behind(request.computed, self.block_size)
+        held = self.windows.groups * max(0, len(table.blocks) - gone)
+        self.pool.release(table.windowed[held:])
+        del table.windowed[held:]
+        return self.windows.groups * max(0, blocks - gone) - held
 
     def _preempt(self, request: Request) -> None:
         request.held_needle = request.holds_needle
@@ -258,7 +273,10 @@ class Scheduler:
             slots = max(slots, min(len(request.tokens), self.limits.max_model_len))
         watermark = self._watermark_blocks if self.running else 0
         evictable = sum(1 for block in hit if block.references == 0)
-        wanted = -(-slots // request.table.block_size) - len(hit)
+        blocks = -(-slots // request.table.block_size)
+        wanted = blocks - len(hit)
+        if self.windows is not None:
+            wanted += self.windows.most(blocks, self.limits.max_num_batched_tokens, self.block_size)
         return wanted + evictable + watermark <= self.pool.free_count
 
     def _start(self, request: Request, hit: list[Block], loaded: int, tokens: int) -> None:

@@ -25,7 +25,7 @@ from builders import (
 )
 from kvmedic.model.compression import Compacted, TokenEviction
 from kvmedic.model.engine import Knob
-from kvmedic.model.evidence import Histogram, Inconclusive, PodReadings, Pool, Signal
+from kvmedic.model.evidence import Histogram, Inconclusive, Measured, PodReadings, Pool, Signal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Verdict
 from kvmedic.model.spec import LeverBound, Objectives
@@ -45,6 +45,7 @@ from kvmedic.runbooks.preemption.pressure import (
 )
 from kvmedic.verdict.baseline import baseline_of
 from kvmedic.verdict.goals import judge_relief
+from kvmedic.verdict.occupancy import WINDOW_READS
 from kvmedic.verdict.vetoes import VerdictInput
 from worlds.recorded import look
 
@@ -567,6 +568,48 @@ def test_a_method_that_takes_nothing_from_sequences_counts_as_off(ratio: float) 
 
     assert told == size_fleet(evidence, ["llm-0"])
     assert isinstance(told, Case)
+
+
+def windowed(ratio: float) -> PodReadings:
+    """Return a replica like `filled` whose model has layers with a sliding window."""
+    return replace(filled(ratio)[0], pool=Measured(replace(THRASHING.pool, has_window=True), NOW))
+
+
+@pytest.mark.parametrize("ratio", [0.15, 0.5, 1.0, 4.0])
+def test_where_layers_see_a_window_the_gauges_say_what_a_sequence_takes(ratio: float) -> None:
+    by_lengths = size_fleet(an_evidence(filled(1.0)[0]), ["llm-0"])
+    found = size_fleet(an_evidence(windowed(ratio)), ["llm-0"])
+
+    assert isinstance(found, Case)
+    assert isinstance(by_lengths, Case)
+    share = ratio / WINDOW_READS
+    assert found.sequence.mean_blocks == pytest.approx(share * by_lengths.sequence.mean_blocks)
+    assert found.sequence.deviation_blocks == pytest.approx(share * by_lengths.sequence.deviation_blocks)
+    assert found.block_tokens == pytest.approx(by_lengths.block_tokens / share), (
+        "a sequence has the same tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lately", "peer", "doubtful"),
+    [(1.1, 1.0, False), (1.2, 1.0, True), (0.8, 1.0, True), (1.0, 1.2, True), (1.05, 0.95, False)],
+)
+def test_gauges_of_windows_count_only_where_all_replicas_and_windows_agree(
+    lately: float, peer: float, *, doubtful: bool
+) -> None:
+    found = doubt(windowed(1.0), windowed(peer), burn=windowed(lately))
+
+    assert (found is not None) is doubtful
+    assert found is None or (found.reason is Reason.LENGTHS_MISFIT and "sliding window" in found.message)
+
+
+@pytest.mark.parametrize("signal", [Signal.KV_CACHE_USAGE_MEAN, Signal.RUNNING_MEAN])
+def test_where_layers_see_a_window_a_gauge_that_is_not_told_makes_no_cap(signal: Signal) -> None:
+    found = doubt(without(windowed(1.0), signal, UNSUPPORTED), burn=windowed(1.0))
+
+    assert found is not None
+    assert found.reason is Reason.LENGTHS_MISFIT
+    assert "not known" in found.message
 
 
 def test_the_first_doubt_is_told() -> None:

@@ -103,7 +103,7 @@ def fit_of(pool_blocks: float, sequence: Occupancy, cap: float) -> float:
     return (pool_blocks - cap * sequence.mean_blocks) / (sequence.deviation_blocks * sqrt(cap))
 
 
-def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int], cap: int) -> Effect:
+def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, float], cap: int) -> Effect:
     """Return what a cap is expected to bring; `pool_tokens`: blocks of the pool, and tokens per block."""
     unfit = _unfit(sequence, pool_tokens[0], cap)
     throughput = _throughput(strain, sequence, pool_tokens[1], (min(float(cap), strain.running_mean), unfit))
@@ -113,7 +113,7 @@ def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int
     return Effect(throughput, throughput * exp(stalls - stalls_left), stalls_left)
 
 
-def most_throughput(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int], cap: int) -> float:
+def most_throughput(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, float], cap: int) -> float:
     """Return the tokens per second at a cap that is always full, over those that the engine gives now."""
     unfit = _unfit(sequence, pool_tokens[0], cap)
     return _throughput(strain, sequence, pool_tokens[1], (float(cap), unfit))
@@ -125,7 +125,7 @@ def _unfit(sequence: Occupancy, blocks: float, cap: int) -> float:
 
 
 def _throughput(
-    strain: Strain, sequence: Occupancy, block_tokens: int, running_unfit: tuple[float, float]
+    strain: Strain, sequence: Occupancy, block_tokens: float, running_unfit: tuple[float, float]
 ) -> float:
     """Return tokens per second with so many running, which do not fit for some share, over those of now.
 
@@ -142,13 +142,13 @@ def _throughput(
     return running / strain.running_mean / step_ratio
 
 
-def tokens_again(strain: Strain, sequence: Occupancy, block_tokens: int) -> float:
+def tokens_again(strain: Strain, sequence: Occupancy, block_tokens: float) -> float:
     """Return the tokens that preemptions have computed again, per request."""
     whole = sequence.mean_blocks if sequence.whole_blocks is None else sequence.whole_blocks
     return strain.preemptions_per_request * LOST_SHARE * whole * block_tokens
 
 
-def tokens_per_step(strain: Strain, sequence: Occupancy, block_tokens: int) -> float:
+def tokens_per_step(strain: Strain, sequence: Occupancy, block_tokens: float) -> float:
     """Return the tokens of a step as it is now, on average: generated, prefilled and computed again."""
     prefilled = strain.prefill_tokens + tokens_again(strain, sequence, block_tokens)
     return strain.running_mean * (1 + prefilled / strain.output_tokens)
@@ -164,7 +164,7 @@ def _token_seconds(strain: Strain, again: float, tokens: float) -> float:
     return min(told, MOST_PREFILL * strain.step_seconds / tokens)
 
 
-def best_cap(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, int]) -> int:
+def best_cap(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, float]) -> int:
     """Return the safest cap that is as good as the best one, between the safest and the boldest fit.
 
     Where few requests stall, throughput decides and the bolder cap wins; where most do, the safer one.
