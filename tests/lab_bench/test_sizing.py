@@ -12,10 +12,9 @@ from lab.bench.drive import UNCAPPED, runs_of
 from lab.bench.footprint import arriving, crowded, room_of, tried
 from lab.bench.recall import score
 from lab.bench.shift import SHIFTS, WINDOW, WINDOWS_BEFORE, Followed, Turned
-from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, _limit, row_of
+from lab.bench.sizing import DEFAULT_CAP, Row, _halved, _judged, row_of
 from lab.bench.workloads import WORKLOADS, Workload, varied
 from lab.engine.compression import Eviction, Survival
-from run_builder import BASELINE
 
 GOOD = Row(
     name="good",
@@ -69,11 +68,6 @@ def test_an_open_row_is_compared_with_the_best_of_the_sweep_and_with_nothing():
     assert OPEN.regret == pytest.approx(1 - 0.96 / 1.2)
     assert OPEN.idle_regret == pytest.approx(1 - 1 / 1.2)
     assert replace(OPEN, most=0.5).regret == pytest.approx(0.04), "doing nothing was better than the sweep"
-
-
-@pytest.mark.parametrize(("waited", "limit"), [(5.0, 30.0), (30.0, 30.0), (31.0, 62.0)])
-def test_who_never_leaves_waits_twice_as_long_as_without_a_cap(waited: float, limit: float):
-    assert _limit(replace(BASELINE, time_to_first_token_p95_seconds=waited)) == limit
 
 
 def test_only_restarts_after_the_turn_count():

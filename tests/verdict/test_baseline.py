@@ -19,16 +19,46 @@ from builders import (
     without,
 )
 from kvmedic.model.evidence import Signal
+from kvmedic.model.run import Baseline
+from kvmedic.model.spec import Objectives
 from kvmedic.model.status import Traffic
 from kvmedic.verdict.baseline import (
     MOVED,
     TRAFFIC,
+    baseline_of,
     has_begun,
     moves,
+    patient_baseline_of,
     preemptions,
     pressured_replicas,
     traffic_of,
 )
+
+PROMISED = Objectives(time_to_first_token_p95_seconds=20)
+
+
+@pytest.mark.parametrize(
+    ("waited", "objectives", "clients_stay", "limit"),
+    [
+        (1.2, Objectives(), True, 30),
+        (30, Objectives(), True, 30),
+        (35, Objectives(), True, 2 * 39.5),  # the p95 of the bucket from 30 to 40 s
+        (35, Objectives(), False, 30),
+        (35, PROMISED, True, 20),
+    ],
+    ids=["prompt", "as long as most sit through", "longer", "whoever waits for so long leaves", "promised"],
+)
+def test_who_sends_again_and_again_waits_twice_as_long_as_before(
+    waited: float, objectives: Objectives, *, clients_stay: bool, limit: float
+) -> None:
+    seen = an_observation(replace(THRASHING, first_token_seconds=waited))
+
+    found = patient_baseline_of(seen, 0, objectives, clients_stay=clients_stay)
+
+    assert isinstance(found, Baseline)
+    assert found.first_token_limit_seconds == pytest.approx(limit)
+    assert found == baseline_of(seen, 0, limit)
+
 
 THEN = Traffic(requests_per_second=10, prompt_tokens=200, output_tokens=190, limit_tokens=2000)
 

@@ -89,10 +89,16 @@ def limits_of(tick: Tick) -> Limits:
     """Return what counts as in time, what the change does to the cap, and whether it has to help."""
     step, cap = tick.run.current.step, None
     if isinstance(step, FlagStep) and step.knob is Knob.MAX_NUM_SEQS:
-        before, after = step.before or "", step.after or ""
-        if before.isdigit() and after.isdigit():
-            cap = CapChange.LOWERED if int(after) < int(before) else CapChange.RAISED
-    return Limits(tick.policy.objectives, cap=cap, must_gain=tick.run.goal is Goal.RELIEF)
+        was, is_now = step.before or "", step.after or ""
+        if was.isdigit() and is_now.isdigit():
+            cap = CapChange.LOWERED if int(is_now) < int(was) else CapChange.RAISED
+    before = tick.run.baseline
+    return Limits(
+        tick.policy.objectives,
+        cap=cap,
+        must_gain=tick.run.goal is Goal.RELIEF,
+        patience_seconds=None if before is None else before.first_token_limit_seconds,
+    )
 
 
 def _list_serving(fleet: Fleet, template: str) -> tuple[Pod, ...]:

@@ -56,10 +56,10 @@ from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence
 from kvmedic.runbooks.compression.methods import logs_that_tell
 from kvmedic.runbooks.preemption.cap_size import peak_of
 from kvmedic.runbooks.preemption.deploy import HISTORY
+from kvmedic.runbooks.preemption.pressure import queue_of
 from kvmedic.runbooks.revisions import differences
 from kvmedic.runbooks.workload import View, Workload
-from kvmedic.verdict.baseline import baseline_of, left_out
-from kvmedic.verdict.served_in_time import first_token_limit
+from kvmedic.verdict.baseline import left_out, patient_baseline_of
 from kvmedic.verdict.vetoes import least_free_mib, up_seconds
 
 
@@ -412,7 +412,8 @@ class Survey:
         steps = self.plan.steps if self.plan else ()
         going = {step.uid for step in steps if isinstance(step, ReplaceStep)}
         staying = [pod for pod in expected_pods(self.view) if pod.uid not in going]
-        found = baseline_of(seen, sum(pod.ends for pod in staying), first_token_limit(objectives))
+        stay = queue_of(self.evidence.burn).is_steady and queue_of(self.evidence.sizing).is_steady
+        found = patient_baseline_of(seen, sum(pod.ends for pod in staying), objectives, clients_stay=stay)
         if isinstance(found, Inconclusive):
             return found if self.goal in COMPARED else None
         return replace(

@@ -93,7 +93,8 @@ class Baseline:
     """Gaps of over 2 s between two tokens, per as many tokens as a request generates."""
     time_to_first_token_p95_seconds: float
     first_token_limit_seconds: float
-    """Up to here a first token is in time: `objectives.ttftP95`, or 30 s where that names none."""
+    """Up to here a first token is in time: `objectives.ttftP95`, or 30 s where that names none. If the same
+    clients send again and again, and wait for longer, twice what 95 % of them wait."""
     in_time_share: float
     """Requests whose first token came in time, of all that came (0-1). Those that ended without an answer,
     and those that have waited for longer, came too late."""

@@ -123,11 +123,13 @@ class Limits:
     """None: the change is something else, and is tried as soon as requests come."""
     must_gain: bool | None = None
     """Whether a change that neither helps nor harms is taken back in the end. None: it is watched on."""
+    patience_seconds: float | None = None
+    """How late a first token may come, as the figures from before the change have it. None: by objectives."""
 
     @property
     def first_token_seconds(self) -> float:
-        """Return how late a first token may come: the objective, else what most clients sit through."""
-        return first_token_limit(self.objectives)
+        """Return how late a first token may come: the objective, else what clients sit through."""
+        return first_token_limit(self.objectives) if self.patience_seconds is None else self.patience_seconds
 
 
 def count_replica(

@@ -20,7 +20,8 @@ from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import LeverBound, Objectives, Trigger
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting, diagnose
-from kvmedic.verdict.baseline import baseline_of
+from kvmedic.runbooks.preemption.pressure import queue_of
+from kvmedic.verdict.baseline import patient_baseline_of
 from kvmedic.verdict.goals import judge_relief
 from kvmedic.verdict.served_in_time import FIRST_TOKEN_SECONDS, STALL_SECONDS
 from kvmedic.verdict.vetoes import Confirmation, VerdictInput
@@ -340,20 +341,18 @@ def seen(outcome: Outcome) -> Evidence:
     return Evidence(half, observed(outcome), TRIGGER, evicts=outcome.evicts)
 
 
-def figures_of(outcome: Outcome, limit: float = FIRST_TOKEN_SECONDS) -> Baseline | Inconclusive:
-    return baseline_of(observed(outcome), 0, limit)
+def figures_of(outcome: Outcome) -> Baseline | Inconclusive:
+    """Return the figures that a change is compared with."""
+    looked = seen(outcome)
+    stay = queue_of(looked.burn).is_steady and queue_of(looked.sizing).is_steady
+    return patient_baseline_of(looked.sizing, 0, Objectives(), clients_stay=stay)
 
 
 def verdict_on(
-    before: Baseline,
-    after: Outcome,
-    confirmed_by: Confirmation = Confirmation.FIGURES,
-    promised: Objectives | None = None,
+    before: Baseline, after: Outcome, confirmed_by: Confirmation = Confirmation.FIGURES
 ) -> Verdict:
     """Return what the operator says of a change, by the scrapes of a run after it."""
-    known = VerdictInput(
-        before, observed(after), promised or Objectives(), TRIGGER, confirmed_by=confirmed_by
-    )
+    known = VerdictInput(before, observed(after), Objectives(), TRIGGER, confirmed_by=confirmed_by)
     return judge_relief(known).verdict
 
 

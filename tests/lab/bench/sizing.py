@@ -7,8 +7,8 @@ token out; and its verdict on every cap of the sweep with what that cap really d
 two pages alone tell, halving until preemptions are few, and the pool over the greatest length.
 
 Soon enough is 30 s. Clients of a closed loop never leave: where they wait for longer, twice what 95 % of them
-wait without a cap. The verdict is promised the same. Beside the closed loop stand arrivals that do not
-wait, at two loads, with 30 s.
+wait without a cap, as the operator has it. Beside the closed loop stand arrivals that do not wait, at two
+loads, with 30 s.
 
 Bounds, all by what is served in time: median regret 3 %, worst 8 %, one restart, and no cut where doing
 nothing is within 1 % of the best. Traffic that turns in the middle: 10 % in two restarts. Where arrivals
@@ -24,8 +24,7 @@ from statistics import median
 
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.run import Baseline
-from kvmedic.model.spec import Objectives
-from kvmedic.verdict.served_in_time import FIRST_TOKEN_SECONDS, first_token_limit
+from kvmedic.verdict.served_in_time import FIRST_TOKEN_SECONDS
 from lab.bench import open_loop
 from lab.bench.drive import (
     UNCAPPED,
@@ -56,9 +55,6 @@ OPEN_LOADS = (0.9, 1.05)
 """Offered tokens over what the best setting serves: what it carries, and a little more than that."""
 OPEN_SWEEP = (0.75, 0.9)
 """Caps that are run beside the plan there, as shares of the mean running set of the crowd."""
-PATIENCE = 2.0
-"""Clients that do not leave accept so many times what they wait without a cap, as in the 101 of 504
-simulated fleets whose clients never left."""
 FEW_PREEMPTIONS = 0.5
 """Preemptions per request at which halving stops: the default trigger."""
 
@@ -146,9 +142,8 @@ def row_of(workload: Workload) -> Row:
     swept = [run(max(1, round(running * share))) for share in SWEEP]
     swept += [run(one) for one in (cap, glimpsed) if one is not None]
     halved, halvings = _halved(run, idle)
-    limit = _limit(figures_of(idle))
-    before = figures_of(idle, limit)
-    promised = Objectives(time_to_first_token_p95_seconds=limit if limit > FIRST_TOKEN_SECONDS else None)
+    before = figures_of(idle)
+    limit = FIRST_TOKEN_SECONDS if isinstance(before, Inconclusive) else before.first_token_limit_seconds
     best = max((*swept, halved), key=lambda outcome: outcome.served_in_time(limit))
     pool = workload.blocks * workload.block_tokens
 
@@ -175,16 +170,10 @@ def row_of(workload: Workload) -> Row:
         halving=regret(halved, in_time),
         halvings=halvings,
         by_length=regret(run(max(1, pool // workload.max_model_len)), in_time),
-        verdict="" if cap is None or isinstance(before, Inconclusive) else _verdict(before, ours, promised),
-        verdicts=() if isinstance(before, Inconclusive) else _verdicts(before, idle, swept, promised),
+        verdict="" if cap is None or isinstance(before, Inconclusive) else verdict_on(before, ours),
+        verdicts=() if isinstance(before, Inconclusive) else _verdicts(before, idle, swept),
         opened=open_loop.rows_of(workload, OPEN_LOADS, OPEN_SWEEP),
     )
-
-
-def _limit(before: Baseline | Inconclusive) -> float:
-    """Return up to how many seconds the clients of a loop take a first token to be in time."""
-    waited = 0.0 if isinstance(before, Inconclusive) else before.time_to_first_token_p95_seconds
-    return PATIENCE * waited if waited > FIRST_TOKEN_SECONDS else FIRST_TOKEN_SECONDS
 
 
 def _halved(run: Run, idle: Outcome) -> tuple[Outcome, int]:
@@ -215,21 +204,15 @@ def _preemptions(outcome: Outcome) -> float:
     return (found[-1] - found[0]) / outcome.finished
 
 
-def _verdict(before: Baseline, after: Outcome, promised: Objectives) -> str:
-    return verdict_on(before, after, promised=promised)
-
-
 def _did(idle: Outcome, capped: Outcome, limit: float) -> str:
     served = idle.served_in_time(limit)
     gain = capped.served_in_time(limit) / served if served else 2.0
     return "harm" if gain < HARM else "gain" if gain >= GAIN else "as before"
 
 
-def _verdicts(
-    before: Baseline, idle: Outcome, swept: Iterable[Outcome], promised: Objectives
-) -> tuple[tuple[str, str], ...]:
-    once, limit = {outcome.cap: outcome for outcome in swept}, first_token_limit(promised)
-    return tuple((_did(idle, capped, limit), _verdict(before, capped, promised)) for capped in once.values())
+def _verdicts(before: Baseline, idle: Outcome, swept: Iterable[Outcome]) -> tuple[tuple[str, str], ...]:
+    once, limit = {outcome.cap: outcome for outcome in swept}, before.first_token_limit_seconds
+    return tuple((_did(idle, capped, limit), verdict_on(before, capped)) for capped in once.values())
 
 
 def main(arguments: Sequence[str] = ()) -> int:
