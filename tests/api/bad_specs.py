@@ -111,6 +111,7 @@ TARGET = [
 ]
 
 PLAIN = [
+    at("no such way with owners", "ownership", "Ignore", one_of("Respect", "Apply"), ENUM),
     at("no such mode", "mode", "Heal", one_of("Observe", "Approve", "Auto"), ENUM),
     at("suspend as text", "suspend", "yes", "must be of type boolean", "valid boolean"),
     at("no runbook", "runbooks", [], "name at least one runbook"),

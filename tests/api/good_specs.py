@@ -40,6 +40,7 @@ HIGH: dict[str, Any] = {
     },
     "mode": "Auto",
     "suspend": True,
+    "ownership": "Apply",
     "objectives": {"interTokenP95": "1m", "e2eP95": "24h", "ttftP95": "1440m"},
     "trigger": {"preemptionsPerRequest": 100, "kvCacheUsage": 1, "window": "1h", "for": "10m"},
     "sizing": {"window": "1h"},

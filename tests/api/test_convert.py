@@ -18,6 +18,7 @@ from kvmedic.model.spec import (
     Mode,
     Objectives,
     OnInconclusive,
+    Ownership,
     Policy,
     RollbackPolicy,
     RolloutPolicy,
@@ -37,6 +38,7 @@ FULL = {
     "mode": "Auto",
     "suspend": True,
     "metrics": {"source": "thanos"},
+    "ownership": "Apply",
     "objectives": {"interTokenP95": "80ms", "e2eP95": "30s", "ttftP95": "5s"},
     "trigger": {
         "preemptionsPerRequest": 1,
@@ -68,6 +70,7 @@ FULL = {
 def test_every_field_reaches_the_core() -> None:
     assert policy_of(spec_from_wire(FULL)) == Policy(
         target=TargetRef("Deployment", "llm", "vllm"),
+        ownership=Ownership.APPLY,
         mode=Mode.AUTO,
         suspended=True,
         runbooks=(Runbook.PREEMPTION_THRASH,),

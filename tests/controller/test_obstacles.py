@@ -13,10 +13,11 @@ from kvmedic.cli import plan as live
 from kvmedic.cli.app import Form
 from kvmedic.cli.plan import _of_survey
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import check_ownership
+from kvmedic.controller.obstacles import check_ownership, handover_of
 from kvmedic.controller.ports import NotAllowed, Senses
 from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
+from kvmedic.manifests.ignore_rules import Reversion
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Owner, OwnerKind, TemplateOwner
 from kvmedic.model.reasons import Reason
@@ -34,11 +35,16 @@ ARGO = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD Application prod", TemplateOwner
 
 
 async def looked(
-    *, resource: Resource | None = None, town: Town | None = None, state: State = State.THRASH, **fleet: Any
+    *,
+    resource: Resource | None = None,
+    town: Town | None = None,
+    metrics: Asked | None = None,
+    state: State = State.THRASH,
+    **fleet: Any,
 ) -> Survey:
     resource = resource or a_resource()
     view = View(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
-    metrics = Asked(state)
+    metrics = metrics or Asked(state)
     found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
     return await check_ownership(found, resource, resource.policy, town or Town(Neighbours()))
 
@@ -127,6 +133,109 @@ async def test_what_somebody_put_back_is_not_tried_again(
         assert found.proposal is not None
 
 
+def kept(id_: str, before: str, after: str) -> ClosedRun:
+    return replace(reverted(id_, Reason.RECOVERED, before), template_after=after)
+
+
+@pytest.mark.parametrize(
+    ("history", "contested"),
+    [
+        ((kept("2", REVISION, "ours"),), "2"),
+        ((kept("3", "lent", REVISION), kept("2", REVISION, "lent")), ""),
+        ((kept("3", "ours", "another"), kept("2", REVISION, "ours")), ""),
+        ((reverted("3", Reason.NOT_RECOVERED), kept("2", REVISION, "ours")), "2"),
+        ((kept("3", "a", "b"), reverted("2")), "2"),
+        ((kept("2", "older", REVISION),), ""),
+        ((reverted("2", Reason.RECOVERED),), ""),
+    ],
+    ids=[
+        "what was there before is there again",
+        "a run of ours put it back",
+        "a later run is what counts",
+        "one that came to nothing is no later run",
+        "a revert in the middle counts however long ago",
+        "our change is there",
+        "nothing of the template was kept",
+    ],
+)
+async def test_what_somebody_put_back_after_a_run_is_not_tried_again(
+    history: tuple[ClosedRun, ...], contested: str
+) -> None:
+    resource = replace(a_resource(), record=Record(history=history))
+
+    found = await looked(resource=resource, editor="helm", owner=replace(HELM, gives_way=True))
+
+    assert (found.obstacle is not None) is bool(contested)
+    if found.obstacle is not None:
+        assert found.obstacle.reason is Reason.TEMPLATE_CONTESTED
+        assert f"kvmedic.io/try-again={contested}." in found.obstacle.message
+        assert "helm upgrade chat CHART" in found.obstacle.message, "the owner's own way"
+
+
+HELM = Owner(Reason.MANAGED_BY_HELM, "Helm release chat", TemplateOwner(OwnerKind.HELM, "chat"))
+YIELDING = replace(HELM, gives_way=True)
+
+
+async def test_an_owner_that_gives_way_is_given_what_keeps_the_change() -> None:
+    told = "the next upgrade of Helm release chat puts it back unless its values have it"
+    town = Town(Neighbours(reversion=Reversion(at_once=False, told=told)))
+
+    found = await looked(owner=YIELDING, town=town)
+
+    assert found.obstacle is None
+    assert found.plan.message.endswith(f"; {told}"), "said before the first write"
+    given = handover_of(found)
+    assert given.startswith("Helm release chat: set it in the release's values")
+    assert "undrained" not in given, "the change is there already"
+    assert "--max-num-seqs=" in given
+
+
+async def test_what_keeps_the_change_is_printed() -> None:
+    found = await looked(owner=YIELDING)
+
+    printed = _of_survey(a_resource(), found)
+
+    assert f"to keep it {found.proposal}" in printed.printed(Form.TEXT)
+    told = json.loads(printed.printed(Form.JSON))
+    assert (told["proposal"], told["toKeep"]["change"]) == (None, found.proposal.text)
+
+
+async def test_half_a_patch_is_no_handover() -> None:
+    found = await looked(owner=YIELDING)
+    long = replace(found, proposal=replace(found.proposal, text="x" * 1000))
+
+    assert handover_of(long) == f"Helm release chat: {found.proposal.how}"
+
+
+async def test_a_change_that_is_known_to_be_put_back_at_once_is_not_begun() -> None:
+    town = Town(Neighbours(reversion=Reversion(at_once=True, told="Argo CD heals itself: add a rule")))
+
+    found = await looked(owner=replace(ARGO, gives_way=True), town=town)
+
+    assert found.obstacle.reason is Reason.MANAGED_BY_GITOPS
+    assert found.obstacle.message.startswith("Argo CD heals itself: add a rule")
+    assert found.obstacle.message.endswith(found.proposal.text)
+
+
+@pytest.mark.parametrize(
+    ("owner", "contested"), [(replace(ARGO, gives_way=True), True), (YIELDING, False), (None, False)]
+)
+async def test_an_applier_that_sets_its_own_number_of_replicas_is_not_fought(
+    owner: Owner | None, contested: bool
+) -> None:
+    resource = replace(a_resource(), record=Record(history=(reverted("2", Reason.REPLICAS_CHANGED),)))
+
+    one = a_settled_fleet().live[0].name
+    pressed = Asked(State.RECOVERED, named={one: State.THRASH})
+
+    found = await looked(resource=resource, owner=owner, metrics=pressed)
+
+    assert found.plan.steps[0].kind == "ReplaceStep"
+    assert (found.obstacle is not None) is contested
+    if found.obstacle is not None:
+        assert "someone else set another number of replicas in run 2" in found.obstacle.message
+
+
 async def test_the_command_prints_the_change_for_the_owner() -> None:
     found = await looked(owner=ARGO)
 
@@ -151,7 +260,7 @@ async def test_a_person_who_may_not_read_neighbours_is_shown_the_rest(
         async def last_ends(self, *_: Any) -> dict[str, Any]:
             return {}
 
-        async def neighbours(self, view: Any) -> Neighbours:
+        async def neighbours(self, view: Any, step: Any = None) -> Neighbours:
             raise Refused(Call("list", "/apis/keda.sh/v1alpha1/scaledobjects"), 403, "Forbidden")
 
     monkeypatch.setattr(live, "target_of", lambda world: Closed())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.controller.obstacles import MESSAGE_BYTES, advice
+from kvmedic.controller.obstacles import advice
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
 from kvmedic.model.fleet import OwnerKind, TemplateOwner
+from kvmedic.record.runs import MESSAGE_BYTES
 from kvmedic.record.telemetry import NOTE_LIMIT
 
 COMMAND = "kvmedic plan chat -n ml"

@@ -38,8 +38,14 @@ WITHOUT_A_LABEL = {
     (group, "inferencepools", "list")
     for group in ("inference.networking.k8s.io", "inference.networking.x-k8s.io")
 }
+OF_OWNERS = {
+    ("argoproj.io", "applications", "list"),
+    ("kustomize.toolkit.fluxcd.io", "kustomizations", "get"),
+    ("helm.toolkit.fluxcd.io", "helmreleases", "get"),
+}
 RARE = (
-    THROUGH_AUTOSCALERS
+    OF_OWNERS
+    | THROUGH_AUTOSCALERS
     | WITHOUT_A_LABEL
     | {
         ("", "pods", "delete"),
@@ -51,9 +57,10 @@ RARE = (
         ("", "namespaces", "get"),
     }
 )
-"""Asked for only where replicas are added through an autoscaler; where no label takes replicas out of
-rotation; while a peer of the drained replica is not Ready; after a restart; before a revision is put back;
-in mode Approve; where a flag stands in a configuration file; while a resource is being deleted."""
+"""Asked for only where an applier owns the target and gives way; where replicas are added through an
+autoscaler; where no label takes replicas out of rotation; while a peer of the drained replica is not Ready;
+after a restart; before a revision is put back; in mode Approve; where a flag stands in a configuration file;
+while a resource is being deleted."""
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ def test_every_right_that_is_asked_for_is_granted_by_the_chart():
 def test_every_right_of_the_chart_that_a_change_of_a_setting_always_needs_is_asked_for():
     sometimes = {"inferencepools", "scaledobjects", "verticalpodautoscalers", "namespaces", "kvapprovals"}
     sometimes |= {"nodes", "resourcequotas", "persistentvolumeclaims"}
+    sometimes |= {"applications", "kustomizations", "helmreleases"}
     always = {
         right
         for row in ROWS

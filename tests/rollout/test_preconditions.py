@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.model.fleet import Fleet, Owner, Pod
+from kvmedic.model.fleet import Fleet, ObjectRef, OrphanDrain, Owner, Pod
+from kvmedic.model.plan import ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import choose_pod
-from kvmedic.rollout.preconditions import Purpose, refusal
+from kvmedic.rollout.preconditions import Purpose, refusal, replacement_refusal, scaling_refusal
 from run_builder import NOW
 from worlds.model_controller import OWN_FIELDS, Model
 
@@ -141,6 +142,53 @@ def test_whoever_owns_the_template_is_not_fought_though_replicas_cannot_stay_up(
     refused = refusal(replace(with_pod(ready_at=None), owner=OWNER), purpose)
 
     assert refused.reason is OWNER.reason
+
+
+HELM = Owner(Reason.MANAGED_BY_HELM, "Helm release chat")
+KSERVE = Owner(Reason.OWNED_BY_CONTROLLER, "KServe InferenceService chat")
+REPLACE = ReplaceStep(ObjectRef("Deployment", "llm"), "vllm", "p00", "p00", 3, "old", Reason.HEALTHY)
+MORE = ReplicasStep(ObjectRef("Deployment", "llm"), "vllm", 3, 4, "old", Reason.HEALTHY)
+
+
+def refused_by(fleet: Fleet) -> tuple[Reason | None, ...]:
+    """What stands against another template, a new replica in one's place, and one replica more."""
+    found = refusal(fleet), replacement_refusal(fleet, REPLACE), scaling_refusal(fleet, MORE)
+    return tuple(each and each.reason for each in found)
+
+
+@pytest.mark.parametrize(
+    ("owner", "gives_way", "refused"),
+    [
+        (HELM, False, (Reason.MANAGED_BY_HELM, None, None)),
+        (HELM, True, (None, None, None)),
+        (OWNER, False, (Reason.MANAGED_BY_GITOPS,) * 3),
+        (OWNER, True, (None, None, None)),
+        (KSERVE, False, (Reason.OWNED_BY_CONTROLLER,) * 3),
+    ],
+)
+def test_what_an_owner_stands_against(
+    owner: Owner, gives_way: bool, refused: tuple[Reason | None, ...]
+) -> None:
+    fleet = replace(HEALTHY, owner=replace(owner, gives_way=gives_way))
+
+    assert refused_by(fleet) == refused
+
+
+@pytest.mark.parametrize("owner", [HELM, OWNER, KSERVE])
+def test_a_replica_that_is_released_changes_nothing_that_anybody_could_own(owner: Owner) -> None:
+    scaler = Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")
+    rotation = replace(HEALTHY.rotation, effective=False, orphan=OrphanDrain(("app",)))
+    fleet = replace(HEALTHY, owner=owner, scaler=scaler, rotation=rotation)
+
+    assert replacement_refusal(fleet, REPLACE) is None
+    assert scaling_refusal(fleet, MORE).reason is Reason.REPLICAS_AUTOSCALED
+    assert replacement_refusal(replace(fleet, rotation=HEALTHY.rotation), REPLACE) is not None
+
+
+def test_only_an_owner_that_may_give_way_is_told_of_the_field_that_says_so() -> None:
+    told = [refusal(replace(HEALTHY, owner=owner)).message for owner in (HELM, OWNER, KSERVE)]
+
+    assert ["spec.ownership" in message for message in told] == [True, True, False]
 
 
 def test_the_way_back_waits_for_a_fleet_that_is_still_moving() -> None:

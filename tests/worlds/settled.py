@@ -27,7 +27,7 @@ class Town:
     measured: int = 0
     """How often the room for a spare was computed."""
 
-    async def neighbours(self, view: Any) -> Neighbours:
+    async def neighbours(self, view: Any, step: Any = None) -> Neighbours:
         self.asked += 1
         return self.neighbours_there
 

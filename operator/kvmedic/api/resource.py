@@ -115,6 +115,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
         if scale
         else None,
         compression=_compression(spec.compression),
+        ownership=spec.ownership,
     )
 
 

@@ -36,6 +36,7 @@ from kvmedic.model.spec import (
     Mode,
     OnDrainTimeout,
     OnInconclusive,
+    Ownership,
     RotationWay,
     Runbook,
     SideBySide,
@@ -516,6 +517,13 @@ class KVRemediationSpec(Wire):
     suspend: Annotated[bool, Field(strict=True)] = False
     """true stops every forward move within one tick; every replica then stays in rotation. A change can
     still be rolled back."""
+    ownership: Ownership = Ownership.RESPECT
+    """What happens where Helm, Argo CD, Flux or another applier owns the Deployment. Respect: nothing of its
+    template is changed, and ActionRequired has the exact change for its owner. Apply: the operator changes
+    it. With this a person says that the owner leaves the run's fields alone, or that a revert is fine. One
+    revert ends it: nothing more is tried then, and ActionRequired says so (TemplateContested). What a
+    controller renders, such as KServe's, is never changed. Respect is the default, because a revert in the
+    middle of a rollout costs replicas."""
     runbooks: Annotated[
         list[Runbook],
         Field(max_length=len(Runbook)),

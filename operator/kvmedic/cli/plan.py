@@ -181,13 +181,15 @@ class Planned:
     is_inconclusive: bool = False
     proposal: Proposal | None = None
     """What to give to the owner of the target, who makes the change instead of the operator."""
+    keeping: Proposal | None = None
+    """What to give to the owner of the target, so that the operator's change stays."""
 
     def printed(self, form: Form) -> str:
         """Return the whole plan."""
         return json.dumps(self._json(), indent=2) if form is Form.JSON else self._text()
 
     def _json(self) -> dict[str, Any]:
-        given, shown = self.proposal, self.shown
+        shown = self.shown
         return {
             "run": self.run,
             "digest": self.digest,
@@ -195,7 +197,8 @@ class Planned:
             "message": self.message,
             "plan": [{**change.as_json(), "state": state or None} for change, state in self.changes],
             "waitsFor": self.waits_for or None,
-            "proposal": given and {"owner": str(given.owner), "how": given.how, "change": given.text},
+            "proposal": _as_json(self.proposal),
+            "toKeep": _as_json(self.keeping),
             "recorded": shown and {"digest": shown.digest, "steps": shown.steps},
         }
 
@@ -210,6 +213,8 @@ class Planned:
         lines.append(f"because    {self.reason}: {self.message}")
         if self.proposal is not None:
             lines.append(f"propose    {self.proposal}")
+        if self.keeping is not None:
+            lines.append(f"to keep it {self.keeping}")
         if self.waits_for:
             lines.append(f"waits for  {self.waits_for}")
         if self.shown is not None and self.shown.digest != self.digest:
@@ -268,8 +273,13 @@ def _of_survey(resource: Resource, found: Survey) -> Planned:
         waits_for=waits,
         shown=record.plan,
         is_inconclusive=isinstance(found.diagnosis, Inconclusive),
-        proposal=found.proposal,
+        proposal=found.proposal if why else None,
+        keeping=None if why else found.proposal,
     )
+
+
+def _as_json(given: Proposal | None) -> dict[str, str] | None:
+    return None if given is None else {"owner": str(given.owner), "how": given.how, "change": given.text}
 
 
 class NothingWaits(Exception):  # noqa: N818 - the name says what is wrong

@@ -7,6 +7,7 @@ template. The patches that set them test what was looked at.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvmedic.manifests.proposals import owner_in
 from kvmedic.model.edits import PatchOperation
 from kvmedic.model.fleet import Cordoned, FieldEdit, Minimum, Owner, OwnerKind, Pod, TemplateOwner
 from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Ownership
 
 PREFIX = "kvmedic.io/"
 
@@ -159,6 +161,13 @@ def owner_of(deployment: Mapping[str, Any]) -> Owner | None:
     ends without a fight.
     """
     return _owner_of_fields(deployment, CONTESTED, "f:spec")
+
+
+def giving_way(owner: Owner | None, said: Ownership) -> Owner | None:
+    """Return an owner as a person said of it; a controller that renders the object never gives way."""
+    if owner is None or owner.is_controller:
+        return owner
+    return replace(owner, gives_way=said is Ownership.APPLY)
 
 
 def owner_of_data(config_map: Mapping[str, Any]) -> Owner | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from kvmedic.cluster.appliers import reversion_of
 from kvmedic.cluster.autoscalers import (
     SCALED_OBJECTS,
     VERTICAL_AUTOSCALERS,
@@ -87,6 +88,7 @@ from kvmedic.model.fleet import (
     Rotation,
     template_hash,
 )
+from kvmedic.model.plan import Step
 from kvmedic.model.redaction import redact
 from kvmedic.model.spec import RotationLabel, RotationWay, TargetRef
 from kvmedic.rollout.preconditions import Neighbours
@@ -551,8 +553,10 @@ def _is_observed(body: JsonObject) -> bool:
     return int(section(body, "status").get("observedGeneration", 0)) >= generation
 
 
-async def neighbours_of(client: Reader, fleet: Fleet, template: Mapping[str, Any]) -> Neighbours:
-    """Return who has a say in the replicas and pods of a target."""
+async def neighbours_of(
+    client: Reader, fleet: Fleet, template: Mapping[str, Any], step: Step | None = None
+) -> Neighbours:
+    """Return who has a say in the replicas and pods of a target, and in a step's change of it."""
     labels = labels_of(template)
     # What treats a released replica differently is in the way of draining itself.
     changed = {} if fleet.rotation.orphan else {fleet.rotation.label: fleet.rotation.draining}
@@ -568,4 +572,5 @@ async def neighbours_of(client: Reader, fleet: Fleet, template: Mapping[str, Any
             name_of(each) for each in budgets if takes_labels(section(each, "spec").get("selector"), labels)
         ),
         of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
+        reversion=await reversion_of(client, fleet, template, step) if step else None,
     )

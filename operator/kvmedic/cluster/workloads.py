@@ -26,6 +26,7 @@ from kvmedic.cluster.ownership import (
     RECORDED,
     RUN,
     annotate_operations,
+    giving_way,
     path_of,
     same_object,
     same_version,
@@ -70,6 +71,7 @@ from kvmedic.model.fleet import (
     own_template,
     template_hash,
 )
+from kvmedic.model.plan import Step
 from kvmedic.model.spec import Policy, RotationLabel, RotationWay
 from kvmedic.rollout.moves import (
     AdoptPod,
@@ -118,9 +120,9 @@ class DeploymentTarget:
         found = await minimum_of(self.client, view.fleet.namespace, holder)
         return replace(view, fleet=replace(view.fleet, minimum=found))
 
-    async def neighbours(self, view: View) -> Neighbours:
-        """Return who else has a say in the target's replicas and pods."""
-        return await neighbours_of(self.client, view.fleet, view.template)
+    async def neighbours(self, view: View, step: Step | None = None) -> Neighbours:
+        """Return who else has a say in the target's replicas and pods, and in a step's change of it."""
+        return await neighbours_of(self.client, view.fleet, view.template, step)
 
     async def room_for(self, view: View) -> Finding:
         """Return whether one pod more of the target finds a place now."""
@@ -197,7 +199,8 @@ async def read_target(reader: Reader, namespace: str, policy: Policy) -> View | 
     sets = ("", *([earlier.name] if earlier and earlier.name in seen.templates else []))
     lines = [seen.engine_line(policy.target, each) for each in sets]
     maps = await config_maps_of(reader, namespace, lines)
-    return replace(seen, config_maps=maps)
+    fleet = replace(seen.fleet, owner=giving_way(seen.fleet.owner, policy.ownership))
+    return replace(seen, fleet=fleet, config_maps=maps)
 
 
 async def template_of(client: Client, fleet: Fleet, move: DeploymentMove) -> JsonObject | None:

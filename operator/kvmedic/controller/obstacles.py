@@ -40,7 +40,8 @@ from kvmedic.model.plan import BundleStep, FlagStep, Goal, OnTrial, Plan, Replic
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
 from kvmedic.model.spec import Mode, Policy, TargetRef
-from kvmedic.model.status import Key, Record, Resource
+from kvmedic.model.status import ClosedRun, Key, Record, Resource
+from kvmedic.record.runs import MESSAGE_BYTES
 from kvmedic.rollout.drift import is_foreign
 from kvmedic.rollout.gates import (
     Breaker,
@@ -62,14 +63,12 @@ from kvmedic.rollout.preconditions import (
     frozen_message,
     hindrance,
     remarks,
+    reverted_at_once,
     via_autoscaler,
 )
 from kvmedic.runbooks.node_health import ended_engines
 from kvmedic.runbooks.revisions import differences, options_of_interest
 from kvmedic.runbooks.workload import View, Workload
-
-MESSAGE_BYTES = 1000
-"""Bytes of a message, at most: an Event's note takes 1,024 (events.k8s.io/v1)."""
 
 
 def handed_over(
@@ -189,11 +188,15 @@ async def check_ownership(found: Survey, resource: Resource, policy: Policy, tar
     They are asked only where there is a plan that changes something of it. An obstacle that was found before
     stays.
     """
-    step = found.plan.steps[0] if found.plan else None
-    if found.plan is None or isinstance(step, OnTrial):
+    plan = found.plan
+    if plan is None or isinstance(step := plan.steps[0], OnTrial):
         return found
-    neighbours = await target.neighbours(found.view)
-    found, plan = await _via_autoscaler(found, found.plan, neighbours, target)
+    neighbours = await target.neighbours(found.view, step)
+    if found.obstacle is None:
+        found = replace(found, obstacle=reverted_at_once(neighbours, found.view.fleet))
+    found, plan = await _via_autoscaler(found, plan, neighbours, target)
+    if plan.steps[0].holder:
+        neighbours = replace(neighbours, reversion=None)  # nothing of the owner's is changed
     owned = propose_to_owner(found, resource, policy)
     files = file_remarks(found.view.template, found.view.config_maps, found.view.fleet.live)
     plan = replace(plan, message="; ".join((plan.message, *remarks(neighbours), *files)))
@@ -217,29 +220,46 @@ async def _via_autoscaler(
     return replace(found, view=view, plan=plan, obstacle=obstacle), plan
 
 
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What a look planned, to be given to an owner."""
+
+    found: Survey
+    plan: Plan
+    workload: Workload | None
+    """None: the engine cannot be told, and nothing exact is given."""
+
+    def to(self, owner: TemplateOwner) -> Proposal | None:
+        """Return what to give to an owner; None where it is no template's change, or not known exactly."""
+        view = self.found.view
+        if self.workload is None:
+            return None
+        return handed_over(owner, view.fleet.namespace, self.workload, self.plan, view)
+
+
 def propose_to_owner(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return a survey with the exact change for the owner of the target, where somebody owns it."""
     refused, fleet, plan = found.obstacle, found.view.fleet, found.plan
-    workload = found.engine(policy)
-    if plan is None or not isinstance(workload, Workload):
+    if plan is None:
         return found
+    engine = found.engine(policy)
+    offer = _Offer(found, plan, None if isinstance(engine, Blocked) else engine)
     if refused is None:
-        return _of_file_owner(found, resource, workload, plan) or _check_contested(
-            found, resource, workload, plan
-        )
+        return _of_file_owner(offer, resource) or _of_contested(offer, resource) or _to_keep(offer)
     if fleet.owner is None or fleet.owner.template is None or refused.reason is not fleet.owner.reason:
         return found
-    proposal = handed_over(fleet.owner.template, fleet.namespace, workload, plan, found.view)
+    proposal = offer.to(fleet.owner.template)
     message = advice(refused.message, proposal, _resource_reference(resource))
     return replace(found, obstacle=Blocked(refused.reason, message), proposal=proposal)
 
 
-def _of_file_owner(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey | None:
+def _of_file_owner(offer: _Offer, resource: Resource) -> Survey | None:
     """Return a survey with the exact change for who decides what is in the ConfigMap; None: nobody does."""
-    owner = owner_of_file(plan, found.view.config_maps)
+    found = offer.found
+    owner = owner_of_file(offer.plan, found.view.config_maps)
     if owner is None or owner.template is None:
         return None
-    proposal = handed_over(owner.template, found.view.fleet.namespace, workload, plan, found.view)
+    proposal = offer.to(owner.template)
     why = (
         f"{owner.name} decides what is in the ConfigMap, and a copy would hide its next change from the "
         "fleet: make the change there"
@@ -248,28 +268,76 @@ def _of_file_owner(found: Survey, resource: Resource, workload: Workload, plan: 
     return replace(found, obstacle=obstacle, proposal=proposal)
 
 
-def _check_contested(found: Survey, resource: Resource, workload: Workload, plan: Plan) -> Survey:
-    """Return a survey that knows whether somebody put the setting back that a run had changed.
+def _to_keep(offer: _Offer) -> Survey:
+    """Return a survey with what the owner of the target is to be given, so that the change stays."""
+    owner = offer.found.view.fleet.owner
+    if owner is None or owner.template is None or not owner.gives_way:
+        return offer.found
+    given = offer.to(owner.template)
+    return replace(offer.found, proposal=given and given.for_keeping())
+
+
+def handover_of(found: Survey) -> str:
+    """Return what the owner of a target needs so that a plan's change stays; empty: nobody owns it.
+
+    It is kept with the run, and told when the change is kept. Half a patch is none: one that is too long is
+    left out.
+    """
+    if found.proposal is None:
+        return ""
+    whole = str(found.proposal)
+    return whole if len(whole.encode()) <= MESSAGE_BYTES else whole.partition("\n")[0]
+
+
+def _of_contested(offer: _Offer, resource: Resource) -> Survey | None:
+    """Return a survey that knows whether somebody took back what a run had changed; None: nobody did.
 
     That counts until the template is another one, or a person names the run.
     """
-    fleet, history = found.view.fleet, resource.record.history if resource.record else ()
-    reverted = (
-        run for run in history if run.outcome is Reason.CHANGE_REVERTED and run.template == fleet.revision
-    )
-    last = next(reverted, None)
+    fleet, history = offer.found.view.fleet, resource.record.history if resource.record else ()
+    last = _reverted_number(history, fleet, offer.plan) or reverted_run(history, fleet.revision)
     if last is None or resource.retried == last.id:
-        return found
+        return None
     who = f"field manager {fleet.editor}" if fleet.editor else "someone else"
     applier = TemplateOwner(OwnerKind.APPLIER, who)
-    proposal = handed_over(applier, fleet.namespace, workload, plan, found.view)
+    owner = fleet.owner.template if fleet.owner and fleet.owner.template else applier
+    proposal = offer.to(owner)
+    if last.outcome is Reason.CHANGE_REVERTED:
+        did = f"{who} put the old setting back in run {last.id}"
+    elif last.outcome is Reason.REPLICAS_CHANGED:
+        did = f"someone else set another number of replicas in run {last.id}"
+    else:
+        did = f"{who} put the old setting back after run {last.id}"
     why = (
-        f"{who} put the old setting back in run {last.id}; nothing more is tried on this template. "
+        f"{did}; nothing more is tried on this template. "
         f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "
         f"kvmedic.io/try-again={last.id}. Or make the change there"
     )
     obstacle = Blocked(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _resource_reference(resource)))
-    return replace(found, obstacle=obstacle, proposal=proposal)
+    return replace(offer.found, obstacle=obstacle, proposal=proposal)
+
+
+def reverted_run(history: Sequence[ClosedRun], revision: str) -> ClosedRun | None:
+    """Return the run whose change of the template somebody else took back; None: nobody did.
+
+    In the middle of a run its end says so. Afterwards the last run that kept a change of the template does:
+    what was there before it is there again.
+    """
+    kept = next((run for run in history if run.template_after), None)
+    taken_back = (run for run in history if run is kept or run.outcome is Reason.CHANGE_REVERTED)
+    return next((run for run in taken_back if run.template == revision), None)
+
+
+def _reverted_number(history: Sequence[ClosedRun], fleet: Fleet, plan: Plan) -> ClosedRun | None:
+    """Return the run in which an owner that applies again and again set its own number of replicas.
+
+    Anybody else's number is a person's, or an upgrade's, and comes once.
+    """
+    applies = fleet.owner is not None and not fleet.owner.is_release
+    if not applies or plan.steps[0].template_change is not None or plan.steps[0].holder:
+        return None
+    ended = (run for run in history if run.outcome is Reason.REPLICAS_CHANGED)
+    return next((run for run in ended if run.template == fleet.revision), None)
 
 
 def _resource_reference(resource: Resource) -> str:

@@ -22,7 +22,7 @@ from kvmedic.model.devices import Answer, Device, EngineEnd
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Blocked, LogForms, LoggedSize, Look, LookSeries, Observation, Pool, Reading
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
-from kvmedic.model.plan import TrialStep
+from kvmedic.model.plan import Step, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, TargetRef
 from kvmedic.model.status import ConfigCopy, Key, Record, Resource
@@ -253,8 +253,8 @@ class Target(Logs, Protocol):
     async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""
 
-    async def neighbours(self, view: View) -> Neighbours:
-        """Return who else has a say in the target's replicas and pods."""
+    async def neighbours(self, view: View, step: Step | None = None) -> Neighbours:
+        """Return who else has a say in the target's replicas and pods, and in a step's change of it."""
 
     async def room_for(self, view: View) -> Finding:
         """Return whether one pod more of the target finds a place now."""

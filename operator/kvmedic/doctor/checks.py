@@ -139,6 +139,7 @@ TOPICS: Mapping[Reason, Topic] = MappingProxyType(
 _KUBECTL = "kubectl -n $namespace"
 _UNDRAINED = "a changed pod template replaces every replica undrained"
 _LOOKS = "none: it only looks"
+_APPLY = """kubectl -n $namespace patch kvr $name --type=merge -p '{"spec":{"ownership":"Apply"}}'"""
 
 FIXES: Mapping[Reason, tuple[str, str]] = MappingProxyType(
     {
@@ -156,8 +157,14 @@ FIXES: Mapping[Reason, tuple[str, str]] = MappingProxyType(
             "kvmedic plan $name -n $namespace",
             "none: it prints the owner's change",
         ),
-        Reason.MANAGED_BY_GITOPS: ("kvmedic plan $name -n $namespace", "none: it prints the owner's change"),
-        Reason.MANAGED_BY_HELM: ("kvmedic plan $name -n $namespace", "none: it prints the owner's change"),
+        Reason.MANAGED_BY_GITOPS: (
+            _APPLY,
+            "what the tool has no rule for it puts back, undrained: docs/howto/change-what-others-own.md",
+        ),
+        Reason.MANAGED_BY_HELM: (
+            _APPLY,
+            "an upgrade without the value puts it back, undrained; the value is told when a change is kept",
+        ),
         Reason.DRAIN_IMPOSSIBLE: (
             f"{_KUBECTL} get services,networkpolicies,poddisruptionbudgets -o wide",
             f"none: it only looks. A label that is added is another matter: {_UNDRAINED}",
@@ -337,7 +344,9 @@ def _usual_checks(view: View, policy: Policy) -> Iterator[Check]:
     fleet = view.fleet
     yield _drain(fleet)
     yield Check(Topic.STRATEGY, Result.PASS, f"strategy is {fleet.strategy}")
-    yield Check(Topic.OWNER, Result.PASS, "nobody else is known to apply the pod template")
+    owner = fleet.owner.name if fleet.owner else "nobody else"
+    given = "gives way (spec.ownership: Apply)" if fleet.owner else "is known to apply the pod template"
+    yield Check(Topic.OWNER, Result.PASS, f"{owner} {given}")
     ready, wanted = fleet.ready, fleet.replicas
     numbers = {"ready": ready, "replicas": wanted}
     yield Check(Topic.REPLICAS, Result.PASS, f"{ready} of {wanted} replicas are Ready", figures=numbers)

@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from types import MappingProxyType
 
@@ -85,6 +85,10 @@ class Proposal:
 
     def __str__(self) -> str:
         return f"{self.owner}: {self.how}\n{self.text}"
+
+    def for_keeping(self) -> Proposal:
+        """Return the same where the change is made already and is only to stay."""
+        return replace(self, how=self.how.removesuffix(f"; {UNDRAINED}"))
 
 
 UNDRAINED = "replicas are then replaced undrained, as it is not kvmedic that does it"

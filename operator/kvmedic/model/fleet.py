@@ -399,6 +399,18 @@ class Owner:
     """Who, in words that a person can search for."""
     template: TemplateOwner | None = None
     """Who has to be given a change of the pod template."""
+    gives_way: bool = False
+    """A person said that it leaves a run's fields alone, or that a revert is fine (`spec.ownership`)."""
+
+    @property
+    def is_release(self) -> bool:
+        """Return whether it applies when a person upgrades it, and not by itself."""
+        return self.reason is Reason.MANAGED_BY_HELM
+
+    @property
+    def is_controller(self) -> bool:
+        """Return whether it renders the object from one of its own, and reverts a change within seconds."""
+        return self.reason is Reason.OWNED_BY_CONTROLLER
 
 
 @dataclass(frozen=True, slots=True)

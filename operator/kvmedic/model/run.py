@@ -435,6 +435,8 @@ class Run:
     """How often the rollout's fields were put back because somebody else had set them."""
     regained_at: datetime | None = None
     """When that was last."""
+    handover: str = ""
+    """What the owner of the target needs so that the change stays: a value or a patch. Empty: nobody's."""
 
     def __post_init__(self) -> None:
         """Refuse a run that could never be judged.

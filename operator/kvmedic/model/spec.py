@@ -224,6 +224,15 @@ class Mode(StrEnum):
     """Carry plans out."""
 
 
+class Ownership(StrEnum):
+    """What is done with a target that Helm, Argo CD, Flux or another applier owns."""
+
+    RESPECT = "Respect"
+    """Nothing of its template is changed: its owner is given the exact change."""
+    APPLY = "Apply"
+    """It is changed like any other: its owner leaves these fields alone, or a revert is fine."""
+
+
 class Runbook(StrEnum):
     """A trouble that kvmedic knows how to look at."""
 
@@ -414,6 +423,7 @@ class Policy:
     """How long a window without a verdict is held before `on_inconclusive` decides."""
     side_by_side: SideBySide = SideBySide.AUTO
     compression: CompressionPolicy = NOT_DECLARED
+    ownership: Ownership = Ownership.RESPECT
 
 
 @dataclass(frozen=True, slots=True)

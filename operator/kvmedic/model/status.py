@@ -441,6 +441,11 @@ class ClosedRun:
     """Hash of the pod template before the run. Empty if an older version wrote it."""
     on_trial_pod: bool = False
     """The run used its own trial pod: nothing of the fleet was changed."""
+    template_after: str = ""
+    """Hash of the pod template that the run changed and kept. Empty if it kept no change of the template."""
+    handover: str = ""
+    """What the owner of the Deployment needs so that the change stays: a value or a patch. Empty if nobody
+    else owns it, or nothing was kept."""
 
     @property
     def costs_nothing(self) -> bool:

@@ -48,6 +48,8 @@ A_DAY = timedelta(days=1)
 """How long the changes of a cap are kept: the day's most counts where the mix of requests turns."""
 ORDER = tuple(ConditionType)
 """The order in which conditions are listed."""
+MESSAGE_BYTES = 1000
+"""Bytes of a message, at most: an Event's note takes 1,024 (events.k8s.io/v1)."""
 RETOLD = frozenset({Trait.ASKS_APPROVAL, Trait.SHOWS_FIGURES})
 """Traits of reasons whose message is written whenever it changes."""
 
@@ -157,24 +159,27 @@ def _usability(run: Run | None, told: Outcome, problem: Blocked | None) -> tuple
 
 def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: datetime) -> Record:
     """Return the record with the run closed: in the history, and what did not help remembered."""
+    message = _with_handover(run, outcome)
     entry = ClosedRun(
         id=run.id,
         reason=run.reason,
         outcome=outcome.reason,
-        message=outcome.message,
+        message=message,
         steps=tuple(f"{step.step.line()}: {step.state}" for step in run.steps),
         started_at=run.started_at,
         ended_at=now,
         approval=run.approval,
         template=run.steps[0].step.before_template,
         on_trial_pod=run.steps[0].step.is_on_trial,
+        template_after=_kept_template(run),
+        handover=run.handover if Trait.KEPT in outcome.reason.traits else "",
     )
     truth = Truth.TRUE if Trait.HELPED in outcome.reason.traits else Truth.FALSE
-    remediated = Claim(ConditionType.REMEDIATED, truth, outcome.reason, outcome.message)
+    remediated = Claim(ConditionType.REMEDIATED, truth, outcome.reason, message)
     claims = (
         Claim(ConditionType.PROGRESSING, Truth.FALSE, Reason.NO_RUN),
         *(() if run.goal is Goal.ANSWER else (remediated,)),
-        action(outcome.reason, outcome.message),
+        action(outcome.reason, message),
     )
     done = replace(
         record,
@@ -189,6 +194,22 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
         done = replace(done, failed_attempts=tuple(others))
     done = with_failed_attempts(done, failed_attempts(run, outcome, now))
     return with_conditions(done, claims, generation, now)
+
+
+def _with_handover(run: Run, outcome: Outcome) -> str:
+    """Return how a run ended, with what keeps its change where somebody else owns the target."""
+    if not run.handover or Trait.KEPT not in outcome.reason.traits:
+        return outcome.message
+    whole = f"{outcome.message}; so that it stays, {run.handover}"
+    if len(whole.encode()) <= MESSAGE_BYTES:
+        return whole
+    return f"{outcome.message}; what its owner needs so that it stays is in .status.history[0].handover"
+
+
+def _kept_template(run: Run) -> str:
+    """Return the hash of the pod template that a run changed and kept; empty where it kept none."""
+    changed = (one.step for one in run.steps if _is_kept(one) and one.step.template_change is not None)
+    return next(reversed([step.after_template for step in changed]), "")
 
 
 def _keep_history(history: tuple[ClosedRun, ...]) -> tuple[ClosedRun, ...]:

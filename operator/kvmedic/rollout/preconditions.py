@@ -19,6 +19,7 @@ from datetime import datetime
 from enum import Enum
 from typing import TypeAlias
 
+from kvmedic.manifests.ignore_rules import Reversion
 from kvmedic.model.config_edits import Revision
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import SURGE, Fleet, ObjectRef, Owner, ReplicaSet, Rotation
@@ -76,6 +77,8 @@ class Neighbours:
     """Names of the PodDisruptionBudgets that select the target's pods."""
     of_draining: tuple[str, ...] = ()
     """Policies, by kind and name, that treat a replica differently while it drains."""
+    reversion: Reversion | None = None
+    """What the owner of the target does with the change; None: nobody was asked, or nobody owns it."""
 
 
 def hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
@@ -104,6 +107,17 @@ def hindrances(neighbours: Neighbours, fleet: Fleet) -> Iterator[Blocked]:
             )
 
 
+def reverted_at_once(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
+    """Return why a change would be put back in the middle of its run, or None where that is not known.
+
+    A person's word that a revert is fine does not count here: such a run cannot end but by that revert.
+    """
+    found, owner = neighbours.reversion, fleet.owner
+    if found is None or owner is None or not found.at_once:
+        return None
+    return Blocked(owner.reason, found.told)
+
+
 def draining_hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why no replica may be drained beside these neighbours, or None."""
     if not neighbours.of_draining:
@@ -130,6 +144,8 @@ def remarks(neighbours: Neighbours) -> Iterator[str]:
             f"{scaler.kind} {scaler.name} goes on setting the replicas ({scaler.minimum} to "
             f"{scaler.maximum}{zero})"
         )
+    if neighbours.reversion is not None:
+        yield neighbours.reversion.told
     if neighbours.disruption_budgets:
         names = ", ".join(neighbours.disruption_budgets)
         yield f"PodDisruptionBudget {names} does not limit a rollout; kvmedic keeps the count itself"
@@ -213,7 +229,8 @@ def refusals(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> tuple[Refused, 
     return _all_refusals(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unsettled_state(fleet, purpose), purpose, _drain_rows(fleet)),
+        _owner_row(None if purpose is Purpose.RETURN else owner_of_template(fleet)),
+        *_rows(fleet, _unsettled_state(fleet, purpose), _drain_rows(fleet)),
     )
 
 
@@ -228,7 +245,8 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
     return _first_refusal(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
-        *_rows(fleet, _unbalanced_state(fleet, earlier), Purpose.RELIEF, _drain_rows(fleet)),
+        _owner_row(owner_of_template(fleet)),
+        *_rows(fleet, _unbalanced_state(fleet, earlier), _drain_rows(fleet)),
     )
 
 
@@ -265,7 +283,8 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
 
     The strategy does not matter, since nothing is rolled out. Somebody who decides the number of
     replicas does where the spare is one more: it would be taken away again, and not by the order that was
-    prepared. A replica that is released makes room for the spare without another number.
+    prepared. A replica that is released makes room for the spare without another number: then nothing of the
+    Deployment changes that anybody could own.
     """
     way = fleet.rotation.orphan
     doubt = way.blocked if way else ""
@@ -279,7 +298,8 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
     return _first_refusal(
         _frozen(fleet),
         (fleet.scaler is not None and way is None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), Purpose.RELIEF, drains),
+        _owner_row(owner_of_number(fleet) if way is None else None),
+        *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), drains),
     )
 
 
@@ -313,7 +333,8 @@ def scaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     return _first_refusal(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
-        *_rows(fleet, _unsettled_state(fleet, purpose), purpose, _drain_rows(fleet)),
+        _owner_row(None if purpose is Purpose.RETURN else owner_of_number(fleet)),
+        *_rows(fleet, _unsettled_state(fleet, purpose), _drain_rows(fleet)),
     )
 
 
@@ -415,21 +436,29 @@ def _label_rows(fleet: Fleet) -> tuple[Row, ...]:
     )
 
 
-def _rows(fleet: Fleet, unsettled: str, purpose: Purpose, drain: tuple[Row, ...]) -> tuple[Row, ...]:
+def owner_of_template(fleet: Fleet) -> Owner | None:
+    """Return who would take back a change of the pod template; None: nobody is known to, or it gives way."""
+    return None if fleet.owner is None or fleet.owner.gives_way else fleet.owner
+
+
+def owner_of_number(fleet: Fleet) -> Owner | None:
+    """Return who would take back another number of replicas; None: nobody is known to.
+
+    A release does not: nothing of its template changes, and it applies only when a person upgrades it.
+    """
+    owner = owner_of_template(fleet)
+    return None if owner is None or owner.is_release else owner
+
+
+def _rows(fleet: Fleet, unsettled: str, drain: tuple[Row, ...]) -> tuple[Row, ...]:
     """Return what keeps any change from a fleet, in the order of telling.
 
     Args:
         fleet: the fleet.
         unsettled: what of it is in the middle of another change.
-        purpose: what the change is for.
         drain: what keeps a replica from being drained.
     """
     return (
-        (
-            purpose is not Purpose.RETURN and fleet.owner is not None,
-            fleet.owner.reason if fleet.owner else Reason.OWNED_BY_CONTROLLER,
-            _owner_message(fleet.owner),
-        ),
         *drain,
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (
@@ -500,9 +529,12 @@ def frozen_message(fleet: Fleet) -> str:
     )
 
 
-def _owner_message(owner: Owner | None) -> str:
-    who = owner.name if owner else "nobody"
-    return f"{who} decides what this Deployment looks like and would revert a change: make the change there"
+def _owner_row(owner: Owner | None) -> Row:
+    if owner is None:
+        return False, Reason.OWNED_BY_CONTROLLER, ""
+    text = f"{owner.name} decides what this Deployment looks like and would revert a change"
+    text = f"{text}: make the change there"
+    return True, owner.reason, text if owner.is_controller else f"{text}, or see spec.ownership"
 
 
 def _rotation_message(fleet: Fleet) -> str:

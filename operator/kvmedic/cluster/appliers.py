@@ -1,0 +1,150 @@
+"""What the owner of a target does with a change that is not its own, read from its own objects.
+
+They are read where there is a plan, and where `spec.ownership: Apply` lets it be carried out. What may not be
+read, or is not there, is unknown and said to be: a person's word counts then, and one revert ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from kvmedic.kube.client import Reader
+from kvmedic.kube.errors import Refused
+from kvmedic.kube.objects import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    JsonObject,
+    Ref,
+    Resource,
+    annotations_of,
+    items,
+    labels_of,
+    name_of,
+    section,
+)
+from kvmedic.manifests.ignore_rules import (
+    Changed,
+    Reversion,
+    by_argo_cd,
+    by_helm,
+    by_helm_release,
+    by_kustomization,
+    fields_of,
+    unreadable,
+)
+from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
+from kvmedic.model.plan import ReplaceStep, Step
+
+APPLICATIONS = Resource("argoproj.io/v1alpha1", "applications")
+KUSTOMIZATIONS = Resource("kustomize.toolkit.fluxcd.io/v1", "kustomizations")
+HELM_RELEASES = Resource("helm.toolkit.fluxcd.io/v2", "helmreleases")
+
+ARGO_CD_CONFIG = "argocd-cm"
+"""ConfigMap with the rules of a whole Argo CD, in its own namespace."""
+RULES = "resource.customizations.ignoreDifferences."
+"""Beginning of the keys with these rules; behind it the group and kind, or `all`."""
+INSTANCE = "app.kubernetes.io/instance"
+"""Label by which Argo CD tracks where it is not told otherwise. Every Helm chart sets it as well."""
+
+
+async def reversion_of(
+    reader: Reader, fleet: Fleet, template: Mapping[str, Any], step: Step
+) -> Reversion | None:
+    """Return what the owner of a target does with a step's change; None: nothing of it is the owner's.
+
+    That is so where nobody owns it, where nothing is changed there, and where the owner does not give way:
+    then nothing is changed.
+    """
+    owner, fields = fleet.owner, fields_of(step)
+    if isinstance(step, ReplaceStep) and fleet.rotation.orphan is not None:
+        return None  # a released replica makes room without another number
+    if owner is None or owner.template is None or not owner.gives_way or not fields:
+        return None
+    body = await _get_object(reader, Ref(DEPLOYMENTS, fleet.namespace, fleet.name)) or {}
+    marks = {**labels_of(body), **annotations_of(body)}
+    changed = Changed(fleet.namespace, fleet.name, marks, template, fields)
+    who = owner.template
+    match who.kind:
+        case OwnerKind.HELM | OwnerKind.PRODUCTION_STACK:
+            return by_helm(str(who))
+        case OwnerKind.FLUX_KUSTOMIZATION:
+            return by_kustomization(str(who), await _of_owner(reader, KUSTOMIZATIONS, who, fleet), changed)
+        case OwnerKind.FLUX_HELM:
+            return by_helm_release(str(who), await _of_owner(reader, HELM_RELEASES, who, fleet), changed)
+        case _:
+            return await _of_argo_cd(reader, who, changed)
+
+
+async def _of_owner(reader: Reader, kind: Resource, who: TemplateOwner, fleet: Fleet) -> JsonObject | None:
+    return await _get_object(reader, Ref(kind, who.namespace or fleet.namespace, who.name))
+
+
+async def _of_argo_cd(reader: Reader, who: TemplateOwner, changed: Changed) -> Reversion:
+    """Return what an Application does; any other applier has no object that tells.
+
+    Argo CD notes an Application's name alone, or behind that of its namespace; the object names what it
+    applies, which shows that it is the right one.
+    """
+    named = who.name if who.kind is OwnerKind.ARGO_CD else changed.marks.get(INSTANCE, "")
+    application = await _application(reader, named, changed) if named else None
+    if application is None:
+        return unreadable(str(who))
+    place = str(section(application, "metadata").get("namespace", ""))
+    known = replace(who, kind=OwnerKind.ARGO_CD, name=name_of(application))
+    config = await _get_object(reader, Ref(CONFIG_MAPS, place, ARGO_CD_CONFIG)) if place else None
+    return by_argo_cd(str(known), application, _common_rules(config or {}), changed)
+
+
+async def _application(reader: Reader, named: str, changed: Changed) -> JsonObject | None:
+    found = await _list(reader, APPLICATIONS, "") or await _list(reader, APPLICATIONS, changed.namespace)
+    for body in found:
+        place = section(body, "metadata").get("namespace")
+        if named in (name_of(body), f"{place}_{name_of(body)}") and _applies(body, changed):
+            return body
+    return None
+
+
+async def _list(reader: Reader, kind: Resource, namespace: str) -> list[JsonObject]:
+    """Return objects; none where they may not be listed, or the cluster lacks the kind."""
+    try:
+        return await reader.list(kind, namespace)
+    except Refused:
+        return []
+
+
+def _applies(application: JsonObject, changed: Changed) -> bool:
+    """Return whether an Application says that it applies a Deployment."""
+    wanted = ("Deployment", changed.namespace, changed.name)
+    return any(
+        (each.get("kind"), each.get("namespace"), each.get("name")) == wanted
+        for each in items(section(application, "status"), "resources")
+    )
+
+
+def _common_rules(config: JsonObject) -> list[JsonObject]:
+    """Return the rules of a whole Argo CD that are for Deployments; what cannot be read is none."""
+    texts = [text for key, text in section(config, "data").items() if key in _RULED]
+    found: list[JsonObject] = []
+    for text in texts:
+        try:
+            rule = YAML(typ="safe").load(text)
+        except YAMLError:
+            continue
+        found += [dict(rule)] if isinstance(rule, Mapping) else []
+    return found
+
+
+_RULED = (f"{RULES}all", f"{RULES}apps_Deployment")
+
+
+async def _get_object(reader: Reader, ref: Ref) -> JsonObject | None:
+    """Return an object; None where it is not there, or may not be read."""
+    try:
+        return await reader.get(ref)
+    except Refused:
+        return None
