@@ -189,8 +189,9 @@ def test_the_objects_of_every_scenario_are_whole(name):
 
     assert list(made)[-1] == "KVRemediation"
     assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in made.values())
-    (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    container, *others = made["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert all(isinstance(each, str) for each in container["args"])
+    assert len(others) == read(name).fleet.plain
 
 
 def test_flags_become_a_command_line_and_patches_are_taken_over(tmp_path, put):

@@ -10,13 +10,15 @@ from lab.play.files import merged
 from lab.play.schema import CONTAINER, EVALUATION, FLEET, Engine, Evaluation, Flag, Fleet, Scenario
 
 Object = dict[str, Any]
-PORT = 8000
+PORT = 8080
+"""Another one than the operator's configuration has: it must find it."""
 MODEL = "tiny"
 """Name under which every engine serves its model."""
 ROTATION_LABEL: Mapping[str, str] = MappingProxyType({"key": "serving", "draining": "draining"})
 """The label that takes a replica out of the Service; the default of the KVRemediation."""
 ROTATION = {ROTATION_LABEL["key"]: "active"}
 APP = {"app": FLEET}
+SIDECAR = "proxy"
 GRACE_SECONDS = 60
 """More than the engine's own --shutdown-timeout of 30 s, or the kubelet would cut it short."""
 NEVER = "0 0 1 1 *"
@@ -62,7 +64,7 @@ def deployment(fleet: Fleet, image: str) -> Object:
                 "spec": {
                     "terminationGracePeriodSeconds": GRACE_SECONDS,
                     "securityContext": {**POD_SECURITY},
-                    "containers": [container(fleet, image)],
+                    "containers": [container(fleet, image), *([sidecar(image)] if fleet.plain else ())],
                 },
             },
         },
@@ -95,6 +97,19 @@ def container(fleet: Fleet, image: str) -> Object:
         "securityContext": {**CONTAINER_SECURITY},
     }
     return merged(made, fleet.container)
+
+
+def sidecar(image: str) -> Object:
+    """Return a second container, as many pods have one: it waits, and ends when it is told to."""
+    wait = "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, {s.SIGTERM}); s.sigwait({s.SIGTERM})"
+    return {
+        "name": SIDECAR,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python", "-c", wait],
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+        "securityContext": {**CONTAINER_SECURITY},
+    }
 
 
 def arguments(fleet: Fleet) -> list[str]:

@@ -301,7 +301,7 @@ class Fleet(Part):
     LAB_DEVICE_MEMORY_MIB."""
     plain: bool = False
     """Whether the pods have no label beside those of the Deployment's selector, by which the Service selects
-    them too: so it is with most fleets."""
+    them too, and a second container: so it is with most fleets."""
     serves: bool = True
     """Whether the play waits until every replica is in rotation; false for engines that do not come up."""
 
