@@ -98,6 +98,7 @@ class Operator:
         self.backoff.forget(key)
         if delay is None:
             self.forget(key.uid)
+            self.ports.examiner.forget(key.uid)
             return None
         return delay.total_seconds()
 

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.nvidia_smi import NvidiaSmi, Patience
+from kvmedic.cluster.rights import own_lacking_rights
 from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
@@ -28,6 +29,7 @@ from kvmedic.controller.ports import (
     Probes,
     Trials,
 )
+from kvmedic.doctor.eligibility import Examiner
 from kvmedic.engines import VOCABULARIES
 from kvmedic.handlers import Frame, Operator, serve
 from kvmedic.kube.client import Client, Limits, connect
@@ -136,6 +138,7 @@ def ports_of(
         trials=world.trials,
         probes=world.probes,
         evaluations=world.evaluations,
+        examiner=Examiner(lambda place, needed: own_lacking_rights(world.client, place, needed)),
     )
 
 

@@ -61,6 +61,13 @@ COLUMNS: tuple[Column, ...] = (
     ("Target", "string", ".spec.targetRef.name", 0, "The Deployment that kvmedic watches."),
     ("Mode", "string", ".spec.mode", 0, "How far kvmedic may go."),
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0, "Spec valid and target found."),
+    (
+        "Eligible",
+        "string",
+        '.status.conditions[?(@.type=="Eligible")].status',
+        0,
+        "Whether a change could begin; its message has all that stands in the way.",
+    ),
     ("Phase", "string", ".status.phase", 0, "The state in one word."),
     ("Diagnosis", "string", ".status.diagnosis.reason", 0, "The last diagnosis."),
     ("Change", "string", ".status.change", 0, "The newest change: planned, under way or done."),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from kvmedic.doctor.eligibility import Examiner
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.manifests.trial_pod import Evaluation, Trial
@@ -455,6 +456,8 @@ class Ports:
     trials: Trials = field(default_factory=NoTrials)
     probes: Probes = field(default_factory=NoProbes)
     evaluations: Evaluations = field(default_factory=NoEvaluations)
+    examiner: Examiner = field(default_factory=Examiner)
+    """Examines now and then whether a change could begin."""
     watch: Stopwatch = field(default_factory=Stopwatch)
     """How long this process has seen what runs wait for."""
 

@@ -111,6 +111,7 @@ async def _look_without_run(
     found = await check_ownership(found, resource, policy, ports.target)
     found = await check_spare(found, policy, ports.target)
     seen = await _record_findings(resource, policy, record, found, ports, now)
+    seen = await _note_eligibility(resource, seen, found, ports, now)
     why = await _begin_run(resource, policy, seen, found, ports, now)
     if found.plan is not None and why is None:
         return AT_ONCE
@@ -131,6 +132,17 @@ async def _record_findings(
     seen = with_known_limit(with_runbook_switch(seen, found.switch), found, policy, now)
     good = await proved_good(found, resource, policy, ports.metrics, now)
     return replace(seen, last_good=good) if good else seen
+
+
+async def _note_eligibility(
+    resource: Resource, seen: Record, found: Survey, ports: Ports, now: datetime
+) -> Record:
+    """Return the record with whether a change could begin; where there is a plan, that one's gates tell."""
+    examiner, view = ports.examiner, found.view
+    if found.plan is not None or not examiner.is_due(resource, view, now):
+        return seen
+    examined = await examiner.examine(resource, view, found.diagnosis, ports.target.neighbours)
+    return seen if examined is None else examiner.note(seen, examined, resource, view, now)
 
 
 async def _begin_run(

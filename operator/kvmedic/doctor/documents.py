@@ -130,7 +130,7 @@ def _holds_term(term: re.Match[str], labels: Mapping[str, str]) -> bool:
 
 def as_served(documents: Iterable[JsonObject], namespace: str) -> Documents:
     """Return documents as a namespace would serve them once they are applied and every replica is Ready."""
-    bodies = [_stored(each, namespace) for each in documents]
+    bodies = [_fill_metadata(each, namespace) for each in documents]
     for deployment in [each for each in bodies if each.get("kind") == "Deployment"]:
         if not any(controller_uid(each) == uid_of(deployment) for each in bodies):
             _settle(deployment)
@@ -138,7 +138,7 @@ def as_served(documents: Iterable[JsonObject], namespace: str) -> Documents:
     return Documents(bodies)
 
 
-def _stored(body: JsonObject, namespace: str) -> JsonObject:
+def _fill_metadata(body: JsonObject, namespace: str) -> JsonObject:
     """Return an object with what the API server gives each one."""
     body = json.loads(json.dumps(body))
     metadata = body["metadata"]
@@ -222,4 +222,4 @@ def _child(version: str, kind: str, owner: JsonObject, name: str, metadata: Mapp
     reference = {"kind": owner.get("kind"), "name": name_of(owner), "uid": uid_of(owner), "controller": True}
     named = {**metadata, "name": name, "ownerReferences": [reference]}
     namespace = str(section(owner, "metadata")["namespace"])
-    return _stored({"apiVersion": version, "kind": kind, "metadata": named}, namespace)
+    return _fill_metadata({"apiVersion": version, "kind": kind, "metadata": named}, namespace)

@@ -100,6 +100,9 @@ _NOTES = "kubectl -n $namespace get deployment $target -o jsonpath='{.metadata.a
 _FLAGS = (
     "kubectl -n $namespace get deployment $target -o yaml >target.yaml; kvmedic flags show -f target.yaml"
 )
+_DOCTOR = Remedy(
+    "to see all that stands in the way, with fixes", "kvmedic doctor deploy/$target -n $namespace"
+)
 _KEEP_AWAY = Remedy(
     "to keep requests away from the replica until its node is repaired",
     "kubectl -n $namespace label pod POD ROTATION-LABEL=DRAINING --overwrite",
@@ -155,6 +158,11 @@ class Reason(StrEnum):
     # What is in order.
     TARGET_FOUND = row("TargetFound", "The spec is valid and the target exists.")
     METRICS_FOUND = row("MetricsFound", "Every replica has fresh values for every signal that was asked for.")
+    ELIGIBLE = row("Eligible", "Nothing that is known keeps a change of the target from beginning.")
+    NOT_ELIGIBLE = row("NotEligible", "No change of the target could begin as it is.",
+        _DOCTOR, Trait.SHOWS_FIGURES)
+    ELIGIBILITY_UNKNOWN = row("EligibilityUnknown", "It is unknown whether a change could begin.",
+        _DOCTOR, Trait.SHOWS_FIGURES)
     NO_RUN = row("NoRun", "No run is open.")
     NOTHING_TO_DO = row("NothingToDo", "Nothing needs to be done.")
     # What was found (branches of a diagnosis).

@@ -191,6 +191,8 @@ class ConditionType(StrEnum):
 
     READY = "Ready"
     """The spec is valid and the target was found; stays True during an incident."""
+    ELIGIBLE = "Eligible"
+    """Whether a change could begin, looked at while there is no plan; all that stands in its way."""
     METRICS_AVAILABLE = "MetricsAvailable"
     DIAGNOSED = "Diagnosed"
     """True: the reason names the branch. False: healthy. Unknown: why nothing can be said."""

@@ -1,0 +1,165 @@
+"""The condition `Eligible`: whether a change could begin, known while the fleet is calm.
+
+The same checks as `kvmedic doctor` makes, at a slow pace, so that a look costs nothing more. What is
+remembered between two looks is only when the next examination is due: who starts anew examines at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, Lacking, Right
+from kvmedic.doctor.checks import (
+    Check,
+    Examination,
+    Verdict,
+    checks_of,
+    in_order,
+    metrics_checks,
+    names_of,
+    rights_check,
+)
+from kvmedic.kube.errors import ApiError, Unavailable
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Policy
+from kvmedic.model.status import ConditionType, Record, Resource, Truth
+from kvmedic.record.runs import Claim, with_conditions
+from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.runbooks.branches import Diagnosis
+from kvmedic.runbooks.workload import View, Workload
+
+EVERY = timedelta(minutes=10)
+"""Between two examinations of one target: some six reads each time, one in a hundred of what looks cost. An
+edit of the resource or of the Deployment's spec is examined at the next look."""
+MESSAGE_BYTES = 1000
+"""Bytes of the condition's message, at most; as of all messages (events.k8s.io/v1)."""
+PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.AUTOSCALER_ACTIVE})
+"""Reasons that mostly pass by themselves. Alone they count only where the next examination sees them too."""
+
+NeighboursOf: TypeAlias = Callable[[View], Awaitable[Neighbours]]
+"""Returns who else has a say in a target's replicas and pods."""
+Asker: TypeAlias = Callable[[str, Sequence[Right]], Awaitable[Lacking | str]]
+"""Returns which rights we lack in a namespace, or why that is not known."""
+
+
+async def ask_nobody(namespace: str, needed: Sequence[Right]) -> Lacking | str:
+    """Return that nobody is asked for rights here."""
+    del namespace, needed
+    return "nobody is asked for rights here"
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """The last examination of one target."""
+
+    at: datetime
+    generations: tuple[int, int]
+    """Of the resource and of its target."""
+    claim: Claim | None
+    """What it came to; None: it found only what mostly passes, for the first time."""
+
+
+@dataclass(slots=True)
+class Examiner:
+    """Examines targets whose fleets are calm, each one now and then."""
+
+    ask_rights: Asker = ask_nobody
+    _visits: dict[str, _Visit] = field(default_factory=dict)
+
+    def is_due(self, resource: Resource, view: View, now: datetime) -> bool:
+        """Return whether a target is to be examined at this look."""
+        last = self._visits.get(resource.uid)
+        if last is None or last.generations != (resource.generation, view.fleet.generation):
+            return True
+        return not timedelta(0) <= now - last.at < EVERY or not _is_told(resource.record, last.claim)
+
+    async def examine(
+        self, resource: Resource, view: View, diagnosis: Diagnosis, neighbours_of: NeighboursOf
+    ) -> Examination | None:
+        """Return the examination of a target, or None where an API did not answer: the next look tries again.
+
+        Args:
+            resource: which has a policy.
+            view: its target.
+            diagnosis: of this look.
+            neighbours_of: tells who else has a say in a target.
+        """
+        policy = resource.policy
+        if policy is None:
+            return None
+        try:
+            neighbours: Neighbours | str = await neighbours_of(view)
+            lacking = await self.ask_rights(resource.namespace, _needed(view, policy))
+        except Unavailable:
+            return None
+        except ApiError as error:
+            neighbours, lacking = f"not readable: {error}", f"not readable: {error}"
+        names = names_of(view.fleet, resource.name)
+        checks: list[Check] = [
+            *checks_of(view, policy, neighbours, resource.name),
+            *metrics_checks(diagnosis, len(view.fleet.live), names),
+            rights_check(lacking, names),
+        ]
+        return Examination(resource.namespace, view.fleet.name, in_order(checks))
+
+    def note(
+        self, record: Record, found: Examination, resource: Resource, view: View, now: datetime
+    ) -> Record:
+        """Return the record with what an examination came to; equal to the old one where that is the same."""
+        last = self._visits.get(resource.uid)
+        reasons = {each.reason for each in found.failed}
+        is_new = last is None or last.claim is not None or now - last.at < EVERY
+        may_pass = is_new and bool(reasons) and reasons <= PASSING and not _is_failing(record)
+        claim = None if may_pass else claim_of(found)
+        self._visits[resource.uid] = _Visit(now, (resource.generation, view.fleet.generation), claim)
+        return record if claim is None else with_conditions(record, (claim,), resource.generation, now)
+
+    def forget(self, uid: str) -> None:
+        """Forget a resource that is gone."""
+        self._visits.pop(uid, None)
+
+
+def _is_told(record: Record | None, claim: Claim | None) -> bool:
+    """Return whether a record says what an examination came to: a write may have failed since."""
+    told = record.condition(ConditionType.ELIGIBLE) if record else None
+    return claim is None or (told is not None and (told.status, told.reason) == (claim.status, claim.reason))
+
+
+def _is_failing(record: Record) -> bool:
+    """Return whether a record says already that no change could begin."""
+    told = record.condition(ConditionType.ELIGIBLE)
+    return told is not None and told.status is Truth.FALSE
+
+
+def _needed(view: View, policy: Policy) -> tuple[Right, ...]:
+    found = view.workload(policy.target)
+    in_file = isinstance(found, Workload) and found.line.config is not None
+    return (*NEEDED, *(CONFIG_FILE if in_file else ()))
+
+
+def claim_of(found: Examination) -> Claim:
+    """Return the condition that an examination comes to, with all that it found in its message."""
+    match found.verdict:
+        case Verdict.ELIGIBLE:
+            return Claim(ConditionType.ELIGIBLE, Truth.TRUE, Reason.ELIGIBLE)
+        case Verdict.NOT_ELIGIBLE:
+            told = (*found.failed, *found.unknown)
+            return Claim(ConditionType.ELIGIBLE, Truth.FALSE, Reason.NOT_ELIGIBLE, _message(found, told))
+        case Verdict.UNKNOWN:
+            message = _message(found, found.unknown)
+            return Claim(ConditionType.ELIGIBLE, Truth.UNKNOWN, Reason.ELIGIBILITY_UNKNOWN, message)
+
+
+def _message(found: Examination, told: Sequence[Check]) -> str:
+    """Return each finding whole, as many as a message may have, and how many more there are."""
+    command = f"kvmedic doctor deploy/{found.target} -n {found.namespace} has all, with fixes"
+    parts = [f"{each.name}: {each.saw}" for each in told]
+    for count in range(len(parts), 0, -1):
+        more = f"; and {len(parts) - count} more" if count < len(parts) else ""
+        text = f"{'; '.join(parts[:count])}{more}; {command}"
+        if len(text.encode()) <= MESSAGE_BYTES:
+            return text
+    return f"{', '.join(each.name for each in told)}: {command}"

@@ -1,0 +1,230 @@
+"""The condition `Eligible`: examined now and then, written when it changed, and never from half a look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from kvmedic.api.resource import policy_of
+from kvmedic.cluster.rights import CONFIG_FILE, Lacking, Right
+from kvmedic.cluster.snapshot import neighbours_of
+from kvmedic.cluster.workloads import read_target
+from kvmedic.doctor.documents import as_served
+from kvmedic.doctor.eligibility import EVERY, MESSAGE_BYTES, Examiner
+from kvmedic.doctor.examine import default_spec
+from kvmedic.kube.errors import Call, Refused, Unavailable
+from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.reasons import Reason
+from kvmedic.model.status import Condition, ConditionType, Record, Resource, Truth
+from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.runbooks.workload import View
+from run_builder import NOW
+from worlds.asked import a_resource
+from worlds.documents import a_deployment, a_service, an_engine
+
+FRESH = Inconclusive(Reason.TOO_FEW_REQUESTS, "nobody asks anything")
+CALL = Call("list", "/apis/policy/v1/poddisruptionbudgets")
+POLICY = policy_of(default_spec("llm"))
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass
+class Namespace:
+    """A target, its neighbours, and how often these were asked for."""
+
+    documents: Sequence[dict[str, Any]] = (a_deployment(), a_service())
+    fault: Exception | None = None
+    asked: int = 0
+
+    async def view(self) -> View:
+        found = await read_target(as_served(self.documents, "serving"), "serving", POLICY)
+        assert found is not None
+        return found
+
+    async def neighbours(self, view: View) -> Neighbours:
+        self.asked += 1
+        if self.fault:
+            raise self.fault
+        return await neighbours_of(as_served(self.documents, "serving"), view.fleet, view.template)
+
+
+@dataclass
+class Office:
+    """Knows our rights."""
+
+    lacking: Lacking | str = ()
+    asked: Sequence[Right] = ()
+
+    async def ask(self, namespace: str, needed: Sequence[Right]) -> Lacking | str:
+        self.asked = needed
+        return self.lacking
+
+
+def resource_with(record: Record | None = None) -> Resource:
+    return replace(a_resource(), policy=POLICY, record=record or Record())
+
+
+async def looked(
+    examiner: Examiner, town: Namespace, record: Record | None = None, now: datetime = NOW
+) -> Record:
+    """What one look leaves in the record."""
+    resource, view = resource_with(record), await town.view()
+    before = record or Record()
+    if not examiner.is_due(resource, view, now):
+        return before
+    found = await examiner.examine(resource, view, FRESH, town.neighbours)
+    return before if found is None else examiner.note(before, found, resource, view, now)
+
+
+def condition_of(record: Record) -> Condition | None:
+    return record.condition(ConditionType.ELIGIBLE)
+
+
+async def test_a_fit_fleet_is_eligible_and_its_condition_is_written_once() -> None:
+    examiner, town = Examiner(Office().ask), Namespace()
+
+    first = await looked(examiner, town)
+    again = await looked(examiner, town, first, NOW + EVERY)
+
+    told = condition_of(first)
+    assert told is not None
+    assert (told.status, told.reason) == (Truth.TRUE, Reason.ELIGIBLE)
+    assert again == first
+    assert town.asked == 2
+
+
+async def test_a_look_before_the_time_costs_nothing() -> None:
+    examiner, town = Examiner(Office().ask), Namespace()
+    first = await looked(examiner, town)
+
+    await looked(examiner, town, first, NOW + EVERY - MINUTE)
+
+    assert town.asked == 1
+
+
+@pytest.mark.parametrize("now", [NOW + EVERY, NOW - MINUTE], ids=["it is time", "the clock was put back"])
+async def test_it_is_looked_at_again_in_time(now) -> None:
+    examiner, town = Examiner(Office().ask), Namespace()
+    first = await looked(examiner, town)
+
+    await looked(examiner, town, first, now)
+
+    assert town.asked == 2
+
+
+async def test_an_edit_of_the_deployment_is_examined_at_the_next_look() -> None:
+    examiner, town = Examiner(Office().ask), Namespace()
+    first = await looked(examiner, town)
+    edited = a_deployment(paused=True)
+    edited["metadata"]["generation"] = 2
+    town.documents = (edited, a_service())
+
+    told = condition_of(await looked(examiner, town, first, NOW + MINUTE))
+
+    assert told is not None
+    assert (told.status, told.reason) == (Truth.FALSE, Reason.NOT_ELIGIBLE)
+    assert "rollout: someone paused it" in told.message
+
+
+async def test_a_condition_that_was_not_saved_is_told_again_at_the_next_look() -> None:
+    examiner, town = Examiner(Office().ask), Namespace()
+    await looked(examiner, town)
+
+    again = await looked(examiner, town, Record(), NOW + MINUTE)
+
+    assert condition_of(again) is not None
+
+
+async def test_every_reason_is_in_the_message() -> None:
+    town = Namespace([a_deployment(paused=True, strategy={"type": "Recreate"}, replicas=0)])
+    office = Office((Right("apps", "deployments", "patch"),))
+
+    told = condition_of(await looked(Examiner(office.ask), town))
+
+    assert told is not None
+    for part in ("front: ", "rollout: ", "replicas: ", "rights: the operator may not patch deployments.apps"):
+        assert part in told.message
+    assert "kvmedic doctor deploy/llm -n serving" in told.message
+    assert len(told.message.encode()) <= MESSAGE_BYTES
+
+
+async def test_a_message_that_is_too_long_tells_whole_reasons_and_how_many_more() -> None:
+    lacking = tuple(Right("a-group-of-some-length.example", f"things-{each}", "list") for each in range(30))
+    town = Namespace([a_deployment(paused=True), a_service()])
+
+    told = condition_of(await looked(Examiner(Office(lacking).ask), town))
+
+    assert told is not None
+    assert "someone paused it" in told.message
+    assert "; and 1 more; kvmedic doctor" in told.message
+    assert len(told.message.encode()) <= MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("town", "lacking", "said"),
+    [
+        (Namespace(), "an authorizer does not tell", "rights: an authorizer does not tell"),
+        (Namespace(fault=Refused(CALL, 403, "Forbidden")), (), "autoscaler: not readable"),
+    ],
+    ids=["rights", "neighbours"],
+)
+async def test_what_cannot_be_told_is_unknown_and_never_eligible(town, lacking, said) -> None:
+    told = condition_of(await looked(Examiner(Office(lacking).ask), town))
+
+    assert told is not None
+    assert (told.status, told.reason) == (Truth.UNKNOWN, Reason.ELIGIBILITY_UNKNOWN)
+    assert said in told.message
+
+
+async def test_an_api_that_does_not_answer_changes_nothing_and_is_asked_again_at_the_next_look() -> None:
+    examiner, town = Examiner(Office().ask), Namespace()
+    first = await looked(examiner, town)
+    town.fault = Unavailable(CALL, None, "no answer")
+
+    later = await looked(examiner, town, first, NOW + EVERY)
+    town.fault = None
+    await looked(examiner, town, later, NOW + EVERY + MINUTE)
+
+    assert later == first
+    assert town.asked == 3
+
+
+ROLLING = [
+    {**each, "status": {**each["status"], "observedGeneration": 0}} if each["kind"] == "Deployment" else each
+    for each in as_served([a_deployment(), a_service()], "serving").bodies
+]
+
+
+async def test_a_rollout_under_way_counts_only_where_the_next_examination_sees_one_too() -> None:
+    examiner, town = Examiner(Office().ask), Namespace(ROLLING)
+
+    first = await looked(examiner, town)
+    later = await looked(examiner, town, first, NOW + EVERY)
+    town.documents = (a_deployment(), a_service())
+    settled = await looked(examiner, town, later, NOW + EVERY + EVERY)
+
+    assert condition_of(first) is None
+    told = [condition_of(each) for each in (later, settled)]
+    assert [each.status for each in told if each] == [Truth.FALSE, Truth.TRUE]
+
+
+async def test_rights_on_config_maps_are_asked_for_where_the_engine_reads_a_file() -> None:
+    office = Office()
+    engine = an_engine("--config", "/etc/vllm/c.yaml")
+
+    await looked(Examiner(office.ask), Namespace([a_deployment(engine), a_service()]))
+
+    assert {*CONFIG_FILE} <= {*office.asked}
+
+
+async def test_a_resource_that_is_gone_is_forgotten() -> None:
+    examiner, town = Examiner(Office().ask), Namespace()
+    first = await looked(examiner, town)
+
+    examiner.forget(resource_with().uid)
+
+    assert examiner.is_due(resource_with(first), await town.view(), NOW)
