@@ -478,14 +478,14 @@ def test_the_next_move_back(fleet: Fleet, order: Replacement, kind: type[Move], 
 
 
 def test_a_fleet_at_rest_has_everybody_in_rotation_and_keeps_the_spare() -> None:
-    assert said(resting_move(CORDONED, an_order())) == "a"
-    assert said(resting_move(a_surged_fleet(), an_order())) == "Holding"
+    assert said(resting_move(CORDONED, an_order(), NOW)) == "a"
+    assert said(resting_move(a_surged_fleet(), an_order(), NOW)) == "Holding"
 
 
 def test_marks_stay_while_the_controller_has_its_victim_still_to_take() -> None:
     shrinking = replace(CORDONED, replicas=3)
 
-    assert said(resting_move(shrinking, an_order(Scaled.BACK))) == "AwaitingController"
+    assert said(resting_move(shrinking, an_order(Scaled.BACK), NOW)) == "AwaitingController"
     assert said(leaving_move(shrinking, an_order(Scaled.BACK), NOW)) == "AwaitingController"
 
 

@@ -444,11 +444,12 @@ def test_leaving(fleet, order, kind, what):
 
 
 def test_a_fleet_rests_with_every_replica_in_rotation():
-    assert resting_move(four(**OUT_OF_ROTATION)) == Uncordon(four(**OUT_OF_ROTATION).pods[3])
-    assert resting_move(four()) == Wait(
+    order = an_order(4, 3)
+    assert resting_move(four(**OUT_OF_ROTATION), order, NOW) == Uncordon(four(**OUT_OF_ROTATION).pods[3])
+    assert resting_move(four(), order, NOW) == Wait(
         Reason.HOLDING, "the fleet stands still with every replica in rotation"
     )
-    assert told(resting_move(replace(four(), replicas=3))) == "AwaitingController"
+    assert told(resting_move(replace(four(), replicas=3), order, NOW)) == "AwaitingController"
 
 
 OUT = a_scaling(1, 3, 4)

@@ -113,7 +113,10 @@ class DeploymentTarget:
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
-        return await read_target(self.client, namespace, policy)
+        seen = await read_target(self.client, namespace, policy)
+        if seen is None:
+            return None
+        return replace(seen, fleet=replace(seen.fleet, looked_at=self.client.clock.now()))
 
     async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""

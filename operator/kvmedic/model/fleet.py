@@ -485,6 +485,8 @@ class Fleet:
     ourselves left out. A field that was removed has nobody."""
     orphans: tuple[Orphan, ...] = ()
     """Replicas that were released to be drained, by name; none of them is among the pods."""
+    looked_at: datetime | None = None
+    """The API server's time, by which its pods were made, as this was read; None: not known."""
     kept_by: tuple[str, ...] = ()
     """The finalizers that keep a Deployment which is being deleted; empty: it is not being deleted."""
 

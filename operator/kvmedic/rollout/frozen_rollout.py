@@ -166,6 +166,8 @@ def _move_orphan(fleet: Fleet, order: Order, now: datetime) -> Move | None:
     """Return the next move for replicas that were released, if any were."""
     known = replace(
         order.orphans,
+        victims={victim.uid: victim.cordoned_at for victim in order.victims},
+        drains=order.drains,
         toward=order.toward,
         needed=fleet.replicas - _given_up(fleet, order, now),
         is_frozen=_target_unavailable(fleet, fleet.revision),

@@ -128,7 +128,8 @@ def may_serve_soon(fleet: Fleet, pod: Pod, now: datetime) -> bool:
     """
     if pod.ready or pod.runs_since is None:
         return pod.ready
-    return now - pod.created_at > max(QUICK_START, min(_starts(fleet), default=QUICK_START) / 2)
+    age = (fleet.looked_at or now) - pod.created_at
+    return age > max(QUICK_START, min(_starts(fleet), default=QUICK_START) / 2)
 
 
 def _way_out(fleet: Fleet) -> str:
