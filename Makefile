@@ -140,6 +140,10 @@ bench-levers: setup ## Compare the operator's watermarks and step budgets with w
 bench-supply: setup ## Measure what shared prefixes and the host's memory bring, and what the operator makes of them
 	$(PY) -m lab.bench.supply
 
+.PHONY: bench-adoption
+bench-adoption: setup ## Count how many shapes of real fleets are let in, and why not, how many answers are right, and wrong edits (ROWS=--rows)
+	$(PY) -m lab.bench.adoption $(ROWS)
+
 .PHONY: bench-blocks
 bench-blocks: setup ## Count the blocks that evictions free on real block tables, and compare with arithmetic
 	$(PY) -m lab.bench.blocks

@@ -1,6 +1,7 @@
 """Objects of documents: read as an API server would serve them, once they are applied."""
 
 import asyncio
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from kvmedic.cluster.fronts import INFERENCE_POOLS, NETWORK_POLICIES
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.doctor.documents import Documents, DocumentsError, as_served, documents_in, plural_of
 from kvmedic.kube.objects import AUTOSCALERS, DEPLOYMENTS, PODS, REPLICA_SETS, SERVICES, Ref
-from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.spec import RotationLabel, RotationWay, TargetRef
 from worlds.documents import a_deployment, a_service
 
 LABEL = RotationLabel("serving", "draining")
@@ -143,3 +144,52 @@ def test_the_made_replica_set_is_the_deployments_own():
     made = asyncio.run(served.list(REPLICA_SETS, "serving", "app=llm"))
 
     assert [each["metadata"]["ownerReferences"][0]["uid"] for each in made] == ["Deployment/serving/llm"]
+
+
+POOL = {
+    "apiVersion": "inference.networking.k8s.io/v1",
+    "kind": "InferencePool",
+    "metadata": {"name": "llm"},
+    "spec": {"targetPorts": [{"number": 8000}], "selector": {"matchLabels": {"app": "llm"}}},
+}
+
+
+def orphan_view(*documents: dict[str, Any]) -> Any:
+    served = as_served(documents, "serving")
+    return asyncio.run(snapshot(served, "serving", TARGET, LABEL, RotationWay.AUTO))
+
+
+def test_replicas_behind_a_pool_alone_are_in_rotation_while_they_are_ready():
+    documents = [a_deployment(replicas=2), POOL]
+    served = as_served(documents, "serving").bodies
+    down = json.loads(json.dumps(served))
+    next(each for each in down if each["kind"] == "Pod")["status"]["conditions"] = []
+
+    whole, halved = orphan_view(*documents).fleet, orphan_view(*down).fleet
+
+    assert {pod.listed_by for pod in whole.pods} == {("InferencePool llm",)}
+    assert (whole.in_rotation, halved.in_rotation) == (2, 1)
+
+
+def test_a_pool_that_selects_other_pods_leads_none():
+    other = {**POOL, "spec": {"selector": {"matchLabels": {"app": "other"}}}}
+
+    assert orphan_view(a_deployment(), other).fleet.in_rotation == 0
+
+
+def test_a_replica_that_the_pool_no_longer_takes_is_out_of_rotation():
+    served = as_served([a_deployment(replicas=2), POOL], "serving").bodies
+    changed = json.loads(json.dumps(served))
+    next(each for each in changed if each["kind"] == "Pod")["metadata"]["labels"]["app"] = (
+        "kvmedic-draining-1"
+    )
+
+    assert orphan_view(*changed).fleet.in_rotation == 1
+
+
+def test_beside_a_service_its_endpoints_say_who_is_in_rotation():
+    served = as_served([a_deployment(replicas=2), a_service(), POOL], "serving").bodies
+    unlisted = json.loads(json.dumps(served))
+    next(each for each in unlisted if each["kind"] == "EndpointSlice")["endpoints"].pop()
+
+    assert orphan_view(*unlisted).fleet.in_rotation == 1

@@ -13,8 +13,8 @@ from typing import Any
 
 from kvmedic.kube.client import NOT_FOUND, Reader
 from kvmedic.kube.errors import Refused
-from kvmedic.kube.objects import JsonObject, Resource, items, labels_of, name_of, section
-from kvmedic.model.fleet import POD_TEMPLATE_HASH, OrphanDrain, Rotation
+from kvmedic.kube.objects import JsonObject, Resource, items, labels_of, name_of, section, uid_of
+from kvmedic.model.fleet import POD_TEMPLATE_HASH, LabelFront, OrphanDrain, Rotation
 from kvmedic.rollout.orphan_drain import RELEASED_HASH, choose_keys, draining_value
 
 DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
@@ -65,9 +65,16 @@ async def with_orphan_drain(
     kinds = (*INFERENCE_POOLS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
     *pools, budgets, networks = await asyncio.gather(*(list_kind(client, each, namespace) for each in kinds))
     labels = {**labels_of(template), POD_TEMPLATE_HASH: "current"}
+    fronts = [
+        *(
+            LabelFront(f"InferencePool {name_of(pool)}", _pool_selector(pool))
+            for found in pools
+            for pool in found
+        ),
+        *(LabelFront("a router", each) for each in (*_known_routers(labels), *routers)),
+    ]
     selectors: list[Mapping[str, str]] = [section(each, "spec", "selector") for each in services]
-    selectors += [_pool_selector(pool) for found in pools for pool in found]
-    selectors += [*_known_routers(labels), *routers]
+    selectors += [front.selector for front in fronts]
 
     def list_affected(after: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(policies_of_draining(budgets, networks, labels, after))
@@ -77,7 +84,23 @@ async def with_orphan_drain(
     drained = {**released, **dict.fromkeys(keys, draining_value(""))}
     policies = tuple(dict.fromkeys((*list_affected(released), *list_affected(drained))))
     blocked = _drain_obstacle(keys, policies, untouched_by_labels(listing, services, template))
-    return replace(rotation, orphan=OrphanDrain(keys, blocked, _has_device(template)))
+    taking = tuple(front for front in fronts if front.takes(labels))
+    return replace(rotation, orphan=OrphanDrain(keys, blocked, _has_device(template), taking))
+
+
+def led_by_labels(pods: Iterable[JsonObject], fronts: Iterable[LabelFront]) -> dict[str, tuple[str, ...]]:
+    """Return what leads requests to a Ready pod that no Service lists, by the pod's uid.
+
+    Pickers and routers take a pod that is Ready and not being deleted as soon as they see its labels.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for pod in pods:
+        conditions = items(section(pod, "status"), "conditions")
+        ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+        names = tuple(sorted({front.name for front in fronts if front.takes(labels_of(pod))}))
+        if ready and names and "deletionTimestamp" not in section(pod, "metadata"):
+            found[uid_of(pod)] = names
+    return found
 
 
 def usable_label(rotation: Rotation) -> bool:

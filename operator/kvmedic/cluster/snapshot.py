@@ -30,6 +30,7 @@ from kvmedic.cluster.autoscalers import (
 from kvmedic.cluster.fronts import (
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
+    led_by_labels,
     list_kind,
     policies_of_draining,
     selects,
@@ -406,7 +407,10 @@ async def snapshot(
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
     }
     front = front_port(parts.services, labels_of(template))
-    frame = Frame("", name, rotation, in_rotation(parts.slices), profiles, target.port, front)
+    serving = in_rotation(parts.slices)
+    if rotation.orphan is not None and not rotation.services:
+        serving = {**led_by_labels((*parts.pods, *parts.released), rotation.orphan.fronts), **serving}
+    frame = Frame("", name, rotation, serving, profiles, target.port, front)
     return View(_fleet(parts, frame), template, kept)
 
 

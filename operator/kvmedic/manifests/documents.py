@@ -127,7 +127,10 @@ def _part_of(one: ManifestContainer, found: Sequence[ManifestContainer]) -> str:
     if len(paths) < 2:
         return ""
     before = _common_length(paths)
-    after = _common_length([path[before:][::-1] for path in paths])
+    rest = [path[before:] for path in paths]
+    after = _common_length([path[::-1] for path in rest])
+    if after in {len(path) for path in rest}:
+        after = 0
     return ".".join(one.path[before : len(one.path) - after])
 
 

@@ -427,7 +427,8 @@ class _Script:
             return
         expansion = Expansion(self.source, self.variables)
         array = bool(rest) and rest[0].type == "array"
-        value = tuple(expansion.words(rest[0].named_children)) if array else expansion.value(rest)
+        elements = [each for each in rest[0].named_children if each.type != "comment"] if array else []
+        value = tuple(expansion.words(elements)) if array else expansion.value(rest)
         if expansion.problems or (isinstance(value, Traced) and value.unknown and not value.text):
             self.variables.assign(key, None)
         elif appends:

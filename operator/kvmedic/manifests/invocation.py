@@ -351,4 +351,5 @@ def _none(
         return Refusal(RefusalReason.UNKNOWN_ENTRYPOINT, "; ".join(doubts))
     listed = ", ".join(dict.fromkeys(str(candidate) for candidate, _, _ in seen))
     names = " or ".join(profile.name for profile in profiles)
-    return Refusal(RefusalReason.NO_ENGINE, f"no container starts {names}: {listed}")
+    hint = "; a Helm template must be rendered first" if "{{" in text else ""
+    return Refusal(RefusalReason.NO_ENGINE, f"no container starts {names}: {listed}{hint}")

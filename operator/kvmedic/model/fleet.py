@@ -379,6 +379,19 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelFront:
+    """What leads requests to pods by their labels and is no Service, so that no EndpointSlice shows it."""
+
+    name: str
+    """For people: `InferencePool llm`."""
+    selector: Mapping[str, str]
+
+    def takes(self, labels: Mapping[str, str]) -> bool:
+        """Return whether pods with these labels get requests."""
+        return bool(self.selector) and self.selector.items() <= labels.items()
+
+
+@dataclass(frozen=True, slots=True)
 class OrphanDrain:
     """How a replica is drained where no label of its own does it: released, then relabelled."""
 
@@ -388,6 +401,8 @@ class OrphanDrain:
     """Why it cannot be done on this fleet, and what can; empty where it can."""
     has_device: bool = True
     """A pod asks for a device, so that one which takes a released pod's place rarely finds one at once."""
+    fronts: tuple[LabelFront, ...] = ()
+    """What leads requests to the pods beside their Services."""
 
 
 @dataclass(frozen=True, slots=True)
