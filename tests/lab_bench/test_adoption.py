@@ -50,7 +50,9 @@ def test_nearly_every_answer_is_the_one_that_was_expected(outcomes: list[Outcome
     assert len(faulty) <= (1 - RIGHT) * len(outcomes), faulty
 
 
-def test_most_fleets_are_let_in_or_have_an_owner_alone_to_ask(outcomes: list[Outcome]) -> None:
+def test_most_fleets_are_let_in_where_their_team_says_that_its_tool_gives_way(
+    outcomes: list[Outcome],
+) -> None:
     assert missed_goals(outcomes) == []
 
 
