@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from kvmedic.rollout.moves import Settled
+from kvmedic.cluster.orphan_pods import labels_left, move_orphan, release
+from kvmedic.rollout.moves import CordonOrphan, Settled
+from kvmedic.rollout.orphan_drain import draining_value
 from worlds.live_fleet import LiveFleet, is_whole, walker, witnessed
 from worlds.plain_fleet import PlainFleet
 
@@ -70,3 +73,24 @@ async def test_a_successor_that_remembers_nothing_brings_it_to_its_end(
     fields = ("strategy", "minReadySeconds", "progressDeadlineSeconds", "paused")
     assert [plain.deployment()["spec"].get(name) for name in fields] == [before.get(name) for name in fields]
     assert (after.revision == first.order.away) is back
+
+
+async def test_a_label_that_is_named_only_after_the_cordon_is_changed_as_well(plain: PlainFleet) -> None:
+    """As where a router is found that nobody knew of: the replica gets no more of its requests."""
+    await plain.serving(1)
+    fleet = await plain.fleet()
+    pod = fleet.pods[0]
+    plain.light.kubectl("-n", plain.namespace, "label", "pod", pod.name, "served-by=router")
+    await release(plain.client, fleet, pod, dry_run=False)
+    (orphan,) = (await plain.fleet()).orphans
+    await move_orphan(plain.client, fleet, CordonOrphan(orphan, ("app",), timedelta(hours=1)))
+
+    (cordoned,) = (await plain.fleet()).orphans
+    await move_orphan(plain.client, fleet, CordonOrphan(cordoned, ("served-by",), timedelta(hours=1)))
+
+    body = plain.light.api.get("Pod", pod.name, plain.namespace)
+    labels = body["metadata"]["labels"]
+    assert orphan.led_by == ("app",)
+    assert cordoned.led_by == ()
+    assert labels["served-by"] == labels["app"] == draining_value(pod.uid)
+    assert labels_left(body, ("app", "served-by", "other")) == ()

@@ -237,6 +237,12 @@ MOVES = {
         Wait,
     ),
     "the record names another": (OUT, {"victims": {}}, START, CordonOrphan),
+    "a router was named only now": (
+        with_orphan(OUT, led_by=("served-by",)),
+        {"drains": {NAME: Drain.HELD}},
+        START,
+        CordonOrphan,
+    ),
     "the kubelet ended it": (with_orphan(OUT, has_ended=True), {}, START, DeletePod),
     "it is being deleted": (with_orphan(OUT, terminating=True), {}, START, Wait),
 }

@@ -8,7 +8,7 @@ controller: by it the pod goes with the Deployment, and tools that prune see tha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
@@ -215,6 +215,12 @@ def owned_by_hash(pod: JsonObject, replica_sets: Sequence[JsonObject]) -> JsonOb
 def is_relabelled(body: Mapping[str, object]) -> bool:
     """Return whether a label of a released pod was changed by which requests were led to it."""
     return draining_value(uid_of(body)) in labels_of(body).values()
+
+
+def labels_left(body: Mapping[str, object], keys: Iterable[str]) -> tuple[str, ...]:
+    """Return which labels of a released pod are as they were, of those that are to be changed."""
+    labels, changed = labels_of(body), draining_value(uid_of(body))
+    return tuple(key for key in keys if labels.get(key) not in (None, changed))
 
 
 def is_owned(body: Mapping[str, object]) -> bool:

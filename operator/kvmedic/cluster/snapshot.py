@@ -38,7 +38,14 @@ from kvmedic.cluster.fronts import (
     usable_label,
     with_orphan_drain,
 )
-from kvmedic.cluster.orphan_pods import is_owned, is_put_back, is_relabelled, is_released, owned_by_hash
+from kvmedic.cluster.orphan_pods import (
+    is_owned,
+    is_put_back,
+    is_relabelled,
+    is_released,
+    labels_left,
+    owned_by_hash,
+)
 from kvmedic.cluster.ownership import (
     CORDON_COST,
     CORDONED,
@@ -508,7 +515,9 @@ def _orphans(parts: _Parts, frame: Frame) -> Iterator[Orphan]:
         revision = made.get(str(note_on(body, RELEASED).get("replicaSet")), "")
         pod = pod_of(body, replace(frame, revision=revision))
         pod = replace(pod, cordoned=is_relabelled(body), is_released=True)
-        yield Orphan(pod, is_owned=is_owned(body), has_ended=is_finished(body))
+        keys = frame.rotation.orphan.keys if frame.rotation.orphan else ()
+        left = labels_left(body, keys)
+        yield Orphan(pod, is_owned=is_owned(body), has_ended=is_finished(body), led_by=left)
 
 
 def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:

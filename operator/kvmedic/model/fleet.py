@@ -327,6 +327,8 @@ class Orphan:
     """Its ReplicaSet has not seen yet that it was released."""
     has_ended: bool
     """The kubelet ended it, at the deadline that it got with its cordon."""
+    led_by: tuple[str, ...] = ()
+    """Labels by which requests are led to it still, of those that are to be changed now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,8 +368,9 @@ def _drain_move(orphan: Orphan, known: OrphanInput) -> CordonOrphan | DeletePod 
         return DeletePod(pod)
     if not pod.cordoned:
         return None
-    if pod.uid not in known.victims:
-        return CordonOrphan(orphan, (), known.linger)
+    if pod.uid not in known.victims or orphan.led_by:
+        # Nobody noted it, or what leads requests to it was named only now.
+        return CordonOrphan(orphan, orphan.led_by, known.linger)
     if pod.in_rotation:
         where = ", ".join(pod.listed_by) or "the Service"
         return Wait(Reason.DRAINING, f"{pod.name} is still in the EndpointSlices of {where}")
