@@ -26,6 +26,7 @@ from worlds.deploying import ALLOWED, RAISED_CAP, deploy
 from worlds.ending import LEVERS, PROMPT, TORCH, crash
 from worlds.killing import Killer
 from worlds.lending import OFTEN, lending, lent, roomy
+from worlds.owned import annotated, applied_once
 from worlds.people import cap
 from worlds.phases import BESIDE, drained, let_go
 from worlds.probation import keep_cap, later
@@ -150,6 +151,42 @@ def test_killed_at_every_write_a_crashing_canary_is_undone(a_world, killer):
     assert [run["outcome"] for run in world.status()["history"]] == ["CanaryFailed"]
     assert world.deployment()["spec"] == before
     world.wait(lambda: {p["metadata"]["name"] for p in world.pods()} == pods, 10, "the canary is gone")
+
+
+def test_killed_at_every_write_a_change_of_what_helm_owns_is_kept_and_told(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec={"ownership": "Apply"})
+    annotated(**{"meta.helm.sh__release-name": "chat"})(world)
+
+    eye = survive(world, 2, killer)
+
+    (run,) = world.status()["history"]
+    assert (run["outcome"], cap(world)) == ("Recovered", "--max-num-seqs=14")
+    assert "helm upgrade chat CHART" in run["handover"]
+    assert world.traces() == []
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+def test_killed_at_every_write_an_upgrade_in_the_middle_ends_it(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec={"ownership": "Apply"})
+    annotated(**{"meta.helm.sh__release-name": "chat"})(world)
+    before = world.deployment()["spec"]
+    world.rewrite(inFlight=1)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(lambda: bool(drained(world)), SECONDS, "an old replica is drained")
+        applied_once(world)
+        let_go(world)
+        world.wait(world.is_closed, SECONDS, "the run closes")
+    print(f"{world.starts} processes; {killer.report()}")
+    asked = ("True", "TemplateContested")
+    world.wait(lambda: world.condition("ActionRequired") == asked, SECONDS, "a person is asked")
+
+    assert world.outcomes() == ["ChangeReverted"]
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert len(eye.lost) <= 1
+    assert eye.fewest >= 2
 
 
 def test_killed_at_every_write_one_replica_is_replaced_all_the_same(a_world, killer):

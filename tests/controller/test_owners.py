@@ -12,14 +12,19 @@ import pytest
 import yaml
 
 from lab.cluster.api import ApiError
+from worlds import scaling
 from worlds.command_line import kvmedic
-from worlds.owned import annotated, patched
-from worlds.people import OLD, cap
-from worlds.phases import PATIENCE_SECONDS
+from worlds.owned import annotated, applied_once, patched
+from worlds.people import NEW, OLD, cap
+from worlds.people import untouched as fields_of
+from worlds.phases import PATIENCE_SECONDS, Phase, conditions, let_go, reach
+from worlds.replacing import names, press_one
 from worlds.telling import events, told
-from worlds.world import World, deployment
+from worlds.world import Eye, World, deployment
 
 TICKS_SECONDS = 3.0
+UNDRAINED_BY_THEM = 3
+"""Replicas that their own rollout takes undrained, as it would without us, and its spare."""
 ARGUMENT = 2
 """Place of the cap in the fleet's arguments."""
 
@@ -185,3 +190,163 @@ def test_after_one_revert_nothing_more_is_tried_until_a_person_says_so_or_the_te
 
     assert world.outcomes()[0] == "Recovered"
     assert world.traces() == []
+
+
+APPLY = {"ownership": "Apply"}
+HELM = annotated(**{"meta.helm.sh__release-name": "chat"})
+
+
+@pytest.mark.parametrize("who", [name for name in OWNERS if name != "a controller"])
+def test_with_apply_it_is_changed_and_what_keeps_it_is_told(a_world, who):
+    mark, _, words = OWNERS[who]
+    world = a_world(2, spec=APPLY)
+    mark(world)
+    before = world.deployment()["spec"]
+
+    world.start()
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert cap(world) == NEW
+    assert fields_of(world.deployment()["spec"]) == fields_of(before)
+    assert world.traces() == []
+    (run,) = world.status()["history"]
+    assert words in run["handover"]
+    assert NEW in run["handover"]
+    assert "undrained" not in run["handover"]
+    assert run["handover"].rpartition("\n")[2] in events(world, "Recovered")[0]
+    planned = "puts it back" if who == "Helm" else "cannot be read; one revert ends it"
+    assert planned in events(world, "Planned")[0], "said before the first write"
+
+
+def test_with_apply_a_controller_is_not_fought(a_world):
+    world = a_world(2, spec=APPLY)
+    owned(world)
+    generation = world.deployment()["metadata"]["generation"]
+
+    world.start()
+    said = ("True", "OwnedByController")
+    world.wait(lambda: world.condition("ActionRequired") == said, PATIENCE_SECONDS, "a person is asked")
+    time.sleep(TICKS_SECONDS)
+
+    assert untouched(world, generation)
+
+
+APPLIED_IN = {
+    Phase.CANARY: ({"ChangeReverted"}, 0),
+    Phase.COMPARE: ({"ChangeReverted"}, 1),
+    Phase.DRAIN: ({"ChangeReverted"}, 1),
+    Phase.VERIFY: ({"ChangeReverted"}, UNDRAINED_BY_THEM),
+}
+
+
+@pytest.mark.parametrize("phase", APPLIED_IN)
+def test_with_apply_one_revert_in_the_middle_ends_it(a_world, phase):
+    outcomes, lost = APPLIED_IN[phase]
+    given = conditions(phase)
+    spec = {**given.pop("spec", {}), **APPLY, "limits": {"cooldown": "0s", "maxRunsPerDay": 10}}
+    world = a_world(2, spec=spec, **given)
+    HELM(world)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach(world, phase)
+        applied_once(world)
+        let_go(world)
+        world.wait(lambda: bool(world.outcomes()), PATIENCE_SECONDS, "the run closes")
+        world.wait(lambda: contested(world), PATIENCE_SECONDS, "a person is asked")
+        world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+    time.sleep(TICKS_SECONDS)
+
+    assert set(world.outcomes()) <= outcomes
+    assert len(world.outcomes()) == 1, "nothing more is tried"
+    assert cap(world) == OLD
+    assert world.traces() == []
+    assert len(eye.lost) <= lost, eye.lost
+    assert "helm upgrade chat" in told(world, "ActionRequired")
+
+
+def test_with_apply_a_revert_after_the_run_is_not_fought_until_a_person_says_so(a_world):
+    world = a_world(2, spec={**APPLY, "limits": {"cooldown": "0s", "maxRunsPerDay": 10}})
+    HELM(world)
+
+    world.start()
+    world.wait(lambda: world.outcomes() == ["Recovered"], PATIENCE_SECONDS, "the change is kept")
+    applied_once(world)
+    world.wait(lambda: contested(world), PATIENCE_SECONDS, "a person is asked")
+    world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+    time.sleep(TICKS_SECONDS)
+
+    sentence = told(world, "ActionRequired")
+    first = world.status()["history"][0]["id"]
+    assert world.outcomes() == ["Recovered"]
+    assert f"field manager helm put the old setting back after run {first}" in sentence
+    assert "helm upgrade chat CHART" in sentence
+    assert cap(world) == OLD
+
+    world.kubectl("annotate", "--overwrite", "kvr", "llm", f"kvmedic.io/try-again={first}")
+    world.wait(lambda: len(world.outcomes()) == 2, PATIENCE_SECONDS, "it is tried once more")
+
+    assert world.outcomes() == ["Recovered", "Recovered"]
+    assert cap(world) == NEW
+
+
+def test_with_apply_one_who_keeps_applying_is_not_fought(a_world):
+    world = a_world(2, spec={**APPLY, "limits": {"cooldown": "0s", "maxRunsPerDay": 10}})
+
+    with applied_every_second(world, "platform"):
+        world.start()
+        world.wait(lambda: contested(world), PATIENCE_SECONDS, "a person is asked")
+        time.sleep(TICKS_SECONDS)
+
+    world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+    assert world.outcomes() == ["ChangeReverted"]
+    assert cap(world) == OLD
+    assert world.traces() == []
+
+
+def test_with_apply_an_applier_that_respects_its_rules_is_no_matter(a_world):
+    """What a tool that ignores the fields of a run goes on applying: everything else of the manifest."""
+    world = a_world(2, spec=APPLY)
+    rest = deployment(2)
+    fields = {
+        "kind": rest["kind"],
+        "apiVersion": rest["apiVersion"],
+        "metadata": {"name": "llm", "labels": {"a": "b"}},
+    }
+    annotated(**{"argocd.argoproj.io__tracking-id": "prod:apps/Deployment:ns/llm"})(world)
+
+    world.start()
+    while not world.outcomes():
+        world.cluster.api.apply(fields, world.namespace, "argocd-controller")
+        time.sleep(0.3)
+
+    world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+    assert world.outcomes() == ["Recovered"]
+    assert cap(world) == NEW
+
+
+def test_a_replica_of_a_helm_release_is_replaced_though_its_template_is_respected(a_world):
+    world = a_world(3)
+    HELM(world)
+    before = world.deployment()["spec"]
+    pressured = press_one(world)
+
+    with Eye(world.cluster, world.namespace, 3) as eye:
+        world.start()
+        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert world.deployment()["spec"] == before
+    assert pressured not in names(world)
+    assert eye.lost == []
+
+
+def test_replicas_of_a_helm_release_are_added_though_its_template_is_respected(a_world):
+    world = a_world(scaling.REPLICAS, spec=scaling.spec())
+    HELM(world)
+    scaling.press(world)
+
+    world.start()
+    world.wait(lambda: bool(scaling.held(world)), PATIENCE_SECONDS, "they are kept for a while")
+
+    assert world.replicas() == scaling.MORE
