@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from kvmedic.api.resource import policy_of, resource_from_manifest
 from kvmedic.cli.app import app_for
-from kvmedic.model.spec import Mode
+from kvmedic.model.spec import Mode, Ownership
 from worlds.documents import a_deployment, a_service, an_engine, an_object
 
 
@@ -173,6 +173,27 @@ def test_init_names_the_container_the_mode_and_the_replicas(file):
     assert (policy_of(spec).mode, spec.limits.min_healthy_replicas) == (Mode.AUTO, 6)
     assert "--max-num-seqs is 64 now" in done.stdout
     assert "waves: Quarter" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("mark", "line", "ownership"),
+    [
+        ({"meta.helm.sh/release-name": "chat"}, "\n  ownership: Apply\n", Ownership.APPLY),
+        ({"argocd.argoproj.io/tracking-id": "prod:"}, "\n  #ownership: Apply\n", Ownership.RESPECT),
+        ({}, "", Ownership.RESPECT),
+    ],
+)
+def test_init_asks_a_helm_release_to_give_way_and_leaves_any_other_owner_to_a_person(
+    file, mark, line, ownership
+):
+    body = a_deployment()
+    body["metadata"] = {**body["metadata"], "annotations": mark}
+
+    done = kvmedic("init", "deploy/llm", "-f", file(body, a_service()))
+
+    assert policy_of(resource_in(done.stdout).spec).ownership is ownership
+    assert line in done.stdout
+    assert ("owns it" in done.stdout) is bool(mark)
 
 
 def test_init_names_the_engine_of_an_image_that_does_not_say_it_where_its_arguments_do(file):

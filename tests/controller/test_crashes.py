@@ -185,8 +185,9 @@ def test_killed_at_every_write_an_upgrade_in_the_middle_ends_it(a_world, killer)
     assert world.outcomes() == ["ChangeReverted"]
     assert world.deployment()["spec"] == before
     assert world.traces() == []
+    # The upgrade takes the changed replica while an old one is drained; the run's own moves take none.
     assert len(eye.lost) <= 1
-    assert eye.fewest >= 2
+    assert eye.fewest >= 1
 
 
 def test_killed_at_every_write_one_replica_is_replaced_all_the_same(a_world, killer):

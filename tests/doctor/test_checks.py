@@ -11,6 +11,7 @@ from worlds.documents import a_deployment, a_service, an_engine, an_object
 
 KEDA = {"scaleTargetRef": {"name": "llm"}, "minReplicaCount": 1, "maxReplicaCount": 4}
 TIED = {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llm"}}
+ARGO_CD = {"annotations": {"argocd.argoproj.io/tracking-id": "prod:apps/Deployment:serving/llm"}}
 HELM = {
     "labels": {"app.kubernetes.io/managed-by": "Helm"},
     "annotations": {"meta.helm.sh/release-name": "chat", "meta.helm.sh/release-namespace": "serving"},
@@ -73,7 +74,7 @@ ASKING_FOR_MORE = {
         ([a_deployment(), a_service(app="x")], Topic.FRONT, Reason.ROTATION_LABEL_WITHOUT_EFFECT),
         ([a_deployment(replicas=0), a_service()], Topic.REPLICAS, Reason.NO_REPLICAS),
         ([a_deployment(paused=True), a_service()], Topic.ROLLOUT, Reason.TARGET_PAUSED),
-        ([marked(a_deployment(), **HELM), a_service()], Topic.OWNER, Reason.MANAGED_BY_HELM),
+        ([marked(a_deployment(), **ARGO_CD), a_service()], Topic.OWNER, Reason.MANAGED_BY_GITOPS),
         ([a_deployment(), a_service(), POLICY], Topic.DRAIN, Reason.DRAIN_IMPOSSIBLE),
         ([a_deployment(), a_service(), VPA], Topic.AUTOSCALER, Reason.MANAGED_BY_VPA),
         ([a_deployment(), a_service(), ASKING_FOR_MORE], Topic.AUTOSCALER, Reason.AUTOSCALER_ACTIVE),
@@ -102,8 +103,17 @@ def test_what_breaks_one_precondition_fails_that_check_alone(documents, topic, r
     assert found.failed[0].saw
 
 
+def test_a_helm_release_is_asked_to_give_way_where_no_resource_says_otherwise():
+    objects = marked(a_deployment(), **HELM), a_service()
+
+    free, respected = examine(*objects), examine(*objects, ownership="Respect")
+
+    assert check(free, Topic.OWNER).saw == "Helm release serving/chat gives way (spec.ownership: Apply)"
+    assert check(respected, Topic.OWNER).reason is Reason.MANAGED_BY_HELM
+
+
 def test_all_that_stands_in_the_way_is_told_at_once():
-    body = marked(a_deployment(paused=True, replicas=0), **HELM)
+    body = marked(a_deployment(paused=True, replicas=0), **ARGO_CD)
 
     found = examine(body, VPA)
 

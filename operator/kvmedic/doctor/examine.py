@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kvmedic.api.resource import KIND, policy_of, spec_from_wire
@@ -13,7 +13,7 @@ from kvmedic.cluster.snapshot import neighbours_of
 from kvmedic.cluster.workloads import read_target
 from kvmedic.doctor.checks import ONLY_LIVE, Check, Examination, Result, Topic, checks_of, in_order
 from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served
-from kvmedic.doctor.fitting import fitting_target
+from kvmedic.doctor.fitting import fitting_policy
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
@@ -61,8 +61,8 @@ async def see_target(
     view = await read_target(reader, namespace, policy)
     if view is None:
         return None
-    if spec is None and (fitting := fitting_target(view, policy.target)) != policy.target:
-        policy = replace(policy, target=fitting)
+    if spec is None and (fitting := fitting_policy(view, policy)) != policy:
+        policy = fitting
         view = await read_target(reader, namespace, policy) or view
     try:
         neighbours = await neighbours_of(reader, view.fleet, view.template)

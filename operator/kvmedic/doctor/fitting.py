@@ -15,7 +15,7 @@ from kvmedic.manifests.documents import reads_as_text
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.spec import Policy, TargetRef
+from kvmedic.model.spec import Ownership, Policy, TargetRef
 from kvmedic.rollout.draining import start_limit
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.runbooks.workload import EngineLine, View, Workload
@@ -48,6 +48,17 @@ def fitting_target(view: View, target: TargetRef) -> TargetRef:
     return fitting[0] if len(fitting) == 1 else target
 
 
+def fitting_policy(view: View, policy: Policy) -> Policy:
+    """Return what the resource of a target should say: the reference to it, and what its owner is asked.
+
+    A Helm release does nothing until a person upgrades it, so it is asked to give way; whoever applies the
+    file says so with it. Of any other owner only a person knows whether it leaves a run's fields alone.
+    """
+    owner = view.fleet.owner
+    ownership = Ownership.APPLY if owner is not None and owner.is_release else policy.ownership
+    return replace(policy, target=fitting_target(view, policy.target), ownership=ownership)
+
+
 def _is_told(view: View, target: TargetRef) -> bool:
     """Return whether a container's arguments set a knob of the engine that a reference names."""
     found = view.workload(target)
@@ -75,6 +86,7 @@ def resource_text(view: View, policy: Policy, neighbours: Neighbours | str, mode
             *_target_lines(view, policy.target),
             "  # Observe shows what it would do. Approve does it once a person approved. Auto does it.",
             f"  mode: {mode}",
+            *_owner_lines(fleet, policy),
             *_objective_lines(),
             *_lever_lines(view, policy, neighbours),
             *_rollout_lines(fleet, policy),
@@ -112,6 +124,15 @@ def _target_lines(view: View, target: TargetRef) -> Iterator[str]:
     elif all(pod.port is None for pod in view.fleet.live):
         yield "    # Nothing shows where replicas serve /metrics: the operator's own port counts."
         yield "    #port: 8000"
+
+
+def _owner_lines(fleet: Fleet, policy: Policy) -> Iterator[str]:
+    owner = fleet.owner
+    if owner is None or owner.is_controller:
+        return
+    yield f"  # {owner.name} owns it. With Respect a change is proposed. With Apply it is made, and"
+    yield "  # what keeps it is told: until its owner has that, it may put the old value back, undrained."
+    yield f"  {'' if policy.ownership is Ownership.APPLY else '#'}ownership: {Ownership.APPLY}"
 
 
 def _objective_lines() -> Iterator[str]:
