@@ -84,3 +84,18 @@ def test_an_idle_replica_that_left_is_idle_also_after_the_time_out() -> None:
     tick = a_tick(LIMIT + timedelta(seconds=1), OnDrainTimeout.PROCEED, left=True)
 
     assert asyncio.run(drains_of(tick, fleet)) == {"a": Drain.IDLE}
+
+
+def test_a_source_is_asked_about_the_time_since_requests_have_stopped_for_sure() -> None:
+    fleet = a_fleet(pods=(replace(a_pod("a", "old"), uid="a", cordoned=True, in_rotation=False),))
+    tick = a_tick(timedelta(minutes=4), OnDrainTimeout.HOLD, left=True)
+    asked: list[timedelta] = []
+
+    async def in_flight(source: str, namespace: str, pod: object, out: timedelta) -> Measured[float]:
+        asked.append(out)
+        return Measured(0.0, NOW)
+
+    tick.ports.metrics.in_flight = in_flight
+    asyncio.run(drains_of(tick, fleet))
+
+    assert asked == [timedelta(minutes=4) - timedelta(seconds=5)] * 2

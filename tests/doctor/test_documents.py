@@ -193,3 +193,17 @@ def test_beside_a_service_its_endpoints_say_who_is_in_rotation():
     next(each for each in unlisted if each["kind"] == "EndpointSlice")["endpoints"].pop()
 
     assert orphan_view(*unlisted).fleet.in_rotation == 1
+
+
+def test_each_port_that_a_pool_leads_to_may_be_an_engine_of_the_replica():
+    ports = {**POOL, "spec": {**POOL["spec"], "targetPorts": [{"number": 8001}, {"number": 8000}]}}
+    older = {
+        **POOL,
+        "apiVersion": "inference.networking.x-k8s.io/v1alpha2",
+        "spec": {"targetPortNumber": 8200, "selector": {"app": "llm"}},
+    }
+
+    ranks, single = (orphan_view(a_deployment(), each).fleet.pods[0] for each in (ports, older))
+
+    assert (ranks.ports, ranks.port) == ((8000, 8001), 8000)
+    assert (single.ports, single.port) == ((8200,), 8200)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from math import nan
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics, PrometheusSource
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.readings import PodKey, is_made_by
+from kvmedic.metrics.readings import Answer, PodKey, Series, is_made_by
 from kvmedic.model.evidence import (
     EVERY_SIGNAL,
     Absence,
@@ -27,6 +29,7 @@ from kvmedic.model.evidence import (
 )
 from kvmedic.model.fleet import Pod
 from kvmedic.settings import ScrapeOptions, SourceOptions
+from lab.cluster.machine import free_ports
 from worlds.http_double import Reply, Request, Server, forwarded
 from worlds.prometheus_server import PrometheusServer
 from worlds.scripted_fleet import DATA, END, FIVE, NAMESPACE, THIRTY, TWO, source
@@ -170,7 +173,7 @@ async def test_a_replica_is_asked_at_its_own_address() -> None:
     with Server(lambda _: Reply(200, THRASH)) as replica:
         metrics = fleet_metrics("http://127.0.0.1:9", replica.port)
         in_flight = await metrics.in_flight("default", NAMESPACE, pod("a"))
-        pool = await metrics.pool(NAMESPACE, pod("a"))
+        pool = await metrics.pool("default", NAMESPACE, pod("a"))
         nowhere = await metrics.in_flight("default", NAMESPACE, pod("a", address=""))
         await metrics.close()
 
@@ -349,3 +352,123 @@ async def test_the_peak_of_the_day_is_one_query_for_all_replicas(history: Promet
         assert isinstance(told, Measured)
         assert told.value == pytest.approx(ended * outputs, rel=0.1)
     assert found["nobody"] == Missing(Absence.NO_SERIES)
+
+
+def out_of_reach(url: str, ahead: timedelta = timedelta(0)) -> FleetMetrics:
+    """Return metrics of a source whose clock may be ahead, and of replicas at a port where nobody listens."""
+    sources = {"default": SourceOptions(url=url)}
+    scrape = ScrapeOptions(port=free_ports(1)[0])
+    return FleetMetrics.from_options(sources, scrape, VLLM_SIGNALS, lambda: END - ahead)
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "expected"),
+    [
+        pytest.param("calm", timedelta(minutes=3), 11.0, id="two minutes of samples"),
+        pytest.param("calm", timedelta(minutes=2), 11.0, id="one minute of samples"),
+        pytest.param("calm", timedelta(seconds=119), UNAVAILABLE, id="too early to tell"),
+        pytest.param("queue-of-a-minute", timedelta(minutes=9), 608.0, id="the most of them counts"),
+        pytest.param("silent", timedelta(minutes=9), UNAVAILABLE, id="no sample of late"),
+        pytest.param("nobody", timedelta(minutes=9), UNAVAILABLE, id="the source knows no engine"),
+    ],
+)
+async def test_of_a_replica_out_of_reach_the_sources_own_samples_count(
+    history: PrometheusServer, name: str, out: timedelta, expected: object
+) -> None:
+    metrics = out_of_reach(history.url)
+
+    found = await metrics.in_flight("default", NAMESPACE, pod(name), out)
+    await metrics.close()
+
+    assert (found.value if isinstance(found, Measured) else found) == expected
+
+
+async def test_where_the_sources_clock_is_ahead_its_samples_say_nothing(history: PrometheusServer) -> None:
+    metrics = out_of_reach(history.url, ahead=timedelta(seconds=45))
+
+    found = await metrics.in_flight("default", NAMESPACE, pod("calm"), timedelta(minutes=9))
+    await metrics.close()
+
+    assert found == UNAVAILABLE
+
+
+async def test_a_replica_in_reach_is_asked_itself(history: PrometheusServer) -> None:
+    with Server(lambda _: Reply(200, IDLE)) as replica:
+        sources = {"default": SourceOptions(url=history.url)}
+        scrape = ScrapeOptions(port=replica.port)
+        metrics = FleetMetrics.from_options(sources, scrape, VLLM_SIGNALS, lambda: END)
+        found = await metrics.in_flight("default", NAMESPACE, pod("nobody"), timedelta(minutes=9))
+        await metrics.close()
+
+    assert isinstance(found, Measured)
+    assert found.value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("calm", Measured(Pool(149, 32, "auto"), END)), ("silent-long", UNAVAILABLE)]
+)
+async def test_of_a_replica_out_of_reach_the_source_tells_the_pool(
+    history: PrometheusServer, name: str, expected: object
+) -> None:
+    metrics = out_of_reach(history.url)
+
+    found = await metrics.pool("default", NAMESPACE, pod(name))
+    await metrics.close()
+
+    assert found == expected
+
+
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+
+
+@dataclass
+class Scripted:
+    """A source with one replica: two engines that were seen, and what each query is answered for them."""
+
+    samples: dict[tuple[str, str], float]
+    """By series and engine; others have no samples."""
+
+    async def query(self, expression: str, at: datetime) -> Answer:
+        if "timestamp(" in expression:
+            return self._answer({engine: (at - 2 * MINUTE).timestamp() for engine in ("0", "1")})
+        name = RUNNING if RUNNING in expression else WAITING if WAITING in expression else ""
+        return self._answer({engine: value for (one, engine), value in self.samples.items() if one == name})
+
+    async def query_range(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _answer(self, values: dict[str, float]) -> Answer:
+        labels = {"instance": "10.0.0.9:8000", "model_name": "m"}
+        series = (Series({**labels, "engine": engine}, value) for engine, value in values.items())
+        return Answer({PodKey(NAMESPACE, "a"): tuple(series)})
+
+
+NO_REQUEST = {(name, engine): 0.0 for name in (RUNNING, WAITING) for engine in ("0", "1")}
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        pytest.param(NO_REQUEST, 0.0, id="none on either engine"),
+        pytest.param({**NO_REQUEST, (WAITING, "1"): 3.0}, 3.0, id="some wait on the second engine"),
+        pytest.param(
+            {key: value for key, value in NO_REQUEST.items() if key != (WAITING, "1")},
+            UNAVAILABLE,
+            id="one engine does not tell who waits",
+        ),
+        pytest.param({**NO_REQUEST, (RUNNING, "0"): nan}, UNAVAILABLE, id="no number"),
+        pytest.param({}, UNAVAILABLE, id="too few samples"),
+    ],
+)
+async def test_a_replica_out_of_reach_is_idle_only_where_each_engine_was_sampled(
+    samples: dict[tuple[str, str], float], expected: object
+) -> None:
+    options = SourceOptions(url="http://source")
+    seen = PrometheusSource("default", Scripted(samples), options, VLLM_SIGNALS, lambda: END)
+
+    found = await seen.samples(PodKey(NAMESPACE, "a"), "10.0.0.9", timedelta(minutes=5), frozenset())
+
+    assert (found.value if isinstance(found, Measured) else found) == expected

@@ -131,7 +131,7 @@ class Replicas:
     count: Reading[float]
     asked: int = 0
 
-    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+    async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         self.asked += 1
         return self.count
 

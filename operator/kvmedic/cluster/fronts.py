@@ -66,11 +66,7 @@ async def with_orphan_drain(
     *pools, budgets, networks = await asyncio.gather(*(list_kind(client, each, namespace) for each in kinds))
     labels = {**labels_of(template), POD_TEMPLATE_HASH: "current"}
     fronts = [
-        *(
-            LabelFront(f"InferencePool {name_of(pool)}", _pool_selector(pool))
-            for found in pools
-            for pool in found
-        ),
+        *(_front_of_pool(pool) for found in pools for pool in found),
         *(LabelFront("a router", each) for each in (*_known_routers(labels), *routers)),
     ]
     selectors: list[Mapping[str, str]] = [section(each, "spec", "selector") for each in services]
@@ -131,6 +127,14 @@ def selects(service: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """Return whether a Service selects pods with these labels; an empty selector selects none."""
     selector = section(service, "spec", "selector")
     return bool(selector) and selector.items() <= labels.items()
+
+
+def _front_of_pool(pool: JsonObject) -> LabelFront:
+    """Return an InferencePool as a front; the older API has one port, by another name."""
+    spec = section(pool, "spec")
+    told = [each.get("number") for each in items(spec, "targetPorts")] or [spec.get("targetPortNumber")]
+    ports = tuple(sorted({port for port in told if isinstance(port, int)}))
+    return LabelFront(f"InferencePool {name_of(pool)}", _pool_selector(pool), ports)
 
 
 def _pool_selector(pool: Mapping[str, Any]) -> Mapping[str, str]:

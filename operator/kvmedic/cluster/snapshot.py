@@ -124,6 +124,8 @@ class Frame:
     """Where the metrics are, by the spec; None: the pod shows it."""
     front_port: int | None = None
     """The one port of the pods that the Services lead to; None: none, or several."""
+    front_ports: tuple[int, ...] = ()
+    """Ports that InferencePools lead to, whether containers declare them or not: each may be an engine's."""
 
 
 def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
@@ -167,7 +169,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         runs_since=min((moment(at) for at in running if at), default=None),
         # Every container that may be the engine's has a status, and none runs.
         is_stopped=bool(engines) and not any("running" in (each.get("state") or {}) for each in engines),
-        ports=tuple(sorted({int(port["containerPort"]) for port in ports})),
+        ports=tuple(sorted({*(int(port["containerPort"]) for port in ports), *frame.front_ports})),
         port=frame.port or _metrics_port(body, frame),
         listed_by=frame.serving.get(uid_of(body), ()),
     )
@@ -414,10 +416,12 @@ async def snapshot(
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
     }
     front = front_port(parts.services, labels_of(template))
-    serving = in_rotation(parts.slices)
-    if rotation.orphan is not None and not rotation.services:
-        serving = {**led_by_labels((*parts.pods, *parts.released), rotation.orphan.fronts), **serving}
-    frame = Frame("", name, rotation, serving, profiles, target.port, front)
+    serving, pools = in_rotation(parts.slices), rotation.orphan.fronts if rotation.orphan else ()
+    if not rotation.services:
+        serving = {**led_by_labels((*parts.pods, *parts.released), pools), **serving}
+    ports = tuple(port for each in pools for port in each.ports)
+    front = front if front or not ports else ports[0]
+    frame = Frame("", name, rotation, serving, profiles, target.port, front, ports)
     return View(_fleet(parts, frame), template, kept)
 
 

@@ -254,18 +254,19 @@ async def _drain_of(tick: Tick, victim: Victim, pod: Pod) -> Drain:
 async def _count_requests(tick: Tick, pod: Pod, out: timedelta) -> Drain:
     """Ask a replica for its requests as often as it takes; `out`: since when it has been out of rotation."""
     if pod.is_unreached:
-        return drain_of_unreached(await _requests_in_flight(tick, pod))
+        return drain_of_unreached(await _requests_in_flight(tick, pod, timedelta(0)))
     pace, counts = tick.ports.pace, list[Reading[float]]()
     quiet = max(pace.drain_quiet, tick.policy.rollout.settle if pod.is_released else pace.drain_quiet)
     while (drain := drain_by_counts(out, quiet, counts)) is None:
         if counts:
             await asyncio.sleep(pace.drain_interval.total_seconds())
-        counts.append(await _requests_in_flight(tick, pod))
+        counts.append(await _requests_in_flight(tick, pod, out - quiet))
     return drain
 
 
-async def _requests_in_flight(tick: Tick, pod: Pod) -> Reading[float]:
-    return await tick.ports.metrics.in_flight(tick.policy.source, tick.resource.namespace, pod)
+async def _requests_in_flight(tick: Tick, pod: Pod, left_alone: timedelta) -> Reading[float]:
+    namespace = tick.resource.namespace
+    return await tick.ports.metrics.in_flight(tick.policy.source, namespace, pod, left_alone)
 
 
 def _pod(fleet: Fleet, victim: Victim) -> Pod | None:
@@ -277,7 +278,7 @@ async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -
     limits = start_limits(tick, fleet.pods)
     for pod in canaries:
         if pod.ready:
-            pool = await tick.ports.metrics.pool(tick.resource.namespace, pod)
+            pool = await tick.ports.metrics.pool(tick.policy.source, tick.resource.namespace, pod)
             known = replace(pod, created_at=tick.now - elapsed_time(tick, "canary", pod.uid))
             if refused := canary_pool_move(known, pool, _least_blocks(tick.run), limits, tick.now):
                 return refused

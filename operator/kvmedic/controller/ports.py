@@ -318,11 +318,15 @@ class Metrics(Protocol):
     async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> Mapping[str, Reading[float]]:
         """Return the most tokens per second that the named replicas were asked for over the last day."""
 
-    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
-        """Return running plus waiting requests of all engines that a source knows, asked of the replica."""
+    async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
+        """Return running plus waiting requests of all engines that a source knows, asked of the replica.
 
-    async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
-        """Return the KV-cache pool, asked of the replica itself."""
+        `out`: for how long it has surely got no request, so that a source's own samples of that time count
+        where the replica cannot be reached.
+        """
+
+    async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:
+        """Return the KV-cache pool, asked of the replica itself, or of the source if out of reach."""
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
         """Return the version of the engine, asked of the replica itself."""

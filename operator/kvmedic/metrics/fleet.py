@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_
 from kvmedic.metrics.page import names_of
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.promql import (
+    CLOCKS,
     DEVICE_NAMES,
     Span,
     duration_text,
@@ -30,6 +32,8 @@ from kvmedic.metrics.promql import (
     narrowed_by,
     pool_query,
     presence,
+    sampled_query,
+    sampled_stretch,
     sum_of_replica,
 )
 from kvmedic.metrics.readings import (
@@ -91,6 +95,9 @@ def peak_query(table: SignalTable) -> str:
     offered = f"({ended} + {joined}) * {tokens} / ({answers} > 0) / {seconds:g}"
     return f"max_over_time(({offered})[{duration_text(DAY)}:{window}])"
 
+
+POOL_WINDOW = timedelta(minutes=2)
+"""Of a look that asks for nothing but pools, whose query has no window."""
 
 _LOG = logging.getLogger(__name__)
 NO_ADDRESSES: Mapping[str, str] = MappingProxyType({})
@@ -329,6 +336,41 @@ class PrometheusSource:
             return frozenset()
         return engines_of(own_series(seen.series_of(pod), address), self._table)
 
+    async def samples(
+        self, pod: PodKey, address: str, out: timedelta, seen: frozenset[Engine]
+    ) -> Reading[float]:
+        """Return the most requests on a replica that the source's samples show since it was left alone.
+
+        Args:
+            pod: whose pages cannot be read.
+            address: of the pod.
+            out: for how long it has surely got no request; what was sampled before says nothing.
+            seen: engines that were seen on it otherwise; each of them, and of those the source knows, counts.
+        """
+        stretch, untold = sampled_stretch(out), Missing(Absence.SOURCE_UNAVAILABLE)
+        if stretch is None:
+            return untold
+        known, now = await self.engines(pod, address) | seen, self._now()
+        later = await self._client.query(
+            self._narrow_engines(f"timestamp({self._table.presence})"), now + CLOCKS
+        )
+        if isinstance(later, Unanswered) or not known:
+            return untold
+        newest = [one.value for one in own_series(later.series_of(pod), address)]
+        if not newest or max(newest) > now.timestamp():
+            return untold  # no sample of late, or the source's clock is ahead of ours
+        largest = 0.0
+        for name in (*self._table.in_flight, *self._table.in_flight_optional):
+            reply = await self._client.query(self._narrow_engines(sampled_query(name, stretch)), now)
+            series = () if isinstance(reply, Unanswered) else own_series(reply.series_of(pod), address)
+            told = engines_of(series, self._table)
+            is_needed = name in self._table.in_flight or isinstance(reply, Unanswered)
+            if is_needed and not all(one.is_on(told) for one in known):
+                return untold
+            largest += sum(one.value for one in series)
+        is_count = isfinite(largest) and largest >= 0
+        return Measured(largest, datetime.fromtimestamp(max(newest), UTC)) if is_count else untold
+
     def as_of(self, at: datetime, client: Client | None = None) -> PrometheusSource:
         """Return the same source as it answers about a moment of the past; it is not to be closed."""
         steady = self._options.model_copy(update={"reuse": timedelta(days=1)})
@@ -490,21 +532,31 @@ class FleetMetrics:
             return await found.peaks([PodKey(namespace, pod.name) for pod in pods], _addresses(pods))
         return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
 
-    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+    async def in_flight(
+        self, source: str, namespace: str, pod: Pod, out: timedelta = timedelta(0)
+    ) -> Reading[float]:
         """Return running plus waiting requests, asked of the replica itself.
 
         All engines that the source knows of the replica must answer. Where the source does not answer, those
-        count that the replica's own ports tell of.
+        count that the replica's own ports tell of. Where the replica is out of reach, as behind a mesh or a
+        policy, the source's samples count of the time in which it surely got no request, `out`.
         """
-        found = self._sources.get(source)
-        known = (
-            await found.engines(PodKey(namespace, pod.name), pod.address) if found else frozenset[Engine]()
-        )
-        return await self._scraper.in_flight(_where(namespace, pod), known)
+        found, key = self._sources.get(source), PodKey(namespace, pod.name)
+        if found is None:
+            return await self._scraper.in_flight(_where(namespace, pod))
+        known = await found.engines(key, pod.address)
+        otherwise = partial(found.samples, key, pod.address, out)
+        return await self._scraper.in_flight(_where(namespace, pod), known, otherwise)
 
-    async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
-        """Return the KV-cache pool, asked of the replica itself."""
-        return await self._scraper.pool(_where(namespace, pod))
+    async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:
+        """Return the KV-cache pool, asked of the replica itself, or of the source if out of reach."""
+        told, found = await self._scraper.pool(_where(namespace, pod)), self._sources.get(source)
+        if told != Missing(Absence.SOURCE_UNAVAILABLE) or found is None:
+            return told
+        look = Look(POOL_WINDOW, signals=frozenset())
+        seen = await found.observe([PodKey(namespace, pod.name)], look, _addresses([pod]))
+        sampled = seen.pods[pod.name].pool
+        return sampled if isinstance(sampled, Measured) else told
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
         """Return the version of the engine, asked of the replica itself."""

@@ -109,6 +109,29 @@ def expression(source: SignalSource, span: Span, table: SignalTable, target_labe
             return f"last_over_time({name}{recent}) and {on} last_over_time({table.presence}{recent})"
 
 
+CLOCKS = timedelta(minutes=1)
+"""By how much a source's clock may be ahead of the operator's without a sample of the future telling it: the
+longest interval between scrapes at which samples stand for a replica at all."""
+SAMPLED = (timedelta(minutes=2), timedelta(minutes=1))
+"""Stretches over which a source's samples stand for a replica that is out of reach: the longest that fits."""
+
+
+def sampled_stretch(out: timedelta) -> timedelta | None:
+    """Return over which stretch samples count of a replica that got no request for so long; None: over none.
+
+    The stretch lies behind the moment at which it left rotation even where the source's clock is ahead.
+    """
+    return next((each for each in SAMPLED if out >= each + CLOCKS), None)
+
+
+def sampled_query(name: str, stretch: timedelta) -> str:
+    """Return the query for the largest sample of a gauge, where there were enough and one is of late."""
+    window, recent = duration_text(stretch), duration_text(SAMPLED[-1])
+    least = stretch // CLOCKS + 1  # two counts at least, and no interval beyond what the clocks may differ by
+    enough = f"count_over_time({name}[{window}]) >= {least}"
+    return f"max_over_time({name}[{window}]) and ({enough}) and count_over_time({name}[{recent}])"
+
+
 def pool_query(span: Span, table: SignalTable, target_labels: tuple[str, str]) -> str:
     """Return the query for the pools.
 

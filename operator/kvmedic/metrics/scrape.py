@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -173,6 +173,9 @@ def _engine(series: Series, table: SignalTable, port: int | None) -> Engine:
     return Engine(series.labels.get(table.engine_label, ""), series.labels.get(table.model_label, ""), port)
 
 
+Otherwise: TypeAlias = Callable[[frozenset[Engine]], Awaitable[Reading[float]]]
+"""Tells the requests on a replica whose pages cannot be read, of all engines that were seen on it."""
+
 _CONNECTIONS = 64
 """Scrapes at the same time, at most; replicas are drained one by one per resource."""
 
@@ -293,11 +296,18 @@ class Scraper:
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
             return Missing(Absence.SOURCE_UNAVAILABLE)
 
-    async def in_flight(self, where: PodAddress, known: Iterable[Engine] = ()) -> Reading[float]:
+    async def in_flight(
+        self, where: PodAddress, known: Iterable[Engine] = (), otherwise: Otherwise | None = None
+    ) -> Reading[float]:
         """Return the requests that a replica has in its hands, running and waiting, of all its engines.
 
         Every port is asked that a container declares or that a known engine was scraped at. An engine that
         this process has once seen on the replica is known from then on.
+
+        Args:
+            where: the replica is.
+            known: engines that the source has seen on it.
+            otherwise: tells it where no page of the replica can be read at all; None: nobody does.
         """
         ports = sorted({where.port or self._port, *where.ports, *(one.port for one in known if one.port)})
         urls = {port: self._resolve(replace(where, port=port)) for port in ports}
@@ -309,7 +319,8 @@ class Scraper:
         answers = await asyncio.gather(*(self._answer(url) for url in asked.values()))
         pages = {port: one for port, one in zip(asked, answers, strict=True) if isinstance(one, Page)}
         if not pages:
-            return Missing(Absence.SOURCE_UNAVAILABLE)
+            told = await otherwise(self._seen.get(where, frozenset())) if otherwise else None
+            return told if isinstance(told, Measured) else Missing(Absence.SOURCE_UNAVAILABLE)
         seen = engines_on(pages, self._table) | self._seen.pop(where, frozenset())
         self._seen[where] = seen
         while len(self._seen) > _REMEMBERED:

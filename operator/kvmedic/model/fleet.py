@@ -387,6 +387,8 @@ class LabelFront:
     name: str
     """For people: `InferencePool llm`."""
     selector: Mapping[str, str]
+    ports: tuple[int, ...] = ()
+    """Ports of the pods that it leads requests to; several are several engines, such as ranks."""
 
     def takes(self, labels: Mapping[str, str]) -> bool:
         """Return whether pods with these labels get requests."""

@@ -349,7 +349,7 @@ class ScriptedMetrics:
         peak: Reading[float] = Missing(Absence.NO_SERIES) if told is None else Measured(float(told), at)
         return dict.fromkeys((pod.name for pod in pods), peak)
 
-    async def in_flight(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+    async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         count = self._script().get("inFlight", 0)
         return (
             Missing(Absence.SOURCE_UNAVAILABLE)
@@ -357,7 +357,7 @@ class ScriptedMetrics:
             else Measured(float(count), datetime.now(UTC))
         )
 
-    async def pool(self, namespace: str, pod: Pod) -> Reading[Pool]:
+    async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:
         return Measured(POOL, datetime.now(UTC))
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
