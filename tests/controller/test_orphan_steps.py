@@ -88,14 +88,15 @@ def test_a_spare_without_room_is_given_up_and_the_replica_serves_on(a_world):
 def test_one_replica_is_replaced_beside_an_autoscaler(a_world):
     world = make_unlabelled(a_world, 2)
     behind_hpa(world, 2)
-    before, generation = names(world), world.deployment()["metadata"]["generation"]
+    before, deployed = names(world), world.deployment()["spec"]
     pressured = press_one(world)
 
     eye = run_to_end(world, 2)
 
     assert world.outcomes() == ["Recovered"]
     assert before - names(world) == {pressured}
-    assert world.deployment()["metadata"]["generation"] == generation, "nothing but the claim was written"
+    assert world.deployment()["spec"] == deployed
+    assert len(eye.seen) == 3, "one spare came, and one replica went"
     assert (world.traces(), orphans(world)) == ([], [])
     assert (eye.lost, eye.fewest) == ([], 2)
 
