@@ -546,9 +546,10 @@ COMPRESSION = [
 PENDING = [
     at(
         "a rollout without a spare",
-        "rollout.spare",
-        "BestEffort",
-        "not implemented yet: use Required",
+        "rollout",
+        {"spare": "BestEffort", "rotation": "Orphan"},
+        "not implemented with rotation Orphan yet: use Required",
+        below=".spare",
         is_pending=True,
     ),
 ]

@@ -42,7 +42,7 @@ def test_bounds_are_inside(spec: dict[str, Any]) -> None:
 
 
 def test_everything_that_is_not_implemented_is_named_at_once() -> None:
-    spec = spec_from_wire({**MINIMAL, "rollout": {"spare": "BestEffort"}})
+    spec = spec_from_wire({**MINIMAL, "rollout": {"spare": "BestEffort", "rotation": "Orphan"}})
 
     assert [named.partition(": ")[0] for named in not_implemented(spec)] == ["spec.rollout.spare"]
 

@@ -342,7 +342,7 @@ def test_wrong_usage_ends_with_2_and_says_what_to_write(write, monkeypatch, tmp_
         ("noise", b"\x1f\x8b\x00\xff\xfe"),
         ("chat.yaml", MANIFEST),
         ("bad.yaml", SPEC + "  mode: Sometimes\n"),
-        ("later.yaml", SPEC + "  rollout: {spare: BestEffort}\n"),
+        ("later.yaml", SPEC + "  rollout: {spare: BestEffort, rotation: Orphan}\n"),
     ):
         write(name, content)
     monkeypatch.chdir(tmp_path)

@@ -509,7 +509,7 @@ def test_which_container_is_the_engine(template: dict[str, Any], name: str | Non
 def test_fields_of_a_deployment_that_recreates() -> None:
     spec = {"strategy": {"type": "Recreate"}, "paused": True}
 
-    assert rollout_fields(spec) == RolloutFields(True, 0, 0, 0, None)
+    assert rollout_fields(spec) == RolloutFields(True, 0, 0, 0, None, "Recreate")
 
 
 ROTATION = Rotation("serving", "draining", ("llm",), effective=True, in_selector=False)

@@ -19,7 +19,7 @@ from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.manifests.ignore_rules import Reversion
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import Owner, OwnerKind, TemplateOwner
+from kvmedic.model.fleet import STILL, Owner, OwnerKind, TemplateOwner
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import ClosedRun, ConditionType, Record, Resource
 from kvmedic.record.surveys import REFRESH, record_plan
@@ -83,9 +83,9 @@ async def test_an_owner_comes_before_a_neighbour_and_has_its_patch() -> None:
 
 
 async def test_another_obstacle_than_the_owner_brings_no_patch() -> None:
-    found = await looked(owner=ARGO, strategy="Recreate")
+    found = await looked(owner=ARGO, fields=STILL)
 
-    assert found.obstacle.reason is Reason.STRATEGY_UNSUPPORTED
+    assert found.obstacle.reason is Reason.CLAIMED_BY_ANOTHER
     assert found.proposal is None
 
 

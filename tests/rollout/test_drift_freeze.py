@@ -225,7 +225,7 @@ DEEDS: dict[str, tuple[Callable[[Operator], None], dict[str, object]]] = {
     ),
     "resumed": (set_fields(paused=False), {}),
     "paused": (set_fields(paused=True), {}),
-    "type of strategy": (recreate, {}),
+    "type of strategy": (recreate, {"strategy": "Recreate"}),
     "server-side apply by force": (apply_by_force, {}),
     "intent gone": (lambda op: setattr(op, "run", replace(op.run, intent=None)), {}),
     "sequence back": (

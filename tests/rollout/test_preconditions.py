@@ -39,9 +39,12 @@ def test_a_fleet_that_stands_still_and_serves_is_allowed() -> None:
     assert refusal(another_revision(HEALTHY, desired=0, available=0)) is None
 
 
+def test_a_fleet_that_is_recreated_is_allowed_as_the_walk_borrows_its_strategy() -> None:
+    assert refusal(replace(HEALTHY, strategy="Recreate")) is None
+
+
 OWNER = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD application llm")
 ROWS: list[tuple[str, Fleet, Reason, str]] = [
-    ("Recreate", replace(HEALTHY, strategy="Recreate"), Reason.STRATEGY_UNSUPPORTED, "type: RollingUpdate"),
     ("an owner", replace(HEALTHY, owner=OWNER), Reason.MANAGED_BY_GITOPS, "Argo CD application llm"),
     (
         "the label in the selector",

@@ -9,7 +9,7 @@ from typing import Any
 from lab.cluster.api import ApiError, read_manifests
 from worlds.world import CRD, World
 
-LATER = {"rollout": {"spare": "BestEffort"}}
+LATER = {"rollout": {"spare": "BestEffort", "rotation": "Orphan"}}
 """What the schema knows and this version does not do."""
 
 

@@ -125,18 +125,22 @@ class Model:
     strategy: str = "RollingUpdate"
     lost_late: list[str] = field(default_factory=list)
     """The same of those that were made too late to be known of, as the way back from them began."""
+    own: RolloutFields = OWN_FIELDS
+    """The Deployment's fields before anybody changed them."""
+    most: int = 0
+    """Most pods that were there at once."""
     committed: int = 0
     """Assignments to the number of replicas that were committed."""
     _names: int = 0
     _assigned_at: datetime = START
 
     @classmethod
-    def healthy(cls, replicas: int) -> Model:
-        model = cls(replicas)
-        model.sets["old"] = ModelSet("old", replicas, 0, replicas, replicas)
+    def healthy(cls, replicas: int, own: RolloutFields = OWN_FIELDS) -> Model:
+        model = cls(replicas, fields=own, own=own, strategy=own.strategy)
+        model.sets["old"] = ModelSet("old", replicas, own.min_ready_seconds, replicas, replicas)
         for _ in range(replicas):
             pod = model._pod("old")
-            pod.ready = pod.in_rotation = pod.served = pod.placed = True
+            pod.ready = pod.in_rotation = pod.served = pod.placed = pod.soaked = True
         model.fewest = replicas
         return model
 
@@ -148,6 +152,7 @@ class Model:
         )
         pod.stubborn = self._names in self.stubborn_numbers
         self.pods.append(pod)
+        self.most = max(self.most, len(self.pods))
         return pod
 
     def break_down(self, name: str) -> None:
@@ -167,8 +172,7 @@ class Model:
             case Hold(_, fields) | Pause(fields) | Pulse(_, fields) | Restore(fields) | Release(fields):
                 self._assign(fields)
             case Regain(_, _, fields):
-                self.strategy = "RollingUpdate"
-                self._assign(fields or self.fields)
+                self._assign(fields or replace(self.fields, strategy=self.strategy))
             case Cordon(pod) | Uncordon(pod):
                 self._find(pod.name).cordoned = isinstance(effect, Cordon)
             case DeletePod(pod):
@@ -187,7 +191,7 @@ class Model:
         self.committed += 1
 
     def _assign(self, fields: RolloutFields) -> None:
-        self.fields = fields
+        self.fields, self.strategy = fields, fields.strategy
         self.observed = False
         self._assigned_at = self.now
 
@@ -221,6 +225,9 @@ class Model:
             if self.fields.paused:
                 return
             target = self.sets[self.revision] = ModelSet(self.revision)
+        if self.strategy == "Recreate" and not self.fields.paused:
+            self._recreate(target)
+            return
         if self.fields.paused and not self._saturated(target):
             self._in_proportion()
         if target.min_ready != self.fields.min_ready_seconds:
@@ -230,6 +237,14 @@ class Model:
         if self._scaled_in(target) or self.fields.paused or self._scaled_up(target):
             return
         self._scale_down(target)
+
+    def _recreate(self, target: ModelSet) -> None:
+        """Every replica of another revision goes at once, and then all of the present one are made."""
+        target.min_ready, target.seen = self.fields.min_ready_seconds, True
+        for other in self.sets.values():
+            other.desired = other.desired if other is target else 0
+        if all(pod.revision == target.revision for pod in self.pods):
+            target.desired = self.replicas
 
     def _saturated(self, target: ModelSet) -> bool:
         """A paused Deployment whose revision has every replica Available keeps no other (sync.go, scale)."""
@@ -372,7 +387,7 @@ class Model:
             observed=self.observed,
             replicas=self.replicas,
             strategy=self.strategy,
-            fields=self.fields,
+            fields=replace(self.fields, strategy=self.strategy),
             revision=self.revision,
             status_replicas=len(self.pods),
             updated_replicas=sum(p.revision == self.revision for p in self.pods),

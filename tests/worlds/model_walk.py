@@ -26,7 +26,7 @@ from kvmedic.rollout.moves import (
     Uncordon,
     Wait,
 )
-from worlds.model_controller import EDIT, OWN_FIELDS, Model, ModelPod, StaleError
+from worlds.model_controller import EDIT, Model, ModelPod, StaleError
 
 Events = Iterable[tuple[int, int]]
 """What happens beside the walk: which act, and to which pod."""
@@ -150,8 +150,10 @@ class Walker(Walk):
         repairs: bool = False,
         served: int = 1,
         down: int = 0,
+        may_lack: int = 0,
     ) -> None:
         super().__init__(model)
+        self.may_lack, self.own = may_lack, model.own
         self.toward, self.mends, self.repairs, self.served = toward, mends, repairs, served
         self.down = down
 
@@ -159,6 +161,7 @@ class Walker(Walk):
         """The way back from wherever this one is, by another process that knows the record."""
         repairs = self.mends or self.down > 0
         kept = {"mends": self.mends, "repairs": repairs, "served": self.served, "down": self.down}
+        kept["may_lack"] = self.may_lack
         back = Walker(self.model, "old", **kept)
         back.assigned_at = self.assigned_at
         return back
@@ -167,7 +170,7 @@ class Walker(Walk):
         edit = EDIT if self.toward == "new" else EDIT.inverse()
         away = "old" if self.toward == "new" else "new"
         order = Order(
-            away, self.toward, edit, OWN_FIELDS, self.victims, self.drains(), LIMIT, LIMIT, self.assigned_at
+            away, self.toward, edit, self.own, self.victims, self.drains(), LIMIT, LIMIT, self.assigned_at
         )
         return replace(
             order,
@@ -176,6 +179,7 @@ class Walker(Walk):
             served_before=self.served,
             down_before=self.down,
             held=self.held,
+            may_lack=self.may_lack,
         )
 
     def move(self) -> Move:

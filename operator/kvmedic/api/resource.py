@@ -44,6 +44,7 @@ from kvmedic.model.spec import (
     RollbackPolicy,
     RolloutPolicy,
     RotationLabel,
+    RotationWay,
     ScaleBound,
     Spare,
     TargetRef,
@@ -354,9 +355,10 @@ def resource_from_manifest(manifest: Mapping[str, Any]) -> KVRemediation:
 
 PENDING: tuple[Rule[KVRemediationSpec], ...] = (
     Rule(
-        cel="self.rollout.spare != 'BestEffort'",
-        message="rollout.spare BestEffort is not implemented yet: use Required",
-        holds=lambda s: s.rollout.spare is not Spare.BEST_EFFORT,
+        cel="self.rollout.spare == 'Required' || self.rollout.rotation != 'Orphan'",
+        message="rollout.spare BestEffort or None is not implemented with rotation Orphan yet: use Required, "
+        "or rotation Label",
+        holds=lambda s: s.rollout.spare is Spare.REQUIRED or s.rollout.rotation is not RotationWay.ORPHAN,
         path=".rollout.spare",
         forbids=True,
     ),

@@ -143,7 +143,7 @@ async def survey_target(world: Connected, resource: Resource) -> Survey:
     except Refused as error:
         print(f"autoscalers and disruption budgets were left out: {error}", file=sys.stderr)
         return propose_to_owner(found, resource, policy)
-    return await check_spare(found, policy, target)
+    return await check_spare(found, resource, policy, target)
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:

@@ -86,6 +86,7 @@ from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.compression import parse_count
 from kvmedic.model.engine import EngineProfile
 from kvmedic.model.fleet import (
+    ROLLING,
     ContainerEnd,
     Fleet,
     Instance,
@@ -537,6 +538,7 @@ def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:
         max_unavailable=rolling.get("maxUnavailable", 0),
         min_ready_seconds=int(spec.get("minReadySeconds", 0)),
         progress_deadline_seconds=spec.get("progressDeadlineSeconds"),
+        strategy=str(section(spec, "strategy").get("type", ROLLING)),
     )
 
 

@@ -423,6 +423,7 @@ def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
         "maxUnavailable": fields.max_unavailable,
         "minReadySeconds": fields.min_ready_seconds,
         "progressDeadlineSeconds": fields.progress_deadline_seconds,
+        **({} if fields.strategy == ROLLING else {"strategy": fields.strategy}),
         **note_of(edit),
         "rotationLabel": fleet.rotation.label,
         "draining": fleet.rotation.draining,
@@ -454,7 +455,7 @@ def field_operations(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[Pa
     """Return the operations that give a Deployment's spec these fields, and nothing else.
 
     A field is removed where the API server would leave its value out, so that a spec that was frozen
-    and restored is the same byte for byte. The numbers of a strategy that has none are left alone.
+    and restored is the same byte for byte. A strategy of another type than `RollingUpdate` has no numbers.
     """
     wanted: dict[str, Json] = {
         "paused": fields.paused or None,
@@ -467,9 +468,15 @@ def field_operations(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[Pa
             operations.append(PatchOperation("remove", f"/spec/{name}"))
         elif value is not None and spec.get(name) != value:
             operations.append(PatchOperation("add", f"/spec/{name}", value))
-    if section(spec, "strategy").get("type") == ROLLING:
+    kind = section(spec, "strategy").get("type")
+    kept = kind == fields.strategy
+    if fields.strategy == ROLLING and kind is not None:
         rolling: Json = {"maxSurge": fields.max_surge, "maxUnavailable": fields.max_unavailable}
-        operations.append(PatchOperation("add", "/spec/strategy/rollingUpdate", rolling))
+        whole: Json = {"type": ROLLING, "rollingUpdate": rolling}
+        place, value = ("/spec/strategy/rollingUpdate", rolling) if kept else ("/spec/strategy", whole)
+        operations.append(PatchOperation("add", place, value))
+    elif kind is not None and not kept:
+        operations.append(PatchOperation("add", "/spec/strategy", {"type": fields.strategy}))
     return tuple(operations)
 
 
@@ -489,13 +496,7 @@ def _changes(
         case Claim():
             return ()
         case Regain(_, _, fields):
-            if fields is None:
-                return ()
-            if section(spec, "strategy").get("type") == ROLLING:
-                return field_operations(spec, fields)
-            # A strategy of another type has no numbers to set.
-            rolling = PatchOperation("add", "/spec/strategy", {"type": ROLLING})
-            return (rolling, *field_operations({**spec, "strategy": {"type": ROLLING}}, fields))
+            return () if fields is None else field_operations(spec, fields)
         case _:
             assert_never(move)
 
@@ -539,6 +540,7 @@ def note_in(text: str) -> Note | None:
             max_unavailable=_parse_number(said["maxUnavailable"]),
             min_ready_seconds=int(said["minReadySeconds"]),
             progress_deadline_seconds=_optional(said["progressDeadlineSeconds"]),
+            strategy=str(said.get("strategy", ROLLING)),
         )
         key, draining = _parse_text(said.get("rotationLabel")), _parse_text(said.get("draining"))
         label = RotationLabel(key, draining) if key and draining else None

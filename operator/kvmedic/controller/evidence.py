@@ -373,6 +373,8 @@ class Survey:
     """Whether the fleet would do with less, where something is there for a while and somebody asked."""
     switch: RunbookSwitch | None = None
     """One runbook leaves the fleet to the other at this look."""
+    may_lack: int = 0
+    """Replicas that may be missing while the plan's change walks: 1 where no spare is made, else 0."""
     own_cap: str = ""
     """That requests queue behind a cap of ours, in one clause; empty where they do not."""
 

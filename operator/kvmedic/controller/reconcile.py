@@ -109,7 +109,7 @@ async def _look_without_run(
     found = await survey(resource, policy, view, senses)
     found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)
     found = await check_ownership(found, resource, policy, ports.target)
-    found = await check_spare(found, policy, ports.target)
+    found = await check_spare(found, resource, policy, ports.target)
     seen = await _record_findings(resource, policy, record, found, ports, now)
     seen = await _note_eligibility(resource, seen, found, ports, now)
     why = await _begin_run(resource, policy, seen, found, ports, now)
@@ -175,7 +175,7 @@ async def _begin_run(
     measure = Measure(found.goal, baseline, found.blocks())
     run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)
     run = replace(run, reason=found.diagnosis.reason, terms=terms_of(policy), approval=granted)
-    run = replace(run, handover=handover_of(found))
+    run = replace(run, handover=handover_of(found), may_lack=found.may_lack)
     async with ports.run_limits.reserve(resource.uid, now) as blocked:
         if blocked is None:
             await save(resource, open_run(seen, run, resource.generation, now), ports)

@@ -1,4 +1,4 @@
-"""Whether a plan's spare has a place, before anything of the target is changed.
+"""Whether a plan's spare has a place, or the fleet goes one short, before anything of the target is changed.
 
 No room is said with its figures, and nothing is frozen for it. Where nodes may be added, or where nobody can
 see them, the spare is tried: it waits up to `rollout.spareLimit`, and is taken back.
@@ -6,7 +6,7 @@ see them, the spare is tried: it waits up to `rollout.spareLimit`, and is taken 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Target
@@ -14,8 +14,12 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import ReplaceStep, ReplicasStep, Step
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Policy
+from kvmedic.model.spec import Policy, Spare
+from kvmedic.model.status import Record, Resource
 from kvmedic.rollout.spares.room import Finding, NoRoom, Room, RoomUnknown
+from kvmedic.runbooks.branches import NoChange
+from kvmedic.runbooks.preemption.levers import present_setting
+from kvmedic.runbooks.preemption.restore import Fits, without_one_replica
 
 WAYS_OUT = (
     "free that much, or raise the quota; where nodes are added on demand set spec.rollout.spareLimit, and "
@@ -23,8 +27,22 @@ WAYS_OUT = (
 )
 
 
-async def check_spare(found: Survey, policy: Policy, target: Target) -> Survey:
-    """Return a survey that knows whether its plan's spare finds a place.
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The spare is made."""
+
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """None is made: one replica is missing for each drain and start."""
+
+    remark: str
+
+
+async def check_spare(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
+    """Return a survey that knows whether its plan's spare finds a place, or the fleet goes one short.
 
     It is asked only where nothing else stands in the way: the answer costs a look at the nodes.
     """
@@ -33,10 +51,20 @@ async def check_spare(found: Survey, policy: Policy, target: Target) -> Survey:
         return found
     if not needs_spare(step, found.view.fleet):
         return found
-    seen = await target.room_for(found.view)
-    obstacle, remark = weigh_room(seen, policy)
-    plan = replace(found.plan, message=f"{found.plan.message}; {remark}") if remark else found.plan
-    return replace(found, plan=plan, obstacle=obstacle)
+    wish = Spare.REQUIRED if isinstance(step, ReplicasStep) else policy.rollout.spare
+    way: Beside | Short | Blocked
+    if wish is Spare.NONE:
+        way = _way_without_spare(found, "spec.rollout.spare is None")
+    else:
+        seen = await target.room_for(found.view)
+        way = weigh_room(seen, policy)
+        tried = isinstance(way, Blocked) or (isinstance(seen, NoRoom | RoomUnknown) and _found_none(resource))
+        if wish is Spare.BEST_EFFORT and tried and not isinstance(seen, Room):
+            way = go_short(found, resource, policy, seen.message)
+    if isinstance(way, Blocked):
+        return replace(found, obstacle=way)
+    plan = replace(found.plan, message=f"{found.plan.message}; {way.remark}") if way.remark else found.plan
+    return replace(found, plan=plan, may_lack=int(isinstance(way, Short)))
 
 
 def needs_spare(step: Step, fleet: Fleet) -> bool:
@@ -50,16 +78,60 @@ def needs_spare(step: Step, fleet: Fleet) -> bool:
     return makes and fleet.told <= fleet.replicas
 
 
-def weigh_room(seen: Finding, policy: Policy) -> tuple[Blocked | None, str]:
-    """Return why a spare is not even tried, or None; and what the plan says of its place."""
+def weigh_room(seen: Finding, policy: Policy) -> Beside | Blocked:
+    """Return how a spare is made, or why it is not even tried."""
     limit = policy.rollout.spare_limit
     match seen:
         case Room():
-            return None, ""
+            return Beside()
         case RoomUnknown(message):
-            return None, f"whether a spare finds a place is not known ({message}); it is tried"
+            return Beside(f"whether a spare finds a place is not known ({message}); it is tried")
         case NoRoom(message, adds_nodes) if adds_nodes or limit:
             who = f"{adds_nodes} may add a node" if adds_nodes else "spec.rollout.spareLimit is set"
-            return None, f"{message}; {who}, so the spare waits for one"
+            return Beside(f"{message}; {who}, so the spare waits for one")
         case NoRoom(message):
-            return Blocked(Reason.NO_ROOM_FOR_SPARE, f"{message}: {WAYS_OUT}"), ""
+            return Blocked(Reason.NO_ROOM_FOR_SPARE, f"{message}: {WAYS_OUT}")
+
+
+def _found_none(resource: Resource) -> bool:
+    """Return whether the last run was ended because its spare found no place."""
+    history = resource.record.history if resource.record else ()
+    return bool(history) and history[0].outcome is Reason.SPARE_UNSCHEDULABLE
+
+
+def _way_without_spare(found: Survey, why: str) -> Short | Blocked:
+    """Return that the fleet goes one short, or what keeps it from that whatever its load is."""
+    fleet, step = found.view.fleet, found.plan.steps[0] if found.plan else None
+    ways = "set spec.rollout.spare: Required, and leave room for a replica more"
+    if fleet.replicas < 2:
+        return Blocked(
+            Reason.SPARE_NEEDED, f"{why}, and nobody serves while the only replica is away: {ways}"
+        )
+    if isinstance(step, ReplaceStep):
+        return Blocked(Reason.SPARE_NEEDED, f"{why}, and a replacement begins with a spare: {ways}")
+    if fleet.rotation.orphan is not None:
+        return Blocked(
+            Reason.SPARE_NEEDED,
+            f"{why}, and without a rotation label a replica is drained beside a spare: {ways}, or add label "
+            f"{fleet.rotation.label} as docs/howto/when-it-refuses.md says",
+        )
+    return Short(f"{why}: the fleet is one replica short for each drain and start")
+
+
+def go_short(found: Survey, resource: Resource, policy: Policy, why: str) -> Short | Blocked:
+    """Return that the fleet goes one short where the others carry the load, or why they do not."""
+    way, workload = _way_without_spare(found, why), found.engine(policy)
+    if isinstance(way, Blocked):
+        return way
+    if isinstance(workload, Blocked):
+        return Blocked(
+            Reason.NO_HEADROOM, f"{why}, and what the others carry is not known: {workload.message}"
+        )
+    setting = present_setting(workload, policy.levers, resource.record or Record(), found.evidence)
+    match without_one_replica(found.evidence, setting):
+        case Fits(message):
+            return Short(f"{way.remark}; {message}")
+        case NoChange(message=message):
+            return Blocked(
+                Reason.NO_HEADROOM, f"{why}, and the others would not carry the load ({message}): {WAYS_OUT}"
+            )

@@ -138,6 +138,8 @@ class RolloutFields:
     max_unavailable: int | str
     min_ready_seconds: int
     progress_deadline_seconds: int | None
+    strategy: str = ROLLING
+    """Type of the strategy. One that ends every replica at once has no numbers, which count as 0 then."""
 
     @property
     def is_frozen(self) -> bool:
@@ -539,10 +541,13 @@ class Fleet:
         """
         return max(SURGE, self.told - self.replicas)
 
-    @property
-    def still(self) -> RolloutFields:
-        """Return the fields with which the rollout may stay paused: they fit the number of pods."""
-        is_bare = self.rotation.orphan is not None and self.told <= self.replicas
+    def still(self, may_lack: int = 0) -> RolloutFields:
+        """Return the fields with which the rollout may stay paused: they fit the number of pods.
+
+        `may_lack`: replicas that may be missing, so that no spare is there.
+        """
+        may_be_bare = self.rotation.orphan is not None or may_lack > 0
+        is_bare = may_be_bare and self.told <= self.replicas
         return STILL_WITHOUT_SPARE if is_bare else replace(STILL, max_surge=self.spares)
 
     @property

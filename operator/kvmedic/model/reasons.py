@@ -407,6 +407,14 @@ class Reason(StrEnum):
         Remedy("to see what is taken",
                "kubectl -n $namespace describe resourcequotas; kubectl describe nodes"),
         Trait.NEEDS_A_PERSON)
+    NO_HEADROOM = row("NoHeadroom",
+        "There is no room for a spare, and the other replicas are not predicted to carry the load.",
+        Remedy("to see what is taken",
+               "kubectl -n $namespace describe resourcequotas; kubectl describe nodes"),
+        Trait.NEEDS_A_PERSON)
+    SPARE_NEEDED = row("SpareNeeded", "The change needs a spare replica, and none can be made.",
+        Remedy("to allow a spare", "kubectl -n $namespace edit kvr $name"),
+        Trait.NEEDS_A_PERSON)
     REVISION_GONE = row("RevisionGone", "No ReplicaSet has the other revision's pod template any more.",
         _REVISIONS, Trait.NEEDS_A_PERSON)
     REVISION_UNREACHABLE = row("RevisionUnreachable",

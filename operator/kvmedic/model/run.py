@@ -437,6 +437,8 @@ class Run:
     """When that was last."""
     handover: str = ""
     """What the owner of the target needs so that the change stays: a value or a patch. Empty: nobody's."""
+    may_lack: int = 0
+    """Replicas that may be missing while it walks: 1 where no spare is made, else 0."""
 
     def __post_init__(self) -> None:
         """Refuse a run that could never be judged.

@@ -248,7 +248,9 @@ class Spare(StrEnum):
     REQUIRED = "Required"
     """The spare comes first, so capacity in rotation never falls."""
     BEST_EFFORT = "BestEffort"
-    """Where the spare cannot be scheduled, the fleet may be one replica short for a while."""
+    """Without room the fleet is one replica short, where the others are predicted to carry the load."""
+    NONE = "None"
+    """None is made: the fleet is one replica short, whatever the load is."""
 
 
 class Waves(StrEnum):

@@ -313,7 +313,8 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
         return Regaining(run, Regain(edit, run.recorded, None), Outcome(doing, text))
     seen = ", ".join(_field_setter(fleet, name) for name in others)
     if not is_mixed(fleet):
-        left = replace(released_fields(fleet, run.recorded), paused=run.recorded.paused)
+        ours = released_fields(fleet, run.recorded, run.may_lack)
+        left = replace(ours, paused=run.recorded.paused)
         return Regaining(run, Release(left), Outcome(doing, f"{seen}, and every replica runs one template"))
     lately = run.regained_at is not None and now - run.regained_at <= TRUCE
     if run.regains >= MOST_REGAINS and lately:
@@ -321,7 +322,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     wanted = _fields_to_restore(run.recorded, fleet, others)
     kept = replace(run, recorded=wanted, regains=run.regains + 1, regained_at=now)
     text = f"in the middle of the rollout {seen}; the rollout is frozen again"
-    return Regaining(kept, Regain(edit, wanted, fleet.still), Outcome(doing, text))
+    return Regaining(kept, Regain(edit, wanted, fleet.still(run.may_lack)), Outcome(doing, text))
 
 
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
@@ -349,6 +350,8 @@ def _fields_to_restore(recorded: RolloutFields, fleet: Fleet, others: Iterable[s
     theirs = {name for name in others if not ((edit := fleet.edits.get(name)) and edit.is_ours)}
     if fleet.strategy != ROLLING:
         theirs -= {"maxSurge", "maxUnavailable"}
+    if "strategy" in theirs:
+        kept = replace(kept, strategy=fleet.strategy)
     if "maxSurge" in theirs:
         kept = replace(kept, max_surge=seen.max_surge)
     if "maxUnavailable" in theirs:
@@ -357,7 +360,7 @@ def _fields_to_restore(recorded: RolloutFields, fleet: Fleet, others: Iterable[s
         kept = replace(kept, min_ready_seconds=seen.min_ready_seconds)
     if "progressDeadlineSeconds" in theirs:
         kept = replace(kept, progress_deadline_seconds=seen.progress_deadline_seconds)
-    if {kept.max_surge, kept.max_unavailable} <= {0, "0%"}:
+    if kept.strategy == ROLLING and {kept.max_surge, kept.max_unavailable} <= {0, "0%"}:
         return recorded
     deadline = kept.progress_deadline_seconds
     return kept if deadline is None or deadline > kept.min_ready_seconds else recorded
@@ -383,7 +386,10 @@ def _by(fleet: Fleet) -> str:
 
 
 def releasing_move(
-    fleet: Fleet, recorded: RolloutFields, without_ours: Mapping[str, object] | None = None
+    fleet: Fleet,
+    recorded: RolloutFields,
+    without_ours: Mapping[str, object] | None = None,
+    may_lack: int = 0,
 ) -> Move:
     """Return the next move toward a fleet without anything of ours but its template.
 
@@ -392,23 +398,24 @@ def releasing_move(
     """
     if back := stray_move(fleet, fleet.pods):
         return back
-    ours = released_fields(fleet, recorded)
+    ours = released_fields(fleet, recorded, may_lack)
     if without_ours is not None:
         return Revert(EditedTemplate(without_ours), ours)
     return Settled() if ours == fleet.fields else Release(ours)
 
 
-def released_fields(fleet: Fleet, recorded: RolloutFields) -> RolloutFields:
+def released_fields(fleet: Fleet, recorded: RolloutFields, may_lack: int = 0) -> RolloutFields:
     """Return the fields with each one that still holds a frozen rollout's value put back.
 
-    A field that somebody else set meanwhile is theirs and stays.
+    A field that somebody else set meanwhile is theirs and stays. `may_lack`: replicas that may be missing, so
+    that a surge of 0 is ours.
     """
     seen = fleet.fields
     held = seen.min_ready_seconds == FROZEN_MIN_READY_SECONDS
     dated = seen.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
     if not held and not dated:
         return seen
-    surges = range(0 if fleet.rotation.orphan else SURGE, largest_wave(fleet.replicas) + 1)
+    surges = range(0 if fleet.rotation.orphan or may_lack else SURGE, largest_wave(fleet.replicas) + 1)
     ours = isinstance(seen.max_unavailable, int) and seen.max_surge in surges
     return RolloutFields(
         paused=recorded.paused,
@@ -418,4 +425,5 @@ def released_fields(fleet: Fleet, recorded: RolloutFields) -> RolloutFields:
         progress_deadline_seconds=(
             recorded.progress_deadline_seconds if dated else seen.progress_deadline_seconds
         ),
+        strategy=recorded.strategy if ours and seen.strategy == ROLLING else seen.strategy,
     )

@@ -24,6 +24,7 @@ from datetime import datetime, timedelta
 from kvmedic.model.config_edits import TemplateChange
 from kvmedic.model.fleet import (
     ADDING,
+    STILL_WITHOUT_SPARE,
     SURGE,
     Fleet,
     Pod,
@@ -63,6 +64,11 @@ from kvmedic.rollout.moves import (
     Revert,
     Settled,
     Wait,
+    adding_pulse,
+    count_lacking,
+    is_first,
+    is_target_unavailable,
+    still_fields,
 )
 from kvmedic.rollout.orphan_drain import (
     OrphanInput,
@@ -124,6 +130,8 @@ class Order:
     """New replicas that were compared with old ones: with no more of them, no wave has begun."""
     orphans: OrphanInput = field(default_factory=OrphanInput)
     """What is known of replicas that were released to be drained."""
+    may_lack: int = 0
+    """Replicas that may be missing while it walks: 1 where no spare is made, else 0."""
 
     @property
     def purpose(self) -> Purpose:
@@ -150,15 +158,20 @@ def next_template_move(fleet: Fleet, order: Order, now: datetime) -> Move:
         return _turn_around(fleet, order, now)
     if fleet.replicas == 0 and order.repairs:
         return Revert(order.edit, fleet.fields)
-    return refusal(fleet, order.purpose) or Freeze(order.edit, ADDING)
+    begun = STILL_WITHOUT_SPARE if count_lacking(fleet, order.may_lack) else ADDING
+    return refusal(fleet, order.purpose) or Freeze(order.edit, begun)
 
 
 def rest_template(
-    fleet: Fleet, now: datetime, pulsed_at: datetime | None, orphan: OrphanInput | None = None
+    fleet: Fleet,
+    now: datetime,
+    pulsed_at: datetime | None,
+    may_lack: int = 0,
+    orphan: OrphanInput | None = None,
 ) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
-        return _await_controller(fleet, now, pulsed_at)
+        return _await_controller(fleet, now, pulsed_at, may_lack)
     return (resting_orphan_move(fleet, orphan, now) if orphan else None) or holding_move(fleet)
 
 
@@ -170,7 +183,7 @@ def _move_orphan(fleet: Fleet, order: Order, now: datetime) -> Move | None:
         drains=order.drains,
         toward=order.toward,
         needed=fleet.replicas - _given_up(fleet, order, now),
-        is_frozen=_target_unavailable(fleet, fleet.revision),
+        is_frozen=is_target_unavailable(fleet, fleet.revision),
     )
     return orphan_move(fleet, known, now)
 
@@ -190,13 +203,13 @@ def _drain_released(fleet: Fleet, order: Order, now: datetime) -> Move | None:
 def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return the next move of a frozen rollout whose template is the wanted one."""
     if not fleet.fields.paused:
-        return _await_controller(fleet, now, order.pulsed_at)
+        return _await_controller(fleet, now, order.pulsed_at, order.may_lack)
     new, old = fleet.serving(order.toward), fleet.serving(order.away)
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
     if first := _drain_released(fleet, order, now) or _start_failure(fleet, order, now):
         return first
-    if fleet.desired(order.toward) == 0:
+    if fleet.desired(order.toward) == 0 and not count_lacking(fleet, order.may_lack):
         return adding_pulse(fleet)
     waiting = _not_ready(fleet, new, order, now)
     if waiting and not _leaves_failed_behind(fleet, order):
@@ -209,7 +222,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     return _next_victims(fleet, order, old, now)
 
 
-def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -> Move:
+def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None, may_lack: int) -> Move:
     """Return the pause, once the controller has spent the permit or has had its time."""
     wanted, fields = fleet.desired(fleet.revision), fleet.fields
     others = fleet.told - wanted
@@ -218,22 +231,8 @@ def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None) -
     missing = wanted < min(fleet.replicas, fleet.replicas + surge - others)
     spent = others <= fleet.replicas - permitted and not missing and wanted <= fleet.replicas
     if (fleet.observed and spent) or pulsed_at is None or now - pulsed_at > PULSE_LIMIT:
-        return Pause(still_fields(fleet))
+        return Pause(still_fields(fleet, may_lack))
     return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
-
-
-def still_fields(fleet: Fleet) -> RolloutFields:
-    """Return the fields with which the controller adds nothing and removes nothing."""
-    if fleet.rotation.orphan is not None:
-        return fleet.still
-    held = fleet.fields.max_surge if fleet.fields.is_frozen else SURGE
-    surge = min(fleet.spares, held) if isinstance(held, int) else SURGE
-    return frozen(max_unavailable=0, paused=True, surge=max(SURGE, surge))
-
-
-def adding_pulse(fleet: Fleet, surge: int = SURGE) -> Pulse:
-    """Return the pulse that lets nobody go and lets the controller add what is missing."""
-    return Pulse((), frozen(max_unavailable=0, paused=False, surge=max(surge, fleet.spares)))
 
 
 def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait | None:
@@ -274,7 +273,7 @@ def _speaks_against(fleet: Fleet, order: Order) -> bool:
 
 def _is_first(fleet: Fleet, order: Order) -> bool:
     """Return whether the new replica is the canary: every old one is there still, or none of them served."""
-    return order.lifts or fleet.is_saturated(order.away)
+    return order.lifts or is_first(fleet, order.away, order.toward)
 
 
 def _failures(fleet: Fleet, pods: tuple[Pod, ...], order: Order, now: datetime) -> list[Failed]:
@@ -376,7 +375,7 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
         return back
     others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
     if others and fleet.observed and _leaves_failed_behind(fleet, order):
-        return Hold(order.edit, still_fields(fleet))
+        return Hold(order.edit, still_fields(fleet, order.may_lack))
     ready = sum(pod.ready for pod in fleet.serving(order.toward))
     wanted = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
     if fleet.observed and not others and ready >= wanted:
@@ -395,7 +394,7 @@ def _next_victims(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetim
         return Wait(Reason.AWAITING_CONTROLLER, "an old replica is being replaced by its ReplicaSet")
     if len(old) > fleet.desired(order.away):
         return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
-    if not _target_unavailable(fleet, order.toward):
+    if not is_target_unavailable(fleet, order.toward):
         return Wait(
             Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
         )
@@ -449,7 +448,7 @@ def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | Non
 def _take(
     fleet: Fleet, order: Order, pods: tuple[Pod, ...], at_once: int, now: datetime
 ) -> tuple[Pod, ...] | Move:
-    needed = fleet.replicas - _given_up(fleet, order, now)
+    needed = fleet.replicas - _given_up(fleet, order, now) - count_lacking(fleet, order.may_lack)
     return take_pods(fleet, pods, Taking(order.victims, order.drains, order.held, needed, at_once))
 
 
@@ -471,28 +470,17 @@ def _let_go(fleet: Fleet, order: Order, victims: tuple[Pod, ...], now: datetime)
     going, others = len(victims), fleet.desired(order.away)
     kept = min(order.wave, fleet.spares) - _count_unplaced(fleet, order, now)
     surge = max(SURGE, fleet.spares - going, min(kept, others - going))
+    if count_lacking(fleet, order.may_lack):
+        surge = max(0, fleet.told - fleet.replicas - going)
     permit = max(0, fleet.replicas + going - others)
     fields = frozen(max_unavailable=permit, paused=False, surge=surge)
     return Pulse(tuple(pod.name for pod in victims), fields)
 
 
-def _target_unavailable(fleet: Fleet, wanted: str) -> bool:
-    """Return whether every pod of the wanted ReplicaSet counts as unavailable.
-
-    On the way back the wanted ReplicaSet is an old one whose pods are Available until its
-    controller has seen the frozen `minReadySeconds`: a pulse before that could take several pods.
-    """
-    return all(
-        rs.observed and rs.available == 0 and rs.min_ready_seconds == fleet.fields.min_ready_seconds
-        for rs in fleet.replica_sets
-        if rs.revision == wanted and rs.desired > 0
-    )
-
-
 def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return the next move of a frozen rollout whose template is the one to be left."""
     if not fleet.fields.paused:
-        return _await_controller(fleet, now, order.pulsed_at)
+        return _await_controller(fleet, now, order.pulsed_at, order.may_lack)
     leaving, wanted = fleet.serving(order.away), fleet.serving(order.toward)
     if back := _move_orphan(fleet, order, now) or stray_move(fleet, wanted):
         return back
@@ -502,13 +490,17 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
         waiting = making_wait(order.pulsed_at, now) if fleet.desired(order.away) > 0 else None
         return waiting or Revert(order.edit, order.recorded)
     if _lacks_spare(fleet, order):
-        return Retarget(order.edit, still_fields(fleet))
+        return Retarget(order.edit, still_fields(fleet, order.may_lack))
     if fleet.rotation.orphan is None:
         return _take_leaving(fleet, order, leaving, now)
     if first := release_before_turning(fleet, leaving, order.toward, now):
         return first
     is_whole = fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order)
-    return Revert(order.edit, order.recorded) if is_whole else Retarget(order.edit, still_fields(fleet))
+    return (
+        Revert(order.edit, order.recorded)
+        if is_whole
+        else Retarget(order.edit, still_fields(fleet, order.may_lack))
+    )
 
 
 def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: datetime) -> Move:
@@ -521,7 +513,7 @@ def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: dat
     if not isinstance(taken, tuple):
         return taken
     if not all_go:
-        return Retarget(order.edit, still_fields(fleet))
+        return Retarget(order.edit, still_fields(fleet, order.may_lack))
     if len(taken) < len(leaving):
         return Wait(Reason.DRAIN_TIMED_OUT, "not every replica that goes with the template is drained")
     return Revert(order.edit, order.recorded)
@@ -557,8 +549,9 @@ def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: St
         mends=run.goal is Goal.STEADINESS,
         served_before=run.in_rotation,
         down_before=known.down_before,
-        wave=largest_wave(fleet.replicas) if in_waves else 1,
+        wave=largest_wave(fleet.replicas) if in_waves and not run.may_lack else 1,
         compared=len(comparison.pods) if comparison else 0,
+        may_lack=run.may_lack,
     )
 
 
@@ -567,10 +560,14 @@ def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
     return StepRow(
         refuse=refusal,
         next_move=lambda fleet, known: next_template_move(fleet, order_of(step, fleet, known), known.now),
-        rest=lambda fleet, known: rest_template(fleet, known.now, known.assigned_at, known.orphans),
+        rest=lambda fleet, known: rest_template(
+            fleet, known.now, known.assigned_at, known.run.may_lack, known.orphans
+        ),
         leave=_leave_template,
         canaries=lambda fleet: (
-            fleet.serving(step.after_template) if fleet.is_saturated(step.before_template) else ()
+            fleet.serving(step.after_template)
+            if is_first(fleet, step.before_template, step.after_template)
+            else ()
         ),
         attempt=lambda _run: _attempt(step),
     )
@@ -578,7 +575,7 @@ def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
 
 def _leave_template(fleet: Fleet, known: StepInput) -> Move:
     """Return the next move toward a fleet without anything of ours; the fields first, as somebody waits."""
-    move = releasing_move(fleet, known.run.recorded, known.edited)
+    move = releasing_move(fleet, known.run.recorded, known.edited, known.run.may_lack)
     is_whole = isinstance(move, Settled)
     return (leaving_orphan_move(fleet, known.orphans, known.now) if is_whole else None) or move
 

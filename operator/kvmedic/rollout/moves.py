@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from kvmedic.model.config_edits import EditedTemplate, FileEdit, TemplateChange
-from kvmedic.model.fleet import Minimum, Orphan, Pod, RolloutFields
+from kvmedic.model.fleet import SURGE, Fleet, Minimum, Orphan, Pod, RolloutFields, frozen
 from kvmedic.model.reasons import Reason
 
 
@@ -229,3 +229,40 @@ OrphanMove: TypeAlias = ReleasePod | AdoptPod | MarkStandIn | CordonOrphan
 PodMove: TypeAlias = Cordon | Uncordon | DeletePod | OrphanMove
 Effect: TypeAlias = DeploymentMove | PodMove | SetMinimum
 Move: TypeAlias = Effect | Wait | Settled | Failed | Refused
+
+
+def count_lacking(fleet: Fleet, may_lack: int) -> int:
+    """Return how many replicas may be missing now: never the only one."""
+    return min(may_lack, max(0, fleet.replicas - 1))
+
+
+def still_fields(fleet: Fleet, may_lack: int = 0) -> RolloutFields:
+    """Return the fields with which the controller adds nothing and removes nothing."""
+    if fleet.rotation.orphan is not None or count_lacking(fleet, may_lack):
+        return fleet.still(count_lacking(fleet, may_lack))
+    held = fleet.fields.max_surge if fleet.fields.is_frozen else SURGE
+    surge = min(fleet.spares, held) if isinstance(held, int) else SURGE
+    return frozen(max_unavailable=0, paused=True, surge=max(SURGE, surge))
+
+
+def adding_pulse(fleet: Fleet, surge: int = SURGE) -> Pulse:
+    """Return the pulse that lets nobody go and lets the controller add what is missing."""
+    return Pulse((), frozen(max_unavailable=0, paused=False, surge=max(surge, fleet.spares)))
+
+
+def is_first(fleet: Fleet, away: str, toward: str) -> bool:
+    """Return whether no more than one replica was replaced, or every old one is there still."""
+    return fleet.is_saturated(away) or fleet.desired(toward) <= SURGE
+
+
+def is_target_unavailable(fleet: Fleet, wanted: str) -> bool:
+    """Return whether every pod of the wanted ReplicaSet counts as unavailable.
+
+    On the way back the wanted ReplicaSet is an old one whose pods are Available until its
+    controller has seen the frozen `minReadySeconds`: a pulse before that could take several pods.
+    """
+    return all(
+        rs.observed and rs.available == 0 and rs.min_ready_seconds == fleet.fields.min_ready_seconds
+        for rs in fleet.replica_sets
+        if rs.revision == wanted and rs.desired > 0
+    )

@@ -223,12 +223,8 @@ def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
 
 def refusals(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> tuple[Refused, ...]:
     """Return everything that keeps a frozen rollout from beginning on this fleet, in the order of telling."""
-    strategy = (
-        f"strategy is {fleet.strategy}: it stops every replica at once; set strategy.type: RollingUpdate"
-    )
     return _all_refusals(
         _frozen(fleet),
-        (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
         _owner_row(None if purpose is Purpose.RETURN else owner_of_template(fleet)),
         *_rows(fleet, _unsettled_state(fleet, purpose), _drain_rows(fleet)),
     )
@@ -241,7 +237,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
     scales both in proportion while there are more or fewer (Kubernetes 1.36, deployment sync.go, scale),
     which takes replicas undrained.
     """
-    strategy = f"strategy is {fleet.strategy}: set strategy.type: RollingUpdate"
+    strategy = f"strategy is {fleet.strategy}, and its rollout cannot be turned: wait for its end"
     return _first_refusal(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),

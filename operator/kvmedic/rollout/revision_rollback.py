@@ -16,13 +16,11 @@ from kvmedic.model.fleet import STILL, Fleet
 from kvmedic.model.plan import RevisionStep
 from kvmedic.rollout.frozen_rollout import (
     Order,
-    adding_pulse,
     next_template_move,
     order_of,
-    still_fields,
     template_row,
 )
-from kvmedic.rollout.moves import Freeze, Hold, Move, Retarget
+from kvmedic.rollout.moves import Freeze, Hold, Move, Retarget, adding_pulse, still_fields
 from kvmedic.rollout.preconditions import (
     end_as_begun,
     halfway_refusal,
@@ -45,8 +43,8 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
         return halfway_refusal(fleet, wanted.template) or _halt_rollout(fleet, order)
     stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed and not order.repairs
     if stopped and fleet.revision == order.away and not fleet.is_saturated(order.toward):
-        return Retarget(order.edit, still_fields(fleet))
-    if _lacks_spare_of_both(fleet, wanted):
+        return Retarget(order.edit, still_fields(fleet, order.may_lack))
+    if not order.may_lack and _lacks_spare_of_both(fleet, wanted):
         return adding_pulse(fleet)
     return next_template_move(fleet, order, now)
 

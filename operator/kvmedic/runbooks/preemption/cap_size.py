@@ -154,6 +154,14 @@ def tokens_per_step(strain: Strain, sequence: Occupancy, block_tokens: float) ->
     return strain.running_mean * (1 + prefilled / strain.output_tokens)
 
 
+def token_share(strain: Strain, sequence: Occupancy, block_tokens: float) -> float:
+    """Return which share of a step its tokens explain; the most that it can be where nothing tells."""
+    tokens, again = (each(strain, sequence, block_tokens) for each in (tokens_per_step, tokens_again))
+    if strain.step_seconds <= 0 or strain.prefill_extra_seconds <= 0:
+        return MOST_PREFILL
+    return min(MOST_PREFILL, _token_seconds(strain, again, tokens) * tokens / strain.step_seconds)
+
+
 def _token_seconds(strain: Strain, again: float, tokens: float) -> float:
     """Return what one more token in a step costs, as the prefills tell it.
 

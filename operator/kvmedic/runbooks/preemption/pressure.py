@@ -162,6 +162,11 @@ class Case:
     """Method that takes tokens from sequences while they run; empty where none does."""
 
     @property
+    def step(self) -> tuple[Strain, Occupancy, float]:
+        """Return what the price of a token in a step follows from."""
+        return self.strain, self.sequence, self.block_tokens
+
+    @property
     def pool_size(self) -> tuple[float, float]:
         """Return the blocks of the pool, and the tokens of one."""
         return self.blocks, self.block_tokens

@@ -42,7 +42,7 @@ from kvmedic.model.spec import RESTORE_AFTER, Policy
 from kvmedic.model.status import Attempt, FailedAttempt, Load, Record, TemporaryChange, failed_before
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
 from kvmedic.runbooks.planning import plan_for, plan_of
-from kvmedic.runbooks.preemption.cap_size import MOST_PREFILL, SAFEST_FIT, cap_at
+from kvmedic.runbooks.preemption.cap_size import MOST_PREFILL, SAFEST_FIT, cap_at, token_share
 from kvmedic.runbooks.preemption.memory_levers import HOST_KNOBS
 from kvmedic.runbooks.preemption.pressure import size_fleet
 from kvmedic.runbooks.workload import Workload
@@ -345,6 +345,30 @@ def fewer_replicas(
     return NoChange(Reason.TEMPORARY_CHANGE_HELD, said)
 
 
+def without_one_replica(evidence: Evidence, setting: Setting) -> Fits | NoChange:
+    """Return whether the others are predicted to carry the load while one replica is away, or why not.
+
+    Each of them runs more sequences then, and more than in proportion, as its steps get longer: by the share
+    of a step that its tokens explain, measured where prefills tell the price of a token.
+    """
+    now = _carried_load(evidence)
+    if isinstance(now, NoChange):
+        return now
+    fewer = now.replicas - 1
+    if now.at_once <= fewer:
+        return Fits(f"{now.at_once:.0f} sequences ran or waited at once on {now.replicas} replicas")
+    room = _room(evidence, now, setting)
+    if isinstance(room, NoChange):
+        return room
+    case = size_fleet(evidence, sorted(evidence.sizing.pods))
+    share = MOST_PREFILL if isinstance(case, Inconclusive) else token_share(*case.step)
+    running = _running_if_stretched(now.running / fewer, now.replicas / fewer, share)
+    if running is None:
+        return NoChange(Reason.NO_HEADROOM, f"nobody can tell how long steps get on {fewer} replicas")
+    told = _expected_text(fewer, running, room)
+    return Fits(told) if room.holds(running) else NoChange(Reason.NO_HEADROOM, told)
+
+
 def without_host_memory(
     evidence: Evidence, held: TemporaryChange, setting: Setting, template: str, failed: FailedAttempt | None
 ) -> Fits | NoChange:
@@ -441,8 +465,11 @@ def _peak(running: float) -> float:
     return running + SAFEST_FIT * sqrt(running)  # 9 times in 10 no more run at once
 
 
-def _running_if_stretched(running: float, more: float) -> float | None:
-    """Return how many sequences run where steps have so many times the work; None where nobody can tell."""
-    if MOST_PREFILL * more >= 1:
+def _running_if_stretched(running: float, more: float, share: float = MOST_PREFILL) -> float | None:
+    """Return how many sequences run where steps have so many times the work; None where nobody can tell.
+
+    `share`: of a step that its tokens explain.
+    """
+    if share * more >= 1:
         return None
-    return running * (1 - MOST_PREFILL) / (1 - MOST_PREFILL * more)
+    return running * (1 - share) / (1 - share * more)
