@@ -31,6 +31,7 @@ from worlds.people import cap
 from worlds.phases import BESIDE, drained, let_go
 from worlds.probation import keep_cap, later
 from worlds.replacing import names, press_one
+from worlds.runs import SHORT_SPEC, recreate
 from worlds.scaling import calm, held, press, spec
 from worlds.trying import allow, evicting, trial_pods
 from worlds.world import Eye, remediation
@@ -97,6 +98,51 @@ def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world,
     assert eye.lost == []
     assert eye.fewest >= 2
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+
+
+def test_killed_at_every_write_a_fleet_without_a_spare_is_one_replica_short_and_no_more(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=SHORT_SPEC)
+
+    eye = survive(world, 2, killer)
+
+    assert world.outcomes() == ["Recovered"]
+    assert {pod["spec"]["containers"][0]["args"][2] for pod in world.pods()} == {"--max-num-seqs=14"}
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 1
+    assert len(eye.seen) == 4, "each replica was replaced once, and nothing else was made"
+
+
+def test_killed_at_every_write_a_change_is_taken_back_one_short(a_world, thorough):
+    world = a_world(replicas=2, decide=thorough.decide, spec=SHORT_SPEC)
+    before = world.deployment()["spec"]
+    world.write_script(old="thrash", new="worse", revision=world.revision())
+
+    eye = survive(world, 2, thorough)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert eye.lost == []
+    assert eye.fewest >= 1
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+
+
+@pytest.mark.parametrize(("new", "outcome"), [("recovered", "Recovered"), ("worse", "NotRecovered")])
+def test_killed_at_every_write_a_fleet_that_is_recreated_keeps_its_strategy(a_world, thorough, new, outcome):
+    world = a_world(replicas=2, decide=thorough.decide)
+    recreate(world)
+    before = world.deployment()["spec"]
+    world.write_script(old="thrash", new=new, revision=world.revision())
+
+    eye = survive(world, 2, thorough)
+
+    after = world.deployment()["spec"]
+    assert world.outcomes() == [outcome]
+    assert (after["strategy"], after == before) == ({"type": "Recreate"}, outcome == "NotRecovered")
+    assert {**after, "template": before["template"]} == before
+    assert world.traces() == []
+    assert eye.lost == []
+    assert eye.fewest >= 2
 
 
 def test_killed_at_every_write_a_change_that_serves_worse_beside_the_old_ones_goes_no_further(

@@ -8,18 +8,24 @@ from typing import Any
 
 import pytest
 
+from kvmedic.controller import spares
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import check_ownership
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import examine
 from kvmedic.model.evidence import Blocked
+from kvmedic.model.fleet import OrphanDrain
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Policy
+from kvmedic.model.spec import Policy, Spare
+from kvmedic.model.status import ClosedRun, Record
 from kvmedic.rollout.preconditions import Neighbours, VerticalAutoscaler
 from kvmedic.rollout.spares.room import Finding, NoRoom, Room, RoomUnknown
+from kvmedic.runbooks.branches import NoChange
+from kvmedic.runbooks.preemption.restore import Fits
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
+from run_builder import NOW
 from worlds.asked import Asked, a_resource
 from worlds.settled import TEMPLATE, Town, a_settled_fleet
 
@@ -32,14 +38,21 @@ def policy(**rollout: Any) -> Policy:
     return replace(found, rollout=replace(found.rollout, **rollout))
 
 
-async def looked(town: Town, spec: Policy | None = None, *, state: State = State.THRASH) -> Survey:
+async def looked(
+    town: Town,
+    spec: Policy | None = None,
+    *,
+    state: State = State.THRASH,
+    record: Record | None = None,
+    **fleet: Any,
+) -> Survey:
     spec = spec or policy()
-    resource = replace(a_resource(), policy=spec)
-    view = View(fleet=a_settled_fleet(), template=TEMPLATE, templates={})
+    resource = replace(a_resource(), policy=spec, record=record)
+    view = View(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics: Any = Asked(state)
     here: Any = town
     found = await examine(resource, spec, view, Senses(metrics, metrics))
-    return await check_spare(await check_ownership(found, resource, spec, here), spec, here)
+    return await check_spare(await check_ownership(found, resource, spec, here), resource, spec, here)
 
 
 def with_room(seen: Finding) -> Town:
@@ -77,6 +90,89 @@ async def test_where_no_room_is_not_sure_the_spare_is_tried(seen: Finding, spec:
     assert found.obstacle is None
     assert found.plan is not None
     assert said in found.plan.message
+
+
+BEST_EFFORT, NO_SPARE = policy(spare=Spare.BEST_EFFORT), policy(spare=Spare.NONE)
+
+
+def carries(monkeypatch: pytest.MonkeyPatch, found: Fits | NoChange) -> None:
+    monkeypatch.setattr(spares, "without_one_replica", lambda *_: found)
+
+
+async def test_with_room_the_best_effort_is_a_spare() -> None:
+    found = await looked(with_room(Room(("gpu-1",))), BEST_EFFORT)
+
+    assert (found.obstacle, found.may_lack) == (None, 0)
+
+
+async def test_without_room_it_goes_one_short_where_the_others_carry_the_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    carries(monkeypatch, Fits("2 replicas would run 3.0 sequences each"))
+
+    found = await looked(with_room(FULL), BEST_EFFORT)
+
+    assert found.plan is not None
+    assert (found.obstacle, found.may_lack) == (None, 1)
+    assert f"{FULL.message}: the fleet is one replica short" in found.plan.message
+    assert found.plan.message.endswith("2 replicas would run 3.0 sequences each")
+
+
+async def test_a_fleet_that_thrashes_has_no_headroom_and_nothing_is_changed() -> None:
+    found = await looked(with_room(FULL), BEST_EFFORT)
+
+    assert isinstance(found.obstacle, Blocked)
+    assert (found.obstacle.reason, found.may_lack) == (Reason.NO_HEADROOM, 0)
+
+
+@pytest.mark.parametrize("seen", [RoomUnknown("403"), replace(FULL, adds_nodes="Karpenter")])
+async def test_where_no_room_is_not_sure_the_best_effort_tries_a_spare_once(
+    monkeypatch: pytest.MonkeyPatch, seen: Finding
+) -> None:
+    carries(monkeypatch, Fits("they do"))
+    ended = ClosedRun("1", Reason.FLEET_WIDE_DEMAND, Reason.SPARE_UNSCHEDULABLE, "", (), NOW, NOW)
+
+    first = await looked(with_room(seen), BEST_EFFORT)
+    then = await looked(with_room(seen), BEST_EFFORT, record=Record(history=(ended,)))
+
+    assert (first.obstacle, first.may_lack) == (None, 0)
+    assert (then.obstacle, then.may_lack) == (None, 1)
+
+
+async def test_without_any_spare_nobody_looks_at_the_nodes_or_the_load() -> None:
+    town = with_room(FULL)
+
+    found = await looked(town, NO_SPARE)
+
+    assert (found.obstacle, found.may_lack, town.measured) == (None, 1, 0)
+
+
+ORPHAN = replace(a_settled_fleet().rotation, orphan=OrphanDrain(("app",)))
+
+
+@pytest.mark.parametrize("spec", [BEST_EFFORT, NO_SPARE], ids=["best effort", "none"])
+@pytest.mark.parametrize(
+    ("fleet", "why"),
+    [
+        (
+            {"replicas": 1, "replica_sets": (replace(a_settled_fleet().replica_sets[0], desired=1),)},
+            "nobody serves while the only replica is away",
+        ),
+        ({"rotation": ORPHAN}, "without a rotation label a replica is drained beside a spare"),
+    ],
+    ids=["one replica", "no label"],
+)
+async def test_what_needs_the_spare_is_refused_by_name(spec: Policy, fleet: Any, why: str) -> None:
+    known = await looked(with_room(Room(("gpu-1",))), BEST_EFFORT)
+    assert known.plan is not None
+    view = replace(known.view, fleet=replace(known.view.fleet, **fleet))
+    here: Any = with_room(FULL)
+
+    found = await check_spare(replace(known, view=view), replace(a_resource(), policy=spec), spec, here)
+
+    assert isinstance(found.obstacle, Blocked)
+    assert found.obstacle.reason is Reason.SPARE_NEEDED
+    assert why in found.obstacle.message
 
 
 async def test_the_nodes_are_not_looked_at_where_something_else_stands_in_the_way() -> None:

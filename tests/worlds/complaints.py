@@ -64,10 +64,6 @@ def a_policy_of_the_label(world: World) -> None:
     world.cluster.api.create({**policy, "spec": spec}, world.namespace)
 
 
-def recreate(world: World) -> None:
-    patch_deployment(world, {"strategy": {"type": "Recreate", "rollingUpdate": None}})
-
-
 def another_label(world: World) -> None:
     world.kubectl("delete", "kvr", "llm")
     rollout = {"rotation": "Label", "rotationLabel": {"key": "app", "draining": "off"}}
@@ -182,9 +178,6 @@ COMPLAINTS = {
         "True",
         "DrainImpossible",
         "have that policy select by another",
-    ),
-    "strategy Recreate": Complaint(
-        recreate, "ActionRequired", "True", "StrategyUnsupported", "set strategy.type: RollingUpdate"
     ),
     "a label that is in the selector": Complaint(
         another_label, "ActionRequired", "True", "RotationLabelUnusable", "name another label"

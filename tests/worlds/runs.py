@@ -11,7 +11,7 @@ from worlds import phases, replacing, scaling
 from worlds.configured import configure
 from worlds.deploying import ALLOWED, deploy
 from worlds.phases import PATIENCE_SECONDS
-from worlds.world import World
+from worlds.world import World, remediation
 
 
 def nothing(world: World) -> None:
@@ -32,6 +32,8 @@ class Kind:
     prepare: Callable[[World], None] = nothing
     is_second: Callable[[Any], bool] = lambda _: False
     """Whether the run of a phase is the second: the first added what it gives back."""
+    short: int = 0
+    """Replicas that are missing while it walks."""
 
     def hold(self, world: World, phase: StrEnum) -> str:
         """Start the operator, wait until its run is in the phase, and let it be the last of the day."""
@@ -61,7 +63,23 @@ def _deployed(phase: phases.Phase) -> dict[str, Any]:
     return phases.held_open(**ALLOWED)
 
 
+def _short(phase: phases.Phase) -> dict[str, Any]:
+    given = phases.conditions(phase)
+    return {**given, "spec": {**given.get("spec", {}), **SHORT_SPEC}}
+
+
+def recreate(world: World) -> None:
+    """Have the fleet's Deployment end every replica at once where its template changes."""
+    strategy = {"strategy": {"type": "Recreate", "rollingUpdate": None}}
+    world.cluster.api.patch("Deployment", "llm", {"spec": strategy}, world.namespace)
+
+
+SHORT_SPEC = {"rollout": {**remediation()["spec"]["rollout"], "spare": "None"}}
+"""No spare is made."""
+
 FLAG = Kind(3, phases.conditions, phases.reach)
+SHORT = Kind(3, _short, phases.reach, short=1)
+RECREATED = Kind(3, phases.conditions, phases.reach, recreate)
 FILE = Kind(2, phases.conditions, phases.reach, lambda world: configure(world, history=0))
 REVISION = Kind(2, _deployed, phases.reach, deploy)
 REPLACEMENT = Kind(3, replacing.conditions, replacing.reach)

@@ -31,7 +31,13 @@ from kvmedic.model.status import Attempt, FailedAttempt, Load, Record, Temporary
 from kvmedic.runbooks.branches import NoChange, Resize, Setting
 from kvmedic.runbooks.preemption.cap_size import SAFEST_FIT, cap_at
 from kvmedic.runbooks.preemption.pressure import Case, size_fleet
-from kvmedic.runbooks.preemption.restore import Fits, failed_restore, fewer_replicas, without_host_memory
+from kvmedic.runbooks.preemption.restore import (
+    Fits,
+    failed_restore,
+    fewer_replicas,
+    without_host_memory,
+    without_one_replica,
+)
 from kvmedic.verdict.comparison import LIGHTER
 from run_builder import NOW, STEP, a_failure
 
@@ -338,3 +344,33 @@ def test_an_idle_fleet_that_could_not_do_without_is_not_asked_again_on_the_same_
     advice = alone(*[IDLE] * 3, failed=after(load))
 
     assert isinstance(advice, Fits) is fits
+
+
+def short(*replicas: Replica, setting: Setting = SETTING):
+    return without_one_replica(an_evidence(*replicas), setting)
+
+
+def test_an_idle_fleet_carries_on_without_one_replica():
+    assert isinstance(short(IDLE, IDLE), Fits)
+
+
+def test_a_light_load_fits_the_others_also_where_there_is_but_one():
+    found = short(*[light(0.1)] * 2)
+
+    assert isinstance(found, Fits)
+    assert found.message.startswith("1 replicas would run")
+
+
+def test_what_thrashes_never_carries_on_without_one_replica():
+    found = short(*[THRASHING] * 3)
+
+    assert isinstance(found, NoChange)
+
+
+@given(share=st.floats(0.1, 1.0), replicas=st.integers(2, 6))
+@settings(max_examples=50, deadline=None)
+def test_the_others_are_never_predicted_to_run_more_than_they_hold(share, replicas):
+    found = short(*[light(share)] * replicas)
+
+    if isinstance(found, Fits) and "would run" in found.message:
+        assert peak(22.8 * share * replicas / (replicas - 1)) <= room()
