@@ -141,10 +141,17 @@ def resource_in(text: str) -> Any:
     return resource_from_manifest(YAML(typ="safe", pure=True).load(text))
 
 
+OWNED = a_deployment()
+OWNED["metadata"]["annotations"] = {
+    "meta.helm.sh/release-name": "x: {",
+    "meta.helm.sh/release-namespace": "s",
+}
+OWNED["metadata"]["labels"] = {"app.kubernetes.io/managed-by": "Helm"}
 FLEETS = {
     "plain": [a_deployment(), a_service()],
     "large": [a_deployment(replicas=12), a_service()],
     "none": [a_deployment(replicas=0)],
+    "owned": [OWNED, a_service()],
     "unrecognised": [a_deployment({"name": "a", "image": "x"}, {"name": "b", "image": "y"}), a_service()],
     "own image": [a_deployment({"name": "a", "image": "x", "args": ["m", "--max-num-seqs=64"]}), a_service()],
     "odd names": [a_deployment(an_engine(name="1e3")), a_service()],

@@ -130,7 +130,8 @@ def _owner_lines(fleet: Fleet, policy: Policy) -> Iterator[str]:
     owner = fleet.owner
     if owner is None or owner.is_controller:
         return
-    yield f"  # {owner.name} owns it. With Respect a change is proposed. With Apply it is made, and"
+    named = json.dumps(owner.name)[1:-1]
+    yield f"  # {named} owns it. With Respect a change is proposed. With Apply it is made, and"
     yield "  # what keeps it is told: until its owner has that, it may put the old value back, undrained."
     yield f"  {'' if policy.ownership is Ownership.APPLY else '#'}ownership: {Ownership.APPLY}"
 
