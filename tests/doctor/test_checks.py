@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvmedic.doctor.checks import Check, Examination, Result, Topic, Verdict
+from kvmedic.doctor.documents import as_served
 from kvmedic.doctor.examine import examine_manifests, targets_in
 from kvmedic.model.reasons import Reason
 from worlds.documents import a_deployment, a_service, an_engine, an_object
@@ -240,7 +241,7 @@ def test_what_no_document_can_show_is_unknown_and_does_not_count_there():
     found = examine(a_deployment(), a_service())
 
     unknown = {each.name for each in found.checks if each.result is Result.UNKNOWN}
-    assert unknown == {Topic.METRICS, Topic.NODE_HEALTH, Topic.RIGHTS}
+    assert unknown == {Topic.METRICS, Topic.SPARE, Topic.NODE_HEALTH, Topic.RIGHTS}
     assert found.unknown == ()
 
 
@@ -248,3 +249,70 @@ def test_only_deployments_that_start_an_engine_are_targets():
     web = marked(a_deployment({"name": "web", "image": "nginx"}), name="web")
 
     assert targets_in([web, a_deployment(), a_service()]) == ("llm",)
+
+
+def a_node(gpus: int) -> dict[str, Any]:
+    amounts = {"nvidia.com/gpu": str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "gpu-1"},
+        "status": {"allocatable": amounts},
+    }
+
+
+def on_node(*documents: dict[str, Any]) -> list[dict[str, Any]]:
+    """The namespace as it is served, its replicas on the node."""
+    served = as_served(documents, "default").bodies
+    for each in served:
+        if each["kind"] == "Pod":
+            each["spec"] = {**each["spec"], "nodeName": "gpu-1"}
+    return [*served]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "result", "reason"), [(3, Result.PASS, None), (2, Result.FAIL, Reason.NO_ROOM_FOR_SPARE)]
+)
+def test_room_for_a_spare_is_computed_where_the_nodes_are_among_the_documents(gpus, result, reason):
+    found = examine(*on_node(a_deployment(), a_service(), a_node(gpus)))
+
+    assert (check(found, Topic.SPARE).result, check(found, Topic.SPARE).reason) == (result, reason)
+
+
+def test_a_quota_that_is_full_leaves_no_room_for_a_spare():
+    hard = {"requests.nvidia.com/gpu": "2"}
+    quota = {**an_object("v1", "ResourceQuota", "gpus", hard=hard), "status": {"hard": hard, "used": hard}}
+
+    found = examine(a_deployment(), a_service(), quota)
+
+    assert [each.reason for each in found.failed] == [Reason.NO_ROOM_FOR_SPARE]
+
+
+def test_room_that_nobody_can_tell_is_unknown_and_stops_nothing_as_the_operator_tries():
+    found = examine(a_deployment(), a_service())
+
+    assert check(found, Topic.SPARE).result is Result.UNKNOWN
+    assert found.verdict is Verdict.ELIGIBLE
+
+
+@pytest.mark.parametrize(
+    ("spare", "gpus", "replicas", "label", "result", "reason"),
+    [
+        ("BestEffort", 3, 2, True, Result.PASS, None),
+        ("BestEffort", 2, 2, True, Result.UNKNOWN, None),
+        ("BestEffort", 1, 1, True, Result.FAIL, Reason.SPARE_NEEDED),
+        ("BestEffort", 2, 2, False, Result.FAIL, Reason.SPARE_NEEDED),
+        ("None", 2, 2, True, Result.PASS, None),
+        ("None", 1, 1, True, Result.FAIL, Reason.SPARE_NEEDED),
+    ],
+    ids=["room", "one short", "the only one", "no label", "never a spare", "never, and the only one"],
+)
+def test_a_fleet_may_go_one_short_where_its_spec_says_so(spare, gpus, replicas, label, result, reason):
+    body, front = a_deployment(replicas=replicas), a_service()
+    if label:
+        body["spec"]["template"]["metadata"]["labels"]["serving"] = "yes"
+        front = a_service(app="llm", serving="yes")
+
+    found = check(examine(*on_node(body, front, a_node(gpus)), rollout={"spare": spare}), Topic.SPARE)
+
+    assert (found.result, found.reason) == (result, reason)

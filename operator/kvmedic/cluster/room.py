@@ -13,7 +13,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from kvmedic.kube.client import Client
+from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
     CLAIMS,
@@ -66,7 +66,7 @@ SCALE_DOWN = "cluster-autoscaler.kubernetes.io/"
 """Prefix of annotations for the cluster autoscaler."""
 
 
-async def room_for(client: Client, fleet: Fleet, template: Mapping[str, Any]) -> Finding:
+async def room_for(client: Reader, fleet: Fleet, template: Mapping[str, Any]) -> Finding:
     """Return whether one pod more of a fleet finds a place now.
 
     All pods of the cluster are listed only where they can make a difference.
@@ -86,14 +86,14 @@ async def room_for(client: Client, fleet: Fleet, template: Mapping[str, Any]) ->
     return find_room(shape, around)
 
 
-async def _shape_of_spare(client: Client, fleet: Fleet, template: Mapping[str, Any]) -> Shape:
+async def _shape_of_spare(client: Reader, fleet: Fleet, template: Mapping[str, Any]) -> Shape:
     ready = [pod for pod in fleet.serving(fleet.revision) if pod.ready]
     newest = max(ready, key=lambda pod: (pod.created_at, pod.name), default=None)
     body = await client.get(Ref(PODS, fleet.namespace, newest.name)) if newest else None
     return shape_of(fleet.namespace, body or template)
 
 
-async def _without_tenants(client: Client, shape: Shape) -> Surroundings:
+async def _without_tenants(client: Reader, shape: Shape) -> Surroundings:
     """Return the nodes and what limits the namespace; what may not be read is not known."""
     nodes, quotas, access = await asyncio.gather(
         _nodes(client), _quotas(client, shape), _access_modes(client, shape)
@@ -105,14 +105,14 @@ async def _without_tenants(client: Client, shape: Shape) -> Surroundings:
     )
 
 
-async def _nodes(client: Client) -> list[JsonObject] | str:
+async def _nodes(client: Reader) -> list[JsonObject] | str:
     try:
         return await client.list(NODES, "")
     except Refused as error:
         return f"the operator may not see the nodes: {error}"
 
 
-async def _quotas(client: Client, shape: Shape) -> tuple[Quota, ...]:
+async def _quotas(client: Reader, shape: Shape) -> tuple[Quota, ...]:
     try:
         found = await client.list(QUOTAS, shape.namespace)
     except Refused:
@@ -120,7 +120,7 @@ async def _quotas(client: Client, shape: Shape) -> tuple[Quota, ...]:
     return tuple(_quota_of(each) for each in sorted(found, key=name_of) if _takes_pod(each, shape))
 
 
-async def _access_modes(client: Client, shape: Shape) -> Mapping[str, frozenset[str]]:
+async def _access_modes(client: Reader, shape: Shape) -> Mapping[str, frozenset[str]]:
     modes = {}
     for name in shape.claims:
         try:
@@ -132,7 +132,7 @@ async def _access_modes(client: Client, shape: Shape) -> Mapping[str, frozenset[
     return modes
 
 
-async def _tenants(client: Client, shape: Shape, around: Surroundings) -> tuple[Tenant, ...]:
+async def _tenants(client: Reader, shape: Shape, around: Surroundings) -> tuple[Tenant, ...]:
     fits = find_room(shape, around)
     nodes = [] if isinstance(fits, NoRoom | RoomUnknown) else fits.nodes
     if nodes and len(nodes) <= FEW_NODES and not (shape.near or shape.spread):

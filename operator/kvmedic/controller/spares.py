@@ -6,7 +6,7 @@ see them, the spare is tried: it waits up to `rollout.spareLimit`, and is taken 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Target
@@ -16,29 +16,11 @@ from kvmedic.model.plan import ReplaceStep, ReplicasStep, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Spare
 from kvmedic.model.status import Record, Resource
-from kvmedic.rollout.spares.room import Finding, NoRoom, Room, RoomUnknown
+from kvmedic.rollout.spares.room import NoRoom, Room, RoomUnknown
+from kvmedic.rollout.spares.ways import WAYS_OUT, Beside, Short, way_without_spare, weigh_room
 from kvmedic.runbooks.branches import NoChange
 from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.preemption.restore import Fits, without_one_replica
-
-WAYS_OUT = (
-    "free that much, or raise the quota; where nodes are added on demand set spec.rollout.spareLimit, and "
-    "the spare waits so long for one"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """The spare is made."""
-
-    remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Short:
-    """None is made: one replica is missing for each drain and start."""
-
-    remark: str
 
 
 async def check_spare(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
@@ -54,7 +36,7 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
     wish = Spare.REQUIRED if isinstance(step, ReplicasStep) else policy.rollout.spare
     way: Beside | Short | Blocked
     if wish is Spare.NONE:
-        way = _way_without_spare(found, "spec.rollout.spare is None")
+        way = way_without_spare(found.view.fleet, step, "spec.rollout.spare is None")
     else:
         seen = await target.room_for(found.view)
         way = weigh_room(seen, policy)
@@ -78,49 +60,16 @@ def needs_spare(step: Step, fleet: Fleet) -> bool:
     return makes and fleet.told <= fleet.replicas
 
 
-def weigh_room(seen: Finding, policy: Policy) -> Beside | Blocked:
-    """Return how a spare is made, or why it is not even tried."""
-    limit = policy.rollout.spare_limit
-    match seen:
-        case Room():
-            return Beside()
-        case RoomUnknown(message):
-            return Beside(f"whether a spare finds a place is not known ({message}); it is tried")
-        case NoRoom(message, adds_nodes) if adds_nodes or limit:
-            who = f"{adds_nodes} may add a node" if adds_nodes else "spec.rollout.spareLimit is set"
-            return Beside(f"{message}; {who}, so the spare waits for one")
-        case NoRoom(message):
-            return Blocked(Reason.NO_ROOM_FOR_SPARE, f"{message}: {WAYS_OUT}")
-
-
 def _found_none(resource: Resource) -> bool:
     """Return whether the last run was ended because its spare found no place."""
     history = resource.record.history if resource.record else ()
     return bool(history) and history[0].outcome is Reason.SPARE_UNSCHEDULABLE
 
 
-def _way_without_spare(found: Survey, why: str) -> Short | Blocked:
-    """Return that the fleet goes one short, or what keeps it from that whatever its load is."""
-    fleet, step = found.view.fleet, found.plan.steps[0] if found.plan else None
-    ways = "set spec.rollout.spare: Required, and leave room for a replica more"
-    if fleet.replicas < 2:
-        return Blocked(
-            Reason.SPARE_NEEDED, f"{why}, and nobody serves while the only replica is away: {ways}"
-        )
-    if isinstance(step, ReplaceStep):
-        return Blocked(Reason.SPARE_NEEDED, f"{why}, and a replacement begins with a spare: {ways}")
-    if fleet.rotation.orphan is not None:
-        return Blocked(
-            Reason.SPARE_NEEDED,
-            f"{why}, and without a rotation label a replica is drained beside a spare: {ways}, or add label "
-            f"{fleet.rotation.label} as docs/howto/when-it-refuses.md says",
-        )
-    return Short(f"{why}: the fleet is one replica short for each drain and start")
-
-
 def go_short(found: Survey, resource: Resource, policy: Policy, why: str) -> Short | Blocked:
     """Return that the fleet goes one short where the others carry the load, or why they do not."""
-    way, workload = _way_without_spare(found, why), found.engine(policy)
+    step = found.plan.steps[0] if found.plan else None
+    way, workload = way_without_spare(found.view.fleet, step, why), found.engine(policy)
     if isinstance(way, Blocked):
         return way
     if isinstance(workload, Blocked):

@@ -17,9 +17,11 @@ from kvmedic.model.engine import Knob, Presence
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason, Trait
-from kvmedic.model.spec import Policy
+from kvmedic.model.spec import Policy, Spare
 from kvmedic.rollout.draining import start_limit
 from kvmedic.rollout.preconditions import Neighbours, hindrances, refusals, remarks
+from kvmedic.rollout.spares.room import Finding, RoomUnknown
+from kvmedic.rollout.spares.ways import Beside, Short, way_without_spare, weigh_room
 from kvmedic.runbooks.branches import Assignment, Diagnosis
 from kvmedic.runbooks.planning import end_of_requests, plan_of
 from kvmedic.runbooks.workload import View, Workload
@@ -75,6 +77,8 @@ class Check:
     """What the fix does to a fleet that serves; empty: nothing."""
     reason: Reason | None = None
     """The operator's reason not to begin; None where it has none."""
+    is_decisive: bool = True
+    """The operator would not begin without knowing; otherwise it tries."""
     figures: Mapping[str, float | None] = field(default_factory=dict)
     """The numbers behind it by name, with their units; None: not known."""
 
@@ -108,7 +112,9 @@ class Examination:
         return tuple(
             each
             for each in self.checks
-            if each.result is Result.UNKNOWN and (self.is_live or each.name not in ONLY_LIVE)
+            if each.result is Result.UNKNOWN
+            and each.is_decisive
+            and (self.is_live or each.name not in ONLY_LIVE)
         )
 
     @property
@@ -131,7 +137,8 @@ TOPICS: Mapping[Reason, Topic] = MappingProxyType(
         Reason.NO_REPLICAS: Topic.REPLICAS,
         Reason.MANAGED_BY_VPA: Topic.AUTOSCALER,
         Reason.AUTOSCALER_ACTIVE: Topic.AUTOSCALER,
-        Reason.SPARE_UNSCHEDULABLE: Topic.SPARE,
+        Reason.NO_ROOM_FOR_SPARE: Topic.SPARE,
+        Reason.SPARE_NEEDED: Topic.SPARE,
     }
 )
 """Which check a reason of the operator belongs to; any other is about the rollout that is under way."""
@@ -438,6 +445,27 @@ def node_health_check(vitals: Mapping[str, Vitals], policy: Policy) -> Check:
     )
     result = Result.FAIL if policy.node_health is NodeHealth.REQUIRED else Result.PASS
     return Check(Topic.NODE_HEALTH, result, text, fix, "none for the fleet", figures=numbers)
+
+
+def spare_check(seen: Finding, fleet: Fleet, policy: Policy, names: Mapping[str, str]) -> Check:
+    """Return whether one replica more finds a place, or the fleet may go one short; the unknown is tried."""
+    wish = policy.rollout.spare
+    none = way_without_spare(fleet, None, "spec.rollout.spare is None") if wish is Spare.NONE else None
+    way = none or weigh_room(seen, policy)
+    if isinstance(way, Blocked) and wish is Spare.BEST_EFFORT:
+        way = way_without_spare(fleet, None, seen.message)
+    match way:
+        case Blocked():
+            return failure(way, names)
+        case Short(remark) if wish is Spare.BEST_EFFORT:
+            text = f"{remark}, if the others carry the load, which is computed right before"
+            return Check(Topic.SPARE, Result.UNKNOWN, text, is_decisive=False)
+        case Short(remark):
+            return Check(Topic.SPARE, Result.PASS, remark)
+        case Beside(remark) if isinstance(seen, RoomUnknown):
+            return Check(Topic.SPARE, Result.UNKNOWN, remark, is_decisive=False)
+        case Beside(remark):
+            return Check(Topic.SPARE, Result.PASS, remark or seen.message)
 
 
 def rights_check(lacking: Sequence[object] | str, names: Mapping[str, str]) -> Check:

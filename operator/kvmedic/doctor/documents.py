@@ -91,14 +91,20 @@ class Documents:
         found = await self.list(ref.resource, ref.namespace)
         return next((each for each in found if name_of(each) == ref.name), None)
 
-    async def list(self, resource: Resource, namespace: str, label_selector: str = "") -> list[JsonObject]:
-        """Return all objects of a kind in a namespace; one that names no namespace is in each."""
+    async def list(
+        self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> list[JsonObject]:
+        """Return all objects of a kind in a namespace, of an empty one in all.
+
+        One that names no namespace is in each.
+        """
         return [
             each
             for each in self.bodies
             if _is_of(each, resource)
-            and section(each, "metadata").get("namespace", namespace) == namespace
+            and namespace in ("", section(each, "metadata").get("namespace", namespace))
             and _takes(label_selector, labels_of(each))
+            and all(_has_field(each, term) for term in fields.split(",") if term)
         ]
 
 
@@ -126,6 +132,14 @@ def _holds_term(term: re.Match[str], labels: Mapping[str, str]) -> bool:
         return (key in labels) is not bool(negated)
     values = {each.strip() for each in (listed if listed is not None else single).split(",")}
     return (labels.get(key) in values) is (operator in ("=", "in"))
+
+
+def _has_field(body: JsonObject, term: str) -> bool:
+    """Return whether an object has the value that one term of a field selector asks for."""
+    path, _, wanted = term.partition("=")
+    differs, path = path.endswith("!"), path.removesuffix("!")
+    *parents, name = path.split(".")
+    return (str(section(body, *parents).get(name, "")) == wanted.removeprefix("=")) is not differs
 
 
 def as_served(documents: Iterable[JsonObject], namespace: str) -> Documents:

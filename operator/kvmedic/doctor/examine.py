@@ -9,9 +9,20 @@ from typing import Any
 
 from kvmedic.api.resource import KIND, policy_of, spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
+from kvmedic.cluster.room import room_for
 from kvmedic.cluster.snapshot import neighbours_of
 from kvmedic.cluster.workloads import read_target
-from kvmedic.doctor.checks import ONLY_LIVE, Check, Examination, Result, Topic, checks_of, in_order
+from kvmedic.doctor.checks import (
+    ONLY_LIVE,
+    Check,
+    Examination,
+    Result,
+    Topic,
+    checks_of,
+    in_order,
+    names_of,
+    spare_check,
+)
 from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served
 from kvmedic.doctor.fitting import fitting_policy
 from kvmedic.engines import ENGINES
@@ -22,6 +33,7 @@ from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy
 from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.rollout.spares.room import Finding
 from kvmedic.runbooks.workload import View
 
 
@@ -34,12 +46,15 @@ class Seen:
     view: View
     neighbours: Neighbours | str
     """A text says why they are not known."""
+    room: Finding
+    """Whether one replica more finds a place."""
     resource: str = ""
     """Name of its resource; empty where there is none."""
 
     def checks(self) -> tuple[Check, ...]:
-        """Return every check that the target's own objects can answer."""
-        return checks_of(self.view, self.policy, self.neighbours, self.resource)
+        """Return every check that objects of its cluster can answer."""
+        spare = spare_check(self.room, self.view.fleet, self.policy, names_of(self.view.fleet, self.resource))
+        return (*checks_of(self.view, self.policy, self.neighbours, self.resource), spare)
 
 
 async def see_target(
@@ -64,11 +79,12 @@ async def see_target(
     if spec is None and (fitting := fitting_policy(view, policy)) != policy:
         policy = fitting
         view = await read_target(reader, namespace, policy) or view
+    room = await room_for(reader, view.fleet, view.template)
     try:
         neighbours = await neighbours_of(reader, view.fleet, view.template)
     except Refused as error:
-        return Seen(policy, view, f"not readable: {error}", resource)
-    return Seen(policy, view, neighbours, resource)
+        return Seen(policy, view, f"not readable: {error}", room, resource)
+    return Seen(policy, view, neighbours, room, resource)
 
 
 def default_spec(target: str) -> KVRemediationSpec:

@@ -169,7 +169,9 @@ class Reader(Protocol):
     async def get(self, ref: Ref) -> JsonObject | None:
         """Return an object as it is now, or None when it does not exist."""
 
-    async def list(self, resource: Resource, namespace: str, label_selector: str = "") -> list[JsonObject]:
+    async def list(
+        self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> list[JsonObject]:
         """Return all objects of a kind in a namespace at one moment; an empty namespace means all."""
 
 

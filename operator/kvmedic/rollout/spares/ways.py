@@ -1,0 +1,71 @@
+"""How a change gets by with the room that there is: with a spare beside it, one short, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvmedic.model.evidence import Blocked
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.plan import ReplaceStep, Step
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Policy
+from kvmedic.rollout.spares.room import Finding, NoRoom, Room, RoomUnknown
+
+WAYS_OUT = (
+    "free that much, or raise the quota; where nodes are added on demand set spec.rollout.spareLimit, and "
+    "the spare waits so long for one"
+)
+"""What helps a spare to a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The spare is made."""
+
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """None is made: one replica is missing for each drain and start."""
+
+    remark: str
+
+
+def weigh_room(seen: Finding, policy: Policy) -> Beside | Blocked:
+    """Return how a spare is made, or why it is not even tried."""
+    limit = policy.rollout.spare_limit
+    match seen:
+        case Room():
+            return Beside()
+        case RoomUnknown(message):
+            return Beside(f"whether a spare finds a place is not known ({message}); it is tried")
+        case NoRoom(message, adds_nodes) if adds_nodes or limit:
+            who = f"{adds_nodes} may add a node" if adds_nodes else "spec.rollout.spareLimit is set"
+            return Beside(f"{message}; {who}, so the spare waits for one")
+        case NoRoom(message):
+            return Blocked(Reason.NO_ROOM_FOR_SPARE, f"{message}: {WAYS_OUT}")
+
+
+def way_without_spare(fleet: Fleet, step: Step | None, why: str) -> Short | Blocked:
+    """Return that a fleet goes one short, or what keeps it from that whatever its load is.
+
+    Args:
+        fleet: the fleet.
+        step: what is to be done; None: a change of the template.
+        why: no spare is made.
+    """
+    ways = "set spec.rollout.spare: Required, and leave room for a replica more"
+    if fleet.replicas < 2:
+        return Blocked(
+            Reason.SPARE_NEEDED, f"{why}, and nobody serves while the only replica is away: {ways}"
+        )
+    if isinstance(step, ReplaceStep):
+        return Blocked(Reason.SPARE_NEEDED, f"{why}, and a replacement begins with a spare: {ways}")
+    if fleet.rotation.orphan is not None:
+        return Blocked(
+            Reason.SPARE_NEEDED,
+            f"{why}, and without a rotation label a replica is drained beside a spare: {ways}, or add label "
+            f"{fleet.rotation.label} as docs/howto/when-it-refuses.md says",
+        )
+    return Short(f"{why}: the fleet is one replica short for each drain and start")
