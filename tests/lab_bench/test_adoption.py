@@ -50,7 +50,7 @@ def test_nearly_every_answer_is_the_one_that_was_expected(outcomes: list[Outcome
     assert len(faulty) <= (1 - RIGHT) * len(outcomes), faulty
 
 
-def test_most_fleets_are_let_in_where_their_team_says_that_its_tool_gives_way(
+def test_most_fleets_are_let_in_by_what_init_writes(
     outcomes: list[Outcome],
 ) -> None:
     assert missed_goals(outcomes) == []

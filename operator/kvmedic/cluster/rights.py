@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import JsonObject, Ref, Resource, items, section
+
+if TYPE_CHECKING:  # the client loads Kubernetes' library, and commands without a cluster read this module
+    from kvmedic.kube.client import Client
 
 OWN_RULES = Resource("authorization.k8s.io/v1", "selfsubjectrulesreviews")
 REVIEWS = Resource("authorization.k8s.io/v1", "subjectaccessreviews")

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from kvmedic.cli.app import app_for
 from kvmedic.cluster.workloads import read_target
 from kvmedic.doctor.checks import Check, Examination, Topic, Verdict, checks_of
-from kvmedic.doctor.documents import as_served, documents_in
+from kvmedic.doctor.documents import Documents, as_served, documents_in
 from kvmedic.doctor.examine import Seen, namespace_in, see_target
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Wanted, proposal_for
@@ -63,8 +63,9 @@ class Outcome:
     verdict: Verdict | None = None
     """None: it is no Deployment."""
     failed: tuple[Check, ...] = ()
+    respected: Verdict | None = None
     applied: Verdict | None = None
-    """The same where the team says `spec.ownership: Apply`."""
+    """The same where the team says `spec.ownership`: Respect, or Apply whoever the owner is."""
     faults: list[str] = field(default_factory=list)
     """What is not as expected."""
     wrong: list[str] = field(default_factory=list)
@@ -75,11 +76,6 @@ class Outcome:
     def is_let_in(self) -> bool:
         """Return whether the operator would change it by itself."""
         return self.verdict is Verdict.ELIGIBLE
-
-    @property
-    def is_let_in_by_apply(self) -> bool:
-        """Return whether the operator would change it where the team says that its tool gives way."""
-        return self.applied is Verdict.ELIGIBLE
 
     @property
     def is_proposed(self) -> bool:
@@ -110,17 +106,25 @@ def _examine(shape: Shape, outcome: Outcome, oracle: ShellOracle) -> None:
         return
     found = Examination(place, expected.key, seen.checks(), is_live=False)
     outcome.verdict, outcome.failed = found.verdict, found.failed
-    policy = replace(seen.policy, ownership=Ownership.APPLY)
-    view = asyncio.run(read_target(reader, place, policy))
-    if view is not None:
-        checks = checks_of(view, policy, seen.neighbours)
-        outcome.applied = Examination(place, expected.key, checks, is_live=False).verdict
+    outcome.applied, outcome.respected = (
+        _verdict_by(seen, reader, place, each) for each in (Ownership.APPLY, Ownership.RESPECT)
+    )
     if outcome.is_let_in is not expected.let_in:
         told = "; ".join(f"{each.name}: {each.saw}" for each in (*found.failed, *found.unknown))
         outcome.faults.append(f"let in is {outcome.is_let_in}, {expected.let_in} was expected ({told})")
     elif not expected.let_in:
         outcome.faults += _answer_faults(found.failed, seen, expected)
     outcome.faults += _live_faults(seen, outcome, oracle)
+
+
+def _verdict_by(seen: Seen, reader: Documents, namespace: str, ownership: Ownership) -> Verdict | None:
+    """Return the verdict where a spec says what is done with an owned template."""
+    policy = replace(seen.policy, ownership=ownership)
+    view = asyncio.run(read_target(reader, namespace, policy))
+    if view is None:
+        return None
+    checks = checks_of(view, policy, seen.neighbours)
+    return Examination(namespace, policy.target.name, checks, is_live=False).verdict
 
 
 def _answer_faults(failed: Sequence[Check], seen: Seen, expected: Expected) -> Iterator[str]:
@@ -249,7 +253,11 @@ def _judge_file(before: list[Any], after: list[Any], outcome: Outcome) -> str:
 def table(outcomes: Sequence[Outcome], shapes: int) -> str:
     """Return what the benchmark found, for people."""
     fleets = [each for each in outcomes if each.expected.is_deployment]
-    let_in, applied = sum(each.is_let_in for each in fleets), sum(each.is_let_in_by_apply for each in fleets)
+    let_in = sum(each.is_let_in for each in fleets)
+    respected, applied = (
+        sum(verdict is Verdict.ELIGIBLE for verdict in verdicts)
+        for verdicts in zip(*((each.respected, each.applied) for each in fleets), strict=True)
+    )
     proposed = sum(each.is_proposed for each in fleets)
     right = sum(not each.faults and not each.wrong for each in outcomes)
     causes: Counter[str] = Counter()
@@ -262,6 +270,7 @@ def table(outcomes: Sequence[Outcome], shapes: int) -> str:
         ("other targets", len(outcomes) - len(fleets), ""),
         ("let in (mode Auto)", let_in, f"{let_in / len(fleets):.0%}"),
         ("kept out by an owner alone", proposed, f"{proposed / len(fleets):.0%}"),
+        ("let in with spec.ownership: Respect", respected, f"{respected / len(fleets):.0%}"),
         ("let in with spec.ownership: Apply", applied, f"{applied / len(fleets):.0%}"),
         *((f"  why not: {cause}", count, "") for cause, count in causes.most_common()),
         ("right and useful answer", right, f"{right / len(outcomes):.0%}"),
@@ -285,13 +294,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def missed_goals(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the goals that are missed.
-
-    For the first one a fleet counts that is let in where its team says `spec.ownership: Apply`. By default
-    what a tool owns is not changed, and four of ten public Deployments are a release of Helm.
-    """
+    """Return the goals that are missed."""
     fleets = [each for each in outcomes if each.expected.is_deployment]
-    let_in = sum(each.is_let_in_by_apply for each in fleets) / len(fleets)
+    let_in = sum(each.is_let_in for each in fleets) / len(fleets)
     right = sum(not each.faults and not each.wrong for each in outcomes) / len(outcomes)
     rows = (("of the Deployments are let in", let_in, LET_IN), ("of the answers are right", right, RIGHT))
     return [f"{share:.0%} {what}, {goal:.0%} are wanted" for what, share, goal in rows if share < goal]
