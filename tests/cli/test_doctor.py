@@ -29,6 +29,9 @@ def file(tmp_path: Path) -> Any:
     return write
 
 
+MALFORMED = a_deployment(an_engine(ports=[7]))
+
+
 def test_an_eligible_fleet_says_so_first_and_what_comes_next_last(file):
     done = kvmedic("doctor", "-f", file(a_deployment(), a_service()))
 
@@ -105,6 +108,8 @@ def test_standard_input_is_a_file_too():
         (("-f", "-"), "a: [", "-: not readable as YAML"),
         (("-f", "-"), "{{ .Values.x }}: {", "a Helm template must be rendered first"),
         (("-f", "-"), json.dumps(a_service()), "no Deployment starts a known engine"),
+        (("deploy/Bad_Name", "-f", "-"), "", "deploy/Bad_Name: no Deployment can have this name"),
+        (("-f", "-"), json.dumps(MALFORMED), "not what an API server would take"),
     ],
 )
 def test_what_cannot_be_looked_at_is_told_and_exits_2(arguments, given, said):
@@ -226,6 +231,7 @@ def test_init_guesses_no_engine_from_arguments_that_are_no_knobs(file):
         ((), 2, "say for which Deployment"),
         (("deploy/gone", "-f", "-"), 4, "there is no Deployment gone"),
         (("-f", "-"), 2, "no Deployment starts a known engine"),
+        (("deploy/Bad_Name", "-f", "-"), 2, "no Deployment can have this name"),
     ],
 )
 def test_init_says_what_it_lacks(arguments, code, said):

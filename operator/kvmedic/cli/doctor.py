@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,9 +64,15 @@ def target_name(text: str) -> str:
     kind, slash, name = text.rpartition("/")
     if slash and kind.lower() not in DEPLOYMENT_NAMES:
         end_command(f"{text}: only Deployments are changed; name one as deploy/NAME", NOT_KNOWN)
+    if name and not re.fullmatch(_NAME, name):
+        end_command(
+            f"{text}: no Deployment can have this name; use lower-case letters, digits, - and .", NOT_KNOWN
+        )
     return name
 
 
+_NAME = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+"""A DNS subdomain, as names of Deployments are."""
 Target = Annotated[str, typer.Argument(metavar="[deploy/NAME]", help="The Deployment.")]
 Prometheus = Annotated[
     str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
@@ -146,6 +153,8 @@ def _of_files(files: Sequence[Path], name: str, namespace: str) -> tuple[Examina
         return tuple(examine_manifests(documents, each, namespace) for each in names)
     except SpecInvalid as error:
         end_command(f"KVRemediation in the files: {error}", NOT_KNOWN)
+    except DocumentsError as error:
+        end_command(f"{', '.join(map(str, files))}: {error}", NOT_KNOWN)
 
 
 def read_documents(files: Sequence[Path]) -> list[JsonObject]:

@@ -5,7 +5,6 @@ What has to be named for a fleet is found as the operator would find it; all els
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +22,8 @@ from kvmedic.cli.plan import (
     name_in,
     settings_with,
 )
-from kvmedic.doctor.documents import as_served
-from kvmedic.doctor.examine import Seen, namespace_in, see_target, targets_in
+from kvmedic.doctor.documents import DocumentsError
+from kvmedic.doctor.examine import Seen, namespace_in, see_documents, see_target, targets_in
 from kvmedic.doctor.fitting import resource_text
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import JsonObject, name_of
@@ -68,7 +67,10 @@ def _of_documents(documents: list[JsonObject], name: str, namespace: str) -> See
         listed = ", ".join(f"deploy/{each}" for each in names) or "no Deployment starts a known engine"
         end_command(f"say for which Deployment: {listed}", USAGE)
     place = namespace or namespace_in(documents, names[0])
-    seen = asyncio.run(see_target(as_served(documents, place), place, names[0]))
+    try:
+        seen = see_documents(documents, names[0], place)
+    except DocumentsError as error:
+        end_command(error, USAGE)
     if seen is None:
         end_command(f"there is no Deployment {names[0]} in namespace {place}", NOT_FOUND)
     return seen

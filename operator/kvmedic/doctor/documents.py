@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -45,6 +46,22 @@ another, which is then what a Deployment that names no `progressDeadlineSeconds`
 
 class DocumentsError(Exception):
     """A text is no manifest; the message says why."""
+
+
+@contextmanager
+def taking_malformed() -> Iterator[None]:
+    """Tell apart what no API server would take: the readers of a cluster rely on what it has checked.
+
+    Raises:
+        DocumentsError: an object has something in a place where its kind has something else.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DocumentsError(
+            f"an object is not what an API server would take ({type(error).__name__}: {str(error)[:80]}): "
+            "kubectl apply --dry-run=server names the field"
+        ) from error
 
 
 def documents_in(text: str) -> list[JsonObject]:

@@ -23,13 +23,14 @@ from kvmedic.doctor.checks import (
     names_of,
     spare_check,
 )
-from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served
+from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served, taking_malformed
 from kvmedic.doctor.fitting import fitting_policy
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
-from kvmedic.kube.objects import JsonObject, items, name_of, section
+from kvmedic.kube.objects import JsonObject, name_of, section
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
+from kvmedic.model.edits import containers_of
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy
 from kvmedic.rollout.preconditions import Neighbours
@@ -112,15 +113,28 @@ def examine_manifests(
 
     Raises:
         SpecInvalid: the spec cannot be followed.
+        DocumentsError: an object is malformed.
     """
     place = namespace or namespace_in(documents, target)
     given = spec if spec is not None else _spec_in(documents, target)
-    wanted = None if given is None else spec_from_wire(given)
-    seen = asyncio.run(see_target(as_served(documents, place), place, target, wanted))
+    seen = see_documents(documents, target, place, None if given is None else spec_from_wire(given))
     if seen is None:
         return absent(place, target, is_live=False)
     unseen = (Check(topic, Result.UNKNOWN, "a file does not show it") for topic in ONLY_LIVE)
-    return Examination(place, target, in_order([*seen.checks(), *unseen]), is_live=False)
+    with taking_malformed():
+        return Examination(place, target, in_order([*seen.checks(), *unseen]), is_live=False)
+
+
+def see_documents(
+    documents: Sequence[JsonObject], target: str, namespace: str, spec: KVRemediationSpec | None = None
+) -> Seen | None:
+    """Return a target as documents show it, or None where they have no such Deployment.
+
+    Raises:
+        DocumentsError: an object is malformed.
+    """
+    with taking_malformed():
+        return asyncio.run(see_target(as_served(documents, namespace), namespace, target, spec))
 
 
 def targets_in(documents: Iterable[JsonObject]) -> tuple[str, ...]:
@@ -132,7 +146,7 @@ def targets_in(documents: Iterable[JsonObject]) -> tuple[str, ...]:
 
 def starts_engine(workload: Mapping[str, Any]) -> bool:
     """Return whether a workload's pod template starts a known engine, as far as it can be followed."""
-    containers = items(section(workload, "spec", "template", "spec"), "containers")
+    containers = containers_of(section(workload, "spec", "template"))
     seen = (invocation_of(each, profile) for each in containers for profile in ENGINES)
     return any(not isinstance(how, NotAnEngine) or how.doubt for how in seen)
 
