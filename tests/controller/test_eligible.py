@@ -71,6 +71,14 @@ def test_the_command_says_the_same_of_the_cluster_and_writes_nothing(calm):
     assert calm.resource()["metadata"]["resourceVersion"] == before
 
 
+def test_every_deployment_of_the_cluster_that_starts_an_engine_is_told(calm):
+    done = kvmedic(calm, "doctor", "-A", *NOWHERE, "-o", "json")
+
+    found = {(each["namespace"], each["target"]) for each in json.loads(done.stdout)["targets"]}
+    assert (calm.namespace, "llm") in found
+    assert done.returncode in (1, 2), "no metrics answer, so nothing is sure to be eligible"
+
+
 def test_init_prints_a_resource_that_the_api_server_takes(calm):
     done = kvmedic(calm, "init", "deploy/llm")
 

@@ -188,11 +188,35 @@ async def _of_cluster(
     async with open_connections(asked.settings, cluster) as world:
         if name:
             return (await _of_target(asked, world, namespace, name),)
-        bodies = [each for each in await world.client.list(DEPLOYMENTS, "") if starts_engine(each)]
-        places = [(str(section(each, "metadata")["namespace"]), name_of(each)) for each in bodies]
+        places = await _places_of_engines(world.client)
         if not places:
             end_command("no Deployment of the cluster starts a known engine", NOT_KNOWN)
-        return tuple([await _of_target(asked, world, *place) for place in sorted(places)])
+        return tuple([await _of_one_of_many(asked, world, *place) for place in places])
+
+
+async def _places_of_engines(client: Client) -> list[tuple[str, str]]:
+    """Return namespace and name of each Deployment that starts a known engine, or that a resource names."""
+    try:
+        resources = await list_kind(client, RESOURCES, "")
+    except Refused:
+        resources = []
+    named = {(_namespace_of(each), section(each, "spec", "targetRef").get("name")) for each in resources}
+    bodies = await client.list(DEPLOYMENTS, "")
+    places = {(_namespace_of(each), name_of(each)): each for each in bodies}
+    return sorted(place for place, body in places.items() if starts_engine(body) or place in named)
+
+
+def _namespace_of(body: JsonObject) -> str:
+    return str(section(body, "metadata")["namespace"])
+
+
+async def _of_one_of_many(asked: _Asked, world: Connected, namespace: str, name: str) -> Examination:
+    """Return the examination of a target; what keeps it from being read leaves the others as they are."""
+    try:
+        return await _of_target(asked, world, namespace, name)
+    except ApiError as error:
+        check = Check(Topic.TARGET, Result.UNKNOWN, f"it cannot be read: {error}")
+        return Examination(namespace, name, (check,))
 
 
 async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str) -> Examination:
