@@ -60,7 +60,7 @@ def test_as_json_numbers_are_numbers_and_what_is_unknown_is_null_with_a_reason(f
     [found] = json.loads(done.stdout)["targets"]
     checks = {each["name"]: each for each in found["checks"]}
     assert (found["eligible"], found["verdict"], found["failed"]) == (True, "Eligible", 0)
-    assert checks["replicas"]["figures"] == {"ready": 3, "replicas": 3}
+    assert checks["replicas"]["figures"] == {"ready": None, "replicas": 3}
     assert checks["start"]["figures"] == {"limitSeconds": 600.0}
     assert (checks["metrics"]["passed"], checks["metrics"]["saw"]) == (None, "a file does not show it")
     assert (checks["engine"]["passed"], checks["engine"]["fix"], checks["engine"]["reason"]) == (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvmedic.api.resource import KIND, policy_of, spec_from_wire
@@ -122,7 +122,19 @@ def examine_manifests(
         return absent(place, target, is_live=False)
     unseen = (Check(topic, Result.UNKNOWN, "a file does not show it") for topic in ONLY_LIVE)
     with taking_malformed():
-        return Examination(place, target, in_order([*seen.checks(), *unseen]), is_live=False)
+        found = seen.checks()
+    if not any(each.get("kind") == "Pod" for each in documents):
+        found = tuple(_as_written(each) for each in found)
+    return Examination(place, target, in_order([*found, *unseen]), is_live=False)
+
+
+def _as_written(check: Check) -> Check:
+    """Return a check of documents without pods: that replicas are Ready was taken for granted there."""
+    if check.name is not Topic.REPLICAS or check.result is not Result.PASS:
+        return check
+    wanted = check.figures["replicas"]
+    text = f"{wanted:g} replicas are asked for; a file does not show how many are Ready"
+    return replace(check, saw=text, figures={**check.figures, "ready": None})
 
 
 def see_documents(
