@@ -217,13 +217,15 @@ def test_one_line_says_what_was_done_and_why(resources: Resources) -> None:
         "TARGET",
         "MODE",
         "READY",
+        "ELIGIBLE",
         "PHASE",
         "DIAGNOSIS",
         "CHANGE",
         "OUTCOME",
         "AGE",
     ]
-    assert "inference-llm   Auto   True    RollingOut   FleetWideDemand   maxNumSeqs 64 -> 16" in lines[1]
+    told = " ".join(lines[1].split())
+    assert "inference-llm Auto True RollingOut FleetWideDemand maxNumSeqs 64 -> 16" in told
 
 
 @pytest.mark.parametrize("name", ["all", "kvmedic", "kvr", "kvremediation", "kvremediations.kvmedic.io"])

@@ -55,12 +55,19 @@ RARE = (
         ("", "configmaps", "create"),
         ("", "configmaps", "delete"),
         ("", "namespaces", "get"),
+        ("", "nodes", "list"),
+        ("", "persistentvolumeclaims", "get"),
     }
 )
-"""Asked for only where an applier owns the target and gives way; where replicas are added through an
-autoscaler; where no label takes replicas out of rotation; while a peer of the drained replica is not Ready;
-after a restart; before a revision is put back; in mode Approve; where a flag stands in a configuration file;
-while a resource is being deleted."""
+"""Asked for only where the rights are a ClusterRole's, or a replica has claims, so that the room of a spare
+is computed; where an applier owns the target and gives way; where replicas are added through an autoscaler;
+where no label takes replicas out of rotation; while a peer of the drained replica is not Ready; after a
+restart; before a revision is put back; in mode Approve; where a flag stands in a configuration file; while a
+resource is being deleted."""
+
+
+BEYOND_A_ROLE = {"/api/v1/nodes"}
+"""What is asked of the whole cluster, and is not known where a Role forbids it: a spare is tried then."""
 
 
 @dataclass(slots=True)
@@ -76,7 +83,7 @@ class Ledger(Proxy):
             self.used.add(right)
         # Not super(): a dataclass with slots is made anew, and its methods don't see the new class.
         answer = await Proxy._forward(self, request, body, up)
-        if answer.status in (401, 403):
+        if answer.status in (401, 403) and request.path not in BEYOND_A_ROLE:
             self.forbidden.append(f"{request.method} {request.path_qs}")
         return answer
 
