@@ -12,7 +12,7 @@ from worlds.phases import BESIDE, PATIENCE_SECONDS, let_go
 from worlds.replacing import names, press_one
 from worlds.scaling import MORE, calm, held, press, spec
 from worlds.unlabelled import make_unlabelled, orphans
-from worlds.world import Eye, World, is_cordoned
+from worlds.world import Eye, World, is_cordoned, remediation
 
 SECONDS = 400
 LONG_START_SECONDS = 20
@@ -71,7 +71,8 @@ def test_killed_at_every_write_a_replica_is_given_back_to_its_replica_set(a_worl
 
 
 def test_a_spare_without_room_is_given_up_and_the_replica_serves_on(a_world):
-    world = make_unlabelled(a_world, 2)
+    waits = {**remediation()["spec"]["rollout"], "spareLimit": "15m"}
+    world = make_unlabelled(a_world, 2, spec={"rollout": waits})
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
     world.cluster.api.create({**quota, "spec": {"hard": {"pods": "2"}}}, world.namespace)
     before = names(world)
