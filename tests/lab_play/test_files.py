@@ -210,6 +210,10 @@ def test_flags_become_a_command_line_and_patches_are_taken_over(tmp_path, put):
     assert ("--enforce-eager" in args, "--block-size" in args) == (True, False)
 
 
+def test_a_fleet_that_is_recreated_has_no_numbers_of_a_rolling_update():
+    assert deployment(read("recreate").fleet, "image")["spec"]["strategy"] == {"type": "Recreate"}
+
+
 def test_an_evaluation_is_a_suspended_cron_job_that_runs_from_the_engines_image(tmp_path, put):
     put("hot", f"{GOOD}evaluation: {{samples: 50, prompt_tokens: 1200}}\n")
 

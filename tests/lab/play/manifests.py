@@ -71,7 +71,10 @@ def deployment(fleet: Fleet, image: str) -> Object:
     }
     if fleet.engine is Engine.VLLM:
         vllm.on_this_machine(made)
-    return merged(made, fleet.deployment)
+    found = merged(made, fleet.deployment)
+    if found["spec"]["strategy"]["type"] != "RollingUpdate":
+        del found["spec"]["strategy"]["rollingUpdate"]  # the API server refuses numbers of another strategy
+    return found
 
 
 def container(fleet: Fleet, image: str) -> Object:
