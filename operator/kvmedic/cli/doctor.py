@@ -21,7 +21,7 @@ from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.cli.app import Form, end_command
 from kvmedic.cli.plan import Context, Kubeconfig, Namespace, settings_with
 from kvmedic.cluster.fronts import list_kind
-from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, lacking_rights_of
+from kvmedic.cluster.rights import lacking_rights_of
 from kvmedic.cluster.trial_pods import Evaluations
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import examine
@@ -38,6 +38,7 @@ from kvmedic.doctor.checks import (
     rights_check,
 )
 from kvmedic.doctor.documents import DocumentsError, documents_in
+from kvmedic.doctor.eligibility import needed_rights
 from kvmedic.doctor.examine import Seen, absent, examine_manifests, see_target, starts_engine, targets_in
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
@@ -46,7 +47,6 @@ from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, name_of, section
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, Resource, Wish
 from kvmedic.record.store import RESOURCES
-from kvmedic.runbooks.workload import Workload
 from kvmedic.settings import Settings
 from kvmedic.wiring import Connected, open_connections, target_of
 
@@ -74,6 +74,10 @@ def target_name(text: str) -> str:
 _NAME = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 """A DNS subdomain, as names of Deployments are."""
 Target = Annotated[str, typer.Argument(metavar="[deploy/NAME]", help="The Deployment.")]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--file", "-f", metavar="FILE", help="Manifests instead of a cluster; - is standard input."),
+]
 Prometheus = Annotated[
     str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
 ]
@@ -85,12 +89,7 @@ def command(
     everywhere: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="Every Deployment that starts a known engine.")
     ] = False,
-    files: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="Manifests instead of a cluster; - is standard input."
-        ),
-    ] = None,
+    files: Files = None,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
     prometheus: Prometheus = "",
@@ -196,10 +195,7 @@ async def _of_cluster(
 
 async def _places_of_engines(client: Client) -> list[tuple[str, str]]:
     """Return namespace and name of each Deployment that starts a known engine, or that a resource names."""
-    try:
-        resources = await list_kind(client, RESOURCES, "")
-    except Refused:
-        resources = []
+    resources = await _list_resources(client, "")
     named = {(_namespace_of(each), section(each, "spec", "targetRef").get("name")) for each in resources}
     bodies = await client.list(DEPLOYMENTS, "")
     places = {(_namespace_of(each), name_of(each)): each for each in bodies}
@@ -230,22 +226,25 @@ async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str)
         return absent(namespace, name)
     names = names_of(seen.view.fleet, seen.resource)
     checks = [*seen.checks(), *await _metrics(world, namespace, seen, names)]
-    found = seen.view.workload(seen.policy.target)
-    in_file = isinstance(found, Workload) and found.line.config is not None
-    needed = (*NEEDED, *(CONFIG_FILE if in_file else ()))
     operator = (asked.settings.process.namespace, asked.account)
+    needed = needed_rights(seen.view, seen.policy)
     lacking = await lacking_rights_of(world.client, operator, namespace, needed)
     return Examination(namespace, name, in_order([*checks, rights_check(lacking, names)]))
 
 
 async def resource_for(client: Client, namespace: str, target: str) -> JsonObject | None:
     """Return the oldest KVRemediation of a Deployment, or None; one who may not look is told of none."""
-    try:
-        found = await list_kind(client, RESOURCES, namespace)
-    except Refused:
-        return None
+    found = await _list_resources(client, namespace)
     own = [each for each in found if section(each, "spec", "targetRef").get("name") == target]
     return min(own, key=lambda each: str(section(each, "metadata")["creationTimestamp"]), default=None)
+
+
+async def _list_resources(client: Client, namespace: str) -> list[JsonObject]:
+    """Return the KVRemediations of a namespace, or of all; none for one who may not look."""
+    try:
+        return await list_kind(client, RESOURCES, namespace)
+    except Refused:
+        return []
 
 
 def _spec_of(body: JsonObject) -> KVRemediationSpec | str:

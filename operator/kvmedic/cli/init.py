@@ -6,13 +6,12 @@ What has to be named for a fleet is found as the operator would find it; all els
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvmedic.cli.app import NOT_FOUND, USAGE, end_command
-from kvmedic.cli.doctor import Target, read_documents, resource_for, target_name
+from kvmedic.cli.doctor import Files, Target, read_documents, resource_for, target_name
 from kvmedic.cli.plan import (
     Context,
     Kubeconfig,
@@ -34,12 +33,7 @@ from kvmedic.wiring import open_connections
 def command(
     target: Target = "",
     namespace: Namespace = "",
-    files: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="Manifests instead of a cluster; - is standard input."
-        ),
-    ] = None,
+    files: Files = None,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
     mode: Annotated[Mode, typer.Option(help="How far kvmedic may go.")] = Mode.OBSERVE,

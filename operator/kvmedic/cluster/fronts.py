@@ -13,7 +13,16 @@ from typing import Any
 
 from kvmedic.kube.client import NOT_FOUND, Reader
 from kvmedic.kube.errors import Refused
-from kvmedic.kube.objects import JsonObject, Resource, items, labels_of, name_of, section, uid_of
+from kvmedic.kube.objects import (
+    JsonObject,
+    Resource,
+    condition_of,
+    items,
+    labels_of,
+    name_of,
+    section,
+    uid_of,
+)
 from kvmedic.model.fleet import POD_TEMPLATE_HASH, LabelFront, OrphanDrain, Rotation
 from kvmedic.rollout.orphan_drain import RELEASED_HASH, choose_keys, draining_value
 
@@ -91,8 +100,7 @@ def led_by_labels(pods: Iterable[JsonObject], fronts: Iterable[LabelFront]) -> d
     """
     found: dict[str, tuple[str, ...]] = {}
     for pod in pods:
-        conditions = items(section(pod, "status"), "conditions")
-        ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+        ready = condition_of(section(pod, "status"), "Ready").get("status") == "True"
         names = tuple(sorted({front.name for front in fronts if front.takes(labels_of(pod))}))
         if ready and names and "deletionTimestamp" not in section(pod, "metadata"):
             found[uid_of(pod)] = names

@@ -71,6 +71,7 @@ from kvmedic.kube.objects import (
     JsonObject,
     Ref,
     annotations_of,
+    condition_of,
     controller_uid,
     is_finished,
     items,
@@ -155,7 +156,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         created_at=moment(metadata["creationTimestamp"]),
         ready_at=_since(status, "True"),
         terminating="deletionTimestamp" in metadata,
-        unschedulable=_condition(status, "PodScheduled").get("reason") == "Unschedulable",
+        unschedulable=condition_of(status, "PodScheduled").get("reason") == "Unschedulable",
         in_rotation=uid_of(body) in frame.serving,
         cordoned=drains and costs_least,
         is_stand_in=annotations_of(body).get(DELETION_COST) == STAND_IN_COST,
@@ -207,13 +208,9 @@ def _metrics_port(body: Mapping[str, Any], frame: Frame) -> int | None:
 
 def _since(status: Mapping[str, Any], wanted: str) -> datetime | None:
     """Return since when the Ready condition has a status; None where it has another, or is not there."""
-    condition = _condition(status, "Ready")
+    condition = condition_of(status, "Ready")
     at = condition.get("lastTransitionTime")
     return moment(at) if at and condition.get("status") == wanted else None
-
-
-def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    return next((each for each in items(status, "conditions") if each.get("type") == kind), {})
 
 
 def _last_end(container: Mapping[str, Any]) -> ContainerEnd | None:
@@ -557,7 +554,7 @@ def _replica_set(body: JsonObject, parts: _Parts) -> ReplicaSet:
         reachable=reaches(parts.services, parts.deployment, section(spec, "template", "metadata", "labels")),
         earlier_numbers=_numbers(body, EARLIER_REVISIONS),
         # Why pods cannot be made; the controller takes the condition off with success.
-        failure=redact(str(_condition(status, UNMADE).get("message", "")))[:FAILURE_LENGTH],
+        failure=redact(str(condition_of(status, UNMADE).get("message", "")))[:FAILURE_LENGTH],
     )
 
 

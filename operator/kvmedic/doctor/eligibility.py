@@ -26,7 +26,7 @@ from kvmedic.kube.errors import ApiError, Unavailable
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Record, Resource, Truth
-from kvmedic.record.runs import Claim, with_conditions
+from kvmedic.record.runs import MESSAGE_BYTES, Claim, with_conditions
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.runbooks.branches import Diagnosis
 from kvmedic.runbooks.workload import View, Workload
@@ -34,8 +34,6 @@ from kvmedic.runbooks.workload import View, Workload
 EVERY = timedelta(minutes=10)
 """Between two examinations of one target: some six reads each time, one in a hundred of what looks cost. An
 edit of the resource or of the Deployment's spec is examined at the next look."""
-MESSAGE_BYTES = 1000
-"""Bytes of the condition's message, at most; as of all messages (events.k8s.io/v1)."""
 PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.AUTOSCALER_ACTIVE})
 """Reasons that mostly pass by themselves. Alone they count only where the next examination sees them too."""
 
@@ -92,7 +90,7 @@ class Examiner:
             return None
         try:
             neighbours: Neighbours | str = await neighbours_of(view)
-            lacking = await self.ask_rights(resource.namespace, _needed(view, policy))
+            lacking = await self.ask_rights(resource.namespace, needed_rights(view, policy))
         except Unavailable:
             return None
         except ApiError as error:
@@ -134,7 +132,8 @@ def _is_failing(record: Record) -> bool:
     return told is not None and told.status is Truth.FALSE
 
 
-def _needed(view: View, policy: Policy) -> tuple[Right, ...]:
+def needed_rights(view: View, policy: Policy) -> tuple[Right, ...]:
+    """Return which rights a change of a target needs; more where its flags stand in a file."""
     found = view.workload(policy.target)
     in_file = isinstance(found, Workload) and found.line.config is not None
     return (*NEEDED, *(CONFIG_FILE if in_file else ()))

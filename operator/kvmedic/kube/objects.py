@@ -112,6 +112,11 @@ def controller_uid(body: Mapping[str, Any]) -> str:
     return ""
 
 
+def condition_of(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return the condition of a type in an object's status; an empty one where it is not there."""
+    return next((each for each in items(status, "conditions") if each.get("type") == kind), {})
+
+
 FINISHED = frozenset({"Succeeded", "Failed"})
 """Phases in which a pod counts as gone: its ReplicaSet replaces it (Kubernetes 1.36
 controller_utils.go, IsPodActive). An evicted pod stays in this state until it is cleaned up."""
