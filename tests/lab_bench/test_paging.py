@@ -36,6 +36,7 @@ def test_a_page_counts_by_what_comes_after_it():
     found = score(RULE, [lasting, passing, quiet])
 
     assert (found.needed, found.paged, found.minutes) == (1, 1, 0.0)
+    assert (found.began, found.began_paged) == (1, 1)
     assert (found.pages, found.recovered) == (2, 1)
     assert (found.quiet, found.quiet_paged) == (1, 0)
 
@@ -46,6 +47,7 @@ def test_a_page_that_comes_too_late_does_not_count():
     found = score(RULE, [late])
 
     assert (found.needed, found.paged, found.pages) == (1, 0, 1)
+    assert (found.began, found.began_paged) == (0, 0)
 
 
 def test_a_fleet_from_end_to_end(capsys: pytest.CaptureFixture[str]):

@@ -144,6 +144,10 @@ class Score:
 
     needed: int
     """Fleets that needed a person."""
+    began: int
+    """Of these, fleets that did not from the first look on: their trouble began while a rule watched."""
+    began_paged: int
+    """Of those, fleets that paged within half an hour."""
     paged: int
     """Of these, fleets that paged within half an hour from when they began to."""
     minutes: float
@@ -161,6 +165,7 @@ class Score:
 def score(rule: Rule, courses: Sequence[Course]) -> Score:
     """Return what a rule comes to."""
     delays, needed, pages, recovered, quiet, quiet_paged = list[float](), 0, 0, 0, 0, 0
+    began, began_paged = 0, 0
     for course in courses:
         is_page = rule.pages(course)
         onsets = np.flatnonzero(is_page & ~np.concatenate([[False], is_page[:-1]]))
@@ -172,10 +177,13 @@ def score(rule: Rule, courses: Sequence[Course]) -> Score:
         if course.begins is not None:
             needed += 1
             later = np.flatnonzero(is_page[course.begins :])
-            if later.size and later[0] <= HALF_HOUR / MINUTE:
+            in_time = bool(later.size and later[0] <= HALF_HOUR / MINUTE)
+            if in_time:
                 delays.append(float(later[0]))
+            began += course.begins > 0
+            began_paged += in_time and course.begins > 0
     middle = median(delays) if delays else float("nan")
-    return Score(needed, len(delays), middle, pages, recovered, quiet, quiet_paged)
+    return Score(needed, began, began_paged, len(delays), middle, pages, recovered, quiet, quiet_paged)
 
 
 RULES = tuple(
@@ -185,12 +193,13 @@ RULES = tuple(
 
 def table(courses: Sequence[Course]) -> str:
     """Return what each rule comes to."""
-    head = ("paged in time", "minutes", "recovered by itself", "quiet ones")
+    head = ("paged in time", "of those that began", "minutes", "recovered by itself", "quiet ones")
     lines = [f"{'page while':28}" + "".join(f"{each:>22}" for each in head)]
     for rule in RULES:
         s = score(rule, courses)
         cells = (
             f"{s.paged}/{s.needed} = {s.paged / max(1, s.needed):.0%}",
+            f"{s.began_paged}/{s.began}",
             f"{s.minutes:.0f}",
             f"{s.recovered}/{s.pages} = {s.recovered / max(1, s.pages):.0%}",
             f"{s.quiet_paged}/{s.quiet}",
