@@ -187,3 +187,14 @@ def test_arguments_are_read_as_vllm_read_them(case, capsys):
         assert capsys.readouterr().err.strip().splitlines()[-1] == case["error"]
     else:
         assert case["error"].startswith("FileNotFoundError")
+
+
+def test_one_pod_in_so_many_starts_late_by_its_address():
+    environ = {"LAB_FAULT_SLOW_START_SECONDS": "120", "LAB_FAULT_SLOW_START_ONE_IN": "8"}
+    one_in_eight, all_of_them = (
+        Faults.from_environ(64, {**environ, **more}) for more in ({}, {"LAB_FAULT_SLOW_START_ONE_IN": ""})
+    )
+
+    late = [one_in_eight.start_delay(f"10.77.0.{last}") for last in range(10, 26)]
+    assert (late.count(120), late.count(0), late.index(120)) == (2, 14, 6)
+    assert all_of_them.start_delay("10.77.0.13") == 120

@@ -106,6 +106,13 @@ def test_popular_keys_have_more_requests(tmp_path):
     assert shares[0.7] == pytest.approx(0.55, abs=0.03)
 
 
+def test_without_keys_any_target_is_drawn(tmp_path):
+    (tmp_path / "targets.txt").write_text("a b")
+    keys, drawn = Keys(tmp_path / "targets.txt", number=0), Random(1)
+
+    assert {keys.draw(drawn) for _ in range(20)} == {"a", "b"}
+
+
 def test_a_request_that_has_no_target_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "targets.txt").write_text("")
 

@@ -90,6 +90,15 @@ def test_streams_begin_and_end_at_their_moments_each_once():
     assert [stream.clients for _, stream in course.starting(30)] == [3]
 
 
+def test_what_only_pods_tell_of_is_a_cue_too():
+    course = Course(a_scenario(), Chronicle())
+
+    course.look(3, {Cue.RELEASED})
+    course.look(5, {Cue.RELEASED, Cue.DRAINING})
+
+    assert course.cues == {Cue.START: 0, Cue.RELEASED: 3, Cue.DRAINING: 5}
+
+
 def test_each_cue_keeps_the_time_at_which_it_came_first():
     course, told = a_course()
     course.look(1)

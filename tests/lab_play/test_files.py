@@ -85,7 +85,12 @@ def test_merging_takes_null_for_away():
 
 ADDED = {
     "colour: red": "colour: there is no such field: remove it",
-    "fleet: {replicas: 9}": "fleet.replicas: input should be less than or equal to 6 (it is 9)",
+    "fleet: {replicas: 21}": "fleet.replicas: input should be less than or equal to 20 (it is 21)",
+    "fleet: {pool: v1, router: {a: b}}": "fleet: pool and router both stand in place of the Service",
+    "fleet: {pool: v1}\nload: [{clients: 1, lengths: 8+8, to: replica-first}]": "the whole file: "
+    "replica-first goes on to the Service, and there is none",
+    "incidents: [{at: 5s, do: registry, refuses: true}]": "the whole file: incidents are of a registry, "
+    "and no image comes from one: add fleet.registry",
     "fleet: {flags: 3}": "fleet.flags: ",
     "fleet: {objects: [{kind: ConfigMap}]}": "fleet.objects: an object needs apiVersion, kind",
     "load: []": "load: ",
@@ -208,6 +213,23 @@ def test_flags_become_a_command_line_and_patches_are_taken_over(tmp_path, put):
     assert args[:2] == ["serve", "lab/model"]
     assert (args[args.index("--max-num-seqs") + 1], args[args.index("--watermark") + 1]) == ("8", "0.01")
     assert ("--enforce-eager" in args, "--block-size" in args) == (True, False)
+
+
+def test_what_leads_requests_stands_in_place_of_the_service(tmp_path, put):
+    put("older", f"{GOOD}fleet: {{plain: true, pool: v1alpha2}}\n")
+    put("routed", f"{GOOD}fleet: {{plain: true, router: {{served-by: ours}}}}\n")
+    older, routed = ([*objects(read(name, tmp_path), "image")] for name in ("older", "routed"))
+
+    assert [each["kind"] for each in older] == ["InferencePool", "Deployment", "KVRemediation"]
+    assert older[0]["spec"]["selector"] == {"app": "inference-llm"}
+    assert [each["kind"] for each in routed] == ["Deployment", "KVRemediation"]
+    labels = {"app": "inference-llm", "served-by": "ours"}
+    assert routed[0]["spec"]["template"]["metadata"]["labels"] == labels
+    assert routed[0]["spec"]["selector"]["matchLabels"] == labels, "the ReplicaSet's own, as everywhere"
+
+
+def test_a_fleet_in_waves_has_room_for_one():
+    assert [read(name).gpus for name in ("waves", "waves-not-compared", "slow-start")] == [25, 10, 9]
 
 
 def test_a_fleet_that_is_recreated_has_no_numbers_of_a_rolling_update():

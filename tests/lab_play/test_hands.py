@@ -1,10 +1,12 @@
 """What a scenario says that happens does happen: on a real API server, and beside a real Prometheus."""
 
 import copy
+import hashlib
 import urllib.request
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
 
 from kvmedic.metrics.readings import PodKey
@@ -13,9 +15,12 @@ from kvmedic.model.evidence import Measured
 from lab.cluster.api import ApiError, read_manifests, until
 from lab.cluster.light import LightCluster
 from lab.cluster.machine import ROOT
+from lab.images import write_program_image
 from lab.installation import NAMESPACE as OPERATOR
 from lab.play.hands import FREE, LABELS, USED, Exporter, Hands
 from lab.play.manifests import deployment, objects
+from lab.play.picker import GROUPS, ensure_definitions, pool_of
+from lab.play.registry import Registry
 from lab.play.schema import FLEET, Incident, Scenario
 from lab.play.stage import OWNER, clear, vacate
 from lab.play.witness import EDITOR, managers
@@ -25,6 +30,7 @@ from worlds.scripted_fleet import source
 
 XID = "DCGM_FI_DEV_XID_ERRORS"
 KINDS = ("kvremediations", "kvapprovals")
+REFUSES = {"at": "0s", "do": "registry", "refuses": True}
 FLEET_OF_TWO = {"replicas": 2, "flags": {"max-num-seqs": 64}, "devices": {XID: 0}}
 
 
@@ -89,6 +95,63 @@ def test_people_edit_kill_approve_create_and_stop_the_operator_as_a_whole(light,
     hands.resume()
     with pytest.raises(ApiError, match="not found"):
         light.api.get("ConfigMap", "kvmedic-stop", OPERATOR)
+
+
+def test_the_operator_is_killed_and_started_again(light):
+    hands = Hands(light.api, "any", a_scenario().fleet, "image", None)  # type: ignore[arg-type]
+    light.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}})
+    light.api.apply(an_operator(), OPERATOR)
+    until(lambda: light.api.list("Pod", OPERATOR), what="an operator")
+    hands.carry_out(happening(do="crash"), "")
+    until(lambda: not light.api.list("Pod", OPERATOR), what="no operator")
+    assert light.api.get("Deployment", "kvmedic", OPERATOR)["spec"]["replicas"] == 0
+    hands.carry_out(happening(do="restart"), "")
+    assert light.api.get("Deployment", "kvmedic", OPERATOR)["spec"]["replicas"] == 1
+    light.api.delete("Deployment", "kvmedic", OPERATOR)
+
+
+def an_operator() -> dict[str, Any]:
+    """A Deployment with the name and the labels of the chart's."""
+    labels = {"app.kubernetes.io/instance": "kvmedic"}
+    pod = {"containers": [{"name": "kvmedic", "image": "image"}]}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "kvmedic"}, "spec": spec}
+
+
+def test_the_real_definitions_take_the_pools_of_both_groups(light, namespace):
+    ensure_definitions(light.api.access)
+
+    for kind, version in GROUPS.items():
+        made = pool_of(kind, {"app": FLEET}, (8080,))
+        light.api.apply(made, namespace)
+        path = light.api.resource("InferencePool", version).path(namespace, FLEET)
+        assert light.api.request("GET", path)["spec"]["selector"] == made["spec"]["selector"]
+
+
+def test_a_registry_serves_an_archive_and_refuses_by_name(tmp_path):
+    program, archive = tmp_path / "program", tmp_path / "image.tar"
+    program.write_bytes(b"a program")
+    write_program_image(program, "localhost/lab/program:1", archive)
+
+    with Registry(archive) as registry, httpx.Client(trust_env=False) as http:
+        image, other = registry.reference("mine/vllm", "v1"), registry.reference("theirs/vllm", "v1")
+
+        def manifest(reference: str) -> httpx.Response:
+            host, _, rest = reference.partition("/")
+            return http.get(f"http://{host}/v2/{rest.replace(':', '/manifests/')}")
+
+        told = manifest(image).json()
+        for part in (told["config"], *told["layers"]):
+            blob = http.get(f"http://{image.partition('/')[0]}/v2/mine/vllm/blobs/{part['digest']}").content
+            assert (f"sha256:{hashlib.sha256(blob).hexdigest()}", len(blob)) == (part["digest"], part["size"])
+        hands = Hands(None, "mine", a_scenario().fleet, image, None, registry)  # type: ignore[arg-type]
+        held = a_scenario(fleet={**FLEET_OF_TWO, "registry": True}, incidents=[REFUSES])
+        hands.carry_out(held.incidents[0], "")
+        assert [manifest(each).status_code for each in (image, other)] == [429, 200]
+        registry.refuse(image, refuses=False)
+        assert manifest(image).status_code == 200
+        assert http.get(f"http://{image.partition('/')[0]}/v2/mine/vllm/blobs/sha256:0").status_code == 404
 
 
 def test_the_owner_applies_what_stood_there_or_another_revision(light, fleet):

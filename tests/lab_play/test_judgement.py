@@ -47,6 +47,16 @@ def test_each_miss_is_named(changes, named):
     assert found[0].startswith(named)
 
 
+def test_pods_at_once_and_released_replicas_that_expired_are_counted():
+    wanted = {**HEALS, "pods_at_once": {"at_least": 4, "at_most": 5}, "expired": 0}
+
+    assert misses(a_result(wanted, most_pods=5)) == []
+    assert misses(a_result(wanted, most_pods=6, expired=1)) == [
+        "6 pods were there at once, expected at least 4 and at most 5",
+        "1 released replicas ended at their deadline, expected 0",
+    ]
+
+
 @pytest.mark.parametrize("after", ["10", "30"])
 def test_the_bounds_of_a_move_belong_to_it(after):
     assert misses(a_result(moves=[CAP | {"after": after}])) == []

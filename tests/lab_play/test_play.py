@@ -219,14 +219,13 @@ def test_clients_that_break_off_end_the_play(engine, tmp_path, monkeypatch):
         play.run(tmp_path)
 
 
-def test_a_sticky_stream_asks_the_replicas_that_it_is_told_of(engine, tmp_path):
-    traffic = Traffic(tmp_path)
+@pytest.mark.parametrize(("to", "picks"), [(Route.STICKY, False), (Route.SERVICE, True)])
+def test_a_stream_that_no_service_leads_asks_the_replicas_that_it_is_told_of(engine, tmp_path, to, picks):
+    traffic = Traffic(tmp_path, picks=picks)
     traffic.lead([f"http://127.0.0.1:{engine}"])
     traffic.lead([])  # nobody is in rotation for a moment: the last known ones are asked
 
-    traffic.start(
-        0, Stream(clients=2, lengths="8+8", to=Route.STICKY), {Route.STICKY: ("http://127.0.0.1:9",)}
-    )
+    traffic.start(0, Stream(clients=2, lengths="8+8", to=to), {to: ("http://127.0.0.1:9",)})
     until(lambda: len(traffic.records()) > 4, 20, "some answers")
     traffic.kill()
 

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from kvmedic.rollout.orphan_drain import draining_value
 from lab.loadgen.record import ConnectionMode, Outcome, Record
 from lab.play.figures import Sample, figures, increase, parse, rate
-from lab.play.schema import FLEET
+from lab.play.picker import Picker, pool_of
+from lab.play.schema import FLEET, Cue, Pool
 from lab.play.witness import Witness, cap_of
 
 THRASH_PAGE = Path(__file__).parents[1] / "data" / "vllm" / "metrics-thrash.txt"
@@ -99,6 +101,55 @@ def test_the_shortest_dip_of_rotation_is_kept():
 
     assert seen.facts.fewest_in_rotation == 2
     assert seen.facts.served == {"a", "b", "c", "d"}
+
+
+def a_pod(uid: str, labels: dict[str, str], ready: str = "True", **changes: Any) -> dict[str, Any]:
+    metadata = {"uid": uid, "name": uid, "labels": {"app": FLEET, **labels}, **changes}
+    return {"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+
+
+def test_where_no_service_is_a_picker_says_who_is_in_rotation():
+    seen = Witness(None, "a-namespace", Picker(pool=Pool.RELEASED))  # type: ignore[arg-type]
+    pods = {
+        "a": a_pod("a", {}),
+        "b": a_pod("b", {}, ready="False"),
+        "c": a_pod("c", {}, deletionTimestamp="now"),
+        "d": a_pod("d", {"app": "another"}),
+    }
+    for pod in pods.values():
+        seen._pods.tell("ADDED", pod)
+    before = seen.facts.in_rotation
+
+    seen._see_pools({"p": pool_of(Pool.RELEASED, {"app": FLEET}, (8080, 8081))})
+    seen._see_slices({"s": piece(("z", True))})
+
+    assert (before, seen.facts.in_rotation) == (set(), {"a"})
+    assert seen.picker.ports == (8080, 8081)
+    seen._see_pods({"a": a_pod("a", {"app": draining_value("12345678")})})
+    assert seen.facts.in_rotation == set()
+
+
+def test_a_pool_of_the_older_group_and_a_router_are_followed_too():
+    picker = Picker(pool=Pool.OLDER)
+    picker.follow([pool_of(Pool.OLDER, {"app": FLEET}, (8080,))])
+    router = Picker({"served-by": "ours"}, (8080,))
+
+    assert (picker.selector, picker.ports) == ({"app": FLEET}, (8080,))
+    assert router.pick([a_pod("a", {"served-by": "ours"}), a_pod("b", {})]) == {"a"}
+
+
+def test_what_becomes_of_pods_is_a_cue_and_a_fact():
+    seen = witness()
+    released = a_pod("a", {"pod-template-hash": "kvmedic-67d"})
+    seen._see_pods({"a": released, "b": a_pod("b", {}), "c": a_pod("c", {}, deletionTimestamp="now")})
+    assert seen.facts.cues == {Cue.RELEASED}
+
+    drained = a_pod("a", {"pod-template-hash": "kvmedic-67d", "tier": draining_value("a")})
+    drained["status"] = {"phase": "Failed", "reason": "DeadlineExceeded"}
+    seen._see_pods({"a": drained, "b": a_pod("b", {})})
+
+    assert seen.facts.cues == {Cue.RELEASED, Cue.DRAINING}
+    assert (seen.facts.expired, seen.facts.most_pods) == ({"a"}, 2)
 
 
 def test_what_happened_before_the_fleet_was_whole_does_not_count():

@@ -90,6 +90,21 @@ def module_directory(build: Build, module: str) -> Path:
 
 
 @cache
+def fetched_module(module: str, checksum: str) -> Path:
+    """Return where the sources of a module lie, given as PATH@VERSION; fetches them where they are not.
+
+    Raises:
+        ValueError: its checksum is another than the given one.
+    """
+    argv, env = [go(), "mod", "download", "-json", module], {**_environment(), "GOSUMDB": "off"}
+    done = subprocess.run(argv, cwd=BUILD, env=env, check=True, capture_output=True, text=True)
+    told = json.loads(done.stdout)
+    if told["Sum"] != checksum:
+        raise ValueError(f"{module} has the checksum {told['Sum']}, and {checksum} is expected")
+    return Path(told["Dir"])
+
+
+@cache
 def go() -> str:
     """A Go of 1.26 or newer: the machine's own, or the one from PyPI under `build/lab/go`."""
     for candidate in (*INSTALLED_GO, str(_pypi_go())):

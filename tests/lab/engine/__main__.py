@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 
@@ -92,7 +93,9 @@ async def _load(
     config: EngineConfig, settings: LabSettings, faults: Faults, stop: asyncio.Event
 ) -> int | None:
     """Pass the start-up time; return an exit code if the engine does not come up."""
-    seconds = settings.startup_seconds + faults.slow_start_seconds
+    seconds = settings.startup_seconds
+    if faults.slow_start_seconds:
+        seconds += faults.start_delay(socket.gethostbyname(socket.gethostname()))
     logs.log_engine_start(config)
     if await _interrupted(stop, seconds * LOAD_SHARE):
         return 1

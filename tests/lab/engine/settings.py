@@ -101,6 +101,9 @@ class Faults:
     """Loads for ever and never listens."""
     slow_start_seconds: float = 0.0
     """Added to the start-up time, not scaled."""
+    slow_start_one_in: int = 1
+    """Only where the last part of the pod's address is a multiple of this. A node gives pods addresses in
+    turn, so of so many that start one after the other one is slow."""
     missing_blocks: int = 0
     """That many blocks fewer than configured."""
     untold_pool: bool = False
@@ -129,6 +132,11 @@ class Faults:
         return cls(
             **{f.name: _read_fault(environ, f"LAB_FAULT_{f.name.upper()}", f.default) for f in fields(cls)}
         )
+
+    def start_delay(self, address: str) -> float:
+        """Return the seconds that a start takes longer at an address."""
+        is_slow = int(address.rpartition(".")[2]) % self.slow_start_one_in == 0
+        return self.slow_start_seconds if is_slow else 0.0
 
     def reason_to_crash(self, max_num_seqs: int) -> str | None:
         """Return why the engine must die at start with this setting, None if it may live."""

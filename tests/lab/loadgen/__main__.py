@@ -22,7 +22,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--first-url", help="base URL for the first request of each client of a closed loop")
     parser.add_argument("--targets", type=Path, help="file of base URLs; requests go there by their keys")
-    parser.add_argument("--keys", type=int, default=60, help="how many keys there are")
+    parser.add_argument("--keys", type=int, default=60, help="how many keys there are; 0: any target")
     parser.add_argument("--model", required=True, help="served model name")
     parser.add_argument(
         "--lengths", default="64+512", help=f"PROMPT+OUTPUT tokens, or one of: {', '.join(lengths.names())}"

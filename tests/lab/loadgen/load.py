@@ -48,13 +48,15 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A sticky router: all requests of a key go to the same target, and popular keys have more of them.
+    """A router that knows the targets: by keys, or without a key each request to any of them.
 
-    `file` has the targets that there are now, one a line; the keys are dealt out among these in turn.
+    `file` has the targets that there are now, one a line. All requests of a key go to the same target, and
+    popular keys have more of them; the keys are dealt out among the targets in turn.
     """
 
     file: Path
     number: int = 60
+    """Keys; 0: none, so that each request's target is drawn."""
     skew: float = 0.7
     """By how much the next key has fewer requests: a power of its rank, as in `lab.world.traffic`."""
 
@@ -64,12 +66,13 @@ class Keys:
         Raises:
             ValueError: there is none.
         """
-        weights = [rank**-self.skew for rank in range(1, self.number + 1)]
-        key = random.choices(range(self.number), weights)[0]
         targets = self.file.read_text(encoding="utf-8").split()
         if not targets:
             raise ValueError(f"{self.file} names no target: write at least one base URL into it")
-        return targets[key % len(targets)]
+        if not self.number:
+            return random.choice(targets)
+        weights = [rank**-self.skew for rank in range(1, self.number + 1)]
+        return targets[random.choices(range(self.number), weights)[0] % len(targets)]
 
 
 @dataclass(frozen=True, slots=True)

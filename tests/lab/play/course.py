@@ -5,7 +5,7 @@ Knows no cluster and reads no clock: the time is an argument, in seconds since t
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,14 +162,15 @@ class Course:
     _ended: set[int] = field(default_factory=set)
     _seen_at: float | None = None
 
-    def look(self, now: float) -> None:
-        """Note the cues that have come since the last look."""
+    def look(self, now: float, seen: Collection[Cue] = ()) -> None:
+        """Note the cues that have come since the last look; `seen`: those that only pods tell of."""
         told = self.chronicle
         come = {
             Cue.BRANCH: told.found == self.scenario.expect.branch,
             Cue.PLAN: bool(told.opened or told.plan),
             Cue.SETTLED: told.has_settled,
             Cue.CLOSED: bool(told.closed),
+            **dict.fromkeys(seen, True),
         }
         for cue, has_come in come.items():
             if has_come:

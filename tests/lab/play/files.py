@@ -15,6 +15,7 @@ from lab.play.schema import (
     Apply,
     Approve,
     Bound,
+    Crash,
     Create,
     Devices,
     Evaluation,
@@ -24,6 +25,8 @@ from lab.play.schema import (
     Limits,
     Move,
     Patch,
+    Registry,
+    Restart,
     Resume,
     Scenario,
     Slow,
@@ -38,7 +41,7 @@ LIKE = "like"
 """Field that names the scenario which a file starts from, instead of the defaults."""
 PARTS: tuple[type[BaseModel], ...] = (
     *(Scenario, Fleet, Stream, Evaluation, Limits, Expectation, Move, Bound),
-    *(Devices, Slow, Patch, Kill, Apply, Create, Approve, Stop, Resume),
+    *(Devices, Slow, Patch, Kill, Apply, Create, Approve, Stop, Resume, Crash, Restart, Registry),
 )
 """Every model of a file, for suggestions and for the page that lists the fields."""
 

@@ -19,13 +19,16 @@ from prometheus_client.core import GaugeMetricFamily
 
 from lab.cluster.api import Api, ApiError
 from lab.engine.server import DEVICE, SLOWDOWN
-from lab.installation import NAMESPACE
+from lab.installation import NAMESPACE, RELEASE
+from lab.play import schema
 from lab.play.files import merged
 from lab.play.manifests import PORT, deployment
+from lab.play.registry import Registry
 from lab.play.schema import (
     FLEET,
     Apply,
     Approve,
+    Crash,
     Create,
     Devices,
     Flag,
@@ -34,6 +37,7 @@ from lab.play.schema import (
     Kill,
     On,
     Patch,
+    Restart,
     Resume,
     Slow,
     Stop,
@@ -176,6 +180,8 @@ def _read(http: httpx.Client, url: str) -> Mapping[str, float]:
 
 STOP: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kvmedic-stop"}}
 """While it exists in the operator's namespace no forward move is made anywhere (the chart's default name)."""
+OPERATOR = f"app.kubernetes.io/instance={RELEASE}"
+"""Selects the operator's pods (the chart's labels)."""
 ANSWER_SECONDS = 10.0
 """A thrashing engine on a busy machine answers within a second or two."""
 
@@ -183,9 +189,17 @@ ANSWER_SECONDS = 10.0
 class Hands:
     """Everybody but the operator: the fleet's owner, people at a terminal, the hardware."""
 
-    def __init__(self, api: Api, namespace: str, fleet: Fleet, image: str, exporter: Exporter) -> None:
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        fleet: Fleet,
+        image: str,
+        exporter: Exporter,
+        registry: Registry | None = None,
+    ) -> None:
         self._api, self._namespace, self._image = api, namespace, image
-        self._fleet, self._exporter = fleet, exporter
+        self._fleet, self._exporter, self._registry = fleet, exporter, registry
         self._first: tuple[str, ...] = ()
 
     def meet(self, pods: Sequence[str]) -> None:
@@ -218,6 +232,9 @@ class Hands:
             Approve: lambda _: self._approve(digest),
             Stop: self._stop,
             Resume: self._resume,
+            Crash: self._crash,
+            Restart: self._restart,
+            schema.Registry: self._refuse,
         }
         return act[type(incident)](incident)
 
@@ -232,6 +249,26 @@ class Hands:
     def resume(self) -> None:
         """Take the operator-wide stop away; nothing to do where there is none."""
         self._api.delete("ConfigMap", STOP["metadata"]["name"], NAMESPACE)
+
+    def _crash(self, _: Crash) -> str:
+        """Kill it with SIGKILL, so that it ends in the middle of whatever it does."""
+        self._api.patch("Deployment", RELEASE, {"spec": {"replicas": 0}}, NAMESPACE)
+        path = self._api.resource("Pod").path(NAMESPACE)
+        self._api.request("DELETE", path, params={"labelSelector": OPERATOR}, json={"gracePeriodSeconds": 0})
+        return "the operator is killed, and nobody starts it again"
+
+    def _restart(self, _: Restart) -> str:
+        self.start_operator()
+        return "the operator is started again"
+
+    def start_operator(self) -> None:
+        """Have it run; nothing to do where it does."""
+        self._api.patch("Deployment", RELEASE, {"spec": {"replicas": 1}}, NAMESPACE)
+
+    def _refuse(self, incident: schema.Registry) -> str:
+        if self._registry is not None:
+            self._registry.refuse(self._image, refuses=incident.refuses)
+        return "the registry refuses to answer" if incident.refuses else "the registry answers again"
 
     def _chosen(self, on: On) -> tuple[str, ...]:
         return {On.FIRST: self._first[:1], On.OTHERS: self._first[1:], On.ALL: self._first}[on]

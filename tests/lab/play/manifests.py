@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.play import vllm
 from lab.play.files import merged
+from lab.play.picker import pool_of
 from lab.play.schema import CONTAINER, EVALUATION, FLEET, Engine, Evaluation, Flag, Fleet, Scenario
 
 Object = dict[str, Any]
@@ -41,7 +42,7 @@ def namespace(name: str, engine: Engine) -> Object:
 
 def objects(scenario: Scenario, image: str) -> Iterator[Object]:
     """Yield everything that the fleet's owner applies to its namespace, the KVRemediation last."""
-    yield service(scenario.fleet)
+    yield from front(scenario.fleet)
     yield from copy.deepcopy(scenario.fleet.objects)
     if scenario.evaluation is not None:
         yield evaluation(scenario.evaluation, image)
@@ -57,7 +58,7 @@ def deployment(fleet: Fleet, image: str) -> Object:
         "metadata": {"name": FLEET},
         "spec": {
             "replicas": fleet.replicas,
-            "selector": {"matchLabels": APP},
+            "selector": {"matchLabels": {**APP, **(fleet.router or {})}},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": {
                 "metadata": {"labels": pod_labels(fleet)},
@@ -82,7 +83,7 @@ def container(fleet: Fleet, image: str) -> Object:
     made = {
         "name": CONTAINER,
         "image": image,
-        "imagePullPolicy": "IfNotPresent",
+        "imagePullPolicy": "Always" if fleet.registry else "IfNotPresent",
         "command": ["vllm"],
         "args": arguments(fleet),
         "env": [{"name": name, "value": value} for name, value in fleet.environment.items()],
@@ -129,8 +130,16 @@ def _flag(name: str, value: Flag) -> tuple[str, ...]:
 
 
 def pod_labels(fleet: Fleet) -> dict[str, str]:
-    """The labels of a serving replica, by which the Service selects it."""
-    return dict(APP) if fleet.plain else {**APP, **ROTATION}
+    """The labels of a serving replica, by which the Service or the InferencePool selects it."""
+    return {**APP, **(fleet.router or {}), **({} if fleet.plain else ROTATION)}
+
+
+def front(fleet: Fleet) -> Iterator[Object]:
+    """Yield what leads requests to the replicas; a router finds them without an object."""
+    if fleet.pool is not None:
+        yield pool_of(fleet.pool, pod_labels(fleet), (PORT,))
+    elif fleet.router is None:
+        yield service(fleet)
 
 
 def service(fleet: Fleet) -> Object:

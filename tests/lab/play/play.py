@@ -63,7 +63,7 @@ class Play:
         Raises:
             RuntimeError: it was stopped, or its clients broke off.
         """
-        traffic = Traffic(directory)
+        traffic = Traffic(directory, picks=self.witness.picker is not None)
         self.witness.start()
         try:
             self._await_fleet()
@@ -120,9 +120,10 @@ class Play:
         self._look(traffic)
 
     def _tick(self, traffic: Traffic) -> None:
-        self._course.look(self.elapsed)
+        self._course.look(self.elapsed, self.witness.facts.cues)
         serving = (each for each in self.witness.replicas() if each.in_rotation)
-        traffic.lead([f"http://{each.address}:{PORT}" for each in serving])
+        ports = self.witness.picker.ports if self.witness.picker else (PORT,)
+        traffic.lead([f"http://{each.address}:{port}" for each in serving for port in ports])
         for number, stream in self._course.starting(self.elapsed):
             traffic.start(number, stream, self._urls())
             if stream.is_burst:
@@ -175,6 +176,8 @@ class Play:
             failed_requests=len(failed),
             failures=[f"{each.outcome}: {each.detail}" for each in failed][:20],
             min_in_rotation=facts.fewest_in_rotation or 0,
+            most_pods=facts.most_pods,
+            expired=len(facts.expired),
             restarts_per_replica=self._restarts(),
             branch=told.found,
             branches=list(told.branches),

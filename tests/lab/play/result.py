@@ -33,6 +33,10 @@ class Result:
     failed_requests: int = 0
     failures: list[str] = field(default_factory=list)
     min_in_rotation: int = 0
+    most_pods: int = 0
+    """That the fleet had at any moment."""
+    expired: int = 0
+    """Released replicas that the kubelet ended at their deadline."""
     restarts_per_replica: float = 0.0
     branch: str = ""
     """Of the first run, else the one that was diagnosed at the end."""
@@ -89,6 +93,8 @@ class Result:
             "failures": self.failures,
             "min_in_rotation": self.min_in_rotation,
             "replicas": self.scenario.fleet.replicas,
+            "most_pods": self.most_pods,
+            "expired": self.expired,
             "restarts_per_replica": self.restarts_per_replica,
             "plan": self.plan,
             "moves": [line(step) for step in self.moves],
@@ -173,6 +179,10 @@ def _served(result: Result) -> Iterator[str]:
     least = replicas if wanted.min_in_rotation == "all" else wanted.min_in_rotation
     if least != "any" and result.min_in_rotation < least:
         yield f"only {result.min_in_rotation} replicas were in rotation at some time, expected {least}"
+    if wanted.pods_at_once is not None and not wanted.pods_at_once.holds(result.most_pods):
+        yield f"{result.most_pods} pods were there at once, expected {wanted.pods_at_once}"
+    if wanted.expired is not None and result.expired != wanted.expired:
+        yield f"{result.expired} released replicas ended at their deadline, expected {wanted.expired}"
     most = wanted.restarts_per_replica
     if most is not None and result.restarts_per_replica > most:
         yield f"{result.restarts_per_replica:.2f} restarts per replica, expected {most:g} at most"

@@ -18,8 +18,10 @@ from kvmedic.api.resource import not_implemented
 from kvmedic.api.rules import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import largest_wave
 from kvmedic.model.plan import Step
 from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Waves
 from lab.loadgen import lengths
 from lab.loadgen.record import FIRST_TOKEN_SECONDS
 from lab.play.figures import Figures
@@ -128,6 +130,10 @@ class Expectation(_Part):
     """Requests that failed or were cut, at most. any: the incident itself makes requests fail."""
     min_in_rotation: int | Literal["all", "any"] = "all"
     """Replicas in rotation at every moment, at least. all: as many as the fleet has."""
+    pods_at_once: Bound | None = None
+    """Bounds of the most pods that the fleet had at any moment, spares and draining ones with it."""
+    expired: int | None = None
+    """Released replicas that the kubelet ends at their deadline, exactly."""
     restarts_per_replica: float | None = None
     """How often each replica was swapped or restarted, at most."""
     ratios: dict[str, Bound] = Field(default_factory=dict)
@@ -185,6 +191,10 @@ class Cue(StrEnum):
     """The operator has found the branch that is expected."""
     PLAN = "plan"
     """A plan is shown, or a run was opened."""
+    RELEASED = "released"
+    """A replica is released from its ReplicaSet, and serves on."""
+    DRAINING = "draining"
+    """A replica is out of rotation, and finishes its requests."""
     SETTLED = "settled"
     """Every replica runs what the first step changed."""
     CLOSED = "closed"
@@ -275,13 +285,21 @@ class Engine(StrEnum):
     """Real vLLM on CPU with a small model of random weights."""
 
 
+class Pool(StrEnum):
+    """Which API an InferencePool is of."""
+
+    RELEASED = "v1"
+    OLDER = "v1alpha2"
+    """The group of before, which clusters still serve."""
+
+
 class Fleet(Part):
     """The engines and what stands around them."""
 
     engine: Engine = Engine.LAB
     """lab: vLLM's scheduler without a model. vllm: real vLLM on CPU, for the demo only."""
-    replicas: int = Field(ge=1, le=6)
-    """Replicas of the Deployment. At most 6: two cores carry no more."""
+    replicas: int = Field(ge=1, le=20)
+    """Replicas of the Deployment. Two cores carry 6 of the default engines; more must be slower ones."""
     flags: dict[str, Flag] = Field(default_factory=dict)
     """vLLM's flags without dashes, as `max-num-seqs: 64`; true is a flag without a value, null takes one of
     the defaults away."""
@@ -302,6 +320,12 @@ class Fleet(Part):
     plain: bool = False
     """Whether the pods have no label beside those of the Deployment's selector, by which the Service selects
     them too, and a second container: so it is with most fleets."""
+    pool: Pool | None = None
+    """An InferencePool of this API in place of the Service; a picker of the lab follows it."""
+    router: dict[str, str] | None = None
+    """Labels by which a router of the lab finds the pods, in place of the Service. The pods have them."""
+    registry: bool = False
+    """Whether the image is pulled at each start, from a registry of the lab."""
     serves: bool = True
     """Whether the play waits until every replica is in rotation; false for engines that do not come up."""
 
@@ -312,6 +336,12 @@ class Fleet(Part):
             if not {"apiVersion", "kind", "metadata"} <= each.keys() or "name" not in each["metadata"]:
                 raise ValueError("an object needs apiVersion, kind and metadata.name: add them")
         return objects
+
+    @model_validator(mode="after")
+    def _one_front(self) -> Fleet:
+        if self.pool is not None and self.router is not None:
+            raise ValueError("pool and router both stand in place of the Service: remove one of them")
+        return self
 
     @model_validator(mode="after")
     def _measurable(self) -> Fleet:
@@ -331,7 +361,7 @@ class Route(StrEnum):
     """Where a stream's requests go."""
 
     SERVICE = "service"
-    """To the Service, which picks a replica at random for each connection."""
+    """To the Service, which picks a replica at random for each connection, or to what stands in its place."""
     REPLICA = "replica"
     """All of them to the first replica, past the Service, as a router with affinity would lead them."""
     REPLICA_FIRST = "replica-first"
@@ -499,6 +529,26 @@ class Resume(_Happening):
     do: Literal["resume"]
 
 
+class Crash(_Happening):
+    """The operator is killed, and nobody starts it again; no other play is on meanwhile."""
+
+    do: Literal["crash"]
+
+
+class Restart(_Happening):
+    """The operator is started again."""
+
+    do: Literal["restart"]
+
+
+class Registry(_Happening):
+    """The registry refuses to answer, or answers again."""
+
+    do: Literal["registry"]
+    refuses: bool
+    """Whether it refuses from then on."""
+
+
 class Approve(_Happening):
     """Somebody approves the plan that is shown, whichever it is."""
 
@@ -506,7 +556,8 @@ class Approve(_Happening):
 
 
 Incident: TypeAlias = Annotated[
-    Devices | Slow | Patch | Kill | Apply | Create | Approve | Stop | Resume, Field(discriminator="do")
+    Devices | Slow | Patch | Kill | Apply | Create | Approve | Stop | Resume | Crash | Restart | Registry,
+    Field(discriminator="do"),
 ]
 """Everything that may happen. Another kind joins here and in `lab/play/hands.py`."""
 
@@ -572,20 +623,28 @@ class Scenario(Part):
 
     @property
     def stops_everything(self) -> bool:
-        """Return whether the operator is stopped as a whole, so that no other play may be on."""
-        return any(isinstance(each, Stop) for each in self.incidents)
+        """Return whether the operator is stopped as a whole or killed, so that no other play may be on."""
+        return any(isinstance(each, Stop | Crash) for each in self.incidents)
 
     @property
     def gpus(self) -> int:
         """Return the GPUs that its fleet may have at once: those of all replicas, also of added ones, and
-        one of a spare."""
+        one of a spare, or those of a wave."""
+        spec = KVRemediationSpec.model_validate(self.remediation)
         added = (int(each.get("maxReplicas", 0)) for each in self.remediation.get("levers", ()))
-        return max(self.fleet.replicas, *added, 0) + 1
+        in_waves = spec.rollout.waves is Waves.QUARTER
+        spares = largest_wave(self.fleet.replicas) if in_waves else 1
+        return max(self.fleet.replicas, *added, 0) + spares
 
     @model_validator(mode="after")
     def _possible(self) -> Scenario:
         if not self.fleet.devices and any(isinstance(each, Devices) for each in self.incidents):
             raise ValueError("incidents change devices and fleet.devices names no series: add them there")
+        if not self.fleet.registry and any(isinstance(each, Registry) for each in self.incidents):
+            raise ValueError("incidents are of a registry, and no image comes from one: add fleet.registry")
+        has_service = self.fleet.pool is None and self.fleet.router is None
+        if not has_service and any(each.to is Route.REPLICA_FIRST for each in self.load):
+            raise ValueError("replica-first goes on to the Service, and there is none: use another route")
         if self.expect.verdicts and len(self.expect.moves) < len(self.expect.verdicts):
             raise ValueError("expect.verdicts has more entries than expect.moves: name the moves of each run")
         return self

@@ -12,12 +12,14 @@ from lab.cluster.api import Api, ApiError, until
 from lab.cluster.interface import Cluster
 from lab.cluster.kind import KindCluster
 from lab.cluster.machine import LAB_SOURCES, say
-from lab.images import Recipe, provide
+from lab.images import Recipe, builder_for
 from lab.installation import install
 from lab.keda import installation as keda
 from lab.play import manifests, vllm
 from lab.play.hands import LABELS, Exporter, Hands, Meter, addresses_of
+from lab.play.picker import Picker, ensure_definitions
 from lab.play.play import Play
+from lab.play.registry import Registry
 from lab.play.schema import EVALUATION, FLEET, Engine, Scenario
 from lab.play.story import View
 from lab.play.witness import Witness
@@ -30,6 +32,8 @@ ANSWER_SECONDS = 60.0
 """For one request: an API server on a machine with twenty times more to do than it can took over 15 s."""
 OWNER = "kubectl"
 """The field manager of a person: what a GitOps tool applies again and again is never touched."""
+NOWHERE = "no-service"
+"""Host in the clients' URL where no Service leads: they are told of each replica."""
 SCRAPE_INTERVAL = "2s"
 ENGINE_VERSION = "0.32.0"
 """The vLLM that the lab engine behaves like; its image's tag says so, as the operator reads it there."""
@@ -51,6 +55,7 @@ class Stage:
     cluster: Cluster
     image: str
     exporter: Exporter
+    registry: Registry
 
     @contextmanager
     def set(self, scenario: Scenario, namespace: str, view: View) -> Iterator[Play]:
@@ -58,24 +63,33 @@ class Stage:
         with Api(self.cluster.access, ANSWER_SECONDS) as api, ExitStack() as beside:
             clear(api, namespace)
             api.apply(manifests.namespace(namespace, scenario.fleet.engine))
-            for each in manifests.objects(scenario, self.image):
+            image = self._image_for(scenario, namespace)
+            for each in manifests.objects(scenario, image):
                 api.apply(each, namespace, manager=OWNER)
                 _await_served(api, each)
-            address = api.get("Service", FLEET, namespace)["spec"]["clusterIP"]
-            hands = Hands(api, namespace, scenario.fleet, self.image, self.exporter)
-            url = f"http://{address}:{manifests.PORT}"
+            picker = Picker.of(scenario.fleet, manifests.PORT)
+            has_service = picker is None
+            service = api.get("Service", FLEET, namespace)["spec"]["clusterIP"] if has_service else NOWHERE
+            hands = Hands(api, namespace, scenario.fleet, image, self.exporter, self.registry)
+            url = f"http://{service}:{manifests.PORT}"
             if scenario.fleet.device_memory:
                 beside.enter_context(self._meter(api, namespace))
             try:
-                yield Play(scenario, Witness(self.cluster.access, namespace), hands, url, view)
+                yield Play(scenario, Witness(self.cluster.access, namespace, picker), hands, url, view)
             finally:
                 if scenario.stops_everything:
                     hands.resume()
+                    hands.start_operator()
 
     def vacate(self) -> None:
         """Take away what plays before left standing, whose replicas hold GPUs; returns when all are gone."""
         with Api(self.cluster.access, ANSWER_SECONDS) as api:
             vacate(api)
+
+    def _image_for(self, scenario: Scenario, namespace: str) -> str:
+        """Return the engine's image: the one on the node, or that of the registry under the play's name."""
+        tag = self.image.rpartition(":")[2]
+        return self.registry.reference(f"{namespace}/vllm", tag) if scenario.fleet.registry else self.image
 
     def _meter(self, api: Api, namespace: str) -> Meter:
         told = partial(self.exporter.measure, namespace)
@@ -108,14 +122,18 @@ def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterato
     cluster.up(gpus)
     if any(keda.is_needed(each.fleet.objects) for each in scenarios):
         keda.ensure(cluster.access, cluster.directory)
-    image = provide(cluster, engine_recipe())
+    if any(each.fleet.pool is not None for each in scenarios):
+        ensure_definitions(cluster.access)
+    image = builder_for(cluster).build(engine_recipe())
+    cluster.load_image(image.archive, image.reference)
     with (
         Exporter(cluster.host_address) as exporter,
+        Registry(image.archive) as registry,
         cluster_prometheus(cluster, scrape_interval=SCRAPE_INTERVAL) as prometheus,
     ):
         prometheus.set_targets({exporter.address: LABELS})
         install(cluster, operator_values(prometheus.url))
-        yield Stage(cluster, image, exporter)
+        yield Stage(cluster, image.reference, exporter, registry)
 
 
 def is_reachable(cluster: Cluster) -> bool:

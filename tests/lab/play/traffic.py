@@ -84,10 +84,13 @@ class Clients:
 
 
 class Traffic:
-    """All streams of a play, by their number in the file."""
+    """All streams of a play, by their number in the file.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    With `picks` nothing but this process leads requests: those to the Service go to any replica in rotation.
+    """
+
+    def __init__(self, directory: Path, *, picks: bool = False) -> None:
+        self._directory, self._picks = directory, picks
         self._targets = directory / "targets.txt"
         self._streams: dict[int, Clients] = {}
 
@@ -100,20 +103,22 @@ class Traffic:
             urls: by route, where all requests go; of `replica-first` the first one takes each client's first.
         """
         file = self._directory / f"requests-{number}.jsonl"
-        clients = Clients([*command(stream, urls[stream.to], file), *self._keyed(stream)], file)
+        clients = Clients([*command(stream, urls[stream.to], file), *self._led(stream)], file)
         self._streams[number] = clients
         clients.start()
 
     def lead(self, urls: Sequence[str]) -> None:
-        """Tell sticky streams where requests may go now; the keys are dealt out in this order."""
+        """Tell where requests may go now that no Service leads; keys are dealt out in this order."""
         if urls:
             written = self._targets.with_suffix(".new")
             written.write_text("\n".join(urls), encoding="utf-8")
             written.replace(self._targets)
 
-    def _keyed(self, stream: Stream) -> list[str]:
-        is_sticky = stream.to is Route.STICKY
-        return ["--targets", str(self._targets), "--keys", str(stream.keys)] if is_sticky else []
+    def _led(self, stream: Stream) -> list[str]:
+        if stream.to is not Route.STICKY and not (self._picks and stream.to is Route.SERVICE):
+            return []
+        keys = stream.keys if stream.to is Route.STICKY else 0
+        return ["--targets", str(self._targets), "--keys", str(keys)]
 
     def stop(self, number: int) -> None:
         """Begin no more requests of one stream."""

@@ -6,18 +6,22 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvmedic.rollout.orphan_drain import draining_value
+from kvmedic.model.fleet import POD_TEMPLATE_HASH
+from kvmedic.rollout.orphan_drain import RELEASED_HASH, draining_value
 from lab.cluster.api import Api
 from lab.cluster.pki import Access
 from lab.cluster.watch import Mirror, Watches
 from lab.play.course import Chronicle
 from lab.play.figures import Scraper
 from lab.play.manifests import PORT, ROTATION_LABEL
-from lab.play.schema import CAP, FLEET
+from lab.play.picker import GROUPS, KIND, Picker
+from lab.play.schema import CAP, FLEET, Cue
 
 Object = dict[str, Any]
 SERVICE_NAME = "kubernetes.io/service-name"
 REPORTER = "kvmedic.io/operator"
+EXPIRED = "DeadlineExceeded"
+"""Reason of a pod that the kubelet ended at its activeDeadlineSeconds (kubelet 1.36)."""
 EDITOR = "kubectl-edit"
 """Field manager of a person at a terminal."""
 OWNERS = frozenset({"kubectl", EDITOR, "kube-controller-manager", "kubelet", "kube-scheduler"})
@@ -66,14 +70,22 @@ class Facts:
     """Field managers that ever wrote to the Deployment or to a pod."""
     in_rotation: frozenset[str] = frozenset()
     """Pod uids."""
+    most_pods: int = 0
+    """That there were at once, without those that have ended or are being deleted."""
+    cues: set[Cue] = field(default_factory=set)
+    """What has happened to pods."""
+    expired: set[str] = field(default_factory=set)
+    """Uids of pods that the kubelet ended at their deadline."""
 
 
 class Witness:
     """Follows the fleet and its resource from `start` to `stop`; every state in between counts."""
 
-    def __init__(self, access: Access, namespace: str) -> None:
+    def __init__(self, access: Access, namespace: str, picker: Picker | None = None) -> None:
         self.facts = Facts()
         self.chronicle = Chronicle()
+        self.picker = picker
+        """Leads requests to the fleet; None where its Service does."""
         self._lock = threading.Lock()
         self._armed = False
         self._said: deque[Said] = deque()
@@ -94,8 +106,13 @@ class Witness:
     def start(self) -> None:
         """Begin to follow; returns when every kind was listed once."""
         with Api(self._access) as api:
-            paths = {kind: api.resource(kind).path(self._namespace) for kind in self._mirrors}
-        told = {paths[kind]: mirror.tell for kind, mirror in self._mirrors.items()}
+            told = {
+                api.resource(kind).path(self._namespace): mirror.tell
+                for kind, mirror in self._mirrors.items()
+            }
+            if self.picker is not None and self.picker.pool is not None:
+                path = api.resource(KIND, GROUPS[self.picker.pool]).path(self._namespace)
+                told[path] = Mirror(self._see_pools).tell
         self._watches = Watches(self._access, told)
         self._watches.start()
         self.scraper.start()
@@ -155,9 +172,24 @@ class Witness:
                     restarts = sum(each["restartCount"] for each in statuses)
                     self.facts.restarts[uid] = max(restarts, self.facts.restarts.get(uid, 0))
                     self.facts.managers |= managers(pod)
+                    self.facts.cues |= _cues(pod)
+                    if pod.get("status", {}).get("reason") == EXPIRED:
+                        self.facts.expired.add(uid)
+            running = sum(_is_replica(pod) and _is_there(pod) for pod in pods.values())
+            self.facts.most_pods = max(running, self.facts.most_pods)
+        if self.picker is not None:
+            self._note_rotation(self.picker.pick(pods.values()))
+
+    def _see_pools(self, pools: dict[str, Object]) -> None:
+        if self.picker is not None:
+            self.picker.follow(pools.values())
+            self._note_rotation(self.picker.pick(self._pods.objects()))
 
     def _see_slices(self, slices: dict[str, Object]) -> None:
-        serving = frozenset(uid for each in slices.values() for uid in _serving(each))
+        if self.picker is None:
+            self._note_rotation(frozenset(uid for each in slices.values() for uid in _serving(each)))
+
+    def _note_rotation(self, serving: frozenset[str]) -> None:
         with self._lock:
             self.facts.in_rotation = serving
             if self._armed and self.facts.fewest_in_rotation is not None:
@@ -200,10 +232,22 @@ def _is_replica(pod: Object) -> bool:
 
 
 def _is_draining(pod: Object) -> bool:
-    """Return whether a replica is out of rotation by its label, or by that of its Deployment's selector."""
+    """Return whether a replica is out of rotation by its label, or by one of its Deployment's selector."""
     labels = _labels(pod)
     by_label = labels.get(ROTATION_LABEL["key"]) == ROTATION_LABEL["draining"]
-    return by_label or labels.get("app", "").startswith(draining_value(""))
+    return by_label or any(value.startswith(draining_value("")) for value in labels.values())
+
+
+def _is_there(pod: Object) -> bool:
+    has_ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+    return not has_ended and "deletionTimestamp" not in pod["metadata"]
+
+
+def _cues(pod: Object) -> set[Cue]:
+    """Return what has happened to a replica by its labels."""
+    released = _labels(pod).get(POD_TEMPLATE_HASH, "").startswith(RELEASED_HASH)
+    come = {Cue.RELEASED: released, Cue.DRAINING: _is_draining(pod)}
+    return {cue for cue, has_come in come.items() if has_come}
 
 
 def _serving(piece: Object) -> list[str]:
