@@ -24,7 +24,6 @@ class Row:
     says: str
     says_in_python: str | None = None
     field_in_python: str | None = None
-    is_pending: bool = False
 
     def whole(self) -> Spec:
         return {**MINIMAL, **self.spec}
@@ -543,15 +542,4 @@ COMPRESSION = [
     ),
 ]
 
-PENDING = [
-    at(
-        "a rollout without a spare",
-        "rollout",
-        {"spare": "BestEffort", "rotation": "Orphan"},
-        "not implemented with rotation Orphan yet: use Required",
-        below=".spare",
-        is_pending=True,
-    ),
-]
-
-ROWS = [*TARGET, *PLAIN, *OBJECTIVES, *WINDOWS, *LEVERS, *ROLLOUT, *LIMITS, *COMPRESSION, *PENDING]
+ROWS = [*TARGET, *PLAIN, *OBJECTIVES, *WINDOWS, *LEVERS, *ROLLOUT, *LIMITS, *COMPRESSION]

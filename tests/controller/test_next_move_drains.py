@@ -12,6 +12,7 @@ import pytest
 
 from kvmedic.controller.next_move import _pods_held_back, _watched_fleet, drains_of
 from kvmedic.model.evidence import Measured
+from kvmedic.model.fleet import Orphan
 from kvmedic.model.run import TimedOut, Victim
 from kvmedic.model.spec import OnDrainTimeout
 from kvmedic.rollout.draining import Drain, draining_move, held_move
@@ -70,6 +71,25 @@ def test_then_it_is_held_and_the_message_names_the_service_and_what_to_type(answ
     assert isinstance(told, Wait)
     assert "a stayed in the EndpointSlices of EndpointSlice mine, Service llm" in told.message
     assert "raise spec.rollout.drainTimeout" in told.message
+
+
+def test_one_that_waits_for_the_device_of_a_released_replica_has_its_time_from_when_that_is_gone() -> None:
+    asked: list[tuple[object, ...]] = []
+    tick = a_tick(LIMIT, OnDrainTimeout.HOLD, left=True)
+    tick.ports.watch.elapsed = lambda *what: asked.append(what) or LIMIT
+    waiting = replace(a_pod("new", "new"), ready_at=None, node="", unready_at=None)
+    placed = replace(waiting, name="placed", uid="placed", node="gpu-1")
+    held = Orphan(replace(a_pod("a", "old"), uid="a"), is_owned=False, has_ended=False)
+
+    def counted(*orphans: Orphan) -> dict[str, tuple[object, ...]]:
+        asked.clear()
+        _watched_fleet(tick, a_fleet(pods=(waiting, placed), orphans=orphans))
+        return {str(what[3]): what for what in asked}
+
+    before, after = counted(held), counted()
+
+    assert before[waiting.uid] != after[waiting.uid]
+    assert before["placed"] == after["placed"], "it has its own device"
 
 
 def test_proceed_takes_again_whom_hold_had_put_back() -> None:

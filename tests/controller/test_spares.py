@@ -15,7 +15,7 @@ from kvmedic.controller.ports import Senses
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import examine
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import OrphanDrain
+from kvmedic.model.fleet import OrphanDrain, Rotation
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Spare
 from kvmedic.model.status import ClosedRun, Record
@@ -150,29 +150,27 @@ async def test_without_any_spare_nobody_looks_at_the_nodes_or_the_load() -> None
 ORPHAN = replace(a_settled_fleet().rotation, orphan=OrphanDrain(("app",)))
 
 
+async def test_without_a_label_it_goes_one_short_as_well() -> None:
+    found = await looked(with_room(FULL), NO_SPARE, rotation=ORPHAN)
+
+    assert (found.obstacle, found.may_lack) == (None, 1)
+
+
 @pytest.mark.parametrize("spec", [BEST_EFFORT, NO_SPARE], ids=["best effort", "none"])
-@pytest.mark.parametrize(
-    ("fleet", "why"),
-    [
-        (
-            {"replicas": 1, "replica_sets": (replace(a_settled_fleet().replica_sets[0], desired=1),)},
-            "nobody serves while the only replica is away",
-        ),
-        ({"rotation": ORPHAN}, "without a rotation label a replica is drained beside a spare"),
-    ],
-    ids=["one replica", "no label"],
-)
-async def test_what_needs_the_spare_is_refused_by_name(spec: Policy, fleet: Any, why: str) -> None:
+@pytest.mark.parametrize("rotation", [a_settled_fleet().rotation, ORPHAN], ids=["label", "no label"])
+async def test_the_only_replica_needs_the_spare(spec: Policy, rotation: Rotation) -> None:
     known = await looked(with_room(Room(("gpu-1",))), BEST_EFFORT)
     assert known.plan is not None
-    view = replace(known.view, fleet=replace(known.view.fleet, **fleet))
+    alone = (replace(a_settled_fleet().replica_sets[0], desired=1),)
+    fleet = replace(known.view.fleet, replicas=1, replica_sets=alone, rotation=rotation)
+    view = replace(known.view, fleet=fleet)
     here: Any = with_room(FULL)
 
     found = await check_spare(replace(known, view=view), replace(a_resource(), policy=spec), spec, here)
 
     assert isinstance(found.obstacle, Blocked)
     assert found.obstacle.reason is Reason.SPARE_NEEDED
-    assert why in found.obstacle.message
+    assert "nobody serves while the only replica is away" in found.obstacle.message
 
 
 async def test_the_nodes_are_not_looked_at_where_something_else_stands_in_the_way() -> None:

@@ -301,11 +301,12 @@ def test_room_that_nobody_can_tell_is_unknown_and_stops_nothing_as_the_operator_
         ("BestEffort", 3, 2, True, Result.PASS, None),
         ("BestEffort", 2, 2, True, Result.UNKNOWN, None),
         ("BestEffort", 1, 1, True, Result.FAIL, Reason.SPARE_NEEDED),
-        ("BestEffort", 2, 2, False, Result.FAIL, Reason.SPARE_NEEDED),
+        ("BestEffort", 2, 2, False, Result.UNKNOWN, None),
         ("None", 2, 2, True, Result.PASS, None),
+        ("None", 2, 2, False, Result.PASS, None),
         ("None", 1, 1, True, Result.FAIL, Reason.SPARE_NEEDED),
     ],
-    ids=["room", "one short", "the only one", "no label", "never a spare", "never, and the only one"],
+    ids=["room", "short", "alone", "short, no label", "never", "never, no label", "never, and alone"],
 )
 def test_a_fleet_may_go_one_short_where_its_spec_says_so(spare, gpus, replicas, label, result, reason):
     body, front = a_deployment(replicas=replicas), a_service()

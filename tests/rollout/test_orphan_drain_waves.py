@@ -162,6 +162,8 @@ def test_a_released_replica_goes_back_only_while_its_stand_in_cannot_serve() -> 
     while not model.orphans:
         walk.round(number := number + 1)
     model.replica_set_controller("old")
+    for which in range(len(model.pods)):
+        model.kubelet(which)
     (orphan,) = model.fleet().orphans
 
     assert can_adopt(model.fleet(), orphan, model.now)

@@ -223,6 +223,7 @@ class Model:
         target = self.sets.get(self.revision)
         if target is None:
             if self.fields.paused:
+                self._one_alone()
                 return
             target = self.sets[self.revision] = ModelSet(self.revision)
         if self.strategy == "Recreate" and not self.fields.paused:
@@ -258,10 +259,17 @@ class Model:
         surge = self.fields.max_surge
         return surge if isinstance(surge, int) else -(-self.replicas // 4)
 
+    def _one_alone(self) -> None:
+        """The only revision that has replicas follows their number, paused or not (sync.go, scale)."""
+        active = [each for each in self.sets.values() if each.desired]
+        if len(active) == 1:
+            active[0].desired = self.replicas
+
     def _in_proportion(self) -> None:
         """A paused Deployment of several revisions is scaled to its surge in proportion (sync.go)."""
         active = [each for each in self.sets.values() if each.desired]
-        if not active[1:]:  # one alone follows the number of replicas
+        if not active[1:]:
+            self._one_alone()
             return
         allowed = self.replicas + self._surge() if self.replicas else 0
         missing = allowed - sum(each.desired for each in active)
@@ -321,7 +329,7 @@ class Model:
         if own is None:
             return
         pods = [p for p in self.pods if p.revision == revision]
-        room = max(0, self.quota - len(self.pods))
+        room = max(0, self.quota - len(self._all_pods()))
         own.failure = REFUSED if own.desired - len(pods) > room else ""
         for _ in range(min(room, own.desired - len(pods))):
             self._pod(revision).late = bool(own.asked_at and self.now - own.asked_at > MAKING_LIMIT)
@@ -334,7 +342,7 @@ class Model:
         own.reported = len(pods)
         own.reported_available = sum(p.ready and self._is_long_ready(p, own.min_ready) for p in pods)
 
-    def order_of_going(self, pod: ModelPod) -> tuple[bool, bool, str]:
+    def order_of_going(self, pod: ModelPod) -> tuple[bool | str, ...]:
         """Which pod of a ReplicaSet goes before which."""
         return pod.ready, not pod.cordoned, pod.name
 
@@ -354,9 +362,17 @@ class Model:
         pod = self.pods[index % len(self.pods)] if self.pods else None
         if pod is None:
             return
-        pod.placed = pod.placed or sum(other.placed for other in self.pods) < self.devices
-        pod.placeless = not pod.placed
+        self._place(pod)
         pod.ready = pod.ready or (pod.placed and not pod.broken)
+
+    def _place(self, pod: ModelPod) -> None:
+        """Give a pod a node, if one has a device that no other pod holds."""
+        pod.placed = pod.placed or sum(other.placed for other in self._all_pods()) < self.devices
+        pod.placeless = not pod.placed
+
+    def _all_pods(self) -> list[ModelPod]:
+        """The pods that hold a device and count against a quota."""
+        return self.pods
 
     def endpoints(self) -> None:
         """EndpointSlices follow the pods' labels and readiness."""

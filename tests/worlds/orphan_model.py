@@ -50,11 +50,14 @@ class OrphanModel(Model):
     quick: bool = False
     """A replica may be Ready before the controllers let it go again."""
     made_at: dict[str, datetime] = field(default_factory=dict)
+    placed_at: dict[str, datetime] = field(default_factory=dict)
 
     def _pod(self, revision: str) -> ModelPod:
         pod = super()._pod(revision)
         is_first = revision == "old" and len(self.made_at) < self.replicas and self.now == START
         self.made_at[pod.name] = self.now - timedelta(hours=is_first)
+        if is_first:
+            self.placed_at[pod.name] = self.made_at[pod.name]
         if any(each.revision == revision and not each.cordoned for each in self.orphans):
             self.stand_ins.add(pod.name)
         return pod
@@ -85,8 +88,11 @@ class OrphanModel(Model):
     def _orphan(self, name: str) -> ModelPod:
         return next(pod for pod in self.orphans if pod.name == name)
 
-    def order_of_going(self, pod: ModelPod) -> tuple[bool, bool, str]:
-        return pod.ready, pod.name not in self.marked, pod.name
+    def order_of_going(self, pod: ModelPod) -> tuple[bool | str, ...]:
+        return pod.placed, pod.ready, pod.name not in self.marked, pod.name
+
+    def _all_pods(self) -> list[ModelPod]:
+        return [*self.pods, *self.orphans]
 
     def replica_set_controller(self, revision: str) -> None:
         """It lets go of what was released, and makes what is missing then."""
@@ -96,8 +102,13 @@ class OrphanModel(Model):
     def kubelet(self, index: int) -> None:
         """One pod becomes Ready; unless starts are quick, not before its start took its time."""
         chosen = self.pods[index % len(self.pods)] if self.pods else None
-        if chosen is not None and (self.quick or self.now - self.made_at[chosen.name] > START_TAKES):
-            super().kubelet(index)
+        if chosen is None:
+            return
+        self._place(chosen)
+        if chosen.placed:
+            began = self.placed_at.setdefault(chosen.name, self.now)
+            if self.quick or self.now - began > START_TAKES:
+                super().kubelet(index)
 
     def pass_time(self, seconds: float) -> None:
         """Controllers act within a second."""
@@ -126,10 +137,16 @@ class OrphanModel(Model):
 
     def _seen(self, pod: ModelPod) -> Pod:
         seen = super()._seen(pod)
-        made = self.made_at[pod.name]
-        ready = made + START_TAKES if pod.ready else None
-        is_marked = pod.name in self.marked
-        return replace(seen, is_stand_in=is_marked, runs_since=made, created_at=made, ready_at=ready)
+        made, began = self.made_at[pod.name], self.placed_at.get(pod.name)
+        return replace(
+            seen,
+            is_stand_in=pod.name in self.marked,
+            created_at=made,
+            runs_since=began,
+            ready_at=began + START_TAKES if began and pod.ready else None,
+            address=seen.address if began else "",
+            node=seen.node if began else "",
+        )
 
 
 class OrphanWalk(Walk):
@@ -138,15 +155,15 @@ class OrphanWalk(Walk):
     ACTS = 7
     spare_limit = LIMIT
 
-    def __init__(self, model: OrphanModel, toward: str, wave: int = 1) -> None:
+    def __init__(self, model: OrphanModel, toward: str, wave: int = 1, may_lack: int = 0) -> None:
         super().__init__(model)
-        self.wave = wave
+        self.wave, self.may_lack = wave, may_lack
         self.plain, self.toward = model, toward
         self.taken_at: dict[str, datetime] = {}
 
     def another_life(self, toward: str) -> OrphanWalk:
         """The next process, that knows nothing but when the last assignment was intended."""
-        other = OrphanWalk(self.plain, toward)
+        other = OrphanWalk(self.plain, toward, may_lack=self.may_lack)
         other.assigned_at = self.assigned_at
         return other
 
@@ -165,7 +182,8 @@ class OrphanWalk(Walk):
             self.spare_limit,
             self.assigned_at,
         )
-        order = replace(order, orphans=orphans_of(self), wave=self.wave, compared=1)
+        known = orphans_of(self)
+        order = replace(order, orphans=known, wave=self.wave, compared=1, may_lack=self.may_lack)
         move = next_template_move(self.model.fleet(), order, self.model.now)
         if isinstance(move, Refused) and self.toward == "old":
             # A run that began asks again.

@@ -345,9 +345,9 @@ class Rollout(Wire):
     """Required: one new replica starts beside all old ones before the first old one is drained. That needs
     one free device, and capacity never falls. BestEffort: without room for it the fleet is one replica short
     for each drain and start, but only where its figures predict that the others carry the load. None: no
-    spare is ever made, and the fleet is one replica short whatever the load is. A fleet of one replica, a
-    replacement, and replicas that are drained without a rotation label need the spare. Required is the
-    default, because a thrashing fleet has no spare capacity."""
+    spare is ever made, and the fleet is one replica short whatever the load is. A fleet of one replica
+    and a replacement need the spare. Required is the default, because a thrashing fleet has no spare
+    capacity."""
     spare_limit: Annotated[Text, duration("10s", "24h")] | None = None
     """How long the spare may wait for a node before it is taken back, from 10s to 24h. Set it where an
     autoscaler adds nodes: without room the spare is tried then, and waits for one. Unset, the operator's

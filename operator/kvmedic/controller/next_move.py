@@ -95,11 +95,19 @@ def elapsed_time(tick: Tick, *what: Hashable) -> timedelta:
     return tick.ports.watch.elapsed(tick.resource.uid, tick.run.id, *what)
 
 
-def watch_readiness(tick: Tick, pod: Pod) -> Pod:
-    """Return a pod with how long it has been seen not Ready; one that is Ready as it is."""
+def watch_readiness(tick: Tick, pod: Pod, holders: tuple[str, ...] = ()) -> Pod:
+    """Return a pod with how long it has been seen not Ready; one that is Ready as it is.
+
+    Args:
+        tick: the look.
+        pod: the pod.
+        holders: uids of released replicas that hold a device still. A pod without a node may wait for that
+            one, so its time counts anew once they are gone.
+    """
     if pod.ready:
         return pod
-    return replace(pod, unready_for=elapsed_time(tick, "unready", pod.uid, pod.unready_at))
+    awaited = () if pod.node else holders
+    return replace(pod, unready_for=elapsed_time(tick, "unready", pod.uid, pod.unready_at, *awaited))
 
 
 def as_watched(tick: Tick) -> Run:
@@ -109,7 +117,10 @@ def as_watched(tick: Tick) -> Run:
 
 def _watched_fleet(tick: Tick, fleet: Fleet) -> Fleet:
     stuck = {one.uid: one.listed_by for one in tick.run.timed_out}
-    pods = (replace(watch_readiness(tick, pod), stuck_in=stuck.get(pod.uid, ())) for pod in fleet.pods)
+    holders = tuple(each.pod.uid for each in fleet.orphans)
+    pods = (
+        replace(watch_readiness(tick, pod, holders), stuck_in=stuck.get(pod.uid, ())) for pod in fleet.pods
+    )
     return replace(fleet, pods=tuple(pods))
 
 

@@ -182,7 +182,9 @@ def _move_orphan(fleet: Fleet, order: Order, now: datetime) -> Move | None:
         victims={victim.uid: victim.cordoned_at for victim in order.victims},
         drains=order.drains,
         toward=order.toward,
-        needed=fleet.replicas - _given_up(fleet, order, now),
+        needed=fleet.replicas - _given_up(fleet, order, now) - count_lacking(fleet, order.may_lack),
+        may_lack=count_lacking(fleet, order.may_lack),
+        assigned_at=order.pulsed_at,
         is_frozen=is_target_unavailable(fleet, fleet.revision),
     )
     return orphan_move(fleet, known, now)
@@ -376,9 +378,10 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
     if others and fleet.observed and _leaves_failed_behind(fleet, order):
         return Hold(order.edit, still_fields(fleet, order.may_lack))
-    ready = sum(pod.ready for pod in fleet.serving(order.toward))
+    there = fleet.serving(order.toward)
+    ready, is_followed = sum(pod.ready for pod in there), len(there) <= fleet.desired(order.toward)
     wanted = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
-    if fleet.observed and not others and ready >= wanted:
+    if fleet.observed and is_followed and not others and ready >= wanted:
         return Settled()
     return Wait(
         Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the wanted setting"
@@ -418,7 +421,7 @@ def _release_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetim
     if back := stray_move(fleet, fleet.pods):
         return back
     down = tuple(pod for pod in old if not pod.ready)
-    at_once = min(order.wave, len(old))
+    at_once = 0 if count_lacking(fleet, order.may_lack) else min(order.wave, len(old))
     return next_release(fleet, old, at_once) or _let_go(fleet, order, down[:1], now)
 
 

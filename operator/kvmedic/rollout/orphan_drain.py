@@ -8,6 +8,9 @@ has, and is deleted. So a crash at any moment leaves as many replicas in rotatio
 Every move follows from what is observed. Once its labels are changed a released pod never comes back: its
 deadline, with which the kubelet ends it where no operator does, cannot be taken off again.
 
+Where no spare may be made, the stand-in gives way to a new replica instead, which waits for the device of the
+released one. So the fleet is one replica short from the cordon until that serves, and never two.
+
 Source: run on a real Kubernetes 1.36: 60 steps under traffic, killed after each of 15 kinds of write. The
 endpoints were never fewer than the replicas, and none of 2,411 requests on connections of their own failed.
 """
@@ -19,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import combinations
 
-from kvmedic.model.fleet import ADDING, SURGE, Fleet, Orphan, Pod, frozen
+from kvmedic.model.fleet import ADDING, STILL_WITHOUT_SPARE, SURGE, Fleet, Orphan, Pod, frozen
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import BELIEVED_START, Drain, choose_pod
 from kvmedic.rollout.moves import (
@@ -152,6 +155,10 @@ class OrphanInput:
     """Hash of the pod template that every replica shall run."""
     needed: int = 0
     """Replicas that must be in rotation beside one before it leaves."""
+    may_lack: int = 0
+    """Replicas that may be missing while a rollout walks: 1 where no spare is made, else 0."""
+    assigned_at: datetime | None = None
+    """When something was assigned to the Deployment last, by the clock of this process."""
     is_frozen: bool = True
     """Every pod of the template in force counts as unavailable, so that a pulse takes exactly one other."""
     taken_at: Mapping[str, datetime] = field(default_factory=dict)
@@ -163,7 +170,28 @@ OrphanDecision = AdoptPod | MarkStandIn | Pulse | CordonOrphan | DeletePod | Wai
 
 def orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
     """Return the next move for released replicas; None where there is none, or the rollout moves first."""
-    return _next_of_all(fleet, known, now, lambda each: _rollout_move(fleet, each, known, now))
+    found = _next_of_all(fleet, known, now, lambda each: _rollout_move(fleet, each, known, now))
+    return found or _ask_again(fleet, known)
+
+
+def _ask_again(fleet: Fleet, known: OrphanInput) -> Pulse | None:
+    """Return the pulse after which a replica is made that was refused while a released one was there.
+
+    A ReplicaSet's controller tries later and later, up to as long again as it has tried (client-go's
+    backoff), and at once when the Deployment changes. Nothing goes: all of the template in force count as
+    unavailable.
+    """
+    wanted = known.toward
+    is_refused = any(each.failure for each in fleet.replica_sets if each.revision == wanted)
+    is_short = known.may_lack and fleet.told == fleet.replicas and not fleet.orphans
+    if not (is_short and is_refused and known.taken_at):
+        return None
+    is_asked = known.assigned_at is not None and known.assigned_at > max(known.taken_at.values())
+    is_made = len(fleet.serving(wanted)) >= fleet.desired(wanted)
+    is_held = fleet.fields == STILL_WITHOUT_SPARE and fleet.revision == wanted and known.is_frozen
+    if is_asked or is_made or not is_held:
+        return None
+    return Pulse((), replace(STILL_WITHOUT_SPARE, paused=False))
 
 
 def resting_orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
@@ -255,7 +283,7 @@ def next_release(fleet: Fleet, old: Sequence[Pod], surge: int = SURGE) -> Releas
     Args:
         fleet: the fleet.
         old: the replicas that are to go.
-        surge: how many are made beside the fleet's number where none is.
+        surge: how many are made beside the fleet's number where none is; 0: one may be missing instead.
     """
     down = [pod for pod in old if not pod.ready]
     reached = [pod for pod in down if not pod.is_unreached]
@@ -280,9 +308,10 @@ def release_before_turning(
 def release_move(fleet: Fleet, victim: Pod, surge: int = SURGE) -> ReleasePod | Pulse | Wait:
     """Return the next move for a replica that is to be drained and still belongs to its ReplicaSet.
 
-    The one more that the fleet has by then is what keeps as many in rotation as there were.
+    The one more that the fleet has by then is what keeps as many in rotation as there were; with a surge of 0
+    one may be missing instead.
     """
-    if fleet.told <= fleet.replicas:
+    if surge and fleet.told <= fleet.replicas:
         return Pulse((), replace(ADDING, max_surge=surge))
     return await_swapped(fleet, victim.revision) or ReleasePod(victim)
 
@@ -327,27 +356,77 @@ def _rollout_move(fleet: Fleet, orphan: Orphan, known: OrphanInput, now: datetim
     Its stand-in must be gone before it serves. Where it is Ready nothing is taken back: the released one
     goes, and an old replica took its place.
     """
-    stand_in, revision = stand_in_of(fleet, orphan, known), orphan.pod.revision
+    if fleet.fields.is_frozen and known.may_lack and fleet.told == fleet.replicas:
+        return _short_move(fleet, orphan, known, now)
     if not fleet.fields.is_frozen or fleet.told <= fleet.replicas:
         return leave_rotation(fleet, orphan, known)
+    revision, idle = orphan.pod.revision, _idle_of(fleet, orphan, now)
     own = fleet.serving(revision)
-    if len(own) > fleet.desired(revision):
-        return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
-    if stand_in is not None and not stand_in.is_stand_in:
-        return MarkStandIn(stand_in)
-    idle = [pod for pod in own if not may_serve_soon(fleet, pod, now)]
+    if first := _before_letting_go(fleet, orphan, known):
+        return first
     if not idle and len(own) >= fleet.desired(revision):
         return leave_rotation(fleet, orphan, known)
-    others, spares = fleet.desired(fleet.revision), fleet.fields.max_surge
-    if revision == known.toward or others == 0:
+    if revision == known.toward or fleet.desired(fleet.revision) == 0:
         return AdoptPod(orphan)
     if revision == fleet.revision:
         return None  # the other template is put back, and with it the stand-in goes
-    if not known.is_frozen or not isinstance(spares, int) or fleet.told != fleet.replicas + spares:
+    return _let_stand_in_go(fleet, orphan, known, idle)
+
+
+def _short_move(fleet: Fleet, orphan: Orphan, known: OrphanInput, now: datetime) -> OrphanDecision | None:
+    """Return the next move for a replica that is let go in a fleet without a spare; None: the rollout's.
+
+    Whether its stand-in gave way already is seen by the replica that comes instead: it is told, and does not
+    serve while the released one holds the device. Then that one goes, and one replica is missing.
+    """
+    revision = orphan.pod.revision
+    # A peer that is not Ready for a moment may have requests: it does not go in a stand-in's place.
+    idle = [pod for pod in _idle_of(fleet, orphan, now) if pod.is_unreached]
+    if revision == known.toward:
+        away = [pod for each in _others(fleet, revision) for pod in fleet.serving(each)]
+        waits = sum(fleet.desired(each) for each in _others(fleet, revision)) > sum(pod.ready for pod in away)
+        if can_adopt(fleet, orphan, now):
+            return AdoptPod(orphan)
+        return None if waits else leave_rotation(fleet, orphan, known)
+    if revision == fleet.revision:
+        return None
+    own, coming = fleet.serving(revision), fleet.serving(fleet.revision)
+    is_swapped = sum(pod.ready for pod in coming) < fleet.desired(fleet.revision)
+    if is_swapped or (not idle and len(own) >= fleet.desired(revision)):
+        return leave_rotation(fleet, orphan, known)
+    return _before_letting_go(fleet, orphan, known) or _let_stand_in_go(fleet, orphan, known, idle)
+
+
+def _others(fleet: Fleet, revision: str) -> set[str]:
+    """Return the revisions beside one that are told to have replicas."""
+    return {each.revision for each in fleet.replica_sets if each.desired and each.revision != revision}
+
+
+def _idle_of(fleet: Fleet, orphan: Orphan, now: datetime) -> list[Pod]:
+    """Return the replicas of a released one's revision that do not serve, and will not within seconds."""
+    return [pod for pod in fleet.serving(orphan.pod.revision) if not may_serve_soon(fleet, pod, now)]
+
+
+def _before_letting_go(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> MarkStandIn | Wait | None:
+    """Return the next move until it is the stand-in of a released replica that goes, and nothing else."""
+    if len(fleet.serving(orphan.pod.revision)) > fleet.desired(orphan.pod.revision):
+        return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
+    stand_in = stand_in_of(fleet, orphan, known)
+    return MarkStandIn(stand_in) if stand_in is not None and not stand_in.is_stand_in else None
+
+
+def _let_stand_in_go(fleet: Fleet, orphan: Orphan, known: OrphanInput, idle: Sequence[Pod]) -> Pulse | Wait:
+    """Return the pulse by which exactly one goes, the stand-in of a released replica.
+
+    All of the template in force count as unavailable, so of n of them the permit is n + 1 less the spares.
+    With a spare there is one less then; without one, a replica of that template is made in its place.
+    """
+    beyond, surge = fleet.told - fleet.replicas, fleet.fields.max_surge
+    if not known.is_frozen or surge != beyond:
         return Wait(Reason.AWAITING_CONTROLLER, "the ReplicaSets have not followed the Deployment yet")
-    # One less than there are, and all of the template in force count as unavailable: exactly one goes.
-    permit = frozen(surge=spares - SURGE, max_unavailable=others - spares + SURGE, paused=False)
-    return Pulse(tuple(pod.name for pod in ([stand_in] if stand_in in idle else idle)[:1] if pod), permit)
+    stand_in, others = stand_in_of(fleet, orphan, known), fleet.desired(fleet.revision)
+    fields = frozen(surge=max(0, beyond - SURGE), max_unavailable=others + SURGE - beyond, paused=False)
+    return Pulse(tuple(pod.name for pod in ([stand_in] if stand_in in idle else idle)[:1] if pod), fields)
 
 
 def leave_rotation(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> CordonOrphan | Wait:

@@ -62,10 +62,4 @@ def way_without_spare(fleet: Fleet, step: Step | None, why: str) -> Short | Bloc
         )
     if isinstance(step, ReplaceStep):
         return Blocked(Reason.SPARE_NEEDED, f"{why}, and a replacement begins with a spare: {ways}")
-    if fleet.rotation.orphan is not None:
-        return Blocked(
-            Reason.SPARE_NEEDED,
-            f"{why}, and without a rotation label a replica is drained beside a spare: {ways}, or add label "
-            f"{fleet.rotation.label} as docs/howto/when-it-refuses.md says",
-        )
     return Short(f"{why}: the fleet is one replica short for each drain and start")
