@@ -177,3 +177,44 @@ async def test_who_adds_nodes_is_seen_by_what_it_left_on_them(mark: dict[str, An
 
     assert isinstance(seen, NoRoom)
     assert seen.adds_nodes == who
+
+
+PORT = {"name": "vllm", "ports": [{"containerPort": 8000, "hostPort": 8000}]}
+BOUND: Mapping[str, Mapping[str, Any]] = {
+    "by name": {"nodeName": "gpu-01"},
+    "by label": {"nodeSelector": {"kubernetes.io/hostname": "gpu-01"}},
+    "by affinity": {
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-01"]}]}
+                    ]
+                }
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("bound", BOUND.values(), ids=BOUND)
+async def test_a_port_of_the_only_node_takes_no_second_pod_whatever_can_be_seen(bound) -> None:
+    blind = Cluster({}, refused=frozenset({NODES, QUOTAS}))
+    template = {"spec": {"containers": [PORT], **bound}}
+    fleet = a_fleet()
+    fleet = replace(fleet, pods=tuple(replace(pod, node="gpu-01") for pod in fleet.pods))
+
+    found = await room_for(blind, fleet, template)
+
+    assert isinstance(found, NoRoom)
+    assert "port 8000 of node gpu-01 is" in found.message
+
+
+async def test_a_port_of_several_nodes_or_of_none_that_serves_is_asked_of_the_nodes() -> None:
+    template = {"spec": {"containers": [PORT], "nodeSelector": {"kubernetes.io/hostname": "gpu-01"}}}
+    fleet = a_fleet()
+    elsewhere = replace(fleet, pods=tuple(replace(pod, node="gpu-02") for pod in fleet.pods))
+
+    found = await room_for(Cluster({}), elsewhere, template)
+
+    assert isinstance(found, RoomUnknown)

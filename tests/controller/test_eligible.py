@@ -59,7 +59,7 @@ def test_the_command_says_the_same_of_the_cluster_and_writes_nothing(calm):
     calm.kill()
     before = calm.resource()["metadata"]["resourceVersion"]
 
-    done = kvmedic(calm, "doctor", "deploy/llm", *NOWHERE, "-o", "json")
+    done = kvmedic(calm, "doctor", "deploy/llm", *NOWHERE, "--since", "1h", "-o", "json")
 
     [found] = json.loads(done.stdout)["targets"]
     failed = {each["name"]: each for each in found["checks"] if each["passed"] is False}
@@ -68,6 +68,8 @@ def test_the_command_says_the_same_of_the_cluster_and_writes_nothing(calm):
     assert failed["rollout"]["saw"] in message(calm)
     unknown = [each["name"] for each in found["checks"] if each["result"] == "Unknown"]
     assert "metrics" in unknown
+    assert (found["replay"]["complete"], found["replay"]["runs"]) == (False, [])
+    assert found["replay"]["ended"] == "the source cannot be reached; check url"
     assert calm.resource()["metadata"]["resourceVersion"] == before
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvmedic.api.resource import policy_of
 from kvmedic.cluster.rights import CONFIG_FILE, Lacking, Right
+from kvmedic.cluster.room import room_for
 from kvmedic.cluster.snapshot import neighbours_of
 from kvmedic.cluster.workloads import read_target
 from kvmedic.doctor.documents import as_served
@@ -21,10 +22,11 @@ from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Condition, ConditionType, Record, Resource, Truth
 from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.rollout.spares.room import Finding
 from kvmedic.runbooks.workload import View
 from run_builder import NOW
 from worlds.asked import a_resource
-from worlds.documents import a_deployment, a_service, an_engine
+from worlds.documents import a_deployment, a_service, an_engine, an_object
 
 FRESH = Inconclusive(Reason.TOO_FEW_REQUESTS, "nobody asks anything")
 CALL = Call("list", "/apis/policy/v1/poddisruptionbudgets")
@@ -51,6 +53,9 @@ class Namespace:
             raise self.fault
         return await neighbours_of(as_served(self.documents, "serving"), view.fleet, view.template)
 
+    async def room_for(self, view: View) -> Finding:
+        return await room_for(as_served(self.documents, "serving"), view.fleet, view.template)
+
 
 @dataclass
 class Office:
@@ -76,7 +81,7 @@ async def looked(
     before = record or Record()
     if not examiner.is_due(resource, view, now):
         return before
-    found = await examiner.examine(resource, view, FRESH, town.neighbours)
+    found = await examiner.examine(resource, view, FRESH, town.neighbours, town.room_for)
     return before if found is None else examiner.note(before, found, resource, view, now)
 
 
@@ -210,6 +215,29 @@ async def test_a_rollout_under_way_counts_only_where_the_next_examination_sees_o
     assert condition_of(first) is None
     told = [condition_of(each) for each in (later, settled)]
     assert [each.status for each in told if each] == [Truth.FALSE, Truth.TRUE]
+
+
+def a_node(gpus: int) -> dict[str, Any]:
+    return {
+        **an_object("v1", "Node", "gpu-01"),
+        "status": {"allocatable": {"nvidia.com/gpu": str(gpus), "pods": "110", "cpu": "64", "memory": "1Ti"}},
+    }
+
+
+async def test_no_room_for_a_spare_counts_where_it_is_still_so_at_the_next_examination() -> None:
+    pinned = a_deployment(pod={"nodeName": "gpu-01"})
+    examiner, town = Examiner(Office().ask), Namespace([pinned, a_service(), a_node(2)])
+
+    first = await looked(examiner, town)
+    later = await looked(examiner, town, first, NOW + EVERY)
+    town.documents = (pinned, a_service(), a_node(3))
+    roomy = await looked(examiner, town, later, NOW + EVERY + EVERY)
+
+    assert condition_of(first) is None
+    told = [condition_of(each) for each in (later, roomy)]
+    assert [each.status for each in told if each] == [Truth.FALSE, Truth.TRUE]
+    assert "spare: " in (told[0].message if told[0] else "")
+    assert "nvidia.com/gpu" in (told[0].message if told[0] else "")
 
 
 async def test_rights_on_config_maps_are_asked_for_where_the_engine_reads_a_file() -> None:

@@ -10,16 +10,19 @@ import json
 import re
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from kvmedic.api.resource import SpecInvalid, spec_from_wire
+from kvmedic.api.rules import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.cli.app import Form, end_command
 from kvmedic.cli.plan import Context, Kubeconfig, Namespace, settings_with
+from kvmedic.cli.replay import Replay, replay, replay_as_json, replay_as_text
 from kvmedic.cluster.fronts import list_kind
 from kvmedic.cluster.rights import lacking_rights_of
 from kvmedic.cluster.trial_pods import Evaluations
@@ -40,13 +43,16 @@ from kvmedic.doctor.checks import (
 from kvmedic.doctor.documents import DocumentsError, documents_in
 from kvmedic.doctor.eligibility import needed_rights
 from kvmedic.doctor.examine import Seen, absent, examine_manifests, see_target, starts_engine, targets_in
+from kvmedic.engines import VOCABULARIES
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, name_of, section
+from kvmedic.metrics.history import History
+from kvmedic.metrics.readings import PodKey
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, Resource, Wish
-from kvmedic.record.store import RESOURCES
+from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings
 from kvmedic.wiring import Connected, open_connections, target_of
 
@@ -96,9 +102,18 @@ def command(
     account: Annotated[
         str, typer.Option(metavar="NAME", help="The operator's service account, whose rights are asked for.")
     ] = "kvmedic",
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION", help="Also say what kvmedic would have done since then, such as 3d or 12h."
+        ),
+    ] = "",
     output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
 ) -> None:
     """Tell all that stands between a fleet and a change: each precondition, the fix to type, and its risk.
+
+    With --since the operator's own looks are made over the source's history, by range queries: when it would
+    have opened a run, with which plan and figures, and when it would only have held.
 
     Nothing is written. A Deployment without a KVRemediation is looked at as if it had the one that kvmedic
     init writes, in mode Auto.
@@ -106,20 +121,40 @@ def command(
     Exit code 0: nothing stands in the way; 1: something does; 2: something could not be told, or the command
     could not look. What no file can show does not count with --file.
 
-    Example: kvmedic doctor deploy/chat -n serving -o json, or kvmedic doctor -f namespace.yaml
+    Example: kvmedic doctor deploy/chat -n serving --since 3d, or kvmedic doctor -f namespace.yaml
     """
     if [bool(target), everywhere, bool(files)].count(True) != 1 and not (target and files):
         end_command("say what to look at: deploy/NAME, -A, or -f FILE (and deploy/NAME)", NOT_KNOWN)
     name = target_name(target)
+    span = span_of(since) if since else None
     if files:
-        found = _of_files(files, name, namespace)
+        if span:
+            end_command("--since needs a cluster and its metrics source: leave --file out", NOT_KNOWN)
+        found = tuple(_Told(each) for each in _of_files(files, name, namespace))
     else:
         cluster = ClusterChoice(kubeconfig, context)
         settings = settings_with(prometheus)
         place = "" if everywhere else _place(cluster, namespace)
-        found = _finish(_of_cluster(_Asked(settings, account), cluster, place, name))
+        found = _finish(_of_cluster(_Asked(settings, account, span, prometheus), cluster, place, name))
     print(_as_json(found) if output is Form.JSON else "\n".join(_as_text(found)))
-    raise typer.Exit(max((CODES[each.verdict] for each in found), key=_gravity))
+    raise typer.Exit(max((CODES[each.examination.verdict] for each in found), key=_gravity))
+
+
+LEAST, LONGEST = timedelta(minutes=10), timedelta(days=14)
+"""Of a replay: a trigger's window and hold fit twice into the least; a source keeps 15 days by default."""
+
+
+def span_of(text: str) -> timedelta:
+    """Return how far back a person means; a text that says nothing ends the command."""
+    hint = f"--since {text}: write a duration from 10m to 14d, such as 12h or 3d"
+    days = re.fullmatch(r"(\d{1,3})d", text)
+    try:
+        span = timedelta(days=int(days[1])) if days else parse_duration(text)
+    except ValueError:
+        end_command(hint, NOT_KNOWN)
+    if not LEAST <= span <= LONGEST:
+        end_command(hint, NOT_KNOWN)
+    return span
 
 
 def _gravity(code: int) -> int:
@@ -178,11 +213,23 @@ class _Asked:
 
     settings: Settings
     account: str
+    since: timedelta | None = None
+    """How far back it is told what would have been done; None: it is not."""
+    prometheus: str = ""
+    """The URL that was given for every source."""
 
 
-async def _of_cluster(
-    asked: _Asked, cluster: ClusterChoice, namespace: str, name: str
-) -> tuple[Examination, ...]:
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is told of one target."""
+
+    examination: Examination
+    replay: Replay | None = None
+    look: str = ""
+    """Command that looks at one moment of its past, without the time."""
+
+
+async def _of_cluster(asked: _Asked, cluster: ClusterChoice, namespace: str, name: str) -> tuple[_Told, ...]:
     """Return the examination of one Deployment, or of all that start an engine where no name is given."""
     async with open_connections(asked.settings, cluster) as world:
         if name:
@@ -206,30 +253,51 @@ def _namespace_of(body: JsonObject) -> str:
     return str(section(body, "metadata")["namespace"])
 
 
-async def _of_one_of_many(asked: _Asked, world: Connected, namespace: str, name: str) -> Examination:
+async def _of_one_of_many(asked: _Asked, world: Connected, namespace: str, name: str) -> _Told:
     """Return the examination of a target; what keeps it from being read leaves the others as they are."""
     try:
         return await _of_target(asked, world, namespace, name)
     except ApiError as error:
         check = Check(Topic.TARGET, Result.UNKNOWN, f"it cannot be read: {error}")
-        return Examination(namespace, name, (check,))
+        return _Told(Examination(namespace, name, (check,)))
 
 
-async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str) -> Examination:
+async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str) -> _Told:
     own = await resource_for(world.client, namespace, name)
     spec = None if own is None else _spec_of(own)
     if isinstance(spec, str):
         check = Check(Topic.TARGET, Result.FAIL, spec, reason=Reason.SPEC_INVALID)
-        return Examination(namespace, name, (check,))
+        return _Told(Examination(namespace, name, (check,)))
     seen = await see_target(world.client, namespace, name, spec, name_of(own) if own else "")
     if seen is None:
-        return absent(namespace, name)
+        return _Told(absent(namespace, name))
     names = names_of(seen.view.fleet, seen.resource)
-    checks = [*seen.checks(), *await _metrics(world, namespace, seen, names)]
+    resource = resource_of(own) if own else _nobody(namespace, seen)
+    checks = [*seen.checks(), *await _metrics(world, resource, seen, names)]
     operator = (asked.settings.process.namespace, asked.account)
     needed = needed_rights(seen.view, seen.policy)
     lacking = await lacking_rights_of(world.client, operator, namespace, needed)
-    return Examination(namespace, name, in_order([*checks, rights_check(lacking, names)]))
+    found = Examination(namespace, name, in_order([*checks, rights_check(lacking, names)]))
+    if asked.since is None:
+        return _Told(found)
+    look = f"kvmedic diagnose -n {namespace} --pod-regex '{name}-.*' --prometheus {asked.prometheus or 'URL'}"
+    return _Told(found, await _of_late(asked, world, resource, seen), look)
+
+
+async def _of_late(asked: _Asked, world: Connected, resource: Resource, seen: Seen) -> Replay:
+    """Return what would have been done with a target of late; an unknown source tells nothing."""
+    settings, name = asked.settings, seen.policy.source
+    options, fleet = settings.sources.get(name), seen.view.fleet
+    now, pace = world.client.clock.now(), settings.pace.idle
+    begin = now - (asked.since or timedelta(0))
+    if options is None:
+        return Replay(begin, begin, pace, ended=f"no metrics source is named {name}: give --prometheus URL")
+    target = PodKey(fleet.namespace, fleet.name)
+    history = History(name, options, settings.scrape, VOCABULARIES[0].signals, target)
+    try:
+        return await replay(seen, resource, history, (begin, now), pace)
+    finally:
+        await history.close()
 
 
 async def resource_for(client: Client, namespace: str, target: str) -> JsonObject | None:
@@ -254,14 +322,11 @@ def _spec_of(body: JsonObject) -> KVRemediationSpec | str:
         return f"KVRemediation {name_of(body)}: {error}"
 
 
-async def _metrics(world: Connected, namespace: str, seen: Seen, names: dict[str, str]) -> tuple[Check, ...]:
-    """Return what a look at the target's metrics shows of them and of its nodes."""
-    target = target_of(world)
-    senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
-    fleet = seen.view.fleet
-    nobody = Resource(
+def _nobody(namespace: str, seen: Seen) -> Resource:
+    """Return what counts as the resource of a target that has none."""
+    return Resource(
         namespace=namespace,
-        name=seen.resource or fleet.name,
+        name=seen.view.fleet.name,
         uid="",
         resource_version="",
         generation=0,
@@ -271,8 +336,16 @@ async def _metrics(world: Connected, namespace: str, seen: Seen, names: dict[str
         problem=None,
         record=Record(),
     )
-    found = await examine(nobody, seen.policy, seen.view, senses)
-    told = metrics_checks(found.diagnosis, len(fleet.live), names)
+
+
+async def _metrics(
+    world: Connected, resource: Resource, seen: Seen, names: dict[str, str]
+) -> tuple[Check, ...]:
+    """Return what a look at the target's metrics shows of them and of its nodes."""
+    target = target_of(world)
+    senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
+    found = await examine(replace(resource, record=Record()), seen.policy, seen.view, senses)
+    told = metrics_checks(found.diagnosis, len(seen.view.fleet.live), names)
     if any(each.name is Topic.NODE_HEALTH for each in told):
         return told
     return (*told, node_health_check(found.evidence.vitals, seen.policy))
@@ -281,12 +354,13 @@ async def _metrics(world: Connected, namespace: str, seen: Seen, names: dict[str
 MARKS = {Result.PASS: "pass", Result.FAIL: "FAIL", Result.UNKNOWN: "unknown", Result.NOT_NEEDED: "-"}
 
 
-def _as_text(found: Sequence[Examination]) -> Iterator[str]:
-    """Yield verdict, table and next command of each target; of many the count first."""
+def _as_text(found: Sequence[_Told]) -> Iterator[str]:
+    """Yield verdict, table, what was of late and next command of each target; of many the count first."""
     if len(found) > 1:
-        eligible = sum(each.verdict is Verdict.ELIGIBLE for each in found)
+        eligible = sum(each.examination.verdict is Verdict.ELIGIBLE for each in found)
         yield f"{eligible} of {len(found)} Deployments are eligible"
-    for each in found:
+    for told in found:
+        each = told.examination
         if len(found) > 1:
             yield ""
         yield _headline(each)
@@ -297,6 +371,8 @@ def _as_text(found: Sequence[Examination]) -> Iterator[str]:
                 yield f"{'':30} {better:7} {check.fix}"
             if check.fix and check.risk:
                 yield f"{'':30} risk:   {check.risk}"
+        if told.replay is not None:
+            yield from replay_as_text(told.replay, told.look)
         yield f"next       {_next_command(each)}"
 
 
@@ -322,7 +398,7 @@ def _next_command(found: Examination) -> str:
     return next(fixes, after)
 
 
-def _as_json(found: Sequence[Examination]) -> str:
+def _as_json(found: Sequence[_Told]) -> str:
     passed = {Result.PASS: True, Result.FAIL: False}
     targets = [
         {
@@ -346,7 +422,9 @@ def _as_json(found: Sequence[Examination]) -> str:
                 for check in each.checks
             ],
             "next": _next_command(each),
+            **({"replay": replay_as_json(told.replay)} if told.replay else {}),
         }
-        for each in found
+        for told in found
+        for each in (told.examination,)
     ]
     return json.dumps({"targets": targets}, indent=2)

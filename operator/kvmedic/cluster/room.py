@@ -71,7 +71,9 @@ async def room_for(client: Reader, fleet: Fleet, template: Mapping[str, Any]) ->
 
     All pods of the cluster are listed only where they can make a difference.
     """
-    shape = await _shape_of_spare(client, fleet, template)
+    shape = _on_named_node(await _shape_of_spare(client, fleet, template), template)
+    if taken := port_of_named_node(shape, fleet):
+        return NoRoom(taken)
     around = await _without_tenants(client, shape)
     without = find_room(shape, around)
     if isinstance(without, NoRoom | RoomUnknown) and not shape.near:
@@ -91,6 +93,35 @@ async def _shape_of_spare(client: Reader, fleet: Fleet, template: Mapping[str, A
     newest = max(ready, key=lambda pod: (pod.created_at, pod.name), default=None)
     body = await client.get(Ref(PODS, fleet.namespace, newest.name)) if newest else None
     return shape_of(fleet.namespace, body or template)
+
+
+def _on_named_node(shape: Shape, template: Mapping[str, Any]) -> Shape:
+    """Return the shape with the node that the template names past the scheduler: its taints do not count."""
+    name = str(section(template, "spec").get("nodeName") or "")
+    if not name:
+        return shape
+    field, untainted = (
+        Requirement(NODE_NAME, "In", (name,)),
+        Toleration(operator="Exists", effect="NoSchedule"),
+    )
+    terms = (replace(each, fields=(*each.fields, field)) for each in shape.node_terms or (NodeTerm(),))
+    return replace(shape, node_terms=tuple(terms), tolerations=(*shape.tolerations, untainted))
+
+
+def port_of_named_node(shape: Shape, fleet: Fleet) -> str:
+    """Return which port of the only node for the fleet's pods a replica has; empty: none, or of several.
+
+    That is sure without a look at any node.
+    """
+    node = shape.only_node
+    there = [pod for pod in fleet.live if pod.ready and pod.node in ("", node)]
+    if not node or not shape.host_ports or not there:
+        return ""
+    number = min(port for _, _, port in shape.host_ports)
+    return (
+        f"port {number} of node {node} is {there[0].name}'s (hostPort or hostNetwork), and the pod template "
+        "names that node, so that no second pod fits beside it"
+    )
 
 
 async def _without_tenants(client: Reader, shape: Shape) -> Surroundings:

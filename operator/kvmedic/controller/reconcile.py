@@ -141,7 +141,8 @@ async def _note_eligibility(
     examiner, view = ports.examiner, found.view
     if found.plan is not None or not examiner.is_due(resource, view, now):
         return seen
-    examined = await examiner.examine(resource, view, found.diagnosis, ports.target.neighbours)
+    target = ports.target
+    examined = await examiner.examine(resource, view, found.diagnosis, target.neighbours, target.room_for)
     return seen if examined is None else examiner.note(seen, examined, resource, view, now)
 
 

@@ -127,7 +127,6 @@ class Examination:
 
 TOPICS: Mapping[Reason, Topic] = MappingProxyType(
     {
-        Reason.STRATEGY_UNSUPPORTED: Topic.STRATEGY,
         Reason.OWNED_BY_CONTROLLER: Topic.OWNER,
         Reason.MANAGED_BY_GITOPS: Topic.OWNER,
         Reason.MANAGED_BY_HELM: Topic.OWNER,
@@ -150,11 +149,6 @@ _APPLY = """kubectl -n $namespace patch kvr $name --type=merge -p '{"spec":{"own
 
 FIXES: Mapping[Reason, tuple[str, str]] = MappingProxyType(
     {
-        Reason.STRATEGY_UNSUPPORTED: (
-            f"{_KUBECTL} patch deployment $target --type=merge -p "
-            """'{"spec":{"strategy":{"type":"RollingUpdate","rollingUpdate":{"maxSurge":1,"maxUnavailable":0}}}}'""",
-            "no pod changes now; from then on each deploy needs room for one replica more",
-        ),
         Reason.NO_REPLICAS: (f"{_KUBECTL} scale deployment/$target --replicas=1", "one replica starts"),
         Reason.TARGET_PAUSED: (
             f"{_KUBECTL} rollout resume deployment/$target",

@@ -21,6 +21,7 @@ from kvmedic.doctor.checks import (
     metrics_checks,
     names_of,
     rights_check,
+    spare_check,
 )
 from kvmedic.kube.errors import ApiError, Unavailable
 from kvmedic.model.reasons import Reason
@@ -28,17 +29,21 @@ from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Record, Resource, Truth
 from kvmedic.record.runs import MESSAGE_BYTES, Claim, with_conditions
 from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.rollout.spares.room import Finding, RoomUnknown
 from kvmedic.runbooks.branches import Diagnosis
 from kvmedic.runbooks.workload import View, Workload
 
 EVERY = timedelta(minutes=10)
-"""Between two examinations of one target: some six reads each time, one in a hundred of what looks cost. An
-edit of the resource or of the Deployment's spec is examined at the next look."""
-PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.AUTOSCALER_ACTIVE})
+"""Between two examinations of one target: some six reads each time, one in a hundred of what looks cost, and
+what room for a spare takes: nodes, quotas, and the pods of nodes that may do. An edit of the resource or of
+the Deployment's spec is examined at the next look."""
+PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.AUTOSCALER_ACTIVE, Reason.NO_ROOM_FOR_SPARE})
 """Reasons that mostly pass by themselves. Alone they count only where the next examination sees them too."""
 
 NeighboursOf: TypeAlias = Callable[[View], Awaitable[Neighbours]]
 """Returns who else has a say in a target's replicas and pods."""
+RoomFor: TypeAlias = Callable[[View], Awaitable[Finding]]
+"""Returns whether one pod more of a target finds a place now."""
 Asker: TypeAlias = Callable[[str, Sequence[Right]], Awaitable[Lacking | str]]
 """Returns which rights we lack in a namespace, or why that is not known."""
 
@@ -75,7 +80,12 @@ class Examiner:
         return not timedelta(0) <= now - last.at < EVERY or not _is_told(resource.record, last.claim)
 
     async def examine(
-        self, resource: Resource, view: View, diagnosis: Diagnosis, neighbours_of: NeighboursOf
+        self,
+        resource: Resource,
+        view: View,
+        diagnosis: Diagnosis,
+        neighbours_of: NeighboursOf,
+        room_for: RoomFor,
     ) -> Examination | None:
         """Return the examination of a target, or None where an API did not answer: the next look tries again.
 
@@ -84,20 +94,24 @@ class Examiner:
             view: its target.
             diagnosis: of this look.
             neighbours_of: tells who else has a say in a target.
+            room_for: tells whether one replica more finds a place.
         """
         policy = resource.policy
         if policy is None:
             return None
         try:
+            room = await room_for(view)
             neighbours: Neighbours | str = await neighbours_of(view)
             lacking = await self.ask_rights(resource.namespace, needed_rights(view, policy))
         except Unavailable:
             return None
         except ApiError as error:
             neighbours, lacking = f"not readable: {error}", f"not readable: {error}"
+            room = RoomUnknown(f"not readable: {error}")
         names = names_of(view.fleet, resource.name)
         checks: list[Check] = [
             *checks_of(view, policy, neighbours, resource.name),
+            spare_check(room, view.fleet, policy, names),
             *metrics_checks(diagnosis, len(view.fleet.live), names),
             rights_check(lacking, names),
         ]

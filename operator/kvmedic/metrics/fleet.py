@@ -441,8 +441,20 @@ class PrometheusSource:
 class FleetMetrics:
     """All sources of an installation, and the direct way to a replica."""
 
-    def __init__(self, sources: Mapping[str, PrometheusSource], scraper: Scraper) -> None:
-        self._sources, self._scraper = dict(sources), scraper
+    def __init__(
+        self,
+        sources: Mapping[str, PrometheusSource],
+        scraper: Scraper,
+        versions: dict[str, Reading[Version]] | None = None,
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            sources: by name.
+            scraper: asks replicas directly.
+            versions: what engines said by their pods' uids, so that each is asked once; None: each time anew.
+        """
+        self._sources, self._scraper, self._versions = dict(sources), scraper, versions
 
     @classmethod
     def from_options(
@@ -560,7 +572,11 @@ class FleetMetrics:
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
         """Return the version of the engine, asked of the replica itself."""
-        return await self._scraper.version(_where(namespace, pod))
+        if self._versions is None:
+            return await self._scraper.version(_where(namespace, pod))
+        if pod.uid not in self._versions:
+            self._versions[pod.uid] = await self._scraper.version(_where(namespace, pod))
+        return self._versions[pod.uid]
 
     async def close(self) -> None:
         """End all that is under way."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from math import inf
 from typing import Any
@@ -276,6 +277,15 @@ _GRACE_SECONDS = 1.0
 _FOREIGN = "did not answer as Prometheus does; check url"
 
 
+@dataclass(slots=True)
+class Spent:
+    """What a source was asked."""
+
+    queries: int = 0
+    received_bytes: int = 0
+    """Of answers, without headers; they are not compressed."""
+
+
 class PrometheusClient:
     """Asks one source. `prometheus-api-client` is synchronous, so each query runs in one of a few threads
     of this source alone: a source that hangs takes no thread from any other, and is waited for no longer
@@ -283,9 +293,13 @@ class PrometheusClient:
     """
 
     def __init__(self, options: SourceOptions) -> None:
+        self.spent = Spent()
+        """So far."""
+        self._counting = threading.Lock()
         self._options = options
         self._timeout = options.timeout.total_seconds()
         self._session = session_of(options)
+        self._session.hooks["response"].append(self._count)
         self._prometheus = PrometheusConnect(
             url=options.url,
             session=self._session,
@@ -381,6 +395,11 @@ class PrometheusClient:
             raise SourceDownError("a file with credentials or certificates cannot be read any more") from None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             raise SourceDownError(_FOREIGN) from None
+
+    def _count(self, response: requests.Response, **_: object) -> None:
+        with self._counting:
+            self.spent.queries += 1
+            self.spent.received_bytes += len(response.content)
 
     def _vectors(self, expression: str, moments: Sequence[datetime]) -> Sequence[Iterable[Series]]:
         first, last = moments[0], moments[-1]

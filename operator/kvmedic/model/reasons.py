@@ -356,10 +356,9 @@ class Reason(StrEnum):
         Trait.NEEDS_A_PERSON)
     SPEC_INVALID = row("SpecInvalid", "The spec is invalid, or this version cannot follow it.",
         Remedy("to correct the spec", _EDIT), Trait.NEEDS_A_PERSON, Trait.STALLS)
-    STRATEGY_UNSUPPORTED = row("StrategyUnsupported", "The Deployment's strategy is not RollingUpdate.",
-        Remedy("to replace replicas one by one",
-               "kubectl -n $namespace patch deployment $target -p "
-               """'{"spec":{"strategy":{"type":"RollingUpdate"}}}'"""),
+    STRATEGY_UNSUPPORTED = row("StrategyUnsupported",
+        "A rollout under way cannot be turned, as the Deployment's strategy is not RollingUpdate.",
+        Remedy("to see its end", "kubectl -n $namespace rollout status deployment/$target" ),
         Trait.NEEDS_A_PERSON)
     TARGET_PAUSED = row("TargetPaused", "The Deployment is paused by someone else.",
         Remedy("to resume its rollout, undrained",

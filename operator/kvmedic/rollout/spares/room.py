@@ -74,6 +74,17 @@ class NodeTerm:
     """On `metadata.name`."""
 
 
+HOSTNAME = "kubernetes.io/hostname"
+"""Label of a node that the kubelet sets to its name."""
+
+
+def _named(term: NodeTerm) -> str:
+    """Return the node that a term leaves alone; empty: it may leave several."""
+    asked = (*term.fields, *(each for each in term.labels if each.key == HOSTNAME))
+    found = (each.values[0] for each in asked if each.operator == "In" and len(each.values) == 1)
+    return next(found, "")
+
+
 @dataclass(frozen=True, slots=True)
 class PodTerm:
     """A required affinity to pods, or anti-affinity, within one topology."""
@@ -158,6 +169,13 @@ class Shape:
     """The scheduler may end pods of a lower priority for it."""
     is_best_effort: bool = False
     """No container of it has a request or a limit."""
+
+    @property
+    def only_node(self) -> str:
+        """Return the one node that its labels or its affinity name; empty: several, or none by name."""
+        names = [_named(each) for each in self.node_terms]
+        chosen = names[0] if names and len(set(names)) == 1 else ""
+        return self.node_selector.get(HOSTNAME, "") or chosen
 
 
 @dataclass(frozen=True, slots=True)
