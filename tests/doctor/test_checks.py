@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.doctor.checks import Check, Examination, Result, Topic, Verdict
+from kvmedic.doctor.checks import Check, Examination, Result, Topic, Verdict, labels_that_change
 from kvmedic.doctor.documents import as_served
 from kvmedic.doctor.examine import examine_manifests, targets_in
 from kvmedic.model.reasons import Reason
@@ -136,10 +136,26 @@ def test_a_pool_of_the_gateway_is_a_front_without_a_service():
     assert "label app changes" in check(found, Topic.DRAIN).saw
 
 
+def test_all_that_leads_requests_is_named():
+    found = examine(a_deployment(), a_service(), POOL)
+
+    told = check(found, Topic.FRONT).saw
+    assert told == "Service llm and InferencePool pool by app=llm lead requests to the pods"
+
+
 def test_a_router_that_the_spec_names_is_a_front():
     rollout = {"routers": [{"matchLabels": {"app": "llm"}}]}
 
-    assert check(examine(a_deployment(), rollout=rollout), Topic.FRONT).result is Result.PASS
+    found = check(examine(a_deployment(), rollout=rollout), Topic.FRONT)
+
+    assert (found.result, found.saw) == (Result.PASS, "a router by app=llm leads requests to the pods")
+
+
+def test_labels_that_change_are_told_as_one_or_as_several():
+    assert [labels_that_change(keys) for keys in (("app",), ("app", "tier"))] == [
+        "label app changes",
+        "labels app and tier change",
+    ]
 
 
 def test_an_autoscaler_at_rest_is_named_and_stands_in_no_ones_way():

@@ -14,7 +14,7 @@ from kvmedic.cluster.engine_logs import bears_device_memory
 from lab.engine.__main__ import serve
 from lab.engine.logs import OUT_OF_MEMORY
 from lab.engine.server import TEARDOWN_SECONDS
-from lab_engine.engine_process import PLAIN, SMALL, TESTS, a_process, until_healthy
+from lab_engine.engine_process import PLAIN, SMALL, TESTS, a_process, free_port, until_healthy
 
 
 def ask(url, results, **fields):
@@ -261,3 +261,32 @@ def test_one_engine_is_slowed_down_while_it_runs():
 
         assert time.monotonic() - began >= 40 * 4 * 0.005
         assert httpx.post(f"{url}/lab/slowdown", content="much", **PLAIN).status_code == 400
+
+
+def test_ranks_have_a_port_each_and_one_health_and_end_together():
+    health = free_port()
+    several = ("--data-parallel-size=2", "-dpm", f"--data-parallel-supervisor-port={health}")
+    with a_process(*several) as (process, url):
+        host, _, port = url.rpartition(":")
+        urls = (url, f"{host}:{int(port) + 1}")
+        until_healthy(f"{host}:{health}")
+
+        pages = [httpx.get(f"{each}/metrics", **PLAIN).text for each in urls]
+        process.terminate()
+        code = process.wait(20)
+
+        assert [f'vllm:num_requests_running{{engine="{n}",' in page for n, page in enumerate(pages)] == [
+            True
+        ] * 2
+        assert code == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{urls[1]}/health", **PLAIN)
+
+
+def test_a_rank_that_cannot_start_takes_the_others_with_it():
+    several = ("--data-parallel-size=2", "-dpm", f"--data-parallel-supervisor-port={free_port()}")
+    with a_process(*several, "--max-num-seqs=4", LAB_FAULT_CRASH_BELOW_SEQS="8") as (process, _):
+        out, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 1
+    assert "a data-parallel rank ended, so all others are ended" in out

@@ -86,6 +86,7 @@ def test_merging_takes_null_for_away():
 ADDED = {
     "colour: red": "colour: there is no such field: remove it",
     "fleet: {replicas: 21}": "fleet.replicas: input should be less than or equal to 20 (it is 21)",
+    "fleet: {ranks: 2}": "fleet: only an InferencePool leads requests to several ports: add pool: v1",
     "fleet: {pool: v1, router: {a: b}}": "fleet: pool and router both stand in place of the Service",
     "fleet: {pool: v1}\nload: [{clients: 1, lengths: 8+8, to: replica-first}]": "the whole file: "
     "replica-first goes on to the Service, and there is none",
@@ -226,6 +227,16 @@ def test_what_leads_requests_stands_in_place_of_the_service(tmp_path, put):
     labels = {"app": "inference-llm", "served-by": "ours"}
     assert routed[0]["spec"]["template"]["metadata"]["labels"] == labels
     assert routed[0]["spec"]["selector"]["matchLabels"] == labels, "the ReplicaSet's own, as everywhere"
+
+
+def test_each_rank_has_a_port_that_the_pool_leads_to_and_the_probe_asks_all_of_them():
+    pool, made, _ = objects(read("two-ranks"), "image")
+
+    container = made["spec"]["template"]["spec"]["containers"][0]
+    assert [each["number"] for each in pool["spec"]["targetPorts"]] == [8080, 8081]
+    assert [each["containerPort"] for each in container["ports"]] == [8080, 8081]
+    assert container["readinessProbe"]["httpGet"]["port"] == 9256
+    assert "--data-parallel-multi-port-external-lb" in container["args"]
 
 
 def test_a_fleet_in_waves_has_room_for_one():

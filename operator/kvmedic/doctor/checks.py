@@ -321,13 +321,13 @@ def _follows(why: Blocked, fleet: Fleet) -> bool:
 
 
 def _front(fleet: Fleet, names: Mapping[str, str]) -> Check:
-    rotation = fleet.rotation
-    keys = rotation.orphan.keys if rotation.orphan else ()
-    if rotation.services:
-        listed = ", ".join(f"Service {name}" for name in rotation.services)
-        return Check(Topic.FRONT, Result.PASS, f"{listed} leads requests to the pods")
-    if keys:
-        text = f"an InferencePool or a router finds the pods by {', '.join(keys)}"
+    orphan = fleet.rotation.orphan
+    leading = [f"Service {name}" for name in fleet.rotation.services]
+    for front in orphan.fronts if orphan else ():
+        labels = ",".join(f"{key}={value}" for key, value in sorted(front.selector.items()))
+        leading.append(f"{front.name} by {labels}")
+    if leading:
+        text = f"{' and '.join(leading)} {'lead' if leading[1:] else 'leads'} requests to the pods"
         return Check(Topic.FRONT, Result.PASS, text)
     return Check(
         Topic.FRONT,
@@ -373,11 +373,16 @@ def _port(fleet: Fleet) -> Check:
     return Check(Topic.PORT, Result.PASS, text, figures={"port": None})
 
 
+def labels_that_change(keys: Sequence[str]) -> str:
+    """Return which labels of a released replica change, with the verb: `labels app and tier change`."""
+    return f"labels {' and '.join(keys)} change" if keys[1:] else f"label {keys[0]} changes"
+
+
 def _drain(fleet: Fleet) -> Check:
     rotation = fleet.rotation
     if rotation.orphan is not None and rotation.orphan.keys:
-        keys = ", ".join(rotation.orphan.keys)
-        text = f"a replica is released from its ReplicaSet, then its label {keys} changes (rotation: Orphan)"
+        change = labels_that_change(rotation.orphan.keys)
+        text = f"a replica is released from its ReplicaSet, then its {change} (rotation: Orphan)"
         return Check(Topic.DRAIN, Result.PASS, text)
     if not rotation.services:
         return Check(Topic.DRAIN, Result.UNKNOWN, "it follows from what leads requests to the pods")

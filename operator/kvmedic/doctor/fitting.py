@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from kvmedic.doctor.checks import labels_that_change
 from kvmedic.engines import ENGINES
 from kvmedic.manifests.documents import reads_as_text
 from kvmedic.model.edits import containers_of
@@ -161,10 +162,9 @@ def _lever_lines(view: View, policy: Policy, neighbours: Neighbours | str) -> It
 
 def _rollout_lines(fleet: Fleet, policy: Policy) -> Iterator[str]:
     orphan = fleet.rotation.orphan
-    keys = ", ".join(orphan.keys) if orphan else ""
     how = (
-        f"Here: released from its ReplicaSet, then label {keys} changes."
-        if keys
+        f"Here: released from its ReplicaSet, then {labels_that_change(orphan.keys)}."
+        if orphan and orphan.keys
         else f"Here: by label {fleet.rotation.label}."
         if fleet.rotation.services
         else "Here nothing is known to lead requests to the pods."

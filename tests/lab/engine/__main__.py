@@ -12,6 +12,7 @@ from lab.engine.arguments import non_default, parse_api_server, parse_serve
 from lab.engine.config import ConfigError, EngineConfig, resolve
 from lab.engine.live import LiveEngine
 from lab.engine.metrics import EngineMetrics
+from lab.engine.ranks import has_ranks, supervise
 from lab.engine.server import ApiServer
 from lab.engine.settings import Faults, LabSettings
 
@@ -35,6 +36,8 @@ def api_server(arguments: Sequence[str]) -> int:
 
 def _start(parse: Callable[[Sequence[str]], argparse.Namespace], arguments: Sequence[str]) -> int:
     parsed = parse(arguments)
+    if has_ranks(parsed):
+        return asyncio.run(supervise(parsed, arguments))
     try:
         config = resolve(parsed)
     except ConfigError as error:
@@ -52,7 +55,9 @@ async def _run(config: EngineConfig, settings: LabSettings, faults: Faults) -> i
     failed = await _load(config, settings, faults, stop)
     if failed is not None:
         return failed
-    metrics = EngineMetrics(config.served_name, config.limits.max_model_len, config.labels, faults)
+    metrics = EngineMetrics(
+        config.served_name, config.limits.max_model_len, config.labels, faults, config.rank
+    )
     engine = LiveEngine(config, settings.cost.scaled(faults.slowdown), metrics)
     if engine.scheduler.compressor is not None and config.method is not None and config.method.says_reclaim:
         engine.scheduler.compressor.told = logs.log_reclaim

@@ -126,6 +126,8 @@ class EngineConfig:
     """The KV compression that is on."""
     device_bytes: int = 0
     """Memory of the device; 0: the CPU build."""
+    rank: int = 0
+    """Data-parallel rank, which is the label `engine` of its metrics."""
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     host_blocks: int = 0
@@ -177,6 +179,7 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
         recall=recall,
         method=method,
         device_bytes=int(number(environ, "LAB_DEVICE_MEMORY_MIB", 0) * (1 << 20)),
+        rank=parsed.data_parallel_rank or 0,
         max_num_queued_reqs=parsed.max_num_queued_reqs,
         max_num_queued_tokens=parsed.max_num_queued_tokens,
         host_blocks=_host_blocks(parsed, dtype, pool, environ),

@@ -100,9 +100,9 @@ class Family:
 class Page:
     """All families of one engine, in the order of the recorded page."""
 
-    def __init__(self, model_name: str, max_model_len: int) -> None:
+    def __init__(self, model_name: str, max_model_len: int, rank: int = 0) -> None:
         self.families: dict[str, Family] = {}
-        fixed = {"engine": "0", "model_name": model_name}
+        fixed = {"engine": str(rank), "model_name": model_name}
         for name, kind, labels, bounds, text in family_rows():
             family = Family(name, kind, text, _bounds(bounds, max_model_len))
             self.families[name] = family
@@ -250,10 +250,11 @@ class EngineMetrics:
         max_model_len: int,
         cache_labels: Mapping[str, str],
         faults: Faults = Faults(),  # noqa: B008 - frozen
+        rank: int = 0,
     ) -> None:
-        self._labels = {"engine": "0", "model_name": model_name}
+        self._labels = {"engine": str(rank), "model_name": model_name}
         self._faults = faults
-        self.page = Page(model_name, max_model_len)
+        self.page = Page(model_name, max_model_len, rank)
         self.page["vllm:cache_config_info"].number(**cache_labels).value = 1.0
         self._number("engine_sleep_state", sleep_state="awake").value = 1.0
         self._prefix_seen = PrefixCounts()

@@ -5,14 +5,27 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from lab.engine.ranks import SUPERVISOR_PORT
 from lab.play import vllm
 from lab.play.files import merged
 from lab.play.picker import pool_of
-from lab.play.schema import CONTAINER, EVALUATION, FLEET, Engine, Evaluation, Flag, Fleet, Scenario
+from lab.play.schema import (
+    CONTAINER,
+    EVALUATION,
+    FLEET,
+    MOST_RANKS,
+    Engine,
+    Evaluation,
+    Flag,
+    Fleet,
+    Scenario,
+)
 
 Object = dict[str, Any]
 PORT = 8080
 """Another one than the operator's configuration has: it must find it."""
+PORT_NAMES = ("http", *(f"http-{rank}" for rank in range(1, MOST_RANKS)))
+"""Of the engines of a pod, by rank."""
 MODEL = "tiny"
 """Name under which every engine serves its model."""
 ROTATION_LABEL: Mapping[str, str] = MappingProxyType({"key": "serving", "draining": "draining"})
@@ -87,9 +100,12 @@ def container(fleet: Fleet, image: str) -> Object:
         "command": ["vllm"],
         "args": arguments(fleet),
         "env": [{"name": name, "value": value} for name, value in fleet.environment.items()],
-        "ports": [{"name": "http", "containerPort": PORT}],
+        "ports": [
+            {"name": name, "containerPort": port}
+            for name, port in zip(PORT_NAMES, ports(fleet), strict=False)
+        ],
         "readinessProbe": {
-            "httpGet": {"path": "/health", "port": "http"},
+            "httpGet": {"path": "/health", "port": SUPERVISOR_PORT if fleet.ranks > 1 else "http"},
             "periodSeconds": 1,
             "timeoutSeconds": 5,
             "failureThreshold": 10,
@@ -119,8 +135,15 @@ def sidecar(image: str) -> Object:
 def arguments(fleet: Fleet) -> list[str]:
     """Return the engine's command line: the model, then each flag as the file names it."""
     model = str(vllm.MODEL) if fleet.engine is Engine.VLLM else "lab/model"
+    several = {"data-parallel-size": fleet.ranks, "data-parallel-multi-port-external-lb": True}
     own: dict[str, Flag] = {"served-model-name": MODEL, "port": PORT, **fleet.flags}
+    own |= several if fleet.ranks > 1 else {}
     return ["serve", model, *(word for name, value in own.items() for word in _flag(name, value))]
+
+
+def ports(fleet: Fleet) -> tuple[int, ...]:
+    """Return the ports of a pod's engines, one for each rank."""
+    return tuple(range(PORT, PORT + fleet.ranks))
 
 
 def _flag(name: str, value: Flag) -> tuple[str, ...]:
@@ -137,7 +160,7 @@ def pod_labels(fleet: Fleet) -> dict[str, str]:
 def front(fleet: Fleet) -> Iterator[Object]:
     """Yield what leads requests to the replicas; a router finds them without an object."""
     if fleet.pool is not None:
-        yield pool_of(fleet.pool, pod_labels(fleet), (PORT,))
+        yield pool_of(fleet.pool, pod_labels(fleet), ports(fleet))
     elif fleet.router is None:
         yield service(fleet)
 

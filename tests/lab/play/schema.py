@@ -256,6 +256,7 @@ FLEET = "inference-llm"
 CONTAINER = "vllm"
 EVALUATION = "accuracy"
 """Name of the CronJob that evaluates an engine, and of its container."""
+MOST_RANKS = 4
 CAP = "max-num-seqs"
 """The flag that limits the running requests of an engine."""
 LENGTH = "max-model-len"
@@ -324,6 +325,8 @@ class Fleet(Part):
     """An InferencePool of this API in place of the Service; a picker of the lab follows it."""
     router: dict[str, str] | None = None
     """Labels by which a router of the lab finds the pods, in place of the Service. The pods have them."""
+    ranks: int = Field(default=1, ge=1, le=MOST_RANKS)
+    """Engines in each pod, with a port each behind an InferencePool: vLLM's data-parallel ranks."""
     registry: bool = False
     """Whether the image is pulled at each start, from a registry of the lab."""
     serves: bool = True
@@ -341,6 +344,8 @@ class Fleet(Part):
     def _one_front(self) -> Fleet:
         if self.pool is not None and self.router is not None:
             raise ValueError("pool and router both stand in place of the Service: remove one of them")
+        if self.ranks > 1 and self.pool is not Pool.RELEASED:
+            raise ValueError("only an InferencePool leads requests to several ports: add pool: v1")
         return self
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from lab.play.registry import Registry
 from lab.play.schema import EVALUATION, FLEET, Engine, Scenario
 from lab.play.story import View
 from lab.play.witness import Witness
-from lab.prometheus import cluster_prometheus
+from lab.prometheus import PodScrape, cluster_prometheus
 
 GONE_SECONDS = 120.0
 SERVED_SECONDS = 30.0
@@ -34,6 +34,8 @@ OWNER = "kubectl"
 """The field manager of a person: what a GitOps tool applies again and again is never touched."""
 NOWHERE = "no-service"
 """Host in the clients' URL where no Service leads: they are told of each replica."""
+SCRAPES = tuple(PodScrape(name) for name in manifests.PORT_NAMES)
+"""Each port of a pod is scraped by itself, as a PodMonitor has an endpoint for each."""
 SCRAPE_INTERVAL = "2s"
 ENGINE_VERSION = "0.32.0"
 """The vLLM that the lab engine behaves like; its image's tag says so, as the operator reads it there."""
@@ -129,7 +131,7 @@ def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterato
     with (
         Exporter(cluster.host_address) as exporter,
         Registry(image.archive) as registry,
-        cluster_prometheus(cluster, scrape_interval=SCRAPE_INTERVAL) as prometheus,
+        cluster_prometheus(cluster, SCRAPES, scrape_interval=SCRAPE_INTERVAL) as prometheus,
     ):
         prometheus.set_targets({exporter.address: LABELS})
         install(cluster, operator_values(prometheus.url))
