@@ -59,11 +59,12 @@ def private_light() -> Iterator[Callable[..., LightCluster]]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the real cluster, and say what one worker takes as a whole.
+    """Mark what uses the real cluster, and say what one worker takes as a whole, and what comes first.
 
     Tests that take the cluster down come last, so that the others share one. On several workers each test of
     the shared light cluster is dealt out singly, as those are the slow ones; other modules stay whole, so
-    that what they prepare is prepared once, or go with those of the group that they name.
+    that what they prepare is prepared once, or go with those of the group that they name. The slow ones wait
+    most of their time, and come first, those before all that may last longest: what computes fills the end.
     """
     for item in items:
         used = getattr(item, "fixturenames", ())
@@ -71,7 +72,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("cluster")
         if "light" not in used and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=lambda item: item.get_closest_marker("takes_cluster_down") is not None)
+    items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> tuple[bool, bool, float]:
+    limit = item.get_closest_marker("timeout")
+    return (
+        item.get_closest_marker("takes_cluster_down") is not None,
+        "light" not in getattr(item, "fixturenames", ()),
+        -float(limit.args[0]) if limit is not None and limit.args else 0.0,
+    )
 
 
 @dataclass(frozen=True)

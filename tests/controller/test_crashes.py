@@ -5,8 +5,9 @@ killed at yet, until none is left. What the kills are hung on is read off the re
 a new kind of step is covered without anything added here.
 
 What is stored before a write leaves is what was stored after the one before it, so a kill there leaves
-nothing else behind for the next process. A run forth and back is killed at both all the same. A template that
-stays is written alike whatever it changes: the runs that stay are of a flag.
+nothing else behind for the next process. A run forth and back is killed at both all the same, with a label
+here and without one in `test_orphan_drain.py`. A template that stays is written alike whatever it changes:
+the runs that stay are of a flag.
 """
 
 from __future__ import annotations
@@ -113,12 +114,12 @@ def test_killed_at_every_write_a_fleet_without_a_spare_is_one_replica_short_and_
     assert len(eye.seen) == 4, "each replica was replaced once, and nothing else was made"
 
 
-def test_killed_at_every_write_a_change_is_taken_back_one_short(a_world, thorough):
-    world = a_world(replicas=2, decide=thorough.decide, spec=SHORT_SPEC)
+def test_killed_at_every_write_a_change_is_taken_back_one_short(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=SHORT_SPEC)
     before = world.deployment()["spec"]
     world.write_script(old="thrash", new="worse", revision=world.revision())
 
-    eye = survive(world, 2, thorough)
+    eye = survive(world, 2, killer)
 
     assert world.outcomes() == ["NotRecovered"]
     assert world.deployment()["spec"] == before
@@ -128,13 +129,13 @@ def test_killed_at_every_write_a_change_is_taken_back_one_short(a_world, thoroug
 
 
 @pytest.mark.parametrize(("new", "outcome"), [("recovered", "Recovered"), ("worse", "NotRecovered")])
-def test_killed_at_every_write_a_fleet_that_is_recreated_keeps_its_strategy(a_world, thorough, new, outcome):
-    world = a_world(replicas=2, decide=thorough.decide)
+def test_killed_at_every_write_a_fleet_that_is_recreated_keeps_its_strategy(a_world, killer, new, outcome):
+    world = a_world(replicas=2, decide=killer.decide)
     recreate(world)
     before = world.deployment()["spec"]
     world.write_script(old="thrash", new=new, revision=world.revision())
 
-    eye = survive(world, 2, thorough)
+    eye = survive(world, 2, killer)
 
     after = world.deployment()["spec"]
     assert world.outcomes() == [outcome]
@@ -146,13 +147,13 @@ def test_killed_at_every_write_a_fleet_that_is_recreated_keeps_its_strategy(a_wo
 
 
 def test_killed_at_every_write_a_change_that_serves_worse_beside_the_old_ones_goes_no_further(
-    a_world, thorough
+    a_world, killer
 ):
-    world = a_world(replicas=2, decide=thorough.decide, spec=BESIDE)
+    world = a_world(replicas=2, decide=killer.decide, spec=BESIDE)
     before, old = world.deployment()["spec"], names(world)
     world.rewrite(new="worse")
 
-    eye = survive(world, 2, thorough)
+    eye = survive(world, 2, killer)
 
     assert [run["outcome"] for run in world.status()["history"]] == ["NotRecovered"]
     assert world.deployment()["spec"] == before

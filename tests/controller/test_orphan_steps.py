@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lab.scripted.proxy import Fate
 from worlds.autoscaled import behind_hpa
 from worlds.killing import Killer
 from worlds.people import abandon_resource, delete_resource, edit_flag, is_gone, rollout, scale
@@ -20,10 +19,6 @@ LONG_START_SECONDS = 20
 pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 
 
-def thorough() -> Killer:
-    return Killer(Fate.KILL_BEFORE, Fate.KILL_AFTER)
-
-
 def run_to_end(world: World, replicas: int, killer: Killer | None = None, runs: int = 1) -> Eye:
     """Run until so many runs are closed, killed at every write; print what was covered."""
     with Eye(world.cluster, world.namespace, replicas) as eye:
@@ -35,7 +30,7 @@ def run_to_end(world: World, replicas: int, killer: Killer | None = None, runs: 
 
 
 def test_killed_at_every_write_one_replica_is_replaced_without_a_label(a_world):
-    killer = thorough()
+    killer = Killer()
     world = make_unlabelled(a_world, 2, decide=killer.decide)
     before, deployed = names(world), world.deployment()["spec"]
     pressured = press_one(world)
@@ -51,7 +46,7 @@ def test_killed_at_every_write_one_replica_is_replaced_without_a_label(a_world):
 
 
 def test_killed_at_every_write_a_replica_is_given_back_to_its_replica_set(a_world):
-    killer = thorough()
+    killer = Killer()
     world = make_unlabelled(a_world, 2, LONG_START_SECONDS, decide=killer.decide)
     before, deployed = names(world), world.deployment()["spec"]
     press_one(world)
