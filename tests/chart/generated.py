@@ -1,10 +1,11 @@
 """Files that follow from others: run as `python -m chart.generated` (write) or with `--check` (compare).
 
-`charts/kvmedic/files/permissions.yaml` gives `deploy/rbac.yaml` and the table of `docs/reference/rbac.md`;
-`crds/` gives the chart's copy, because Helm cannot read outside a chart. `documentation.generated` gives
-the parts of the documentation that follow from the code.
+`charts/kvmedic/files/permissions.yaml` gives `deploy/rbac.yaml` and the table of `docs/reference/rbac.md`,
+and `fence.yaml` beside it `deploy/fence.yaml`; `crds/` gives the chart's copy, because Helm cannot read
+outside a chart. `documentation.generated` gives the parts of the documentation that follow from the code.
 """
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from documentation.generated import pages
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvmedic"
 TABLE = CHART / "files" / "permissions.yaml"
+FENCE = CHART / "files" / "fence.yaml"
+KUSTOMIZE_FENCE = ROOT / "deploy" / "fence.yaml"
 KUSTOMIZE_RBAC = ROOT / "deploy" / "rbac.yaml"
 COMPONENTS = {
     "nodeHealth.nvidiaSmi": "nvidia-smi",
@@ -44,6 +47,21 @@ roleRef:
   name: {name}
 subjects:
   - {{kind: ServiceAccount, name: kvmedic, namespace: {namespace}}}
+"""
+FENCE_HEAD = "# Generated from charts/kvmedic/files/fence.yaml (make manifests). Do not edit.\n"
+POLICY = """apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: kvmedic-fence
+spec:
+"""
+BINDING = """apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: kvmedic-fence
+spec:
+  policyName: kvmedic-fence
+  validationActions: [Deny]
 """
 COLUMNS = "| resource | verb | needed by | why |\n| --- | --- | --- | --- |\n"
 SCOPES = {"watched": "in every watched namespace", "own": "in its own namespace"}
@@ -114,6 +132,21 @@ def kustomize_rbac() -> str:
     return HEAD + "---\n".join(parts)
 
 
+def kustomize_fence() -> str:
+    """deploy/fence.yaml: the policy as the chart makes it by default."""
+    kept = ["kube-system", "kube-public", "kube-node-lease", NAMESPACE]
+    places = {
+        "ACCOUNT": f"system:serviceaccount:{NAMESPACE}:kvmedic",
+        "NAMESPACES": json.dumps(kept),
+        "REVISIONS": "true",
+    }
+    spec = FENCE.read_text()
+    for word, text in places.items():
+        spec = spec.replace(word, text)
+    lines = "".join(f"  {line}\n" if line else "\n" for line in spec.splitlines() if not line.startswith("#"))
+    return f"{FENCE_HEAD}{POLICY}{lines}---\n{BINDING}"
+
+
 def component_rbac(value: str) -> str:
     """What the component adds that stands for a value of the chart."""
     rules = "".join(row.rule() for row in permissions() if row.only == value)
@@ -145,7 +178,8 @@ def wanted() -> dict[Path, str]:
     components = {
         ROOT / "deploy" / folder / "rbac.yaml": component_rbac(value) for value, folder in COMPONENTS.items()
     }
-    return {KUSTOMIZE_RBAC: kustomize_rbac(), **components, PAGE: page(), **copies, **pages()}
+    own = {KUSTOMIZE_RBAC: kustomize_rbac(), KUSTOMIZE_FENCE: kustomize_fence()}
+    return {**own, **components, PAGE: page(), **copies, **pages()}
 
 
 def stale() -> list[Path]:

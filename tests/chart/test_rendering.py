@@ -24,6 +24,8 @@ DEFAULT_KINDS = [
     "RoleBinding",
     "Service",
     "ServiceAccount",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
 ]
 
 
@@ -56,13 +58,14 @@ def test_an_option_adds_its_object(values, kind):
     ("values", "absent"),
     [
         ({"crds": {"enabled": False}}, {"CustomResourceDefinition"}),
+        ({"fence": {"enabled": False}}, {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}),
         ({"serviceAccount": {"create": False, "name": "mine"}}, {"ServiceAccount"}),
         (
             {"rbac": {"create": False, "aggregateToDefaultRoles": False}},
             {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"},
         ),
     ],
-    ids=["crds", "serviceAccount", "rbac"],
+    ids=["crds", "fence", "serviceAccount", "rbac"],
 )
 def test_an_option_leaves_its_objects_out(values, absent):
     assert set(render(values).kinds()) == set(DEFAULT_KINDS) - absent

@@ -10,13 +10,13 @@ import pytest
 from aiohttp import ClientSession, web
 
 from chart.generated import permissions
-from chart.rendering import render
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Proxy
 from worlds.approving import APPROVE, approve, waits_as
 from worlds.autoscaled import HPA, SCALED_OBJECT, behind, minimum
 from worlds.configured import configure, copies
 from worlds.deploying import ALLOWED, deploy
+from worlds.fenced import rights_in
 from worlds.people import delete_resource, is_gone
 from worlds.scaling import MORE, REPLICAS, press, spec
 from worlds.unlabelled import make_unlabelled
@@ -102,15 +102,12 @@ def right_of(method: str, path: str, query: str) -> Right | None:
 
 @pytest.fixture
 def with_rights_of_the_chart(light: LightCluster) -> Iterator[Callable[[World], Ledger]]:
-    """Installs the chart's ServiceAccount and Roles in a world's namespace; gives a proxy with its token."""
+    """Installs the chart's account, Roles and fence for a world's namespace; gives a proxy with its token."""
     with ExitStack() as stack:
 
         def make(world: World) -> Ledger:
-            made = render({"watchNamespaces": [world.namespace]}, namespace=world.namespace)
-            kinds = {"ServiceAccount", "Role", "RoleBinding"}
-            light.apply([each for (kind, _), each in made.items() if kind in kinds], world.namespace)
-            token = light.api.token_for("kvmedic", world.namespace)
-            return stack.enter_context(Ledger(light.url, token, no_harm))
+            account = stack.enter_context(rights_in(light, world.namespace))
+            return stack.enter_context(Ledger(light.url, account.access.token, no_harm))
 
         yield make
 
@@ -229,9 +226,9 @@ def test_without_the_right_to_read_config_maps_a_file_counts_as_unseen(a_world, 
     world = a_world()
     configure(world, history=0)
     proxy = with_rights_of_the_chart(world)
-    role = world.cluster.api.get("Role", "kvmedic", world.namespace)
+    role = world.cluster.api.get("Role", world.namespace, world.namespace)
     rules = [rule for rule in role["rules"] if rule["resources"] != ["configmaps"]]
-    world.cluster.api.patch("Role", "kvmedic", {"rules": rules}, world.namespace)
+    world.cluster.api.patch("Role", world.namespace, {"rules": rules}, world.namespace)
 
     world.start(proxy=proxy)
     asked = lambda: world.condition("ActionRequired") == ("True", "FlagNotEditable")  # noqa: E731

@@ -1,0 +1,213 @@
+"""What the API server refuses to the operator's own account although RBAC allows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from chart.generated import CHART
+from chart.rendering import render
+from kvmedic.runbooks.compression.bundle import NEVER
+from lab.cluster.api import Api
+from lab.cluster.light import LightCluster
+from worlds.fenced import refusal, rights_in
+
+pytestmark = pytest.mark.xdist_group("fence")
+ENGINE = "/spec/template/spec/containers/0"
+DEPLOYMENT = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "llm", "labels": {"app": "llm"}},
+    "spec": {
+        "replicas": 1,
+        "selector": {"matchLabels": {"app": "llm"}},
+        "template": {
+            "metadata": {"labels": {"app": "llm"}},
+            "spec": {
+                "containers": [
+                    {
+                        "name": "engine",
+                        "image": "registry.example/vllm:1",
+                        "args": ["--max-num-seqs=256"],
+                        "env": [
+                            {"name": "PYTHONPATH", "value": "/plugins"},
+                            {"name": "KEEP", "value": "8"},
+                        ],
+                        "volumeMounts": [{"name": "config", "mountPath": "/etc/vllm"}],
+                    }
+                ],
+                "volumes": [{"name": "config", "configMap": {"name": "limits"}}],
+            },
+        },
+    },
+}
+PASSES = {
+    "an argument": [("replace", f"{ENGINE}/args/0", "--max-num-seqs=14")],
+    "a variable": [("replace", f"{ENGINE}/env/1/value", "4")],
+    "a variable more": [("add", f"{ENGINE}/env/-", {"name": "EVICT_TOKENS", "value": "1"})],
+    "a copy of its ConfigMap": [("replace", "/spec/template/spec/volumes/0/configMap/name", "limits-copy")],
+    "replicas and the rollout": [
+        ("replace", "/spec/replicas", 2),
+        ("add", "/spec/paused", True),
+        ("add", "/spec/minReadySeconds", 60),
+    ],
+    "an annotation": [("add", "/metadata/annotations", {"kvmedic.io/run": "1"})],
+}
+OTHER_ENGINE, IDENTITY, VARIABLE = "arguments, variables, replicas", "identity, privilege", "sets no variable"
+REFUSED = {
+    "another image": ([("replace", f"{ENGINE}/image", "registry.example/other:1")], OTHER_ENGINE),
+    "a mount less": ([("remove", f"{ENGINE}/volumeMounts", None)], OTHER_ENGINE),
+    "a probe that runs a command": (
+        [("add", f"{ENGINE}/livenessProbe", {"exec": {"command": ["sh"]}})],
+        OTHER_ENGINE,
+    ),
+    "another container first": (
+        [("add", "/spec/template/spec/initContainers", [{"name": "a", "image": "registry.example/a:1"}])],
+        OTHER_ENGINE,
+    ),
+    "a container more": (
+        [("add", "/spec/template/spec/containers/-", {"name": "a", "image": "registry.example/a:1"})],
+        IDENTITY,
+    ),
+    "another account": ([("add", "/spec/template/spec/serviceAccountName", "admin")], IDENTITY),
+    "the node's network": ([("add", "/spec/template/spec/hostNetwork", True)], IDENTITY),
+    "a privilege": ([("add", f"{ENGINE}/securityContext", {"privileged": True})], IDENTITY),
+    "a path of the node": (
+        [("add", "/spec/template/spec/volumes/-", {"name": "root", "hostPath": {"path": "/"}})],
+        IDENTITY,
+    ),
+    "a Secret as a volume": (
+        [("add", "/spec/template/spec/volumes/-", {"name": "key", "secret": {"secretName": "key"}})],
+        IDENTITY,
+    ),
+    "a Secret as variables": (
+        [("add", f"{ENGINE}/envFrom", [{"secretRef": {"name": "key"}}])],
+        IDENTITY,
+    ),
+    "a Secret as a variable": (
+        [
+            (
+                "add",
+                f"{ENGINE}/env/-",
+                {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "key", "key": "key"}}},
+            )
+        ],
+        VARIABLE,
+    ),
+    "another library first": (
+        [("add", f"{ENGINE}/env/-", {"name": "LD_PRELOAD", "value": "/tmp/a.so"})],
+        VARIABLE,
+    ),
+    "another value of such a variable": ([("replace", f"{ENGINE}/env/0/value", "/tmp")], VARIABLE),
+}
+
+
+@pytest.fixture(scope="module")
+def account(light: LightCluster) -> Iterator[Api]:
+    """The operator's account, which may not put back images either; a Deployment stands where it may act."""
+    name = light.create_namespace("fenced")
+    light.apply(DEPLOYMENT, name)
+    light.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "limits"}}, name)
+    values = {"fence": {"revisionRollback": False}, "probe": {"trialPods": True, "evaluations": True}}
+    with rights_in(light, name, **values) as made:
+        yield made
+
+
+def patch_deployment(account: Api, operations: list[tuple[str, str, Any]]) -> str:
+    """Return why a JSON patch of the Deployment is refused; empty: it would pass."""
+    body = [
+        {"op": op, "path": path, **({} if op == "remove" else {"value": value})}
+        for op, path, value in operations
+    ]
+    return refusal(account, "PATCH", "/apis/apps/v1/namespaces/fenced/deployments/llm", body)
+
+
+@pytest.mark.parametrize("operations", PASSES.values(), ids=PASSES)
+def test_what_a_run_changes_passes(account, operations):
+    assert patch_deployment(account, operations) == ""
+
+
+@pytest.mark.parametrize(("operations", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_no_run_changes_is_refused(account, operations, message):
+    assert message in patch_deployment(account, operations)
+
+
+def pod(**metadata: Any) -> dict[str, Any]:
+    spec = {"containers": [{"name": "engine", "image": "registry.example/vllm:1"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **metadata}, "spec": spec}
+
+
+OWNED = {
+    "labels": {"kvmedic.io/trial": "1"},
+    "ownerReferences": [
+        {"apiVersion": "kvmedic.io/v1alpha1", "kind": "KVRemediation", "name": "llm", "uid": "1"}
+    ],
+}
+PRIVILEGED = pod(**OWNED)
+PRIVILEGED["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+BATCH = "/apis/batch/v1/namespaces/fenced/jobs"
+JOB = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "a"},
+    "spec": {"template": {"spec": {"restartPolicy": "Never", **pod()["spec"]}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    [
+        ("POST", "/api/v1/namespaces/fenced/pods", pod(), "trial pods only"),
+        ("POST", "/api/v1/namespaces/fenced/pods", PRIVILEGED, "trial pods only"),
+        ("POST", "/api/v1/namespaces/fenced/pods", pod(**OWNED), ""),
+        ("POST", BATCH, JOB, "its own Jobs"),
+        ("POST", BATCH, {**JOB, "metadata": {"name": "a", "labels": OWNED["labels"]}}, ""),
+        ("DELETE", "/api/v1/namespaces/fenced/configmaps/limits", None, "own copies"),
+    ],
+    ids=["a pod", "a privileged trial", "a trial pod", "a job", "a job of a trial", "somebody's ConfigMap"],
+)
+def test_of_what_it_makes_and_removes_only_its_own_passes(account, method, path, body, message):
+    found = refusal(account, method, path, body)
+
+    assert message in found
+    assert bool(found) is bool(message)
+
+
+def test_everybody_else_is_not_asked(account, light):
+    path = "/apis/apps/v1/namespaces/fenced/deployments/llm"
+    body = [{"op": "replace", "path": f"{ENGINE}/image", "value": "registry.example/other:1"}]
+
+    assert refusal(light.api, "PATCH", path, body) == ""
+
+
+def test_it_refuses_the_variables_that_no_spec_may_name():
+    (rule,) = [each["expression"] for each in fence()["validations"] if "matches" in each["expression"]]
+
+    assert re.search(r"r'\^\((.*)\)\$'", rule).group(1) == NEVER.pattern
+
+
+def test_a_refusal_is_never_taken_for_a_patch_that_came_too_late():
+    assert {each["reason"] for each in fence()["validations"]} == {"Forbidden"}
+
+
+def fence() -> dict[str, Any]:
+    return yaml.safe_load((CHART / "files" / "fence.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("watched", "kept"),
+    [
+        ([], '"kube-node-lease","kvmedic-system"'),
+        (["ml"], '"kvmedic-system"'),
+        (["kvmedic-system"], '"kube-node-lease"]'),
+    ],
+    ids=["everywhere", "elsewhere", "its own"],
+)
+def test_its_own_namespace_is_left_alone_unless_it_is_told_to_watch_it(watched, kept):
+    policy = render({"watchNamespaces": watched})["ValidatingAdmissionPolicy", "kvmedic-fence"]
+
+    assert kept in policy["spec"]["validations"][0]["expression"]
