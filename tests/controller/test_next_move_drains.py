@@ -10,14 +10,23 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.next_move import _pods_held_back, _watched_fleet, drains_of
-from kvmedic.model.evidence import Measured
+from kvmedic.controller.next_move import (
+    Tick,
+    _pods_held_back,
+    _told,
+    _watched_fleet,
+    drains_of,
+    observe_victims,
+)
+from kvmedic.model.evidence import Absence, Measured, Missing
 from kvmedic.model.fleet import Orphan
-from kvmedic.model.run import TimedOut, Victim
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import StepState, TimedOut, Victim
 from kvmedic.model.spec import OnDrainTimeout
+from kvmedic.model.status import Record
 from kvmedic.rollout.draining import Drain, draining_move, held_move
 from kvmedic.rollout.moves import Uncordon, Wait
-from run_builder import NOW, a_fleet, a_pod
+from run_builder import NOW, a_fleet, a_pod, a_run, an_intent
 
 LIMIT = timedelta(minutes=10)
 FRONT = ("EndpointSlice mine", "Service llm")
@@ -119,3 +128,80 @@ def test_a_source_is_asked_about_the_time_since_requests_have_stopped_for_sure()
     asyncio.run(drains_of(tick, fleet))
 
     assert asked == [timedelta(minutes=4) - timedelta(seconds=5)] * 2
+
+
+class Engine:
+    """An engine that is given requests while it drains; None: its page cannot be read."""
+
+    def __init__(self, *received: float | None) -> None:
+        self.left = list(received)
+
+    async def in_flight(self, *_: object) -> Measured[float]:
+        return Measured(1.0, NOW)
+
+    async def received(self, *_: object) -> object:
+        count = self.left.pop(0)
+        return Missing(Absence.SOURCE_UNAVAILABLE) if count is None else Measured(count, NOW)
+
+
+def drained(engine: Engine, seconds: list[int], settle: int = 15) -> tuple[Any, list[str]]:
+    """Look at a released replica that drains, after so many seconds; return what was told last, and when."""
+    pod = replace(a_pod("a", "old"), uid="a", cordoned=True, in_rotation=False, is_released=True)
+    orphan = Orphan(pod, is_owned=False, has_ended=False)
+    victim, told = Victim("a", "a", NOW, NOW), []
+    move: Any = None
+    for second in seconds:
+        tick = a_tick(timedelta(seconds=second), OnDrainTimeout.HOLD, left=True)
+        tick.policy.rollout.settle = timedelta(seconds=settle)
+        tick.ports.metrics = engine
+        run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victims=(victim,))
+        record: Any = Tick(
+            tick.resource, tick.policy, Record(), run, tick.ports, NOW + timedelta(seconds=second)
+        )
+        seen = asyncio.run(observe_victims(record, a_fleet(orphans=(orphan,))))
+        (victim,) = seen.run.victims
+        move = _told(seen, Wait(Reason.DRAINING, "it finishes its requests"))
+        told += [str(second)] if move.reason is Reason.REQUESTS_STILL_ARRIVE else []
+    return move, told
+
+
+def test_requests_that_keep_coming_are_told_long_before_the_time_out_with_figures_and_the_fix() -> None:
+    move, told = drained(Engine(400, 403, 410), [5, 16, 40, 50, 80])
+
+    assert told == ["80"]
+    assert "a left every Service, and 10 requests came to it within 64 s all the same" in move.message
+    assert "spec.rollout.routers" in move.message
+
+
+@pytest.mark.parametrize(
+    ("received", "seconds"),
+    [
+        ([400] * 9, [16, 50, 90, 150, 210]),
+        ([400, 404, 404, 404], [16, 50, 90, 150]),
+        ([400, 404, 3, 5], [16, 50, 90, 130]),
+        ([None] * 5, [16, 50, 90, 150]),
+        ([400, None, 410, None, None], [16, 50, 90, 150]),
+        ([400, 500, 600], [1, 5, 10]),
+    ],
+    ids=[
+        "old ones end",
+        "what was on its way",
+        "the engine was started again",
+        "nobody counts",
+        "one rise, and then nobody knows",
+        "not settled yet",
+    ],
+)
+def test_without_evidence_of_new_ones_it_waits_as_ever(
+    received: list[float | None], seconds: list[int]
+) -> None:
+    move, told = drained(Engine(*received), seconds)
+
+    assert told == []
+    assert move.reason is Reason.DRAINING
+
+
+def test_once_they_stop_coming_it_is_told_no_more() -> None:
+    _, told = drained(Engine(400, 410, 420, 420, 420), [16, 50, 90, 150, 200])
+
+    assert told == ["90", "150"]

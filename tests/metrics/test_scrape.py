@@ -134,6 +134,34 @@ async def test_requests_in_flight_are(page: str | bytes, expected: object) -> No
     assert found == expected or (isinstance(expected, type) and isinstance(found, expected))
 
 
+ENDED = "vllm:request_success_total"
+GIVEN = (
+    f'{RUNNING} 1\n{WAITING} 2\n{ENDED}{{finished_reason="stop"}} 40\n{ENDED}{{finished_reason="abort"}} 2\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (GIVEN, 45.0),
+        (f"{RUNNING} 1\n{WAITING} 2\n", 3.0),
+        (f"{WAITING} 2\n{ENDED} 40\n", Missing(Absence.NO_SERIES)),
+        (f"{RUNNING} 1\n{WAITING} 2\n{ENDED} NaN\n", Missing(Absence.NOT_A_NUMBER)),
+        ("<html>hello</html>", UNAVAILABLE),
+    ],
+    ids=["ended however, and held", "none ended yet", "half a page", "not a number", "not a page"],
+)
+async def test_requests_that_an_engine_was_given_are(page: str, expected: object) -> None:
+    with Server(answering(page)) as server:
+        scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS, lambda _: server.url)
+        try:
+            found = value_of(await scraper.received(PodAddress(POD, "127.0.0.1")))
+        finally:
+            await scraper.close()
+
+    assert found == expected
+
+
 async def on_ports(
     first: str, other: str | int | None, *looks: str | int | None, known: bool = False
 ) -> object:

@@ -131,6 +131,9 @@ class Replicas:
     count: Reading[float]
     asked: int = 0
 
+    async def received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+        return Missing(Absence.NO_SERIES)
+
     async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         self.asked += 1
         return self.count

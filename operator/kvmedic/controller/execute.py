@@ -16,7 +16,7 @@ from kvmedic.controller.next_move import (
     Tick,
     leaving_move,
     left_as,
-    observed_victim,
+    observe_victims,
     record_intent,
     resting_move,
     unjudged_answer,
@@ -119,7 +119,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Walk(direction):
             return await _walk(tick, view, direction)
         case Rest(reason, message):
-            tick = observed_victim(tick, view.fleet) if view.fleet.orphans else tick
+            tick = await observe_victims(tick, view.fleet) if view.fleet.orphans else tick
             again = await _act(tick, view, await resting_move(tick, view.fleet), Blocked(reason, message))
             return min(again, pace.verifying) if reason is Reason.COMPARING_REPLICAS else again
         case Watch(reason, message):
@@ -147,7 +147,7 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
     step = tick.run.current.step
     if direction is Direction.FORWARD and isinstance(step, OnTrial):
         return await _ask(tick, view, step)
-    tick = observed_victim(tick, view.fleet)
+    tick = await observe_victims(tick, view.fleet)
     move = await walking_move(tick, view.fleet, direction)
     if direction is Direction.BACK:
         move = await held_back(tick, view.fleet, move)
@@ -287,7 +287,7 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
         outcome = left_as(tick.run, view, outcome)
         await _save(tick, tick.run.leave_target(outcome), outcome.reason, outcome.message)
         return AT_ONCE
-    tick = observed_victim(tick, view.fleet)
+    tick = await observe_victims(tick, view.fleet)
     move = await leaving_move(tick, view)
     if isinstance(move, Settled):
         return await _close(tick, view, outcome)

@@ -32,13 +32,16 @@ from kvmedic.rollout import row_of
 from kvmedic.rollout.config_copy import Files
 from kvmedic.rollout.decide import Direction
 from kvmedic.rollout.draining import (
+    ARRIVALS_APART,
     Drain,
     StartLimits,
     canary_pool_move,
+    count_arrivals,
     drain_by_counts,
     drain_of_unreached,
     drain_past_limit,
     start_limit,
+    tell_arrivals,
 )
 from kvmedic.rollout.drift import claimed_sequence, committed_sequence
 from kvmedic.rollout.edited_template import without_our_change
@@ -64,6 +67,7 @@ from kvmedic.rollout.moves import (
     ScaleOut,
     SetMinimum,
     Uncordon,
+    Wait,
 )
 from kvmedic.rollout.orphan_drain import linger_of
 from kvmedic.rollout.steps import StepInput
@@ -130,7 +134,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     step, forward = tick.run.current.step, direction is Direction.FORWARD
     row = row_of(step if forward else step.inverse())
     known = replace(_known(tick, fleet, await drains_of(tick, fleet)), is_back=not forward)
-    move = row.next_move(fleet, known)
+    move = _told(tick, row.next_move(fleet, known))
     if forward and isinstance(move, Cordon | ReleasePod | CordonOrphan):
         return await _refused_canary(tick, fleet, row.canaries(fleet)) or move
     return move
@@ -148,13 +152,18 @@ async def leaving_move(tick: Tick, view: View) -> Move:
     fleet = _watched_fleet(tick, view.fleet)
     row = row_of(tick.run.current.step)
     drains = await drains_of(tick, fleet) if row.drains_to_leave or fleet.orphans else {}
-    return row.leave(fleet, replace(_known(tick, fleet, drains), edited=_without_ours(tick.run, view)))
+    known = replace(_known(tick, fleet, drains), edited=_without_ours(tick.run, view))
+    return _told(tick, row.leave(fleet, known))
 
 
 async def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     drains = await drains_of(tick, fleet) if fleet.orphans else {}
-    return row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, drains))
+    return _told(tick, row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, drains)))
+
+
+def _told(tick: Tick, move: Move) -> Move:
+    return tell_arrivals(move, tick.run.victims, tick.now) if isinstance(move, Wait) else move
 
 
 def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
@@ -194,7 +203,32 @@ def _without_ours(run: Run, view: View) -> Mapping[str, object] | None:
     return without_our_change(run.current.step, view.fleet, view.template, view.templates)
 
 
-def observed_victim(tick: Tick, fleet: Fleet) -> Tick:
+async def observe_victims(tick: Tick, fleet: Fleet) -> Tick:
+    """Return the tick with what is seen of each victim: when it left, and requests that come still."""
+    tick = _observed_leaving(tick, fleet)
+    victims = await asyncio.gather(*(_count_arrivals(tick, each, fleet) for each in tick.run.victims))
+    return replace(tick, run=replace(tick.run, victims=tuple(victims)))
+
+
+async def _count_arrivals(tick: Tick, victim: Victim, fleet: Fleet) -> Victim:
+    """Return a victim with what came to it since it left rotation, once it had the time to settle."""
+    pod, last = _pod(fleet, victim), victim.arrivals.at if victim.arrivals else None
+    if pod is None or pod.in_rotation or pod.is_unreached or victim.out_at is None:
+        return victim
+    is_early = elapsed_time(tick, "out", victim.uid, victim.out_at) < _quiet_time(tick, pod)
+    if is_early or (last is not None and tick.now - last < ARRIVALS_APART):
+        return victim
+    found = await tick.ports.metrics.received(tick.policy.source, tick.resource.namespace, pod)
+    return replace(victim, arrivals=count_arrivals(victim.arrivals, found, tick.now))
+
+
+def _quiet_time(tick: Tick, pod: Pod) -> timedelta:
+    """Return how long a replica must have been out of rotation before its requests tell anything."""
+    quiet = tick.ports.pace.drain_quiet
+    return max(quiet, tick.policy.rollout.settle) if pod.is_released else quiet
+
+
+def _observed_leaving(tick: Tick, fleet: Fleet) -> Tick:
     """Return the tick with the moment at which each victim was first seen out of rotation."""
 
     def seen(victim: Victim) -> Victim:
@@ -266,8 +300,7 @@ async def _count_requests(tick: Tick, pod: Pod, out: timedelta) -> Drain:
     """Ask a replica for its requests as often as it takes; `out`: since when it has been out of rotation."""
     if pod.is_unreached:
         return drain_of_unreached(await _requests_in_flight(tick, pod, timedelta(0)))
-    pace, counts = tick.ports.pace, list[Reading[float]]()
-    quiet = max(pace.drain_quiet, tick.policy.rollout.settle if pod.is_released else pace.drain_quiet)
+    pace, counts, quiet = tick.ports.pace, list[Reading[float]](), _quiet_time(tick, pod)
     while (drain := drain_by_counts(out, quiet, counts)) is None:
         if counts:
             await asyncio.sleep(pace.drain_interval.total_seconds())

@@ -325,6 +325,9 @@ class Metrics(Protocol):
         where the replica cannot be reached.
         """
 
+    async def received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+        """Return how many requests a replica was given since its engines were started."""
+
     async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself, or of the source if out of reach."""
 

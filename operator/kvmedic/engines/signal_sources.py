@@ -216,6 +216,8 @@ class SignalTable:
     """Gauges whose sum is the requests in the replica's hands."""
     in_flight_optional: tuple[str, ...]
     """Gauges that engines of old export beside them."""
+    ended: CounterSource
+    """Requests that ended, whatever their end: with those in the replica's hands all that it was given."""
     pool: PoolSource
     version: VersionPage
     steps: CounterSource

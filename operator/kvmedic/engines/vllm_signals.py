@@ -90,6 +90,7 @@ VLLM_SIGNALS = SignalTable(
     presence=_RUNNING,
     in_flight=(_RUNNING, _WAITING),
     in_flight_optional=("vllm:num_requests_swapped",),
+    ended=_ENDED,
     pool=PoolSource(
         name="vllm:cache_config_info",
         blocks="num_gpu_blocks",

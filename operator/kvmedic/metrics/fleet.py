@@ -560,6 +560,12 @@ class FleetMetrics:
         otherwise = partial(found.samples, key, pod.address, out)
         return await self._scraper.in_flight(_where(namespace, pod), known, otherwise)
 
+    async def received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+        """Return how many requests a replica was given since it was started, asked of the replica itself."""
+        found = self._sources.get(source)
+        known = await found.engines(PodKey(namespace, pod.name), pod.address) if found else frozenset()
+        return await self._scraper.received(_where(namespace, pod), known)
+
     async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself, or of the source if out of reach."""
         told, found = await self._scraper.pool(_where(namespace, pod)), self._sources.get(source)

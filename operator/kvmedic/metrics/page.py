@@ -107,7 +107,8 @@ def parse_page(text: str, at: datetime, names: frozenset[str] | None = None) -> 
 
 def names_of(table: SignalTable) -> frozenset[str]:
     """Return the names of all metrics of a page that mean anything for an engine."""
-    own = {table.presence, table.pool.name, *table.in_flight, *table.in_flight_optional, *table.steps.names}
+    counts = (*table.in_flight, *table.in_flight_optional, *table.steps.names, *table.ended.names)
+    own = {table.presence, table.pool.name, *counts}
     return frozenset(own.union(*map(_names, table.signals.values())))
 
 

@@ -157,6 +157,25 @@ def in_flight_on(
     return Measured(total, max(page.at for page in pages.values()))
 
 
+def received_on(
+    pages: Mapping[int | None, Page], known: Iterable[Engine], table: SignalTable, oldest: timedelta
+) -> Reading[float]:
+    """Return how many requests all engines of a replica were given since they were started.
+
+    Those that ended and those in its hands. A request that is aborted may be missing (not every version
+    counts it), so what was given is never less. The arguments are those of `in_flight_on`.
+    """
+    held = in_flight_on(pages, known, table, oldest)
+    if not isinstance(held, Measured):
+        return held
+    if old := _stale(pages.values(), table.ended.names, oldest):
+        return Stale(old)
+    total = held.value + fsum(
+        one.value for page in pages.values() for one in _first_series(page, table.ended.names)
+    )
+    return Measured(total, held.at) if isfinite(total) else Missing(Absence.NOT_A_NUMBER)
+
+
 def _stale(pages: Iterable[Page], names: Sequence[str], oldest: timedelta) -> datetime | None:
     """Return the time of a sample that is not of now; None where there is none.
 
@@ -301,13 +320,34 @@ class Scraper:
     ) -> Reading[float]:
         """Return the requests that a replica has in its hands, running and waiting, of all its engines.
 
-        Every port is asked that a container declares or that a known engine was scraped at. An engine that
-        this process has once seen on the replica is known from then on.
-
         Args:
             where: the replica is.
             known: engines that the source has seen on it.
             otherwise: tells it where no page of the replica can be read at all; None: nobody does.
+        """
+        pages, seen, silent = await self._all_pages(where, known)
+        if not pages:
+            told = await otherwise(self._seen.get(where, frozenset())) if otherwise else None
+            return told if isinstance(told, Measured) else Missing(Absence.SOURCE_UNAVAILABLE)
+        found = in_flight_on(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
+        if silent and isinstance(found, Measured) and found.value == 0:
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        return found
+
+    async def received(self, where: PodAddress, known: Iterable[Engine] = ()) -> Reading[float]:
+        """Return how many requests a replica was given since its engines were started; all must answer."""
+        pages, seen, silent = await self._all_pages(where, known)
+        if not pages or silent:
+            return Missing(Absence.SOURCE_UNAVAILABLE)
+        return received_on(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
+
+    async def _all_pages(
+        self, where: PodAddress, known: Iterable[Engine]
+    ) -> tuple[Mapping[int | None, Page], frozenset[Engine], bool]:
+        """Return a replica's pages by port, the engines seen on it, and whether a port keeps silent.
+
+        Every port is asked that a container declares or that a known engine was scraped at. An engine that
+        this process has once seen on the replica is known from then on.
         """
         ports = sorted({where.port or self._port, *where.ports, *(one.port for one in known if one.port)})
         urls = {port: self._resolve(replace(where, port=port)) for port in ports}
@@ -318,19 +358,15 @@ class Scraper:
             asked = dict.fromkeys([None], next(iter(by_url)))
         answers = await asyncio.gather(*(self._answer(url) for url in asked.values()))
         pages = {port: one for port, one in zip(asked, answers, strict=True) if isinstance(one, Page)}
+        silent = any(one is _Other.SILENT for one in answers)
         if not pages:
-            told = await otherwise(self._seen.get(where, frozenset())) if otherwise else None
-            return told if isinstance(told, Measured) else Missing(Absence.SOURCE_UNAVAILABLE)
+            return pages, frozenset(), silent
         seen = engines_on(pages, self._table) | self._seen.pop(where, frozenset())
         self._seen[where] = seen
         while len(self._seen) > _REMEMBERED:
             # Those asked about longest ago are forgotten.
             del self._seen[next(iter(self._seen))]
-        found = in_flight_on(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
-        silent = any(one is _Other.SILENT for one in answers)
-        if silent and isinstance(found, Measured) and found.value == 0:
-            return Missing(Absence.SOURCE_UNAVAILABLE)
-        return found
+        return pages, seen, silent
 
     async def _answer(self, url: str) -> Page | _Other:
         """Return the page behind one port of a replica, or what is there instead."""

@@ -459,6 +459,9 @@ class Reason(StrEnum):
         "serve.",
         Remedy("to remove them with their requests", _patch('"rollout":{"onDrainTimeout":"Proceed"}') ),
         Trait.NEEDS_A_PERSON)
+    REQUESTS_STILL_ARRIVE = row("RequestsStillArrive",
+        "A replica left every Service, and requests keep coming to it.",
+        Remedy("to name the labels by which a router finds it", _EDIT), Trait.NEEDS_A_PERSON)
     AWAITING_REPLICA = row("AwaitingReplica", "The next new replica is starting.")
     REPLICA_NOT_STARTING = row("ReplicaNotStarting",
         "A new replica does not start; the replicas changed before it serve.",

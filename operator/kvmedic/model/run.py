@@ -128,6 +128,21 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrivals:
+    """How many requests an engine has been given since it was started, as seen since it left rotation."""
+
+    first: float
+    """What ended and what is there, when it was counted first."""
+    since: datetime
+    """When that was, after the time to settle."""
+    latest: float
+    """The same when it was last seen to be more."""
+    at: datetime
+    rises: int = 0
+    """How often it was more than before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Victim:
     """A pod that is being taken out of rotation and drained."""
 
@@ -136,6 +151,8 @@ class Victim:
     cordoned_at: datetime
     out_at: datetime | None = None
     """When the EndpointSlices were first seen without it."""
+    arrivals: Arrivals | None = None
+    """Requests that came to it all the same; None: not counted yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ STATE_REASONS = {
 }
 """The reason of the Event about a step's state. A step that ended has the Event of its run's outcome."""
 
+STUCK_DRAINS = (Reason.DRAIN_TIMED_OUT, Reason.REQUESTS_STILL_ARRIVE)
+"""What a run in the middle of its walk tells a person by an Event: it goes no further without one."""
+
 COMPARISON_REASONS = {
     ComparisonState.GO_ON: Reason.REPLICAS_COMPARED,
     ComparisonState.NOT_COMPARABLE: Reason.NOT_COMPARABLE,
@@ -64,7 +67,7 @@ def notes(before: Record | None, after: Record) -> tuple[Note, ...]:
 
 def _state_notes(old: Record, after: Record) -> tuple[Note, ...]:
     if after.run is not None:
-        held = tuple(note for note in _person_notes(old, after) if note.reason is Reason.DRAIN_TIMED_OUT)
+        held = tuple(note for note in _person_notes(old, after) if note.reason in STUCK_DRAINS)
         return (
             *_diagnosis_notes(old, after),
             *_run_notes(old.run, after.run),

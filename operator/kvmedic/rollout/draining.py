@@ -11,7 +11,7 @@ a while (`kvmedic.rollout.scaling`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import assert_never
@@ -19,7 +19,7 @@ from typing import assert_never
 from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, Stale, Unsupported
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Victim
+from kvmedic.model.run import Arrivals, Victim
 from kvmedic.rollout.moves import Cordon, Failed, Settled, Uncordon, Wait
 
 
@@ -83,6 +83,49 @@ def drain_past_limit(found: Drain, pod: Pod, *, proceeds: bool) -> Drain:
     if found in (Drain.IDLE, Drain.DOWN) and not pod.in_rotation:
         return found
     return Drain.TIMED_OUT if pod.is_unreached or proceeds else Drain.HELD
+
+
+ARRIVALS_APART = timedelta(seconds=30)
+"""How far apart two counts of arrivals are: what was on its way is in the engine by then, and who keeps
+sending has sent again. Balancers that probe an engine themselves do so every 5 to 30 s."""
+
+RISES_AGAINST = 2
+"""So many times more than before: one may be what was on its way when the replica left rotation."""
+
+
+def count_arrivals(known: Arrivals | None, found: Reading[float], now: datetime) -> Arrivals | None:
+    """Return what is known of arrivals after one more count; as it was where that says nothing new.
+
+    Less than before means that the engine was started again, or that requests ended uncounted: from there it
+    is counted anew.
+    """
+    if not isinstance(found, Measured) or (known and found.value == known.latest):
+        return known
+    if known is None or found.value < known.latest:
+        return Arrivals(found.value, now, found.value, now)
+    if now - known.at < ARRIVALS_APART:
+        return known
+    return replace(known, latest=found.value, at=now, rises=known.rises + 1)
+
+
+def tell_arrivals(wait: Wait, victims: Iterable[Victim], now: datetime) -> Wait:
+    """Return a wait for the end of requests; with what is to be done where new ones keep coming."""
+    if wait.reason not in (Reason.DRAINING, Reason.DRAIN_TIMED_OUT):
+        return wait
+    told = "; ".join(
+        f"{victim.name} left every Service, and {int(seen.latest - seen.first)} requests came to it within "
+        f"{int((seen.at - seen.since).total_seconds())} s all the same"
+        for victim in victims
+        if (seen := victim.arrivals) and seen.rises >= RISES_AGAINST and now - seen.at <= 3 * ARRIVALS_APART
+    )
+    if not told:
+        return wait
+    return Wait(
+        Reason.REQUESTS_STILL_ARRIVE,
+        f"{told}: something finds it by its labels or address. Name the labels that a router selects by in "
+        "spec.rollout.routers, or have that front leave the pod out; a client that keeps its connection "
+        "sends until it closes it. It is drained once no request is left",
+    )
 
 
 def draining_move(

@@ -147,6 +147,7 @@ WAITS = frozenset(
         "AwaitingReplica",
         "Draining",
         "DrainTimedOut",
+        "RequestsStillArrive",
         "Holding",
         "TrialRunning",
     }

@@ -357,6 +357,10 @@ class ScriptedMetrics:
             else Measured(float(count), datetime.now(UTC))
         )
 
+    async def received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+        count = self._script().get("received")
+        return Missing(Absence.NO_SERIES) if count is None else Measured(float(count), datetime.now(UTC))
+
     async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:
         return Measured(POOL, datetime.now(UTC))
 
