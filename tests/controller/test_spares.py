@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvmedic.controller import spares
+from kvmedic.controller import reconcile, spares
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import check_ownership
 from kvmedic.controller.ports import Senses
@@ -189,3 +190,49 @@ async def test_a_calm_fleet_asks_nothing_of_the_nodes() -> None:
     found = await looked(town, state=State.RECOVERED)
 
     assert (found.plan, found.obstacle, town.measured) == (None, None, 0)
+
+
+class Gates:
+    """What a plan goes through before a run is opened, in the order of asking; one may be closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, closed: str = "") -> None:
+        for name in ("claimed_by_another", "gate", "consent", "pressed_baseline"):
+            found = Blocked(Reason.OBSERVE_ONLY, name) if name == closed else None
+            monkeypatch.setattr(reconcile, name, self.answering(found))
+        self.ports: Any = SimpleNamespace(
+            run_limits=SimpleNamespace(hint=self.answering(None)),
+            store=SimpleNamespace(finalize=self.answering(None)),
+            metrics=None,
+        )
+
+    @staticmethod
+    def answering(found: Blocked | None) -> Any:
+        async def answer(*_: object, **__: object) -> Blocked | None:
+            return found
+
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("closed", "asked", "reason"),
+    [
+        ("gate", 0, Reason.OBSERVE_ONLY),
+        ("consent", 0, Reason.OBSERVE_ONLY),
+        ("", 1, Reason.NO_ROOM_FOR_SPARE),
+    ],
+    ids=["Observe, a cooldown, a window", "not approved yet", "every gate is open"],
+)
+async def test_while_a_plan_waits_for_something_else_nobody_looks_for_room(
+    monkeypatch: pytest.MonkeyPatch, closed: str, asked: int, reason: Reason
+) -> None:
+    town, resource, spec = with_room(FULL), a_resource(), policy()
+    view = View(fleet=a_settled_fleet(), template=TEMPLATE, templates={})
+    metrics: Any = Asked(State.THRASH)
+    found = await examine(resource, spec, view, Senses(metrics, metrics))
+    gates = Gates(monkeypatch, closed)
+    gates.ports.target = town
+
+    why = await reconcile._begin_run(resource, spec, Record(), found, gates.ports, NOW)
+
+    assert why is not None
+    assert (why.reason, town.measured) == (reason, asked)

@@ -109,7 +109,6 @@ async def _look_without_run(
     found = await survey(resource, policy, view, senses)
     found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)
     found = await check_ownership(found, resource, policy, ports.target)
-    found = await check_spare(found, resource, policy, ports.target)
     seen = await _record_findings(resource, policy, record, found, ports, now)
     seen = await _note_eligibility(resource, seen, found, ports, now)
     why = await _begin_run(resource, policy, seen, found, ports, now)
@@ -170,6 +169,10 @@ async def _begin_run(
     granted = await consent(resource, policy, found.plan, ports, now)
     if isinstance(granted, Blocked):
         return granted
+    # The answer costs a look at nodes and pods, so it is asked where nothing else is waited for.
+    found = await check_spare(found, resource, policy, ports.target)
+    if found.plan is None or found.obstacle is not None:
+        return found.obstacle
     if not resource.finalized:
         await ports.store.finalize(resource, present=True)
         return None

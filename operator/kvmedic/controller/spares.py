@@ -26,7 +26,7 @@ from kvmedic.runbooks.preemption.restore import Fits, without_one_replica
 async def check_spare(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
     """Return a survey that knows whether its plan's spare finds a place, or the fleet goes one short.
 
-    It is asked only where nothing else stands in the way: the answer costs a look at the nodes.
+    It is asked only where nothing else stands in the way: the answer costs a look at nodes and pods.
     """
     step = found.plan.steps[0] if found.plan else None
     if found.plan is None or step is None or found.obstacle is not None:
