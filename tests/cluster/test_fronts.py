@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvmedic.cluster.fronts import INFERENCE_POOLS, with_orphan_drain
+from kvmedic.cluster.fronts import INFERENCE_POOLS, NOT_READ, Depth, DrainWay, with_orphan_drain
+from kvmedic.cluster.snapshot import snapshot
+from kvmedic.cluster.workloads import DeploymentTarget
+from kvmedic.doctor.documents import as_served
+from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.kube.objects import Ref, Resource
 from kvmedic.model.fleet import OrphanDrain, Rotation
-from kvmedic.model.spec import RotationWay
-from worlds.live_fleet import NAME
+from kvmedic.model.spec import RotationWay, TargetRef
+from kvmedic.rollout.orphan_drain import drain_refusal
+from worlds.asked import a_resource
+from worlds.live_fleet import LABEL, NAME
 from worlds.neighbours import definition
 from worlds.plain_fleet import PlainFleet
 
@@ -108,6 +118,77 @@ def test_a_router_that_the_spec_names_is_left_too() -> None:
         "app",
         "served-by",
     )
+
+
+PLAIN = TargetRef("Deployment", "llm", None)
+
+
+class Counting:
+    """A reader that counts what is listed."""
+
+    def __init__(self, served: Reader) -> None:
+        self._served = served
+        self.clock = SimpleNamespace(now=lambda: datetime(2026, 3, 1, tzinfo=UTC))
+        self.listed: Counter[str] = Counter()
+
+    async def get(self, ref: Ref) -> dict[str, Any] | None:
+        return await self._served.get(ref)
+
+    async def list(self, resource: Resource, *about: str) -> list[dict[str, Any]]:
+        self.listed[resource.plural] += 1
+        return await self._served.list(resource, *about)
+
+
+DRAINING = {"inferencepools": 2, "poddisruptionbudgets": 1, "networkpolicies": 1}
+"""What only draining depends on, and how often it is listed: pools in the API's two groups."""
+
+
+def a_plain_fleet(selector: dict[str, str]) -> Counting:
+    container = {"name": "vllm", "image": "vllm/vllm-openai:v0.11.0", "args": ["--model=m"]}
+    spec = {
+        "replicas": 2,
+        "selector": {"matchLabels": {"app": "llm"}},
+        "template": {"metadata": {"labels": {"app": "llm"}}, "spec": {"containers": [container]}},
+    }
+    fleet = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "llm"}, "spec": spec}
+    front = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "llm"},
+        "spec": {"selector": selector},
+    }
+    return Counting(as_served([fleet, front], "serving"))
+
+
+def test_a_glance_lists_nothing_that_only_draining_depends_on_and_lets_nothing_be_drained() -> None:
+    reader, policy = a_plain_fleet({"app": "llm"}), a_resource().policy
+    assert policy is not None
+    policy = replace(policy, target=PLAIN)
+    target = DeploymentTarget(reader)  # type: ignore[arg-type]  # only what is read of a client
+
+    seen = asyncio.run(target.glance("serving", policy))
+    glanced = Counter(reader.listed)
+    whole = asyncio.run(target.with_drain(seen, policy))
+    completed = reader.listed - glanced
+    again = asyncio.run(target.with_drain(whole, policy))
+    reader.listed.clear()
+    looked = asyncio.run(target.look("serving", policy))
+
+    assert not glanced.keys() & DRAINING.keys()
+    assert drain_refusal(seen.fleet) == NOT_READ
+    assert completed == DRAINING
+    assert (again, drain_refusal(whole.fleet)) == (whole, "")
+    assert reader.listed == glanced + Counter(DRAINING)
+    assert whole.fleet == looked.fleet
+
+
+def test_a_glance_at_a_fleet_without_a_service_reads_what_leads_requests_to_it() -> None:
+    reader = a_plain_fleet({"app": "other"})
+
+    drain = DrainWay(RotationWay.ORPHAN, depth=Depth.GLANCE)
+    asyncio.run(snapshot(reader, "serving", PLAIN, LABEL, drain))
+
+    assert reader.listed["inferencepools"] == 2
 
 
 @pytest.mark.light

@@ -14,6 +14,7 @@ from kvmedic.cluster.snapshot import (
     container_index,
     front_port,
     in_rotation,
+    listing_services,
     pod_of,
     rollout_fields,
     rotation_of,
@@ -315,7 +316,7 @@ def _named(fleet: Fleet, name: str) -> Any:
 
 def exposed(*services: dict[str, Any], slices: tuple[dict[str, Any], ...] = (), **spec: Any) -> Rotation:
     body = {**deployment(1), **({"spec": {**deployment(1)["spec"], **spec}} if spec else {})}
-    return rotation_of(body, LABEL, services, slices, frozenset({"ours"}))
+    return rotation_of(body, LABEL, services, listing_services(slices, frozenset({"ours"})))
 
 
 def a_slice(uid: str, service_name: str = NAME, **conditions: bool) -> dict[str, Any]:

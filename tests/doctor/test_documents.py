@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.fronts import INFERENCE_POOLS, NETWORK_POLICIES
+from kvmedic.cluster.fronts import INFERENCE_POOLS, NETWORK_POLICIES, DrainWay
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.doctor.documents import Documents, DocumentsError, as_served, documents_in, plural_of
 from kvmedic.kube.objects import AUTOSCALERS, DEPLOYMENTS, PODS, REPLICA_SETS, SERVICES, Ref
@@ -156,7 +156,7 @@ POOL = {
 
 def orphan_view(*documents: dict[str, Any]) -> Any:
     served = as_served(documents, "serving")
-    return asyncio.run(snapshot(served, "serving", TARGET, LABEL, RotationWay.AUTO))
+    return asyncio.run(snapshot(served, "serving", TARGET, LABEL, DrainWay(RotationWay.AUTO)))
 
 
 def test_replicas_behind_a_pool_alone_are_in_rotation_while_they_are_ready():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvmedic.cluster.fronts import DrainWay
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.spec import RotationWay
@@ -25,7 +26,7 @@ class PlainFleet(LiveFleet):
 
     async def look(self) -> View:
         """The fleet as it is now."""
-        seen = await snapshot(self.client, self.namespace, TARGET, LABEL, self.way)
+        seen = await snapshot(self.client, self.namespace, TARGET, LABEL, DrainWay(self.way))
         assert seen is not None
         return seen
 

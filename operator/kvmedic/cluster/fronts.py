@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from kvmedic.kube.client import NOT_FOUND, Reader
@@ -24,7 +25,9 @@ from kvmedic.kube.objects import (
     uid_of,
 )
 from kvmedic.model.fleet import POD_TEMPLATE_HASH, LabelFront, OrphanDrain, Rotation
+from kvmedic.model.spec import RotationWay
 from kvmedic.rollout.orphan_drain import RELEASED_HASH, choose_keys, draining_value
+from kvmedic.runbooks.workload import View
 
 DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
@@ -49,12 +52,37 @@ PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage", "hugepages-")
 """Resources that are no device; there is usually room for a little more of them."""
 
 
+class Depth(Enum):
+    """How much of a fleet's surroundings a look reads."""
+
+    GLANCE = "glance"
+    """Enough to judge the fleet: what leads requests to it."""
+    WHOLE = "whole"
+    """All that draining a replica depends on as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWay:
+    """How replicas are drained, by the spec, and how much is read of what that depends on."""
+
+    way: RotationWay = RotationWay.LABEL
+    routers: Sequence[Mapping[str, str]] = ()
+    """Labels by which routers find pods without a Service."""
+    depth: Depth = Depth.WHOLE
+
+
+BY_LABEL = DrainWay()
+NOT_READ = "what policies do with a replica that drains was not read yet"
+"""Why nothing is drained after a glance."""
+
+
 async def with_orphan_drain(
     client: Reader,
     deployment: JsonObject,
     rotation: Rotation,
     routers: Sequence[Mapping[str, str]],
     parts: tuple[Sequence[JsonObject], Iterable[str]],
+    depth: Depth = Depth.WHOLE,
 ) -> Rotation:
     """Return the rotation of a fleet whose replicas are drained without a label of their own.
 
@@ -64,22 +92,62 @@ async def with_orphan_drain(
         rotation: by its label.
         routers: labels by which routers find pods, by the spec.
         parts: the Services of the namespace, and the names of those whose EndpointSlices list the pods.
+        depth: at a glance nothing is read where a Service leads requests to the pods.
 
     Raises:
         ApiError: a read failed.
     """
     services, listing = parts
-    namespace = str(section(deployment, "metadata")["namespace"])
     template = section(deployment, "spec", "template")
+    labels = labels_of(template)
+    known = tuple(
+        LabelFront(f"Service {name_of(each)}", section(each, "spec", "selector"))
+        for each in services
+        if selects(each, labels)
+    )
+    untouched = untouched_by_labels(listing, services, template)
+    begun = OrphanDrain((), _untouched(untouched), _has_device(template), services=known, is_whole=False)
+    glanced = replace(rotation, orphan=begun)
+    namespace = str(section(deployment, "metadata")["namespace"])
+    if depth is Depth.WHOLE or not rotation.services:
+        return await whole_drain(client, namespace, template, glanced, routers)
+    fronts = _router_fronts(labels, routers)
+    keys = choose_keys(labels, [each.selector for each in (*known, *fronts)], lambda _: 0)
+    return replace(
+        rotation, orphan=replace(begun, keys=keys, blocked=begun.blocked or NOT_READ, fronts=fronts)
+    )
+
+
+async def complete_drain(client: Reader, view: View, routers: Sequence[Mapping[str, str]]) -> View:
+    """Return a fleet with all that draining depends on, where only a glance was taken.
+
+    Raises:
+        ApiError: a read failed.
+    """
+    fleet = view.fleet
+    found = await whole_drain(client, fleet.namespace, view.template, fleet.rotation, routers)
+    return replace(view, fleet=replace(fleet, rotation=found))
+
+
+async def whole_drain(
+    client: Reader,
+    namespace: str,
+    template: Mapping[str, Any],
+    rotation: Rotation,
+    routers: Sequence[Mapping[str, str]],
+) -> Rotation:
+    """Return a rotation with all that draining depends on, where only a glance was taken."""
+    begun = rotation.orphan
+    if begun is None or begun.is_whole:
+        return rotation
     kinds = (*INFERENCE_POOLS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
     *pools, budgets, networks = await asyncio.gather(*(list_kind(client, each, namespace) for each in kinds))
     labels = {**labels_of(template), POD_TEMPLATE_HASH: "current"}
-    fronts = [
+    fronts = (
         *(_front_of_pool(pool) for found in pools for pool in found),
-        *(LabelFront("a router", each) for each in (*_known_routers(labels), *routers)),
-    ]
-    selectors: list[Mapping[str, str]] = [section(each, "spec", "selector") for each in services]
-    selectors += [front.selector for front in fronts]
+        *_router_fronts(labels, routers),
+    )
+    selectors = [each.selector for each in (*begun.services, *fronts)]
 
     def list_affected(after: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(policies_of_draining(budgets, networks, labels, after))
@@ -88,9 +156,15 @@ async def with_orphan_drain(
     released = {**labels, POD_TEMPLATE_HASH: f"{RELEASED_HASH}current"}
     drained = {**released, **dict.fromkeys(keys, draining_value(""))}
     policies = tuple(dict.fromkeys((*list_affected(released), *list_affected(drained))))
-    blocked = _drain_obstacle(keys, policies, untouched_by_labels(listing, services, template))
+    untouched = begun.blocked if begun.blocked != NOT_READ else ""
+    blocked = untouched or _drain_obstacle(keys, policies)
     taking = tuple(front for front in fronts if front.takes(labels))
-    return replace(rotation, orphan=OrphanDrain(keys, blocked, _has_device(template), taking))
+    return replace(rotation, orphan=replace(begun, keys=keys, blocked=blocked, fronts=taking, is_whole=True))
+
+
+def _router_fronts(labels: Mapping[str, str], routers: Sequence[Mapping[str, str]]) -> tuple[LabelFront, ...]:
+    """Return the routers that are known by what their charts put on pods, or named in the spec."""
+    return tuple(LabelFront("a router", each) for each in (*_known_routers(labels), *routers))
 
 
 def led_by_labels(pods: Iterable[JsonObject], fronts: Iterable[LabelFront]) -> dict[str, tuple[str, ...]]:
@@ -170,13 +244,18 @@ def _has_device(template: Mapping[str, Any]) -> bool:
     return bool(spec.get("resourceClaims")) or any(not name.startswith(PLAIN_RESOURCES) for name in asked)
 
 
-def _drain_obstacle(keys: Sequence[str], policies: Sequence[str], untouched: Sequence[str]) -> str:
+def _untouched(names: Sequence[str]) -> str:
+    """Return what to do about what lists the pods and does not select them; empty where nothing does."""
+    if not names:
+        return ""
+    return (
+        f"{', '.join(names)} lists the pods whatever their labels are, so no label takes one out: "
+        "have it select them, or remove the slice that no controller keeps"
+    )
+
+
+def _drain_obstacle(keys: Sequence[str], policies: Sequence[str]) -> str:
     """Return why the labels do not take a replica out of rotation, and what does; empty where they do."""
-    if untouched:
-        return (
-            f"{', '.join(untouched)} lists the pods whatever their labels are, so no label takes one out: "
-            "have it select them, or remove the slice that no controller keeps"
-        )
     if not keys:
         return (
             "nothing leads requests to the pods by their labels: make a Service that selects them, or name "

@@ -28,8 +28,10 @@ from kvmedic.cluster.autoscalers import (
     vertical_autoscalers_of,
 )
 from kvmedic.cluster.fronts import (
+    BY_LABEL,
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
+    DrainWay,
     led_by_labels,
     list_kind,
     policies_of_draining,
@@ -259,8 +261,7 @@ def rotation_of(
     deployment: Mapping[str, Any],
     label: RotationLabel,
     services: Sequence[JsonObject],
-    slices: Sequence[JsonObject],
-    pods: frozenset[str],
+    listing: frozenset[str],
 ) -> Rotation:
     """Return how the pods of a Deployment are taken out of rotation.
 
@@ -277,7 +278,6 @@ def rotation_of(
     rivals = sorted(
         name for name, each in by_name.items() if selects(each, drained) and not selects(each, template)
     )
-    listing = listing_services(slices, pods)
     names = tuple(sorted({*selecting, *listing} - {""}))
     selector = section(deployment, "spec", "selector")
     keys = {*section(selector, "matchLabels"), *(e.get("key") for e in items(selector, "matchExpressions"))}
@@ -378,8 +378,7 @@ async def snapshot(
     namespace: str,
     target: TargetRef,
     label: RotationLabel,
-    way: RotationWay = RotationWay.LABEL,
-    routers: Sequence[Mapping[str, str]] = (),
+    drain: DrainWay = BY_LABEL,
 ) -> View | None:
     """Return a fleet as it is now, or None when there is no such Deployment.
 
@@ -388,8 +387,7 @@ async def snapshot(
         namespace: of the Deployment.
         target: the Deployment.
         label: by which its replicas are drained, where it does it.
-        way: how they are drained, by the spec.
-        routers: labels by which routers find its pods without a Service.
+        drain: how they are drained, by the spec, and how much is read of what that depends on.
 
     Raises:
         ApiError: a read failed.
@@ -403,10 +401,11 @@ async def snapshot(
     index = container_index(template, target.container, profiles)
     name = None if index is None else str(items(section(template, "spec"), "containers")[index].get("name"))
     uids = frozenset(uid_of(pod) for pod in (*parts.pods, *parts.released))
-    rotation = rotation_of(deployment, label, parts.services, parts.slices, uids)
+    listing, way = listing_services(parts.slices, uids), drain.way
+    rotation = rotation_of(deployment, label, parts.services, listing)
     if way is RotationWay.ORPHAN or (way is RotationWay.AUTO and not usable_label(rotation)):
-        fronts = parts.services, listing_services(parts.slices, uids)
-        found = await with_orphan_drain(client, deployment, rotation, routers, fronts)
+        fronts = parts.services, listing
+        found = await with_orphan_drain(client, deployment, rotation, drain.routers, fronts, drain.depth)
         is_led = rotation.services or (found.orphan and found.orphan.keys)
         # Where nothing leads requests to the pods at all, the label's own message says so.
         rotation = found if is_led or way is RotationWay.ORPHAN else rotation

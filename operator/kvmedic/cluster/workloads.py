@@ -19,6 +19,7 @@ from typing import Any, assert_never, cast
 from kvmedic.cluster.autoscalers import minimum_of, set_minimum, unmark
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.engine_logs import ends_of, pools_of, starts_of
+from kvmedic.cluster.fronts import Depth, DrainWay, complete_drain
 from kvmedic.cluster.orphan_pods import release
 from kvmedic.cluster.ownership import (
     ANNOTATIONS,
@@ -113,10 +114,18 @@ class DeploymentTarget:
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
-        seen = await read_target(self.client, namespace, policy)
-        if seen is None:
-            return None
-        return replace(seen, fleet=replace(seen.fleet, looked_at=self.client.clock.now()))
+        return self._dated(await read_target(self.client, namespace, policy))
+
+    async def glance(self, namespace: str, policy: Policy) -> View | None:
+        """Return the target without what only draining depends on; None when it does not exist."""
+        return self._dated(await read_target(self.client, namespace, policy, Depth.GLANCE))
+
+    def _dated(self, seen: View | None) -> View | None:
+        return seen and replace(seen, fleet=replace(seen.fleet, looked_at=self.client.clock.now()))
+
+    async def with_drain(self, view: View, policy: Policy) -> View:
+        """Return a target at which a glance was taken with all that draining depends on."""
+        return await complete_drain(self.client, view, policy.rollout.routers)
 
     async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""
@@ -191,11 +200,13 @@ class DeploymentTarget:
         await free(self.client, found)
 
 
-async def read_target(reader: Reader, namespace: str, policy: Policy) -> View | None:
+async def read_target(
+    reader: Reader, namespace: str, policy: Policy, depth: Depth = Depth.WHOLE
+) -> View | None:
     """Return a target as its objects say it is, or None when there is no such Deployment."""
     rollout = policy.rollout
-    label, way = rollout.rotation_label, rollout.rotation
-    seen = await snapshot(reader, namespace, policy.target, label, way, rollout.routers)
+    drain = DrainWay(rollout.rotation, rollout.routers, depth)
+    seen = await snapshot(reader, namespace, policy.target, rollout.rotation_label, drain)
     if seen is None:
         return None
     earlier = previous(seen.fleet)

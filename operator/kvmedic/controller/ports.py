@@ -251,6 +251,12 @@ class Target(Logs, Protocol):
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
 
+    async def glance(self, namespace: str, policy: Policy) -> View | None:
+        """Return the target without what only draining depends on; None when it does not exist."""
+
+    async def with_drain(self, view: View, policy: Policy) -> View:
+        """Return a target at which a glance was taken with all that draining depends on."""
+
     async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""
 
@@ -362,6 +368,8 @@ class Senses:
     """The operator's own time; None: that of the look."""
     drivers: Drivers = NotAllowed()
     evaluations: Evaluations = field(default_factory=NoEvaluations)
+    target: Target | None = None
+    """Reads what a glance at the target left out; None: the target was looked at as a whole."""
 
 
 class Reporter(Protocol):

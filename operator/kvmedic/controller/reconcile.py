@@ -95,7 +95,7 @@ async def _look_without_run(
 
     Returns when to look again, or why the target is not one that this resource can look after.
     """
-    view = await ports.target.look(resource.namespace, policy)
+    view = await ports.target.glance(resource.namespace, policy)
     if view is None:
         return absent(resource, policy)
     if problem := unfit(resource, policy, view, ports):
@@ -105,12 +105,12 @@ async def _look_without_run(
     view = await with_holder(view, record.added_replicas, ports.target)
     await ports.run_limits.refresh(now)
     record = await swept(record, None, view.fleet, ports)
-    senses = Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations)
+    senses = Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations, ports.target)
     found = await survey(resource, policy, view, senses)
     found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)
     found = await check_ownership(found, resource, policy, ports.target)
     seen = await _record_findings(resource, policy, record, found, ports, now)
-    seen = await _note_eligibility(resource, seen, found, ports, now)
+    seen = await _note_eligibility(resource, policy, seen, found, ports, now)
     why = await _begin_run(resource, policy, seen, found, ports, now)
     if found.plan is not None and why is None:
         return AT_ONCE
@@ -134,13 +134,14 @@ async def _record_findings(
 
 
 async def _note_eligibility(
-    resource: Resource, seen: Record, found: Survey, ports: Ports, now: datetime
+    resource: Resource, policy: Policy, seen: Record, found: Survey, ports: Ports, now: datetime
 ) -> Record:
     """Return the record with whether a change could begin; where there is a plan, that one's gates tell."""
     examiner, view = ports.examiner, found.view
     if found.plan is not None or not examiner.is_due(resource, view, now):
         return seen
     target = ports.target
+    view = await target.with_drain(view, policy)
     examined = await examiner.examine(resource, view, found.diagnosis, target.neighbours, target.room_for)
     return seen if examined is None else examiner.note(seen, examined, resource, view, now)
 

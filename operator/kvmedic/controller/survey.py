@@ -148,6 +148,7 @@ async def survey(resource: Resource, policy: Policy, view: View, senses: Senses)
     glanced = await _glance(resource, policy, view, senses)
     if glanced is not None and due_in(glanced, resource, policy, senses.now or glanced.burn.at) is None:
         return with_shown_plan(glanced, resource, policy)
+    view = await senses.target.with_drain(view, policy) if senses.target else view
     return await examine(resource, policy, view, senses)
 
 

@@ -409,6 +409,10 @@ class OrphanDrain:
     """A pod asks for a device, so that one which takes a released pod's place rarely finds one at once."""
     fronts: tuple[LabelFront, ...] = ()
     """What leads requests to the pods beside their Services."""
+    services: tuple[LabelFront, ...] = ()
+    """The Services that lead requests to the pods by their labels."""
+    is_whole: bool = True
+    """False: only a glance was taken, and what policies and pickers do with the pods was not read."""
 
 
 @dataclass(frozen=True, slots=True)
