@@ -13,8 +13,8 @@ import pytest
 from kvmedic.controller.next_move import (
     Tick,
     _pods_held_back,
-    _told,
     _watched_fleet,
+    _with_arrivals,
     drains_of,
     observe_victims,
 )
@@ -160,7 +160,7 @@ def drained(engine: Engine, seconds: list[int], settle: int = 15) -> tuple[Any, 
         )
         seen = asyncio.run(observe_victims(record, a_fleet(orphans=(orphan,))))
         (victim,) = seen.run.victims
-        move = _told(seen, Wait(Reason.DRAINING, "it finishes its requests"))
+        move = _with_arrivals(seen, Wait(Reason.DRAINING, "it finishes its requests"))
         told += [str(second)] if move.reason is Reason.REQUESTS_STILL_ARRIVE else []
     return move, told
 

@@ -25,7 +25,7 @@ from worlds.people import (
 )
 from worlds.phases import PATIENCE_SECONDS, let_go
 from worlds.unlabelled import make_unlabelled, orphans, reach_release, stands_still
-from worlds.world import Eye, World
+from worlds.world import Eye, World, remediation
 
 SECONDS = 400
 pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
@@ -56,6 +56,25 @@ def test_killed_at_every_write_a_fleet_without_a_label_loses_nobody(a_world, new
     assert world.traces() == []
     assert eye.lost == []
     assert eye.fewest >= 2
+
+
+def test_without_a_spare_a_released_replica_hands_its_place_on(a_world):
+    """A quota refuses the stand-in, and the new replica until the released one is gone."""
+    rollout = {**remediation()["spec"]["rollout"], "spare": "None", "rotation": "Orphan", "settle": "1s"}
+    world = make_unlabelled(a_world, 2, spec={"rollout": rollout})
+    before = world.deployment()["spec"]
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
+    world.cluster.api.create({**quota, "spec": {"hard": {"pods": "2"}}}, world.namespace)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.start()
+        world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
+
+    assert world.outcomes() == ["Recovered"]
+    assert cap(world) == NEW
+    assert untouched(world.deployment()["spec"]) == untouched(before)
+    assert (world.traces(), orphans(world)) == ([], [])
+    assert (eye.lost, eye.fewest, len(eye.seen)) == ([], 1, 4)
 
 
 def scale_to(count: int) -> Callable[[World, str], None]:

@@ -26,7 +26,7 @@ from kvmedic.rollout.moves import (
     Wait,
 )
 from kvmedic.rollout.orphan_drain import QUICK_START, OrphanInput
-from worlds.model_controller import EDIT, OWN_FIELDS, START, Model, ModelPod
+from worlds.model_controller import EDIT, START, Model, ModelPod
 from worlds.model_walk import Walk
 
 LIMIT = timedelta(seconds=600)
@@ -167,7 +167,8 @@ class OrphanWalk(Walk):
         other.assigned_at = self.assigned_at
         return other
 
-    def move(self) -> Move:
+    def order(self) -> Order:
+        """Which way it goes, and what is known beside the fleet."""
         edit = EDIT if self.toward == "new" else EDIT.inverse()
         away = "old" if self.toward == "new" else "new"
         drains = self.drains()
@@ -175,7 +176,7 @@ class OrphanWalk(Walk):
             away,
             self.toward,
             edit,
-            OWN_FIELDS,
+            self.model.own,
             self.victims,
             drains,
             LIMIT,
@@ -183,8 +184,10 @@ class OrphanWalk(Walk):
             self.assigned_at,
         )
         known = orphans_of(self)
-        order = replace(order, orphans=known, wave=self.wave, compared=1, may_lack=self.may_lack)
-        move = next_template_move(self.model.fleet(), order, self.model.now)
+        return replace(order, orphans=known, wave=self.wave, compared=1, may_lack=self.may_lack)
+
+    def move(self) -> Move:
+        move = next_template_move(self.model.fleet(), self.order(), self.model.now)
         if isinstance(move, Refused) and self.toward == "old":
             # A run that began asks again.
             return Wait(move.reason, move.message)

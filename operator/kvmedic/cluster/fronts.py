@@ -106,7 +106,9 @@ async def with_orphan_drain(
         if selects(each, labels)
     )
     untouched = untouched_by_labels(listing, services, template)
-    begun = OrphanDrain((), _untouched(untouched), _has_device(template), services=known, is_whole=False)
+    begun = OrphanDrain(
+        (), _untouched_message(untouched), _has_device(template), services=known, is_whole=False
+    )
     glanced = replace(rotation, orphan=begun)
     namespace = str(section(deployment, "metadata")["namespace"])
     if depth is Depth.WHOLE or not rotation.services:
@@ -244,7 +246,7 @@ def _has_device(template: Mapping[str, Any]) -> bool:
     return bool(spec.get("resourceClaims")) or any(not name.startswith(PLAIN_RESOURCES) for name in asked)
 
 
-def _untouched(names: Sequence[str]) -> str:
+def _untouched_message(names: Sequence[str]) -> str:
     """Return what to do about what lists the pods and does not select them; empty where nothing does."""
     if not names:
         return ""

@@ -114,13 +114,13 @@ class DeploymentTarget:
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
-        return self._dated(await read_target(self.client, namespace, policy))
+        return self._with_time(await read_target(self.client, namespace, policy))
 
     async def glance(self, namespace: str, policy: Policy) -> View | None:
         """Return the target without what only draining depends on; None when it does not exist."""
-        return self._dated(await read_target(self.client, namespace, policy, Depth.GLANCE))
+        return self._with_time(await read_target(self.client, namespace, policy, Depth.GLANCE))
 
-    def _dated(self, seen: View | None) -> View | None:
+    def _with_time(self, seen: View | None) -> View | None:
         return seen and replace(seen, fleet=replace(seen.fleet, looked_at=self.client.clock.now()))
 
     async def with_drain(self, view: View, policy: Policy) -> View:

@@ -134,7 +134,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     step, forward = tick.run.current.step, direction is Direction.FORWARD
     row = row_of(step if forward else step.inverse())
     known = replace(_known(tick, fleet, await drains_of(tick, fleet)), is_back=not forward)
-    move = _told(tick, row.next_move(fleet, known))
+    move = _with_arrivals(tick, row.next_move(fleet, known))
     if forward and isinstance(move, Cordon | ReleasePod | CordonOrphan):
         return await _refused_canary(tick, fleet, row.canaries(fleet)) or move
     return move
@@ -153,16 +153,16 @@ async def leaving_move(tick: Tick, view: View) -> Move:
     row = row_of(tick.run.current.step)
     drains = await drains_of(tick, fleet) if row.drains_to_leave or fleet.orphans else {}
     known = replace(_known(tick, fleet, drains), edited=_without_ours(tick.run, view))
-    return _told(tick, row.leave(fleet, known))
+    return _with_arrivals(tick, row.leave(fleet, known))
 
 
 async def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     drains = await drains_of(tick, fleet) if fleet.orphans else {}
-    return _told(tick, row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, drains)))
+    return _with_arrivals(tick, row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, drains)))
 
 
-def _told(tick: Tick, move: Move) -> Move:
+def _with_arrivals(tick: Tick, move: Move) -> Move:
     return tell_arrivals(move, tick.run.victims, tick.now) if isinstance(move, Wait) else move
 
 
