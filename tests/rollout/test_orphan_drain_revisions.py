@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvmedic.model.config_edits import Revision, TemplateSwap
-from kvmedic.rollout.moves import Move, Refused, Settled
+from kvmedic.rollout.moves import Move, Refused, Settled, Wait
 from kvmedic.rollout.revision_rollback import recalling_move
 from worlds.model_controller import OWN_FIELDS, ModelSet
 from worlds.orphan_model import OrphanModel, OrphanWalk
@@ -27,7 +27,9 @@ class Recall(OrphanWalk):
         is_back = self.toward == "old"
         order = replace(self.order(), edit=BACK.inverse() if is_back else BACK, repairs=is_back)
         wanted = BACK.before if is_back else BACK.after
-        return recalling_move(self.model.fleet(), order, wanted, self.model.now)
+        move = recalling_move(self.model.fleet(), order, wanted, self.model.now)
+        # A run that began asks again.
+        return Wait(move.reason, move.message) if is_back and isinstance(move, Refused) else move
 
     def another_life(self, toward: str) -> Recall:
         other = Recall(self.plain, toward)

@@ -159,7 +159,8 @@ def next_template_move(fleet: Fleet, order: Order, now: datetime) -> Move:
     if fleet.replicas == 0 and order.repairs:
         return Revert(order.edit, fleet.fields)
     begun = STILL_WITHOUT_SPARE if count_lacking(fleet, order.may_lack) else ADDING
-    return refusal(fleet, order.purpose) or Freeze(order.edit, begun)
+    released = _move_orphan(fleet, order, now) if order.pulsed_at else None
+    return released or refusal(fleet, order.purpose) or Freeze(order.edit, begun)
 
 
 def rest_template(
