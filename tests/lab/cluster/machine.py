@@ -61,7 +61,8 @@ class Stopwatch:
 
 ROOT = Path(__file__).resolve().parents[3]
 LAB_SOURCES = ROOT / "tests" / "lab"
-BUILD = ROOT / "build" / "lab"
+BUILD = (ROOT / "build" / "lab").resolve()
+"""Resolved, so that clones which share it by a link know each other's cluster as their own."""
 BIN = BUILD / "bin"
 IMAGES = BUILD / "images"
 KUBECONFIG = BUILD / "kubeconfig"
