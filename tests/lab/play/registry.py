@@ -2,6 +2,9 @@
 
 It serves one docker-archive under any name, by the parts of the distribution API that a pull asks for. A name
 that is refused gets 429, as a registry with limits answers. containerd asks `localhost` without TLS.
+
+The image is another one than the archive's, by a word in its configuration: once the kubelet has pulled an
+image it no longer takes the same one for preloaded, and pods that name that are refused (kubelet 1.36).
 """
 
 import hashlib
@@ -61,6 +64,8 @@ class Registry:
             return HTTPStatus.OK, "application/json", 2, iter([b"{}"])
         if kind == "manifests":
             return HTTPStatus.OK, MANIFEST, len(self._manifest), iter([self._manifest])
+        if kind == "blobs" and what == _digest(self._config):
+            return HTTPStatus.OK, CONFIG, len(self._config), iter([self._config])
         if kind == "blobs" and what in self._blobs:
             member, size = self._blobs[what]
             return HTTPStatus.OK, "application/octet-stream", size, self._content(member)
@@ -70,14 +75,14 @@ class Registry:
         """Learn where each blob lies in the archive; return the manifest."""
         with tarfile.open(self._archive) as tar:
             (told,) = json.loads(_bytes(tar, "manifest.json"))
-            config = _bytes(tar, told["Config"])
-            layers = list(zip(json.loads(config)["rootfs"]["diff_ids"], told["Layers"], strict=True))
-            held = [(CONFIG, _digest(config), told["Config"]), *((LAYER, *layer) for layer in layers)]
-            parts: list[dict[str, Any]] = []
-            for kind, digest, member in held:
+            config = json.loads(_bytes(tar, told["Config"]))
+            layers: list[dict[str, Any]] = []
+            for digest, member in zip(config["rootfs"]["diff_ids"], told["Layers"], strict=True):
                 self._blobs[digest] = member, tar.getmember(member).size
-                parts.append({"mediaType": kind, "size": self._blobs[digest][1], "digest": digest})
-        whole = {"schemaVersion": 2, "mediaType": MANIFEST, "config": parts[0], "layers": parts[1:]}
+                layers.append({"mediaType": LAYER, "size": self._blobs[digest][1], "digest": digest})
+        self._config = json.dumps({**config, "author": "the lab's registry"}).encode()
+        own = {"mediaType": CONFIG, "size": len(self._config), "digest": _digest(self._config)}
+        whole = {"schemaVersion": 2, "mediaType": MANIFEST, "config": own, "layers": layers}
         return json.dumps(whole).encode()
 
     def _content(self, member: str) -> Iterator[bytes]:
