@@ -537,9 +537,9 @@ def _rotation_message(fleet: Fleet) -> str:
     label, services = fleet.rotation.label, ", ".join(fleet.rotation.services)
     if not services:
         return (
-            f"no Service leads requests to the pods, so label {label} takes none out of rotation: "
-            "add it to the pod template, which replaces every replica undrained; once every pod has it, make "
-            "a Service that selects by it; and name the label in spec.rollout.rotationLabel"
+            f"no Service leads requests to the pods, so label {label} takes none out of rotation: name what "
+            "your router selects by in spec.rollout.routers (with rotation: Auto), or make a Service that "
+            "selects the pods by that label"
         )
     return (
         f"{services} selects the pods without label {label}: first add the label to the pod template, which "
