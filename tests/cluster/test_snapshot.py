@@ -691,3 +691,34 @@ def test_an_end_that_does_not_say_since_when_it_ran_leaves_its_log_no_time() -> 
 )
 def test_no_end_is_read_where_there_is_none(containers: tuple[tuple[str, dict[str, Any]], ...]) -> None:
     assert ended(*containers).last_end is None
+
+
+TWO_ENGINES = {
+    "metadata": {"labels": {"app": "llm"}},
+    "spec": {
+        "containers": [
+            {"name": "chat", "image": "vllm/vllm-openai:v0.32.0", "args": ["--model=a", "--port=8000"]},
+            {"name": "code", "image": "vllm/vllm-openai:v0.32.0", "args": ["--model=b", "--port=8001"]},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "ports", "only"),
+    [
+        ({}, (), None),
+        ({"front_ports": (8000,)}, (), None),
+        ({"front_ports": (8000, 8001)}, (8000, 8001), None),
+        ({"has_other_engines": True}, (), 8001),
+    ],
+    ids=["nothing is declared", "one port", "a pool with two", "another container runs one"],
+)
+def test_which_ports_of_a_pod_are_engines(
+    more: dict[str, Any], ports: tuple[int, ...], only: int | None
+) -> None:
+    body = a_pod({}, {}) | {"spec": TWO_ENGINES["spec"]}
+
+    pod = pod_of(body, Frame("r", "code", ROTATION, {}, **more))
+
+    assert (pod.engine_ports, pod.only_port) == (ports, only)

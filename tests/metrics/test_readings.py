@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.metrics.readings import PodKey, Series, foreign_instances, own_series
+from kvmedic.metrics.readings import Place, PodKey, Series, foreign_instances, own_series
 from kvmedic.model.evidence import (
     EVERY_SIGNAL,
     HISTOGRAMS,
@@ -302,7 +302,7 @@ async def test_a_replica_that_another_address_tells_of_is_not_known_and_says_why
     looked, pod = source(history.url), PodKey(NAMESPACE, "recorded")
     try:
         own, forged = [
-            (await looked.observe([pod], Look(FIVE, TWO), {pod.name: address})).pods[pod.name]
+            (await looked.observe([pod], Look(FIVE, TWO), {pod.name: Place(address)})).pods[pod.name]
             for address in ("10.1.1.1", "10.1.1.2")
         ]
         engines = await looked.engines(pod, "10.1.1.2")
@@ -328,7 +328,7 @@ async def test_who_speaks_for_a_replica_beside_its_own_page_is_named_once_and_no
                 answer["data"]["result"].append({"metric": stranger, "value": [at, str(10 * float(value))]})
         return replace(told, body=json.dumps(answer).encode())
 
-    pod, look, addresses = PodKey(NAMESPACE, "recorded"), Look(FIVE, TWO), {"recorded": "10.1.1.1"}
+    pod, look, addresses = PodKey(NAMESPACE, "recorded"), Look(FIVE, TWO), {"recorded": Place("10.1.1.1")}
     with Server(beside) as proxy:
         alone, forged = source(history.url), source(proxy.url)
         try:

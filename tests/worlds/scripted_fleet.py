@@ -145,6 +145,7 @@ def fleet_tape() -> Tape:
     _two_names_at_once(tape)
     _duplicates(tape)
     _several_engines(tape)
+    _several_ports(tape)
     _recorded_pages(tape)
     _record(tape, "elsewhere", STEADY, namespace="other")
     record_devices(tape)
@@ -217,6 +218,22 @@ def _several_engines(tape: Tape) -> None:
     _record(tape, "half-dead", STEADY)
     _record(tape, "half-dead", Engine(index="1", last=-240.0), instance="half-dead:8001")
     tape.add("vllm:num_requests_running", _target("half-said") | STEADY.own | {"engine": "1"}, constant(3.0))
+
+
+def _several_ports(tape: Tape) -> None:
+    """Two engines with a port each: ranks that count on, and processes that both say they are the first."""
+    slower = replace(STEADY, preemptions=rising(0.25), usage=constant(0.3))
+    for pod, second in (("ranks", replace(slower, index="1")), ("processes", slower)):
+        _record(tape, pod, STEADY, instance=f"{pod}:8000")
+        _record(tape, pod, second, instance=f"{pod}:8001")
+    # Another model's engine is another container's.
+    _record(tape, "models", STEADY, instance="models:8000")
+    other = _target("models") | {"instance": "models:8001"}
+    for name, labels, curve in replace(slower, index="1").curves():
+        tape.add(name, other | {"model_name": "other", "engine": "1"} | labels, curve)
+    # A mesh's own port tells of the same engine again.
+    _record(tape, "meshed", STEADY, instance="meshed:8000")
+    _record(tape, "meshed", STEADY, instance="meshed:15020")
 
 
 def _recorded_pages(tape: Tape) -> None:

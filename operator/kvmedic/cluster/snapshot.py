@@ -129,7 +129,9 @@ class Frame:
     front_port: int | None = None
     """The one port of the pods that the Services lead to; None: none, or several."""
     front_ports: tuple[int, ...] = ()
-    """Ports that InferencePools lead to, whether containers declare them or not: each may be an engine's."""
+    """Ports that InferencePools lead to, declared by containers or not: several are an engine each."""
+    has_other_engines: bool = False
+    """Other containers of the pod run engines, too."""
 
 
 def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
@@ -149,6 +151,7 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
     ]
     drains = labels_of(body).get(frame.rotation.label) == frame.rotation.draining
     costs_least = annotations_of(body).get(DELETION_COST) == CORDON_COST
+    port = frame.port or _metrics_port(body, frame)
     return Pod(
         name=str(metadata["name"]),
         uid=uid_of(body),
@@ -174,7 +177,9 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         # Every container that may be the engine's has a status, and none runs.
         is_stopped=bool(engines) and not any("running" in (each.get("state") or {}) for each in engines),
         ports=tuple(sorted({*(int(port["containerPort"]) for port in ports), *frame.front_ports})),
-        port=frame.port or _metrics_port(body, frame),
+        port=port,
+        engine_ports=frame.front_ports if len(frame.front_ports) > 1 else (),
+        only_port=(port or 0) if frame.has_other_engines else None,
         listed_by=frame.serving.get(uid_of(body), ()),
     )
 
@@ -418,7 +423,8 @@ async def snapshot(
         serving = {**led_by_labels((*parts.pods, *parts.released), pools), **serving}
     ports = tuple(port for each in pools for port in each.ports)
     front = front if front or not ports else ports[0]
-    frame = Frame("", name, rotation, serving, profiles, target.port, front, ports)
+    others = len(_engine_places(template, profiles)) > 1
+    frame = Frame("", name, rotation, serving, profiles, target.port, front, ports, others)
     return View(_fleet(parts, frame), template, kept)
 
 
@@ -432,13 +438,17 @@ def container_index(
         return names.index(name) if name in names else None
     if len(containers) == 1:
         return 0
-    # Whether a container starts a known engine, as far as its command line can be followed.
-    engines = [
+    engines = _engine_places(template, profiles)
+    return engines[0] if len(engines) == 1 else None
+
+
+def _engine_places(template: Mapping[str, Any], profiles: Sequence[EngineProfile]) -> list[int]:
+    """Return which containers start a known engine, as far as their command lines can be followed."""
+    return [
         index
-        for index, each in enumerate(containers)
+        for index, each in enumerate(items(section(template, "spec"), "containers"))
         if not all(isinstance(invocation_of(each, profile), NotAnEngine) for profile in profiles)
     ]
-    return engines[0] if len(engines) == 1 else None
 
 
 async def _parts(client: Reader, namespace: str, deployment: JsonObject) -> _Parts:

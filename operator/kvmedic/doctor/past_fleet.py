@@ -55,6 +55,9 @@ def view_at(view: View, lives: Mapping[str, Life], at: datetime) -> PastView | N
     makers = {name: _maker(view.fleet, name) for name in began}
     newest = makers[max(began, key=lambda name: (began[name], name))]
     pods = tuple(_pod(name, began[name], at, today.get(name), makers[name]) for name in sorted(began))
+    if view.fleet.live:
+        ports = {each: getattr(view.fleet.live[0], each) for each in ("engine_ports", "only_port")}
+        pods = tuple(pod if pod.name in today else replace(pod, **ports) for pod in pods)
     unknown = "" if newest else _GONE
     template = view.templates[newest.name] if newest else {}
     fleet = _fleet(view.fleet, pods, newest.revision if newest else "", at)

@@ -37,16 +37,20 @@ from kvmedic.metrics.promql import (
     sum_of_replica,
 )
 from kvmedic.metrics.readings import (
+    NOWHERE,
     Answer,
+    Place,
     PodKey,
     Presence,
     Replica,
     Reply,
     Unanswered,
     absent,
+    engines_own,
     foreign_instances,
     is_made_by,
     own_series,
+    port_of_instance,
     presence_of,
     readings_of,
     unavailable,
@@ -100,7 +104,7 @@ POOL_WINDOW = timedelta(minutes=2)
 """Of a look that asks for nothing but pools, whose query has no window."""
 
 _LOG = logging.getLogger(__name__)
-NO_ADDRESSES: Mapping[str, str] = MappingProxyType({})
+NO_PLACES: Mapping[str, Place] = MappingProxyType({})
 
 
 def utc_now() -> datetime:
@@ -163,19 +167,24 @@ class _Answers:
         troubles = [reply for reply in replies if isinstance(reply, Unanswered)]
         return max(troubles, key=lambda trouble: trouble.partial, default=None)
 
-    def readings(self, pod: PodKey, address: str) -> PodReadings:
+    def readings(self, pod: PodKey, place: Place) -> PodReadings:
         """Return one replica's readings; a replica that fell silent is stale in every one of them.
 
         Args:
-            address: of the pod; where nobody knows it, whoever names the pod is believed.
+            pod: the replica.
+            place: where it is; where nobody knows its address, whoever names the pod is believed.
         """
         if isinstance(self.presence, Unanswered):
             return unavailable(self.signals)
         named = self.presence.series_of(pod)
-        seen = own_series(named, address)
-        if named and not seen:
+        of_pod = own_series(named, place.address)
+        if named and not of_pod:
             return absent(self.signals, Missing(Absence.OTHER_ADDRESS))
-        presence = presence_of(seen, self.table, self.at, self.freshness)
+        seen = engines_own(of_pod, place)
+        if isinstance(seen, Missing):
+            return absent(self.signals, seen)
+        is_declared = len(place.ports) > 1 and place.only_port is None
+        presence = presence_of(seen, self.table, self.at, self.freshness, is_declared=is_declared)
         if isinstance(presence, Missing):
             return absent(self.signals, presence)
         if presence.at < self.at - self.freshness:
@@ -224,7 +233,7 @@ class PrometheusSource:
         self._told_once: set[tuple[PodKey, str]] = set()
 
     async def observe(
-        self, pods: Sequence[PodKey], look: Look, addresses: Mapping[str, str] = NO_ADDRESSES
+        self, pods: Sequence[PodKey], look: Look, places: Mapping[str, Place] = NO_PLACES
     ) -> Observation:
         """Return one look at some replicas; what is not known is a reading that says so."""
         moment = self._current()
@@ -246,28 +255,28 @@ class PrometheusSource:
         if isinstance(seen, Answer):
             for pod in pods:
                 # A page that speaks for a replica beside its own is believed nothing.
-                address = addresses.get(pod.name, "")
+                address = places.get(pod.name, NOWHERE).address
                 others = foreign_instances(seen.series_of(pod), address)
                 self._warn_once(pod, "series of instance", others, f"which is {address}")
         if trouble is not None and trouble.partial:
             readings = {pod.name: unavailable(look.signals) for pod in pods}
         else:
-            readings = {pod.name: answers.readings(pod, addresses.get(pod.name, "")) for pod in pods}
+            readings = {pod.name: answers.readings(pod, places.get(pod.name, NOWHERE)) for pod in pods}
         return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
 
     async def observe_series(
-        self, pods: Sequence[PodKey], series: LookSeries, addresses: Mapping[str, str] = NO_ADDRESSES
+        self, pods: Sequence[PodKey], series: LookSeries, places: Mapping[str, Place] = NO_PLACES
     ) -> Sequence[Observation]:
         """Return looks one after the other, oldest first; they cost as many queries as one."""
         if series.count == 1:
-            return [await self.observe(pods, series.look, addresses)]
+            return [await self.observe(pods, series.look, places)]
         now = self._current().at
         moments = [now - series.apart * ago for ago in reversed(range(series.count))]
         asked = _Series(self._client, moments)
         sources = [self.as_of(at, asked) for at in moments]
         for source in sources:
             source.trouble = self.trouble
-        found = await asyncio.gather(*(source.observe(pods, series.look, addresses) for source in sources))
+        found = await asyncio.gather(*(source.observe(pods, series.look, places) for source in sources))
         self.trouble = sources[-1].trouble
         return found
 
@@ -289,7 +298,7 @@ class PrometheusSource:
         return devices_of(pods, by_vital, moment.at, nodes)
 
     async def peaks(
-        self, pods: Sequence[PodKey], addresses: Mapping[str, str] = NO_ADDRESSES
+        self, pods: Sequence[PodKey], places: Mapping[str, Place] = NO_PLACES
     ) -> dict[str, Reading[float]]:
         """Return the most tokens per second that replicas were asked for of late, by pod name.
 
@@ -301,11 +310,19 @@ class PrometheusSource:
             return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
         found: dict[str, Reading[float]] = {}
         for pod in pods:
-            own = own_series(reply.series_of(pod), addresses.get(pod.name, ""))
-            known = [one.value for one in own if isfinite(one.value)]
+            place = places.get(pod.name, NOWHERE)
+            own = engines_own(own_series(reply.series_of(pod), place.address), place)
+            if isinstance(own, Missing):
+                found[pod.name] = own
+                continue
+            known = [one for one in own if isfinite(one.value)]
             # Of several scrapers the one that saw most counts, so that no cap is thought to do.
+            most: dict[int | None, float] = {}
+            for one in known:
+                port = port_of_instance(one) if len(place.ports) > 1 else None
+                most[port] = max(one.value, most.get(port, one.value))
             why = Missing(Absence.NOT_A_NUMBER if own else Absence.NO_SERIES)
-            found[pod.name] = Measured(max(known), moment.at) if known else why
+            found[pod.name] = Measured(sum(most.values()), moment.at) if known else why
         return found
 
     async def present(self, window: timedelta) -> tuple[PodKey, ...]:
@@ -494,7 +511,7 @@ class FleetMetrics:
         """Return one look at some signals alone: histograms make up most of what a source computes."""
         found = self._sources.get(source)
         if found is not None:
-            return await found.observe([PodKey(namespace, pod.name) for pod in pods], look, _addresses(pods))
+            return await found.observe([PodKey(namespace, pod.name) for pod in pods], look, _places(pods))
         readings = {pod.name: unavailable(look.signals) for pod in pods}
         window, hold = look.window.total_seconds(), look.hold.total_seconds()
         return Observation(datetime.now(UTC), window, hold, readings)
@@ -507,7 +524,7 @@ class FleetMetrics:
         if found is None:
             return [await self.look(source, pods, namespace, series.look)] * series.count
         keys = [PodKey(namespace, pod.name) for pod in pods]
-        return await found.observe_series(keys, series, _addresses(pods))
+        return await found.observe_series(keys, series, _places(pods))
 
     async def past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
@@ -541,7 +558,7 @@ class FleetMetrics:
         """Return the most tokens per second that the named replicas were asked for over the last day."""
         found = self._sources.get(source)
         if found is not None:
-            return await found.peaks([PodKey(namespace, pod.name) for pod in pods], _addresses(pods))
+            return await found.peaks([PodKey(namespace, pod.name) for pod in pods], _places(pods))
         return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
 
     async def in_flight(
@@ -572,7 +589,7 @@ class FleetMetrics:
         if told != Missing(Absence.SOURCE_UNAVAILABLE) or found is None:
             return told
         look = Look(POOL_WINDOW, signals=frozenset())
-        seen = await found.observe([PodKey(namespace, pod.name)], look, _addresses([pod]))
+        seen = await found.observe([PodKey(namespace, pod.name)], look, _places([pod]))
         sampled = seen.pods[pod.name].pool
         return sampled if isinstance(sampled, Measured) else told
 
@@ -591,8 +608,8 @@ class FleetMetrics:
         await self._scraper.close()
 
 
-def _addresses(pods: Iterable[Pod]) -> dict[str, str]:
-    return {pod.name: pod.address for pod in pods}
+def _places(pods: Iterable[Pod]) -> dict[str, Place]:
+    return {pod.name: Place(pod.address, pod.only_port, frozenset(pod.engine_ports)) for pod in pods}
 
 
 def _where(namespace: str, pod: Pod) -> PodAddress:

@@ -138,6 +138,21 @@ def add_once(found: dict[Key, Series], key: Key, one: Series) -> None:
         found[key] = Series(one.labels, nan, one.bound)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a replica is, and which of its ports are engines of their own."""
+
+    address: str = ""
+    """Empty: nobody knows it."""
+    only_port: int | None = None
+    """The engine's port, where other containers run engines too; 0: nobody knows it. None: no other does."""
+    ports: frozenset[int] = frozenset()
+    """Ports that are declared to lead to one engine each; fewer than two declare nothing."""
+
+
+NOWHERE = Place()
+
+
 def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
     """Return the series of a pod that its own targets told of: anybody's page may name another's pod.
 
@@ -164,6 +179,32 @@ def foreign_instances(series: tuple[Series, ...], address: str) -> tuple[str, ..
     return tuple(sorted(left)) if address and own else ()
 
 
+def engines_own(series: tuple[Series, ...], place: Place) -> tuple[Series, ...] | Missing:
+    """Return the series of those ports of a replica that count, or why they cannot be told from others.
+
+    Where other containers run engines only one port counts. Of declared ports each must tell something:
+    figures of one rank are not those of a replica.
+    """
+    wanted = place.ports if place.only_port is None else frozenset({place.only_port})
+    if not series or (place.only_port is None and len(place.ports) < 2):
+        return series
+    found = {port_of_instance(one) for one in series}
+    if None in found:
+        return Missing(Absence.AMBIGUOUS)
+    if not wanted <= found:
+        return Missing(Absence.NO_SERIES)
+    return tuple(one for one in series if port_of_instance(one) in wanted)
+
+
+def port_of_instance(series: Series) -> int | None:
+    """Return the port that a series was scraped at; None where its `instance` has none."""
+    found = _PORT.search(series.labels.get("instance", ""))
+    return int(found[1]) if found else None
+
+
+_PORT = re.compile(r":(\d{1,5})$")
+
+
 def _host(instance: str) -> IPv4Address | IPv6Address | None:
     """Return the address in `ADDRESS` or `ADDRESS:PORT`; None where there is none."""
     for text in (instance, instance.rpartition(":")[0].strip("[]")):
@@ -186,6 +227,19 @@ class Presence:
     scrapers: Mapping[Scraper, datetime]
     """Those whose newest sample is fresh, with its time."""
     models: tuple[str, ...]
+    by_port: bool = False
+    """Each port has engines of its own, which are named by label and port."""
+
+    def engine_of(self, series: Series, table: SignalTable) -> str:
+        """Return which engine a series is of; of one without the engine's label its port, or nothing."""
+        label = series.labels.get(table.engine_label, "")
+        return f"{label}@{port_of_instance(series)}" if self.by_port else label
+
+    def is_whole(self, engines: Iterable[str]) -> bool:
+        """Return whether series of some engines are of the whole replica."""
+        found = set(engines)
+        ports = {f"@{name.rpartition('@')[2]}" for name in self.engines} if self.by_port else {""}
+        return found in (ports, set(self.engines))
 
     def scraper_of(self, series: Series) -> Scraper | None:
         """Return the fresh scraper that a series comes from, or None when it comes from none."""
@@ -194,7 +248,12 @@ class Presence:
 
 
 def presence_of(
-    series: Iterable[Series], table: SignalTable, at: datetime, freshness: timedelta
+    series: Iterable[Series],
+    table: SignalTable,
+    at: datetime,
+    freshness: timedelta,
+    *,
+    is_declared: bool = False,
 ) -> Presence | Missing:
     """Return a replica's presence by the times of its newest samples, or why there is none.
 
@@ -204,15 +263,20 @@ def presence_of(
 
     Args:
         series: whose values are the times (Unix seconds).
+        table: what engines export.
+        at: the moment.
+        freshness: oldest that a sample may be.
+        is_declared: each port is declared to be an engine.
     """
     newest: dict[tuple[str, Scraper], datetime] = {}
-    models, engines_own = set(), {*table.own_labels, "__name__"}
+    models, set_by_engine, series = set(), {*table.own_labels, "__name__"}, tuple(series)
+    named = Presence(at, frozenset(), {}, (), is_declared or _have_own_engines(series, table))
     for one in series:
         if isfinite(one.value):
             if not 0 <= one.value <= (at + freshness).timestamp():
                 return Missing(Absence.AMBIGUOUS)
-            told_by_source = (item for item in one.labels.items() if item[0] not in engines_own)
-            newest[one.labels.get(table.engine_label, ""), frozenset(told_by_source)] = _EPOCH + timedelta(
+            told_by_source = (item for item in one.labels.items() if item[0] not in set_by_engine)
+            newest[named.engine_of(one, table), frozenset(told_by_source)] = _EPOCH + timedelta(
                 seconds=one.value
             )
             models.add(one.labels.get(table.model_label, ""))
@@ -224,7 +288,23 @@ def presence_of(
     fresh = {
         scraper: time for (_, scraper), time in sorted(newest.items(), key=itemgetter(1)) if time >= oldest
     }
-    return Presence(min(seen), frozenset(engines), fresh, tuple(sorted(models - {""})))
+    return replace(
+        named, at=min(seen), engines=frozenset(engines), scrapers=fresh, models=tuple(sorted(models - {""}))
+    )
+
+
+def _have_own_engines(series: Sequence[Series], table: SignalTable) -> bool:
+    """Return whether a replica's ports have engines of their own: ranks of one model, none of them on two.
+
+    Two ports that tell of one engine may be two ways to one page, such as a mesh's own port; one of another
+    model is another container's.
+    """
+    ranks: dict[int | None, set[str]] = {}
+    for one in series:
+        ranks.setdefault(port_of_instance(one), set()).add(one.labels.get(table.engine_label, ""))
+    models = {one.labels.get(table.model_label, "") for one in series}
+    is_told_once = sum(map(len, ranks.values())) == len(set[str]().union(*ranks.values()))
+    return None not in ranks and len(ranks) > 1 and len(models) == 1 and is_told_once
 
 
 RANDOM_LENGTH = 5
@@ -341,10 +421,10 @@ def _per_engine(
     found: dict[str, dict[Scraper, list[Series]]] = {}
     for scraper, many in _by_scraper(replica, series).items():
         for one in many:
-            engine = one.labels.get(replica.table.engine_label, "")
+            engine = presence.engine_of(one, replica.table)
             found.setdefault(engine, {}).setdefault(scraper, []).append(one)
-    # Series without the engine's label are already of the whole replica.
-    if not found or not (set(found) == {""} or set(found) == presence.engines):
+    # Series without the engine's label are already of the whole replica, or of the whole port.
+    if not found or not presence.is_whole(found):
         return Missing(Absence.NOTHING_FOUND)
     values = []
     for _, scraped in sorted(found.items()):
@@ -456,7 +536,7 @@ def read_pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
     """
     frontends: set[tuple[frozenset[str], Pool]] = set()
     for many in _by_scraper(replica, series).values():
-        names = frozenset(one.labels.get(replica.table.engine_label, "") for one in many)
+        names = frozenset(replica.presence.engine_of(one, replica.table) for one in many)
         said = {_pool_of_series(replica.table.pool, one, len(names)) for one in many}
         if len(said) > 1:
             return Missing(Absence.AMBIGUOUS)

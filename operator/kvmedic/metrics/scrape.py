@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ from kvmedic.engines.signal_sources import (
     SignalTable,
 )
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
-from kvmedic.metrics.readings import PodKey, Series, read_pool
+from kvmedic.metrics.readings import PodKey, Series, port_of_instance, read_pool
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Absence,
@@ -93,9 +92,6 @@ def _first_series(page: Page, names: Iterable[str]) -> tuple[Series, ...]:
     return next(filter(None, (page.find(name) for name in names)), ())
 
 
-_PORT = re.compile(r":(\d{1,5})$")
-
-
 @dataclass(frozen=True, slots=True)
 class Engine:
     """One engine of a replica, as its series name it."""
@@ -118,8 +114,7 @@ class Engine:
 
 def engines_of(series: Iterable[Series], table: SignalTable) -> frozenset[Engine]:
     """Return the engines that a source's series tell of, with the ports that they were scraped at."""
-    ports = ((one, _PORT.search(one.labels.get("instance", ""))) for one in series)
-    return frozenset(_engine(one, table, int(port[1]) if port else None) for one, port in ports)
+    return frozenset(_engine(one, table, port_of_instance(one)) for one in series)
 
 
 def engines_on(pages: Mapping[int | None, Page], table: SignalTable) -> frozenset[Engine]:

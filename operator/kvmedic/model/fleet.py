@@ -246,6 +246,10 @@ class Pod:
     """TCP ports that its containers declare, sorted."""
     port: int | None = None
     """Where its engine serves its metrics; None: nothing shows it."""
+    engine_ports: tuple[int, ...] = ()
+    """Its ports that are declared to lead to one engine each, where they are several."""
+    only_port: int | None = None
+    """The engine's port, where other containers run engines too; 0: nobody knows it. None: no other does."""
     is_released: bool = False
     """It was released from its ReplicaSet, to be drained."""
     is_stand_in: bool = False
