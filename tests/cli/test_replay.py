@@ -18,7 +18,7 @@ from kvmedic.cli.replay import Found, Replay, replay, replay_as_json, replay_as_
 from kvmedic.doctor.examine import Seen, default_spec, see_documents
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.history import History, is_named_after
-from kvmedic.metrics.readings import PodKey
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.reasons import Reason
 from kvmedic.settings import ScrapeOptions, SourceOptions
 from worlds.documents import a_deployment, a_service, an_engine

@@ -25,13 +25,13 @@ from kvmedic.metrics.promql import Span, duration_text, expression, moments_of, 
 from kvmedic.metrics.readings import (
     Presence,
     Replica,
-    Series,
     histogram,
     histogram_of,
     read_number,
     read_pool,
     window,
 )
+from kvmedic.metrics.series import Series
 from kvmedic.model.evidence import (
     HISTOGRAMS,
     Absence,

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.readings import PodKey
 from kvmedic.metrics.scrape import PodAddress, Scraper
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Measured
 from kvmedic.settings import ScrapeOptions

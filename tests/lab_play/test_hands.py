@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvmedic.metrics.readings import PodKey
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.devices import Vital
 from kvmedic.model.evidence import Measured
 from lab.cluster.api import ApiError, read_manifests, until

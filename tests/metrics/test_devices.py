@@ -11,7 +11,7 @@ import pytest
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics
-from kvmedic.metrics.readings import PodKey
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.devices import Device, Vital
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading
 from kvmedic.model.fleet import Pod

@@ -15,7 +15,8 @@ import pytest
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics, PrometheusSource
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.readings import Answer, PodKey, Series, is_made_by
+from kvmedic.metrics.readings import is_made_by
+from kvmedic.metrics.series import Answer, PodKey, Series
 from kvmedic.model.evidence import (
     EVERY_SIGNAL,
     Absence,

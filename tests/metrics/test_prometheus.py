@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import pytest
 
-from kvmedic.metrics.readings import PodKey
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
 from kvmedic.settings import SourceOptions
 from lab.cluster.machine import free_ports

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import PrometheusSource
-from kvmedic.metrics.readings import NOTHING, PodKey, Reply
+from kvmedic.metrics.series import NOTHING, PodKey, Reply
 from kvmedic.model.evidence import Absence, Look, Measured, Missing
 from kvmedic.settings import SourceOptions
 from worlds.prometheus_server import PrometheusServer

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.metrics.readings import Place, PodKey, Series, foreign_instances, own_series
+from kvmedic.metrics.series import Place, PodKey, Series, foreign_instances, own_series
 from kvmedic.model.evidence import (
     EVERY_SIGNAL,
     HISTOGRAMS,

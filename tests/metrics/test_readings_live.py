@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kvmedic.metrics.readings import PodKey
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.evidence import Absence, Look, Measured, Missing, PodReadings, Pool, Signal, Stale
 from worlds.http_double import Reply, Request, Server
 from worlds.prometheus_server import PrometheusServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.metrics.readings import Place, PodKey
+from kvmedic.metrics.series import Place, PodKey
 from kvmedic.model.evidence import Absence, Look, Measured, Missing, PodReadings, Pool, Signal
 from worlds.prometheus_server import PrometheusServer
 from worlds.scripted_fleet import END, FIVE, NAMESPACE, TWO, source

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvmedic.cli.diagnose import policy_in
 from kvmedic.cli.saved import consult, evidence_of
 from kvmedic.metrics.page import Page, moment
-from kvmedic.metrics.readings import PodKey, Series
+from kvmedic.metrics.series import PodKey, Series
 from kvmedic.model.evidence import Histogram, Look, Measured, Observation, Signal
 from kvmedic.runbooks.branches import Evidence
 from worlds.metric_tape import Curve, Tape

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, observe_pages, parse_page
-from kvmedic.metrics.readings import PodKey, Series
 from kvmedic.metrics.scrape import Engine, PodAddress, Scraper, engines_of, in_flight_on, resolver_of
+from kvmedic.metrics.series import PodKey, Series
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     HISTOGRAMS,

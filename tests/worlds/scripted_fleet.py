@@ -12,7 +12,7 @@ from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.readings import PodKey
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.evidence import Look, Observation
 from kvmedic.settings import SourceOptions
 from worlds.metric_tape import Curve, Tape, constant, restarted, rising, until

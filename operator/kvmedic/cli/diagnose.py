@@ -57,7 +57,7 @@ from kvmedic.manifests.invocation import Selector, engine_in
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.readings import PodKey
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.config_edits import ConfigMap
 from kvmedic.model.devices import NodeHealth, Vitals
 from kvmedic.model.engine import Engine, Version

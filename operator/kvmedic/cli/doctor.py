@@ -49,7 +49,7 @@ from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, name_of, section
 from kvmedic.metrics.history import History
-from kvmedic.metrics.readings import PodKey
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, Resource, Wish
 from kvmedic.record.store import RESOURCES, resource_of

@@ -24,7 +24,7 @@ from kvmedic.doctor.past_fleet import PastView, view_at
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.metrics.history import History, Life
 from kvmedic.metrics.prometheus import Spent
-from kvmedic.metrics.readings import Unanswered
+from kvmedic.metrics.series import Unanswered
 from kvmedic.model.devices import EngineEnd
 from kvmedic.model.evidence import Blocked, Inconclusive, LogForms, LoggedSize
 from kvmedic.model.fleet import Pod

@@ -422,9 +422,10 @@ async def snapshot(
     if not rotation.services:
         serving = {**led_by_labels((*parts.pods, *parts.released), pools), **serving}
     ports = tuple(port for each in pools for port in each.ports)
-    front = front if front or not ports else ports[0]
-    others = len(_engine_places(template, profiles)) > 1
-    frame = Frame("", name, rotation, serving, profiles, target.port, front, ports, others)
+    several = len(_engine_places(template, profiles)) > 1
+    frame = Frame(
+        "", name, rotation, serving, profiles, target.port, front or next(iter(ports), None), ports, several
+    )
     return View(_fleet(parts, frame), template, kept)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from kvmedic.metrics.promql import Span, duration_text
-from kvmedic.metrics.readings import PodKey, Reply, Series, Unanswered
+from kvmedic.metrics.series import PodKey, Reply, Series, Unanswered
 from kvmedic.model.devices import CLOCK_FAULTS, MEMORY_SERIES, NO_NUMBER, SERIES, Device, Vital
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading, as_reading
 from kvmedic.settings import Labels

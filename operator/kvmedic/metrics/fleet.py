@@ -16,8 +16,6 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from kvmedic.engines.signal_sources import (
-    CounterSource,
-    HistogramSource,
     SignalTable,
 )
 from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_that_do_not_count
@@ -27,35 +25,36 @@ from kvmedic.metrics.promql import (
     CLOCKS,
     DEVICE_NAMES,
     Span,
-    duration_text,
     expression,
     narrowed_by,
+    peak_query,
     pool_query,
     presence,
     sampled_query,
     sampled_stretch,
-    sum_of_replica,
 )
 from kvmedic.metrics.readings import (
-    NOWHERE,
-    Answer,
-    Place,
-    PodKey,
     Presence,
     Replica,
-    Reply,
-    Unanswered,
     absent,
-    engines_own,
-    foreign_instances,
     is_made_by,
-    own_series,
-    port_of_instance,
     presence_of,
     readings_of,
     unavailable,
 )
 from kvmedic.metrics.scrape import Engine, PodAddress, Scraper, engines_of
+from kvmedic.metrics.series import (
+    NOWHERE,
+    Answer,
+    Place,
+    PodKey,
+    Reply,
+    Unanswered,
+    engines_own,
+    foreign_instances,
+    own_series,
+    port_of_instance,
+)
 from kvmedic.model.devices import Device
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
@@ -73,32 +72,6 @@ from kvmedic.model.evidence import (
 )
 from kvmedic.model.fleet import Pod
 from kvmedic.settings import ScrapeOptions, SourceOptions
-
-DAY = timedelta(hours=24)
-"""How far back: load that comes each day is in it once. A source that keeps less tells what it has."""
-WINDOW = timedelta(minutes=10)
-"""Over how long load counts: a shorter peak is over before a queue that it left keeps many waiting."""
-
-
-def peak_query(table: SignalTable) -> str:
-    """Return the query for the most tokens per second that each replica was asked for.
-
-    Requests that arrived (ended, or joined who runs and waits) times the mean output of those that
-    were answered.
-    """
-    window, seconds = duration_text(WINDOW), WINDOW.total_seconds()
-    finished, outputs = table.signals[Signal.REQUESTS_FINISHED], table.signals[Signal.OUTPUT_LENGTH]
-    if not isinstance(finished, CounterSource) or not isinstance(outputs, HistogramSource):
-        raise TypeError("finished requests are counted, and lengths of outputs are a histogram")
-    ended = sum_of_replica([f"increase({name}[{window}])" for name in finished.names], table)
-    joined = " + ".join(sum_of_replica([f"delta({name}[{window}])"], table) for name in table.in_flight)
-    tokens, answers = (
-        sum_of_replica([f"increase({name}_{part}[{window}])" for name in outputs.names], table)
-        for part in ("sum", "count")
-    )
-    offered = f"({ended} + {joined}) * {tokens} / ({answers} > 0) / {seconds:g}"
-    return f"max_over_time(({offered})[{duration_text(DAY)}:{window}])"
-
 
 POOL_WINDOW = timedelta(minutes=2)
 """Of a look that asks for nothing but pools, whose query has no window."""

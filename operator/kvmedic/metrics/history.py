@@ -18,8 +18,9 @@ from kvmedic.metrics.fleet import FleetMetrics, PrometheusSource
 from kvmedic.metrics.page import names_of
 from kvmedic.metrics.prometheus import PrometheusClient, Spent
 from kvmedic.metrics.promql import Narrow, duration_text, narrowed_by
-from kvmedic.metrics.readings import PREFIX_LENGTH, RANDOM_LENGTH, Answer, PodKey, Reply, Unanswered
+from kvmedic.metrics.readings import PREFIX_LENGTH, RANDOM_LENGTH
 from kvmedic.metrics.scrape import Scraper
+from kvmedic.metrics.series import Answer, PodKey, Reply, Unanswered
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Reading
 from kvmedic.settings import ScrapeOptions, SourceOptions

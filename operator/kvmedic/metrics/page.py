@@ -41,16 +41,8 @@ from kvmedic.engines.signal_sources import (
     StartSource,
     VersionPage,
 )
-from kvmedic.metrics.readings import (
-    Replica,
-    Series,
-    absent,
-    add_once,
-    presence_of,
-    read_number,
-    readings_of,
-    series_of,
-)
+from kvmedic.metrics.readings import Replica, absent, presence_of, read_number, readings_of
+from kvmedic.metrics.series import Series, add_once, series_of
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Absence,

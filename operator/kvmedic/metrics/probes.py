@@ -32,9 +32,9 @@ from kvmedic.metrics.generation import (
     limit_of,
 )
 from kvmedic.metrics.page import METRICS
-from kvmedic.metrics.readings import PodKey
 from kvmedic.metrics.scrape import PodAddress, Scraper, load_authorities, model_of, resolver_of, served_of
 from kvmedic.metrics.scrape import pool_of_page as pool_of
+from kvmedic.metrics.series import PodKey
 from kvmedic.model.devices import Device
 from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading
 from kvmedic.model.fleet import Pod

@@ -32,7 +32,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from kvmedic.metrics.promql import duration_text
-from kvmedic.metrics.readings import Answer, Reply, Series, Unanswered, by_pod, series_of
+from kvmedic.metrics.series import Answer, Reply, Series, Unanswered, by_pod, series_of
 from kvmedic.model.redaction import redact
 from kvmedic.settings import SourceOptions
 

@@ -29,6 +29,7 @@ from kvmedic.engines.signal_sources import (
     StartSource,
 )
 from kvmedic.model.devices import MEMORY_SERIES, SERIES
+from kvmedic.model.evidence import Signal
 
 _FUNCTIONS = {
     Over.MEAN: "avg_over_time(",
@@ -246,3 +247,29 @@ def narrowed_by(matchers: Sequence[str], names: Iterable[str]) -> Narrow:
         return selector.sub(lambda found: f"{found[1]}{{{told}{', ' if found[2] else '}'}", text)
 
     return narrow
+
+
+PEAK_DAY = timedelta(hours=24)
+"""How far back: load that comes each day is in it once. A source that keeps less tells what it has."""
+PEAK_WINDOW = timedelta(minutes=10)
+"""Over how long load counts: a shorter peak is over before a queue that it left keeps many waiting."""
+
+
+def peak_query(table: SignalTable) -> str:
+    """Return the query for the most tokens per second that each replica was asked for.
+
+    Requests that arrived (ended, or joined who runs and waits) times the mean output of those that
+    were answered.
+    """
+    window, seconds = duration_text(PEAK_WINDOW), PEAK_WINDOW.total_seconds()
+    finished, outputs = table.signals[Signal.REQUESTS_FINISHED], table.signals[Signal.OUTPUT_LENGTH]
+    if not isinstance(finished, CounterSource) or not isinstance(outputs, HistogramSource):
+        raise TypeError("finished requests are counted, and lengths of outputs are a histogram")
+    ended = sum_of_replica([f"increase({name}[{window}])" for name in finished.names], table)
+    joined = " + ".join(sum_of_replica([f"delta({name}[{window}])"], table) for name in table.in_flight)
+    tokens, answers = (
+        sum_of_replica([f"increase({name}_{part}[{window}])" for name in outputs.names], table)
+        for part in ("sum", "count")
+    )
+    offered = f"({ended} + {joined}) * {tokens} / ({answers} > 0) / {seconds:g}"
+    return f"max_over_time(({offered})[{duration_text(PEAK_DAY)}:{window}])"

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from math import inf, isfinite, isnan, nan
+from math import inf, isfinite
 from operator import itemgetter
 from statistics import fmean
-from types import MappingProxyType
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeVar
 
 from kvmedic.engines.signal_sources import (
     COUNTS_AGREE,
@@ -30,6 +27,7 @@ from kvmedic.engines.signal_sources import (
     across_of,
     agreement_of,
 )
+from kvmedic.metrics.series import Scraper, Series, port_of_instance
 from kvmedic.model.evidence import (
     HISTOGRAMS,
     Absence,
@@ -44,177 +42,9 @@ from kvmedic.model.evidence import (
     Unsupported,
 )
 
-LARGEST = 1e18
-"""Largest value that is taken for a number: more than tokens, bytes or milliseconds ever come to, and below
-what DCGM writes for "no number" (2^63 less a few)."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Key = TypeVar("Key", bound=Hashable)
 V = TypeVar("V")
-
-
-class PodKey(NamedTuple):
-    """One pod."""
-
-    namespace: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One element of an instant vector. The value may be NaN or an infinity."""
-
-    labels: Mapping[str, str]
-    """All labels but `le`; the buckets of one histogram share them, as most of an answer is buckets."""
-    value: float
-    bound: float | None = None
-    """The upper bound of a bucket (`le`); minus infinity, which no bucket has, where it is no number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a source answered to one query."""
-
-    by_pod: Mapping[PodKey, tuple[Series, ...]]
-    unlabelled: int = 0
-    """Series that name no pod."""
-
-    def series_of(self, pod: PodKey) -> tuple[Series, ...]:
-        """Return the series of a pod; none when the source has none."""
-        return self.by_pod.get(pod, ())
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """A query without a complete answer."""
-
-    trouble: str
-    """Why, in words for a person; without secrets."""
-    partial: bool = False
-    """The source answered and said that data is missing, so nothing that it says now can be relied on."""
-
-
-Reply: TypeAlias = Answer | Unanswered
-
-NOTHING = Answer(MappingProxyType({}))
-"""An answer without series."""
-
-
-def series_of(labels: dict[str, str], value: float) -> Series:
-    """Return an element of a vector, its bound apart from its other labels.
-
-    A value that nothing measurable reaches is no number: sums and squares of such overflow.
-    """
-    told = value if abs(value) <= LARGEST else nan
-    text = labels.pop("le", None)
-    if text is None:
-        return Series(labels, told)
-    bound = -inf
-    with suppress(ValueError):
-        bound = float(text)
-    return Series(labels, told, -inf if isnan(bound) else bound)
-
-
-def by_pod(series: Iterable[Series], namespace_label: str, pod_label: str) -> Answer:
-    """Return series by the pod that their labels name."""
-    found: dict[PodKey, dict[tuple[int, float | None], Series]] = {}
-    shared: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
-    unlabelled = 0
-    for one in series:
-        pod = one.labels.get(pod_label)
-        if not pod:
-            unlabelled += 1
-            continue
-        labels = shared.setdefault(tuple(sorted(one.labels.items())), one.labels)
-        many = found.setdefault(PodKey(labels.get(namespace_label, ""), pod), {})
-        add_once(many, (id(labels), one.bound), Series(labels, one.value, one.bound))
-    return Answer({pod: tuple(many.values()) for pod, many in found.items()}, unlabelled)
-
-
-def add_once(found: dict[Key, Series], key: Key, one: Series) -> None:
-    """Add a series; one that was told already is no number where the two differ."""
-    known = found.setdefault(key, one)
-    if known.value != one.value:
-        found[key] = Series(one.labels, nan, one.bound)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a replica is, and which of its ports are engines of their own."""
-
-    address: str = ""
-    """Empty: nobody knows it."""
-    only_port: int | None = None
-    """The engine's port, where other containers run engines too; 0: nobody knows it. None: no other does."""
-    ports: frozenset[int] = frozenset()
-    """Ports that are declared to lead to one engine each; fewer than two declare nothing."""
-
-
-NOWHERE = Place()
-
-
-def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
-    """Return the series of a pod that its own targets told of: anybody's page may name another's pod.
-
-    A source sets `instance` itself, to the address that it scraped. Where none of them is the pod's, those
-    count whose `instance` is no address at all: an installation may have relabelled it.
-
-    Args:
-        address: of the pod; empty where nobody knows it, as of one that is gone: all count then, unless they
-            are of several addresses, as a pod has but one.
-    """
-    if not series:
-        return series
-    hosts = [(one, _host(one.labels.get("instance", ""))) for one in series]
-    if not address:
-        return () if len({host for _, host in hosts if host is not None}) > 1 else series
-    own = tuple(one for one, host in hosts if host == _host(address))
-    return own or tuple(one for one, host in hosts if host is None)
-
-
-def foreign_instances(series: tuple[Series, ...], address: str) -> tuple[str, ...]:
-    """Return the `instance` of each series that does not count beside a pod's own ones, sorted."""
-    own = own_series(series, address)
-    left = {one.labels.get("instance", "") for one in series if not any(one is each for each in own)}
-    return tuple(sorted(left)) if address and own else ()
-
-
-def engines_own(series: tuple[Series, ...], place: Place) -> tuple[Series, ...] | Missing:
-    """Return the series of those ports of a replica that count, or why they cannot be told from others.
-
-    Where other containers run engines only one port counts. Of declared ports each must tell something:
-    figures of one rank are not those of a replica.
-    """
-    wanted = place.ports if place.only_port is None else frozenset({place.only_port})
-    if not series or (place.only_port is None and len(place.ports) < 2):
-        return series
-    found = {port_of_instance(one) for one in series}
-    if None in found:
-        return Missing(Absence.AMBIGUOUS)
-    if not wanted <= found:
-        return Missing(Absence.NO_SERIES)
-    return tuple(one for one in series if port_of_instance(one) in wanted)
-
-
-def port_of_instance(series: Series) -> int | None:
-    """Return the port that a series was scraped at; None where its `instance` has none."""
-    found = _PORT.search(series.labels.get("instance", ""))
-    return int(found[1]) if found else None
-
-
-_PORT = re.compile(r":(\d{1,5})$")
-
-
-def _host(instance: str) -> IPv4Address | IPv6Address | None:
-    """Return the address in `ADDRESS` or `ADDRESS:PORT`; None where there is none."""
-    for text in (instance, instance.rpartition(":")[0].strip("[]")):
-        with suppress(ValueError):
-            return ip_address(text)
-    return None
-
-
-Scraper: TypeAlias = frozenset[tuple[str, str]]
-"""Who scraped a series and from where: all labels that the engine did not set itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +139,7 @@ def _have_own_engines(series: Sequence[Series], table: SignalTable) -> bool:
 
 RANDOM_LENGTH = 5
 """Characters that the API server puts behind the name that a ReplicaSet gives its pods."""
+
 PREFIX_LENGTH = 58
 """What it keeps of that name (apiserver, storage/names/generate.go: 63 less the random ones)."""
 
@@ -520,8 +351,10 @@ def absent(signals: Iterable[Signal], why: Missing | Stale) -> PodReadings:
 
 _UNTOLD = "None"
 """Text of a value that the engine does not export."""
+
 _DIGITS = 15
 """A number of more is no count of blocks or tokens; Python refuses to read one of thousands of digits."""
+
 _HYBRID = 0.05
 """Where the engine's own count of tokens differs from blocks times block size by more than this, a
 block does not hold its size in tokens (models that mix kinds of attention). Rounding to whole blocks

@@ -31,7 +31,8 @@ from kvmedic.engines.signal_sources import (
     SignalTable,
 )
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
-from kvmedic.metrics.readings import PodKey, Series, port_of_instance, read_pool
+from kvmedic.metrics.readings import read_pool
+from kvmedic.metrics.series import PodKey, Series, port_of_instance
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Absence,

@@ -22,7 +22,7 @@ from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.page import Page
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.readings import Answer, PodKey, Reply
+from kvmedic.metrics.series import Answer, PodKey, Reply
 from kvmedic.model.evidence import Look
 from kvmedic.runbooks.preemption.branches import TRIGGER
 from kvmedic.settings import SourceOptions
