@@ -17,6 +17,7 @@ from kvmedic.model.fleet import (
     FROZEN_MIN_READY_SECONDS,
     FROZEN_PROGRESS_DEADLINE_SECONDS,
     Cordoned,
+    ObjectRef,
     template_hash,
 )
 from kvmedic.model.status import Key, Wish
@@ -222,7 +223,7 @@ async def test_a_frozen_fleet_whose_resource_is_gone_is_looked_at_in_its_place(
 ) -> None:
     pod = a_pod("a")
     world = World(*peers, pods=(pod,), leads=leads)
-    world.stand_ins.note("serving", "llm", body, is_deleted=False)
+    world.stand_ins.note("serving", ObjectRef("Deployment", "llm"), body, is_deleted=False)
 
     await world.rounds.once()
     await world.rounds.once()
@@ -235,12 +236,12 @@ async def test_a_frozen_fleet_whose_resource_is_gone_is_looked_at_in_its_place(
 
 async def test_nothing_stands_in_any_longer_once_a_resource_looks_after_the_fleet() -> None:
     world = World()
-    world.stand_ins.note("serving", "llm", a_frozen(), is_deleted=False)
+    world.stand_ins.note("serving", ObjectRef("Deployment", "llm"), a_frozen(), is_deleted=False)
     await world.rounds.once()
     made = a_peer("llm", created_at="2026-01-02T00:00:00Z")
     world.roster.note(key_of(made), made)
 
     assert await world.stand_ins.load(IN_ITS_PLACE) is None
     assert world.stand_ins.keys() == ()
-    world.stand_ins.note("serving", "llm", a_frozen(), is_deleted=True)
+    world.stand_ins.note("serving", ObjectRef("Deployment", "llm"), a_frozen(), is_deleted=True)
     assert world.stand_ins.frozen() == {}

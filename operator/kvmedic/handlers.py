@@ -26,12 +26,15 @@ from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import reconcile
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
+from kvmedic.kube.objects import WORKLOADS
 from kvmedic.loop import Backoff, Loop
 from kvmedic.model.evidence import Blocked
+from kvmedic.model.fleet import DEPLOYMENT, ObjectRef
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
 from kvmedic.record.store import peer_of
 from kvmedic.record.telemetry import Telemetry
+from kvmedic.rollout.gates import place_of
 
 LOG = logging.getLogger("kvmedic")
 STUCK = timedelta(minutes=5)
@@ -147,7 +150,8 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
     @kopf.index(GROUP, VERSION, PLURAL, id="targets", registry=made)  # type: ignore[arg-type]
     async def targets(namespace: str, name: str, uid: str, spec: kopf.Spec, **_: Any) -> Any:
         target = spec.get("targetRef") or {}
-        return {(namespace, str(target.get("name"))): Key(namespace, name, uid)}
+        place = place_of(str(target.get("kind", DEPLOYMENT)), str(target.get("name")))
+        return {(namespace, place): Key(namespace, name, uid)}
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=made)  # type: ignore[arg-type]
     async def resource(event: kopf.RawEvent, namespace: str, name: str, uid: str, **_: Any) -> None:
@@ -161,14 +165,8 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
             operator.loop.wake(key)
         operator.telemetry.resources.set(len(operator.loop.keys()))
 
-    @kopf.on.event("apps", "v1", "deployments", registry=made)  # type: ignore[arg-type]
-    async def target(
-        event: kopf.RawEvent, namespace: str, name: str, targets: kopf.Index[Any, Key], **_: Any
-    ) -> None:
-        is_deleted = event["type"] == "DELETED"
-        operator.stand_ins.note(namespace, name, event["object"], is_deleted=is_deleted)
-        for key in targets.get((namespace, name), ()):
-            operator.loop.wake(key)
+    for kind in WORKLOADS:
+        _watch_kind(kind, operator, made)
 
     @kopf.on.probe(id="loop", registry=made)
     async def probe(**_: Any) -> str:
@@ -179,6 +177,19 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
         return _credentials(**kwargs)
 
     return made
+
+
+def _watch_kind(kind: str, operator: Operator, made: kopf.OperatorRegistry) -> None:
+    """Have the resources of a workload looked at as soon as somebody, or a controller, moves it."""
+
+    @kopf.on.event("apps", "v1", WORKLOADS[kind].plural, id=kind, registry=made)  # type: ignore[arg-type]
+    async def target(
+        event: kopf.RawEvent, namespace: str, name: str, targets: kopf.Index[Any, Key], **_: Any
+    ) -> None:
+        is_deleted = event["type"] == "DELETED"
+        operator.stand_ins.note(namespace, ObjectRef(kind, name), event["object"], is_deleted=is_deleted)
+        for key in targets.get((namespace, place_of(kind, name)), ()):
+            operator.loop.wake(key)
 
 
 def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:

@@ -82,8 +82,8 @@ TARGET = [
     at(
         "no such kind",
         "targetRef",
-        {"kind": "StatefulSet", "name": "x"},
-        one_of("Deployment"),
+        {"kind": "LeaderWorkerSet", "name": "x"},
+        one_of("Deployment", "StatefulSet"),
         ENUM,
         below=".kind",
     ),

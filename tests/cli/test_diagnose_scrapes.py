@@ -317,7 +317,6 @@ WRONG = {
     "no manifest": (["--scrape", "T0", "--scrape", "T1", "--manifest", "half"], "half"),
     "no spec": (["--scrape", "T0", "--scrape", "T1", "--spec", "chat.yaml"], "0 objects of kind KVRem"),
     "a wrong spec": (["--scrape", "T0", "--scrape", "T1", "--spec", "bad.yaml"], "spec.mode"),
-    "a spec for later": (["--scrape", "T0", "--scrape", "T1", "--spec", "later.yaml"], "not implemented"),
     "no version": (
         ["--scrape", "T0", "--scrape", "T1", "--manifest", "chat.yaml", "--engine-version", "latest"],
         "not a version",
@@ -342,7 +341,6 @@ def test_wrong_usage_ends_with_2_and_says_what_to_write(write, monkeypatch, tmp_
         ("noise", b"\x1f\x8b\x00\xff\xfe"),
         ("chat.yaml", MANIFEST),
         ("bad.yaml", SPEC + "  mode: Sometimes\n"),
-        ("later.yaml", SPEC + "  rollout: {spare: BestEffort, rotation: Orphan}\n"),
     ):
         write(name, content)
     monkeypatch.chdir(tmp_path)

@@ -79,7 +79,7 @@ def test_every_deployment_of_a_file_that_starts_an_engine_is_told_and_one_failur
     done = kvmedic("doctor", "-f", file(a_deployment(), second, web, a_service()))
 
     assert done.exit_code == 1
-    assert done.stdout.startswith("1 of 2 Deployments are eligible")
+    assert done.stdout.startswith("1 of 2 workloads are eligible")
     assert "default/web" not in done.stdout
 
 
@@ -103,12 +103,12 @@ def test_standard_input_is_a_file_too():
     [
         ((), "", "say what to look at"),
         (("deploy/llm", "-A"), "", "say what to look at"),
-        (("sts/llm", "-f", "-"), "", "sts/llm: only Deployments are changed; name one as deploy/NAME"),
+        (("job/llm", "-f", "-"), "", "job/llm: only Deployments and StatefulSets are changed; name one as"),
         (("-f", "/gone.yaml"), "", "/gone.yaml: No such file or directory; correct the path"),
         (("-f", "-"), "a: [", "-: not readable as YAML"),
         (("-f", "-"), "{{ .Values.x }}: {", "a Helm template must be rendered first"),
-        (("-f", "-"), json.dumps(a_service()), "no Deployment starts a known engine"),
-        (("deploy/Bad_Name", "-f", "-"), "", "deploy/Bad_Name: no Deployment can have this name"),
+        (("-f", "-"), json.dumps(a_service()), "no workload starts a known engine"),
+        (("deploy/Bad_Name", "-f", "-"), "", "deploy/Bad_Name: no workload can have this name"),
         (("-f", "-"), json.dumps(MALFORMED), "not what an API server would take"),
     ],
 )
@@ -161,6 +161,45 @@ FLEETS = {
     "own image": [a_deployment({"name": "a", "image": "x", "args": ["m", "--max-num-seqs=64"]}), a_service()],
     "odd names": [a_deployment(an_engine(name="1e3")), a_service()],
 }
+
+
+def a_set(**spec: Any) -> dict[str, Any]:
+    """The same engines as a StatefulSet."""
+    made = a_deployment(**spec)
+    made["kind"] = "StatefulSet"
+    made["spec"]["serviceName"] = "llm"
+    return made
+
+
+def test_a_stateful_set_is_named_by_its_kind_and_goes_one_short(file):
+    manifest = file(a_set(), a_service())
+
+    done = kvmedic("doctor", "-f", manifest)
+    made = kvmedic("init", "sts/llm", "-f", manifest)
+
+    assert done.exit_code == 0, done.output
+    assert "default/StatefulSet/llm" in done.stdout
+    assert "label app of a replica changes, and nobody takes its place" in done.stdout
+    found = resource_in(made.stdout)
+    assert (found.spec.target_ref.kind, found.spec.rollout.spare) == ("StatefulSet", "BestEffort")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "spec", "said"),
+    [
+        (1, {}, "nobody serves while the only replica is away"),
+        (3, {"rollout": {"spare": "Required"}}, "set spec.rollout.spare: BestEffort"),
+    ],
+)
+def test_a_stateful_set_that_cannot_be_one_short_is_told_the_field(file, replicas, spec, said):
+    target = {"kind": "StatefulSet", "name": "llm"}
+    own = an_object("kvmedic.io/v1alpha1", "KVRemediation", "own", targetRef=target, **spec)
+    documents = [a_set(replicas=replicas), a_service(), *([own] if spec else ())]
+
+    done = kvmedic("doctor", "sts/llm", "-f", file(*documents))
+
+    assert done.exit_code == 1
+    assert said in done.stdout
 
 
 @pytest.mark.parametrize("documents", FLEETS.values(), ids=FLEETS)
@@ -228,10 +267,10 @@ def test_init_guesses_no_engine_from_arguments_that_are_no_knobs(file):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ((), 2, "say for which Deployment"),
-        (("deploy/gone", "-f", "-"), 4, "there is no Deployment gone"),
-        (("-f", "-"), 2, "no Deployment starts a known engine"),
-        (("deploy/Bad_Name", "-f", "-"), 2, "no Deployment can have this name"),
+        ((), 2, "say for which workload"),
+        (("deploy/gone", "-f", "-"), 4, "there is no deploy/gone"),
+        (("-f", "-"), 2, "no workload starts a known engine"),
+        (("deploy/Bad_Name", "-f", "-"), 2, "no workload can have this name"),
     ],
 )
 def test_init_says_what_it_lacks(arguments, code, said):

@@ -53,9 +53,9 @@ FREE = [
 def test_somebody_decides_the_number(
     body: dict[str, Any], autoscalers: list[dict[str, Any]], name: str
 ) -> None:
-    assert scaler_of(body, autoscalers) == Owner(Reason.REPLICAS_AUTOSCALED, name)
+    assert scaler_of(body, "Deployment", autoscalers) == Owner(Reason.REPLICAS_AUTOSCALED, name)
 
 
 @pytest.mark.parametrize(("body", "autoscalers"), [row[1:] for row in FREE], ids=[row[0] for row in FREE])
 def test_nobody_is_known_to(body: dict[str, Any], autoscalers: list[dict[str, Any]]) -> None:
-    assert scaler_of(body, autoscalers) is None
+    assert scaler_of(body, "Deployment", autoscalers) is None

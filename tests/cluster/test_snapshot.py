@@ -8,23 +8,22 @@ from typing import Any
 
 import pytest
 
+from kvmedic.cluster.fronts import front_port
 from kvmedic.cluster.ownership import CORDON_COST, CORDONED, DELETION_COST
 from kvmedic.cluster.snapshot import (
     Frame,
     container_index,
-    front_port,
     in_rotation,
     listing_services,
     pod_of,
     rollout_fields,
     rotation_of,
-    selector_text,
     snapshot,
 )
 from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused
-from kvmedic.kube.objects import Ref, Resource
+from kvmedic.kube.objects import Ref, Resource, selector_text
 from kvmedic.model.fleet import ContainerEnd, Fleet, Instance, Pod, RolloutFields, Rotation, template_hash
 from kvmedic.rollout.draining import stray_move
 from kvmedic.rollout.moves import Uncordon
@@ -510,7 +509,7 @@ def test_which_container_is_the_engine(template: dict[str, Any], name: str | Non
 def test_fields_of_a_deployment_that_recreates() -> None:
     spec = {"strategy": {"type": "Recreate"}, "paused": True}
 
-    assert rollout_fields(spec) == RolloutFields(True, 0, 0, 0, None, "Recreate")
+    assert rollout_fields({"spec": spec}) == RolloutFields(True, 0, 0, 0, None, "Recreate")
 
 
 ROTATION = Rotation("serving", "draining", ("llm",), effective=True, in_selector=False)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.snapshot import neighbours_of, policies_of_draining
+from kvmedic.cluster.appliers import neighbours_of
+from kvmedic.cluster.fronts import policies_of_draining
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.kube.objects import AUTOSCALERS, Resource

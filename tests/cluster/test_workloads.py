@@ -421,23 +421,24 @@ class TestOperations:
     def test_fields_that_are_as_wanted_are_not_written(self) -> None:
         spec = {"progressDeadlineSeconds": 600, "strategy": {"type": "Recreate"}}
 
-        assert field_operations(spec, RolloutFields(False, 0, 0, 0, 600, "Recreate")) == ()
+        assert field_operations({"spec": spec}, RolloutFields(False, 0, 0, 0, 600, "Recreate")) == ()
 
     def test_another_type_of_strategy_is_put_with_its_numbers_or_without(self) -> None:
         rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
         fields = RolloutFields(False, 1, 0, 0, None)
+        recreated = RolloutFields(False, 0, 0, 0, None, "Recreate")
 
-        assert field_operations({"strategy": {"type": "Recreate"}}, fields) == (
+        assert field_operations({"spec": {"strategy": {"type": "Recreate"}}}, fields) == (
             PatchOperation("add", "/spec/strategy", rolling),
         )
-        assert field_operations({"strategy": rolling}, RolloutFields(False, 0, 0, 0, None, "Recreate")) == (
+        assert field_operations({"spec": {"strategy": rolling}}, recreated) == (
             PatchOperation("add", "/spec/strategy", {"type": "Recreate"}),
         )
 
     def test_a_field_that_was_absent_is_removed(self) -> None:
         spec = {"paused": True, "minReadySeconds": 9, "progressDeadlineSeconds": 1}
 
-        assert field_operations(spec, RolloutFields(False, 0, 0, 0, None)) == (
+        assert field_operations({"spec": spec}, RolloutFields(False, 0, 0, 0, None)) == (
             PatchOperation("remove", "/spec/paused"),
             PatchOperation("remove", "/spec/minReadySeconds"),
             PatchOperation("remove", "/spec/progressDeadlineSeconds"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.snapshot import reaches
+from kvmedic.cluster.fronts import reaches
 from kvmedic.cluster.workloads import note_of, template_of, template_operations
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import REPLICA_SETS, Ref
@@ -52,7 +52,7 @@ async def test_the_template_comes_from_the_named_replica_set_without_its_own_lab
 ) -> None:
     client = server()
 
-    found = await template_of(client, a_fleet(), move)
+    found = await template_of(client, a_fleet(), move, {})
 
     assert found == template("16")
     assert client.asked == [Ref(REPLICA_SETS, "serving", "llm-6f")]
@@ -62,7 +62,7 @@ async def test_the_template_comes_from_the_named_replica_set_without_its_own_lab
 async def test_a_move_that_puts_no_template_reads_none(move: DeploymentMove) -> None:
     client = server()
 
-    assert await template_of(client, a_fleet(), move) is None
+    assert await template_of(client, a_fleet(), move, {}) is None
     assert client.asked == []
 
 
@@ -76,7 +76,7 @@ async def test_a_move_that_puts_no_template_reads_none(move: DeploymentMove) -> 
 )
 async def test_what_is_not_the_recorded_template_is_a_conflict(client: Any, words: str) -> None:
     with pytest.raises(Conflict, match=words) as raised:
-        await template_of(client, a_fleet(), Freeze(SWAP, HELD))
+        await template_of(client, a_fleet(), Freeze(SWAP, HELD), {})
 
     assert "max-num-seqs" not in str(raised.value), "nothing of a template is in a message"
 

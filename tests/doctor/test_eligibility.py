@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvmedic.api.resource import policy_of
+from kvmedic.cluster.appliers import neighbours_of
 from kvmedic.cluster.rights import CONFIG_FILE, Lacking, Right
 from kvmedic.cluster.room import room_for
-from kvmedic.cluster.snapshot import neighbours_of
 from kvmedic.cluster.workloads import read_target
 from kvmedic.doctor.documents import as_served
 from kvmedic.doctor.eligibility import EVERY, MESSAGE_BYTES, Examiner

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvmedic.controller.next_move import Tick, record_intent
-from kvmedic.model.fleet import FieldEdit, largest_wave
+from kvmedic.model.fleet import FieldEdit
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, StepState
 from kvmedic.model.spec import OnInconclusive
@@ -36,6 +36,7 @@ from kvmedic.rollout.moves import (
     Settled,
     Uncordon,
     Wait,
+    largest_wave,
 )
 from run_builder import NOW, STEP, UID, a_run
 from worlds.model_controller import OWN_FIELDS, Model

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvmedic.model.fleet import largest_wave
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import ComparisonState, ReplicaComparison, StepState
 from kvmedic.model.spec import Waves
 from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.frozen_rollout import Order, template_row
-from kvmedic.rollout.moves import Effect, Pulse, Settled, Uncordon, Wait
+from kvmedic.rollout.moves import Effect, Pulse, Settled, Uncordon, Wait, largest_wave
 from kvmedic.rollout.steps import StepInput
 from run_builder import NOW, STEP, UID, a_run, an_intent
 from worlds.model_controller import OWN_FIELDS, Model, ModelPod

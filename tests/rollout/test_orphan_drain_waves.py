@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvmedic.model.fleet import Fleet, largest_wave
+from kvmedic.model.fleet import Fleet
 from kvmedic.rollout.draining import Drain
-from kvmedic.rollout.moves import Effect, Pulse, ReleasePod, Settled
+from kvmedic.rollout.moves import Effect, Pulse, ReleasePod, Settled, largest_wave
 from kvmedic.rollout.orphan_drain import QUICK_START, can_adopt, may_serve_soon, release_before_turning
 from worlds.model_controller import OWN_FIELDS
 from worlds.orphan_model import START_TAKES, OrphanModel, OrphanWalk

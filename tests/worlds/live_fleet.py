@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from kvmedic.cluster.fronts import DrainWay
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.cluster.workloads import assign, notes_on
@@ -21,7 +22,7 @@ from kvmedic.kube.errors import Conflict
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.fleet import Fleet, template_hash
 from kvmedic.model.run import Victim
-from kvmedic.model.spec import RotationLabel, TargetRef
+from kvmedic.model.spec import RotationLabel, RotationWay, TargetRef
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.frozen_rollout import Order
 from kvmedic.rollout.frozen_rollout import next_template_move as next_move
@@ -40,6 +41,7 @@ from kvmedic.rollout.moves import (
     Wait,
 )
 from kvmedic.rollout.orphan_drain import draining_value
+from kvmedic.rollout.stateful.walk import next_ordinal_move
 from kvmedic.runbooks.workload import View
 from lab.cluster.light import LightCluster
 from lab.cluster.watch import Watches
@@ -95,10 +97,14 @@ class LiveFleet:
     light: LightCluster
     client: Client
     namespace: str
+    kind: str = TARGET.kind
 
     async def look(self) -> View:
         """The fleet as it is now."""
-        seen = await snapshot(self.client, self.namespace, TARGET, LABEL)
+        way = RotationWay.LABEL if self.kind == TARGET.kind else RotationWay.AUTO
+        seen = await snapshot(
+            self.client, self.namespace, replace(TARGET, kind=self.kind), LABEL, DrainWay(way)
+        )
         assert seen is not None
         return seen
 
@@ -124,7 +130,7 @@ class LiveFleet:
 
     def deployment(self) -> dict[str, Any]:
         """The Deployment's object, by another client than the one under test."""
-        return self.light.api.get("Deployment", NAME, self.namespace)
+        return self.light.api.get(self.kind, NAME, self.namespace)
 
     def patch(self, patch: dict[str, Any]) -> dict[str, Any]:
         """A person's edit of the Deployment."""
@@ -176,7 +182,8 @@ class Walker:
         seen = await self.live.look()
         drains = {each.uid: drain_of(seen.fleet, each) for each in self.order.victims}
         order = replace(self.order, drains=drains)
-        move = next_move(seen.fleet, order, datetime.now(UTC))
+        following = next_ordinal_move if seen.fleet.is_stateful else next_move
+        move = following(seen.fleet, order, datetime.now(UTC))
         if not self.moves or move != self.moves[-1]:
             self.moves.append(move)
         if self.on_step is not None:

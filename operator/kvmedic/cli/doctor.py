@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -42,17 +43,27 @@ from kvmedic.doctor.checks import (
 )
 from kvmedic.doctor.documents import DocumentsError, documents_in
 from kvmedic.doctor.eligibility import needed_rights
-from kvmedic.doctor.examine import Seen, absent, examine_manifests, see_target, starts_engine, targets_in
+from kvmedic.doctor.examine import (
+    Seen,
+    absent,
+    examine_manifests,
+    place_in,
+    see_target,
+    starts_engine,
+    targets_in,
+)
 from kvmedic.engines import VOCABULARIES
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
-from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, name_of, section
+from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, section
 from kvmedic.metrics.history import History
 from kvmedic.metrics.series import PodKey
+from kvmedic.model.fleet import DEPLOYMENT, STATEFUL_SET
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, Resource, Wish
 from kvmedic.record.store import RESOURCES, resource_of
+from kvmedic.rollout.gates import place_of, target_at
 from kvmedic.settings import Settings
 from kvmedic.wiring import Connected, open_connections, target_of
 
@@ -61,25 +72,33 @@ T = TypeVar("T")
 NOT_ELIGIBLE, NOT_KNOWN = 1, 2
 """Exit codes beside 0: something stands in the way; something could not be told, or asked."""
 CODES = {Verdict.ELIGIBLE: 0, Verdict.NOT_ELIGIBLE: NOT_ELIGIBLE, Verdict.UNKNOWN: NOT_KNOWN}
-DEPLOYMENT_NAMES = ("deploy", "deployment", "deployments", "deployments.apps")
-"""How kubectl lets a Deployment be named before the slash."""
+KIND_NAMES = MappingProxyType(
+    {
+        **dict.fromkeys(("deploy", "deployment", "deployments", "deployments.apps"), DEPLOYMENT),
+        **dict.fromkeys(("sts", "statefulset", "statefulsets", "statefulsets.apps"), STATEFUL_SET),
+    }
+)
+"""How kubectl lets each kind of target be named before the slash."""
 
 
 def target_name(text: str) -> str:
-    """Return the name of the Deployment that a person means; another kind ends the command by its name."""
+    """Return the target that a person means, as `place_of` names it; another kind ends the command."""
     kind, slash, name = text.rpartition("/")
-    if slash and kind.lower() not in DEPLOYMENT_NAMES:
-        end_command(f"{text}: only Deployments are changed; name one as deploy/NAME", NOT_KNOWN)
+    if slash and kind.lower() not in KIND_NAMES:
+        end_command(
+            f"{text}: only Deployments and StatefulSets are changed; name one as deploy/NAME or sts/NAME",
+            NOT_KNOWN,
+        )
     if name and not re.fullmatch(_NAME, name):
         end_command(
-            f"{text}: no Deployment can have this name; use lower-case letters, digits, - and .", NOT_KNOWN
+            f"{text}: no workload can have this name; use lower-case letters, digits, - and .", NOT_KNOWN
         )
-    return name
+    return place_of(KIND_NAMES[kind.lower()] if slash else DEPLOYMENT, name) if name else ""
 
 
 _NAME = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
-"""A DNS subdomain, as names of Deployments are."""
-Target = Annotated[str, typer.Argument(metavar="[deploy/NAME]", help="The Deployment.")]
+"""A DNS subdomain, as names of workloads are."""
+Target = Annotated[str, typer.Argument(metavar="[deploy/NAME]", help="The Deployment, or sts/NAME.")]
 Files = Annotated[
     list[Path] | None,
     typer.Option("--file", "-f", metavar="FILE", help="Manifests instead of a cluster; - is standard input."),
@@ -93,7 +112,7 @@ def command(
     target: Target = "",
     namespace: Namespace = "",
     everywhere: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Every Deployment that starts a known engine.")
+        bool, typer.Option("--all-namespaces", "-A", help="Every workload that starts a known engine.")
     ] = False,
     files: Files = None,
     context: Context = "",
@@ -115,7 +134,7 @@ def command(
     With --since the operator's own looks are made over the source's history, by range queries: when it would
     have opened a run, with which plan and figures, and when it would only have held.
 
-    Nothing is written. A Deployment without a KVRemediation is looked at as if it had the one that kvmedic
+    Nothing is written. A workload without a KVRemediation is looked at as if it had the one that kvmedic
     init writes, in mode Auto.
 
     Exit code 0: nothing stands in the way; 1: something does; 2: something could not be told, or the command
@@ -182,7 +201,7 @@ def _of_files(files: Sequence[Path], name: str, namespace: str) -> tuple[Examina
     names = (name,) if name else targets_in(documents)
     if not names:
         listed = ", ".join(map(str, files))
-        end_command(f"{listed}: no Deployment starts a known engine; name one as deploy/NAME", NOT_KNOWN)
+        end_command(f"{listed}: no workload starts a known engine; name one as deploy/NAME", NOT_KNOWN)
     try:
         return tuple(examine_manifests(documents, each, namespace) for each in names)
     except SpecInvalid as error:
@@ -230,22 +249,25 @@ class _Told:
 
 
 async def _of_cluster(asked: _Asked, cluster: ClusterChoice, namespace: str, name: str) -> tuple[_Told, ...]:
-    """Return the examination of one Deployment, or of all that start an engine where no name is given."""
+    """Return the examination of one workload, or of all that start an engine where no name is given."""
     async with open_connections(asked.settings, cluster) as world:
         if name:
             return (await _of_target(asked, world, namespace, name),)
         places = await _places_of_engines(world.client)
         if not places:
-            end_command("no Deployment of the cluster starts a known engine", NOT_KNOWN)
+            end_command("no workload of the cluster starts a known engine", NOT_KNOWN)
         return tuple([await _of_one_of_many(asked, world, *place) for place in places])
 
 
 async def _places_of_engines(client: Client) -> list[tuple[str, str]]:
-    """Return namespace and name of each Deployment that starts a known engine, or that a resource names."""
+    """Return namespace and place of each workload that starts a known engine, or that a resource names."""
     resources = await _list_resources(client, "")
-    named = {(_namespace_of(each), section(each, "spec", "targetRef").get("name")) for each in resources}
-    bodies = await client.list(DEPLOYMENTS, "")
-    places = {(_namespace_of(each), name_of(each)): each for each in bodies}
+    named = {(_namespace_of(each), place_in(section(each, "spec"))) for each in resources}
+    places = {
+        (_namespace_of(each), place_of(kind, name_of(each))): each
+        for kind, resource in WORKLOADS.items()
+        for each in await client.list(resource, "")
+    }
     return sorted(place for place, body in places.items() if starts_engine(body) or place in named)
 
 
@@ -301,9 +323,9 @@ async def _of_late(asked: _Asked, world: Connected, resource: Resource, seen: Se
 
 
 async def resource_for(client: Client, namespace: str, target: str) -> JsonObject | None:
-    """Return the oldest KVRemediation of a Deployment, or None; one who may not look is told of none."""
+    """Return the oldest KVRemediation of a target, or None; one who may not look is told of none."""
     found = await _list_resources(client, namespace)
-    own = [each for each in found if section(each, "spec", "targetRef").get("name") == target]
+    own = [each for each in found if place_in(section(each, "spec")) == target]
     return min(own, key=lambda each: str(section(each, "metadata")["creationTimestamp"]), default=None)
 
 
@@ -358,7 +380,7 @@ def _as_text(found: Sequence[_Told]) -> Iterator[str]:
     """Yield verdict, table, what was of late and next command of each target; of many the count first."""
     if len(found) > 1:
         eligible = sum(each.examination.verdict is Verdict.ELIGIBLE for each in found)
-        yield f"{eligible} of {len(found)} Deployments are eligible"
+        yield f"{eligible} of {len(found)} workloads are eligible"
     for told in found:
         each = told.examination
         if len(found) > 1:
@@ -393,9 +415,15 @@ def _headline(found: Examination) -> str:
 def _next_command(found: Examination) -> str:
     """Return what to type next: the first fix, or what comes after a fleet that is fit."""
     fixes = (each.fix for each in (*found.failed, *found.unknown) if each.fix)
-    where = f"deploy/{found.target} -n {found.namespace}"
+    where = f"{typed_place(found.target)} -n {found.namespace}"
     after = f"kvmedic init {where} >kvr.yaml" if found.is_live else f"kvmedic doctor {where}"
     return next(fixes, after)
+
+
+def typed_place(place: str) -> str:
+    """Return how kubectl and these commands are told of a target: `deploy/NAME`."""
+    ref = target_at(place)
+    return f"{'deploy' if ref.kind == DEPLOYMENT else ref.kind.lower()}/{ref.name}"
 
 
 def _as_json(found: Sequence[_Told]) -> str:

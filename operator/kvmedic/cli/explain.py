@@ -454,6 +454,7 @@ def _next(resource: Resource, place: Place) -> Iterator[str]:
         "run": run.id if run else "",
         "digest": record.plan.digest if record and record.plan else "",
         "target": resource.policy.target.name if resource.policy else "",
+        "kind": resource.policy.target.kind if resource.policy else "Deployment",
         "operator": place.namespace,
         "stop": place.stop,
     }

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kvmedic.cli.app import NOT_FOUND, USAGE, end_command
-from kvmedic.cli.doctor import Files, Target, read_documents, resource_for, target_name
+from kvmedic.cli.doctor import Files, Target, read_documents, resource_for, target_name, typed_place
 from kvmedic.cli.plan import (
     Context,
     Kubeconfig,
@@ -51,22 +51,22 @@ def command(
     elif name:
         seen = _of_cluster(ClusterChoice(kubeconfig, context), namespace, name)
     else:
-        end_command("say for which Deployment: deploy/NAME, or -f FILE", USAGE)
+        end_command("say for which workload: deploy/NAME, or -f FILE", USAGE)
     sys.stdout.write(resource_text(seen.view, seen.policy, seen.neighbours, mode))
 
 
 def _of_documents(documents: list[JsonObject], name: str, namespace: str) -> Seen:
     names = (name,) if name else targets_in(documents)
     if len(names) != 1:
-        listed = ", ".join(f"deploy/{each}" for each in names) or "no Deployment starts a known engine"
-        end_command(f"say for which Deployment: {listed}", USAGE)
+        listed = ", ".join(map(typed_place, names)) or "no workload starts a known engine"
+        end_command(f"say for which workload: {listed}", USAGE)
     place = namespace or namespace_in(documents, names[0])
     try:
         seen = see_documents(documents, names[0], place)
     except DocumentsError as error:
         end_command(error, USAGE)
     if seen is None:
-        end_command(f"there is no Deployment {names[0]} in namespace {place}", NOT_FOUND)
+        end_command(f"there is no {typed_place(names[0])} in namespace {place}", NOT_FOUND)
     return seen
 
 
@@ -77,11 +77,11 @@ def _of_cluster(cluster: ClusterChoice, namespace: str, name: str) -> Seen:
         async with open_connections(settings, cluster) as world:
             own = await resource_for(world.client, which.namespace, name)
             if own is not None:
-                text = f"KVRemediation {name_of(own)} looks after Deployment {name} already; two may not"
+                text = f"KVRemediation {name_of(own)} looks after {typed_place(name)} already; two may not"
                 print(f"# {text}", file=sys.stderr)
             seen = await see_target(world.client, which.namespace, name)
         if seen is None:
-            raise NotThere(f"Deployment {name} does not exist in namespace {which.namespace}")
+            raise NotThere(f"{typed_place(name)} does not exist in namespace {which.namespace}")
         return seen
 
     return finish_look(look())

@@ -31,7 +31,7 @@ from kvmedic.controller.survey import examine
 from kvmedic.controller.temporary import with_holder
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
-from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref, section
+from kvmedic.kube.objects import WORKLOADS, JsonObject, Ref, section
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.fleet import template_hash
@@ -110,8 +110,9 @@ async def template_of(world: Connected, resource: Resource) -> str:
     """Return the hash of the present pod template of a resource's target; empty where it is not known."""
     if resource.policy is None:
         return ""
+    target = resource.policy.target
     try:
-        found = await world.client.get(Ref(DEPLOYMENTS, resource.namespace, resource.policy.target.name))
+        found = await world.client.get(Ref(WORKLOADS[target.kind], resource.namespace, target.name))
     except Refused as error:
         print(f"the present pod template is not known: {error}", file=sys.stderr)
         return ""
@@ -133,7 +134,7 @@ async def survey_target(world: Connected, resource: Resource) -> Survey:
     seen = await target.look(resource.namespace, policy)
     if seen is None:
         place = f"namespace {resource.namespace}"
-        raise NotThere(f"Deployment {policy.target.name} does not exist in {place}")
+        raise NotThere(f"{policy.target.kind} {policy.target.name} does not exist in {place}")
     view = await with_holder(seen, resource.record.added_replicas if resource.record else None, target)
     # A look at an evaluation makes none, so it needs no more than the person's own rights.
     senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))

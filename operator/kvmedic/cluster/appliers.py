@@ -1,11 +1,15 @@
-"""What the owner of a target does with a change that is not its own, read from its own objects.
+"""Who else has a say in a target: what its owner does with a change that is not its own, and others.
 
 They are read where there is a plan, and where `spec.ownership: Apply` lets it be carried out. What may not be
 read, or is not there, is unknown and said to be: a person's word counts then, and one revert ends it.
+
+Autoscalers, PodDisruptionBudgets and NetworkPolicies are read before a run is opened. A kind that a cluster
+lacks counts as nobody.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,11 +17,25 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from kvmedic.cluster.autoscalers import (
+    SCALED_OBJECTS,
+    VERTICAL_AUTOSCALERS,
+    autoscalers_of,
+    vertical_autoscalers_of,
+)
+from kvmedic.cluster.fronts import (
+    DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
+    list_kind,
+    policies_of_draining,
+    takes_labels,
+)
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
+    AUTOSCALERS,
     CONFIG_MAPS,
-    DEPLOYMENTS,
+    WORKLOADS,
     JsonObject,
     Ref,
     Resource,
@@ -39,6 +57,7 @@ from kvmedic.manifests.ignore_rules import (
 )
 from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
 from kvmedic.model.plan import ReplaceStep, Step
+from kvmedic.rollout.preconditions import Neighbours
 
 APPLICATIONS = Resource("argoproj.io/v1alpha1", "applications")
 KUSTOMIZATIONS = Resource("kustomize.toolkit.fluxcd.io/v1", "kustomizations")
@@ -65,7 +84,7 @@ async def reversion_of(
         return None  # a released replica makes room without another number
     if owner is None or owner.template is None or not owner.gives_way or not fields:
         return None
-    body = await _get_object(reader, Ref(DEPLOYMENTS, fleet.namespace, fleet.name)) or {}
+    body = await _get_object(reader, Ref(WORKLOADS[fleet.kind], fleet.namespace, fleet.name)) or {}
     marks = {**labels_of(body), **annotations_of(body)}
     changed = Changed(fleet.namespace, fleet.name, marks, template, fields)
     who = owner.template
@@ -148,3 +167,26 @@ async def _get_object(reader: Reader, ref: Ref) -> JsonObject | None:
         return await reader.get(ref)
     except Refused:
         return None
+
+
+async def neighbours_of(
+    client: Reader, fleet: Fleet, template: Mapping[str, Any], step: Step | None = None
+) -> Neighbours:
+    """Return who has a say in the replicas and pods of a target, and in a step's change of it."""
+    labels = labels_of(template)
+    # What treats a released replica differently is in the way of draining itself.
+    changed = {} if fleet.rotation.orphan else {fleet.rotation.label: fleet.rotation.draining}
+    drained = {**labels, **changed}
+    kinds = (AUTOSCALERS, SCALED_OBJECTS, VERTICAL_AUTOSCALERS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
+    hpas, scaled, vertical, budgets, networks = await asyncio.gather(
+        *(list_kind(client, kind, fleet.namespace) for kind in kinds)
+    )
+    return Neighbours(
+        autoscalers=tuple(autoscalers_of(fleet, scaled, hpas)),
+        vertical=tuple(vertical_autoscalers_of(fleet, vertical)),
+        disruption_budgets=tuple(
+            name_of(each) for each in budgets if takes_labels(section(each, "spec").get("selector"), labels)
+        ),
+        of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
+        reversion=await reversion_of(client, fleet, template, step) if step else None,
+    )

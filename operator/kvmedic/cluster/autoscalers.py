@@ -36,7 +36,7 @@ from kvmedic.kube.objects import (
     uid_of,
 )
 from kvmedic.model.edits import PatchOperation
-from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
+from kvmedic.model.fleet import DEPLOYMENT, Fleet, Minimum, ObjectRef, Owner
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.moves import SetMinimum
 from kvmedic.rollout.preconditions import Autoscaler, VerticalAutoscaler
@@ -134,7 +134,7 @@ def _may_add(policies: Mapping[str, Any]) -> bool:
 def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:
     """Return whether a reference means the target; kind and version may be left out in KEDA's."""
     group = str(ref.get("apiVersion", "apps/v1")).partition("/")[0]
-    return (group, ref.get("kind", "Deployment"), ref.get("name")) == ("apps", "Deployment", fleet.name)
+    return (group, ref.get("kind", DEPLOYMENT), ref.get("name")) == ("apps", fleet.kind, fleet.name)
 
 
 async def minimum_of(client: Client, namespace: str, holder: ObjectRef) -> Minimum | None:
@@ -203,8 +203,8 @@ SCALED_OBJECT_LABEL = "scaledobject.keda.sh/name"
 """Label that KEDA puts on the HorizontalPodAutoscaler which it makes for a ScaledObject (KEDA 2.21)."""
 
 
-def scaler_of(deployment: Mapping[str, Any], autoscalers: Iterable[JsonObject]) -> Owner | None:
-    """Return who else decides a Deployment's number of replicas, or None where nobody is known to.
+def scaler_of(body: Mapping[str, Any], kind: str, autoscalers: Iterable[JsonObject]) -> Owner | None:
+    """Return who else decides a workload's number of replicas, or None where nobody is known to.
 
     Asked in this order: a HorizontalPodAutoscaler whose target it is, under the name of its ScaledObject
     where KEDA made it; a field manager that applied the number and is nobody at a terminal. Whoever
@@ -212,9 +212,9 @@ def scaler_of(deployment: Mapping[str, Any], autoscalers: Iterable[JsonObject]) 
     """
     for each in autoscalers:
         target = section(each, "spec", "scaleTargetRef")
-        if (target.get("kind"), target.get("name")) == ("Deployment", name_of(deployment)):
+        if (target.get("kind"), target.get("name")) == (kind, name_of(body)):
             made_for = labels_of(each).get(SCALED_OBJECT_LABEL)
             own = f"HorizontalPodAutoscaler {name_of(each)}"
             return Owner(Reason.REPLICAS_AUTOSCALED, f"ScaledObject {made_for}" if made_for else own)
-    manager = applier_of(deployment, "replicas")
+    manager = applier_of(body, "replicas")
     return Owner(Reason.REPLICAS_AUTOSCALED, f"field manager {manager}") if manager else None

@@ -18,6 +18,7 @@ from kvmedic.kube.objects import (
     DEPLOYMENTS,
     PODS,
     REPLICA_SETS,
+    STATEFUL_SETS,
     Ref,
     items,
     labels_of,
@@ -118,7 +119,7 @@ class StoredCopies:
         if body is None or contents_of(body).digest != file.before_content:
             raise Conflict(Call("get", source.path), None, "it changed since it was looked at")
         contents = file.make_copy(contents_of(body))
-        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": fleet.name, "uid": fleet.uid}
+        owner = {"apiVersion": "apps/v1", "kind": fleet.kind, "name": fleet.name, "uid": fleet.uid}
         note = json.dumps({"name": file.config_map, "content": file.before_content})
         copy = {
             "apiVersion": "v1",
@@ -157,7 +158,7 @@ class StoredCopies:
             return tuple(kept)
         used: set[str] = set()
         try:
-            for kind in (DEPLOYMENTS, REPLICA_SETS, PODS):
+            for kind in (DEPLOYMENTS, REPLICA_SETS, STATEFUL_SETS, PODS):
                 for body in await self.client.list(kind, fleet.namespace):
                     used |= names_in(section(body, "spec"))
             for copy in idle:

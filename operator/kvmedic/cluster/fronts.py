@@ -139,7 +139,7 @@ async def whole_drain(
     routers: Sequence[Mapping[str, str]],
 ) -> Rotation:
     """Return a rotation with all that draining depends on, where only a glance was taken."""
-    begun = rotation.orphan
+    begun = rotation.orphan or rotation.relabel
     if begun is None or begun.is_whole:
         return rotation
     kinds = (*INFERENCE_POOLS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
@@ -161,7 +161,8 @@ async def whole_drain(
     untouched = begun.blocked if begun.blocked != NOT_READ else ""
     blocked = untouched or _drain_obstacle(keys, policies)
     taking = tuple(front for front in fronts if front.takes(labels))
-    return replace(rotation, orphan=replace(begun, keys=keys, blocked=blocked, fronts=taking, is_whole=True))
+    whole = replace(begun, keys=keys, blocked=blocked, fronts=taking, is_whole=True)
+    return replace(rotation, relabel=whole) if rotation.relabel else replace(rotation, orphan=whole)
 
 
 def _router_fronts(labels: Mapping[str, str], routers: Sequence[Mapping[str, str]]) -> tuple[LabelFront, ...]:
@@ -332,3 +333,20 @@ def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
             return key in labels
         case _:
             return key not in labels
+
+
+def front_port(services: Iterable[JsonObject], labels: Mapping[str, str]) -> int | None:
+    """Return the one port of pods with these labels that their Services lead to; None: none, or several."""
+    ports = [
+        port for each in services if selects(each, labels) for port in items(section(each, "spec"), "ports")
+    ]
+    numbers = {
+        port.get("targetPort", port.get("port")) for port in ports if port.get("protocol", "TCP") == "TCP"
+    }
+    return next((int(one) for one in numbers if isinstance(one, int)), None) if len(numbers) == 1 else None
+
+
+def reaches(services: Iterable[JsonObject], deployment: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether every Service that selects a Deployment's pods would select pods with these labels."""
+    own = section(deployment, "spec", "template", "metadata", "labels")
+    return all(selects(each, labels) for each in services if selects(each, own))

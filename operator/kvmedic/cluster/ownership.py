@@ -37,6 +37,9 @@ RELEASED = f"{PREFIX}released"
 """On a pod that was released from its ReplicaSet: from which, its labels before, and which of them to change
 next. It has the label `CORDONED_FOR` as well, as has the pod that was made in its place."""
 
+PERMIT = f"{PREFIX}permit"
+"""On a StatefulSet while a run has it make a deleted replica anew from the present template."""
+
 TARGET = f"{PREFIX}target"
 """Label of a ConfigMap that is a copy of ours: the uid of the Deployment that it was made for."""
 

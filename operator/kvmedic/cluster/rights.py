@@ -59,6 +59,12 @@ NEEDED = (
 CONFIG_FILE = _rights("", "configmaps", "get", "create", "delete")
 """What a change in an engine's configuration file needs beside it (`rbac.configFiles` of the chart)."""
 
+STATEFUL = (
+    *_rights("apps", "statefulsets", "get", "list", "watch", "patch"),
+    *_rights("apps", "controllerrevisions", "get", "list"),
+)
+"""What a change of a StatefulSet needs beside it."""
+
 Lacking: TypeAlias = tuple[Right, ...]
 
 

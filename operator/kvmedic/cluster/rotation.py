@@ -23,12 +23,13 @@ from kvmedic.cluster.ownership import (
     as_seen,
     path_of,
 )
+from kvmedic.cluster.stateful.relabelling import LABEL_VALUE, relabel_operations, return_operations
 from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import (
-    DEPLOYMENTS,
     PODS,
     REPLICA_SETS,
+    WORKLOADS,
     JsonObject,
     Ref,
     annotations_of,
@@ -53,8 +54,6 @@ from kvmedic.rollout.moves import (
 
 _COST, _COST_LIMIT = re.compile("-?[1-9][0-9]{0,9}|0"), 2**31
 """A deletion cost: 32 bits, no plus, no leading zeros (core/v1, GetDeletionCostFromPodAnnotations)."""
-_LABEL_VALUE = re.compile("[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-"""What the API server takes as a label's value, beside nothing at all."""
 
 
 async def move_pod(client: Client, fleet: Fleet, move: PodMove) -> None:
@@ -91,6 +90,10 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     """
     ref = Ref(PODS, fleet.namespace, pod.name)
     live = await _read_unchanged(client, ref, pod.resource_version)
+    if fleet.rotation.relabel is not None:
+        changes = relabel_operations(live, fleet.rotation.relabel.keys, fleet.uid)
+        await client.json_patch(ref, [*as_seen(pod), *changes])
+        return
     marks, label = annotations_of(live), fleet.rotation.label
     noted = _note_in(live) or {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
     before = {"label": noted["label"], "cost": noted["cost"]}
@@ -123,12 +126,13 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     marks = annotations_of(live)
     if not pod.cordoned and CORDONED not in marks:
         return
-    deployment = await client.get(Ref(DEPLOYMENTS, fleet.namespace, fleet.name)) or {}
-    label = section(deployment, "spec", "template", "metadata", "labels").get(fleet.rotation.label)
-    note = _note_in(live) or {}
+    workload = await client.get(Ref(WORKLOADS[fleet.kind], fleet.namespace, fleet.name)) or {}
+    own = section(workload, "spec", "template", "metadata", "labels")
+    note, label = _note_in(live) or {}, fleet.rotation.label
+    back = return_operations(live, fleet.uid, own)
     operations = [
         *as_seen(pod),
-        *_mark_operation(labels_of(live), LABELS, fleet.rotation.label, label),
+        *(back or _mark_operation(labels_of(live), LABELS, label, own.get(label))),
         *_mark_operation(labels_of(live), LABELS, CORDONED_FOR, None),
         *_mark_operation(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost"))),
         *_mark_operation(marks, ANNOTATIONS, CORDONED, None),
@@ -177,6 +181,7 @@ async def free(client: Client, found: Cordoned) -> None:
     operations += _mark_operation(marks, ANNOTATIONS, CORDONED, None)
     operations += _mark_operation(labels, LABELS, CORDONED_FOR, None)
     operations += owner_operations(live, found.deployment)
+    operations += return_operations(live, found.deployment)
     await client.json_patch(ref, operations)
 
 
@@ -189,7 +194,7 @@ async def _label_before(client: Client, pod: JsonObject, note: Mapping[str, obje
     noted = note.get("label")
     if owner is not None:
         return section(owner, "spec", "template", "metadata", "labels").get(key)
-    return noted if isinstance(noted, str) and _LABEL_VALUE.fullmatch(noted) else None
+    return noted if isinstance(noted, str) and LABEL_VALUE.fullmatch(noted) else None
 
 
 async def confirm(client: Client, fleet: Fleet, names: Collection[str]) -> None:

@@ -1,42 +1,28 @@
-"""One look at a fleet: the Deployment, its ReplicaSets and pods, and what leads requests to them.
+"""One look at a fleet: the workload, its revisions and pods, and what leads requests to them.
 
-Six reads, each consistent in itself, one after the other in the order of cause and effect:
+Of a Deployment six reads, each consistent in itself, one after the other in the order of cause and effect:
 Deployment, ReplicaSets, pods, Services, EndpointSlices; autoscalers come last. So what a later read
 shows is never older than what an earlier one claims: a Deployment that says "observed" is followed by
 ReplicaSets at least as new, and a pod that was cordoned is followed by EndpointSlices that may already
 know it. What changes in between shows up no later than in the effect: each one tests what it was
 decided on.
-
-Who else has a say in its replicas and pods is read before a run is opened: autoscalers, PodDisruptionBudgets
-and NetworkPolicies. A kind that a cluster lacks counts as nobody.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from kvmedic.cluster.appliers import reversion_of
-from kvmedic.cluster.autoscalers import (
-    SCALED_OBJECTS,
-    VERTICAL_AUTOSCALERS,
-    autoscalers_of,
-    scaler_of,
-    vertical_autoscalers_of,
-)
+from kvmedic.cluster.autoscalers import scaler_of
 from kvmedic.cluster.fronts import (
     BY_LABEL,
-    DISRUPTION_BUDGETS,
-    NETWORK_POLICIES,
     DrainWay,
+    front_port,
     led_by_labels,
-    list_kind,
-    policies_of_draining,
+    reaches,
     selects,
-    takes_labels,
     usable_label,
     with_orphan_drain,
 )
@@ -61,15 +47,24 @@ from kvmedic.cluster.ownership import (
     last_editor,
     owner_of,
 )
+from kvmedic.cluster.stateful.revisions import (
+    REVISION_OF_POD,
+    as_replica_sets,
+    is_complete,
+    ordinal_of,
+    partition_fields,
+    pods_of_set,
+    revisions_of_set,
+)
 from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.kube.client import Reader
 from kvmedic.kube.objects import (
     AUTOSCALERS,
-    DEPLOYMENTS,
     ENDPOINT_SLICES,
     PODS,
     REPLICA_SETS,
     SERVICES,
+    WORKLOADS,
     JsonObject,
     Ref,
     annotations_of,
@@ -82,6 +77,7 @@ from kvmedic.kube.objects import (
     name_of,
     note_on,
     section,
+    selector_text,
     uid_of,
 )
 from kvmedic.manifests.flags import port_of
@@ -89,7 +85,9 @@ from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.compression import parse_count
 from kvmedic.model.engine import EngineProfile
 from kvmedic.model.fleet import (
+    DEPLOYMENT,
     ROLLING,
+    STATEFUL_SET,
     ContainerEnd,
     Fleet,
     Instance,
@@ -100,10 +98,8 @@ from kvmedic.model.fleet import (
     Rotation,
     template_hash,
 )
-from kvmedic.model.plan import Step
 from kvmedic.model.redaction import redact
 from kvmedic.model.spec import RotationLabel, RotationWay, TargetRef
-from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.runbooks.workload import View
 
 PLACES = (("state", Instance.PRESENT), ("lastState", Instance.PREVIOUS))
@@ -309,40 +305,6 @@ def listing_services(slices: Iterable[JsonObject], pods: frozenset[str]) -> froz
     )
 
 
-def front_port(services: Iterable[JsonObject], labels: Mapping[str, str]) -> int | None:
-    """Return the one port of pods with these labels that their Services lead to; None: none, or several."""
-    ports = [
-        port for each in services if selects(each, labels) for port in items(section(each, "spec"), "ports")
-    ]
-    numbers = {
-        port.get("targetPort", port.get("port")) for port in ports if port.get("protocol", "TCP") == "TCP"
-    }
-    return next((int(one) for one in numbers if isinstance(one, int)), None) if len(numbers) == 1 else None
-
-
-def reaches(services: Iterable[JsonObject], deployment: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Return whether every Service that selects a Deployment's pods would select pods with these labels."""
-    own = section(deployment, "spec", "template", "metadata", "labels")
-    return all(selects(each, labels) for each in services if selects(each, own))
-
-
-def selector_text(selector: Mapping[str, Any]) -> str:
-    """Return a label selector as it is written in a query."""
-    parts = [f"{key}={value}" for key, value in section(selector, "matchLabels").items()]
-    for each in items(selector, "matchExpressions"):
-        key, values = each.get("key"), ",".join(each.get("values") or ())
-        match each.get("operator"):
-            case "In":
-                parts.append(f"{key} in ({values})")
-            case "NotIn":
-                parts.append(f"{key} notin ({values})")
-            case "Exists":
-                parts.append(f"{key}")
-            case operator:
-                parts.append(f"!{key}" if operator == "DoesNotExist" else f"{key} {operator} ({values})")
-    return ",".join(parts)
-
-
 def _endpoints(piece: JsonObject) -> list[tuple[str, bool]]:
     """Return each endpoint of an EndpointSlice as the uid of its pod and whether it gets requests."""
     found = []
@@ -353,6 +315,8 @@ def _endpoints(piece: JsonObject) -> list[tuple[str, bool]]:
     return found
 
 
+PARALLEL = "Parallel"
+"""The policy by which a StatefulSet makes its replicas all at once (`podManagementPolicy`)."""
 REVISION = "deployment.kubernetes.io/revision"
 """Annotation of a ReplicaSet: the number that `kubectl rollout history` shows."""
 EARLIER_REVISIONS = "deployment.kubernetes.io/revision-history"
@@ -368,7 +332,9 @@ FAILURE_LENGTH = 300
 class _Parts:
     """What was read, in the order of reading."""
 
+    kind: str
     deployment: JsonObject
+    """The workload."""
     replica_sets: list[JsonObject]
     pods: list[JsonObject]
     released: list[JsonObject]
@@ -385,22 +351,23 @@ async def snapshot(
     label: RotationLabel,
     drain: DrainWay = BY_LABEL,
 ) -> View | None:
-    """Return a fleet as it is now, or None when there is no such Deployment.
+    """Return a fleet as it is now, or None when there is no such workload.
 
     Args:
         client: of the cluster.
-        namespace: of the Deployment.
-        target: the Deployment.
+        namespace: of the workload.
+        target: the workload.
         label: by which its replicas are drained, where it does it.
         drain: how they are drained, by the spec, and how much is read of what that depends on.
 
     Raises:
         ApiError: a read failed.
     """
-    deployment = await client.get(Ref(DEPLOYMENTS, namespace, target.name))
+    deployment = await client.get(Ref(WORKLOADS[target.kind], namespace, target.name))
     if deployment is None:
         return None
-    parts = await _parts(client, namespace, deployment)
+    read = _parts_of_set if target.kind == STATEFUL_SET else _parts
+    parts = await read(client, namespace, deployment)
     template = section(deployment, "spec", "template")
     profiles = profiles_for(target.engine)
     index = container_index(template, target.container, profiles)
@@ -414,11 +381,14 @@ async def snapshot(
         is_led = rotation.services or (found.orphan and found.orphan.keys)
         # Where nothing leads requests to the pods at all, the label's own message says so.
         rotation = found if is_led or way is RotationWay.ORPHAN else rotation
+    if target.kind == STATEFUL_SET:
+        rotation = replace(rotation, orphan=None, relabel=rotation.orphan)
     kept = {
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
     }
     front = front_port(parts.services, labels_of(template))
-    serving, pools = in_rotation(parts.slices), rotation.orphan.fronts if rotation.orphan else ()
+    way_of_drain = rotation.orphan or rotation.relabel
+    serving, pools = in_rotation(parts.slices), way_of_drain.fronts if way_of_drain else ()
     if not rotation.services:
         serving = {**led_by_labels((*parts.pods, *parts.released), pools), **serving}
     ports = tuple(port for each in pools for port in each.ports)
@@ -468,6 +438,7 @@ async def _parts(client: Reader, namespace: str, deployment: JsonObject) -> _Par
     ]
     apart = {uid_of(pod) for pod in released}
     return _Parts(
+        DEPLOYMENT,
         deployment,
         sets,
         pods=[
@@ -483,14 +454,42 @@ async def _parts(client: Reader, namespace: str, deployment: JsonObject) -> _Par
     )
 
 
+async def _parts_of_set(client: Reader, namespace: str, body: JsonObject) -> _Parts:
+    """Read what belongs to a StatefulSet; nothing of it is ever released from a ReplicaSet."""
+    selector = selector_text(section(body, "spec", "selector"))
+    revisions = await revisions_of_set(client, namespace, body, selector)
+    pods = await pods_of_set(client, namespace, body, selector)
+    return _Parts(
+        STATEFUL_SET,
+        body,
+        as_replica_sets(body, revisions, pods, REVISION),
+        pods=pods,
+        released=[],
+        services=await client.list(SERVICES, namespace),
+        slices=await client.list(ENDPOINT_SLICES, namespace),
+        autoscalers=await client.list(AUTOSCALERS, namespace),
+    )
+
+
+def _pods(parts: _Parts, frame: Frame) -> Iterator[Pod]:
+    """Yield the pods with the revision of each: one that no revision is known of has none."""
+    by_maker = {uid_of(rs): template_hash(section(rs, "spec", "template")) for rs in parts.replica_sets}
+    by_name = {name_of(rs): by_maker[uid_of(rs)] for rs in parts.replica_sets}
+    for body in parts.pods:
+        if parts.kind == DEPLOYMENT:
+            yield pod_of(body, replace(frame, revision=by_maker[controller_uid(body)]))
+            continue
+        made_from = labels_of(body).get(REVISION_OF_POD, "")
+        pod = pod_of(body, replace(frame, revision=by_name.get(made_from, "")))
+        out = is_relabelled(body)
+        yield replace(pod, ordinal=ordinal_of(body), cordoned=pod.cordoned or out, is_released=out)
+
+
 def _fleet(parts: _Parts, frame: Frame) -> Fleet:
     body = parts.deployment
     metadata, spec, status = section(body, "metadata"), section(body, "spec"), section(body, "status")
     marks = {key: text for key, text in annotations_of(body).items() if key.startswith(PREFIX)}
-    revisions = {
-        uid_of(each): template_hash(section(each, "spec", "template")) for each in parts.replica_sets
-    }
-    going = "deletionTimestamp" in metadata
+    going, fields = "deletionTimestamp" in metadata, rollout_fields(body)
     return Fleet(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
@@ -499,24 +498,25 @@ def _fleet(parts: _Parts, frame: Frame) -> Fleet:
         generation=int(metadata["generation"]),
         observed=_is_observed(body),
         replicas=int(spec.get("replicas", 1)),
-        strategy=str(section(spec, "strategy").get("type", "")),
-        fields=rollout_fields(spec),
+        strategy=fields.strategy,
+        fields=fields,
         revision=template_hash(section(spec, "template")),
         status_replicas=int(status.get("replicas", 0)),
         updated_replicas=int(status.get("updatedReplicas", 0)),
         fence=marks.pop(RUN, ""),
         replica_sets=tuple(_replica_set(each, parts) for each in parts.replica_sets),
-        pods=tuple(
-            pod_of(each, replace(frame, revision=revisions[controller_uid(each)])) for each in parts.pods
-        ),
+        pods=tuple(_pods(parts, frame)),
         rotation=frame.rotation,
         orphans=tuple(sorted(_orphans(parts, frame), key=lambda each: each.pod.name)),
         owner=owner_of(body),
         recorded=marks,
-        scaler=scaler_of(body, parts.autoscalers),
+        scaler=scaler_of(body, parts.kind, parts.autoscalers),
         editor=last_editor(body),
         edits=edits_of(body),
         kept_by=tuple(metadata.get("finalizers") or ("its own grace period",)) if going else (),
+        kind=parts.kind,
+        in_order=parts.kind == STATEFUL_SET and spec.get("podManagementPolicy") != PARALLEL,
+        is_complete=parts.kind == DEPLOYMENT or is_complete(body),
     )
 
 
@@ -532,12 +532,15 @@ def _orphans(parts: _Parts, frame: Frame) -> Iterator[Orphan]:
         yield Orphan(pod, is_owned=is_owned(body), has_ended=is_finished(body), led_by=left)
 
 
-def rollout_fields(spec: Mapping[str, Any]) -> RolloutFields:
-    """Return those fields of a Deployment's spec that a frozen rollout borrows.
+def rollout_fields(body: Mapping[str, Any]) -> RolloutFields:
+    """Return those fields of a workload that a frozen rollout borrows.
 
     The API server fills in `maxSurge`, `maxUnavailable` and `progressDeadlineSeconds`, and leaves out
     a `paused` of false and a `minReadySeconds` of 0. A strategy without numbers counts as 0 and 0.
     """
+    spec = section(body, "spec")
+    if "updateStrategy" in spec:
+        return partition_fields(body)
     rolling = section(spec, "strategy", "rollingUpdate")
     return RolloutFields(
         paused=bool(spec.get("paused", False)),
@@ -577,26 +580,3 @@ def _numbers(body: JsonObject, annotation: str) -> tuple[int, ...]:
 def _is_observed(body: JsonObject) -> bool:
     generation = int(section(body, "metadata")["generation"])
     return int(section(body, "status").get("observedGeneration", 0)) >= generation
-
-
-async def neighbours_of(
-    client: Reader, fleet: Fleet, template: Mapping[str, Any], step: Step | None = None
-) -> Neighbours:
-    """Return who has a say in the replicas and pods of a target, and in a step's change of it."""
-    labels = labels_of(template)
-    # What treats a released replica differently is in the way of draining itself.
-    changed = {} if fleet.rotation.orphan else {fleet.rotation.label: fleet.rotation.draining}
-    drained = {**labels, **changed}
-    kinds = (AUTOSCALERS, SCALED_OBJECTS, VERTICAL_AUTOSCALERS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
-    hpas, scaled, vertical, budgets, networks = await asyncio.gather(
-        *(list_kind(client, kind, fleet.namespace) for kind in kinds)
-    )
-    return Neighbours(
-        autoscalers=tuple(autoscalers_of(fleet, scaled, hpas)),
-        vertical=tuple(vertical_autoscalers_of(fleet, vertical)),
-        disruption_budgets=tuple(
-            name_of(each) for each in budgets if takes_labels(section(each, "spec").get("selector"), labels)
-        ),
-        of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
-        reversion=await reversion_of(client, fleet, template, step) if step else None,
-    )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, assert_never, cast
 
+from kvmedic.cluster.appliers import neighbours_of
 from kvmedic.cluster.autoscalers import minimum_of, set_minimum, unmark
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.engine_logs import ends_of, pools_of, starts_of
@@ -35,17 +36,20 @@ from kvmedic.cluster.ownership import (
 )
 from kvmedic.cluster.room import room_for
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
-from kvmedic.cluster.snapshot import neighbours_of, rollout_fields, snapshot
+from kvmedic.cluster.snapshot import rollout_fields, snapshot
+from kvmedic.cluster.stateful.revisions import partition_operations, template_in
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.client import Client, Reader
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
-    DEPLOYMENTS,
+    CONTROLLER_REVISIONS,
     REPLICA_SETS,
+    WORKLOADS,
     JsonObject,
     Ref,
     annotations_of,
     controller_uid,
+    different_places,
     section,
 )
 from kvmedic.model.config_edits import EditedTemplate, TemplateChange, TemplateSwap, previous
@@ -101,9 +105,6 @@ from kvmedic.rollout.moves import (
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding
 from kvmedic.runbooks.workload import View
-
-DEPTH_OF_PLACES = 4
-"""`spec.template.metadata.annotations.KEY` names who altered it; containers are told as a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +218,13 @@ async def read_target(
     return replace(seen, fleet=fleet, config_maps=maps)
 
 
-async def template_of(client: Client, fleet: Fleet, move: DeploymentMove) -> JsonObject | None:
-    """Return the pod template that a move puts as a whole, as its ReplicaSet keeps it; None: it puts none.
+async def template_of(
+    client: Client, fleet: Fleet, move: DeploymentMove, present: Mapping[str, Any]
+) -> JsonObject | None:
+    """Return the pod template that a move puts as a whole, as its revision keeps it; None: it puts none.
+
+    Args:
+        present: the workload's own one.
 
     Raises:
         Conflict: the ReplicaSet is gone, is another Deployment's, or keeps another template.
@@ -226,11 +232,12 @@ async def template_of(client: Client, fleet: Fleet, move: DeploymentMove) -> Jso
     if not isinstance(move, Freeze | Retarget | Revert) or not isinstance(move.edit, TemplateSwap):
         return None
     wanted = move.edit.after
-    ref = Ref(REPLICA_SETS, fleet.namespace, wanted.replica_set)
+    kind = CONTROLLER_REVISIONS if fleet.is_stateful else REPLICA_SETS
+    ref = Ref(kind, fleet.namespace, wanted.replica_set)
     body = await client.get(ref)
     if body is None or controller_uid(body) != fleet.uid:
         raise Conflict(Call("get", ref.path), None, f"revision {wanted.number} is gone")
-    template = section(body, "spec", "template")
+    template = template_in(body, present) if fleet.is_stateful else section(body, "spec", "template")
     if template_hash(template) != wanted.template:
         raise Conflict(
             Call("get", ref.path), None, f"it does not keep pod template {wanted.template} any more"
@@ -281,19 +288,6 @@ def template_after(
             return change.template
         case _:
             assert_never(change)
-
-
-def different_places(wanted: object, seen: object, place: str) -> tuple[str, ...]:
-    """Return the paths at which two templates differ, three levels deep at the most; never a value."""
-    if wanted == seen:
-        return ()
-    deep = place.count(".") >= DEPTH_OF_PLACES
-    if deep or not isinstance(wanted, Mapping) or not isinstance(seen, Mapping):
-        return (place,)
-    keys = sorted({*wanted, *seen})
-    return tuple(
-        found for key in keys for found in different_places(wanted.get(key), seen.get(key), f"{place}.{key}")
-    )
 
 
 def note_of(change: TemplateChange) -> dict[str, Json]:
@@ -355,7 +349,7 @@ async def assign(
         Refused: an admission policy would make another template of it, or other fields of a frozen rollout.
         ValueError: the move's edit does not fit the template that was looked at.
     """
-    ref = Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
+    ref = Ref(WORKLOADS[fleet.kind], fleet.namespace, fleet.name)
     # The patch tests the same again; this read is for the list that an edit's own test needs, and for which
     # fields are absent.
     live = await client.get(ref)
@@ -363,7 +357,7 @@ async def assign(
     seen = (metadata.get("uid"), metadata.get("generation"), annotations_of(live or {}).get(RUN, ""))
     if live is None or seen != (fleet.uid, fleet.generation, fleet.fence):
         raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
-    kept = await template_of(client, fleet, move)
+    kept = await template_of(client, fleet, move, section(live, "spec", "template"))
     operations = (
         *guards(fleet, move),
         *_changes(live, move, kept),
@@ -388,13 +382,13 @@ async def _rehearse(
     """
     call = Call("patch", ref.path)
     try:
-        spec = section(await client.json_patch(ref, operations, dry_run=True), "spec")
+        tried = await client.json_patch(ref, operations, dry_run=True)
     except Refused as error:
         if DOES_NOT_REHEARSE in str(error):
             return
         raise
-    places = different_places(wanted, section(spec, "template"), "spec.template")
-    if isinstance(move, Freeze) and rollout_fields(spec) != move.fields:
+    places = different_places(wanted, section(tried, "spec", "template"), "spec.template")
+    if isinstance(move, Freeze) and rollout_fields(tried) != move.fields:
         places = (*places, "strategy, minReadySeconds, progressDeadlineSeconds or paused")
     if places:
         raise Refused(call, None, f"{ALTERED} {', '.join(places)}")
@@ -406,7 +400,7 @@ async def unclaim(client: Client, fleet: Fleet) -> None:
     Raises:
         Conflict: the claim is not the one that was looked at.
     """
-    ref = Ref(DEPLOYMENTS, fleet.namespace, fleet.name)
+    ref = Ref(WORKLOADS[fleet.kind], fleet.namespace, fleet.name)
     live = await client.get(ref)
     if removals := unmark_operations(live or {}):
         await client.json_patch(ref, [same_object(fleet.uid), _claim_test(fleet), *removals])
@@ -435,6 +429,7 @@ def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
         "minReadySeconds": fields.min_ready_seconds,
         "progressDeadlineSeconds": fields.progress_deadline_seconds,
         **({} if fields.strategy == ROLLING else {"strategy": fields.strategy}),
+        **({} if fields.partition is None else {"partition": fields.partition}),
         **note_of(edit),
         "rotationLabel": fleet.rotation.label,
         "draining": fleet.rotation.draining,
@@ -453,7 +448,9 @@ def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
     if isinstance(move, Restore):
         # The API server leaves out a count of zero, and a test for null holds where nothing is.
         expected = move.replicas or None
-        tests.append(PatchOperation("test", "/status/replicas", expected))
+        # A StatefulSet's own count is always there.
+        own = move.replicas if fleet.is_stateful else expected
+        tests.append(PatchOperation("test", "/status/replicas", own))
         tests.append(PatchOperation("test", "/status/updatedReplicas", expected))
     if isinstance(move, ScaleOut | ScaleIn):
         tests.append(PatchOperation("test", "/spec/replicas", move.before))
@@ -462,12 +459,15 @@ def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
     return tuple(tests)
 
 
-def field_operations(spec: Mapping[str, Any], fields: RolloutFields) -> tuple[PatchOperation, ...]:
-    """Return the operations that give a Deployment's spec these fields, and nothing else.
+def field_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOperation, ...]:
+    """Return the operations that give a workload these fields, and nothing else.
 
     A field is removed where the API server would leave its value out, so that a spec that was frozen
     and restored is the same byte for byte. A strategy of another type than `RollingUpdate` has no numbers.
     """
+    if fields.partition is not None:
+        return partition_operations(live, fields)
+    spec = section(live, "spec")
     wanted: dict[str, Json] = {
         "paused": fields.paused or None,
         "minReadySeconds": fields.min_ready_seconds or None,
@@ -499,15 +499,15 @@ def _changes(
     match move:
         case Freeze(edit, fields) | Retarget(edit, fields) | Revert(edit, fields):
             changed = template_operations(edit, section(spec, "template"), kept)
-            return (*changed, *field_operations(spec, fields))
+            return (*changed, *field_operations(live, fields))
         case Hold(_, fields) | Pause(fields) | Release(fields) | Restore(fields, _) | Pulse(_, fields):
-            return field_operations(spec, fields)
+            return field_operations(live, fields)
         case ScaleOut(_, replicas) | ScaleIn(_, replicas):
             return (PatchOperation("replace", "/spec/replicas", replicas),)
         case Claim():
             return ()
         case Regain(_, _, fields):
-            return () if fields is None else field_operations(spec, fields)
+            return () if fields is None else field_operations(live, fields)
         case _:
             assert_never(move)
 
@@ -552,6 +552,7 @@ def note_in(text: str) -> Note | None:
             min_ready_seconds=int(said["minReadySeconds"]),
             progress_deadline_seconds=_optional(said["progressDeadlineSeconds"]),
             strategy=str(said.get("strategy", ROLLING)),
+            partition=_optional(said.get("partition")),
         )
         key, draining = _parse_text(said.get("rotationLabel")), _parse_text(said.get("draining"))
         label = RotationLabel(key, draining) if key and draining else None

@@ -144,7 +144,8 @@ def absent(resource: Resource, policy: Policy) -> Blocked:
     name, namespace = policy.target.name, resource.namespace
     return Blocked(
         Reason.TARGET_NOT_FOUND,
-        f"Deployment {name} does not exist in namespace {namespace}: create it, or delete this resource",
+        f"{policy.target.kind} {name} does not exist in namespace {namespace}: create it, or delete this "
+        "resource",
     )
 
 
@@ -154,8 +155,8 @@ def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Block
     if elder is not None:
         return Blocked(
             Reason.TARGET_SHARED,
-            f"KVRemediation {elder.name} looks after Deployment {policy.target.name} already: delete one of "
-            "the two",
+            f"KVRemediation {elder.name} looks after {policy.target.kind} {policy.target.name} already: "
+            "delete one of the two",
         )
     if view.fleet.kept_by:
         return _report_departing(view.fleet)
@@ -166,10 +167,10 @@ def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Block
 def _report_departing(fleet: Fleet) -> Blocked:
     """Return that the Deployment is being deleted, and who keeps it from going."""
     removal = """'[{"op":"remove","path":"/metadata/finalizers"}]'"""
-    kubectl = f"kubectl -n {fleet.namespace} patch deployment {fleet.name} --type=json -p {removal}"
+    kubectl = f"kubectl -n {fleet.namespace} patch {fleet.kind.lower()} {fleet.name} --type=json -p {removal}"
     return Blocked(
         Reason.TARGET_NOT_FOUND,
-        f"Deployment {fleet.name} is being deleted and kept by {', '.join(fleet.kept_by)}: let it go once "
+        f"{fleet.kind} {fleet.name} is being deleted and kept by {', '.join(fleet.kept_by)}: let it go once "
         f"the one who set that is done ({kubectl}), and create it anew or delete this resource",
     )
 

@@ -45,7 +45,7 @@ from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.rollout.decide import outcome_of
 from kvmedic.rollout.drift import is_foreign
-from kvmedic.rollout.gates import Peer
+from kvmedic.rollout.gates import Peer, place_of
 from kvmedic.rollout.preconditions import frozen_message
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.summary import Measure, run_of
@@ -145,7 +145,7 @@ def _step(fleet: Fleet, wanted: ReplicaSet | None) -> RevisionStep:
         left = replace(left, template=fleet.revision)
     before = revision_of(wanted) if wanted else Revision(0, "", fleet.revision)
     return RevisionStep(
-        target=ObjectRef("Deployment", fleet.name),
+        target=ObjectRef(fleet.kind, fleet.name),
         container=None,
         before=before,
         after=left,
@@ -218,7 +218,7 @@ DRAIN_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class FrozenFleet:
-    """A Deployment that a run holds frozen, as the watch tells."""
+    """A workload that a run holds frozen, as the watch tells."""
 
     uid: str
     claim: str
@@ -242,16 +242,16 @@ class StandIns:
     _resources: dict[Key, Resource] = field(default_factory=dict)
     _deployments: dict[Key, str] = field(default_factory=dict)
 
-    def note(self, namespace: str, name: str, body: Mapping[str, Any], *, is_deleted: bool) -> None:
-        """Remember a Deployment while it stands frozen by a run."""
-        found = None if is_deleted else frozen_fleet(name, body)
+    def note(self, namespace: str, target: ObjectRef, body: Mapping[str, Any], *, is_deleted: bool) -> None:
+        """Remember a workload while it stands frozen by a run."""
+        found, place = None if is_deleted else frozen_fleet(target, body), place_of(target.kind, target.name)
         if found is None:
-            self._frozen.pop((namespace, name), None)
+            self._frozen.pop((namespace, place), None)
         else:
-            self._frozen[namespace, name] = found
+            self._frozen[namespace, place] = found
 
     def frozen(self) -> dict[tuple[str, str], FrozenFleet]:
-        """Return the Deployments that stand frozen by a run, by namespace and name."""
+        """Return the workloads that stand frozen by a run, by namespace and `place_of` them."""
         return dict(self._frozen)
 
     def appoint(
@@ -329,20 +329,20 @@ class StandIns:
         self._deployments.pop(key, None)
 
 
-def frozen_fleet(name: str, body: Mapping[str, Any]) -> FrozenFleet | None:
-    """Return what a Deployment says of the run that holds it frozen; None where none does.
+def frozen_fleet(target: ObjectRef, body: Mapping[str, Any]) -> FrozenFleet | None:
+    """Return what a workload says of the run that holds it frozen; None where none does.
 
     One that has everything back and still carries the claim counts too: who gave it back died before it took
     the claim off. Where the change is rolled out the note stays, as it tells a person what was before.
     """
-    marks, spec = annotations_of(body), section(body, "spec")
+    marks = annotations_of(body)
     note, claim = note_in(marks.get(RECORDED, "")), marks.get(RUN, "")
     if note is None or note.rotation_label is None or not claim:
         return None
-    if not rollout_fields(spec).is_frozen and not note.is_undone(section(spec, "template")):
+    if not rollout_fields(body).is_frozen and not note.is_undone(section(body, "spec", "template")):
         return None
     terms = Terms(note.rotation_label, DRAIN_TIMEOUT, OnDrainTimeout.HOLD, rotation=note.rotation)
-    return FrozenFleet(uid_of(body), claim, without_spec(TargetRef("Deployment", name, None), terms))
+    return FrozenFleet(uid_of(body), claim, without_spec(TargetRef(target.kind, target.name, None), terms))
 
 
 def _stand_in(key: Key, fleet: FrozenFleet) -> Resource:

@@ -7,6 +7,7 @@ see them, the spare is tried: it waits up to `rollout.spareLimit`, and is taken 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Target
@@ -17,7 +18,15 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Spare
 from kvmedic.model.status import Record, Resource
 from kvmedic.rollout.spares.room import NoRoom, Room, RoomUnknown
-from kvmedic.rollout.spares.ways import WAYS_OUT, Beside, Short, way_without_spare, weigh_room
+from kvmedic.rollout.spares.ways import (
+    NO_SPARE_OF_ORDINALS,
+    WAYS_OUT,
+    Beside,
+    Short,
+    spare_required,
+    way_without_spare,
+    weigh_room,
+)
 from kvmedic.runbooks.branches import NoChange
 from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.preemption.restore import Fits, without_one_replica
@@ -35,7 +44,9 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
         return found
     wish = Spare.REQUIRED if isinstance(step, ReplicasStep) else policy.rollout.spare
     way: Beside | Short | Blocked
-    if wish is Spare.NONE:
+    if found.view.fleet.is_stateful and not isinstance(step, ReplicasStep):
+        way = _way_of_ordinals(found, resource, policy)
+    elif wish is Spare.NONE:
         way = way_without_spare(found.view.fleet, step, "spec.rollout.spare is None")
     else:
         seen = await target.room_for(found.view)
@@ -47,6 +58,20 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
         return replace(found, obstacle=way)
     plan = replace(found.plan, message=f"{found.plan.message}; {way.remark}") if way.remark else found.plan
     return replace(found, plan=plan, may_lack=int(isinstance(way, Short)))
+
+
+def _way_of_ordinals(found: Survey, resource: Resource, policy: Policy) -> Short | Blocked:
+    """Return how a StatefulSet, which never has a spare, goes one short: as the spec allows it."""
+    step, why = found.plan.steps[0] if found.plan else None, NO_SPARE_OF_ORDINALS
+    match policy.rollout.spare:
+        case Spare.REQUIRED:
+            return spare_required(found.view.fleet)
+        case Spare.BEST_EFFORT:
+            return go_short(found, resource, policy, why)
+        case Spare.NONE:
+            return way_without_spare(found.view.fleet, step, why)
+        case _:
+            assert_never(policy.rollout.spare)
 
 
 def needs_spare(step: Step, fleet: Fleet) -> bool:

@@ -16,12 +16,19 @@ from kvmedic.model.devices import NodeHealth, Vitals
 from kvmedic.model.engine import Knob, Presence
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.reasons import Reason, Trait
+from kvmedic.model.reasons import Reason, Trait, command_for
 from kvmedic.model.spec import Policy, Spare
 from kvmedic.rollout.draining import start_limit
 from kvmedic.rollout.preconditions import Neighbours, hindrances, refusals, remarks
 from kvmedic.rollout.spares.room import Finding, RoomUnknown
-from kvmedic.rollout.spares.ways import Beside, Short, way_without_spare, weigh_room
+from kvmedic.rollout.spares.ways import (
+    NO_SPARE_OF_ORDINALS,
+    Beside,
+    Short,
+    spare_required,
+    way_without_spare,
+    weigh_room,
+)
 from kvmedic.runbooks.branches import Assignment, Diagnosis
 from kvmedic.runbooks.planning import end_of_requests, plan_of
 from kvmedic.runbooks.workload import View, Workload
@@ -189,7 +196,7 @@ def fix_for(reason: Reason, names: Mapping[str, str]) -> tuple[str, str]:
     """Return what to type against a reason and the risk of it; nothing where only its message helps."""
     if reason in FIXES:
         command, risk = FIXES[reason]
-        return Template(command).substitute(names), risk
+        return Template(command_for(command, names)).substitute(names), risk
     remedy = reason.remedy
     return (remedy.typed(names), remedy.purpose) if remedy else ("", "")
 
@@ -200,6 +207,7 @@ def names_of(fleet: Fleet, resource: str = "") -> dict[str, str]:
         "namespace": fleet.namespace,
         "name": resource or fleet.name,
         "target": fleet.name,
+        "kind": fleet.kind,
         "digest": "DIGEST",
         "operator": "kvmedic-system",
         "stop": "kvmedic-stop",
@@ -314,16 +322,17 @@ def _end(workload: Workload) -> Check:
 
 def _follows(why: Blocked, fleet: Fleet) -> bool:
     """Return whether a reason only says again that nothing leads requests to pods, or that there are none."""
-    is_led = bool(fleet.rotation.services or (fleet.rotation.orphan and fleet.rotation.orphan.keys))
+    way = fleet.rotation.orphan or fleet.rotation.relabel
+    is_led = bool(fleet.rotation.services or (way and way.keys))
     if why.reason is Reason.ROTATION_LABEL_WITHOUT_EFFECT:
         return not is_led
     return why.reason is Reason.TARGET_NOT_SETTLED and (not is_led or fleet.replicas < 1)
 
 
 def _front(fleet: Fleet, names: Mapping[str, str]) -> Check:
-    orphan = fleet.rotation.orphan
+    way = fleet.rotation.orphan or fleet.rotation.relabel
     leading = [f"Service {name}" for name in fleet.rotation.services]
-    for front in orphan.fronts if orphan else ():
+    for front in way.fronts if way else ():
         labels = ",".join(f"{key}={value}" for key, value in sorted(front.selector.items()))
         leading.append(f"{front.name} by {labels}")
     if leading:
@@ -383,6 +392,9 @@ def _drain(fleet: Fleet) -> Check:
     if rotation.orphan is not None and rotation.orphan.keys:
         change = labels_that_change(rotation.orphan.keys)
         text = f"a replica is released from its ReplicaSet, then its {change} (rotation: Orphan)"
+        return Check(Topic.DRAIN, Result.PASS, text)
+    if rotation.relabel is not None and rotation.relabel.keys:
+        text = f"label {', '.join(rotation.relabel.keys)} of a replica changes, and nobody takes its place"
         return Check(Topic.DRAIN, Result.PASS, text)
     if not rotation.services:
         return Check(Topic.DRAIN, Result.UNKNOWN, "it follows from what leads requests to the pods")
@@ -449,6 +461,8 @@ def node_health_check(vitals: Mapping[str, Vitals], policy: Policy) -> Check:
 def spare_check(seen: Finding, fleet: Fleet, policy: Policy, names: Mapping[str, str]) -> Check:
     """Return whether one replica more finds a place, or the fleet may go one short; the unknown is tried."""
     wish = policy.rollout.spare
+    if fleet.is_stateful:
+        return _ordinals_check(fleet, wish, names)
     none = way_without_spare(fleet, None, "spec.rollout.spare is None") if wish is Spare.NONE else None
     way = none or weigh_room(seen, policy)
     if isinstance(way, Blocked) and wish is Spare.BEST_EFFORT:
@@ -465,6 +479,20 @@ def spare_check(seen: Finding, fleet: Fleet, policy: Policy, names: Mapping[str,
             return Check(Topic.SPARE, Result.UNKNOWN, remark, is_decisive=False)
         case Beside(remark):
             return Check(Topic.SPARE, Result.PASS, remark or seen.message)
+
+
+def _ordinals_check(fleet: Fleet, wish: Spare, names: Mapping[str, str]) -> Check:
+    """Return whether a StatefulSet may go one short, as it never has a spare."""
+    way = spare_required(fleet)
+    if wish is not Spare.REQUIRED:
+        found = way_without_spare(fleet, None, NO_SPARE_OF_ORDINALS)
+        if isinstance(found, Short):
+            text = f"{found.remark}, if the others carry the load, which is computed right before"
+            sure = wish is Spare.NONE
+            result = Result.PASS if sure else Result.UNKNOWN
+            return Check(Topic.SPARE, result, found.remark if sure else text, is_decisive=sure)
+        way = found
+    return failure(way, names)
 
 
 def rights_check(lacking: Sequence[object] | str, names: Mapping[str, str]) -> Check:

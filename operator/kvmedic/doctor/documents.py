@@ -20,7 +20,9 @@ from ruamel.yaml.error import YAMLError
 
 from kvmedic.cluster.fronts import selects
 from kvmedic.cluster.snapshot import REVISION, SERVICE_NAME
+from kvmedic.cluster.stateful.revisions import REVISION_OF_POD
 from kvmedic.kube.objects import (
+    WORKLOADS,
     JsonObject,
     Ref,
     Resource,
@@ -33,7 +35,7 @@ from kvmedic.kube.objects import (
 )
 from kvmedic.manifests.documents import containers_of
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.model.fleet import POD_TEMPLATE_HASH, ROLLING, template_hash
+from kvmedic.model.fleet import POD_TEMPLATE_HASH, ROLLING, STATEFUL_SET, template_hash
 
 DEFAULT_NAMESPACE = "default"
 """Where kubectl puts what names no namespace."""
@@ -162,10 +164,11 @@ def _has_field(body: JsonObject, term: str) -> bool:
 def as_served(documents: Iterable[JsonObject], namespace: str) -> Documents:
     """Return documents as a namespace would serve them once they are applied and every replica is Ready."""
     bodies = [_fill_metadata(each, namespace) for each in documents]
-    for deployment in [each for each in bodies if each.get("kind") == "Deployment"]:
-        if not any(controller_uid(each) == uid_of(deployment) for each in bodies):
-            _settle(deployment)
-            bodies += _made_for(deployment, bodies)
+    for workload in [each for each in bodies if each.get("kind") in WORKLOADS]:
+        if not any(controller_uid(each) == uid_of(workload) for each in bodies):
+            is_set = workload["kind"] == STATEFUL_SET
+            (_settle_set if is_set else _settle)(workload)
+            bodies += (_made_for_set if is_set else _made_for)(workload, bodies)
     return Documents(bodies)
 
 
@@ -221,10 +224,43 @@ def _made_for(deployment: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[
     owner["status"] = {"observedGeneration": 1, "replicas": replicas, "availableReplicas": replicas}
     yield owner
     pods = [_pod(owner, made, number) for number in range(replicas)]
-    yield from pods
+    yield from (*pods, *_slices(pods, namespace, bodies))
+
+
+def _settle_set(body: JsonObject) -> None:
+    """Fill in a StatefulSet as the API server does, with the status of one that is complete (apps/v1)."""
+    spec = body["spec"] = section(body, "spec")
+    strategy = section(spec, "updateStrategy")
+    if strategy.get("type", ROLLING) == ROLLING:
+        rolling = {"partition": 0, **section(strategy, "rollingUpdate")}
+        spec["updateStrategy"] = {"type": ROLLING, "rollingUpdate": rolling}
+    replicas = spec["replicas"] = spec["replicas"] if isinstance(spec.get("replicas"), int) else 1
+    counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), replicas)
+    name = f"{name_of(body)}-{template_hash(section(spec, 'template'))[:10]}"
+    status = {"observedGeneration": body["metadata"]["generation"], "currentRevision": name}
+    body["status"] = {**status, "updateRevision": name, **counts}
+
+
+def _made_for_set(body: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield what controllers make for a StatefulSet at rest: its revision, pods and EndpointSlices."""
+    template = section(body, "spec", "template")
+    revision = _child(
+        "apps/v1", "ControllerRevision", body, body["status"]["updateRevision"], section(template, "metadata")
+    )
+    revision["data"], revision["revision"] = {"spec": {"template": template}}, 1
+    yield revision
+    labels = {**labels_of(template), REVISION_OF_POD: name_of(revision)}
+    made = {**template, "metadata": {**section(template, "metadata"), "labels": labels}}
+    pods = [_pod(body, made, number) for number in range(body["spec"]["replicas"])]
+    yield from (*pods, *_slices(pods, str(body["metadata"]["namespace"]), bodies))
+
+
+def _slices(pods: Sequence[JsonObject], namespace: str, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield the EndpointSlices of all Services that select the pods of one template."""
     for service in bodies:
         lives_here = section(service, "metadata").get("namespace") == namespace
-        if service.get("kind") == "Service" and lives_here and selects(service, metadata["labels"]):
+        selected = bool(pods) and selects(service, labels_of(pods[0]))
+        if service.get("kind") == "Service" and lives_here and selected:
             yield _slice(service, pods)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, Lacking, Right
+from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, STATEFUL, Lacking, Right
 from kvmedic.doctor.checks import (
     Check,
     Examination,
@@ -150,7 +150,8 @@ def needed_rights(view: View, policy: Policy) -> tuple[Right, ...]:
     """Return which rights a change of a target needs; more where its flags stand in a file."""
     found = view.workload(policy.target)
     in_file = isinstance(found, Workload) and found.line.config is not None
-    return (*NEEDED, *(CONFIG_FILE if in_file else ()))
+    of_kind = STATEFUL if view.fleet.is_stateful else ()
+    return (*NEEDED, *of_kind, *(CONFIG_FILE if in_file else ()))
 
 
 def claim_of(found: Examination) -> Claim:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvmedic.api.resource import KIND, policy_of, spec_from_wire
-from kvmedic.api.spec import KVRemediationSpec, TargetRef
+from kvmedic.api.spec import KVRemediationSpec, Rollout, TargetRef
+from kvmedic.cluster.appliers import neighbours_of
 from kvmedic.cluster.room import room_for
-from kvmedic.cluster.snapshot import neighbours_of
 from kvmedic.cluster.workloads import read_target
 from kvmedic.doctor.checks import (
     ONLY_LIVE,
@@ -28,11 +28,13 @@ from kvmedic.doctor.fitting import fitting_policy
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
-from kvmedic.kube.objects import JsonObject, name_of, section
+from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, section
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.edits import containers_of
+from kvmedic.model.fleet import DEPLOYMENT, STATEFUL_SET
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Mode, Policy
+from kvmedic.model.spec import Mode, Policy, Spare
+from kvmedic.rollout.gates import place_of, target_at
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding
 from kvmedic.runbooks.workload import View
@@ -61,12 +63,12 @@ class Seen:
 async def see_target(
     reader: Reader, namespace: str, name: str, spec: KVRemediationSpec | None = None, resource: str = ""
 ) -> Seen | None:
-    """Return a target as its objects show it, or None where there is no such Deployment.
+    """Return a target as its objects show it, or None where there is none.
 
     Args:
         reader: of a cluster, or of documents.
         namespace: of the target.
-        name: of the Deployment.
+        name: the target, as `place_of` names it.
         spec: of its resource; None: what `kvmedic init` would write, in mode Auto.
         resource: name of its resource; empty where there is none.
 
@@ -89,13 +91,20 @@ async def see_target(
 
 
 def default_spec(target: str) -> KVRemediationSpec:
-    """Return what counts for a Deployment without a resource: every default, in mode Auto."""
-    return KVRemediationSpec(target_ref=TargetRef(name=target), mode=Mode.AUTO)
+    """Return what counts for a target without a resource: every default, in mode Auto.
+
+    A StatefulSet never has a spare: it may go one short where the others carry the load.
+    """
+    ref = target_at(target)
+    spare = Spare.BEST_EFFORT if ref.kind == STATEFUL_SET else Spare.REQUIRED
+    named = TargetRef.model_validate({"kind": ref.kind, "name": ref.name})
+    return KVRemediationSpec(target_ref=named, mode=Mode.AUTO, rollout=Rollout(spare=spare))
 
 
 def absent(namespace: str, name: str, *, is_live: bool = True) -> Examination:
     """Return the examination of a Deployment that is not there."""
-    text = f"there is no Deployment {name} in namespace {namespace}"
+    ref = target_at(name)
+    text = f"there is no {ref.kind} {ref.name} in namespace {namespace}"
     check = Check(Topic.TARGET, Result.FAIL, text, reason=Reason.TARGET_NOT_FOUND)
     return Examination(namespace, name, (check,), is_live)
 
@@ -107,7 +116,7 @@ def examine_manifests(
 
     Args:
         documents: the objects of its namespace; what they leave open is as a controller would make it.
-        target: the Deployment's name.
+        target: as `place_of` names it.
         namespace: of the target; empty: its document's own.
         spec: of its KVRemediation; None: that among the documents, else what `kvmedic init` writes.
 
@@ -140,7 +149,7 @@ def _as_written(check: Check) -> Check:
 def see_documents(
     documents: Sequence[JsonObject], target: str, namespace: str, spec: KVRemediationSpec | None = None
 ) -> Seen | None:
-    """Return a target as documents show it, or None where they have no such Deployment.
+    """Return a target as documents show it, or None where they have none.
 
     Raises:
         DocumentsError: an object is malformed.
@@ -150,9 +159,11 @@ def see_documents(
 
 
 def targets_in(documents: Iterable[JsonObject]) -> tuple[str, ...]:
-    """Return the names of the Deployments that start a known engine, or seem to, in their order."""
+    """Return the workloads that start a known engine, or seem to, in their order, by `place_of`."""
     return tuple(
-        name_of(each) for each in documents if each.get("kind") == "Deployment" and starts_engine(each)
+        place_of(each["kind"], name_of(each))
+        for each in documents
+        if each.get("kind") in WORKLOADS and starts_engine(each)
     )
 
 
@@ -164,12 +175,19 @@ def starts_engine(workload: Mapping[str, Any]) -> bool:
 
 
 def namespace_in(documents: Sequence[JsonObject], target: str) -> str:
-    """Return the namespace that a Deployment's document names; kubectl's default where it names none."""
-    found = (each for each in documents if each.get("kind") == "Deployment" and name_of(each) == target)
+    """Return the namespace that a target's document names; kubectl's default where it names none."""
+    ref = target_at(target)
+    found = (each for each in documents if (each.get("kind"), name_of(each)) == (ref.kind, ref.name))
     places = (str(section(each, "metadata").get("namespace") or "") for each in found)
     return next(places, "") or DEFAULT_NAMESPACE
 
 
 def _spec_in(documents: Sequence[JsonObject], target: str) -> Mapping[str, Any] | None:
     specs = (section(each, "spec") for each in documents if each.get("kind") == KIND)
-    return next((each for each in specs if section(each, "targetRef").get("name") == target), None)
+    return next((each for each in specs if place_in(each) == target), None)
+
+
+def place_in(spec: Mapping[str, Any]) -> str:
+    """Return the target of a resource's spec, as `place_of` names it."""
+    named = section(spec, "targetRef")
+    return place_of(str(named.get("kind", DEPLOYMENT)), str(named.get("name", "")))

@@ -15,8 +15,8 @@ from kvmedic.engines import ENGINES
 from kvmedic.manifests.documents import reads_as_text
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Knob
-from kvmedic.model.fleet import Fleet
-from kvmedic.model.spec import Ownership, Policy, TargetRef
+from kvmedic.model.fleet import DEPLOYMENT, Fleet
+from kvmedic.model.spec import Ownership, Policy, Spare, TargetRef
 from kvmedic.rollout.draining import start_limit
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.runbooks.workload import EngineLine, View, Workload
@@ -105,6 +105,8 @@ def _scalar(text: str) -> str:
 
 def _target_lines(view: View, target: TargetRef) -> Iterator[str]:
     yield "  targetRef:"
+    if target.kind != DEPLOYMENT:
+        yield f"    kind: {target.kind}"
     yield f"    name: {_scalar(target.name)}"
     found = view.workload(target)
     if target.container is not None:
@@ -165,6 +167,8 @@ def _rollout_lines(fleet: Fleet, policy: Policy) -> Iterator[str]:
     how = (
         f"Here: released from its ReplicaSet, then {labels_that_change(orphan.keys)}."
         if orphan and orphan.keys
+        else f"Here {labels_that_change(fleet.rotation.relabel.keys)} of the pod, and it goes then."
+        if fleet.rotation.relabel and fleet.rotation.relabel.keys
         else f"Here: by label {fleet.rotation.label}."
         if fleet.rotation.services
         else "Here nothing is known to lead requests to the pods."
@@ -174,6 +178,9 @@ def _rollout_lines(fleet: Fleet, policy: Policy) -> Iterator[str]:
     yield "  rollout:"
     yield f"    # How a replica leaves. {how}"
     yield f"    rotation: {policy.rollout.rotation}"
+    if policy.rollout.spare is not Spare.REQUIRED:
+        yield "    # Without a place for a spare: one replica short at a time, where the others carry it."
+        yield f"    spare: {policy.rollout.spare}"
     yield f"    # A new replica may take {minutes} min to become Ready: raise it for large weights."
     yield f"    #startTimeout: {2 * minutes}m"
     if fleet.replicas >= MANY_REPLICAS:

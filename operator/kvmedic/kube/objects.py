@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -47,6 +48,7 @@ class Ref:
 AUTOSCALERS = Resource("autoscaling/v2", "horizontalpodautoscalers")
 CLAIMS = Resource("v1", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("v1", "configmaps")
+CONTROLLER_REVISIONS = Resource("apps/v1", "controllerrevisions")
 CRON_JOBS = Resource("batch/v1", "cronjobs")
 DEPLOYMENTS = Resource("apps/v1", "deployments")
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "endpointslices")
@@ -59,6 +61,12 @@ PODS = Resource("v1", "pods")
 QUOTAS = Resource("v1", "resourcequotas")
 REPLICA_SETS = Resource("apps/v1", "replicasets")
 SERVICES = Resource("v1", "services")
+STATEFUL_SETS = Resource("apps/v1", "statefulsets")
+
+WORKLOADS: Mapping[str, Resource] = MappingProxyType(
+    {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
+)
+"""What can be a target, by kind."""
 
 
 def section(body: Mapping[str, Any], *path: str) -> JsonObject:
@@ -130,3 +138,37 @@ def is_finished(pod: Mapping[str, Any]) -> bool:
 def moment(text: str) -> datetime:
     """Return a time as the API server writes it (RFC 3339, UTC)."""
     return datetime.fromisoformat(text)
+
+
+def selector_text(selector: Mapping[str, Any]) -> str:
+    """Return a label selector as it is written in a query."""
+    parts = [f"{key}={value}" for key, value in section(selector, "matchLabels").items()]
+    for each in items(selector, "matchExpressions"):
+        key, values = each.get("key"), ",".join(each.get("values") or ())
+        match each.get("operator"):
+            case "In":
+                parts.append(f"{key} in ({values})")
+            case "NotIn":
+                parts.append(f"{key} notin ({values})")
+            case "Exists":
+                parts.append(f"{key}")
+            case operator:
+                parts.append(f"!{key}" if operator == "DoesNotExist" else f"{key} {operator} ({values})")
+    return ",".join(parts)
+
+
+DEPTH_OF_PLACES = 4
+"""`spec.template.metadata.annotations.KEY` names who altered it; containers are told as a list."""
+
+
+def different_places(wanted: object, seen: object, place: str) -> tuple[str, ...]:
+    """Return the paths at which two templates differ, three levels deep at the most; never a value."""
+    if wanted == seen:
+        return ()
+    deep = place.count(".") >= DEPTH_OF_PLACES
+    if deep or not isinstance(wanted, Mapping) or not isinstance(seen, Mapping):
+        return (place,)
+    keys = sorted({*wanted, *seen})
+    return tuple(
+        found for key in keys for found in different_places(wanted.get(key), seen.get(key), f"{place}.{key}")
+    )

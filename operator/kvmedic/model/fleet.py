@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from math import ceil
 from typing import Any
 
 from kvmedic.model.reasons import Reason
@@ -23,15 +22,12 @@ POD_TEMPLATE_HASH = "pod-template-hash"
 def template_hash(template: Mapping[str, object]) -> str:
     """Return the hash of a pod template: 16 hexadecimal digits over its canonical JSON.
 
-    The template is taken as the API server returns it, so defaults are filled in and the same
-    template always hashes the same. The controller's own label is left out, so a ReplicaSet's
-    template hashes like the Deployment's that made it. One that was read from a manifest's text may hold
-    scalars that are no strings in YAML and keep their spelling; they hash by it.
+    As the API server returns it, defaults filled in, the same template always hashes the same, and without
+    the controller's own label a ReplicaSet's like its Deployment's. In one that was read from a manifest's
+    text, scalars that are no strings in YAML keep their spelling, and hash by it.
     """
     body = json.loads(json.dumps(template, default=str))
-    labels = (body.get("metadata") or {}).get("labels")
-    if labels is not None:
-        labels.pop(POD_TEMPLATE_HASH, None)
+    ((body.get("metadata") or {}).get("labels") or {}).pop(POD_TEMPLATE_HASH, None)
     return _digest(body)
 
 
@@ -47,8 +43,8 @@ def own_template(template: Mapping[str, Any]) -> dict[str, Any]:
 def body_hash(template: Mapping[str, object]) -> str:
     """Return the hash of what a pod template is beside its metadata, command lines and variables.
 
-    Image, devices, volumes and nodes decide how much memory there is, and none of them is changed by turning
-    a flag or restarting a rollout: what is known of one template still counts for the next.
+    Image, devices, volumes and nodes decide how much memory there is; no flag or restart changes them, so
+    what is known of one template still counts for the next.
     """
     body = json.loads(json.dumps(template, default=str)).get("spec") or {}
     for container in body.get("containers") or ():
@@ -117,21 +113,18 @@ CRASH_LOOP = "CrashLoopBackOff"
 ROLLING = "RollingUpdate"
 """The type of strategy that replaces replicas a few at a time."""
 
+ON_DELETE = "OnDelete"
+FROZEN_PARTITION = 2147483646
+"""A StatefulSet's `partition` below which all replicas are, so that none is replaced: nobody else sets it."""
+DEPLOYMENT, STATEFUL_SET = "Deployment", "StatefulSet"
+
 SURGE = 1
 """One spare: it needs one free device, and capacity in rotation never falls below what it was."""
-
-WAVE_PARTS = 4
-"""A wave is one part of so many, as Kubernetes' own `maxSurge` is where a Deployment names none (25 %)."""
-
-
-def largest_wave(replicas: int) -> int:
-    """Return how many replicas a quarter of the fleet is, rounded up as `maxSurge` is."""
-    return max(SURGE, ceil(replicas / WAVE_PARTS))
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutFields:
-    """The fields of a Deployment that a frozen rollout borrows. None: the field is absent."""
+    """The fields of a workload that a frozen rollout borrows. None: the field is absent."""
 
     paused: bool
     max_surge: int | str
@@ -140,10 +133,16 @@ class RolloutFields:
     progress_deadline_seconds: int | None
     strategy: str = ROLLING
     """Type of the strategy. One that ends every replica at once has no numbers, which count as 0 then."""
+    partition: int | None = None
+    """Of a StatefulSet, 0 where it has none. None: a Deployment."""
+    permits: bool = False
+    """A run has the StatefulSet make what is deleted anew from the present template."""
 
     @property
     def is_frozen(self) -> bool:
-        """Return whether these are the fields of a rollout in which no pod becomes Available."""
+        """Return whether no replica is replaced by these fields but by a run."""
+        if self.partition is not None:
+            return self.permits or self.partition == FROZEN_PARTITION
         return (
             self.min_ready_seconds == FROZEN_MIN_READY_SECONDS
             and self.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
@@ -159,6 +158,13 @@ def frozen(*, max_unavailable: int, paused: bool, surge: int = SURGE) -> Rollout
         min_ready_seconds=FROZEN_MIN_READY_SECONDS,
         progress_deadline_seconds=FROZEN_PROGRESS_DEADLINE_SECONDS,
     )
+
+
+def parted(fields: RolloutFields, *, permits: bool = False) -> RolloutFields:
+    """Return the fields by which a StatefulSet stands still, or makes anew what is deleted of it."""
+    kind, partition = (ON_DELETE, 0) if permits else (ROLLING, FROZEN_PARTITION)
+    own = replace(fields, strategy=kind, partition=partition, permits=permits)
+    return replace(own, max_unavailable=1, paused=not permits)
 
 
 STILL = frozen(max_unavailable=0, paused=True)
@@ -198,7 +204,7 @@ class ContainerEnd:
     ended_at: datetime
     """Both in whole seconds, as Kubernetes writes times; what is under a second is cut off."""
     instance: Instance
-    """Whose end it is, and whose log is the one of it."""
+    """Whose end it is, and whose log it is."""
 
     @property
     def at_memory_limit(self) -> bool:
@@ -255,14 +261,15 @@ class Pod:
     is_stand_in: bool = False
     """Its ReplicaSet made it when another one was released, and it is the first of its revision to go."""
     half_cordoned: bool = False
-    """It is out of rotation by our label, and somebody took our deletion cost away: not the first to go, so
-    it is not drained, but it may not stay out either."""
+    """Out of rotation by our label, without our deletion cost: it is neither drained nor left out."""
     unready_for: timedelta | None = None
     """How long this process has seen it not Ready without a break; None: it is, or nobody counts."""
     listed_by: tuple[str, ...] = ()
     """The Services whose EndpointSlices list it as ready, and such slices of no Service, sorted."""
     stuck_in: tuple[str, ...] = ()
     """Those that did not let go of it until its last drain timed out."""
+    ordinal: int | None = None
+    """Its number in a StatefulSet; None: a Deployment's replicas have none."""
 
     @property
     def ready(self) -> bool:
@@ -384,6 +391,8 @@ class Rotation:
     """Other Services that select a pod with the draining value: it would get their requests."""
     orphan: OrphanDrain | None = None
     """None: replicas are drained by the label."""
+    relabel: OrphanDrain | None = None
+    """The same of a StatefulSet: nobody takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,7 +485,7 @@ class Minimum:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A Deployment with its ReplicaSets and pods, read within one tick.
+    """A Deployment with its ReplicaSets and pods, or a StatefulSet with its revisions, read within one tick.
 
     Hashes of pod templates are over canonical JSON of the template as the API server returns it.
     """
@@ -518,6 +527,15 @@ class Fleet:
     """The API server's time, by which its pods were made, as this was read; None: not known."""
     kept_by: tuple[str, ...] = ()
     """The finalizers that keep a Deployment which is being deleted; empty: it is not being deleted."""
+    kind: str = DEPLOYMENT
+    """Of a StatefulSet also whether replicas are made in order, and whether its last rollout is complete."""
+    in_order: bool = False
+    is_complete: bool = True
+
+    @property
+    def is_stateful(self) -> bool:
+        """Return whether it is a StatefulSet."""
+        return self.kind == STATEFUL_SET
 
     def serving(self, revision: str) -> tuple[Pod, ...]:
         """Return the pods of a revision that are not terminating, by name."""
@@ -554,6 +572,8 @@ class Fleet:
 
         `may_lack`: replicas that may be missing, so that no spare is there.
         """
+        if self.is_stateful:
+            return parted(self.fields)
         may_be_bare = self.rotation.orphan is not None or may_lack > 0
         is_bare = may_be_bare and self.told <= self.replicas
         return STILL_WITHOUT_SPARE if is_bare else replace(STILL, max_surge=self.spares)

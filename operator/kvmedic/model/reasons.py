@@ -9,6 +9,7 @@ docs/howto/when-it-refuses.md lists them all.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
@@ -79,7 +80,16 @@ class Remedy:
         Raises:
             KeyError: a name is not given.
         """
-        return Template(self.command).substitute(names)
+        return Template(command_for(self.command, names)).substitute(names)
+
+
+def command_for(command: str, names: Mapping[str, str]) -> str:
+    """Return a command that names its target's kind as `kind` of the names says; without it a Deployment."""
+    kind = names.get("kind", "Deployment").lower()
+    return command if kind == "deployment" else _KIND.sub(kind, command)
+
+
+_KIND = re.compile(r"\bdeploy(?:ment)?(?=[/ ]\$target\b)")
 
 
 LOOK = Remedy("to look again right now", "kvmedic diagnose $name -n $namespace")
@@ -359,6 +369,8 @@ class Reason(StrEnum):
     STRATEGY_UNSUPPORTED = row("StrategyUnsupported",
         "A rollout under way cannot be turned, as the Deployment's strategy is not RollingUpdate.",
         Remedy("to see its end", "kubectl -n $namespace rollout status deployment/$target" ),
+        Trait.NEEDS_A_PERSON)
+    KIND_UNSUPPORTED = row("KindUnsupported", "The step is not made on the target's kind of workload.",
         Trait.NEEDS_A_PERSON)
     TARGET_PAUSED = row("TargetPaused", "The Deployment is paused by someone else.",
         Remedy("to resume its rollout, undrained",

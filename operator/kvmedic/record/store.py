@@ -33,13 +33,14 @@ from kvmedic.kube.objects import NAMESPACES, JsonObject, Ref, annotations_of, it
 from kvmedic.kube.objects import Resource as Kind
 from kvmedic.model.edits import PatchOperation
 from kvmedic.model.evidence import Blocked
+from kvmedic.model.fleet import DEPLOYMENT
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import StepState
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
 from kvmedic.record.runs import phase
 from kvmedic.record.surveys import complaint
-from kvmedic.rollout.gates import BadEnd, Peer
+from kvmedic.rollout.gates import BadEnd, Peer, place_of
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,13 +51,13 @@ def peer_of(body: JsonObject) -> Peer:
     """Return a resource as its peers see it. A run that cannot be read counts as open and begun."""
     metadata, run = section(body, "metadata"), section(body, "status").get("run")
     opened_at = _moment(section(body, "status", "run").get("startedAt")) if run else None
-    deployment = section(body, "status", "run").get("targetUid")
+    deployment, target = section(body, "status", "run").get("targetUid"), section(body, "spec", "targetRef")
     takes_place = bool(run) and not _waits_for_a_verdict(body)
     return Peer(
         namespace=str(metadata.get("namespace", "")),
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
-        target=str(section(body, "spec", "targetRef").get("name", "")),
+        target=place_of(str(target.get("kind", DEPLOYMENT)), str(target.get("name", ""))),
         opened_at=(opened_at or LONG_AGO) if takes_place else None,
         begun=bool(run) and (opened_at is None or bool(section(body, "status", "run", "intent"))),
         bad_ends=tuple(_bad_ends(body)),

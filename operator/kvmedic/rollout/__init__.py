@@ -18,12 +18,23 @@ from kvmedic.rollout.frozen_rollout import template_row
 from kvmedic.rollout.replacement import replacement_row
 from kvmedic.rollout.revision_rollback import revision_row
 from kvmedic.rollout.scaling import scaling_row
-from kvmedic.rollout.steps import StepRow
+from kvmedic.rollout.stateful.steps import (
+    ordinal_replacement_row,
+    ordinal_scaling_row,
+    unsupported_row,
+)
+from kvmedic.rollout.stateful.walk import ordinal_row
+from kvmedic.rollout.steps import StepRow, by_kind
 from kvmedic.rollout.trial import trial_row
 
 
 def row_of(step: Step) -> StepRow:
-    """Return what a step does, by its kind."""
+    """Return what a step does: by its own kind, and by that of the workload that it is asked about."""
+    usual = _row_of_deployment(step)
+    return by_kind(usual, _row_of_stateful_set(step, usual))
+
+
+def _row_of_deployment(step: Step) -> StepRow:
     match step:
         case FlagStep() | BundleStep():
             return template_row(step)
@@ -35,5 +46,19 @@ def row_of(step: Step) -> StepRow:
             return scaling_row(step)
         case TrialStep() | GateStep():
             return trial_row()
+        case _:
+            assert_never(step)
+
+
+def _row_of_stateful_set(step: Step, usual: StepRow) -> StepRow:
+    match step:
+        case FlagStep() | BundleStep() | RevisionStep():
+            return ordinal_row(step)
+        case ReplaceStep():
+            return ordinal_replacement_row(usual, step)
+        case ReplicasStep():
+            return ordinal_scaling_row(usual, step)
+        case TrialStep() | GateStep():
+            return unsupported_row(usual, "a trial pod")
         case _:
             assert_never(step)

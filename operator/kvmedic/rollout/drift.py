@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from kvmedic.model.compression import parse_count
 from kvmedic.model.config_edits import EditedTemplate
@@ -29,7 +30,7 @@ from kvmedic.model.fleet import (
     SURGE,
     Fleet,
     RolloutFields,
-    largest_wave,
+    parted,
 )
 from kvmedic.model.plan import (
     ReplicasStep,
@@ -37,7 +38,7 @@ from kvmedic.model.plan import (
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import WALKING, Outcome, Run, StepState
 from kvmedic.rollout.draining import stray_move
-from kvmedic.rollout.moves import Move, Pause, Regain, Release, Revert, Settled, Wait
+from kvmedic.rollout.moves import Move, Pause, Regain, Release, Revert, Settled, Wait, largest_wave, typed
 
 
 class Standing(StrEnum):
@@ -166,7 +167,8 @@ def set_by_others(run: Run, resource_uid: str, fleet: Fleet) -> tuple[str, ...]:
         "maxUnavailable": seen.max_unavailable != wanted.max_unavailable,
         "minReadySeconds": seen.min_ready_seconds != wanted.min_ready_seconds,
         "progressDeadlineSeconds": seen.progress_deadline_seconds != wanted.progress_deadline_seconds,
-        "strategy": fleet.strategy != ROLLING,
+        "strategy": fleet.strategy != wanted.strategy,
+        "partition": seen.partition != wanted.partition,
     }
     return tuple(name for name, differs in found.items() if differs)
 
@@ -183,7 +185,7 @@ def _held_fields(run: Run, resource_uid: str, fleet: Fleet) -> RolloutFields | N
 def _is_held(fleet: Fleet, wanted: RolloutFields) -> bool:
     """Return whether the rollout is held as assigned. A pause, or its end, is the walk's own business."""
     seen = replace(fleet.fields, paused=wanted.paused)
-    return fleet.strategy == ROLLING and seen == wanted
+    return fleet.strategy == wanted.strategy and seen == wanted
 
 
 def is_mixed(fleet: Fleet) -> bool:
@@ -309,7 +311,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     doing = Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
     edit = run.current.step.template_change
     if not others or not is_thawed(run, resource_uid, fleet):
-        text = f"the claim on deployment/{fleet.name} was taken off{_by(fleet)}; it is put back"
+        text = f"the claim on {typed(fleet)} was taken off{_by(fleet)}; it is put back"
         return Regaining(run, Regain(edit, run.recorded, None), Outcome(doing, text))
     seen = ", ".join(_field_setter(fleet, name) for name in others)
     if not is_mixed(fleet):
@@ -327,16 +329,24 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
 
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
     minutes = int(TRUCE.total_seconds() // 60)
+    fields, held = (
+        ("updateStrategy", parted(fleet.fields))
+        if fleet.is_stateful
+        else (
+            "strategy, minReadySeconds, progressDeadlineSeconds and paused",
+            replace(fleet.fields, paused=True),
+        )
+    )
     text = (
-        f"again and again {seen}: the rollout of deployment/{fleet.name} is held paused, replicas of both "
+        f"again and again {seen}: the rollout of {typed(fleet)} is held paused, replicas of both "
         "settings serve, and nothing of it is given back, as that would cut requests. Have that "
-        "manager leave strategy, minReadySeconds, progressDeadlineSeconds and paused alone (who it is: "
-        f"kubectl -n {fleet.namespace} get deployment {fleet.name} --show-managed-fields -o yaml); the run "
-        f"goes on by itself within {minutes} minutes"
+        f"manager leave {fields} alone (who it is: "
+        f"kubectl -n {fleet.namespace} get {fleet.kind.lower()} {fleet.name} --show-managed-fields -o yaml); "
+        f"the run goes on by itself within {minutes} minutes"
     )
     told = Outcome(Reason.ROLLOUT_CONTESTED, text)
     if not fleet.fields.paused:
-        return Regaining(run, Pause(replace(fleet.fields, paused=True)), told)
+        return Regaining(run, Pause(held), told)
     return Regaining(run, Wait(told.reason, told.message), told)
 
 
@@ -349,17 +359,17 @@ def _fields_to_restore(recorded: RolloutFields, fleet: Fleet, others: Iterable[s
     seen, kept = fleet.fields, recorded
     theirs = {name for name in others if not ((edit := fleet.edits.get(name)) and edit.is_ours)}
     if fleet.strategy != ROLLING:
-        theirs -= {"maxSurge", "maxUnavailable"}
-    if "strategy" in theirs:
-        kept = replace(kept, strategy=fleet.strategy)
-    if "maxSurge" in theirs:
-        kept = replace(kept, max_surge=seen.max_surge)
-    if "maxUnavailable" in theirs:
-        kept = replace(kept, max_unavailable=seen.max_unavailable)
-    if "minReadySeconds" in theirs:
-        kept = replace(kept, min_ready_seconds=seen.min_ready_seconds)
-    if "progressDeadlineSeconds" in theirs:
-        kept = replace(kept, progress_deadline_seconds=seen.progress_deadline_seconds)
+        theirs -= {"maxSurge", "maxUnavailable", "partition"}
+    values: dict[str, dict[str, Any]] = {
+        "strategy": {"strategy": fleet.strategy},
+        "maxSurge": {"max_surge": seen.max_surge},
+        "maxUnavailable": {"max_unavailable": seen.max_unavailable},
+        "minReadySeconds": {"min_ready_seconds": seen.min_ready_seconds},
+        "partition": {"partition": seen.partition},
+        "progressDeadlineSeconds": {"progress_deadline_seconds": seen.progress_deadline_seconds},
+    }
+    for name in theirs & values.keys():
+        kept = replace(kept, **values[name])
     if kept.strategy == ROLLING and {kept.max_surge, kept.max_unavailable} <= {0, "0%"}:
         return recorded
     deadline = kept.progress_deadline_seconds
@@ -374,6 +384,7 @@ def _field_setter(fleet: Fleet, name: str) -> str:
         "minReadySeconds": seen.min_ready_seconds,
         "progressDeadlineSeconds": seen.progress_deadline_seconds,
         "strategy": fleet.strategy,
+        "partition": seen.partition,
     }[name]
     if edit is not None and edit.is_ours:
         return f"an admission policy altered {name} of our own patch to {value}"
@@ -411,6 +422,9 @@ def released_fields(fleet: Fleet, recorded: RolloutFields, may_lack: int = 0) ->
     that a surge of 0 is ours.
     """
     seen = fleet.fields
+    if fleet.is_stateful:
+        own = replace(recorded, min_ready_seconds=seen.min_ready_seconds)
+        return own if seen.is_frozen else seen
     held = seen.min_ready_seconds == FROZEN_MIN_READY_SECONDS
     dated = seen.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
     if not held and not dated:

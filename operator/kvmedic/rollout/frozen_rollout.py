@@ -30,7 +30,6 @@ from kvmedic.model.fleet import (
     Pod,
     RolloutFields,
     frozen,
-    largest_wave,
 )
 from kvmedic.model.plan import BundleStep, FlagStep, Goal, RevisionStep
 from kvmedic.model.reasons import Reason
@@ -68,6 +67,7 @@ from kvmedic.rollout.moves import (
     count_lacking,
     is_first,
     is_target_unavailable,
+    largest_wave,
     still_fields,
 )
 from kvmedic.rollout.orphan_drain import (

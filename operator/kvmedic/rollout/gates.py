@@ -23,6 +23,7 @@ from types import MappingProxyType
 from kvmedic.model.compression import parse_count
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
+from kvmedic.model.fleet import DEPLOYMENT, ObjectRef
 from kvmedic.model.plan import FlagStep, Plan, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
@@ -307,7 +308,7 @@ class Peer:
     name: str
     uid: str
     target: str
-    """Name of its target, in its own namespace."""
+    """Its target in its own namespace, as `place_of` names it."""
     opened_at: datetime | None = None
     """Since when it has a run open; None: it has none."""
     begun: bool = False
@@ -322,6 +323,17 @@ class Peer:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+def place_of(kind: str, name: str) -> str:
+    """Return what tells a target from all others of its namespace: its name, with the kind if need be."""
+    return name if kind == DEPLOYMENT else f"{kind}/{name}"
+
+
+def target_at(place: str) -> ObjectRef:
+    """Return the target that `place_of` names so."""
+    kind, slash, name = place.rpartition("/")
+    return ObjectRef(kind if slash else DEPLOYMENT, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from math import ceil
 from typing import TypeAlias
 
 from kvmedic.model.config_edits import EditedTemplate, FileEdit, TemplateChange
@@ -231,6 +232,20 @@ Effect: TypeAlias = DeploymentMove | PodMove | SetMinimum
 Move: TypeAlias = Effect | Wait | Settled | Failed | Refused
 
 
+WAVE_PARTS = 4
+"""A wave is one part of so many, as Kubernetes' own `maxSurge` is where a Deployment names none (25 %)."""
+
+
+def largest_wave(replicas: int) -> int:
+    """Return how many replicas a quarter of the fleet is, rounded up as `maxSurge` is."""
+    return max(SURGE, ceil(replicas / WAVE_PARTS))
+
+
+def typed(fleet: Fleet) -> str:
+    """Return how kubectl is told of a workload: `deployment/NAME`."""
+    return f"{fleet.kind.lower()}/{fleet.name}"
+
+
 def count_lacking(fleet: Fleet, may_lack: int) -> int:
     """Return how many replicas may be missing now: never the only one."""
     return min(may_lack, max(0, fleet.replicas - 1))
@@ -238,7 +253,7 @@ def count_lacking(fleet: Fleet, may_lack: int) -> int:
 
 def still_fields(fleet: Fleet, may_lack: int = 0) -> RolloutFields:
     """Return the fields with which the controller adds nothing and removes nothing."""
-    if fleet.rotation.orphan is not None or count_lacking(fleet, may_lack):
+    if fleet.is_stateful or fleet.rotation.orphan is not None or count_lacking(fleet, may_lack):
         return fleet.still(count_lacking(fleet, may_lack))
     held = fleet.fields.max_surge if fleet.fields.is_frozen else SURGE
     surge = min(fleet.spares, held) if isinstance(held, int) else SURGE

@@ -29,7 +29,7 @@ from kvmedic.model.plan import (
     ReplicasStep,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.moves import Failed, Refused
+from kvmedic.rollout.moves import Failed, Refused, typed
 from kvmedic.rollout.orphan_drain import drain_refusal
 from kvmedic.verdict.baseline import NAMED, is_quorate
 
@@ -299,6 +299,23 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
     )
 
 
+def ordinal_replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
+    """Return why a StatefulSet's replica cannot be replaced, or None; it need not be Ready itself.
+
+    Nothing of the StatefulSet changes that anybody could own, nor its number of replicas.
+    """
+    down = next((pod.uid for pod in fleet.live if pod.uid == step.uid and not pod.ready), "")
+    alone = (
+        "a StatefulSet makes no spare, and nobody serves while its only replica is away: set its "
+        "spec.replicas to 2, or delete the pod by hand when nobody needs it"
+    )
+    return _first_refusal(
+        _frozen(fleet),
+        (fleet.replicas == 1 and not down, Reason.SPARE_NEEDED, alone),
+        *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), _drain_rows(fleet)),
+    )
+
+
 def autoscaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     """Return why an autoscaler's minimum cannot be changed by a step, or None.
 
@@ -404,6 +421,8 @@ def _frozen(fleet: Fleet) -> Row:
 
 def _drain_rows(fleet: Fleet) -> tuple[Row, ...]:
     """Return what keeps a replica from being drained in the way that the fleet has."""
+    if relabel := fleet.rotation.relabel:
+        return ((relabel.blocked != "", Reason.DRAIN_IMPOSSIBLE, relabel.blocked),)
     if fleet.rotation.orphan is None:
         return _label_rows(fleet)
     doubt = drain_refusal(fleet)
@@ -460,7 +479,7 @@ def _rows(fleet: Fleet, unsettled: str, drain: tuple[Row, ...]) -> tuple[Row, ..
         (
             fleet.fields.paused,
             Reason.TARGET_PAUSED,
-            f"someone paused it: kubectl rollout resume deployment/{fleet.name}; what was changed in its "
+            f"someone paused it: kubectl rollout resume {typed(fleet)}; what was changed in its "
             "template meanwhile is then rolled out undrained",
         ),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
@@ -481,10 +500,15 @@ def _unsettled_state(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
     active = [rs for rs in fleet.replica_sets if rs.desired > 0]
     lacking = _lacking_replicas(fleet, purpose, apart)
     for applies, text in (
-        (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
+        (not fleet.observed, f"the {fleet.kind.lower()} controller has not seen the newest spec yet"),
         (fleet.is_losing, "a pod is terminating"),
         (bool(fleet.orphans), RELEASED_IS_LEFT),
         (len(active) != 1 or len(live) != len(current), "pods of more than one revision exist"),
+        (
+            whole and not fleet.is_complete,
+            f"its rollout is not complete (partition {fleet.fields.partition}, {fleet.fields.strategy}): "
+            "what dies comes back from the revision before",
+        ),
         (len(current) != fleet.replicas, f"{len(current)} of {fleet.replicas} replicas exist"),
         (whole and lacking != "", lacking),
         (
@@ -519,7 +543,7 @@ def frozen_message(fleet: Fleet) -> str:
     return (
         f"a run holds the rollout frozen (claim {fleet.fence or 'gone'}); if no resource has that run open, "
         "put back what annotation kvmedic.io/recorded says, "
-        f"kubectl -n {fleet.namespace} get deployment {fleet.name} "
+        f"kubectl -n {fleet.namespace} get {fleet.kind.lower()} {fleet.name} "
         "-o jsonpath='{.metadata.annotations.kvmedic\\.io/recorded}': "
         "docs/howto/roll-back-by-hand.md, section 2"
     )

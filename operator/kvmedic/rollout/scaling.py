@@ -165,6 +165,8 @@ def leave_scaling(fleet: Fleet, order: Scaling, now: datetime) -> Move:
 
 def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     asked, wanted = fleet.replicas, order.step.after
+    if fleet.is_stateful:
+        return _last_ordinal(fleet, order, now)
     if fleet.rotation.orphan is not None or fleet.orphans:
         return _release_one(fleet, order, now)
     if not is_followed(fleet, fleet.replicas):
@@ -183,6 +185,23 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
         return back
     draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
     return draining or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
+
+
+def _last_ordinal(fleet: Fleet, order: Scaling, now: datetime) -> Move:
+    """Return the next move until a StatefulSet has one replica less: the highest ordinal always goes."""
+    asked, wanted = fleet.replicas, order.step.after
+    if not is_followed(fleet, asked):
+        return AWAIT_REMOVAL
+    if len(fleet.live) < asked:
+        waiting = stray_move(fleet, fleet.pods) or making_wait(order.assigned_at, now)
+        return waiting or ScaleIn(asked, max(wanted, len(fleet.live)), "", None)
+    goer = max(fleet.live, key=lambda pod: pod.ordinal or 0)
+    if goer.uid in order.held:
+        return held_move(fleet, (goer,))
+    if back := stray_move(fleet, fleet.pods, (goer,)):
+        return back
+    draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
+    return draining or ScaleIn(asked, asked - 1, goer.name, None)
 
 
 def _release_one(fleet: Fleet, order: Scaling, now: datetime) -> Move:

@@ -7,7 +7,7 @@ fleet, the controller gathers before, alike for every kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
@@ -91,3 +91,22 @@ class StepRow:
     """The new replicas that must answer before the first old one is touched."""
     attempt: Callable[[Run], tuple[Attempt, str] | None] = lambda _run: None
     """What is remembered of a step that failed: what it tried, and what tells it from another."""
+
+
+def by_kind(deployment: StepRow, stateful_set: StepRow) -> StepRow:
+    """Return the row that does what one of two does, by the workload that it is asked about.
+
+    What is remembered, and whether leaving may take a replica away, does not depend on it.
+    """
+
+    def row_for(fleet: Fleet) -> StepRow:
+        return stateful_set if fleet.is_stateful else deployment
+
+    return replace(
+        deployment,
+        refuse=lambda fleet, purpose: row_for(fleet).refuse(fleet, purpose),
+        next_move=lambda fleet, known: row_for(fleet).next_move(fleet, known),
+        rest=lambda fleet, known: row_for(fleet).rest(fleet, known),
+        leave=lambda fleet, known: row_for(fleet).leave(fleet, known),
+        canaries=lambda fleet: row_for(fleet).canaries(fleet),
+    )

@@ -18,6 +18,10 @@ WAYS_OUT = (
 """What helps a spare to a place."""
 
 
+NO_SPARE_OF_ORDINALS = "a StatefulSet has no place for a replica beside those of its ordinals"
+"""Why none is ever made for one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beside:
     """The spare is made."""
@@ -47,6 +51,15 @@ def weigh_room(seen: Finding, policy: Policy) -> Beside | Blocked:
             return Blocked(Reason.NO_ROOM_FOR_SPARE, f"{message}: {WAYS_OUT}")
 
 
+def spare_required(fleet: Fleet) -> Blocked:
+    """Return that a StatefulSet cannot be changed while the spec requires a spare."""
+    return Blocked(
+        Reason.SPARE_NEEDED,
+        f"{NO_SPARE_OF_ORDINALS}, so it is one of {fleet.replicas} short for each drain and start: set "
+        "spec.rollout.spare: BestEffort (where the others carry the load) or None (whatever the load is)",
+    )
+
+
 def way_without_spare(fleet: Fleet, step: Step | None, why: str) -> Short | Blocked:
     """Return that a fleet goes one short, or what keeps it from that whatever its load is.
 
@@ -56,10 +69,12 @@ def way_without_spare(fleet: Fleet, step: Step | None, why: str) -> Short | Bloc
         why: no spare is made.
     """
     ways = "set spec.rollout.spare: Required, and leave room for a replica more"
+    if fleet.is_stateful:
+        ways = "set spec.replicas of the StatefulSet to 2"
     if fleet.replicas < 2:
         return Blocked(
             Reason.SPARE_NEEDED, f"{why}, and nobody serves while the only replica is away: {ways}"
         )
-    if isinstance(step, ReplaceStep):
+    if isinstance(step, ReplaceStep) and not fleet.is_stateful:
         return Blocked(Reason.SPARE_NEEDED, f"{why}, and a replacement begins with a spare: {ways}")
     return Short(f"{why}: the fleet is one replica short for each drain and start")

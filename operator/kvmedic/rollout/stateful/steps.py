@@ -1,0 +1,125 @@
+"""Replicas of a StatefulSet that are replaced, added or given back, and the steps that it cannot have.
+
+Replacing one is a drain and a deletion by name: its controller makes it anew. No spare is made, as none can
+be. More replicas are a higher number, and of fewer the highest ordinal goes: it is drained before.
+
+Where labels lead requests to a drained replica no more, its controller does not own it: it is deleted by us
+after the number was lowered, and asked for again after it was deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.plan import Goer, ReplaceStep, ReplicasStep
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.draining import (
+    STARTS,
+    Drain,
+    Taking,
+    held_move,
+    holding_move,
+    stray_move,
+    take_pods,
+)
+from kvmedic.rollout.drift import committed_sequence
+from kvmedic.rollout.moves import Claim, DeletePod, Failed, Move, Refused, Settled, Wait
+from kvmedic.rollout.preconditions import end_as_begun, ordinal_replacement_refusal
+from kvmedic.rollout.stateful.walk import NUDGE_AFTER, lower_wait
+from kvmedic.rollout.steps import StepInput, StepRow
+
+LET_GO = frozenset({Drain.IDLE, Drain.DOWN, Drain.TIMED_OUT})
+"""What is known of a replica that nothing runs on, or that goes all the same."""
+
+
+def unsupported_row(row: StepRow, what: str) -> StepRow:
+    """Return the row of a step that is not made on a StatefulSet: it is refused by name, and never begins."""
+    text = (
+        f"{what} is not made for a StatefulSet (spec.targetRef.kind): make the change by hand, or serve the "
+        "model from a Deployment"
+    )
+    return replace(row, refuse=lambda _fleet, _purpose: Refused(Reason.KIND_UNSUPPORTED, text))
+
+
+def ordinal_replacement_row(row: StepRow, step: ReplaceStep) -> StepRow:
+    """Return what the replacement of a StatefulSet's replica does; nothing of it is ever to be taken back."""
+
+    def move(fleet: Fleet, known: StepInput) -> Move:
+        if step.goes is Goer.SPARE:
+            return stray_move(fleet, fleet.pods) or Settled()
+        return _replacing_move(fleet, step, known)
+
+    return replace(
+        row,
+        refuse=lambda fleet, _purpose: _refusal(fleet, step),
+        next_move=move,
+        rest=lambda fleet, _known: holding_move(fleet),
+        leave=lambda fleet, _known: stray_move(fleet, fleet.pods) or Settled(),
+        drains_to_leave=False,
+        canaries=lambda _fleet: (),
+    )
+
+
+def _replacing_move(fleet: Fleet, step: ReplaceStep, known: StepInput) -> Move:
+    """Return the next move until the named replica was made anew and serves."""
+    begun = bool(committed_sequence(known.run, known.resource_uid, fleet.fence))
+    if not begun:
+        return end_as_begun(_refusal(fleet, step), known.assigned_at) or Claim()
+    named = next((pod for pod in fleet.live if pod.uid == step.uid), None)
+    if named is None:
+        return _await_made(fleet, known)
+    if named.uid in known.held:
+        return held_move(fleet, (named,))
+    if waiting := stray_move(fleet, fleet.pods, (named,)) or lower_wait(fleet, named):
+        return waiting
+    least = max(1, fleet.replicas - 1 - known.down_before + (not named.ready))
+    needed = min(least, fleet.replicas - 1)
+    taken = take_pods(fleet, (named,), Taking(known.run.victims, known.drains, known.held, needed, 1))
+    return DeletePod(named) if isinstance(taken, tuple) else taken
+
+
+def _refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
+    if all(pod.uid != step.uid for pod in fleet.live):
+        text = f"{step.pod} is gone: there is nothing to replace"
+        return Refused(Reason.TARGET_NOT_SETTLED, text)
+    return ordinal_replacement_refusal(fleet, step)
+
+
+def _await_made(fleet: Fleet, known: StepInput) -> Move:
+    """Return what comes until as many replicas serve as before; a controller that lags is asked anew."""
+    waited = known.now - known.assigned_at if known.assigned_at else timedelta(0)
+    ends = any(pod.terminating for pod in fleet.pods)
+    if len(fleet.live) < fleet.replicas and not ends and waited > NUDGE_AFTER:
+        return Claim()
+    serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
+    if len(fleet.live) >= fleet.replicas and serving >= fleet.replicas - max(0, known.down_before - 1):
+        return Settled()
+    limit = STARTS * known.limits.start + known.drain_limit
+    if waited > limit:
+        text = f"not done {int(limit.total_seconds())} s after it began"
+        return Failed(Reason.REPLACEMENT_CALLED_OFF, text)
+    return Wait(Reason.AWAITING_REPLICA, f"{serving} of {fleet.replicas} replicas serve")
+
+
+def ordinal_scaling_row(row: StepRow, step: ReplicasStep) -> StepRow:
+    """Return what another number of a StatefulSet's replicas does: the highest ordinals come and go."""
+    if step.holder is not None:
+        return row
+
+    def first(usual: Callable[[Fleet, StepInput], Move]) -> Callable[[Fleet, StepInput], Move]:
+        return lambda fleet, known: _left_behind(fleet, known) or usual(fleet, known)
+
+    return replace(row, next_move=first(row.next_move), rest=first(row.rest), leave=first(row.leave))
+
+
+def _left_behind(fleet: Fleet, known: StepInput) -> Move | None:
+    """Return the next move for a drained replica above the number that is asked for, which nobody owns."""
+    highest = max(fleet.live, key=lambda pod: pod.ordinal or 0, default=None)
+    if highest is None or not highest.is_released or len(fleet.live) <= fleet.replicas:
+        return None
+    if known.drains.get(highest.uid, Drain.UNKNOWN) in LET_GO or highest.is_unreached:
+        return DeletePod(highest)
+    return Wait(Reason.DRAINING, f"{highest.name} is out of rotation and finishes its requests")

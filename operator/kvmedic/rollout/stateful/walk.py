@@ -1,0 +1,319 @@
+"""The frozen rollout of a StatefulSet as a pure state machine: an observed fleet in, the next move out.
+
+A StatefulSet has neither a surge nor a pause. Its template is changed together with a `partition` above all
+ordinals: a new revision comes to be, and no replica is touched. One replica after the other is drained then.
+For the moment in which it is deleted, by name and uid, the strategy is `OnDelete`: the controller makes it
+anew from the present template and deletes nobody itself, so that nothing goes undrained, whoever edits the
+template or dies meanwhile. Then the partition is back. What dies by itself comes back as it was.
+
+The ordinal has no second replica, so the fleet is one short for each drain and start. With
+`podManagementPolicy: OrderedReady` a replica is made only once all below it are Ready: so none is taken while
+a lower one is not, and of several that are down the lowest goes first, as nothing above it comes back.
+
+Nothing is remembered from tick to tick but the pod that is being drained.
+
+Source: Kubernetes 1.36, pkg/controller/statefulset: stateful_set_control.go (processReplica,
+updateStatefulSetAfterInvariantEstablished, completeRollingUpdate), stateful_set_utils.go
+(newVersionedStatefulSetPod); the known issue "Forced rollback" of its documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from kvmedic.model.config_edits import Revision
+from kvmedic.model.fleet import ROLLING, Fleet, Pod, parted
+from kvmedic.model.plan import BundleStep, FlagStep, RevisionStep
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.draining import (
+    PEER_GRACE,
+    StartLimits,
+    Taking,
+    has_crashed,
+    held_move,
+    holding_move,
+    start_failure,
+    stray_move,
+    take_pods,
+    to_be_taken,
+    unready_since,
+)
+from kvmedic.rollout.drift import releasing_move
+from kvmedic.rollout.frozen_rollout import CRASHES_AGAINST, Order, order_of, template_row
+from kvmedic.rollout.moves import (
+    DeletePod,
+    Failed,
+    Freeze,
+    Move,
+    Pause,
+    Pulse,
+    Refused,
+    Restore,
+    Retarget,
+    Revert,
+    Settled,
+    Wait,
+    typed,
+)
+from kvmedic.rollout.preconditions import Purpose, end_as_begun, recall_refusal, refusal
+from kvmedic.rollout.steps import StepInput, StepRow
+
+NUDGE_AFTER = timedelta(seconds=5)
+"""A replica that is deleted and not made anew by then is asked for once more: its controller, which could not
+make it while the drained one had its name, tries again later and later. Measured: 7 s after a short drain."""
+
+
+def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return the single next move that brings a StatefulSet toward the wanted template.
+
+    The template must be one of the order's two: anything else is somebody's edit, and the caller ends the run
+    instead.
+    """
+    if fleet.revision == order.toward:
+        return (
+            _walk_ordinals(fleet, order, now) if fleet.fields.is_frozen else _after_restore(fleet, order, now)
+        )
+    if fleet.replicas == 0 and (fleet.fields.is_frozen or order.repairs):
+        return Revert(order.edit, order.recorded if fleet.fields.is_frozen else fleet.fields)
+    if fleet.fields.is_frozen:
+        # Nobody is taken before: the partition is above all, whatever was permitted.
+        return Retarget(order.edit, parted(fleet.fields))
+    return ordinal_refusal(fleet, order.purpose) or Freeze(order.edit, parted(fleet.fields))
+
+
+def ordinal_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
+    """Return why no rollout can begin on a StatefulSet, or None; one replica alone has nobody beside it."""
+    if purpose is not Purpose.RETURN and fleet.replicas == 1:
+        return Refused(
+            Reason.SPARE_NEEDED,
+            "a StatefulSet is one replica short for each drain and start, and nobody serves while the only "
+            "one is away: set its spec.replicas to 2, or make the change by hand when nobody needs it",
+        )
+    return refusal(fleet, purpose)
+
+
+def rest_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return the next move toward a StatefulSet that stands still with every replica in rotation."""
+    if fleet.fields.is_frozen and not fleet.fields.paused:
+        return _await_made(fleet, order, now) or Pause(parted(fleet.fields))
+    return holding_move(fleet)
+
+
+def _walk_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return the next move of a frozen rollout whose template is the wanted one."""
+    if fleet.replicas == 0:
+        return Restore(order.recorded, 0)
+    if not fleet.fields.paused:
+        return _replace_one(fleet, order, now)
+    old = tuple(pod for pod in fleet.live if pod.revision != order.toward)
+    if missing := _missing(fleet):
+        # Whoever is drained serves meanwhile.
+        return stray_move(fleet, fleet.pods) or missing
+    if failed := _start_failure(fleet, order, now):
+        return failed
+    if waiting := _not_ready(fleet, order, now):
+        down = [pod for pod in fleet.serving(order.toward) if not pod.ready]
+        is_over = any(now - unready_since(pod, now) > PEER_GRACE for pod in down)
+        return (stray_move(fleet, fleet.pods) if is_over else None) or waiting
+    if old:
+        return _take_next(fleet, order, old, now)
+    return stray_move(fleet, fleet.pods) or _restore_strategy(fleet, order)
+
+
+def _replace_one(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return the next move while what is deleted is made anew from the present template."""
+    if waiting := _await_made(fleet, order, now):
+        return waiting
+    drained = next((pod for pod in fleet.live if _is_recorded(pod, order)), None)
+    if drained is not None and isinstance(_take(fleet, drained, order, now), tuple):
+        return DeletePod(drained)
+    return Pause(parted(fleet.fields))
+
+
+def _is_recorded(pod: Pod, order: Order) -> bool:
+    named = {victim.uid for victim in order.victims}
+    return pod.revision != order.toward and pod.uid in named
+
+
+def _await_made(fleet: Fleet, order: Order, now: datetime) -> Move | None:
+    """Return the wait until a deleted replica is made anew, or the nudge; None: none is missing."""
+    if not (missing := _missing(fleet)):
+        return None
+    ends = any(pod.terminating for pod in fleet.pods)
+    is_due = order.pulsed_at is None or now - order.pulsed_at > NUDGE_AFTER
+    return Pulse((), parted(fleet.fields, permits=True)) if is_due and not ends else missing
+
+
+def _missing(fleet: Fleet) -> Wait | None:
+    """Return what a StatefulSet with fewer replicas than are asked for waits for; None: all are there."""
+    ending = [pod.name for pod in fleet.pods if pod.terminating]
+    if ending:
+        text = f"{ending[0]} ends; no other of its name is made before it is gone, even from a lost node"
+        return Wait(Reason.AWAITING_REPLICA, text)
+    if len(fleet.live) >= fleet.replicas:
+        return None
+    text = f"{len(fleet.live)} of {fleet.replicas} replicas exist; its controller makes the next one"
+    return Wait(Reason.AWAITING_CONTROLLER, text)
+
+
+def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait | None:
+    """Return why a new replica will not come up; a wait where that does not end the change.
+
+    The first one speaks against it, and so do two that do not stay up. On the way back nothing is given up.
+    """
+    new = fleet.serving(order.toward)
+    lost = _lost(fleet, order, now)
+    if order.repairs or (order.lifts and len(lost) < len(new)):
+        return None
+    doubtful = new if len(new) <= 1 else tuple(pod for pod in new if not pod.ready)
+    limits = StartLimits(order.start_limit, order.spare_limit)
+    failed = next((each for pod in doubtful if (each := start_failure(pod, False, limits, now))), None)
+    crashed = [pod for pod in new if has_crashed(pod) and not pod.ready]
+    if failed is None or order.lifts or len(new) <= 1 or len(crashed) >= CRASHES_AGAINST:
+        return failed
+    text = (
+        f"{failed.message}; the replicas that were changed before it serve, so the change stays: "
+        "see to this one, or ask for the run to be rolled back"
+    )
+    return Wait(Reason.REPLICA_NOT_STARTING, text)
+
+
+def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Pod]:
+    """Return the replicas of the wanted template that do not come up."""
+    limits = StartLimits(order.start_limit, order.spare_limit)
+    down = (pod for pod in fleet.serving(order.toward) if not pod.ready)
+    return [pod for pod in down if start_failure(pod, False, limits, now)]
+
+
+def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
+    """Return how many replicas of the wanted template nobody waits for: as many were down before, or none
+    served, or they are taken back to what could not stay up."""
+    lost = len(_lost(fleet, order, now))
+    if order.lifts or (order.repairs and order.mends):
+        return lost
+    return min(order.down_before if order.repairs else 0, lost)
+
+
+def _not_ready(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
+    new = fleet.serving(order.toward)
+    ready = sum(pod.ready for pod in new)
+    if ready + _given_up(fleet, order, now) < len(new):
+        reason = Reason.AWAITING_CANARY if len(new) == 1 else Reason.AWAITING_REPLICA
+        return Wait(reason, f"{ready} of {len(new)} replicas with the wanted setting are Ready")
+    if sum(rs.available for rs in fleet.replica_sets) < fleet.ready:
+        return Wait(Reason.AWAITING_REPLICA, "a replica is Ready and, by minReadySeconds, not Available yet")
+    return None
+
+
+def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
+    """Return the next move for one old replica: out of rotation, drained, and then let go."""
+    takeable = to_be_taken(old, order.held)
+    if not takeable:
+        return held_move(fleet, old)
+    goer = _choose_goer(takeable, order)
+    if back := stray_move(fleet, fleet.pods, (goer,)):
+        return back
+    if waiting := lower_wait(fleet, goer):
+        since = min(unready_since(pod, now) for pod in _down_below(fleet, goer))
+        is_over = goer.cordoned and now - since > PEER_GRACE
+        return (stray_move(fleet, fleet.pods) if is_over else None) or waiting
+    taken = _take(fleet, goer, order, now)
+    if not isinstance(taken, tuple):
+        return taken
+    return Pulse((goer.name,), parted(fleet.fields, permits=True))
+
+
+def _choose_goer(pods: tuple[Pod, ...], order: Order) -> Pod:
+    """Return the replica to take: the drained one, else the lowest that is down, else the highest."""
+    drained = next((pod for pod in pods if pod.cordoned and _is_recorded(pod, order)), None)
+    down = [pod for pod in pods if not pod.ready]
+    if drained is not None:
+        return drained
+    return min(down, key=_ordinal) if down else max(pods, key=_ordinal)
+
+
+def _ordinal(pod: Pod) -> int:
+    return pod.ordinal or 0
+
+
+def _down_below(fleet: Fleet, pod: Pod) -> list[Pod]:
+    lower = (each for each in fleet.live if _ordinal(each) < _ordinal(pod))
+    return [each for each in lower if not each.ready] if fleet.in_order else []
+
+
+def lower_wait(fleet: Fleet, pod: Pod) -> Wait | None:
+    """Return what a replica waits for that would not be made anew while a lower one is not Ready."""
+    down = _down_below(fleet, pod)
+    if not down:
+        return None
+    text = (
+        f"{down[0].name} must be Ready before {pod.name} may go: with podManagementPolicy OrderedReady it is "
+        "not made anew before"
+    )
+    return Wait(Reason.AWAITING_REPLICA, text)
+
+
+def _take(fleet: Fleet, pod: Pod, order: Order, now: datetime) -> tuple[Pod, ...] | Move:
+    """Return the replica once it is drained, or what has to be done before; one always stays to serve."""
+    others = fleet.replicas - _given_up(fleet, order, now) - 1
+    needed = others if order.lifts else max(1, others)
+    return take_pods(fleet, (pod,), Taking(order.victims, order.drains, order.held, needed, 1))
+
+
+def _restore_strategy(fleet: Fleet, order: Order) -> Move:
+    """Return the restore, once the controller's own count says that only new replicas exist.
+
+    By a partition of the team's, or another strategy, what dies comes back from the revision of the last
+    rollout that was complete: it is to be this one.
+    """
+    counted = fleet.updated_replicas == fleet.status_replicas == fleet.replicas
+    parts = bool(order.recorded.partition) or order.recorded.strategy != ROLLING
+    if fleet.observed and counted and (fleet.is_complete or not parts):
+        return Restore(order.recorded, fleet.replicas)
+    return Wait(
+        Reason.AWAITING_CONTROLLER, f"the status of {typed(fleet)} does not show the last replacement yet"
+    )
+
+
+def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return whether the rollout is complete, or what it waits for."""
+    if back := stray_move(fleet, fleet.pods):
+        return back
+    others = [pod for pod in fleet.live if pod.revision != order.toward]
+    ready = sum(pod.ready for pod in fleet.serving(order.toward))
+    if fleet.observed and not others and ready >= fleet.replicas - _given_up(fleet, order, now):
+        return Settled()
+    return Wait(
+        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the wanted setting"
+    )
+
+
+def ordinal_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
+    """Return what a change of a StatefulSet's pod template does: one frozen rollout."""
+    row = replace(
+        template_row(step),
+        refuse=ordinal_refusal,
+        next_move=lambda fleet, known: next_ordinal_move(fleet, order_of(step, fleet, known), known.now),
+        rest=lambda fleet, known: rest_ordinals(fleet, order_of(step, fleet, known), known.now),
+        leave=_leave,
+    )
+    return _recalling(row, step.after) if isinstance(step, RevisionStep) else row
+
+
+def _leave(fleet: Fleet, known: StepInput) -> Move:
+    """Return the next move toward a StatefulSet without anything of ours; its template stays."""
+    return releasing_move(fleet, known.run.recorded, known.edited)
+
+
+def _recalling(row: StepRow, wanted: Revision) -> StepRow:
+    """Return the same for the template of another revision, which must be kept until it is put."""
+
+    def move(fleet: Fleet, known: StepInput) -> Move:
+        doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
+        return end_as_begun(doubt, known.assigned_at) or row.next_move(fleet, known)
+
+    def refuse(fleet: Fleet, purpose: Purpose) -> Refused | None:
+        return recall_refusal(fleet, wanted) or ordinal_refusal(fleet, purpose)
+
+    return replace(row, refuse=refuse, next_move=move)
