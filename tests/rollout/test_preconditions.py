@@ -205,9 +205,8 @@ def test_a_pod_that_takes_no_requests_is_taken_before_one_that_does() -> None:
     assert choose_pod((first, second, idle), None) == idle
 
 
-@pytest.mark.parametrize("services", [("llm",), ()])
-def test_the_label_goes_into_the_template_before_any_selector(services: tuple[str, ...]) -> None:
-    fleet = replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, services=services))
+def test_the_label_goes_into_the_template_before_any_selector() -> None:
+    fleet = replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, services=("llm",)))
 
     refused = refusal(fleet)
 
@@ -215,3 +214,9 @@ def test_the_label_goes_into_the_template_before_any_selector(services: tuple[st
         refused.message.index(words) for words in ("pod template", "undrained", "once every pod has it")
     )
     assert template < undrained < after < refused.message.rindex("select")
+
+
+def test_where_no_service_leads_to_the_replicas_the_routers_are_to_be_named() -> None:
+    fleet = replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, services=()))
+
+    assert "spec.rollout.routers" in refusal(fleet).message

@@ -571,8 +571,7 @@ def _edit(said: Mapping[str, Any]) -> TemplateEdit:
     if "volume" in said:
         where = (str(said["volume"]), int(said["volumeIndex"]), _optional(said.get("source")))
         return ReferenceEdit(*where, before=str(said["before"]), after=str(said["after"]))
-    part = _part(said)
-    return part if isinstance(part, TokenEdit) else BundleEdit((part,))
+    return part if isinstance(part := _part(said), TokenEdit) else BundleEdit((part,))
 
 
 def _part(said: Mapping[str, Any]) -> TokenEdit | EnvEdit:

@@ -30,7 +30,7 @@ from kvmedic.model.fleet import (
     SURGE,
     Fleet,
     RolloutFields,
-    parted,
+    partition_fields,
 )
 from kvmedic.model.plan import (
     ReplicasStep,
@@ -38,7 +38,17 @@ from kvmedic.model.plan import (
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import WALKING, Outcome, Run, StepState
 from kvmedic.rollout.draining import stray_move
-from kvmedic.rollout.moves import Move, Pause, Regain, Release, Revert, Settled, Wait, largest_wave, typed
+from kvmedic.rollout.moves import (
+    Move,
+    Pause,
+    Regain,
+    Release,
+    Revert,
+    Settled,
+    Wait,
+    kubectl_name,
+    largest_wave,
+)
 
 
 class Standing(StrEnum):
@@ -311,7 +321,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     doing = Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
     edit = run.current.step.template_change
     if not others or not is_thawed(run, resource_uid, fleet):
-        text = f"the claim on {typed(fleet)} was taken off{_by(fleet)}; it is put back"
+        text = f"the claim on {kubectl_name(fleet)} was taken off{_by(fleet)}; it is put back"
         return Regaining(run, Regain(edit, run.recorded, None), Outcome(doing, text))
     seen = ", ".join(_field_setter(fleet, name) for name in others)
     if not is_mixed(fleet):
@@ -330,7 +340,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
     minutes = int(TRUCE.total_seconds() // 60)
     fields, held = (
-        ("updateStrategy", parted(fleet.fields))
+        ("updateStrategy", partition_fields(fleet.fields))
         if fleet.is_stateful
         else (
             "strategy, minReadySeconds, progressDeadlineSeconds and paused",
@@ -338,7 +348,7 @@ def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
         )
     )
     text = (
-        f"again and again {seen}: the rollout of {typed(fleet)} is held paused, replicas of both "
+        f"again and again {seen}: the rollout of {kubectl_name(fleet)} is held paused, replicas of both "
         "settings serve, and nothing of it is given back, as that would cut requests. Have that "
         f"manager leave {fields} alone (who it is: "
         f"kubectl -n {fleet.namespace} get {fleet.kind.lower()} {fleet.name} --show-managed-fields -o yaml); "

@@ -241,7 +241,7 @@ def largest_wave(replicas: int) -> int:
     return max(SURGE, ceil(replicas / WAVE_PARTS))
 
 
-def typed(fleet: Fleet) -> str:
+def kubectl_name(fleet: Fleet) -> str:
     """Return how kubectl is told of a workload: `deployment/NAME`."""
     return f"{fleet.kind.lower()}/{fleet.name}"
 

@@ -29,7 +29,7 @@ from kvmedic.model.plan import (
     ReplicasStep,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.moves import Failed, Refused, typed
+from kvmedic.rollout.moves import Failed, Refused, kubectl_name
 from kvmedic.rollout.orphan_drain import drain_refusal
 from kvmedic.verdict.baseline import NAMED, is_quorate
 
@@ -479,7 +479,7 @@ def _rows(fleet: Fleet, unsettled: str, drain: tuple[Row, ...]) -> tuple[Row, ..
         (
             fleet.fields.paused,
             Reason.TARGET_PAUSED,
-            f"someone paused it: kubectl rollout resume {typed(fleet)}; what was changed in its "
+            f"someone paused it: kubectl rollout resume {kubectl_name(fleet)}; what was changed in its "
             "template meanwhile is then rolled out undrained",
         ),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),

@@ -23,7 +23,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.config_edits import Revision
-from kvmedic.model.fleet import ROLLING, Fleet, Pod, parted
+from kvmedic.model.fleet import ROLLING, Fleet, Pod, partition_fields
 from kvmedic.model.plan import BundleStep, FlagStep, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import (
@@ -54,7 +54,7 @@ from kvmedic.rollout.moves import (
     Revert,
     Settled,
     Wait,
-    typed,
+    kubectl_name,
 )
 from kvmedic.rollout.preconditions import Purpose, end_as_begun, recall_refusal, refusal
 from kvmedic.rollout.steps import StepInput, StepRow
@@ -78,8 +78,8 @@ def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
         return Revert(order.edit, order.recorded if fleet.fields.is_frozen else fleet.fields)
     if fleet.fields.is_frozen:
         # Nobody is taken before: the partition is above all, whatever was permitted.
-        return Retarget(order.edit, parted(fleet.fields))
-    return ordinal_refusal(fleet, order.purpose) or Freeze(order.edit, parted(fleet.fields))
+        return Retarget(order.edit, partition_fields(fleet.fields))
+    return ordinal_refusal(fleet, order.purpose) or Freeze(order.edit, partition_fields(fleet.fields))
 
 
 def ordinal_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
@@ -96,7 +96,7 @@ def ordinal_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
 def rest_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return the next move toward a StatefulSet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
-        return _await_made(fleet, order, now) or Pause(parted(fleet.fields))
+        return _await_made(fleet, order, now) or Pause(partition_fields(fleet.fields))
     return holding_move(fleet)
 
 
@@ -107,7 +107,7 @@ def _walk_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
     if not fleet.fields.paused:
         return _replace_one(fleet, order, now)
     old = tuple(pod for pod in fleet.live if pod.revision != order.toward)
-    if missing := _missing(fleet):
+    if missing := _await_missing(fleet):
         # Whoever is drained serves meanwhile.
         return stray_move(fleet, fleet.pods) or missing
     if failed := _start_failure(fleet, order, now):
@@ -128,7 +128,7 @@ def _replace_one(fleet: Fleet, order: Order, now: datetime) -> Move:
     drained = next((pod for pod in fleet.live if _is_recorded(pod, order)), None)
     if drained is not None and isinstance(_take(fleet, drained, order, now), tuple):
         return DeletePod(drained)
-    return Pause(parted(fleet.fields))
+    return Pause(partition_fields(fleet.fields))
 
 
 def _is_recorded(pod: Pod, order: Order) -> bool:
@@ -138,14 +138,14 @@ def _is_recorded(pod: Pod, order: Order) -> bool:
 
 def _await_made(fleet: Fleet, order: Order, now: datetime) -> Move | None:
     """Return the wait until a deleted replica is made anew, or the nudge; None: none is missing."""
-    if not (missing := _missing(fleet)):
+    if not (missing := _await_missing(fleet)):
         return None
     ends = any(pod.terminating for pod in fleet.pods)
     is_due = order.pulsed_at is None or now - order.pulsed_at > NUDGE_AFTER
-    return Pulse((), parted(fleet.fields, permits=True)) if is_due and not ends else missing
+    return Pulse((), partition_fields(fleet.fields, permits=True)) if is_due and not ends else missing
 
 
-def _missing(fleet: Fleet) -> Wait | None:
+def _await_missing(fleet: Fleet) -> Wait | None:
     """Return what a StatefulSet with fewer replicas than are asked for waits for; None: all are there."""
     ending = [pod.name for pod in fleet.pods if pod.terminating]
     if ending:
@@ -221,7 +221,7 @@ def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) 
     taken = _take(fleet, goer, order, now)
     if not isinstance(taken, tuple):
         return taken
-    return Pulse((goer.name,), parted(fleet.fields, permits=True))
+    return Pulse((goer.name,), partition_fields(fleet.fields, permits=True))
 
 
 def _choose_goer(pods: tuple[Pod, ...], order: Order) -> Pod:
@@ -272,7 +272,8 @@ def _restore_strategy(fleet: Fleet, order: Order) -> Move:
     if fleet.observed and counted and (fleet.is_complete or not parts):
         return Restore(order.recorded, fleet.replicas)
     return Wait(
-        Reason.AWAITING_CONTROLLER, f"the status of {typed(fleet)} does not show the last replacement yet"
+        Reason.AWAITING_CONTROLLER,
+        f"the status of {kubectl_name(fleet)} does not show the last replacement yet",
     )
 
 
@@ -298,7 +299,7 @@ def ordinal_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
         rest=lambda fleet, known: rest_ordinals(fleet, order_of(step, fleet, known), known.now),
         leave=_leave,
     )
-    return _recalling(row, step.after) if isinstance(step, RevisionStep) else row
+    return _recall_row(row, step.after) if isinstance(step, RevisionStep) else row
 
 
 def _leave(fleet: Fleet, known: StepInput) -> Move:
@@ -306,7 +307,7 @@ def _leave(fleet: Fleet, known: StepInput) -> Move:
     return releasing_move(fleet, known.run.recorded, known.edited)
 
 
-def _recalling(row: StepRow, wanted: Revision) -> StepRow:
+def _recall_row(row: StepRow, wanted: Revision) -> StepRow:
     """Return the same for the template of another revision, which must be kept until it is put."""
 
     def move(fleet: Fleet, known: StepInput) -> Move:
