@@ -85,7 +85,7 @@ def test_init_prints_a_resource_that_the_api_server_takes(calm):
     done = kvmedic(calm, "init", "deploy/llm")
 
     assert done.returncode == 0, done.stderr
-    assert "looks after Deployment llm already" in done.stderr
+    assert "looks after deploy/llm already" in done.stderr
     file = calm.directory / "kvr.yaml"
     # The resource of the world has the name, and its targetRef is immutable.
     file.write_text(done.stdout.replace("name: llm", "name: fresh", 1))

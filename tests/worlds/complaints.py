@@ -145,7 +145,9 @@ COMPLAINTS = {
     "two resources for one target": Complaint(
         an_elder, "Ready", "False", "TargetShared", "elder looks after Deployment llm already: delete one"
     ),
-    "an unusable spec": Complaint(an_unusable_spec, "Ready", "False", "SpecInvalid", "use Required"),
+    "an unusable spec": Complaint(
+        an_unusable_spec, "Ready", "False", "SpecInvalid", "'Required', 'BestEffort' or 'None'"
+    ),
     "no such container": Complaint(
         another_container, "ActionRequired", "True", "TargetNotFound", "spec.targetRef.container"
     ),

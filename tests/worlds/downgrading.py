@@ -9,8 +9,8 @@ from typing import Any
 from lab.cluster.api import ApiError, read_manifests
 from worlds.world import CRD, World
 
-LATER = {"rollout": {"spare": "BestEffort", "rotation": "Orphan"}}
-"""What the schema knows and this version does not do."""
+LATER = {"rollout": {"spare": "Shared"}}
+"""What a later version may do, and this one does not know."""
 
 
 def permissive() -> dict[str, Any]:
