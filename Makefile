@@ -48,10 +48,10 @@ check: setup ## Format, lint, types, import contracts, generated files
 # cluster of its own (1.3 GB); what is shown on the real cluster has the machine to itself. 5 says that a round had no test.
 # What fails in a round runs once more without others beside it, up to the first that fails again: a test that a busy
 # machine starves is listed by its round, and only what fails by itself fails the target.
-WORKERS ?= 8
+WORKERS ?= 6
 RUN_TESTS = $(PY) -m pytest -q --timeout=600 --durations=10
 .PHONY: test
-test: setup ## Run every test; installs and builds what they need (PYTEST=… for options, WORKERS=8)
+test: setup ## Run every test; installs and builds what they need (PYTEST=… for options, WORKERS=6)
 	@worst=5; spent=; \
 	timed() { began=$$SECONDS; ended=0; "$${@:2}" || ended=$$?; spent+="$${spent:+, }$$1 $$((SECONDS - began)) s"; return $$ended; }; \
 	note() { case $$1 in 0) [ $$worst != 5 ] || worst=0;; 2) exit 2;; 5) ;; *) worst=$$1;; esac; }; \
