@@ -137,7 +137,7 @@ def kustomize_fence() -> str:
     kept = ["kube-system", "kube-public", "kube-node-lease", NAMESPACE]
     places = {
         "ACCOUNT": f"system:serviceaccount:{NAMESPACE}:kvmedic",
-        "NAMESPACES": json.dumps(kept),
+        "NAMESPACES": json.dumps(kept, separators=(",", ":")),
         "REVISIONS": "true",
     }
     spec = FENCE.read_text()

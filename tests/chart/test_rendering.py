@@ -208,6 +208,9 @@ def _plain(document: Object, config: str) -> Object:
         left["data"] = {name: yaml.safe_load(text) for name, text in left["data"].items()}
     if left["kind"] == "CustomResourceDefinition":
         metadata["labels"] = {}
+    if left["kind"].startswith("ValidatingAdmissionPolicy"):
+        # kustomize does not know that they belong to the whole cluster; the API server drops it.
+        metadata.pop("namespace", None)
     if left["kind"] == "Deployment":
         template = left["spec"]["template"]
         assert template["spec"]["volumes"][0]["configMap"]["name"] == config
