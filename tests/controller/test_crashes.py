@@ -5,9 +5,9 @@ killed at yet, until none is left. What the kills are hung on is read off the re
 a new kind of step is covered without anything added here.
 
 What is stored before a write leaves is what was stored after the one before it, so a kill there leaves
-nothing else behind for the next process. A run forth and back is killed at both all the same, with a label
-here and without one in `test_orphan_drain.py`. A template that stays is written alike whatever it changes:
-the runs that stay are of a flag.
+nothing else behind for the next process. One run forth and back is killed at both all the same. A template
+that stays is written alike whatever it changes: the runs that stay are of a flag. How a fleet without a label
+is walked is killed before and after each write in the pure worlds (`tests/rollout`).
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-MOST_AS_A_RUN_OPENS = 88
-MOST_OF_A_ROLLOUT = 61
-"""Files of the package in which a function is entered: 88 and 61 when this was written, where 60 and 25 are
-wanted. Six of the 88 ask before a run whether a spare finds a place, and what the owner does with a change.
-One of the 61 is how much is served in time, by which a run without objectives is graded. Figures are scripted
-here, so `metrics/` is not among them; an import does not count."""
+MOST_AS_A_RUN_OPENS = 91
+MOST_OF_A_ROLLOUT = 62
+"""Files of the package in which a function is entered: 91 and 62 when this was written, where 60 and 25 are
+wanted. Six of the 91 ask before a run whether a spare finds a place, and what the owner does with a change;
+three of them, and one of the 62, tell a StatefulSet from a Deployment. Another of the 62 is how much is
+served in time, by which a run without objectives is graded. Figures are scripted here, so `metrics/` is not
+among them; an import does not count."""
 
 
 @pytest.mark.timeout(120)

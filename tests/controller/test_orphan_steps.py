@@ -117,12 +117,11 @@ def test_killed_at_every_write_replicas_are_added_and_given_back_without_a_label
     assert (eye.lost, eye.fewest) == ([], 2)
 
 
-def test_killed_at_every_write_a_fleet_without_a_label_goes_in_waves(a_world):
-    killer = Killer()
+def test_a_fleet_without_a_label_goes_in_waves(a_world):
     options = {**BESIDE, "rollout": {"waves": "Quarter"}}
-    world = make_unlabelled(a_world, 5, LONG_START_SECONDS, decide=killer.decide, spec=options)
+    world = make_unlabelled(a_world, 5, spec=options)
 
-    eye = run_to_end(world, 5, killer)
+    eye = run_to_end(world, 5)
 
     assert world.outcomes() == ["Recovered"]
     assert {pod["spec"]["containers"][0]["args"][2] for pod in world.pods()} == {"--max-num-seqs=14"}

@@ -18,10 +18,10 @@ from kvmedic.api.resource import not_implemented
 from kvmedic.api.rules import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.model.engine import Knob
-from kvmedic.model.fleet import largest_wave
 from kvmedic.model.plan import Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Waves
+from kvmedic.rollout.moves import largest_wave
 from lab.loadgen import lengths
 from lab.loadgen.record import FIRST_TOKEN_SECONDS
 from lab.play.figures import Figures
