@@ -160,7 +160,7 @@ def frozen(*, max_unavailable: int, paused: bool, surge: int = SURGE) -> Rollout
     )
 
 
-def partition_fields(fields: RolloutFields, *, permits: bool = False) -> RolloutFields:
+def hold_by_partition(fields: RolloutFields, *, permits: bool = False) -> RolloutFields:
     """Return the fields by which a StatefulSet stands still, or makes anew what is deleted of it."""
     kind, partition = (ON_DELETE, 0) if permits else (ROLLING, FROZEN_PARTITION)
     own = replace(fields, strategy=kind, partition=partition, permits=permits)
@@ -573,7 +573,7 @@ class Fleet:
         `may_lack`: replicas that may be missing, so that no spare is there.
         """
         if self.is_stateful:
-            return partition_fields(self.fields)
+            return hold_by_partition(self.fields)
         may_be_bare = self.rotation.orphan is not None or may_lack > 0
         is_bare = may_be_bare and self.told <= self.replicas
         return STILL_WITHOUT_SPARE if is_bare else replace(STILL, max_surge=self.spares)

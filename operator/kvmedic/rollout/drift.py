@@ -30,7 +30,7 @@ from kvmedic.model.fleet import (
     SURGE,
     Fleet,
     RolloutFields,
-    partition_fields,
+    hold_by_partition,
 )
 from kvmedic.model.plan import (
     ReplicasStep,
@@ -340,7 +340,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
     minutes = int(TRUCE.total_seconds() // 60)
     fields, held = (
-        ("updateStrategy", partition_fields(fleet.fields))
+        ("updateStrategy", hold_by_partition(fleet.fields))
         if fleet.is_stateful
         else (
             "strategy, minReadySeconds, progressDeadlineSeconds and paused",

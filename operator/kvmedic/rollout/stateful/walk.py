@@ -23,7 +23,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.config_edits import Revision
-from kvmedic.model.fleet import ROLLING, Fleet, Pod, partition_fields
+from kvmedic.model.fleet import ROLLING, Fleet, Pod, hold_by_partition
 from kvmedic.model.plan import BundleStep, FlagStep, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import (
@@ -78,8 +78,8 @@ def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
         return Revert(order.edit, order.recorded if fleet.fields.is_frozen else fleet.fields)
     if fleet.fields.is_frozen:
         # Nobody is taken before: the partition is above all, whatever was permitted.
-        return Retarget(order.edit, partition_fields(fleet.fields))
-    return ordinal_refusal(fleet, order.purpose) or Freeze(order.edit, partition_fields(fleet.fields))
+        return Retarget(order.edit, hold_by_partition(fleet.fields))
+    return ordinal_refusal(fleet, order.purpose) or Freeze(order.edit, hold_by_partition(fleet.fields))
 
 
 def ordinal_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
@@ -96,7 +96,7 @@ def ordinal_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
 def rest_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return the next move toward a StatefulSet that stands still with every replica in rotation."""
     if fleet.fields.is_frozen and not fleet.fields.paused:
-        return _await_made(fleet, order, now) or Pause(partition_fields(fleet.fields))
+        return _await_made(fleet, order, now) or Pause(hold_by_partition(fleet.fields))
     return holding_move(fleet)
 
 
@@ -128,7 +128,7 @@ def _replace_one(fleet: Fleet, order: Order, now: datetime) -> Move:
     drained = next((pod for pod in fleet.live if _is_recorded(pod, order)), None)
     if drained is not None and isinstance(_take(fleet, drained, order, now), tuple):
         return DeletePod(drained)
-    return Pause(partition_fields(fleet.fields))
+    return Pause(hold_by_partition(fleet.fields))
 
 
 def _is_recorded(pod: Pod, order: Order) -> bool:
@@ -142,7 +142,7 @@ def _await_made(fleet: Fleet, order: Order, now: datetime) -> Move | None:
         return None
     ends = any(pod.terminating for pod in fleet.pods)
     is_due = order.pulsed_at is None or now - order.pulsed_at > NUDGE_AFTER
-    return Pulse((), partition_fields(fleet.fields, permits=True)) if is_due and not ends else missing
+    return Pulse((), hold_by_partition(fleet.fields, permits=True)) if is_due and not ends else missing
 
 
 def _await_missing(fleet: Fleet) -> Wait | None:
@@ -221,7 +221,7 @@ def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) 
     taken = _take(fleet, goer, order, now)
     if not isinstance(taken, tuple):
         return taken
-    return Pulse((goer.name,), partition_fields(fleet.fields, permits=True))
+    return Pulse((goer.name,), hold_by_partition(fleet.fields, permits=True))
 
 
 def _choose_goer(pods: tuple[Pod, ...], order: Order) -> Pod:
