@@ -25,6 +25,7 @@ COMPONENTS = {
     "nodeHealth.nvidiaSmi": "nvidia-smi",
     "probe.trialPods": "trial-pods",
     "probe.evaluations": "evaluations",
+    "rbac.ownerFields": "owner-fields",
 }
 """Folders of `deploy` by the chart's value that does the same."""
 PAGE = ROOT / "docs" / "reference" / "rbac.md"

@@ -139,8 +139,18 @@ MAKES_EVALUATIONS = [
     {"apiGroups": ["batch"], "resources": ["cronjobs"], "verbs": ["get"]},
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "create", "delete"]},
 ]
+WRITES_FIELDS = [
+    {"apiGroups": [group], "resources": [resource], "verbs": ["get", "patch"]}
+    for group, resource in (
+        ("serving.kserve.io", "inferenceservices"),
+        ("serving.kserve.io", "llminferenceservices"),
+        ("ome.io", "inferenceservices"),
+        ("production-stack.vllm.ai", "vllmruntimes"),
+    )
+]
 TRIALS = {"probe": {"trialPods": True}}
 SWITCHES = {
+    "owners' fields": ({}, {"rbac": {"ownerFields": True}}, WRITES_FIELDS, ("rbac.ownerFields",)),
     "commands in pods": ({}, {"nodeHealth": {"nvidiaSmi": True}}, [EXEC], ("nodeHealth.nvidiaSmi",)),
     "trial pods": ({}, TRIALS, MAKES_TRIALS, ("probe.trialPods",)),
     "evaluations": (
@@ -206,6 +216,7 @@ def with_component(folder: Path, *components: str) -> Rendered:
         ("nvidia-smi", [EXEC], "KVMEDIC_HEALTH__NVIDIA_SMI", set()),
         ("trial-pods", MAKES_TRIALS, "KVMEDIC_PROBE__TRIAL_PODS", {("PriorityClass", PRIORITY_CLASS)}),
         ("evaluations", MAKES_EVALUATIONS, "KVMEDIC_PROBE__EVALUATIONS", set()),
+        ("owner-fields", WRITES_FIELDS, "", set()),
     ],
 )
 def test_a_component_of_the_kustomization_adds_the_same(tmp_path, component, added, variable, kinds):
@@ -219,7 +230,7 @@ def test_a_component_of_the_kustomization_adds_the_same(tmp_path, component, add
     assert binding["roleRef"]["name"] == name
     assert binding["subjects"] == made["ClusterRoleBinding", "kvmedic"]["subjects"]
     (container,) = pod_of(made)["containers"]
-    assert {"name": variable, "value": "true"} in container["env"]
+    assert not variable or {"name": variable, "value": "true"} in container["env"]
 
 
 @pytest.mark.light

@@ -90,6 +90,7 @@ def source(**fields: Any) -> Values:
         ({"nodeHealth": {"nvidiaSmi": None}}, "/nodeHealth"),
         ({"nodeHealth": {"nvidia": True}}, "'nvidia'"),
         ({"nodeHealth": {"atOnce": 0}}, "/nodeHealth/atOnce"),
+        ({"rbac": {"ownerFields": "yes"}}, "/rbac/ownerFields"),
         ({"probe": {"trialPods": "yes"}}, "/probe/trialPods"),
         ({"probe": {"trialPods": None}}, "/probe"),
         ({"probe": {"trialPods": True, "evaluations": "yes"}}, "/probe/evaluations"),

@@ -7,17 +7,30 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.appliers import APPLICATIONS, HELM_RELEASES, KUSTOMIZATIONS, reversion_of
+from kvmedic.cluster.appliers import (
+    APPLICATIONS,
+    HELM_RELEASES,
+    KUSTOMIZATIONS,
+    owner_field_of,
+    owner_object,
+    reversion_of,
+    set_owner_field,
+)
 from kvmedic.kube.client import FIELD_MANAGER, Client
+from kvmedic.kube.errors import Conflict
 from kvmedic.manifests.ignore_rules import Reversion
-from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.config_edits import OwnerField
+from kvmedic.model.edits import EditState, Field, TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import ObjectRef, Owner, OwnerKind, TemplateOwner
 from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
+from kvmedic.rollout.moves import SetOwnerField
+from kvmedic.runbooks.workload import View
 from lab.cluster.light import LightCluster
 from run_builder import a_fleet
 from worlds.neighbours import definition
+from worlds.rendered import define
 from worlds.world import deployment
 
 pytestmark = pytest.mark.light
@@ -209,3 +222,47 @@ async def test_a_cluster_without_these_kinds_says_nothing_of_them(client: Client
         found = await reversion_of(Without(), a_fleet(namespace=namespace, owner=known), {}, STEP)
         assert found is not None
         assert "cannot be read" in found.told
+
+
+RUNTIME = {
+    "apiVersion": "production-stack.vllm.ai/v1alpha1",
+    "kind": "VLLMRuntime",
+    "metadata": {"name": "llm"},
+    "spec": {"deploymentConfig": {}, "vllmConfig": {}, "model": {"modelURL": "m", "maxNumSeqs": 64}},
+}
+
+
+async def test_a_field_of_the_owners_object_is_found_rehearsed_and_set_once(
+    light: LightCluster, client: Client, namespace: str
+) -> None:
+    define(light, "vllmruntimes.production-stack.vllm.ai")
+    made = light.api.create(RUNTIME, namespace)
+    body = deployment(1)
+    body["spec"]["template"]["spec"]["containers"][0]["args"] = ["m", "--max-num-seqs", "64"]
+    body["metadata"]["ownerReferences"] = [
+        {key: made[key] for key in ("apiVersion", "kind")}
+        | {"name": "llm", "uid": made["metadata"]["uid"], "controller": True}
+    ]
+    live = light.api.create(body, namespace)
+    fleet, template = a_fleet(namespace=namespace), live["spec"]["template"]
+    view = View(fleet=fleet, template=template)
+    edit = TokenEdit("vllm", 0, Field.ARGS, 2, "64", "16")
+
+    found = await owner_field_of(client, fleet, template, replace(STEP, edit=edit))
+    unfit = await owner_field_of(client, fleet, template, replace(STEP, edit=replace(edit, after="9" * 12)))
+
+    assert isinstance(found, OwnerField)
+    assert (found.path, found.uid) == ("/spec/model/maxNumSeqs", made["metadata"]["uid"])
+    assert "422 Invalid" in str(unfit), "the definition takes no such number"
+    assert light.api.get("VLLMRuntime", "llm", namespace)["spec"]["model"]["maxNumSeqs"] == 64
+    seen = (await owner_object(client, view, found)).fleet.rendered_from
+    assert seen is not None
+    assert (seen.state, seen.generation, seen.owner) == (EditState.BEFORE, 1, None)
+    await set_owner_field(client, namespace, SetOwnerField(found, seen))
+    changed = light.api.get("VLLMRuntime", "llm", namespace)
+    assert (changed["spec"]["model"]["maxNumSeqs"], changed["metadata"]["generation"]) == (16, 2)
+    assert "annotations" not in changed["metadata"]
+    with pytest.raises(Conflict):
+        await set_owner_field(client, namespace, SetOwnerField(found, seen))
+    light.api.delete("VLLMRuntime", "llm", namespace)
+    assert "is not there" in str(await owner_field_of(client, fleet, template, replace(STEP, edit=edit)))

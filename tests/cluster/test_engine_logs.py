@@ -25,9 +25,9 @@ from kvmedic.cluster.trial_pods import Trials
 from kvmedic.engines.engine_log import Start, Started, Unread
 from kvmedic.engines.vllm_log import POOL_LINES, VLLM_REFUSALS, VLLM_START
 from kvmedic.kube.client import Client, Limits
-from kvmedic.model.devices import Cause, EngineEnd
+from kvmedic.model.devices import Cause, ContainerEnd, EngineEnd, Instance
 from kvmedic.model.evidence import LoggedSize, SizeUnit
-from kvmedic.model.fleet import ContainerEnd, Instance, Pod
+from kvmedic.model.fleet import Pod
 from kvmedic.rollout.trial import LastWords
 from run_builder import NOW, a_pod
 from worlds.http_double import HangUpError, Reply, Request, Server

@@ -24,7 +24,8 @@ from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import Ref, Resource, selector_text
-from kvmedic.model.fleet import ContainerEnd, Fleet, Instance, Pod, RolloutFields, Rotation, template_hash
+from kvmedic.model.devices import ContainerEnd, Instance
+from kvmedic.model.fleet import Fleet, Pod, RolloutFields, Rotation, template_hash
 from kvmedic.rollout.draining import stray_move
 from kvmedic.rollout.moves import Uncordon
 from lab.cluster.simulation import behaviour

@@ -18,9 +18,9 @@ from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import verdict_input
 from kvmedic.kube.clock import Stopwatch
-from kvmedic.model.devices import Cause, EngineEnd
+from kvmedic.model.devices import Cause, ContainerEnd, EngineEnd, Instance
 from kvmedic.model.evidence import Absence, Blocked, Measured, Missing
-from kvmedic.model.fleet import ContainerEnd, Instance, Owner, OwnerKind, Pod, TemplateOwner
+from kvmedic.model.fleet import Owner, OwnerKind, Pod, TemplateOwner
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Run, StepState, Verdict, Victim

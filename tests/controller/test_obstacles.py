@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +18,13 @@ from kvmedic.controller.ports import NotAllowed, Senses
 from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.manifests.ignore_rules import Reversion
+from kvmedic.model.config_edits import OwnerField, Roller
+from kvmedic.model.edits import EditState
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import STILL, Owner, OwnerKind, TemplateOwner
+from kvmedic.model.fleet import STILL, Owner, OwnerKind, OwnerObject, TemplateOwner
+from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Ownership
 from kvmedic.model.status import ClosedRun, ConditionType, Record, Resource
 from kvmedic.record.surveys import REFRESH, record_plan
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
@@ -288,3 +292,81 @@ async def test_a_patch_in_a_condition_follows_the_plan_that_is_shown() -> None:
     assert same == first, "nothing is written for the sake of words"
     told = fresh.condition(ConditionType.ACTION_REQUIRED)
     assert (told.message, told.changed_at) == ("set 14", NOW)
+
+
+FIELD = OwnerField(
+    "serving.kserve.io/v1beta1",
+    "InferenceService",
+    "chat",
+    "isvc-1",
+    "/spec/predictor/model/args/0",
+    "--max-num-seqs=64",
+    "--max-num-seqs=14",
+    Roller.OWNER,
+)
+KSERVE = Owner(
+    Reason.OWNED_BY_CONTROLLER,
+    "KServe InferenceService chat",
+    TemplateOwner(OwnerKind.INFERENCE_SERVICE, "chat", part="InferenceService"),
+)
+APPLY = replace(a_resource(), policy=replace(a_resource().policy, ownership=Ownership.APPLY))
+
+
+@dataclass
+class Rendered(Town):
+    """A target that is rendered from an object, with a field that is certain or not."""
+
+    field: OwnerField | str = FIELD
+    above: Owner | None = None
+
+    async def owner_field(self, view: View, step: FlagStep) -> OwnerField | str:
+        assert step.through is None
+        return self.field
+
+    async def with_owner_object(self, view: View, field: OwnerField) -> View:
+        seen = OwnerObject(field.uid, 1, EditState.BEFORE, self.above)
+        return replace(view, fleet=replace(view.fleet, rendered_from=seen))
+
+
+async def test_a_plan_goes_through_the_field_of_an_owner_where_a_person_lets_it() -> None:
+    town = Rendered(Neighbours())
+
+    found = await looked(owner=KSERVE, resource=APPLY, town=town)
+    ours = await looked(
+        owner=KSERVE, resource=APPLY, town=replace(town, field=replace(FIELD, rolled_by=Roller.KVMEDIC))
+    )
+
+    assert (found.obstacle, found.proposal) == (None, None)
+    assert found.plan.steps[0].through == FIELD
+    assert "which kvmedic can neither drain nor hold: the engine aborts" in found.plan.message
+    assert "onDrainTimeout" not in found.plan.message
+    assert "kvmedic replaces the replicas" in ours.plan.message
+    assert "onDrainTimeout" in ours.plan.message
+
+
+async def test_who_applies_the_owners_object_is_named_and_told_the_value() -> None:
+    found = await looked(owner=KSERVE, resource=APPLY, town=Rendered(Neighbours(), above=ARGO))
+
+    assert found.obstacle is None
+    assert "Argo CD Application prod applies that object" in found.plan.message
+    assert "argocd app sync prod" in str(found.proposal)
+    assert "InferenceService/chat" in str(found.proposal)
+
+
+@pytest.mark.parametrize(
+    ("resource", "field", "fleet", "words"),
+    [
+        (a_resource(), FIELD, {}, "would revert a change: make the change there, or see spec.ownership"),
+        (APPLY, "no field of it has 64", {}, "(no field of it has 64)"),
+        (APPLY, FIELD, {"strategy": "Recreate"}, "it ends every replica at once (strategy Recreate)"),
+    ],
+    ids=["nobody lets it", "it is not certain", "its rollout would leave too few"],
+)
+async def test_else_the_change_is_proposed_with_what_is_in_the_way(
+    resource: Resource, field: OwnerField | str, fleet: dict[str, Any], words: str
+) -> None:
+    found = await looked(owner=KSERVE, resource=resource, town=Rendered(Neighbours(), field=field), **fleet)
+
+    assert found.obstacle.reason is Reason.OWNED_BY_CONTROLLER
+    assert words in found.obstacle.message
+    assert "kubectl -n serving patch inferenceservice chat" in found.proposal.text

@@ -333,3 +333,28 @@ def test_a_fleet_may_go_one_short_where_its_spec_says_so(spare, gpus, replicas, 
     found = check(examine(*on_node(body, front, a_node(gpus)), rollout={"spare": spare}), Topic.SPARE)
 
     assert (found.result, found.reason) == (result, reason)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "spec", "result", "words"),
+    [
+        ("InferenceService", "serving.kserve.io/v1beta1", {}, Result.FAIL, "or see spec.ownership"),
+        ("Rollout", "argoproj.io/v1alpha1", {"ownership": "Apply"}, Result.FAIL, "make the change there"),
+        (
+            "InferenceService",
+            "serving.kserve.io/v1beta1",
+            {"ownership": "Apply"},
+            Result.UNKNOWN,
+            "a flag is changed in KServe InferenceService chat",
+        ),
+    ],
+    ids=["nobody lets it", "another controller", "its own field"],
+)
+def test_whether_an_owners_own_field_is_certain_only_a_plan_shows(kind, version, spec, result, words):
+    owner = {"apiVersion": version, "kind": kind, "name": "chat", "uid": "1", "controller": True}
+
+    found = examine(marked(a_deployment(), ownerReferences=[owner]), a_service(), **spec)
+
+    assert check(found, Topic.OWNER).result is result
+    assert words in check(found, Topic.OWNER).saw
+    assert found.verdict is not Verdict.ELIGIBLE

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, STATEFUL, Right, lacking_in
+from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, OWNER_FIELD, STATEFUL, Right, lacking_in
 from kvmedic.doctor.checks import Result, rights_check
+from kvmedic.rollout.preconditions import WRITTEN
 
 ROWS = YAML(typ="safe", pure=True).load(Path("charts/kvmedic/files/permissions.yaml").read_text())
 NAMES = {"namespace": "serving", "operator": "kvmedic-system"}
@@ -24,7 +25,10 @@ def test_every_right_that_is_asked_for_is_granted_by_the_chart():
         right for row in ROWS if row["scope"] == "watched" and "only" not in row for right in granted(row)
     }
 
+    by_switch = {right for row in ROWS if row.get("only") == "rbac.ownerFields" for right in granted(row)}
     assert {*NEEDED, *CONFIG_FILE} <= whole
+    assert {right for rights in OWNER_FIELD.values() for right in rights} == by_switch
+    assert OWNER_FIELD.keys() == WRITTEN
 
 
 def test_every_right_of_the_chart_that_a_change_of_a_setting_always_needs_is_asked_for():

@@ -237,6 +237,8 @@ TOLD_THE_WORD = frozenset(
         OwnerKind.FLUX_HELM,
         OwnerKind.HELM,
         OwnerKind.LEADER_WORKER_SET,
+        OwnerKind.LLM_INFERENCE_SERVICE,
+        OwnerKind.OME,
     }
 )
 """Who writes the script, and is told which word of it changes; the others have a field or a list of flags."""

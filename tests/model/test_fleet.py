@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.model.fleet import ContainerEnd, Instance, Pod
+from kvmedic.model.devices import ContainerEnd, Instance
+from kvmedic.model.fleet import Pod
 from run_builder import NOW, a_pod
 
 SECOND = timedelta(seconds=1)

@@ -10,8 +10,9 @@ import pytest
 from builders import CALM, NO_SERIES, STALE, UNSUPPORTED, an_observation, without
 from kvmedic.controller.verify import part_to_judge
 from kvmedic.kube.objects import is_finished
+from kvmedic.model.devices import ContainerEnd, Instance
 from kvmedic.model.evidence import PodReadings, Signal
-from kvmedic.model.fleet import CRASH_LOOP, ContainerEnd, Fleet, Instance, Pod
+from kvmedic.model.fleet import CRASH_LOOP, Fleet, Pod
 from kvmedic.model.plan import Goal, Step
 from kvmedic.model.run import StepRecord, StepState
 from kvmedic.rollout import row_of

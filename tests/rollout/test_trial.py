@@ -8,7 +8,8 @@ import pytest
 
 from builders import NOW
 from kvmedic.model.compression import Compacted, Pattern, Scattered, used_blocks
-from kvmedic.model.fleet import ContainerEnd, Instance, Pod
+from kvmedic.model.devices import ContainerEnd, Instance
+from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState

@@ -20,10 +20,10 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.model.devices import Cause, Device
+from kvmedic.model.devices import Cause, ContainerEnd, Device, Instance
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Absence, Measured, Missing, Observation, PodReadings, Reading, Signal
-from kvmedic.model.fleet import ContainerEnd, Instance, Pod
+from kvmedic.model.fleet import Pod
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives

@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from kvmedic.model.compression import Keep
-from kvmedic.model.fleet import ContainerEnd, Instance, Minimum, ObjectRef
+from kvmedic.model.devices import ContainerEnd, Instance
+from kvmedic.model.fleet import Minimum, ObjectRef
 from kvmedic.model.plan import GateStep, MinimumHolder, ReplicasStep, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import Question

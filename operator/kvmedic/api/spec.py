@@ -525,9 +525,10 @@ class KVRemediationSpec(Wire):
     """What happens where Helm, Argo CD, Flux or another applier owns the Deployment. Respect: nothing of its
     template is changed, and ActionRequired has the exact change for its owner. Apply: the operator changes
     it. With this a person says that the owner leaves the run's fields alone, or that a revert is fine. One
-    revert ends it: nothing more is tried then, and ActionRequired says so (TemplateContested). What a
-    controller renders, such as KServe's, is never changed. Respect is the default, because a revert in the
-    middle of a rollout costs replicas."""
+    revert ends it: nothing more is tried then, and ActionRequired says so (TemplateContested). Of what
+    KServe, OME or production-stack render, the one field of their own object that has the flag is changed,
+    where that is certain; what another controller renders never is. Respect is the default, because a
+    revert in the middle of a rollout costs replicas."""
     runbooks: Annotated[
         list[Runbook],
         Field(max_length=len(Runbook)),

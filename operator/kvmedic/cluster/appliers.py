@@ -1,5 +1,7 @@
 """Who else has a say in a target: what its owner does with a change that is not its own, and others.
 
+And the objects from which controllers render targets: which field it is, and how it is set.
+
 They are read where there is a plan, and where `spec.ownership: Apply` lets it be carried out. What may not be
 read, or is not there, is unknown and said to be: a person's word counts then, and one revert ends it.
 
@@ -30,8 +32,9 @@ from kvmedic.cluster.fronts import (
     policies_of_draining,
     takes_labels,
 )
-from kvmedic.kube.client import Reader
-from kvmedic.kube.errors import Refused
+from kvmedic.cluster.ownership import owner_of_spec, same_object
+from kvmedic.kube.client import Client, Reader
+from kvmedic.kube.errors import FORBIDDEN, Call, Conflict, Refused
 from kvmedic.kube.objects import (
     AUTOSCALERS,
     CONFIG_MAPS,
@@ -40,10 +43,12 @@ from kvmedic.kube.objects import (
     Ref,
     Resource,
     annotations_of,
+    controller_uid,
     items,
     labels_of,
     name_of,
     section,
+    uid_of,
 )
 from kvmedic.manifests.ignore_rules import (
     Changed,
@@ -55,9 +60,14 @@ from kvmedic.manifests.ignore_rules import (
     fields_of,
     unreadable,
 )
-from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
-from kvmedic.model.plan import ReplaceStep, Step
+from kvmedic.manifests.owner_fields import OwnerBody, field_of, rendering_of
+from kvmedic.model.config_edits import OwnerField
+from kvmedic.model.edits import EditState, PatchOperation, TokenEdit
+from kvmedic.model.fleet import Fleet, OwnerKind, OwnerObject, TemplateOwner
+from kvmedic.model.plan import FlagStep, ReplaceStep, Step
+from kvmedic.rollout.moves import SetOwnerField
 from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.runbooks.workload import View
 
 APPLICATIONS = Resource("argoproj.io/v1alpha1", "applications")
 KUSTOMIZATIONS = Resource("kustomize.toolkit.fluxcd.io/v1", "kustomizations")
@@ -190,3 +200,79 @@ async def neighbours_of(
         of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
         reversion=await reversion_of(client, fleet, template, step) if step else None,
     )
+
+
+async def owner_field_of(
+    client: Client, fleet: Fleet, template: Mapping[str, Any], step: FlagStep
+) -> OwnerField | str:
+    """Return the field of the owner's object that a step's token is rendered from, or why none is written.
+
+    The write is rehearsed: that shows whether it may be made, and whether the definition takes the value.
+    """
+    target = await client.get(Ref(WORKLOADS[fleet.kind], fleet.namespace, fleet.name)) or {}
+    edit = step.edit
+    if not isinstance(edit, TokenEdit):
+        return "the flag is in a configuration file"
+    reference = next(
+        (each for each in items(section(target, "metadata"), "ownerReferences") if each.get("controller")),
+        {},
+    )
+    version, kind, name = (str(reference.get(key, "")) for key in ("apiVersion", "kind", "name"))
+    rendering = rendering_of(version, kind)
+    if isinstance(rendering, str):
+        return rendering
+    ref = Ref(Resource(version, rendering.plural), fleet.namespace, name)
+    try:
+        body = await client.get(ref)
+        if body is None or uid_of(body) != reference.get("uid"):
+            return f"{kind}/{name} is not there"
+        if above := controller_uid(body):
+            return f"{kind}/{name} is itself rendered from another object ({above})"
+        owner = OwnerBody(version, kind, name, uid_of(body), section(body, "spec"))
+        found = field_of(owner, rendering, template, edit, step.knob)
+        if isinstance(found, OwnerField):
+            await client.json_patch(ref, _operations(body, found), dry_run=True)
+    except Refused as error:
+        lacks = error.code == FORBIDDEN and " cannot " in error.reason  # in RBAC's words, else a policy's
+        return f"{error} (the chart's rbac.ownerFields grants get and patch)" if lacks else str(error)
+    return found
+
+
+async def owner_object(client: Reader, view: View, field: OwnerField) -> View:
+    """Return a target with the object that it is rendered from, as it is now."""
+    body = await client.get(_ref_of(view.fleet.namespace, field))
+    seen = None
+    if body is not None:
+        generation = int(section(body, "metadata").get("generation", 0))
+        seen = OwnerObject(uid_of(body), generation, field.state(body), owner_of_spec(body))
+    return replace(view, fleet=replace(view.fleet, rendered_from=seen))
+
+
+async def set_owner_field(client: Client, namespace: str, move: SetOwnerField) -> None:
+    """Give a field of an owner's object its value; the object has no mark of ours.
+
+    Repeating it after it was committed is a conflict: neither the generation nor the old value is there.
+
+    Raises:
+        Conflict: the object is not what was looked at.
+    """
+    ref, seen = _ref_of(namespace, move.field), move.seen
+    live = await client.get(ref)
+    told = section(live or {}, "metadata")
+    if live is None or (uid_of(live), told.get("generation")) != (seen.uid, seen.generation):
+        raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
+    if move.field.state(live) is not EditState.BEFORE:
+        raise Conflict(Call("patch", ref.path), None, f"{move.field} is not {move.field.before}")
+    await client.json_patch(ref, _operations(live, move.field))
+
+
+def _ref_of(namespace: str, field: OwnerField) -> Ref:
+    rendering = rendering_of(field.api_version, field.kind)
+    plural = rendering if isinstance(rendering, str) else rendering.plural
+    return Ref(Resource(field.api_version, plural), namespace, field.name)
+
+
+def _operations(body: JsonObject, field: OwnerField) -> tuple[PatchOperation, ...]:
+    generation = section(body, "metadata").get("generation")
+    tests = (same_object(uid_of(body)), PatchOperation("test", "/metadata/generation", generation))
+    return (*tests, *field.patch(body))

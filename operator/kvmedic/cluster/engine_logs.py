@@ -19,9 +19,9 @@ from kvmedic.engines.engine_log import Start, StartForms, Unread, started_of
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError
 from kvmedic.kube.objects import PODS, Ref
-from kvmedic.model.devices import Cause, EngineEnd
+from kvmedic.model.devices import Cause, ContainerEnd, EngineEnd, Instance
 from kvmedic.model.evidence import LogForms, LoggedSize, logged_size
-from kvmedic.model.fleet import ContainerEnd, Instance, Pod
+from kvmedic.model.fleet import Pod
 from kvmedic.rollout.trial import LastWords, refusal_in
 
 TAIL_LINES = 500

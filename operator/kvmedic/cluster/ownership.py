@@ -178,6 +178,11 @@ def owner_of_data(config_map: Mapping[str, Any]) -> Owner | None:
     return _owner_of_fields(config_map, DATA)
 
 
+def owner_of_spec(body: Mapping[str, Any]) -> Owner | None:
+    """Return who else decides what is in the spec of an object of another kind; as `owner_of`."""
+    return _owner_of_fields(body, ("f:spec",))
+
+
 def _owner_of_fields(body: Mapping[str, Any], fields: Iterable[str], *within: str) -> Owner | None:
     """Return who else decides some fields of an object, named as in `managedFields`."""
     found = owner_in(section(body, "metadata"))

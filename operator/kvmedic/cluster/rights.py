@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import JsonObject, Ref, Resource, items, section
+from kvmedic.model.fleet import OwnerKind
 
 if TYPE_CHECKING:  # the client loads Kubernetes' library, and commands without a cluster read this module
     from kvmedic.kube.client import Client
@@ -64,6 +66,16 @@ STATEFUL = (
     *_rights("apps", "controllerrevisions", "get", "list"),
 )
 """What a change of a StatefulSet needs beside it."""
+
+OWNER_FIELD = MappingProxyType(
+    {
+        OwnerKind.INFERENCE_SERVICE: _rights("serving.kserve.io", "inferenceservices", "get", "patch"),
+        OwnerKind.LLM_INFERENCE_SERVICE: _rights("serving.kserve.io", "llminferenceservices", "get", "patch"),
+        OwnerKind.OME: _rights("ome.io", "inferenceservices", "get", "patch"),
+        OwnerKind.VLLM_RUNTIME: _rights("production-stack.vllm.ai", "vllmruntimes", "get", "patch"),
+    }
+)
+"""What a change in the owner's own object needs beside it (`rbac.ownerFields` of the chart), by owner."""
 
 Lacking: TypeAlias = tuple[Right, ...]
 

@@ -83,14 +83,13 @@ from kvmedic.kube.objects import (
 from kvmedic.manifests.flags import port_of
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.compression import parse_count
+from kvmedic.model.devices import ContainerEnd, Instance
 from kvmedic.model.engine import EngineProfile
 from kvmedic.model.fleet import (
     DEPLOYMENT,
     ROLLING,
     STATEFUL_SET,
-    ContainerEnd,
     Fleet,
-    Instance,
     Orphan,
     Pod,
     ReplicaSet,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, assert_never, cast
 
-from kvmedic.cluster.appliers import neighbours_of
+from kvmedic.cluster.appliers import neighbours_of, owner_field_of, owner_object, set_owner_field
 from kvmedic.cluster.autoscalers import minimum_of, set_minimum, unmark
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.engine_logs import ends_of, pools_of, starts_of
@@ -52,7 +52,7 @@ from kvmedic.kube.objects import (
     different_places,
     section,
 )
-from kvmedic.model.config_edits import EditedTemplate, TemplateChange, TemplateSwap, previous
+from kvmedic.model.config_edits import EditedTemplate, OwnerField, TemplateChange, TemplateSwap, previous
 from kvmedic.model.devices import EngineEnd
 from kvmedic.model.edits import (
     BundleEdit,
@@ -76,31 +76,26 @@ from kvmedic.model.fleet import (
     own_template,
     template_hash,
 )
-from kvmedic.model.plan import Step
+from kvmedic.model.plan import FlagStep, Step
 from kvmedic.model.spec import Policy, RotationLabel, RotationWay
 from kvmedic.rollout.moves import (
-    AdoptPod,
     Claim,
-    Cordon,
-    CordonOrphan,
-    DeletePod,
     DeploymentMove,
     Effect,
     Freeze,
     Hold,
-    MarkStandIn,
     Pause,
+    PodMove,
     Pulse,
     Regain,
     Release,
-    ReleasePod,
     Restore,
     Retarget,
     Revert,
     ScaleIn,
     ScaleOut,
     SetMinimum,
-    Uncordon,
+    SetOwnerField,
 )
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding
@@ -133,6 +128,14 @@ class DeploymentTarget:
         found = await minimum_of(self.client, view.fleet.namespace, holder)
         return replace(view, fleet=replace(view.fleet, minimum=found))
 
+    async def owner_field(self, view: View, step: FlagStep) -> OwnerField | str:
+        """Return the field of the owner's object that a step's token is rendered from, or why none is."""
+        return await owner_field_of(self.client, view.fleet, view.template, step)
+
+    async def with_owner_object(self, view: View, field: OwnerField) -> View:
+        """Return the target with the object that it is rendered from, as it is now."""
+        return await owner_object(self.client, view, field)
+
     async def neighbours(self, view: View, step: Step | None = None) -> Neighbours:
         """Return who else has a say in the target's replicas and pods, and in a step's change of it."""
         return await neighbours_of(self.client, view.fleet, view.template, step)
@@ -147,25 +150,18 @@ class DeploymentTarget:
         Raises:
             Conflict: the object is not what was viewed.
         """
-        match effect:
-            case (
-                Cordon()
-                | Uncordon()
-                | DeletePod()
-                | ReleasePod()
-                | AdoptPod()
-                | MarkStandIn()
-                | CordonOrphan()
-            ):
-                await move_pod(self.client, fleet, effect)
-            case SetMinimum():
-                await set_minimum(self.client, fleet, effect, claim)
-            case _:
-                if isinstance(effect, Pulse):
-                    await confirm(self.client, fleet, effect.victims)
-                if isinstance(effect, Freeze) and fleet.rotation.orphan is not None and fleet.live:
-                    await release(self.client, fleet, fleet.live[0], dry_run=True)
-                await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
+        if isinstance(effect, PodMove):
+            await move_pod(self.client, fleet, effect)
+        elif isinstance(effect, SetMinimum):
+            await set_minimum(self.client, fleet, effect, claim)
+        elif isinstance(effect, SetOwnerField):
+            await set_owner_field(self.client, fleet.namespace, effect)
+        else:
+            if isinstance(effect, Pulse):
+                await confirm(self.client, fleet, effect.victims)
+            if isinstance(effect, Freeze) and fleet.rotation.orphan is not None and fleet.live:
+                await release(self.client, fleet, fleet.live[0], dry_run=True)
+            await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
 
     async def last_ends(
         self, namespace: str, pods: Sequence[Pod], since: datetime

@@ -62,6 +62,7 @@ from kvmedic.rollout.decide import (
 from kvmedic.rollout.drift import Standing, is_foreign, regain_freeze, target_standing
 from kvmedic.rollout.gates import forward_gate
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
+from kvmedic.rollout.owners.field import field_standing
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
 from kvmedic.runbooks.preemption.restore import temporary_after
 from kvmedic.runbooks.workload import View
@@ -71,10 +72,12 @@ AT_ONCE = timedelta(0)
 
 async def pursue(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
-    holder = tick.run.current.step.holder
+    holder, field = tick.run.current.step.holder, tick.run.current.step.through
     view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
     if view is not None and holder is not None:
         view = await tick.ports.target.with_minimum(view, holder.object)
+    if view is not None and field is not None:
+        view = await tick.ports.target.with_owner_object(view, field)
     if view is not None:
         tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
         tick = await with_files(tick, view.fleet)
@@ -97,7 +100,8 @@ async def pursue(tick: Tick) -> timedelta:
 async def _standing_of_target(tick: Tick, view: View | None) -> Standing:
     uid, fleet = tick.resource.uid, view.fleet if view else None
     rivalled = fleet is not None and is_foreign(uid, fleet.fence) and await _is_held(tick, fleet)
-    return target_standing(tick.run, uid, fleet, rivalled=rivalled)
+    stands = field_standing if tick.run.current.step.through else target_standing
+    return stands(tick.run, uid, fleet, rivalled=rivalled)
 
 
 async def _is_held(tick: Tick, fleet: Fleet) -> bool:

@@ -66,10 +66,12 @@ from kvmedic.rollout.moves import (
     ScaleIn,
     ScaleOut,
     SetMinimum,
+    SetOwnerField,
     Uncordon,
     Wait,
 )
 from kvmedic.rollout.orphan_drain import linger_of
+from kvmedic.rollout.owners.field import what_became_of
 from kvmedic.rollout.steps import StepInput
 from kvmedic.runbooks.workload import View
 
@@ -185,8 +187,13 @@ def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
     )
 
 
+_MOVED = frozenset({Reason.FLAG_DRIFTED, Reason.CHANGE_REVERTED})
+
+
 def left_as(run: Run, view: View, outcome: Outcome) -> Outcome:
     """Return the end of a run that leaves its target; it says so where the run's change is taken out."""
+    if (field := run.current.step.through) is not None and outcome.reason in _MOVED:
+        return replace(outcome, message=what_became_of(view.fleet, field))
     if _without_ours(run.leave_target(outcome), view) is None:
         return outcome
     text = (
@@ -356,7 +363,9 @@ def record_intent(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
             return replace(run, victims=_released_victims(run, fleet, orphan.pod))
         case Uncordon(pod, timed_out):
             return _put_back(run, pod, tick.policy.rollout.drain_timeout if timed_out else None)
-        case DeletePod() | SetMinimum() | MarkStandIn():
+        case SetOwnerField(seen=seen) if run.intent is not None:
+            return replace(run, intent=replace(run.intent, owner_generation=seen.generation, at=tick.now))
+        case DeletePod() | SetMinimum() | SetOwnerField() | MarkStandIn():
             return run
         case _:
             return _record_assignment(tick, fleet, effect)
@@ -411,6 +420,7 @@ def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         replicas_after=most,
         fields_before=before,
         fields_after=after,
+        owner_generation=run.intent.owner_generation if run.intent else None,
     )
     return replace(run, intent=intent)
 

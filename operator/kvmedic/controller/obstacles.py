@@ -28,18 +28,20 @@ from kvmedic.manifests.proposals import (
     Reverted,
     Wanted,
     bundle_proposal_for,
+    field_proposal_for,
     operations_between,
     proposal_for,
     revert_for,
 )
+from kvmedic.model.config_edits import OwnerField, Roller
 from kvmedic.model.devices import Cause
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.evidence import Blocked, Inconclusive
-from kvmedic.model.fleet import Fleet, OwnerKind, TemplateOwner
+from kvmedic.model.fleet import Fleet, Owner, OwnerKind, TemplateOwner
 from kvmedic.model.plan import BundleStep, FlagStep, Goal, OnTrial, Plan, ReplicasStep, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
-from kvmedic.model.spec import Mode, Policy, TargetRef
+from kvmedic.model.spec import Mode, Ownership, Policy, TargetRef
 from kvmedic.model.status import ClosedRun, Key, Record, Resource
 from kvmedic.record.runs import MESSAGE_BYTES
 from kvmedic.rollout.drift import is_foreign
@@ -67,6 +69,7 @@ from kvmedic.rollout.preconditions import (
     via_autoscaler,
 )
 from kvmedic.runbooks.node_health import ended_engines
+from kvmedic.runbooks.planning import drain_remark, end_of_requests
 from kvmedic.runbooks.revisions import differences, options_of_interest
 from kvmedic.runbooks.workload import View, Workload
 
@@ -196,6 +199,7 @@ async def check_ownership(found: Survey, resource: Resource, policy: Policy, tar
     if found.obstacle is None:
         found = replace(found, obstacle=reverted_at_once(neighbours, found.view.fleet))
     found, plan = await _via_autoscaler(found, plan, neighbours, target)
+    found, plan = await _via_owner_field(found, plan, policy, target)
     if plan.steps[0].holder:
         neighbours = replace(neighbours, reversion=None)  # nothing of the owner's is changed
     owned = propose_to_owner(found, resource, policy)
@@ -219,6 +223,48 @@ async def _via_autoscaler(
     plan = replace(plan, steps=(through,))
     obstacle = obstacle_to(through, view.fleet, Goal.RELIEF)
     return replace(found, view=view, plan=plan, obstacle=obstacle), plan
+
+
+async def _via_owner_field(found: Survey, plan: Plan, policy: Policy, target: Target) -> tuple[Survey, Plan]:
+    """Return a survey and its plan, which goes through the object that the owner's controller renders.
+
+    Where a person lets it, and the field is certain. Else the change is proposed, with what is in the way.
+    """
+    step, owner, why = plan.steps[0], found.view.fleet.owner, found.obstacle
+    if owner is None or not owner.is_controller or policy.ownership is not Ownership.APPLY:
+        return found, plan
+    if not isinstance(step, FlagStep) or why is None or why.reason is not owner.reason or len(plan.steps) > 1:
+        return found, plan
+    step = replace(step, through=None)
+    field = await target.owner_field(found.view, step)
+    if isinstance(field, str):
+        blocked = Blocked(why.reason, f"{why.message} ({field})")
+        return replace(found, obstacle=blocked), replace(plan, steps=(step,))
+    view = await target.with_owner_object(found.view, field)
+    through = replace(step, through=field)
+    above = view.fleet.rendered_from.owner if view.fleet.rendered_from else None
+    given = field_proposal_for(above.template, field) if above and above.template else None
+    obstacle = obstacle_to(through, view.fleet, found.goal)
+    plan = replace(plan, steps=(through,), message=_field_message(found, plan, policy, field, above))
+    return replace(found, view=view, plan=plan, obstacle=obstacle, proposal=given), plan
+
+
+def _field_message(found: Survey, plan: Plan, policy: Policy, field: OwnerField, above: Owner | None) -> str:
+    """Return a plan's message with who replaces the replicas, and who may put the field back."""
+    engine, said, told = found.engine(policy), plan.message, [f"it is written to {field}"]
+    if field.rolled_by is Roller.OWNER:
+        end = "what becomes of requests in flight is not known"
+        if isinstance(engine, Workload):
+            end = end_of_requests(engine)
+            said = said.removesuffix(f"; {drain_remark(engine, policy.rollout, plan.steps[0])}")
+        told.append(
+            f"its controller then replaces the replicas, which kvmedic can neither drain nor hold: {end}"
+        )
+    else:
+        told.append("its controller does not carry that over by itself: kvmedic replaces the replicas")
+    if above is not None:
+        told.append(f"{above.name} applies that object, and may put the old value back until it has this one")
+    return "; ".join((said, *told))
 
 
 @dataclass(frozen=True, slots=True)

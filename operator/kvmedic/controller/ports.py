@@ -18,12 +18,12 @@ from kvmedic.doctor.eligibility import Examiner
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.manifests.trial_pod import Evaluation, Trial
-from kvmedic.model.config_edits import FileEdit
+from kvmedic.model.config_edits import FileEdit, OwnerField
 from kvmedic.model.devices import Answer, Device, EngineEnd
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Blocked, LogForms, LoggedSize, Look, LookSeries, Observation, Pool, Reading
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
-from kvmedic.model.plan import Step, TrialStep
+from kvmedic.model.plan import FlagStep, Step, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, TargetRef
 from kvmedic.model.status import ConfigCopy, Key, Record, Resource
@@ -259,6 +259,12 @@ class Target(Logs, Protocol):
 
     async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""
+
+    async def owner_field(self, view: View, step: FlagStep) -> OwnerField | str:
+        """Return the field of the owner's object that a step's token is rendered from, or why none is."""
+
+    async def with_owner_object(self, view: View, field: OwnerField) -> View:
+        """Return the target with the object that it is rendered from, as it is now."""
 
     async def neighbours(self, view: View, step: Step | None = None) -> Neighbours:
         """Return who else has a say in the target's replicas and pods, and in a step's change of it."""

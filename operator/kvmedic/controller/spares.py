@@ -11,6 +11,7 @@ from typing import assert_never
 
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Target
+from kvmedic.model.config_edits import Roller
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import ReplaceStep, ReplicasStep, Step
@@ -42,7 +43,8 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
         return found
     if not needs_spare(step, found.view.fleet):
         return found
-    wish = Spare.REQUIRED if isinstance(step, ReplicasStep) else policy.rollout.spare
+    by_owner = step.through is not None and step.through.rolled_by is Roller.OWNER
+    wish = Spare.REQUIRED if isinstance(step, ReplicasStep) or by_owner else policy.rollout.spare
     way: Beside | Short | Blocked
     if found.view.fleet.is_stateful and not isinstance(step, ReplicasStep):
         way = _way_of_ordinals(found, resource, policy)

@@ -15,11 +15,18 @@ from types import MappingProxyType
 from kvmedic.model.devices import NodeHealth, Vitals
 from kvmedic.model.engine import Knob, Presence
 from kvmedic.model.evidence import Blocked, Inconclusive
-from kvmedic.model.fleet import Fleet
+from kvmedic.model.fleet import Fleet, OwnerKind
 from kvmedic.model.reasons import Reason, Trait, command_for
-from kvmedic.model.spec import Policy, Spare
+from kvmedic.model.spec import Ownership, Policy, Spare
 from kvmedic.rollout.draining import start_limit
-from kvmedic.rollout.preconditions import Neighbours, hindrances, refusals, remarks
+from kvmedic.rollout.preconditions import (
+    WRITTEN,
+    Neighbours,
+    hindrances,
+    owner_rollout_refusal,
+    refusals,
+    remarks,
+)
 from kvmedic.rollout.spares.room import Finding, RoomUnknown
 from kvmedic.rollout.spares.ways import (
     NO_SPARE_OF_ORDINALS,
@@ -234,7 +241,10 @@ def checks_of(
     """
     names = names_of(view.fleet, resource)
     found = [*_engine_checks(view, policy, names), _front(view.fleet, names)]
-    why = [Blocked(each.reason, each.message) for each in refusals(view.fleet)]
+    written = written_owner(view.fleet, policy) is not None
+    found += [_written_field(view.fleet)] if written else []
+    begins = replace(view.fleet, owner=None) if written else view.fleet
+    why = [Blocked(each.reason, each.message) for each in refusals(begins)]
     if isinstance(neighbours, Neighbours):
         why += hindrances(neighbours, view.fleet)
     found += [failure(each, names) for each in why if not _follows(each, view.fleet)]
@@ -242,6 +252,28 @@ def checks_of(
     usual = (*_usual_checks(view, policy), *_neighbour_checks(neighbours))
     found += [each for each in usual if each.name not in told]
     return in_order(found)
+
+
+def written_owner(fleet: Fleet, policy: Policy) -> OwnerKind | None:
+    """Return what kind of owner gets a change in its own object, as a person lets it; None: none does."""
+    owner = fleet.owner.template if fleet.owner else None
+    lets = policy.ownership is Ownership.APPLY and owner is not None and owner.kind in WRITTEN
+    return owner.kind if owner is not None and lets else None
+
+
+def _written_field(fleet: Fleet) -> Check:
+    owner = fleet.owner.name if fleet.owner else ""
+    refused = owner_rollout_refusal(fleet)
+    if refused is not None and refused.reason is Reason.OWNED_BY_CONTROLLER and _rolls_itself(fleet):
+        return failure(Blocked(refused.reason, refused.message), names_of(fleet))
+    text = f"a flag is changed in {owner} where that has it at one place: only a plan shows whether it has"
+    return Check(Topic.OWNER, Result.UNKNOWN, text)
+
+
+def _rolls_itself(fleet: Fleet) -> bool:
+    """Return whether an owner replaces the replicas itself once its object has another value."""
+    owner = fleet.owner.template if fleet.owner else None
+    return owner is not None and owner.kind is not OwnerKind.VLLM_RUNTIME
 
 
 def in_order(checks: Sequence[Check]) -> tuple[Check, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, STATEFUL, Lacking, Right
+from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, OWNER_FIELD, STATEFUL, Lacking, Right
 from kvmedic.doctor.checks import (
     Check,
     Examination,
@@ -22,6 +22,7 @@ from kvmedic.doctor.checks import (
     names_of,
     rights_check,
     spare_check,
+    written_owner,
 )
 from kvmedic.kube.errors import ApiError, Unavailable
 from kvmedic.model.reasons import Reason
@@ -147,11 +148,13 @@ def _is_failing(record: Record) -> bool:
 
 
 def needed_rights(view: View, policy: Policy) -> tuple[Right, ...]:
-    """Return which rights a change of a target needs; more where its flags stand in a file."""
+    """Return which rights a change of a target needs; more where a flag is in a file or an owner's object."""
     found = view.workload(policy.target)
     in_file = isinstance(found, Workload) and found.line.config is not None
     of_kind = STATEFUL if view.fleet.is_stateful else ()
-    return (*NEEDED, *of_kind, *(CONFIG_FILE if in_file else ()))
+    owner = written_owner(view.fleet, policy)
+    of_owner = OWNER_FIELD[owner] if owner else ()
+    return (*NEEDED, *of_kind, *(CONFIG_FILE if in_file else ()), *of_owner)
 
 
 def claim_of(found: Examination) -> Claim:

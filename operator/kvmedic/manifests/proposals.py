@@ -17,7 +17,7 @@ from difflib import SequenceMatcher
 from types import MappingProxyType
 
 from kvmedic.manifests.flags import Setting
-from kvmedic.model.config_edits import Difference, FileEdit, Revision
+from kvmedic.model.config_edits import Difference, FileEdit, OwnerField, Revision
 from kvmedic.model.edits import COMMAND_LINE, BundlePart, EnvEdit, Field, TokenEdit, container_at
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import OwnerKind, TemplateOwner
@@ -35,7 +35,7 @@ _CHART_VALUES = MappingProxyType(
 """Values of `servingEngineSpec.modelSpec[].vllmConfig`. Source: production-stack
 `helm/templates/deployment-vllm-multi.yaml`; every other flag goes into `extraArgs`."""
 
-_RUNTIME_FIELDS = MappingProxyType(
+RUNTIME_FIELDS = MappingProxyType(
     {
         Knob.MAX_NUM_SEQS: "/spec/model/maxNumSeqs",
         Knob.MAX_MODEL_LEN: "/spec/model/maxModelLen",
@@ -134,7 +134,7 @@ def _leader_worker_set(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
 
 def _vllm_runtime(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
     knob, value = wanted.setting.flag.knob, wanted.setting.value
-    path = _RUNTIME_FIELDS.get(knob)
+    path = RUNTIME_FIELDS.get(knob)
     if path is None:
         patch: list[dict[str, object]] = [
             {"op": "add", "path": "/spec/vllmConfig/extraArgs/-", "value": wanted.flag}
@@ -144,6 +144,19 @@ def _vllm_runtime(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
     given = str(wanted.setting.text) if knob in _AS_TEXT else value
     how = f"set {path.replace('/', '.')[1:]}; its controller rolls the engines"
     return how, _kubectl("vllmruntime", owner, wanted, [{"op": "add", "path": path, "value": given}])
+
+
+def _llm_inference_service(_owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+    how = (
+        "give the flag to the container `main` of spec.template, or of spec.prefill.template where that is "
+        "the workload: in its args, or at the end of the value of VLLM_ADDITIONAL_ARGS"
+    )
+    return how, _in_words(wanted)
+
+
+def _ome(_owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+    how = "set it in spec.engine.runner of the InferenceService, or in the runtime that it names"
+    return how, _in_words(wanted)
 
 
 def _controller(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
@@ -205,6 +218,8 @@ def _helm(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
 _ROUTES: Mapping[OwnerKind, _Route] = MappingProxyType(
     {
         OwnerKind.INFERENCE_SERVICE: _inference_service,
+        OwnerKind.LLM_INFERENCE_SERVICE: _llm_inference_service,
+        OwnerKind.OME: _ome,
         OwnerKind.LEADER_WORKER_SET: _leader_worker_set,
         OwnerKind.VLLM_RUNTIME: _vllm_runtime,
         OwnerKind.CONTROLLER: _controller,
@@ -267,6 +282,12 @@ def _in_words(wanted: Wanted) -> str:
 
 
 Operation = dict[str, object]
+
+
+def field_proposal_for(above: TemplateOwner, field: OwnerField) -> Proposal:
+    """Return what to give to who applies an owner's object, so that a field that was written stays."""
+    how = in_source(above) or "set the same in what it applies"
+    return Proposal(above, how, f"{field}: {field.before or 'nothing'} -> {field.after or 'nothing'}")
 
 
 def bundle_proposal_for(owner: TemplateOwner, namespace: str, step: BundleStep) -> Proposal:
@@ -431,6 +452,7 @@ def _list_operations(path: str, now: Sequence[str], then: Sequence[str]) -> Iter
 
 _CONTROLLERS = {
     "InferenceService": OwnerKind.INFERENCE_SERVICE,
+    "LLMInferenceService": OwnerKind.LLM_INFERENCE_SERVICE,
     "LeaderWorkerSet": OwnerKind.LEADER_WORKER_SET,
     "VLLMRuntime": OwnerKind.VLLM_RUNTIME,
 }
@@ -455,8 +477,10 @@ def _controlling_owner(metadata: Mapping[str, object], marks: Mapping[str, str])
         if not isinstance(reference, Mapping) or reference.get("controller") is not True:
             continue
         kind, name = str(reference.get("kind")), str(reference.get("name"))
+        of_ome = str(reference.get("apiVersion")).startswith("ome.io/")
         if kind not in _NOT_OWNERS:
-            return TemplateOwner(_CONTROLLERS.get(kind, OwnerKind.CONTROLLER), name, part=kind)
+            found = OwnerKind.OME if of_ome else _CONTROLLERS.get(kind, OwnerKind.CONTROLLER)
+            return TemplateOwner(found, name, part=kind)
     for label, owner in (
         ("serving.kserve.io/inferenceservice", OwnerKind.INFERENCE_SERVICE),
         ("leaderworkerset.sigs.k8s.io/name", OwnerKind.LEADER_WORKER_SET),

@@ -3,6 +3,8 @@
 The templates themselves are in nobody's record: they may contain secrets. The one that is put is read from
 its ReplicaSet when that happens, and its hash must be the recorded one.
 
+A field of the object that a controller renders the template from.
+
 A ConfigMap that an engine's configuration file is in, and the copy of it in which one value differs.
 
 A ConfigMap is never changed in place: a pod that restarts would read the new value beside peers that
@@ -20,13 +22,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
-from kvmedic.model.edits import TemplateEdit
+from kvmedic.model.edits import EditState, PatchOperation, TemplateEdit
 from kvmedic.model.evidence import Inconclusive, Observation, Reading
 from kvmedic.model.fleet import Fleet, Owner, Pod, ReplicaSet
 
@@ -327,3 +329,112 @@ class EditedTemplate:
     """
 
     template: Mapping[str, object] = field(repr=False)
+
+
+class Roller(StrEnum):
+    """Who replaces the replicas once a field of the owner's object has another value."""
+
+    OWNER = "Owner"
+    """The owner's controller, by the Deployment's own strategy: it puts back what would hold a rollout."""
+    KVMEDIC = "kvmedic"
+    """kvmedic, drained as anywhere: the controller neither carries the value over nor reverts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerField:
+    """A field of the object that a controller renders the pod template from: before -> after.
+
+    Both are texts of a scalar, or one token of a text that begins at `at`; the text around it is never kept.
+    None: the list ends before that place.
+    """
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    path: str
+    """Within the object (RFC 6901): `/spec/model/maxNumSeqs`."""
+    before: str | None
+    after: str | None
+    rolled_by: Roller
+    at: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}, {self.path[1:].replace('/', '.')}"
+
+    def inverse(self) -> OwnerField:
+        """Return the same field with the recorded value put back."""
+        return replace(self, before=self.after, after=self.before)
+
+    def state(self, body: Mapping[str, object]) -> EditState:
+        """Return whether an object has the value before or after."""
+        *parents, last = self.path[1:].split("/")
+        holder: object = body
+        for key in parents:
+            holder = _child(holder, key)
+        if isinstance(holder, list) and last.isdigit() and None in (self.before, self.after):
+            rest = [_text_of(each) for each in holder[int(last) :]]
+            for wanted, state in ((self.before, EditState.BEFORE), (self.after, EditState.AFTER)):
+                if len(holder) >= int(last) and rest == ([] if wanted is None else [wanted]):
+                    return state
+            return EditState.OTHER
+        return self._state_of(_text_of(_child(holder, last)))
+
+    def _state_of(self, found: str | None) -> EditState:
+        """Return the state of a value; the longer of two tokens in a text may begin with the other."""
+        states = [(self.before or "", EditState.BEFORE), (self.after or "", EditState.AFTER)]
+        if found is None:
+            return EditState.OTHER
+        if self.at is None:
+            return next((state for text, state in states if text == found), EditState.OTHER)
+        states.sort(key=lambda each: -len(each[0]))
+        return next((state for text, state in states if found.startswith(text, self.at)), EditState.OTHER)
+
+    def patch(self, body: Mapping[str, object]) -> tuple[PatchOperation, ...]:
+        """Return the operations that give an object the value, each old value tested.
+
+        Raises:
+            ValueError: it does not have the value before.
+        """
+        if self.state(body) is not EditState.BEFORE:
+            raise ValueError(f"{self} is not {self.before}")
+        if self.before is None:
+            return (PatchOperation("add", self.path, self.after),)
+        live: object = body
+        for key in self.path[1:].split("/"):
+            live = _child(live, key)
+        if not isinstance(live, str | int | float):
+            raise ValueError(f"{self} is no scalar")  # noqa: TRY004 - of an object, not of our own call
+        test = PatchOperation("test", self.path, live)
+        if self.after is None:
+            return test, PatchOperation("remove", self.path)
+        return test, PatchOperation("replace", self.path, self._changed(live))
+
+    def _changed(self, live: str | float) -> str | float:
+        """Return a live value with the change made in it, of the same type."""
+        after = self.after or ""
+        if isinstance(live, bool):
+            return after == "true"
+        if isinstance(live, int):
+            return int(after)
+        if isinstance(live, float):
+            return float(after)
+        if self.at is None:
+            return after
+        return live[: self.at] + after + live[self.at + len(self.before or "") :]
+
+
+def _child(holder: object, key: str) -> object:
+    """Return what is at a key or a place of a list; None where nothing is."""
+    if isinstance(holder, Mapping):
+        return holder.get(key)
+    if isinstance(holder, Sequence) and not isinstance(holder, str) and key.isdigit():
+        return holder[int(key)] if int(key) < len(holder) else None
+    return None
+
+
+def _text_of(value: object) -> str | None:
+    """Return a scalar as it is written; None for anything else."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, str | int | float) else None

@@ -272,6 +272,39 @@ class Cause(StrEnum):
     """Its log could not be read."""
 
 
+class Instance(StrEnum):
+    """Which of the instances of a container that the kubelet knows: it knows two."""
+
+    PRESENT = "Present"
+    """The newest one. It runs, or it ended and nobody has started another yet."""
+    PREVIOUS = "Previous"
+    """The one before."""
+
+
+OOM_KILLED = "OOMKilled"
+"""The kubelet's word for a container that the kernel ended at its memory limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEnd:
+    """The end of one instance of a container."""
+
+    container: str
+    exit_code: int
+    reason: str
+    """In the kubelet's words: `Error`, `OOMKilled`, `Completed`."""
+    started_at: datetime
+    ended_at: datetime
+    """Both in whole seconds, as Kubernetes writes times; what is under a second is cut off."""
+    instance: Instance
+    """Whose end it is, and whose log it is."""
+
+    @property
+    def at_memory_limit(self) -> bool:
+        """Return whether the kernel ended it at the container's memory limit."""
+        return self.reason == OOM_KILLED
+
+
 @dataclass(frozen=True, slots=True)
 class EngineEnd:
     """The newest end of an engine's container: inside the trigger's window, or one since which it is down."""

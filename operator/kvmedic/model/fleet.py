@@ -13,6 +13,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from kvmedic.model.devices import ContainerEnd, Instance
+from kvmedic.model.edits import EditState
 from kvmedic.model.reasons import Reason
 
 POD_TEMPLATE_HASH = "pod-template-hash"
@@ -70,6 +72,8 @@ class OwnerKind(StrEnum):
     """What kind of owner decides a pod template."""
 
     INFERENCE_SERVICE = "KServe InferenceService"
+    LLM_INFERENCE_SERVICE = "KServe LLMInferenceService"
+    OME = "OME InferenceService"
     LEADER_WORKER_SET = "LeaderWorkerSet"
     VLLM_RUNTIME = "production-stack VLLMRuntime"
     CONTROLLER = "controller"
@@ -148,6 +152,13 @@ class RolloutFields:
             and self.progress_deadline_seconds == FROZEN_PROGRESS_DEADLINE_SECONDS
         )
 
+    def may_lack(self, replicas: int) -> int:
+        """Return how many of some replicas a rolling update by these fields may leave missing (Kubernetes
+        1.36, deployment/util, ResolveFenceposts)."""
+        most = self.max_unavailable
+        least = most if isinstance(most, int) else replicas * int(most.rstrip("%")) // 100
+        return 1 if least == 0 and self.max_surge in (0, "0", "0%") else least
+
 
 def frozen(*, max_unavailable: int, paused: bool, surge: int = SURGE) -> RolloutFields:
     """Return the fields of a frozen rollout, with one spare or several."""
@@ -177,39 +188,6 @@ nobody, as one pod at least counts as unavailable."""
 
 ADDING = frozen(max_unavailable=0, paused=False)
 """The rollout's fields while what is missing may be added, and nothing removed."""
-
-
-class Instance(StrEnum):
-    """Which of the instances of a container that the kubelet knows: it knows two."""
-
-    PRESENT = "Present"
-    """The newest one. It runs, or it ended and nobody has started another yet."""
-    PREVIOUS = "Previous"
-    """The one before."""
-
-
-OOM_KILLED = "OOMKilled"
-"""The kubelet's word for a container that the kernel ended at its memory limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerEnd:
-    """The end of one instance of a container."""
-
-    container: str
-    exit_code: int
-    reason: str
-    """In the kubelet's words: `Error`, `OOMKilled`, `Completed`."""
-    started_at: datetime
-    ended_at: datetime
-    """Both in whole seconds, as Kubernetes writes times; what is under a second is cut off."""
-    instance: Instance
-    """Whose end it is, and whose log it is."""
-
-    @property
-    def at_memory_limit(self) -> bool:
-        """Return whether the kernel ended it at the container's memory limit."""
-        return self.reason == OOM_KILLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,6 +462,19 @@ class Minimum:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerObject:
+    """The object that the target is rendered from, as it was looked at."""
+
+    uid: str
+    generation: int
+    """Of its spec."""
+    state: EditState
+    """Whether an open step's field of it has the value from before the step, or after it."""
+    owner: Owner | None = None
+    """Who applies it; None: nobody is known to."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """A Deployment with its ReplicaSets and pods, or a StatefulSet with its revisions, read within one tick.
 
@@ -518,6 +509,8 @@ class Fleet:
     """Field manager that wrote the pod template last, ourselves left out; empty where none is noted."""
     minimum: Minimum | None = None
     """Of the autoscaler that was asked for; None where nobody asked, or it is not there."""
+    rendered_from: OwnerObject | None = None
+    """The same of the owner's object."""
     edits: Mapping[str, FieldEdit] = field(default_factory=dict)
     """Who set the fields last that a rollout borrows, by their names, and `template`; empty name: any field,
     ourselves left out. A field that was removed has nobody."""

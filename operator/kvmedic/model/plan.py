@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import ClassVar, Literal, Self, TypeAlias
 
 from kvmedic.model.compression import Keep
-from kvmedic.model.config_edits import FileEdit, Revision, TemplateChange, TemplateSwap
+from kvmedic.model.config_edits import FileEdit, OwnerField, Revision, TemplateChange, TemplateSwap
 from kvmedic.model.edits import BundleEdit, ReferenceEdit, TemplateEdit, TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import ObjectRef
@@ -106,6 +106,11 @@ class AnyStep(ABC):
         return None
 
     @property
+    def through(self) -> OwnerField | None:
+        """Return the field of the owner's object that the step goes through; None: none."""
+        return None
+
+    @property
     def gives_back(self) -> bool:
         """Return whether the step takes away what an earlier one added for a while."""
         return False
@@ -193,6 +198,8 @@ class FlagStep(SettingStep):
     file_of: FileEdit | None = None
     """What differs in the copy of the file's ConfigMap, the same in the inverse; None: the flag is on the
     command line."""
+    through: OwnerField | None = None
+    """The field that the owner's controller renders the token from; None: nobody renders the template."""
     kind: Literal["FlagStep"] = "FlagStep"
 
     def __post_init__(self) -> None:
@@ -203,6 +210,11 @@ class FlagStep(SettingStep):
         """
         if isinstance(self.edit, ReferenceEdit) != (self.file_of is not None):
             raise ValueError("a flag in a file is changed by the reference to the file's ConfigMap")
+
+    def inverse(self) -> FlagStep:
+        """Return the step that puts the recorded values back, in the owner's object as well."""
+        back = SettingStep.inverse(self)
+        return replace(back, through=self.through.inverse()) if self.through else back
 
     @property
     def gives_back(self) -> bool:
@@ -219,6 +231,7 @@ class FlagStep(SettingStep):
         before, after = self.before or "(engine default)", self.after or "(engine default)"
         file = self.file_of
         where = f" (ConfigMap/{file.config_map}, {file.key})" if file else ""
+        where = f" ({self.through})" if self.through else where
         return f"{self.target.kind}/{self.target.name}: {self.knob} {before} -> {after}{where}"
 
 

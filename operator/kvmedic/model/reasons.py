@@ -522,6 +522,10 @@ class Reason(StrEnum):
     AUTOSCALER_IDLE = row("AutoscalerIdle", "The autoscaler did not follow its own minimum.",
         Remedy("to see what it is waiting for", "kubectl -n $namespace describe horizontalpodautoscalers" ),
         Trait.NEEDS_A_PERSON)
+    OWNER_IDLE = row("OwnerIdle",
+        "The owner's controller did not render its object's new value into the Deployment.",
+        Remedy("to see the owner and its object", "kubectl -n $namespace get deployment $target -o yaml"),
+        Trait.NEEDS_A_PERSON, Trait.FAILED)
     REPLICAS_CHANGED = row("ReplicasChanged",
         "Someone else changed the number of replicas; it was left alone and the run ended.",
         Trait.REPLICAS_TAKEN)

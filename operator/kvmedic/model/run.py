@@ -396,6 +396,8 @@ class Intent:
     fields_before: RolloutFields | None = None
     fields_after: RolloutFields | None = None
     """The rollout's fields before and after it. None: written by a version that did not say."""
+    owner_generation: int | None = None
+    """Generation of the owner's object before its field was written last. None: it was not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from kvmedic.model.plan import (
     TrialStep,
 )
 from kvmedic.rollout.frozen_rollout import template_row
+from kvmedic.rollout.owners.field import owner_field_row
 from kvmedic.rollout.replacement import replacement_row
 from kvmedic.rollout.revision_rollback import revision_row
 from kvmedic.rollout.scaling import scaling_row
@@ -36,6 +37,8 @@ def row_of(step: Step) -> StepRow:
 
 def _row_of_deployment(step: Step) -> StepRow:
     match step:
+        case FlagStep(through=field) if field is not None:
+            return owner_field_row(step, field)
         case FlagStep() | BundleStep():
             return template_row(step)
         case RevisionStep():

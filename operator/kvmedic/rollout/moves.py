@@ -7,8 +7,8 @@ from datetime import timedelta
 from math import ceil
 from typing import TypeAlias
 
-from kvmedic.model.config_edits import EditedTemplate, FileEdit, TemplateChange
-from kvmedic.model.fleet import SURGE, Fleet, Minimum, Orphan, Pod, RolloutFields, frozen
+from kvmedic.model.config_edits import EditedTemplate, FileEdit, OwnerField, TemplateChange
+from kvmedic.model.fleet import SURGE, Fleet, Minimum, Orphan, OwnerObject, Pod, RolloutFields, frozen
 from kvmedic.model.reasons import Reason
 
 
@@ -131,6 +131,15 @@ class SetMinimum:
 
 
 @dataclass(frozen=True, slots=True)
+class SetOwnerField:
+    """Another value in the object that the Deployment is rendered from; the Deployment is not touched."""
+
+    field: OwnerField
+    seen: OwnerObject
+    """As it was looked at."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cordon:
     """Take one pod out of rotation: label and deletion cost in one patch."""
 
@@ -228,7 +237,7 @@ ScaleMove: TypeAlias = ScaleOut | ScaleIn
 DeploymentMove: TypeAlias = RolloutMove | ScaleMove | Claim | Regain
 OrphanMove: TypeAlias = ReleasePod | AdoptPod | MarkStandIn | CordonOrphan
 PodMove: TypeAlias = Cordon | Uncordon | DeletePod | OrphanMove
-Effect: TypeAlias = DeploymentMove | PodMove | SetMinimum
+Effect: TypeAlias = DeploymentMove | PodMove | SetMinimum | SetOwnerField
 Move: TypeAlias = Effect | Wait | Settled | Failed | Refused
 
 

@@ -22,12 +22,8 @@ from typing import TypeAlias
 from kvmedic.manifests.ignore_rules import Reversion
 from kvmedic.model.config_edits import Revision
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import SURGE, Fleet, ObjectRef, Owner, ReplicaSet, Rotation
-from kvmedic.model.plan import (
-    MinimumHolder,
-    ReplaceStep,
-    ReplicasStep,
-)
+from kvmedic.model.fleet import ROLLING, SURGE, Fleet, ObjectRef, Owner, OwnerKind, ReplicaSet, Rotation
+from kvmedic.model.plan import MinimumHolder, ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.moves import Failed, Refused, kubectl_name
 from kvmedic.rollout.orphan_drain import drain_refusal
@@ -190,6 +186,11 @@ Row: TypeAlias = tuple[bool, Reason, str]
 """Whether it applies, and what is said then."""
 
 
+WRITTEN = frozenset(
+    {OwnerKind.INFERENCE_SERVICE, OwnerKind.LLM_INFERENCE_SERVICE, OwnerKind.OME, OwnerKind.VLLM_RUNTIME}
+)
+"""Owners whose own field is written, where a person lets it and the field is certain."""
+
 RELEASED_IS_LEFT = "a replica that was released to be drained is still there"
 
 
@@ -227,6 +228,30 @@ def refusals(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> tuple[Refused, 
         _frozen(fleet),
         _owner_row(None if purpose is Purpose.RETURN else owner_of_template(fleet)),
         *_rows(fleet, _unsettled_state(fleet, purpose), _drain_rows(fleet)),
+    )
+
+
+def owner_rollout_refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
+    """Return why an owner's own rollout may not be set off on this fleet, or None.
+
+    Nobody drains its replicas, so that of two there must always be as many to serve as before.
+    """
+    rolls = fleet.strategy == ROLLING
+    fewer = fleet.fields.may_lack(fleet.replicas) if rolls else fleet.replicas
+    why = (
+        f"it ends every replica at once (strategy {fleet.strategy})"
+        if not rolls
+        else f"it lets {fewer} of {fleet.replicas} replicas be missing (maxUnavailable "
+        f"{fleet.fields.max_unavailable}): set its strategy to maxUnavailable 0"
+    )
+    who = fleet.owner.name if fleet.owner else "the owner"
+    text = f"{who} replaces the replicas by its own rollout, and"
+    alone = f"{text} there is only one: make the change there"
+    return _first_refusal(
+        _frozen(fleet),
+        (fleet.replicas == 1, Reason.OWNED_BY_CONTROLLER, alone),
+        (fewer > 0, Reason.OWNED_BY_CONTROLLER, f"{text} {why}, or make the change there"),
+        *_rows(fleet, _unsettled_state(fleet, purpose), ()),
     )
 
 
@@ -554,7 +579,8 @@ def _owner_row(owner: Owner | None) -> Row:
         return False, Reason.OWNED_BY_CONTROLLER, ""
     text = f"{owner.name} decides what this Deployment looks like and would revert a change"
     text = f"{text}: make the change there"
-    return True, owner.reason, text if owner.is_controller else f"{text}, or see spec.ownership"
+    settled = owner.is_controller and (owner.template is None or owner.template.kind not in WRITTEN)
+    return True, owner.reason, text if settled else f"{text}, or see spec.ownership"
 
 
 def _rotation_message(fleet: Fleet) -> str:

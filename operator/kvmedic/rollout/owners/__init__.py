@@ -1,0 +1,1 @@
+"""Changes through the object that a Deployment is rendered from; pure."""
