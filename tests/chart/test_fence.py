@@ -11,10 +11,12 @@ import yaml
 
 from chart.generated import CHART
 from chart.rendering import render
+from kvmedic.manifests.owner_fields import LISTS, RENDERINGS, Rendering
 from kvmedic.runbooks.compression.bundle import NEVER
 from lab.cluster.api import Api
 from lab.cluster.light import LightCluster
 from worlds.fenced import refusal, rights_in
+from worlds.rendered import DEFINITIONS, define
 
 pytestmark = pytest.mark.xdist_group("fence")
 ENGINE = "/spec/template/spec/containers/0"
@@ -113,17 +115,25 @@ def account(light: LightCluster) -> Iterator[Api]:
     light.apply(DEPLOYMENT, name)
     light.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "limits"}}, name)
     values = {"fence": {"revisionRollback": False}, "probe": {"trialPods": True, "evaluations": True}}
+    values["rbac"] = {"ownerFields": True}
+    define(light, *(each["metadata"]["name"] for each in DEFINITIONS))
+    for rendered in OWNERS.values():
+        light.apply(owner_object(*rendered), name)
     with rights_in(light, name, **values) as made:
         yield made
 
 
 def patch_deployment(account: Api, operations: list[tuple[str, str, Any]]) -> str:
     """Return why a JSON patch of the Deployment is refused; empty: it would pass."""
+    return patch(account, "/apis/apps/v1/namespaces/fenced/deployments/llm", operations)
+
+
+def patch(account: Api, path: str, operations: list[tuple[str, str, Any]]) -> str:
     body = [
         {"op": op, "path": path, **({} if op == "remove" else {"value": value})}
         for op, path, value in operations
     ]
-    return refusal(account, "PATCH", "/apis/apps/v1/namespaces/fenced/deployments/llm", body)
+    return refusal(account, "PATCH", path, body)
 
 
 @pytest.mark.parametrize("operations", PASSES.values(), ids=PASSES)
@@ -134,6 +144,104 @@ def test_what_a_run_changes_passes(account, operations):
 @pytest.mark.parametrize(("operations", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_no_run_changes_is_refused(account, operations, message):
     assert message in patch_deployment(account, operations)
+
+
+OWNERS = {
+    f"{kind} of {group}": (f"{group}/{min(known.versions)}", kind, known)
+    for (group, kind), known in RENDERINGS.items()
+}
+"""Every kind whose fields are written, in a version that tests/data/owners defines."""
+OF_RUNTIME = {
+    "/spec/model": {"modelURL": "m", "maxNumSeqs": 64, "maxModelLen": 8192},
+    "/spec/vllmConfig": {
+        "gpuMemoryUtilization": "0.9",
+        "enablePrefixCaching": True,
+        "enableChunkedPrefill": True,
+    },
+    "/spec/deploymentConfig": {"replicas": 2},
+}
+"""What a VLLMRuntime has beside its lists."""
+CHANGED = {int: 14, str: "0.8", bool: False}
+
+
+def owner_object(version: str, kind: str, known: Rendering) -> dict[str, Any]:
+    """Return an owner's object with an engine at every place where it may have one."""
+    body: dict[str, Any] = {"apiVersion": version, "kind": kind, "metadata": {"name": "llm"}, "spec": {}}
+    engine = {
+        **{name: ["--max-num-seqs=256"] for name in LISTS},
+        "env": [{"name": "PYTHONPATH", "value": "/plugins"}, {"name": "KEEP", "value": "8"}],
+        "image": "registry.example/vllm:1",
+    }
+    filled = [*((place, engine) for place in known.containers), *(OF_RUNTIME.items() if known.fields else ())]
+    for place, fields in filled:
+        holder, (*parents, last) = body, place.removesuffix("/*").strip("/").split("/")
+        for key in parents:
+            holder = holder.setdefault(key, {})
+        if place.endswith("/*"):
+            holder[last] = [{"name": name, **fields} for name in ("sidecar", "engine")]
+        else:
+            holder[last] = {**holder.get(last, {}), **fields}
+    return body
+
+
+def patch_owner(account: Api, who: str, *operations: tuple[str, str, Any]) -> str:
+    version, _, known = OWNERS[who]
+    return patch(account, f"/apis/{version}/namespaces/fenced/{known.plural}/llm", list(operations))
+
+
+ENGINES = [
+    (who, place.replace("*", "1")) for who, (*_, known) in OWNERS.items() for place in known.containers
+]
+SETTINGS = [(who, path) for who, (*_, known) in OWNERS.items() for path in known.fields.values()]
+
+
+@pytest.mark.parametrize(("who", "engine"), ENGINES)
+def test_an_argument_and_the_value_of_a_variable_of_an_owners_object_pass(account, who, engine):
+    for name in LISTS:
+        assert patch_owner(account, who, ("replace", f"{engine}/{name}/0", "--max-num-seqs=14")) == ""
+        assert patch_owner(account, who, ("add", f"{engine}/{name}/1", "--async-scheduling")) == ""
+    assert patch_owner(account, who, ("replace", f"{engine}/env/1/value", "4")) == ""
+
+
+@pytest.mark.parametrize(("who", "path"), SETTINGS)
+def test_a_setting_of_its_own_passes(account, who, path):
+    above, _, last = path.rpartition("/")
+
+    assert patch_owner(account, who, ("replace", path, CHANGED[type(OF_RUNTIME[above][last])])) == ""
+
+
+SECRET = {"valueFrom": {"secretKeyRef": {"name": "key", "key": "key"}}}
+
+
+@pytest.mark.parametrize(("who", "engine"), ENGINES)
+def test_nothing_else_of_an_owners_object_passes(account, who, engine):
+    above, _, last = engine.rpartition("/")
+    another = f"{above}/-" if last == "1" else f"{above}/another"
+    refused: dict[str, list[tuple[str, str, Any]]] = {
+        "another image": [("replace", f"{engine}/image", "registry.example/other:1")],
+        "an image less": [("remove", f"{engine}/image", None)],
+        "a privilege": [("add", f"{engine}/securityContext", {"privileged": True})],
+        "a field for another": [
+            ("remove", f"{engine}/image", None),
+            ("add", f"{engine}/imagePullPolicy", "Always"),
+        ],
+        "an engine more": [("add", another, {"name": "a", "args": ["a"]})],
+        "a variable more": [("add", f"{engine}/env/-", {"name": "A", "value": "1"})],
+        "another variable": [("replace", f"{engine}/env/1/name", "LD_PRELOAD")],
+        "a Secret as a variable": [("replace", f"{engine}/env/1", {"name": "KEEP", **SECRET})],
+        "another library first": [("replace", f"{engine}/env/0/value", "/tmp")],
+        "another account": [("add", "/spec/serviceAccountName", "admin")],
+        "a label": [("add", "/metadata/labels", {"a": "b"})],
+        "an annotation": [("add", "/metadata/annotations", {"a": "b"})],
+    }
+    if last == "1":
+        refused["an engine less"] = [("remove", engine, None)]
+
+    passed = [
+        name for name, each in refused.items() if "owner's object" not in patch_owner(account, who, *each)
+    ]
+
+    assert passed == []
 
 
 def pod(**metadata: Any) -> dict[str, Any]:
@@ -185,9 +293,9 @@ def test_everybody_else_is_not_asked(account, light):
 
 
 def test_it_refuses_the_variables_that_no_spec_may_name():
-    (rule,) = [each["expression"] for each in fence()["validations"] if "matches" in each["expression"]]
+    (given,) = [each["expression"] for each in fence()["variables"] if each["name"] == "never"]
 
-    assert re.search(r"r'\^\((.*)\)\$'", rule).group(1) == NEVER.pattern
+    assert re.fullmatch(r"r'\^\((.*)\)\$'", given).group(1) == NEVER.pattern
 
 
 def test_a_refusal_is_never_taken_for_a_patch_that_came_too_late():
