@@ -14,8 +14,9 @@ from kvmedic.cluster.appliers import neighbours_of
 from kvmedic.cluster.rights import CONFIG_FILE, Lacking, Right
 from kvmedic.cluster.room import room_for
 from kvmedic.cluster.workloads import read_target
+from kvmedic.doctor.checks import Check, Examination, Result, Topic
 from kvmedic.doctor.documents import as_served
-from kvmedic.doctor.eligibility import EVERY, MESSAGE_BYTES, Examiner
+from kvmedic.doctor.eligibility import EVERY, MESSAGE_BYTES, Examiner, claim_of
 from kvmedic.doctor.examine import default_spec
 from kvmedic.kube.errors import Call, Refused, Unavailable
 from kvmedic.model.evidence import Inconclusive
@@ -155,6 +156,14 @@ async def test_every_reason_is_in_the_message() -> None:
         assert part in told.message
     assert "kvmedic doctor deploy/llm -n serving" in told.message
     assert len(told.message.encode()) <= MESSAGE_BYTES
+
+
+def test_the_command_names_a_stateful_set_by_its_kind() -> None:
+    check = Check(Topic.ROLLOUT, Result.FAIL, "a pod is terminating")
+
+    told = claim_of(Examination("serving", "StatefulSet/llm", (check,)))
+
+    assert told.message.endswith("kvmedic doctor statefulset/llm -n serving has all, with fixes")
 
 
 async def test_a_message_that_is_too_long_tells_whole_reasons_and_how_many_more() -> None:

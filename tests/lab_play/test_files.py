@@ -12,7 +12,7 @@ from lab.evaluation.__main__ import Settings
 from lab.play import files
 from lab.play.files import PARTS, ScenarioInvalid, merged, names, read, read_all
 from lab.play.lanes import listed
-from lab.play.manifests import arguments, deployment, namespace, objects
+from lab.play.manifests import arguments, namespace, objects, workload
 from lab.play.schema import Engine, Scenario, Writes
 from lab.play.stage import engine_recipe
 
@@ -94,6 +94,10 @@ ADDED = {
     "and no image comes from one: add fleet.registry",
     "fleet: {flags: 3}": "fleet.flags: ",
     "fleet: {objects: [{kind: ConfigMap}]}": "fleet.objects: an object needs apiVersion, kind",
+    "fleet: {stateful_set: {}}": "the whole file: remediation.targetRef.kind is Deployment: name the "
+    "fleet's, StatefulSet",
+    "fleet: {stateful_set: {}, deployment: {a: 1}}": "fleet: deployment is a patch of what a StatefulSet "
+    "stands for",
     "load: []": "load: ",
     "load: [{clients: 1, lengths: spred}]": "load[0].lengths: no lengths named 'spred'",
     "load: [{lengths: spread}]": "load[0]: give clients for a closed loop or rate",
@@ -191,13 +195,13 @@ def test_every_scenario_of_the_lab_can_be_played():
 
 @pytest.mark.parametrize("name", names())
 def test_the_objects_of_every_scenario_are_whole(name):
-    made = {each["kind"]: each for each in objects(read(name), "image")}
+    made, fleet = {each["kind"]: each for each in objects(read(name), "image")}, read(name).fleet
 
     assert list(made)[-1] == "KVRemediation"
     assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in made.values())
-    container, *others = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    container, *others = made[fleet.kind]["spec"]["template"]["spec"]["containers"]
     assert all(isinstance(each, str) for each in container["args"])
-    assert len(others) == read(name).fleet.plain
+    assert len(others) == fleet.plain
 
 
 def test_flags_become_a_command_line_and_patches_are_taken_over(tmp_path, put):
@@ -205,7 +209,7 @@ def test_flags_become_a_command_line_and_patches_are_taken_over(tmp_path, put):
     patches = "deployment: {metadata: {annotations: {a: b}}}, container: {resources: {limits: {memory: 1Gi}}}"
     put("hot", f"{GOOD}fleet: {{flags: {flags}, {patches}}}\n")
 
-    made = deployment(read("hot", tmp_path).fleet, "image")
+    made = workload(read("hot", tmp_path).fleet, "image")
 
     assert made["metadata"]["annotations"] == {"a": "b"}
     (container,) = made["spec"]["template"]["spec"]["containers"]
@@ -229,6 +233,20 @@ def test_what_leads_requests_stands_in_place_of_the_service(tmp_path, put):
     assert routed[0]["spec"]["selector"]["matchLabels"] == labels, "the ReplicaSet's own, as everywhere"
 
 
+def test_a_stateful_set_stands_in_place_of_the_deployment_with_its_own_service(tmp_path, put):
+    kind = "remediation: {targetRef: {kind: StatefulSet}}\n"
+    patch = "{spec: {podManagementPolicy: Parallel}}"
+    put("held", f"{GOOD}{kind}fleet: {{plain: true, stateful_set: {patch}}}\n")
+    governing, service, made, _ = objects(read("held", tmp_path), "image")
+
+    assert (made["kind"], made["spec"]["podManagementPolicy"]) == ("StatefulSet", "Parallel")
+    assert "strategy" not in made["spec"]
+    assert made["spec"]["serviceName"] == governing["metadata"]["name"] == "inference-llm-headless"
+    assert governing["spec"]["clusterIP"] == "None"
+    labels = made["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == governing["spec"]["selector"] == labels == {"app": "inference-llm"}
+
+
 def test_each_rank_has_a_port_that_the_pool_leads_to_and_the_probe_asks_all_of_them():
     pool, made, _ = objects(read("two-ranks"), "image")
 
@@ -244,7 +262,7 @@ def test_a_fleet_in_waves_has_room_for_one():
 
 
 def test_a_fleet_that_is_recreated_has_no_numbers_of_a_rolling_update():
-    assert deployment(read("recreate").fleet, "image")["spec"]["strategy"] == {"type": "Recreate"}
+    assert workload(read("recreate").fleet, "image")["spec"]["strategy"] == {"type": "Recreate"}
 
 
 def test_an_evaluation_is_a_suspended_cron_job_that_runs_from_the_engines_image(tmp_path, put):
@@ -301,7 +319,7 @@ def test_the_engines_image_is_made_of_the_evaluation_too():
 def test_real_vllm_gets_what_it_needs_and_nothing_else_changes():
     variant = scenario("thrash", "vllm")
     real = variant.fleet
-    pod = deployment(real, "image")["spec"]["template"]["spec"]
+    pod = workload(real, "image")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
 
     assert (variant.name, real.engine) == ("thrash-vllm", Engine.VLLM)
@@ -309,7 +327,7 @@ def test_real_vllm_gets_what_it_needs_and_nothing_else_changes():
     assert {each["name"] for each in pod["volumes"]} == {each["name"] for each in container["volumeMounts"]}
     assert all(each["readOnly"] for each in container["volumeMounts"] if each["name"] not in ("shm", "tmp"))
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert "volumes" not in deployment(scenario("thrash", "lab").fleet, "image")["spec"]["template"]["spec"]
+    assert "volumes" not in workload(scenario("thrash", "lab").fleet, "image")["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize(

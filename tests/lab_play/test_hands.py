@@ -18,7 +18,7 @@ from lab.cluster.machine import ROOT
 from lab.images import write_program_image
 from lab.installation import NAMESPACE as OPERATOR
 from lab.play.hands import FREE, LABELS, USED, Exporter, Hands
-from lab.play.manifests import deployment, objects
+from lab.play.manifests import objects, workload
 from lab.play.picker import GROUPS, ensure_definitions, pool_of
 from lab.play.registry import Registry
 from lab.play.schema import FLEET, Incident, Scenario
@@ -157,7 +157,7 @@ def test_a_registry_serves_an_archive_and_refuses_by_name(tmp_path):
 def test_the_owner_applies_what_stood_there_or_another_revision(light, fleet):
     hands, namespace = fleet
     before = light.api.get("Deployment", FLEET, namespace)["spec"]["template"]
-    changed = copy.deepcopy(deployment(a_scenario(fleet=FLEET_OF_TWO).fleet, "image"))
+    changed = copy.deepcopy(workload(a_scenario(fleet=FLEET_OF_TWO).fleet, "image"))
     changed["spec"]["template"]["spec"]["containers"][0]["args"] += ["--watermark", "0.01"]
     light.api.apply(changed, namespace, manager="kvmedic")
 

@@ -116,9 +116,9 @@ ALONE = {"branch": "Healthy", "writes": "untouched", "restarts_per_replica": 0}
         ({"planned": [CAP]}, "the plan had maxNumSeqs 64 -> 18; expected none"),
         ({"moves": [CAP]}, "the runs had maxNumSeqs 64 -> 18; expected none"),
         ({"verdicts": ["Recovered"]}, "runs ended as Recovered, expected no run"),
-        ({"foreign_writers": ["kvmedic"]}, "somebody wrote to the Deployment or its pods: kvmedic"),
+        ({"foreign_writers": ["kvmedic"]}, "somebody wrote to the workload or its pods: kvmedic"),
         ({"rewritten": ["inference-llm"]}, "their resourceVersion is another than before: inference-llm"),
-        ({"template_changed": True}, "the Deployment is not as it was before"),
+        ({"template_changed": True}, "the workload is not as it was before"),
         ({"restarts_per_replica": 1 / 3}, "0.33 restarts per replica, expected 0 at most"),
     ],
 )

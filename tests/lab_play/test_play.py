@@ -56,7 +56,7 @@ class ScriptedWitness(Witness):
     def replicas(self) -> list[Replica]:
         return [Replica("pod-1", "127.0.0.1", 64, True, False, True, False, "")]
 
-    def deployment(self) -> dict[str, Any]:
+    def workload(self) -> dict[str, Any]:
         return {"metadata": {"name": FLEET, "resourceVersion": "1"}, "spec": {"replicas": 1}}
 
     def _versions(self) -> dict[str, str]:

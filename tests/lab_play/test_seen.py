@@ -42,6 +42,13 @@ def test_increases_are_counted_per_replica_within_the_window():
     assert increase(samples, 10, 30) == (16 + 1, 9 + 2)
 
 
+def test_a_replica_that_is_made_anew_under_its_name_counts_from_0():
+    kept = [sample(0, 10, 5), sample(10, 20, 10), sample(20, 3, 1), sample(30, 5, 4)]
+
+    assert increase({"llm-2": kept}, 5, 40) == (10 + 3 + 2, 5 + 1 + 3)
+    assert rate(kept, 20) == (3 + 2) / 20
+
+
 def test_a_rate_needs_two_samples():
     assert rate([], 10) == 0
     assert rate([sample(0, 3, 0)], 10) == 0

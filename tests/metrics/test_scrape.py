@@ -323,6 +323,18 @@ async def test_the_pool_is_asked_of_the_replica_itself() -> None:
     assert readings == [Pool(149, 32, "auto", caches_prefixes=True), Missing(Absence.NO_SERIES)]
 
 
+async def test_the_pool_is_that_of_every_engine_with_a_port_of_its_own() -> None:
+    with Server(answering(THRASH)) as first, Server(answering(THRASH)) as second:
+        scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS)
+        here = PodAddress(POD, "127.0.0.1", port=first.port)
+        both = value_of(await scraper.pool(here, (first.port, second.port)))
+        one_starts = await scraper.pool(here, (first.port, free_ports(1)[0]))
+        await scraper.close()
+
+    assert both == Pool(298, 32, "auto", caches_prefixes=True)
+    assert one_starts == UNAVAILABLE
+
+
 async def test_a_replica_is_asked_at_the_port_of_its_engine() -> None:
     with Server(answering(THRASH)) as server:
         scraper = Scraper(ScrapeOptions(port=free_ports(1)[0]), VLLM_SIGNALS)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from kvmedic.model.config_edits import EditedTemplate
 from kvmedic.model.fleet import (
     ROLLING,
     STATEFUL_SET,
@@ -40,6 +41,8 @@ from kvmedic.rollout.moves import (
     Restore,
     Retarget,
     Revert,
+    ScaleIn,
+    ScaleOut,
     Uncordon,
     Wait,
 )
@@ -51,7 +54,7 @@ OWN = RolloutFields(False, 0, 1, 0, None, partition=0)
 """What a StatefulSet has that says nothing."""
 BY_LABEL = Rotation("serving", "draining", ("llm",), effective=True, in_selector=False)
 BY_KEYS = replace(BY_LABEL, effective=False, relabel=OrphanDrain(("app",)))
-FIRST_RETRY = timedelta(seconds=1)
+FIRST_RETRY, LONGEST_RETRY = timedelta(seconds=1), timedelta(seconds=1000)
 
 
 @dataclass
@@ -84,6 +87,8 @@ class SetModel:
     """Pods that were ended while they took requests, or had some."""
     fewest: int = 10**9
     """Replicas in rotation, at the fewest."""
+    fence: str = ""
+    """The claim of a run."""
     wakes: bool = True
     """Something of its own changed since the controller looked last."""
     retry: timedelta = FIRST_RETRY
@@ -112,6 +117,12 @@ class SetModel:
 
     def apply(self, effect: Effect) -> None:
         match effect:
+            case Revert(EditedTemplate(template), fields):
+                self.revision = str(template["revision"])
+                self._assign(fields)
+            case ScaleOut(before, after) | ScaleIn(before, after):
+                assert self.replicas == before, "the API server's side of it: the test of the patch"
+                self.scale(after)
             case Freeze(_, fields) | Retarget(_, fields) | Revert(_, fields):
                 self.revision = "new" if self.revision == "old" else "old"
                 self._assign(fields)
@@ -126,6 +137,14 @@ class SetModel:
                 self.wakes = True
             case DeletePod(pod):
                 self._end(self._find(pod.uid))
+
+    def scale(self, replicas: int) -> None:
+        """Ask for another number of replicas, whoever does."""
+        self.replicas, self.observed, self.wakes = replicas, False, True
+
+    def edit(self, revision: str) -> None:
+        """Change the pod template, whoever does."""
+        self.revision, self.observed, self.wakes = revision, False, True
 
     def _assign(self, fields: RolloutFields) -> None:
         self.fields, self.observed, self.wakes = fields, False, True
@@ -174,7 +193,7 @@ class SetModel:
         for ordinal in range(self.replicas):
             pod = own.get(ordinal)
             if pod is None and ordinal in taken:  # the API server says that it exists
-                self.retry_at, self.retry = self.now + self.retry, self.retry * 2
+                self.retry_at, self.retry = self.now + self.retry, min(self.retry * 2, LONGEST_RETRY)
                 return False
             if pod is None:
                 pod = self._make(ordinal, self._revision_for(ordinal))
@@ -198,7 +217,7 @@ class SetModel:
             if pod is not None and pod.revision != self.revision and not pod.terminating:
                 self._end(pod)
                 return
-            if pod is None or not pod.ready:
+            if pod is None or pod.terminating or not pod.ready:
                 return
 
     def kubelet(self, which: int) -> None:
@@ -243,8 +262,8 @@ class SetModel:
             revision=self.revision,
             status_replicas=sum(pod.owned for pod in self.pods),
             updated_replicas=sum(pod.revision == self.revision for pod in own),
-            fence="",
-            replica_sets=tuple(self._set(revision, live) for revision in ("old", "new")),
+            fence=self.fence,
+            replica_sets=tuple(self._set(revision, live) for revision in self._revisions()),
             pods=tuple(self._seen(pod) for pod in self.pods),
             rotation=BY_KEYS if self.by_keys else BY_LABEL,
             owner=None,
@@ -253,6 +272,9 @@ class SetModel:
             in_order=self.in_order,
             is_complete=self.current == self.revision,
         )
+
+    def _revisions(self) -> list[str]:
+        return list(dict.fromkeys(["old", "new", self.revision, *(pod.revision for pod in self.pods)]))
 
     def _set(self, revision: str, live: list[SetPod]) -> ReplicaSet:
         pods = [pod for pod in live if pod.revision == revision]

@@ -63,7 +63,7 @@ from kvmedic.model.fleet import DEPLOYMENT, STATEFUL_SET
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, Resource, Wish
 from kvmedic.record.store import RESOURCES, resource_of
-from kvmedic.rollout.gates import place_of, target_at
+from kvmedic.rollout.gates import place_of, typed_place
 from kvmedic.settings import Settings
 from kvmedic.wiring import Connected, open_connections, target_of
 
@@ -418,12 +418,6 @@ def _next_command(found: Examination) -> str:
     where = f"{typed_place(found.target)} -n {found.namespace}"
     after = f"kvmedic init {where} >kvr.yaml" if found.is_live else f"kvmedic doctor {where}"
     return next(fixes, after)
-
-
-def typed_place(place: str) -> str:
-    """Return how kubectl and these commands are told of a target: `deploy/NAME`."""
-    ref = target_at(place)
-    return f"{'deploy' if ref.kind == DEPLOYMENT else ref.kind.lower()}/{ref.name}"
 
 
 def _as_json(found: Sequence[_Told]) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kvmedic.cli.app import NOT_FOUND, USAGE, end_command
-from kvmedic.cli.doctor import Files, Target, read_documents, resource_for, target_name, typed_place
+from kvmedic.cli.doctor import Files, Target, read_documents, resource_for, target_name
 from kvmedic.cli.plan import (
     Context,
     Kubeconfig,
@@ -27,6 +27,7 @@ from kvmedic.doctor.fitting import resource_text
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import JsonObject, name_of
 from kvmedic.model.spec import Mode
+from kvmedic.rollout.gates import typed_place
 from kvmedic.wiring import open_connections
 
 

@@ -481,7 +481,8 @@ def _pods(parts: _Parts, frame: Frame) -> Iterator[Pod]:
         made_from = labels_of(body).get(REVISION_OF_POD, "")
         pod = pod_of(body, replace(frame, revision=by_name.get(made_from, "")))
         out = is_relabelled(body)
-        yield replace(pod, ordinal=ordinal_of(body), cordoned=pod.cordoned or out, is_released=out)
+        place = ordinal_of(body, parts.deployment)
+        yield replace(pod, ordinal=place, cordoned=pod.cordoned or out, is_released=out)
 
 
 def _fleet(parts: _Parts, frame: Frame) -> Fleet:

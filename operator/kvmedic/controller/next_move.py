@@ -153,15 +153,21 @@ async def leaving_move(tick: Tick, view: View) -> Move:
     """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
     fleet = _watched_fleet(tick, view.fleet)
     row = row_of(tick.run.current.step)
-    drains = await drains_of(tick, fleet) if row.drains_to_leave or fleet.orphans else {}
+    asks = row.drains_to_leave or _has_released(fleet)
+    drains = await drains_of(tick, fleet) if asks else {}
     known = replace(_known(tick, fleet, drains), edited=_without_ours(tick.run, view))
     return _with_arrivals(tick, row.leave(fleet, known))
 
 
 async def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
-    drains = await drains_of(tick, fleet) if fleet.orphans else {}
+    drains = await drains_of(tick, fleet) if _has_released(fleet) else {}
     return _with_arrivals(tick, row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, drains)))
+
+
+def _has_released(fleet: Fleet) -> bool:
+    """Return whether a replica is there that no controller owns, and that goes once it is idle."""
+    return bool(fleet.orphans) or any(pod.is_released for pod in fleet.pods)
 
 
 def _with_arrivals(tick: Tick, move: Move) -> Move:

@@ -29,6 +29,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Record, Resource, Truth
 from kvmedic.record.runs import MESSAGE_BYTES, Claim, with_conditions
+from kvmedic.rollout.gates import place_of, typed_place
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding, RoomUnknown
 from kvmedic.runbooks.branches import Diagnosis
@@ -116,7 +117,8 @@ class Examiner:
             *metrics_checks(diagnosis, len(view.fleet.live), names),
             rights_check(lacking, names),
         ]
-        return Examination(resource.namespace, view.fleet.name, in_order(checks))
+        target = place_of(view.fleet.kind, view.fleet.name)
+        return Examination(resource.namespace, target, in_order(checks))
 
     def note(
         self, record: Record, found: Examination, resource: Resource, view: View, now: datetime
@@ -172,7 +174,7 @@ def claim_of(found: Examination) -> Claim:
 
 def _message(found: Examination, told: Sequence[Check]) -> str:
     """Return each finding whole, as many as a message may have, and how many more there are."""
-    command = f"kvmedic doctor deploy/{found.target} -n {found.namespace} has all, with fixes"
+    command = f"kvmedic doctor {typed_place(found.target)} -n {found.namespace} has all, with fixes"
     parts = [f"{each.name}: {each.saw}" for each in told]
     for count in range(len(parts), 0, -1):
         more = f"; and {len(parts) - count} more" if count < len(parts) else ""

@@ -558,7 +558,8 @@ class FleetMetrics:
 
     async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself, or of the source if out of reach."""
-        told, found = await self._scraper.pool(_where(namespace, pod)), self._sources.get(source)
+        told = await self._scraper.pool(_where(namespace, pod), pod.engine_ports)
+        found = self._sources.get(source)
         if told != Missing(Absence.SOURCE_UNAVAILABLE) or found is None:
             return told
         look = Look(POOL_WINDOW, signals=frozenset())

@@ -387,6 +387,19 @@ def read_pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
     return Measured(replace(kinds.pop(), blocks=blocks), replica.presence.at)
 
 
+def join_pools(told: Iterable[Reading[Pool]]) -> Reading[Pool]:
+    """Return the pools of several engines as one: all of them must be known, and of one kind."""
+    found = list(told)
+    pools = [each.value for each in found if isinstance(each, Measured)]
+    if len(pools) < len(found):
+        return next(each for each in found if not isinstance(each, Measured))
+    kinds = {replace(pool, blocks=0) for pool in pools}
+    if len(kinds) != 1:
+        return Missing(Absence.AMBIGUOUS)
+    at = min(each.at for each in found if isinstance(each, Measured))
+    return Measured(replace(kinds.pop(), blocks=sum(pool.blocks for pool in pools)), at)
+
+
 def block_tokens(replica: Replica, series: Iterable[Series]) -> int | None:
     """Return tokens per block as the labels declare them; None where they do not, or not with one voice."""
     labels = [one.labels for many in _by_scraper(replica, series).values() for one in many]

@@ -31,7 +31,7 @@ from kvmedic.engines.signal_sources import (
     SignalTable,
 )
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
-from kvmedic.metrics.readings import read_pool
+from kvmedic.metrics.readings import join_pools, read_pool
 from kvmedic.metrics.series import PodKey, Series, port_of_instance
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
@@ -383,10 +383,19 @@ class Scraper:
             loop, at = asyncio.get_running_loop(), datetime.now(UTC)
             return await loop.run_in_executor(self._parsers, parse_page, text, at, self._names)
 
-    async def pool(self, where: PodAddress) -> Reading[Pool]:
-        """Return a replica's KV-cache pool."""
-        page = await self.page(where)
-        return page if isinstance(page, Missing) else pool_of_page(page, self._table)
+    async def pool(self, where: PodAddress, ports: Sequence[int] = ()) -> Reading[Pool]:
+        """Return the KV-cache pool of all engines of a replica together.
+
+        Args:
+            where: the replica.
+            ports: where each engine has a page of its own; empty: there is one page.
+        """
+        pages = await asyncio.gather(
+            *(self.page(replace(where, port=port)) for port in ports or (where.port,))
+        )
+        return join_pools(
+            page if isinstance(page, Missing) else pool_of_page(page, self._table) for page in pages
+        )
 
     async def version(self, where: PodAddress) -> Reading[Version]:
         """Return the version of a replica's engine, by its own word."""

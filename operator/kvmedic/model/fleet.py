@@ -247,7 +247,7 @@ class Pod:
     stuck_in: tuple[str, ...] = ()
     """Those that did not let go of it until its last drain timed out."""
     ordinal: int | None = None
-    """Its number in a StatefulSet; None: a Deployment's replicas have none."""
+    """Its place in a StatefulSet, from 0; None: a Deployment's replicas have none."""
 
     @property
     def ready(self) -> bool:

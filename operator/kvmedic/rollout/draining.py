@@ -20,7 +20,7 @@ from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, St
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Arrivals, Victim
-from kvmedic.rollout.moves import Cordon, Failed, Settled, Uncordon, Wait
+from kvmedic.rollout.moves import Cordon, Failed, Settled, Uncordon, Wait, kubectl_name
 
 
 class Drain(StrEnum):
@@ -275,9 +275,9 @@ def stray_move(fleet: Fleet, pods: Iterable[Pod], victims: Collection[Pod] = ())
     """Return the move that puts a cordoned pod which is no victim back into rotation.
 
     Only once it is sure that it stays: a ReplicaSet with a pod more than it is told ends one, the
-    cordoned one first, with what it serves then.
+    cordoned one first, with what it serves then. A StatefulSet ends those beyond its number.
     """
-    uids = {pod.uid for pod in victims}
+    uids = {pod.uid for pod in (*victims, *beyond_number(fleet))}
     left = (pod for pod in pods if not pod.terminating and pod.uid not in uids)
     stray = next((pod for pod in left if pod.cordoned or pod.half_cordoned), None)
     if stray is None:
@@ -285,6 +285,15 @@ def stray_move(fleet: Fleet, pods: Iterable[Pod], victims: Collection[Pod] = ())
     if len(fleet.serving(stray.revision)) > fleet.desired(stray.revision):
         return Wait(Reason.AWAITING_CONTROLLER, f"a ReplicaSet has yet to end a pod, maybe {stray.name}")
     return Uncordon(stray)
+
+
+def beyond_number(fleet: Fleet) -> tuple[Pod, ...]:
+    """Return the replicas of a StatefulSet that its number does not ask for, the lowest first.
+
+    Its controller may be long in ending them: with `OrderedReady` it waits for all others to be Ready.
+    """
+    found = (pod for pod in fleet.live if pod.ordinal is not None and pod.ordinal >= fleet.replicas)
+    return tuple(sorted(found, key=lambda pod: pod.ordinal or 0))
 
 
 def holding_move(fleet: Fleet) -> Uncordon | Wait:
@@ -431,7 +440,8 @@ AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has 
 
 def is_followed(fleet: Fleet, wanted: int) -> bool:
     """Return whether the controllers have removed all that a number of replicas asks them to."""
-    return fleet.observed and fleet.told <= wanted and len(fleet.live) <= wanted
+    is_more = fleet.told > wanted or len(fleet.live) > wanted or bool(beyond_number(fleet))
+    return fleet.observed and not is_more
 
 
 def is_whole(fleet: Fleet) -> bool:
@@ -473,5 +483,5 @@ def surplus_of(fleet: Fleet, before: int) -> Wait:
     return Wait(
         Reason.TARGET_NOT_SETTLED,
         f"{fleet.replicas} replicas are asked for, {before} were; {how}, drained, when the rollout is "
-        f"complete; to end it now, undrained: kubectl scale deployment/{fleet.name} --replicas={before}",
+        f"complete; to end it now, undrained: kubectl scale {kubectl_name(fleet)} --replicas={before}",
     )

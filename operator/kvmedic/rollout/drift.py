@@ -124,11 +124,11 @@ def committed_sequence(run: Run, resource_uid: str, fence: str) -> int | None:
     """Return the sequence of the last committed assignment of this run, or None if the claim does not say.
 
     Record and claim are never more than one apart. No claim of this run counts as 0 only while
-    nothing of the run can have been committed yet.
+    nothing of the run can have been committed yet: nobody is drained before.
     """
     number = _sequence_in(fence, run.claims(resource_uid))
     if number is None:
-        return 0 if run.sequence <= 1 else None
+        return 0 if run.sequence <= 1 and not run.victims else None
     return number if run.sequence - 1 <= number <= run.sequence else None
 
 
@@ -163,6 +163,7 @@ def is_thawed(run: Run, resource_uid: str, fleet: Fleet) -> bool:
     """
     wanted = _held_fields(run, resource_uid, fleet)
     is_ours = fleet.fields.is_frozen or (fleet.fields.paused and not run.recorded.paused)
+    is_ours = is_ours or PERMIT in set_by_others(run, resource_uid, fleet)
     return wanted is not None and not _is_held(fleet, wanted) and (is_ours or is_mixed(fleet))
 
 
@@ -178,6 +179,7 @@ def set_by_others(run: Run, resource_uid: str, fleet: Fleet) -> tuple[str, ...]:
         "minReadySeconds": seen.min_ready_seconds != wanted.min_ready_seconds,
         "progressDeadlineSeconds": seen.progress_deadline_seconds != wanted.progress_deadline_seconds,
         "strategy": fleet.strategy != wanted.strategy,
+        PERMIT: seen.permits != wanted.permits and fleet.strategy == wanted.strategy,
         "partition": seen.partition != wanted.partition,
     }
     return tuple(name for name, differs in found.items() if differs)
@@ -294,6 +296,8 @@ def _explains(run: Run, fleet: Fleet, committed: int) -> bool:
     return is_done or intent.was_frozen is None or not fleet.fields.is_frozen
 
 
+PERMIT = "the permit to make anew what is deleted"
+"""The mark of a StatefulSet's strategy `OnDelete` that tells ours from the team's."""
 MOST_REGAINS = 2
 """A person's edit comes once, and may come once more where it met ours; what comes a third time is a tool."""
 TRUCE = timedelta(minutes=10)
@@ -324,7 +328,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
         text = f"the claim on {kubectl_name(fleet)} was taken off{_by(fleet)}; it is put back"
         return Regaining(run, Regain(edit, run.recorded, None), Outcome(doing, text))
     seen = ", ".join(_field_setter(fleet, name) for name in others)
-    if not is_mixed(fleet):
+    if not is_mixed(fleet) and PERMIT not in others:
         ours = released_fields(fleet, run.recorded, run.may_lack)
         left = replace(ours, paused=run.recorded.paused)
         return Regaining(run, Release(left), Outcome(doing, f"{seen}, and every replica runs one template"))
@@ -387,6 +391,8 @@ def _fields_to_restore(recorded: RolloutFields, fleet: Fleet, others: Iterable[s
 
 
 def _field_setter(fleet: Fleet, name: str) -> str:
+    if name == PERMIT:
+        return f"{PERMIT} was taken off{_by(fleet)}"
     seen, edit = fleet.fields, fleet.edits.get(name)
     value = {
         "maxSurge": seen.max_surge,

@@ -336,6 +336,12 @@ def target_at(place: str) -> ObjectRef:
     return ObjectRef(kind if slash else DEPLOYMENT, name)
 
 
+def typed_place(place: str) -> str:
+    """Return how kubectl and these commands are told of a target: `deploy/NAME`."""
+    ref = target_at(place)
+    return f"{'deploy' if ref.kind == DEPLOYMENT else ref.kind.lower()}/{ref.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Trip:
     """The breaker has tripped."""

@@ -192,10 +192,11 @@ def _last_ordinal(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     asked, wanted = fleet.replicas, order.step.after
     if not is_followed(fleet, asked):
         return AWAIT_REMOVAL
-    if len(fleet.live) < asked:
+    goer = next((pod for pod in fleet.live if pod.ordinal == asked - 1), None)
+    if goer is None:
+        # It is not there, so that a lower number takes nobody.
         waiting = stray_move(fleet, fleet.pods) or making_wait(order.assigned_at, now)
-        return waiting or ScaleIn(asked, max(wanted, len(fleet.live)), "", None)
-    goer = max(fleet.live, key=lambda pod: pod.ordinal or 0)
+        return waiting or ScaleIn(asked, asked - 1, "", None)
     if goer.uid in order.held:
         return held_move(fleet, (goer,))
     if back := stray_move(fleet, fleet.pods, (goer,)):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import httpx
 
@@ -93,11 +94,18 @@ def increase(samples: Mapping[str, list[Sample]], since: float, until: float) ->
     for kept in samples.values():
         inside = [sample for sample in kept if since <= sample.at <= until]
         if inside:
-            earlier = [sample for sample in kept if sample.at < since]
-            first, last = (earlier or inside)[-1 if earlier else 0], inside[-1]
-            preemptions += last.preemptions - first.preemptions
-            finished += last.finished - first.finished
+            counted = [*[sample for sample in kept if sample.at < since][-1:], *inside]
+            preemptions += risen([each.preemptions for each in counted])
+            finished += risen([each.finished for each in counted])
     return preemptions, finished
+
+
+def risen(values: Sequence[float]) -> float:
+    """Return by how much a counter rose over its values; it begins at 0 again where its engine does.
+
+    A StatefulSet makes a replica anew under the name of the one that it replaces.
+    """
+    return sum(now - before if now >= before else now for before, now in pairwise(values))
 
 
 def rate(kept: list[Sample], seconds: float) -> float:
@@ -106,7 +114,7 @@ def rate(kept: list[Sample], seconds: float) -> float:
         return 0.0
     recent = [sample for sample in kept if sample.at >= kept[-1].at - seconds]
     span = recent[-1].at - recent[0].at
-    return (recent[-1].preemptions - recent[0].preemptions) / span if span > 0 else 0.0
+    return risen([each.preemptions for each in recent]) / span if span > 0 else 0.0
 
 
 LOST = frozenset({Outcome.FAILED, Outcome.ABORTED, Outcome.REFUSED})

@@ -22,7 +22,7 @@ from lab.engine.server import DEVICE, SLOWDOWN
 from lab.installation import NAMESPACE, RELEASE
 from lab.play import schema
 from lab.play.files import merged
-from lab.play.manifests import PORT, deployment
+from lab.play.manifests import PORT, workload
 from lab.play.registry import Registry
 from lab.play.schema import (
     FLEET,
@@ -307,9 +307,9 @@ class Hands:
     def _apply(self, incident: Apply) -> str:
         flags: Mapping[str, Flag] = merged(self._fleet.flags, incident.flags)
         self._fleet = self._fleet.model_copy(update={"flags": flags})
-        made = deployment(self._fleet, self._image)
+        made = workload(self._fleet, self._image)
         self._api.apply(made, self._namespace, manager=incident.manager)
-        return f"Deployment/{FLEET} is applied by {incident.manager}"
+        return f"{made['kind']}/{FLEET} is applied by {incident.manager}"
 
     def _approve(self, digest: str) -> str:
         if not digest:

@@ -1,4 +1,4 @@
-"""The fleet as its owner would write it: namespace, Deployment, Service, KVRemediation, and what else."""
+"""The fleet as its owner would write it: namespace, workload, Service, KVRemediation, and what else."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -32,6 +32,8 @@ ROTATION_LABEL: Mapping[str, str] = MappingProxyType({"key": "serving", "drainin
 """The label that takes a replica out of the Service; the default of the KVRemediation."""
 ROTATION = {ROTATION_LABEL["key"]: "active"}
 APP = {"app": FLEET}
+GOVERNING = f"{FLEET}-headless"
+"""The headless Service that gives the pods of a StatefulSet their names."""
 SIDECAR = "proxy"
 GRACE_SECONDS = 60
 """More than the engine's own --shutdown-timeout of 30 s, or the kubelet would cut it short."""
@@ -59,20 +61,19 @@ def objects(scenario: Scenario, image: str) -> Iterator[Object]:
     yield from copy.deepcopy(scenario.fleet.objects)
     if scenario.evaluation is not None:
         yield evaluation(scenario.evaluation, image)
-    yield deployment(scenario.fleet, image)
+    yield workload(scenario.fleet, image)
     yield remediation(scenario)
 
 
-def deployment(fleet: Fleet, image: str) -> Object:
+def workload(fleet: Fleet, image: str) -> Object:
     """The engines: one GPU each, in rotation while they carry `serving: active`."""
     made: Object = {
         "apiVersion": "apps/v1",
-        "kind": "Deployment",
+        "kind": fleet.kind,
         "metadata": {"name": FLEET},
         "spec": {
             "replicas": fleet.replicas,
             "selector": {"matchLabels": {**APP, **(fleet.router or {})}},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": {
                 "metadata": {"labels": pod_labels(fleet)},
                 "spec": {
@@ -85,6 +86,11 @@ def deployment(fleet: Fleet, image: str) -> Object:
     }
     if fleet.engine is Engine.VLLM:
         vllm.on_this_machine(made)
+    if fleet.stateful_set is not None:
+        made["spec"]["serviceName"] = GOVERNING
+        return merged(made, fleet.stateful_set)
+    numbers = {"maxSurge": 1, "maxUnavailable": 0}
+    made["spec"]["strategy"] = {"type": "RollingUpdate", "rollingUpdate": numbers}
     found = merged(made, fleet.deployment)
     if found["spec"]["strategy"]["type"] != "RollingUpdate":
         del found["spec"]["strategy"]["rollingUpdate"]  # the API server refuses numbers of another strategy
@@ -159,6 +165,8 @@ def pod_labels(fleet: Fleet) -> dict[str, str]:
 
 def front(fleet: Fleet) -> Iterator[Object]:
     """Yield what leads requests to the replicas; a router finds them without an object."""
+    if fleet.stateful_set is not None:
+        yield governing(fleet)
     if fleet.pool is not None:
         yield pool_of(fleet.pool, pod_labels(fleet), ports(fleet))
     elif fleet.router is None:
@@ -176,6 +184,12 @@ def service(fleet: Fleet) -> Object:
             "ports": [{"name": "http", "port": PORT, "targetPort": "http"}],
         },
     }
+
+
+def governing(fleet: Fleet) -> Object:
+    """Return the headless Service of a StatefulSet; peers find its pods by their names, clients do not."""
+    made = service(fleet)
+    return merged(made, {"metadata": {"name": GOVERNING}, "spec": {"clusterIP": "None"}})
 
 
 def evaluation(asked: Evaluation, image: str) -> Object:

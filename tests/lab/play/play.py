@@ -95,7 +95,7 @@ class Play:
         self.witness.hear()
         self.witness.arm()
         self._others.meet(self.witness.pods())
-        self._template = _touchable(self.witness.deployment())
+        self._template = _touchable(self.witness.workload())
         self._footprint.start()
 
     def _is_watched(self) -> bool:
@@ -191,7 +191,7 @@ class Play:
             unsaid=[text for text in self.scenario.expect.says if not told.says(text)],
             foreign_writers=sorted(facts.managers - OWNERS - self._appliers()),
             rewritten=self.witness.rewritten(),
-            template_changed=_touchable(self.witness.deployment()) != self._template,
+            template_changed=_touchable(self.witness.workload()) != self._template,
             operator=self._footprint.measured(),
         )
 
@@ -223,7 +223,7 @@ class Play:
         return (len(facts.served) - replicas + crashes) / replicas
 
 
-def _touchable(deployment: dict[str, Any]) -> object:
-    """Return all of a Deployment that a person or an operator sets."""
-    marks = deployment.get("metadata", {}).get("annotations", {})
-    return deployment.get("spec"), {key for key in marks if key.startswith("kvmedic.io/")}
+def _touchable(workload: dict[str, Any]) -> object:
+    """Return all of a workload that a person or an operator sets."""
+    marks = workload.get("metadata", {}).get("annotations", {})
+    return workload.get("spec"), {key for key in marks if key.startswith("kvmedic.io/")}

@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.play.course import line
 from lab.play.figures import Figures
-from lab.play.schema import Move, Scenario, Writes
+from lab.play.schema import Apply, Move, Scenario, Writes
 
 Object = dict[str, Any]
 
@@ -59,9 +59,9 @@ class Result:
     unsaid: list[str] = field(default_factory=list)
     """Texts that should stand in the status and do not."""
     foreign_writers: list[str] = field(default_factory=list)
-    """Field managers other than the owner's and Kubernetes' own on the Deployment or its pods."""
+    """Field managers other than the owner's and Kubernetes' own on the workload or its pods."""
     rewritten: list[str] = field(default_factory=list)
-    """The Deployment and those of its first pods that anybody wrote to, by name."""
+    """The workload and those of its first pods that anybody wrote to, by name."""
     template_changed: bool = False
     operator: dict[str, float] = field(default_factory=dict)
     trouble: str = ""
@@ -193,12 +193,14 @@ def _served(result: Result) -> Iterator[str]:
 def _written(result: Result) -> Iterator[str]:
     wanted = result.scenario.expect
     if wanted.writes is not Writes.ANY and result.foreign_writers:
-        yield f"somebody wrote to the Deployment or its pods: {', '.join(result.foreign_writers)}"
+        yield f"somebody wrote to the workload or its pods: {', '.join(result.foreign_writers)}"
     if wanted.writes is Writes.UNTOUCHED and result.rewritten:
         yield f"their resourceVersion is another than before: {', '.join(result.rewritten)}"
-    same = wanted.template == "same" or wanted.writes is not Writes.ANY
+    is_applied = any(isinstance(each, Apply) for each in result.scenario.incidents)
+    is_same = wanted.writes is Writes.UNTOUCHED or (wanted.writes is Writes.NONE and not is_applied)
+    same = wanted.template == "same" or is_same
     if same and result.template_changed:
-        yield "the Deployment is not as it was before"
+        yield "the workload is not as it was before"
 
 
 def _compared(result: Result) -> Iterator[str]:

@@ -34,11 +34,11 @@ Written: TypeAlias = str | tuple[float, float]
 
 
 class Writes(StrEnum):
-    """What may be written to the Deployment and its pods by others than their owner and Kubernetes."""
+    """What may be written to the workload and its pods by others than their owner and Kubernetes."""
 
     ANY = "any"
     NONE = "none"
-    """No field manager of others ever appears, and the Deployment ends as its owner wrote it."""
+    """No field manager of others ever appears, and the workload ends as its owner wrote it last."""
     UNTOUCHED = "untouched"
     """Nobody at all writes: the same resourceVersions at the end as at the beginning."""
 
@@ -125,7 +125,7 @@ class Expectation(_Part):
     writes: Writes = Writes.ANY
     """any, none, or untouched."""
     template: Literal["any", "same"] = "any"
-    """same: at the end the Deployment is what it was, also where it was changed meanwhile."""
+    """same: at the end the workload is what it was, also where it was changed meanwhile."""
     failed_requests: int | Literal["any"] = 0
     """Requests that failed or were cut, at most. any: the incident itself makes requests fail."""
     min_in_rotation: int | Literal["all", "any"] = "all"
@@ -252,7 +252,7 @@ def _refused(value: object) -> float:
 NAME = r"^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$"
 """A scenario's name is that of its file, and of the namespace that it is played in."""
 FLEET = "inference-llm"
-"""Name of the Deployment, of its Service and of the KVRemediation that looks after it."""
+"""Name of the workload, of its Service and of the KVRemediation that looks after it."""
 CONTAINER = "vllm"
 EVALUATION = "accuracy"
 """Name of the CronJob that evaluates an engine, and of its container."""
@@ -300,7 +300,7 @@ class Fleet(Part):
     engine: Engine = Engine.LAB
     """lab: vLLM's scheduler without a model. vllm: real vLLM on CPU, for the demo only."""
     replicas: int = Field(ge=1, le=20)
-    """Replicas of the Deployment. Two cores carry 6 of the default engines; more must be slower ones."""
+    """Replicas of the workload. Two cores carry 6 of the default engines; more must be slower ones."""
     flags: dict[str, Flag] = Field(default_factory=dict)
     """vLLM's flags without dashes, as `max-num-seqs: 64`; true is a flag without a value, null takes one of
     the defaults away."""
@@ -310,6 +310,9 @@ class Fleet(Part):
     """JSON merge patch of the engine's container, such as its resources."""
     deployment: dict[str, Any] = Field(default_factory=dict)
     """JSON merge patch of the Deployment, such as annotations or its strategy."""
+    stateful_set: dict[str, Any] | None = None
+    """JSON merge patch of the StatefulSet that stands in place of the Deployment, with a headless Service
+    beside the other; {}: as it is made. Absent: a Deployment."""
     objects: tuple[dict[str, Any], ...] = ()
     """Further objects of the namespace: a HorizontalPodAutoscaler, a PodDisruptionBudget, a ConfigMap; a
     ScaledObject, for which real KEDA is built and run."""
@@ -339,6 +342,19 @@ class Fleet(Part):
             if not {"apiVersion", "kind", "metadata"} <= each.keys() or "name" not in each["metadata"]:
                 raise ValueError("an object needs apiVersion, kind and metadata.name: add them")
         return objects
+
+    @model_validator(mode="after")
+    def _one_workload(self) -> Fleet:
+        if self.stateful_set is not None and self.deployment:
+            raise ValueError(
+                "deployment is a patch of what a StatefulSet stands for: move it to stateful_set"
+            )
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the workload."""
+        return "Deployment" if self.stateful_set is None else "StatefulSet"
 
     @model_validator(mode="after")
     def _one_front(self) -> Fleet:
@@ -647,6 +663,9 @@ class Scenario(Part):
             raise ValueError("incidents change devices and fleet.devices names no series: add them there")
         if not self.fleet.registry and any(isinstance(each, Registry) for each in self.incidents):
             raise ValueError("incidents are of a registry, and no image comes from one: add fleet.registry")
+        told = self.remediation["targetRef"]["kind"]
+        if told != self.fleet.kind:
+            raise ValueError(f"remediation.targetRef.kind is {told}: name the fleet's, {self.fleet.kind}")
         has_service = self.fleet.pool is None and self.fleet.router is None
         if not has_service and any(each.to is Route.REPLICA_FIRST for each in self.load):
             raise ValueError("replica-first goes on to the Service, and there is none: use another route")

@@ -22,7 +22,7 @@ from lab.play.play import Play
 from lab.play.registry import Registry
 from lab.play.schema import EVALUATION, FLEET, Engine, Scenario
 from lab.play.story import View
-from lab.play.witness import Witness
+from lab.play.witness import WORKLOADS, Witness
 from lab.prometheus import PodScrape, cluster_prometheus
 
 GONE_SECONDS = 120.0
@@ -167,8 +167,9 @@ def clear(api: Api, namespace: str) -> None:
 
     The resource's finalizer is taken off by hand: what it would bring back is deleted here anyway.
     """
-    for kind in ("KVRemediation", "Service", "Deployment"):
+    for kind in ("KVRemediation", "Service", *WORKLOADS):
         _remove(api, kind, FLEET, namespace)
+    _remove(api, "Service", manifests.GOVERNING, namespace)
     _remove(api, "CronJob", EVALUATION, namespace)
     for each in _scaled_objects(api, namespace):
         api.delete("ScaledObject", each["metadata"]["name"], namespace)
@@ -182,7 +183,8 @@ def vacate(api: Api) -> None:
     """Remove the fleet of every namespace that has one."""
     names = [each["metadata"]["name"] for each in api.list("Namespace", None)]
     for name in names:
-        if any(each["metadata"]["name"] == FLEET for each in api.list("Deployment", name)):
+        found = (each for kind in WORKLOADS for each in api.list(kind, name))
+        if any(each["metadata"]["name"] == FLEET for each in found):
             say(f"removing the fleet that an earlier play left in {name}")
             clear(api, name)
 

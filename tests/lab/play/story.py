@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from kvmedic.model.trial import Answer
 from kvmedic.runbooks.compression.probes import picture_of, trace_of
 from lab.loadgen.record import Record, percentile
-from lab.play.figures import Sample, lost, rate
+from lab.play.figures import Sample, lost, rate, risen
 from lab.play.schema import FLEET
-from lab.play.witness import Replica, Said, Witness
+from lab.play.witness import WORKLOADS, Replica, Said, Witness
 
 RECENT_SECONDS = 15.0
 """What counts as now for rates and percentiles: several scrapes, and over a hundred requests of the demo."""
@@ -86,7 +86,7 @@ def _generated(samples: dict[str, list[Sample]], now: float) -> float:
     for kept in samples.values():
         recent = [each for each in kept if each.at >= now - RECENT_SECONDS]
         if len(recent) > 1:
-            total += (recent[-1].generated - recent[0].generated) / (recent[-1].at - recent[0].at)
+            total += risen([each.generated for each in recent]) / (recent[-1].at - recent[0].at)
     return total
 
 
@@ -129,6 +129,8 @@ class Notes:
 POD_NAME = re.compile(rf"{FLEET}-[0-9a-z]+-([0-9a-z]{{5}})\b")
 """A pod of the fleet; on the screen its last five letters do."""
 TRIAL_POD = re.compile(rf"{FLEET}-trial-\d+-\d+")
+WORKLOAD = re.compile(rf" (?:{'|'.join(WORKLOADS)})/")
+"""Where a plan begins in an Event."""
 THRASHING = 0.5
 """Preemptions per second and replica from which the view calls it thrashing: 1.3 to 3.2 were measured on one
 replica that thrashed, 0 on a calm one."""
@@ -249,7 +251,7 @@ class Story:
         note = said.note.removeprefix(f"{said.reason}: ")
         plan = str(self._witness.chronicle.run.get("message", ""))
         if plan and plan in note:
-            note = note if plan not in self._told else note.partition(" Deployment/")[0]
+            note = note if plan not in self._told else WORKLOAD.split(note, maxsplit=1)[0]
             self._told.add(plan)
         return f"{said.reason}: {note}"
 

@@ -19,6 +19,7 @@ from lab.play.schema import CAP, FLEET, Cue
 
 Object = dict[str, Any]
 SERVICE_NAME = "kubernetes.io/service-name"
+WORKLOADS = ("Deployment", "StatefulSet")
 REPORTER = "kvmedic.io/operator"
 EXPIRED = "DeadlineExceeded"
 """Reason of a pod that the kubelet ended at its activeDeadlineSeconds (kubelet 1.36)."""
@@ -65,9 +66,9 @@ class Facts:
     served: set[str] = field(default_factory=set)
     """Uids of all pods that were ever in rotation."""
     versions: dict[str, str] = field(default_factory=dict)
-    """resourceVersion of the Deployment and its first pods, by name, when the play began."""
+    """resourceVersion of the workload and its first pods, by name, when the play began."""
     managers: set[str] = field(default_factory=set)
-    """Field managers that ever wrote to the Deployment or to a pod."""
+    """Field managers that ever wrote to the workload or to a pod."""
     in_rotation: frozenset[str] = frozenset()
     """Pod uids."""
     most_pods: int = 0
@@ -92,11 +93,11 @@ class Witness:
         self._known: set[str] = set()
         self._access, self._namespace = access, namespace
         self._pods = Mirror(self._see_pods)
-        self._deployments = Mirror(self._see_deployments)
+        self._workloads = {kind: Mirror(self._see_workloads) for kind in WORKLOADS}
         self._mirrors = {
             "EndpointSlice": Mirror(self._see_slices),
             "Pod": self._pods,
-            "Deployment": self._deployments,
+            **self._workloads,
             "KVRemediation": Mirror(self._see_resources),
             "Event": Mirror(self._see_events),
         }
@@ -130,8 +131,10 @@ class Witness:
             self.facts.served = set(self.facts.in_rotation)
             self.facts.versions = self._versions()
 
-    def deployment(self) -> Object:
-        return next((each for each in self._deployments.objects() if each["metadata"]["name"] == FLEET), {})
+    def workload(self) -> Object:
+        """Return the fleet's Deployment or StatefulSet; empty when it is gone."""
+        found = (each for mirror in self._workloads.values() for each in mirror.objects())
+        return next((each for each in found if name(each) == FLEET), {})
 
     def rewritten(self) -> list[str]:
         """Return the objects of the fleet that were written to since it was whole, or are gone."""
@@ -140,7 +143,7 @@ class Witness:
 
     def _versions(self) -> dict[str, str]:
         objects = [
-            self.deployment(),
+            self.workload(),
             *(pod for pod in self._pods.objects() if _labels(pod).get("app") == FLEET),
         ]
         return {name(each): str(each["metadata"]["resourceVersion"]) for each in objects if each}
@@ -201,9 +204,9 @@ class Witness:
             if name(each) == FLEET:
                 self.chronicle.learn(each.get("status", {}))
 
-    def _see_deployments(self, deployments: dict[str, Object]) -> None:
+    def _see_workloads(self, workloads: dict[str, Object]) -> None:
         with self._lock:
-            for each in deployments.values():
+            for each in workloads.values():
                 self.facts.managers |= managers(each)
 
     def _see_events(self, events: dict[str, Object]) -> None:
@@ -232,7 +235,7 @@ def _is_replica(pod: Object) -> bool:
 
 
 def _is_draining(pod: Object) -> bool:
-    """Return whether a replica is out of rotation by its label, or by one of its Deployment's selector."""
+    """Return whether a replica is out of rotation by its label, or by one of its workload's selector."""
     labels = _labels(pod)
     by_label = labels.get(ROTATION_LABEL["key"]) == ROTATION_LABEL["draining"]
     return by_label or any(value.startswith(draining_value("")) for value in labels.values())
@@ -259,7 +262,7 @@ def _serving(piece: Object) -> list[str]:
 
 
 def _is_ours(event: Object) -> bool:
-    """Return whether an Event is the operator's, on the resource; those on the Deployment say the same."""
+    """Return whether an Event is the operator's, on the resource; those on the workload say the same."""
     regarding = event.get("regarding") or event.get("involvedObject") or {}
     reporter = event.get("reportingController") or event.get("reportingComponent")
     return reporter == REPORTER and regarding.get("kind") == "KVRemediation"

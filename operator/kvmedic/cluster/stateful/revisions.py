@@ -125,10 +125,11 @@ def template_in(revision: JsonObject, own: Mapping[str, Any]) -> JsonObject:
     return {**kept, "metadata": metadata}
 
 
-def ordinal_of(pod: Mapping[str, Any]) -> int | None:
-    """Return a pod's number in its StatefulSet; None where its name has none."""
+def ordinal_of(pod: Mapping[str, Any], body: Mapping[str, Any]) -> int | None:
+    """Return a pod's place in its StatefulSet, from 0 wherever ordinals start; None: its name has none."""
     number = name_of(pod).rpartition("-")[2]
-    return int(number) if number.isdecimal() else None
+    first = int(section(body, "spec", "ordinals").get("start") or 0)
+    return int(number) - first if number.isdecimal() else None
 
 
 def is_complete(body: JsonObject) -> bool:

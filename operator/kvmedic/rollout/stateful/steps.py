@@ -18,8 +18,8 @@ from kvmedic.model.plan import Goer, ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import (
     STARTS,
-    Drain,
     Taking,
+    beyond_number,
     held_move,
     holding_move,
     stray_move,
@@ -28,11 +28,8 @@ from kvmedic.rollout.draining import (
 from kvmedic.rollout.drift import committed_sequence
 from kvmedic.rollout.moves import Claim, DeletePod, Failed, Move, Refused, Settled, Wait
 from kvmedic.rollout.preconditions import end_as_begun, ordinal_replacement_refusal
-from kvmedic.rollout.stateful.walk import NUDGE_AFTER, lower_wait
+from kvmedic.rollout.stateful.walk import NUDGE_AFTER, left_behind_move, lower_wait, parted
 from kvmedic.rollout.steps import StepInput, StepRow
-
-LET_GO = frozenset({Drain.IDLE, Drain.DOWN, Drain.TIMED_OUT})
-"""What is known of a replica that nothing runs on, or that goes all the same."""
 
 
 def unsupported_row(row: StepRow, what: str) -> StepRow:
@@ -49,15 +46,19 @@ def ordinal_replacement_row(row: StepRow, step: ReplaceStep) -> StepRow:
 
     def move(fleet: Fleet, known: StepInput) -> Move:
         if step.goes is Goer.SPARE:
-            return stray_move(fleet, fleet.pods) or Settled()
-        return _replacing_move(fleet, step, known)
+            return leave(fleet, known)
+        return left_behind_move(fleet, known) or _replacing_move(fleet, step, known)
+
+    def leave(fleet: Fleet, known: StepInput) -> Move:
+        gone = left_behind_move(fleet, known) or stray_move(fleet, fleet.pods)
+        return gone or parted(fleet, Settled())
 
     return replace(
         row,
         refuse=lambda fleet, _purpose: _refusal(fleet, step),
         next_move=move,
-        rest=lambda fleet, _known: holding_move(fleet),
-        leave=lambda fleet, _known: stray_move(fleet, fleet.pods) or Settled(),
+        rest=lambda fleet, known: left_behind_move(fleet, known) or holding_move(fleet),
+        leave=leave,
         drains_to_leave=False,
         canaries=lambda _fleet: (),
     )
@@ -92,10 +93,11 @@ def _await_made(fleet: Fleet, known: StepInput) -> Move:
     """Return what comes until as many replicas serve as before; a controller that lags is asked anew."""
     waited = known.now - known.assigned_at if known.assigned_at else timedelta(0)
     ends = any(pod.terminating for pod in fleet.pods)
-    if len(fleet.live) < fleet.replicas and not ends and waited > NUDGE_AFTER:
+    there = len(fleet.live) - len(beyond_number(fleet))
+    if there < fleet.replicas and not ends and waited > NUDGE_AFTER:
         return Claim()
     serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
-    if len(fleet.live) >= fleet.replicas and serving >= fleet.replicas - max(0, known.down_before - 1):
+    if there >= fleet.replicas and serving >= fleet.replicas - max(0, known.down_before - 1):
         return Settled()
     limit = STARTS * known.limits.start + known.drain_limit
     if waited > limit:
@@ -110,16 +112,14 @@ def ordinal_scaling_row(row: StepRow, step: ReplicasStep) -> StepRow:
         return row
 
     def first(usual: Callable[[Fleet, StepInput], Move]) -> Callable[[Fleet, StepInput], Move]:
-        return lambda fleet, known: _left_behind(fleet, known) or usual(fleet, known)
+        return lambda fleet, known: left_behind_move(fleet, known) or usual(fleet, known)
 
-    return replace(row, next_move=first(row.next_move), rest=first(row.rest), leave=first(row.leave))
+    def move(fleet: Fleet, known: StepInput) -> Move:
+        # One that is to stay after all is owned again once the number is raised.
+        is_raised = fleet.replicas < step.after
+        return row.next_move(fleet, known) if is_raised else first(row.next_move)(fleet, known)
 
+    def leave(fleet: Fleet, known: StepInput) -> Move:
+        return parted(fleet, first(row.leave)(fleet, known))
 
-def _left_behind(fleet: Fleet, known: StepInput) -> Move | None:
-    """Return the next move for a drained replica above the number that is asked for, which nobody owns."""
-    highest = max(fleet.live, key=lambda pod: pod.ordinal or 0, default=None)
-    if highest is None or not highest.is_released or len(fleet.live) <= fleet.replicas:
-        return None
-    if known.drains.get(highest.uid, Drain.UNKNOWN) in LET_GO or highest.is_unreached:
-        return DeletePod(highest)
-    return Wait(Reason.DRAINING, f"{highest.name} is out of rotation and finishes its requests")
+    return replace(row, next_move=move, rest=first(row.rest), leave=leave)

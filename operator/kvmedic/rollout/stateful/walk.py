@@ -27,9 +27,12 @@ from kvmedic.model.fleet import ROLLING, Fleet, Pod, hold_by_partition
 from kvmedic.model.plan import BundleStep, FlagStep, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import (
+    AWAIT_REMOVAL,
     PEER_GRACE,
+    Drain,
     StartLimits,
     Taking,
+    beyond_number,
     has_crashed,
     held_move,
     holding_move,
@@ -42,9 +45,11 @@ from kvmedic.rollout.draining import (
 from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.frozen_rollout import CRASHES_AGAINST, Order, order_of, template_row
 from kvmedic.rollout.moves import (
+    Cordon,
     DeletePod,
     Failed,
     Freeze,
+    Hold,
     Move,
     Pause,
     Pulse,
@@ -53,6 +58,7 @@ from kvmedic.rollout.moves import (
     Retarget,
     Revert,
     Settled,
+    Uncordon,
     Wait,
     kubectl_name,
 )
@@ -79,7 +85,10 @@ def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
     if fleet.fields.is_frozen:
         # Nobody is taken before: the partition is above all, whatever was permitted.
         return Retarget(order.edit, hold_by_partition(fleet.fields))
-    return ordinal_refusal(fleet, order.purpose) or Freeze(order.edit, hold_by_partition(fleet.fields))
+    back = stray_move(fleet, fleet.pods) if order.pulsed_at else None  # somebody put all of it back
+    return (
+        back or ordinal_refusal(fleet, order.purpose) or Freeze(order.edit, hold_by_partition(fleet.fields))
+    )
 
 
 def ordinal_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
@@ -122,13 +131,15 @@ def _walk_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 
 def _replace_one(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the next move while what is deleted is made anew from the present template."""
-    if waiting := _await_made(fleet, order, now):
-        return waiting
+    """Return the next move while what is deleted is made anew from the present template.
+
+    The drained one goes before anything is waited for: while it has its name, none above it is made either.
+    """
     drained = next((pod for pod in fleet.live if _is_recorded(pod, order)), None)
-    if drained is not None and isinstance(_take(fleet, drained, order, now), tuple):
+    ends = any(pod.terminating for pod in fleet.pods)
+    if drained is not None and not ends and isinstance(_take(fleet, drained, order, now), tuple):
         return DeletePod(drained)
-    return Pause(hold_by_partition(fleet.fields))
+    return _await_made(fleet, order, now) or Pause(hold_by_partition(fleet.fields))
 
 
 def _is_recorded(pod: Pod, order: Order) -> bool:
@@ -151,9 +162,10 @@ def _await_missing(fleet: Fleet) -> Wait | None:
     if ending:
         text = f"{ending[0]} ends; no other of its name is made before it is gone, even from a lost node"
         return Wait(Reason.AWAITING_REPLICA, text)
-    if len(fleet.live) >= fleet.replicas:
+    there = len(fleet.live) - len(beyond_number(fleet))
+    if there >= fleet.replicas:
         return None
-    text = f"{len(fleet.live)} of {fleet.replicas} replicas exist; its controller makes the next one"
+    text = f"{there} of {fleet.replicas} replicas exist; its controller makes the next one"
     return Wait(Reason.AWAITING_CONTROLLER, text)
 
 
@@ -278,10 +290,16 @@ def _restore_strategy(fleet: Fleet, order: Order) -> Move:
 
 
 def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return whether the rollout is complete, or what it waits for."""
+    """Return whether the rollout is complete, or what it waits for.
+
+    A replica that came back below somebody's partition, or with `OnDelete`, has the setting from before: the
+    StatefulSet is held once more, and that one is walked.
+    """
     if back := stray_move(fleet, fleet.pods):
         return back
     others = [pod for pod in fleet.live if pod.revision != order.toward]
+    if others and fleet.observed:
+        return Hold(order.edit, hold_by_partition(fleet.fields))
     ready = sum(pod.ready for pod in fleet.serving(order.toward))
     if fleet.observed and not others and ready >= fleet.replicas - _given_up(fleet, order, now):
         return Settled()
@@ -290,13 +308,49 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     )
 
 
+LET_GO = frozenset({Drain.IDLE, Drain.DOWN, Drain.TIMED_OUT})
+"""What is known of a replica that nothing runs on, or that goes all the same."""
+
+
+def left_behind_move(fleet: Fleet, known: StepInput) -> Move | None:
+    """Return the next move for a drained replica that the number does not ask for, whoever lowered it.
+
+    Where labels lead requests to it no more nobody owns it, so it is deleted here. Put back into rotation it
+    would be ended with what it serves then.
+    """
+    drained = next((pod for pod in reversed(beyond_number(fleet)) if pod.cordoned), None)
+    if drained is None or not drained.is_released:
+        return None
+    drain = known.drains.get(drained.uid)
+    if drain in LET_GO or drained.is_unreached:
+        return DeletePod(drained)
+    if drain is None:
+        # Nobody asks it for its requests until the record names it.
+        return Cordon(drained)
+    if drain is Drain.HELD:
+        return Uncordon(drained, timed_out=True)
+    return Wait(Reason.DRAINING, f"{drained.name} is out of rotation and finishes its requests")
+
+
+def parted(fleet: Fleet, move: Move) -> Move:
+    """Return a move by which a run ends only once its controller ended what was drained and is beyond its
+    number: whoever closes a run puts back what is still cordoned."""
+    left = any(pod.cordoned for pod in beyond_number(fleet))
+    return AWAIT_REMOVAL if left and isinstance(move, Settled) else move
+
+
 def ordinal_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
     """Return what a change of a StatefulSet's pod template does: one frozen rollout."""
     row = replace(
         template_row(step),
         refuse=ordinal_refusal,
-        next_move=lambda fleet, known: next_ordinal_move(fleet, order_of(step, fleet, known), known.now),
-        rest=lambda fleet, known: rest_ordinals(fleet, order_of(step, fleet, known), known.now),
+        next_move=lambda fleet, known: (
+            left_behind_move(fleet, known)
+            or next_ordinal_move(fleet, order_of(step, fleet, known), known.now)
+        ),
+        rest=lambda fleet, known: (
+            left_behind_move(fleet, known) or rest_ordinals(fleet, order_of(step, fleet, known), known.now)
+        ),
         leave=_leave,
     )
     return _recall_row(row, step.after) if isinstance(step, RevisionStep) else row
@@ -304,7 +358,8 @@ def ordinal_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
 
 def _leave(fleet: Fleet, known: StepInput) -> Move:
     """Return the next move toward a StatefulSet without anything of ours; its template stays."""
-    return releasing_move(fleet, known.run.recorded, known.edited)
+    gone = left_behind_move(fleet, known)
+    return gone or parted(fleet, releasing_move(fleet, known.run.recorded, known.edited))
 
 
 def _recall_row(row: StepRow, wanted: Revision) -> StepRow:

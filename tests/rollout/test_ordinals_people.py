@@ -1,0 +1,277 @@
+"""What people do to a StatefulSet in the middle of a run, and its runs that change no template.
+
+A change of a flag, the replacement of a replica, more replicas and fewer: on the model of its controller,
+killed before every effect, and with every deed at every phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from kvmedic.model.fleet import ON_DELETE, ROLLING, RolloutFields
+from kvmedic.model.plan import Step
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Outcome, StepState
+from worlds.model_set import OWN, SetModel, SetPod
+from worlds.set_operator import FEWER, FLAG, MORE, REPLACEMENT, WITH_OURS, SetOperator
+
+WAYS = pytest.mark.parametrize(
+    ("in_order", "by_keys"),
+    [(True, False), (True, True), (False, True)],
+    ids=["by its label", "by its keys", "parallel"],
+)
+REPLICAS = {FLAG: 3, REPLACEMENT: 3, MORE: 3, FEWER: 4}
+NAMES = {FLAG: "a flag", REPLACEMENT: "a replacement", MORE: "more replicas", FEWER: "fewer replicas"}
+KINDS = pytest.mark.parametrize("step", NAMES, ids=NAMES.values())
+
+
+def begun(step: Step, dies_at: int = 0, own: RolloutFields = OWN, **more: bool) -> SetOperator:
+    return SetOperator(SetModel.healthy(REPLICAS[step], own, **more), step, dies_at)
+
+
+def out(op: SetOperator) -> list[SetPod]:
+    return [pod for pod in op.model.pods if pod.cordoned and not pod.terminating]
+
+
+def assert_whole(op: SetOperator, replicas: int, revision: str, own: RolloutFields = OWN) -> None:
+    """All replicas serve with one template, and nothing of the run is left."""
+    model = op.model
+    assert [pod.revision for pod in model.pods] == [revision] * replicas
+    assert sorted(pod.ordinal for pod in model.pods) == list(range(replicas))
+    assert all(pod.in_rotation for pod in model.pods)
+    assert model.replicas == replicas
+    assert model.fields == own
+    assert not any(pod.cordoned or not pod.owned for pod in model.pods)
+
+
+AFTER = {FLAG: (3, "new"), REPLACEMENT: (3, "old"), MORE: (4, "old"), FEWER: (3, "old")}
+
+
+@WAYS
+@KINDS
+def test_killed_before_every_effect_the_run_ends_as_it_would_have(step, in_order, by_keys):
+    whole = begun(step, in_order=in_order, by_keys=by_keys)
+    whole.until(SetOperator.is_over)
+    assert whole.writes > (1 if step is MORE else 2) or step is MORE
+
+    for dies_at in range(1, whole.writes + 1):
+        op = begun(step, dies_at, in_order=in_order, by_keys=by_keys)
+        op.until(lambda op, at=dies_at: op.writes == at)
+        op.come_to_rest()
+        op.until(SetOperator.is_over)
+        op.come_to_rest()
+
+        assert op.state is StepState.VERIFYING
+        assert_whole(op, *AFTER[step])
+        assert op.model.undrained == []
+        assert op.model.fewest >= (3 if step in (MORE, FEWER) else 2)
+        assert {pod.uid for pod in op.model.pods} & {"llm-1#2"} == (
+            set() if step in (FLAG, REPLACEMENT) else {"llm-1#2"}
+        )
+
+
+@WAYS
+@KINDS
+def test_taken_back_before_every_effect_all_is_as_it_was(step, in_order, by_keys):
+    whole = begun(step, in_order=in_order, by_keys=by_keys)
+    whole.until(SetOperator.is_over)
+
+    for dies_at in range(2, whole.writes + 1):
+        op = begun(step, dies_at, in_order=in_order, by_keys=by_keys)
+        op.until(lambda op, at=dies_at: op.writes == at)
+        op.run = op.run.turned_back(Outcome(Reason.NOT_RECOVERED, "worse"), None)
+        op.until(SetOperator.is_over)
+        op.come_to_rest()
+
+        assert op.ended is not None
+        assert_whole(op, REPLICAS[step], "old")
+        assert op.model.undrained == []
+        assert op.model.fewest >= (3 if step in (MORE, FEWER) else 2)
+
+
+# What people do.
+
+
+def edit(revision: str) -> Callable[[SetOperator], None]:
+    return lambda op: op.model.edit(revision)
+
+
+def undo(op: SetOperator) -> None:
+    """Put back the template from before, as `kubectl rollout undo` does; no annotation of a StatefulSet."""
+    op.model.edit("old")
+
+
+def apply_manifest(op: SetOperator) -> None:
+    """Apply the team's whole manifest, with the strategy and the template from before, and without marks."""
+    op.model.fields = op.model.own
+    op.model.fence = ""
+    op.model.edit("old")
+
+
+def set_strategy(strategy: str = ROLLING, partition: int = 0) -> Callable[[SetOperator], None]:
+    """Set the whole strategy; the mark of a permit goes with it, which counts beside `OnDelete` alone."""
+
+    def act(op: SetOperator) -> None:
+        own = replace(op.model.fields, strategy=strategy, partition=partition, paused=False, permits=False)
+        op.model.fields = own
+        op.model.observed, op.model.wakes = False, True
+
+    return act
+
+
+def remove_claim(op: SetOperator) -> None:
+    op.model.fence = ""
+
+
+def remove_annotations(op: SetOperator) -> None:
+    remove_claim(op)
+    op.model.fields = replace(op.model.fields, permits=False)
+
+
+def scale(replicas: int) -> Callable[[SetOperator], None]:
+    return lambda op: op.model.scale(replicas)
+
+
+def delete(which: Callable[[SetOperator], list[SetPod]]) -> Callable[[SetOperator], None]:
+    def act(op: SetOperator) -> None:
+        for pod in which(op)[:1]:
+            op.model._end(pod)
+            op.model.wakes = True
+
+    return act
+
+
+def lowest(op: SetOperator) -> list[SetPod]:
+    return sorted((pod for pod in op.model.pods if not pod.cordoned), key=lambda pod: pod.ordinal)
+
+
+def newest(op: SetOperator) -> list[SetPod]:
+    return sorted((pod for pod in op.model.pods if not pod.cordoned), key=lambda pod: -pod.number)
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What somebody does, and what must come of it."""
+
+    act: Callable[[SetOperator], None]
+    ends: tuple[str, ...] = ("",)
+    """Reasons of the run's end; empty: it goes on and may be judged."""
+    revision: str = ""
+    """What all replicas run afterwards; empty: what the run wants."""
+    replicas: int = 0
+    """How many there are; 0: as many as the run wants."""
+    own: RolloutFields = OWN
+    lost: int = 0
+    """Replicas that may go with requests: the deed's own share."""
+    missing: int = 1
+    """Replicas that may be out of rotation at once."""
+
+
+ALL = 4
+"""An edit is rolled out by the StatefulSet's own strategy, undrained, as it would be without us."""
+PARTITION, DELETES = replace(OWN, partition=2), replace(OWN, strategy=ON_DELETE)
+DRIFTED, REVERTED, RESCALED = ("FlagDrifted",), ("ChangeReverted",), ("ReplicasChanged",)
+FLAG_DEEDS = {
+    "edits the flag": Deed(edit("theirs"), DRIFTED, "theirs", lost=ALL, missing=2),
+    "sets a variable": Deed(edit(WITH_OURS), DRIFTED, "theirs", lost=ALL, missing=2),
+    "undoes": Deed(undo, REVERTED, "old"),
+    "applies the manifest": Deed(apply_manifest, REVERTED, "old"),
+    "takes the claim off": Deed(remove_claim),
+    "sets the partition to 0": Deed(set_strategy()),
+    "sets a partition": Deed(set_strategy(partition=2), own=PARTITION),
+    "sets OnDelete": Deed(set_strategy(ON_DELETE), own=DELETES),
+    "takes all annotations off": Deed(remove_annotations),
+    "scales up": Deed(scale(5), replicas=5),
+    "scales down": Deed(scale(2), replicas=2, lost=1, missing=2),
+    "scales to zero": Deed(scale(0), ("ScaledToZero",), "old", lost=3, missing=3),
+    "deletes the lowest": Deed(delete(lowest), lost=1, missing=2),
+    "deletes the newest": Deed(delete(newest), lost=1, missing=2),
+    "deletes the drained one": Deed(delete(out), lost=1),
+}
+FLAG_PHASES: dict[str, Callable[[SetOperator], bool]] = {
+    "frozen": lambda op: op.model.fields.is_frozen and not out(op),
+    "drain": lambda op: any(pod.busy and not pod.in_rotation for pod in out(op)),
+    "permit": lambda op: op.model.fields.permits,
+    "deleted": lambda op: op.model.fields.permits and any(pod.terminating for pod in op.model.pods),
+    "made": lambda op: any(pod.revision == "new" and not pod.ready for pod in op.model.pods),
+    "between": lambda op: sum(pod.revision == "new" and pod.in_rotation for pod in op.model.pods) == 2,
+    "last": lambda op: op.model.fields.is_frozen and all(p.revision == "new" for p in op.model.pods),
+}
+
+
+FLAG_CASES = [
+    pytest.param(deed, phase, id=f"{deed}, {phase}")
+    for deed in FLAG_DEEDS
+    for phase in FLAG_PHASES
+    if (deed, phase) != ("applies the manifest", "frozen")
+]
+"""Who puts everything back at once before anybody was drained leaves no sign that the change was made."""
+
+
+@WAYS
+@pytest.mark.parametrize(("deed", "phase"), FLAG_CASES)
+def test_a_change_of_a_flag_survives_people(deed, phase, in_order, by_keys):
+    made, op = FLAG_DEEDS[deed], begun(FLAG, in_order=in_order, by_keys=by_keys)
+    op.until(FLAG_PHASES[phase])
+    if made.own is DELETES and op.model.fields.permits:
+        made = replace(made, own=OWN)  # nothing tells theirs from ours, which is there just now
+
+    made.act(op)
+    op.tick()
+    op.until(SetOperator.is_over)
+    op.come_to_rest()
+
+    assert (op.ended.reason if op.ended else "") in made.ends
+    replicas = 0 if "ScaledToZero" in made.ends else made.replicas or 3
+    assert_whole(op, replicas, made.revision or "new", made.own)
+    assert len(op.model.undrained) <= made.lost
+    assert op.model.fewest >= min(3, replicas) - made.missing
+
+
+NUMBER_DEEDS = {
+    "edits the flag": Deed(edit("theirs"), DRIFTED, "theirs", lost=ALL, missing=2),
+    "takes the claim off": Deed(remove_claim),
+    "sets a partition": Deed(set_strategy(partition=2), own=PARTITION),
+    "scales up": Deed(scale(6), RESCALED, replicas=6),
+    "scales to two": Deed(scale(2), RESCALED, replicas=2, lost=2, missing=2),
+    "scales to zero": Deed(scale(0), ("ScaledToZero",), lost=4, missing=3),
+    "deletes the lowest": Deed(delete(lowest), lost=1, missing=2),
+    "deletes the newest": Deed(delete(newest), lost=1, missing=2),
+    "deletes the drained one": Deed(delete(out), lost=1, missing=1),
+}
+DRAIN: Callable[[SetOperator], bool] = lambda op: any(pod.busy and not pod.in_rotation for pod in out(op))  # noqa: E731
+NUMBER_PHASES = [
+    pytest.param(REPLACEMENT, DRAIN, id="a replacement, drain"),
+    pytest.param(REPLACEMENT, lambda op: len(op.model.pods) < 3, id="a replacement, gone"),
+    pytest.param(REPLACEMENT, lambda op: not all(p.ready for p in op.model.pods), id="a replacement, made"),
+    pytest.param(MORE, lambda op: op.model.replicas == 4, id="more replicas, asked"),
+    pytest.param(MORE, lambda op: len(op.model.pods) == 4, id="more replicas, made"),
+    pytest.param(FEWER, DRAIN, id="fewer replicas, drain"),
+    pytest.param(FEWER, lambda op: op.model.replicas == 3, id="fewer replicas, lowered"),
+]
+
+
+@WAYS
+@pytest.mark.parametrize(("step", "phase"), NUMBER_PHASES)
+@pytest.mark.parametrize("deed", NUMBER_DEEDS)
+def test_a_change_of_replicas_survives_people(deed, step, phase, in_order, by_keys):
+    made, op = NUMBER_DEEDS[deed], begun(step, in_order=in_order, by_keys=by_keys)
+    op.until(phase)
+    if step is REPLACEMENT and made.ends == RESCALED:
+        made = replace(made, ends=("",))  # it counts its replicas anew
+    if step is MORE and made.act is remove_claim:
+        made = replace(made, ends=RESCALED, replicas=4)  # nothing says whose number it is, so it stays
+
+    made.act(op)
+    op.tick()
+    op.until(SetOperator.is_over)
+    op.come_to_rest()
+
+    assert (op.ended.reason if op.ended else "") in made.ends
+    replicas = 0 if "ScaledToZero" in made.ends else made.replicas or op.model.replicas
+    assert_whole(op, replicas, made.revision or "old", made.own)
+    assert len(op.model.undrained) <= made.lost
+    assert op.model.fewest >= min(3, replicas) - made.missing
