@@ -117,7 +117,8 @@ def test_what_could_not_start_is_remembered(step):
 
 @pytest.mark.parametrize("step", [STEP, RECALL, BUNDLE])
 @pytest.mark.parametrize(
-    "reason", [Reason.ROLLED_BACK_BY_HAND, Reason.SPARE_UNSCHEDULABLE, Reason.REVISION_GONE]
+    "reason",
+    [Reason.ROLLED_BACK_BY_HAND, Reason.SPARE_UNSCHEDULABLE, Reason.IMAGE_UNAVAILABLE, Reason.REVISION_GONE],
 )
 def test_what_was_taken_back_for_another_reason_may_be_tried_again(step, reason):
     assert after_way_back(reason, step=step).failed_attempts == ()

@@ -426,7 +426,7 @@ TOO_LATE = {"ready_at": None, "unready_at": LATER - LIMIT - timedelta(seconds=1)
         ({"waiting_reason": "CrashLoopBackOff"}, Reason.CANARY_FAILED),
         ({"waiting_reason": "ContainerCreating"}, None),
         ({"waiting_reason": "ImagePullBackOff", **STARTING}, None),
-        ({"waiting_reason": "ImagePullBackOff", **TOO_LATE}, Reason.CANARY_FAILED),
+        ({"waiting_reason": "ImagePullBackOff", **TOO_LATE}, Reason.IMAGE_UNAVAILABLE),
         ({"waiting_reason": "CreateContainerConfigError", **STARTING}, None),
         ({"waiting_reason": "InvalidImageName", **STARTING}, Reason.CANARY_FAILED),
         ({"unschedulable": True, "ready_at": None, "unready_at": None}, Reason.SPARE_UNSCHEDULABLE),

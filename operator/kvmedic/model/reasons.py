@@ -516,6 +516,11 @@ class Reason(StrEnum):
         "The first new replica did not start; every old one was left alone.",
         Remedy("to see why it did not start", "kubectl -n $namespace get events --sort-by=.lastTimestamp" ),
         Trait.NEEDS_A_PERSON, Trait.BAD_END, Trait.FAILED, Trait.RESTORE_FAILED)
+    IMAGE_UNAVAILABLE = row("ImageUnavailable",
+        "A new replica's image was not there in time; that says nothing about the change, which was undone.",
+        Remedy("to see why it cannot be pulled",
+               "kubectl -n $namespace get events --field-selector=reason=Failed"),
+        Trait.NEEDS_A_PERSON, Trait.UNTRIED)
     REPLACEMENT_CALLED_OFF = row("ReplacementCalledOff",
         "The replica could not be replaced safely; it was left in rotation and the spare was removed.",
         Trait.NEEDS_A_PERSON)

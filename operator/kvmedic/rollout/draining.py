@@ -307,6 +307,10 @@ FATAL_WAITING = frozenset({"CrashLoopBackOff", "InvalidImageName"})
 """Reasons of a waiting container that speak against a change at once (kubelet 1.36). The others pass, as a
 registry answers again, a device is given back or a Secret is made, and count when the start took too long."""
 
+IMAGE_WAITING = frozenset({"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable"})
+"""Reasons of a container whose image is not on the node yet (kubelet 1.36, pkg/kubelet/images/types.go). No
+setting of an engine decides that: a registry that was away speaks against no change."""
+
 FATAL_RESTARTS = 2
 """A new pod that restarted twice has failed: one restart may be a device not yet released."""
 
@@ -371,7 +375,8 @@ def start_failure(pod: Pod, leaving: bool, limits: StartLimits, now: datetime) -
     if not pod.ready and waited > limits.start:
         limit = int(limits.start.total_seconds())
         why = f": {pod.waiting_reason}" if pod.waiting_reason else ""
-        return Failed(Reason.CANARY_FAILED, f"new replica {pod.name} was not Ready within {limit} s{why}")
+        reason = Reason.IMAGE_UNAVAILABLE if pod.waiting_reason in IMAGE_WAITING else Reason.CANARY_FAILED
+        return Failed(reason, f"new replica {pod.name} was not Ready within {limit} s{why}")
     return None
 
 
