@@ -160,6 +160,10 @@ bench-day: setup ## Let a day of chats and a night of reasoning say what a cap t
 bench-paging: setup ## Let fleets that nobody changes say from which share served in time on a person is needed (PAGING="--fleets 70")
 	$(PY) -m lab.bench.paging $(PAGING)
 
+.PHONY: bench-scale
+bench-scale: setup ## Measure what one operator costs that looks after N fleets, and how soon it opens runs (N=1000, SCALE="--replicas 2 --seconds 90")
+	$(PY) -m lab.bench.scale $(or $(N),200) $(SCALE)
+
 .PHONY: plots
 plots: setup ## Draw the pictures of the docs from what benchmarks printed (tests/data/bench)
 	$(PY) -m lab.plots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -206,8 +207,8 @@ async def test_memory_of_an_exporter_that_fell_silent_is_not_known(history: Prom
 async def test_queries_do_not_grow_with_replicas(history: PrometheusServer) -> None:
     with Server(lambda request: forwarded(request, history.url)) as proxy:
         looked = source(proxy.url)
-        for pods in (1, 200):
-            await looked.devices([PodKey(NAMESPACE, f"pod-{number}") for number in range(pods)], FIVE)
+        names = [[PodKey(NAMESPACE, f"pod-{number}") for number in range(pods)] for pods in (1, 200)]
+        await asyncio.gather(*(looked.devices(pods, FIVE) for pods in names))
         looked.close()
 
     assert len(proxy.requests) == 6
@@ -217,7 +218,7 @@ async def test_a_source_that_does_not_answer_one_query_leaves_its_vital_unknown(
     history: PrometheusServer,
 ) -> None:
     def refuse(request: Request) -> Reply:
-        heavy = "EVENT_REASONS" in request.path
+        heavy = "EVENT_REASONS" in request.text
         return (
             Reply(422, b'{"status":"error","error":"too heavy"}')
             if heavy

@@ -160,7 +160,7 @@ async def test_a_replica_whose_samples_are_of_another_time_is_ambiguous(seconds:
     with Server(answering(result(named))) as server:
         looked = source(server.url)
         seen = await looked.observe(CALM, Look(FIVE))
-        present = await looked.present(FIVE)
+        present = await looked.present(FIVE, NAMESPACE, "calm")
         looked.close()
 
     assert all_readings(seen) == {Missing(Absence.AMBIGUOUS)}
@@ -196,7 +196,7 @@ async def test_a_source_that_went_away_and_came_back_is_used_again(history: Prom
 
 async def test_a_source_that_goes_down_in_the_middle_is_not_asked_on(history: PrometheusServer) -> None:
     def only_the_first(request: Request) -> Reply:
-        return forwarded(request, history.url) if "timestamp" in request.path else Reply(503)
+        return forwarded(request, history.url) if "timestamp" in request.text else Reply(503)
 
     with Server(only_the_first) as server:
         seen, trouble = await look_at(server.url, concurrency=2)
@@ -315,7 +315,7 @@ async def test_a_connection_that_had_been_closed_is_tried_again(history: Prometh
         seen: list[str] = field(default_factory=list)
 
         def __call__(self, request: Request) -> Reply:
-            self.seen.append(request.path)
+            self.seen.append(request.text)
             if len(self.seen) == 1:
                 raise HangUpError
             return forwarded(request, history.url)
@@ -329,7 +329,7 @@ async def test_a_connection_that_had_been_closed_is_tried_again(history: Prometh
 
 async def test_one_bad_query_spoils_its_own_signal_alone(history: PrometheusServer) -> None:
     def too_heavy(request: Request) -> Reply:
-        if "time_to_first_token" in request.path:
+        if "time_to_first_token" in request.text:
             return Reply(422, b'{"error": "query would load too many samples"}', JSON)
         return forwarded(request, history.url)
 
@@ -345,7 +345,7 @@ async def test_one_bad_query_spoils_its_own_signal_alone(history: PrometheusServ
 async def test_partial_data_in_one_answer_spoils_all(history: PrometheusServer) -> None:
     def partial(request: Request) -> Reply:
         reply = forwarded(request, history.url)
-        if "generation_tokens_total" in request.path:
+        if "generation_tokens_total" in request.text:
             reply.body = json.dumps({**json.loads(reply.body), "warnings": ["no store matched"]}).encode()
         return reply
 
@@ -434,6 +434,8 @@ async def test_credentials_and_parameters_are_sent(tmp_path: Path) -> None:
     assert last.headers["Authorization"] == "Bearer rotated-token"
     assert first.headers["X-Scope-OrgID"] == "team-a"
     assert "dedup=true" in first.path
+    assert "query=" not in first.path
+    assert first.body.startswith(b"query=")
     assert "timeout=5s" in first.path
     assert f"time={END.timestamp():.3f}" in first.path
 

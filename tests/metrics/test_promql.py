@@ -6,9 +6,9 @@ import re
 from datetime import datetime, timedelta
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.series import NOTHING, PodKey, Reply
-from kvmedic.model.evidence import Absence, Look, Measured, Missing
+from kvmedic.metrics.source import PrometheusSource
+from kvmedic.model.evidence import AT_REST, Absence, Look, Measured, Missing
 from kvmedic.settings import SourceOptions
 from worlds.prometheus_server import PrometheusServer
 from worlds.scripted_fleet import END, FIVE, NAMESPACE, TWO, observed
@@ -19,6 +19,8 @@ OURS = 'cluster="a", env=~"prod|x{2}"'
 
 class Written:
     """A client that writes down what it is asked."""
+
+    is_narrowed = False
 
     def __init__(self) -> None:
         self.queries: list[str] = []
@@ -39,8 +41,9 @@ async def queries(*matchers: str, of_devices: tuple[str, ...] = ()) -> list[str]
     for looked in (here, here.as_of(END - timedelta(days=1))):
         await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE, TWO))
         await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE))
+        await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE, TWO, AT_REST))
         await looked.devices([PodKey(NAMESPACE, "calm")], FIVE)
-        await looked.present(FIVE)
+        await looked.present(FIVE, NAMESPACE, "calm-")
         await looked.peaks([PodKey(NAMESPACE, "calm")])
     return client.queries
 

@@ -21,6 +21,11 @@ class Request:
     headers: dict[str, str]
     body: bytes
 
+    @property
+    def text(self) -> str:
+        """What was asked, in the path or as a form."""
+        return f"{self.path} {self.body.decode(errors='replace')}"
+
 
 @dataclass
 class Reply:

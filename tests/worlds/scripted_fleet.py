@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.evidence import Look, Observation
 from kvmedic.settings import SourceOptions
 from worlds.metric_tape import Curve, Tape, constant, restarted, rising, until

@@ -55,9 +55,9 @@ from kvmedic.kube.kubeconfig import AS_KUBECTL, DEFAULT_NAMESPACE, ClusterChoice
 from kvmedic.manifests.engine_file import contents_in
 from kvmedic.manifests.invocation import Selector, engine_in
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import PodKey
+from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.config_edits import ConfigMap
 from kvmedic.model.devices import NodeHealth, Vitals
 from kvmedic.model.engine import Engine, Version

@@ -268,14 +268,13 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     A runbook's first branches tell a calm fleet from any other, or say what they cannot see; either way no
     later branch is asked, so that a whole look would find the same.
     """
-    firsts = (branch for runbook in policy.runbooks for branch in first_branches(runbook))
-    signals = frozenset[Signal]().union(
-        *(branch.signals for branch in firsts), unproved_revision(resource, policy, view, senses.now)
-    )
-    asked = Look(policy.windows.trigger, policy.windows.hold, signals | signals_of(policy.objectives))
-    seen = await senses.metrics.look(policy.source, expected_pods(view), resource.namespace, asked)
+    wanted = unproved_revision(resource, policy, view, senses.now) | signals_of(policy.objectives)
+    seen = await _look(glance_signals(policy.runbooks) | wanted, resource, policy, view, senses)
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
+    if method is not None and Runbook.COMPRESSION_WITHOUT_SAVINGS in policy.runbooks:
+        wanted |= glance_signals(policy.runbooks, compresses=True)
+        seen = await _look(wanted, resource, policy, view, senses)
     turned_off = resource.record.turned_off if resource.record else None
     if fixes_behind_gate(policy.compression, turned_off, method):
         return None
@@ -288,6 +287,23 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
         return None
     runbook, diagnosis = found
     return Survey(view, evidence, diagnosis, runbook, None, None)
+
+
+def glance_signals(runbooks: Sequence[Runbook], *, compresses: bool = False) -> frozenset[Signal]:
+    """Return what the first branches of some runbooks look at.
+
+    Of a fleet on which nothing compresses the KV cache, the runbook about that asks no figure.
+    """
+    asked = (each for each in runbooks if compresses or each is not Runbook.COMPRESSION_WITHOUT_SAVINGS)
+    firsts = (branch for runbook in asked for branch in first_branches(runbook))
+    return frozenset[Signal]().union(*(branch.signals for branch in firsts))
+
+
+async def _look(
+    signals: frozenset[Signal], resource: Resource, policy: Policy, view: View, senses: Senses
+) -> Observation:
+    look = Look(policy.windows.trigger, policy.windows.hold, signals)
+    return await senses.metrics.look(policy.source, expected_pods(view), resource.namespace, look)
 
 
 def _with_baseline(

@@ -14,13 +14,14 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 
 from kvmedic.engines.signal_sources import SignalTable
-from kvmedic.metrics.fleet import FleetMetrics, PrometheusSource
+from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.page import names_of
 from kvmedic.metrics.prometheus import PrometheusClient, Spent
 from kvmedic.metrics.promql import Narrow, duration_text, narrowed_by
 from kvmedic.metrics.readings import PREFIX_LENGTH, RANDOM_LENGTH
 from kvmedic.metrics.scrape import Scraper
 from kvmedic.metrics.series import Answer, PodKey, Reply, Unanswered
+from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Reading
 from kvmedic.settings import ScrapeOptions, SourceOptions
@@ -52,6 +53,7 @@ class ReadAhead:
     now: datetime
     last: datetime
     step: timedelta
+    is_narrowed: bool = True
     _known: dict[str, dict[datetime, Reply]] = field(default_factory=dict)
     _apart: dict[tuple[str, datetime], Reply] = field(default_factory=dict)
 

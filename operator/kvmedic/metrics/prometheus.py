@@ -1,7 +1,8 @@
 """Queries to one metrics source, bounded in time, number and size.
 
 `prometheus-api-client` drops status, warnings and size: a hook sees every response first. The time-outs of
-`requests` begin anew with every byte: here each read gets what is left of the exchange's time.
+`requests` begin anew with every byte: here each read gets what is left of the exchange's time. What the
+source took for its answer, and what we took to read it, are told apart: our own slowness is not the source's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
 from typing import Any
@@ -36,11 +37,44 @@ from kvmedic.metrics.series import Answer, Reply, Series, Unanswered, by_pod, se
 from kvmedic.model.redaction import redact
 from kvmedic.settings import SourceOptions
 
+_BUSY_SHARE = 0.8
+"""Processor time of ours over an exchange's time, from which on we were late and not the source. One core is
+all that Python's threads have together."""
+
+
+@dataclass(slots=True)
+class _Course:
+    """How far an exchange came; by the monotonic clock (seconds)."""
+
+    began: float = field(default_factory=time.monotonic)
+    cpu: float = field(default_factory=time.process_time)
+    answered: float | None = None
+    """When all of the answer was there."""
+    size: int = 0
+    """Of the answer, in bytes."""
+
+    def why_late(self, otherwise: str) -> str:
+        """Return why an exchange took too long; `otherwise`: what to say where we had time for it."""
+        now = time.monotonic()
+        if self.answered is not None:
+            return (
+                f"answered {self.size / 2**20:.1f} MiB within {self.answered - self.began:.1f} s, which "
+                f"kvmedic did not read in {now - self.answered:.1f} s more; raise kvmedic's CPU limit"
+            )
+        busy, lasted = time.process_time() - self.cpu, now - self.began
+        if busy < _BUSY_SHARE * lasted:
+            return otherwise
+        return (
+            f"was not heard within {lasted:.1f} s, for {busy:.1f} s of which kvmedic itself was busy; raise "
+            "kvmedic's CPU limit"
+        )
+
 
 class _Exchange(threading.local):
-    """The exchange of this thread: when it must have ended, by the monotonic clock."""
+    """The exchange of this thread: when it must have ended, by the monotonic clock, and how far it came."""
 
     ends = inf
+    course = _Course()
 
 
 _EXCHANGE = _Exchange()
@@ -186,10 +220,22 @@ class _BoundedBody:
                     )
                 yield piece
         except ReadTimeoutError:
-            raise SourceDownError("answers too slowly; raise timeout") from None
+            text = _EXCHANGE.course.why_late("answers too slowly; raise timeout")
+            raise SourceDownError(text) from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
+
+
+class _Session(requests.Session):
+    """Sends a query as a form, whose length nobody limits as that of a URL (8 KB by nginx)."""
+
+    def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
+        """Return a request as it is sent."""
+        if isinstance(request.params, dict) and "query" in request.params:
+            request.data = {"query": request.params["query"]}
+            request.params = {name: text for name, text in request.params.items() if name != "query"}
+        return super().prepare_request(request)
 
 
 def session_of(options: SourceOptions) -> requests.Session:
@@ -200,7 +246,7 @@ def session_of(options: SourceOptions) -> requests.Session:
     """
     # At DEBUG it writes whole URLs, whose parameters may be secret.
     logging.getLogger("urllib3").setLevel(logging.INFO)
-    session = requests.Session()
+    session = _Session()
     session.trust_env = False
     # What is encoded may grow beyond every bound before its size is seen: gzip within gzip.
     session.headers["Accept-Encoding"] = _IDENTITY
@@ -274,6 +320,10 @@ _CONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 1.0
 """How much longer than the request's own time-out its thread is waited for."""
 
+_READING_SECONDS = 5.0
+"""How long reading an answer may take, once it is there. The largest that is let in by default (12 MiB) took
+0.5 s of one core."""
+
 _FOREIGN = "did not answer as Prometheus does; check url"
 
 
@@ -284,6 +334,10 @@ class Spent:
     queries: int = 0
     received_bytes: int = 0
     """Of answers, without headers; they are not compressed."""
+    source_seconds: float = 0.0
+    """From the question to the whole answer: what the source and the network took."""
+    own_seconds: float = 0.0
+    """From the whole answer to what it says: what we took."""
 
 
 class PrometheusClient:
@@ -291,6 +345,8 @@ class PrometheusClient:
     of this source alone: a source that hangs takes no thread from any other, and is waited for no longer
     than its time-out.
     """
+
+    is_narrowed = False
 
     def __init__(self, options: SourceOptions) -> None:
         self.spent = Spent()
@@ -352,21 +408,33 @@ class PrometheusClient:
         self._session.close()
 
     async def _ask_in_time(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
-        future = self._threads.submit(self._ask, expression, moments)
-        try:
-            async with asyncio.timeout(self._timeout + _GRACE_SECONDS):
-                return await asyncio.wrap_future(future)
-        except TimeoutError:
-            future.cancel()
-            raise SourceDownError(f"did not answer within {self._timeout:g} s") from None
+        course = _Course()
+        future = asyncio.wrap_future(self._threads.submit(self._ask, expression, moments, course))
+        done, _ = await asyncio.wait({future}, timeout=self._timeout + _GRACE_SECONDS)
+        if not done and course.answered is not None:
+            done, _ = await asyncio.wait({future}, timeout=_READING_SECONDS)
+        if done:
+            return future.result()
+        future.cancel()
+        raise SourceDownError(course.why_late(f"did not answer within {self._timeout:g} s"))
 
-    def _ask(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
+    def _ask(self, expression: str, moments: Sequence[datetime], course: _Course) -> Sequence[Answer]:
         """Ask in this thread, a second time where an idle connection had been closed at the other end."""
+        _EXCHANGE.course = course
         with ended_within(self._timeout):
             try:
                 return self._once(expression, moments)
             except _DroppedError:
                 return self._once(expression, moments)
+            finally:
+                self._add_times(course)
+
+    def _add_times(self, course: _Course) -> None:
+        now = time.monotonic()
+        answered = now if course.answered is None else course.answered
+        with self._counting:
+            self.spent.source_seconds += answered - course.began
+            self.spent.own_seconds += now - answered
 
     def _once(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
         """Ask once; no answers where the source tells of other moments than it was asked for.
@@ -380,7 +448,8 @@ class PrometheusClient:
         except requests.exceptions.InvalidJSONError:
             raise SourceDownError(_FOREIGN) from None
         except requests.exceptions.Timeout:
-            raise SourceDownError(f"did not answer within {self._timeout:g} s") from None
+            text = _EXCHANGE.course.why_late(f"did not answer within {self._timeout:g} s")
+            raise SourceDownError(text) from None
         except requests.exceptions.SSLError:
             raise SourceDownError(
                 "its certificate or ours was refused; check caFile, certFile and keyFile"
@@ -397,9 +466,11 @@ class PrometheusClient:
             raise SourceDownError(_FOREIGN) from None
 
     def _count(self, response: requests.Response, **_: object) -> None:
+        course = _EXCHANGE.course
+        course.answered, course.size = time.monotonic(), len(response.content)
         with self._counting:
             self.spent.queries += 1
-            self.spent.received_bytes += len(response.content)
+            self.spent.received_bytes += course.size
 
     def _vectors(self, expression: str, moments: Sequence[datetime]) -> Sequence[Iterable[Series]]:
         first, last = moments[0], moments[-1]

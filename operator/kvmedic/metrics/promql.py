@@ -30,6 +30,7 @@ from kvmedic.engines.signal_sources import (
 )
 from kvmedic.model.devices import MEMORY_SERIES, SERIES
 from kvmedic.model.evidence import Signal
+from kvmedic.settings import Labels
 
 _FUNCTIONS = {
     Over.MEAN: "avg_over_time(",
@@ -273,3 +274,22 @@ def peak_query(table: SignalTable) -> str:
     )
     offered = f"({ended} + {joined}) * {tokens} / ({answers} > 0) / {seconds:g}"
     return f"max_over_time(({offered})[{duration_text(PEAK_DAY)}:{window}])"
+
+
+def devices_among(text: str, labels: Labels, namespaces: str, pods: str) -> str:
+    """Return a query about devices that answers for the devices of some pods alone.
+
+    Which label names the pod differs by installation and is settled by the query, so that no selector can:
+    what it comes to is filtered.
+
+    Args:
+        text: the query, whose series name the pods by the configured labels.
+        labels: names of these labels.
+        namespaces: a regular expression.
+        pods: a regular expression.
+    """
+    here, both = "kvmedic_namespace_asked", "kvmedic_pod_asked"
+    named = f'label_replace({text}, "{here}", "1", "{labels.namespace}", "{namespaces}")'
+    named = f'label_replace({named}, "{both}", "1", "{labels.pod}", "{pods}")'
+    wanted = f'label_replace(label_replace(vector(1), "{here}", "1", "", ""), "{both}", "1", "", "")'
+    return f"{named} and on ({here}, {both}) {wanted}"

@@ -129,6 +129,17 @@ HISTOGRAMS = frozenset(
 """The signals whose reading is a histogram; every other signal's is a number."""
 
 
+AT_REST = frozenset(
+    {
+        Signal.PREEMPTIONS,
+        Signal.PREEMPTIONS_PER_REQUEST_HELD,
+        Signal.SILENT_SECONDS_HELD,
+        Signal.STALLS_PER_REQUEST_HELD,
+        Signal.WAITING_MEAN,
+    }
+)
+"""What stands at 0 on a replica that serves without trouble."""
+
 EVERY_SIGNAL = frozenset(Signal)
 """All that can be asked for."""
 

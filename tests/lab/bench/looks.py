@@ -19,12 +19,11 @@ from pathlib import Path
 from statistics import median
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.fleet import PrometheusSource
 from kvmedic.metrics.page import Page
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import Answer, PodKey, Reply
-from kvmedic.model.evidence import Look
-from kvmedic.runbooks.preemption.branches import TRIGGER
+from kvmedic.metrics.source import PrometheusSource
+from kvmedic.model.evidence import AT_REST, Look
 from kvmedic.settings import SourceOptions
 from worlds.metric_tape import Tape
 from worlds.prometheus_server import PrometheusServer
@@ -34,7 +33,7 @@ PODS, ROUNDS = 200, 7
 HISTORY, STEP = timedelta(minutes=36), timedelta(seconds=30)
 HOLD = timedelta(minutes=2)
 """The spec's defaults: trigger over five minutes, held for two; sizing over thirty."""
-LOOKS = {"glance": (Look(FIVE, HOLD, TRIGGER),), "whole look": (Look(FIVE, HOLD), Look(THIRTY))}
+LOOKS = {"glance": (Look(FIVE, HOLD, AT_REST),), "whole look": (Look(FIVE, HOLD), Look(THIRTY))}
 
 
 @dataclass(slots=True)
@@ -44,6 +43,7 @@ class Counting:
     client: PrometheusClient
     queries: int = 0
     series: int = 0
+    is_narrowed: bool = False
 
     async def query(self, expression: str, at: datetime) -> Reply:
         reply = await self.client.query(expression, at)

@@ -1,0 +1,170 @@
+"""The round of calm fleets: one query about all replicas of a source, which answers with little.
+
+A glance asks for signals that stand at 0 on a calm replica. The source sends one series for each replica that
+is *plain*, and one for each of its signals that is not 0. Plain is a replica of which one series per signal
+tells, from one port: no scrapers have to agree, no engines are combined, and nobody else speaks for it.
+Nothing is hidden by that: a replica that is not plain is not in the answer, and is asked about by its name,
+series by series. How old the newest sample is comes along, so that one that fell silent is stale as ever.
+
+Pools are told by labels, which are long and hardly ever change: asked for once, then what is new since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from kvmedic.engines.signal_sources import PoolSource, SignalTable
+from kvmedic.metrics.batches import Moment
+from kvmedic.metrics.promql import Span, duration_text, expression, presence
+from kvmedic.metrics.series import Answer, PodKey, Series, Unanswered
+from kvmedic.model.evidence import AT_REST, Signal
+from kvmedic.settings import Labels
+
+_TOLD = "kvmedic_signal"
+"""Label by which the series of several signals in one answer are told apart."""
+_PRESENT = "present"
+_PORT = "instance"
+"""Label by which a source names the port that it scraped."""
+POOLS_LAST = timedelta(minutes=10)
+"""How long pools are known by what is new alone. A choice: then all are asked for again, which drops replicas
+that are gone, and costs a hundredth of the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalmAnswers:
+    """What one round tells of plain replicas."""
+
+    presence: Answer
+    """One series of each plain replica; nothing of any other."""
+    signals: Mapping[Signal, Answer]
+    """One of each plain replica, 0 where the source said nothing."""
+    pools: Answer
+    """Of plain replicas whose pool is known."""
+
+
+@dataclass
+class CalmRounds:
+    """Asks one source about all replicas at once."""
+
+    table: SignalTable
+    labels: Labels
+    _pools: Mapping[PodKey, tuple[Series, ...]] = field(default_factory=dict)
+    _begun: datetime | None = None
+    """When all pools were asked for."""
+    _known: datetime | None = None
+    """Up to when what is new of them was."""
+
+    async def answers_at(self, moment: Moment, span: Span) -> CalmAnswers | Unanswered:
+        """Return the round of a moment, or why there is none."""
+        text = round_query(span, self.table, self.labels)
+        reply = await moment.reply(text)
+        if isinstance(reply, Unanswered):
+            return reply
+        pools = await moment.once("pools", lambda: self._pools_at(moment))
+        if isinstance(pools, Unanswered):
+            return pools
+        return await moment.once(
+            f"round {text}", lambda: _sort_by_signal(reply, pools, self.table.model_label)
+        )
+
+    async def _pools_at(self, moment: Moment) -> Answer | Unanswered:
+        """Return the pools of all replicas: those that are known, and what is new since."""
+        at, since = moment.at, self._known
+        if since is None or self._begun is None or not since < at < self._begun + POOLS_LAST:
+            since = None
+        reply = await moment.reply(
+            pools_query(self.table, self.labels, None if since is None else at - since)
+        )
+        if isinstance(reply, Unanswered):
+            return reply
+        told = reply.by_pod if since is None else {**self._pools, **_replace_ports(self._pools, reply.by_pod)}
+        # Where another moment was answered meanwhile, what is new since that one is not known.
+        if since is None or self._known == since:
+            self._pools, self._known = told, at
+            self._begun = at if since is None else self._begun
+        return Answer(told)
+
+
+def _replace_ports(
+    known: Mapping[PodKey, tuple[Series, ...]], new: Mapping[PodKey, tuple[Series, ...]]
+) -> dict[PodKey, tuple[Series, ...]]:
+    """Return the pools of those replicas of which something is new: of each port what was told last."""
+    found = {}
+    for pod, told in new.items():
+        ports = {one.labels.get(_PORT) for one in told}
+        kept = (one for one in known.get(pod, ()) if one.labels.get(_PORT) not in ports)
+        found[pod] = (*kept, *told)
+    return found
+
+
+async def _sort_by_signal(reply: Answer, pools: Answer, model: str) -> CalmAnswers:
+    """Return the answer of a round by signal, for the replicas whose pools are known."""
+    present: dict[PodKey, tuple[Series, ...]] = {}
+    signals: dict[Signal, dict[PodKey, tuple[Series, ...]]] = {signal: {} for signal in AT_REST}
+    for pod, series in reply.by_pod.items():
+        newest = [one for one in series if one.labels.get(_TOLD) == _PRESENT]
+        if len(newest) != 1:
+            continue
+        here = newest[0].labels.get(_PORT)
+        if sum(one.labels.get(_PORT) == here for one in pools.series_of(pod)) != 1:
+            continue
+        present[pod] = (_without_mark(newest[0]),)
+        risen = {one.labels.get(_TOLD): one for one in series if one.labels.get(_PORT) == here}
+        port = {name: text for name, text in present[pod][0].labels.items() if name != model}
+        for signal, by_pod in signals.items():
+            told = risen.get(signal.value)
+            by_pod[pod] = (Series(port, 0.0 if told is None else told.value),)
+    answers = {signal: Answer(by_pod) for signal, by_pod in signals.items()}
+    return CalmAnswers(Answer(present), answers, pools)
+
+
+def _without_mark(one: Series) -> Series:
+    return Series({name: text for name, text in one.labels.items() if name != _TOLD}, one.value)
+
+
+def is_glance(signals: Iterable[Signal], table: SignalTable) -> bool:
+    """Return whether a look asks for what stands at 0 on a calm replica, and for little else.
+
+    A look that leaves one of them out is about a run or the past, of few replicas.
+    """
+    asked = frozenset(signals)
+    return asked >= AT_REST and table.signals.keys() >= AT_REST and not asked >= table.signals.keys()
+
+
+def round_query(span: Span, table: SignalTable, labels: Labels) -> str:
+    """Return the query of a round: when each plain replica was sampled last, and what is not 0."""
+    target, seen = (labels.namespace, labels.pod), presence(span, table)
+    port, replica = ", ".join((*target, _PORT)), ", ".join(target)
+    signals = {signal: expression(table.signals[signal], span, table, target) for signal in sorted(AT_REST)}
+    once = [_mark(f"count by ({port}) ({text}) == 1", signal.value) for signal, text in signals.items()]
+    once.append(_mark(f"count by ({port}) ({table.pool.name}) == 1", "pool"))
+    told = f"count by ({port}) ({' or '.join(once)}) == {len(once)}"
+    plain = f"and on ({replica}) (count by ({replica}) ({seen}) == 1) and on ({port}) ({told})"
+    present = _mark(f"max by ({port}, {table.model_label}) ({seen}) {plain}", _PRESENT)
+    risen = (_mark(f"max by ({port}) ({text}) != 0", signal.value) for signal, text in signals.items())
+    return " or ".join((present, *risen))
+
+
+def pools_query(table: SignalTable, labels: Labels, since: timedelta | None) -> str:
+    """Return the query for the labels that tell of pools: all of them, or those that were not so before.
+
+    Args:
+        table: what engines export.
+        labels: names of the labels of namespace and pod.
+        since: how long ago all of them were known; None: nothing is.
+    """
+    source = table.pool
+    told = f"max by ({', '.join((labels.namespace, labels.pod, _PORT, *_labels_of(source)))})"
+    now = f"{told} ({source.name})"
+    return now if since is None else f"{now} unless {told} ({source.name} offset {duration_text(since)})"
+
+
+def _labels_of(source: PoolSource) -> Sequence[str]:
+    named = (source.blocks, *source.block_tokens, source.engine_tokens, source.cache_dtype)
+    return tuple(filter(None, (*named, source.caches_prefixes, source.window)))
+
+
+def _mark(text: str, mark: str) -> str:
+    return f'label_replace({text}, "{_TOLD}", "{mark}", "", "")'

@@ -1,0 +1,293 @@
+"""What one operator costs that looks after N fleets, and how soon it heals those that are sick.
+
+    python -m lab.bench.scale 1000 [--replicas 2] [--seconds 90] [--limit 600]
+
+The operator runs as a process of its own with its ordinary settings, against a real API server with N fleets
+that stand still (`scale_fleets.py`), and a source that answers for all of them (`scale_source.py`). CPU
+seconds, bytes and requests are what counts: walls are those of the machine, which others may use too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lab.bench.scale_fleets import ScaleFleet, fleets, populate
+from lab.cluster.api import Api, Object
+from lab.cluster.light import LightCluster
+from lab.cluster.machine import free_ports, step
+from worlds.world import define
+
+ROUND_SECONDS = 30.0
+"""Pace of fleets without a run (`pace.idle`)."""
+POLL_SECONDS = 2.0
+SPEC: dict[str, Any] = {
+    "mode": "Auto",
+    "nodeHealth": "IfAvailable",
+    "levers": [{"name": "maxNumSeqs", "min": 8}],
+}
+SOURCE_TIMEOUT = "1m"
+"""Longer than usual: the source takes long for a question that it was never asked, which is none of ours."""
+BUDGET = 4
+"""Runs that may be open at once (`budgets.runs`)."""
+_TICKS = 1 / os.sysconf("SC_CLK_TCK")
+_REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was spent up to a moment."""
+
+    wall: float
+    cpu: float
+    looks: float
+    queries: int
+    received: int
+    requests: Counter[str]
+
+    def since(self, earlier: Spent) -> Spent:
+        requests = Counter(self.requests)
+        requests.subtract(earlier.requests)
+        return Spent(
+            self.wall - earlier.wall,
+            self.cpu - earlier.cpu,
+            self.looks - earlier.looks,
+            self.queries - earlier.queries,
+            self.received - earlier.received,
+            requests,
+        )
+
+
+@dataclass
+class Scale:
+    """The world of one measurement."""
+
+    cluster: LightCluster
+    fleets: list[ScaleFleet]
+    directory: Path
+    operator: subprocess.Popen[bytes] = field(init=False)
+    ports: list[int] = field(default_factory=lambda: free_ports(2))
+
+    def start(self) -> None:
+        """Start the operator."""
+        config = self.directory / "config.yaml"
+        sources = {"default": {"url": f"http://127.0.0.1:{self.ports[0]}", "timeout": SOURCE_TIMEOUT}}
+        process = {"namespace": "kvmedic-system", "liveness": "", "telemetryPort": self.ports[1]}
+        config.write_text(yaml.safe_dump({"sources": sources, "process": process}))
+        told = {"KUBECONFIG": str(self.cluster.kubeconfig), "KVMEDIC_CONFIG": str(config)}
+        log = (self.directory / "operator.log").open("wb")
+        argv = [sys.executable, "-m", "kvmedic", "run"]
+        self.operator = subprocess.Popen(
+            argv, env={**os.environ, **told}, stdout=log, stderr=subprocess.STDOUT
+        )
+
+    def resources(self) -> list[Object]:
+        return self.cluster.api.list("KVRemediation", None)
+
+    def looked_at(self) -> int:
+        return sum(bool(each.get("status", {}).get("conditions")) for each in self.resources())
+
+    def open_runs(self) -> int:
+        return sum(bool(each.get("status", {}).get("run")) for each in self.resources())
+
+    def make_sick(self, count: int) -> None:
+        """Let some fleets thrash; the answers that the source then needs are its own cost."""
+        _post(f"http://127.0.0.1:{self.ports[0]}/sick?count={count}")
+
+    def memory_mb(self, what: str) -> float:
+        text = Path(f"/proc/{self.operator.pid}/status").read_text()
+        return int(re.search(rf"{what}:\s+(\d+)", text)[1]) / 1000  # type: ignore[index]
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.operator.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * _TICKS
+
+    def own_metric(self, name: str) -> float | None:
+        """Return a number of the operator's own metrics, None where it has no such."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[1]}/metrics", timeout=60) as answer:
+            found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", answer.read().decode(), re.MULTILINE)
+        return sum(map(float, found)) if found else None
+
+    def spent(self) -> Spent:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[0]}/spent", timeout=60) as answer:
+            told = json.load(answer)
+        looks = self.own_metric("kvmedic_tick_seconds_count") or 0.0
+        page = self.cluster.api.http.get("/metrics", timeout=60).text
+        return Spent(
+            time.monotonic(), self.cpu_seconds(), looks, told["queries"], told["bytes"], _requests(page)
+        )
+
+    def until(self, holds: Callable[[], bool], limit: float) -> float | None:
+        """Return after how many seconds something holds, None where it does not in time."""
+        began = time.monotonic()
+        while not holds():
+            if self.operator.poll() is not None:
+                raise RuntimeError(
+                    f"the operator ended: {(self.directory / 'operator.log').read_text()[-2000:]}"
+                )
+            if time.monotonic() - began > limit:
+                return None
+            time.sleep(POLL_SECONDS)
+        return time.monotonic() - began
+
+
+def _requests(page: str) -> Counter[str]:
+    """Return how many requests of each kind an API server answered."""
+    found: Counter[str] = Counter()
+    for labels, count in _REQUESTS.findall(page):
+        told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        found[
+            f"{told['verb']} {told['resource']}{'/' if told['subresource'] else ''}{told['subresource']}"
+        ] += int(float(count))
+    return found
+
+
+def _post(url: str) -> None:
+    with urllib.request.urlopen(urllib.request.Request(url, data=b"", method="POST"), timeout=600):
+        """The answer says nothing."""
+
+
+@contextmanager
+def world(count: int, replicas: int) -> Iterator[Scale]:
+    """Yield a cluster with all fleets, and a source; the operator is not started."""
+    with LightCluster() as cluster, tempfile.TemporaryDirectory() as directory:
+        scale = Scale(cluster, fleets(count, replicas), Path(directory))
+        cluster.api = Api(cluster.access, timeout_seconds=120)
+        define(cluster)
+        with step(f"{count} fleets of {replicas} replicas are written"):
+            populate(cluster.api, scale.fleets, SPEC)
+        numbers = {"fleets": count, "replicas": replicas, "port": scale.ports[0]}
+        argv = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
+        source = subprocess.Popen([sys.executable, "-m", "lab.bench.scale_source", *argv])
+        try:
+            with step("the source has its series"):
+                _await_source(scale.ports[0])
+            yield scale
+        finally:
+            for process in (source, getattr(scale, "operator", source)):
+                process.kill()
+                process.wait()
+
+
+def _await_source(port: int) -> None:
+    for _ in range(600):
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/spent", timeout=60).close()
+        except OSError:
+            time.sleep(0.2)
+    raise TimeoutError("the source of metrics does not answer")
+
+
+def say(what: str, figure: str) -> None:
+    print(f"{what:<58} {figure}", flush=True)
+
+
+def measure_calm(scale: Scale, seconds: float) -> None:
+    """Print what calm fleets cost."""
+    before = scale.spent()
+    time.sleep(seconds)
+    spent = scale.spent().since(before)
+    rounds, count = spent.wall / ROUND_SECONDS, len(scale.fleets)
+    say(
+        "RSS, steady / peak since the start (MB)",
+        f"{scale.memory_mb('VmRSS'):.0f} / {scale.memory_mb('VmHWM'):.0f}",
+    )
+    say("cores used (CPU seconds over wall)", f"{spent.cpu / spent.wall:.3f}")
+    say(
+        "looks; seconds until each fleet's next one",
+        f"{spent.looks:.0f}; {count * spent.wall / max(spent.looks, 1):.1f}",
+    )
+    say(
+        "CPU ms a look; cores needed for a look every 30 s",
+        f"{1e3 * spent.cpu / max(spent.looks, 1):.2f}; {spent.cpu / max(spent.looks, 1) * count / 30:.3f}",
+    )
+    say("queries per round of 30 s", f"{spent.queries / rounds:.1f}")
+    say("MB received per minute", f"{spent.received / 1e6 / spent.wall * 60:.2f}")
+    oldest = scale.own_metric("kvmedic_oldest_look_age_seconds")
+    say("age of the oldest look (s)", "not told" if oldest is None else f"{oldest:.1f}")
+    # What reads /metrics is ours.
+    told = {what: n for what, n in spent.requests.items() if n and not what.endswith(" ")}
+    rate = "; ".join(
+        f"{what} {n / spent.wall:.2f}" for what, n in sorted(told.items(), key=lambda item: -item[1])
+    )
+    say("API requests per second", f"{sum(told.values()) / spent.wall:.2f}: {rate}")
+    written = sum(
+        n
+        for what, n in told.items()
+        if what.split()[0] in ("POST", "PUT", "PATCH", "APPLY") and "leases" not in what
+    )
+    say("writes while healthy, the Lease apart", str(written))
+
+
+def measure_sick(scale: Scale, sick: int, seconds: float, limit: float) -> None:
+    """Print how soon sick fleets are healed, and what that costs."""
+    scale.make_sick(sick)
+    before, wanted = scale.spent(), min(sick, BUDGET)
+    first = scale.until(lambda: scale.open_runs() >= 1, limit)
+    full = first if wanted == 1 else scale.until(lambda: scale.open_runs() >= wanted, limit)
+    say(
+        f"{sick} sick: s until a run is open; {wanted} more s to {wanted}",
+        f"{_or_never(first, limit)}; {_or_never(full, limit)}",
+    )
+    left = seconds - (time.monotonic() - before.wall)
+    time.sleep(max(left, 0))
+    spent = scale.spent().since(before)
+    rounds = spent.wall / ROUND_SECONDS
+    say(
+        f"{sick} sick: queries per round; MB per round",
+        f"{spent.queries / rounds:.0f}; {spent.received / 1e6 / rounds:.2f}",
+    )
+    say(
+        f"{sick} sick: cores used; looks a second",
+        f"{spent.cpu / spent.wall:.3f}; {spent.looks / spent.wall:.1f}",
+    )
+    say(
+        f"{sick} sick: RSS, now / peak (MB)",
+        f"{scale.memory_mb('VmRSS'):.0f} / {scale.memory_mb('VmHWM'):.0f}",
+    )
+
+
+def _or_never(seconds: float | None, limit: float) -> str:
+    return f"> {limit:.0f}" if seconds is None else f"{seconds:.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("fleets", type=int)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--limit", type=float, default=600.0)
+    chosen = parser.parse_args()
+    count, limit = chosen.fleets, chosen.limit
+    with world(count, chosen.replicas) as scale:
+        say("fleets; replicas of each", f"{count}; {chosen.replicas}")
+        scale.start()
+        looked = scale.until(lambda: scale.looked_at() == count, limit)
+        say("cold start: s until all are looked at", _or_never(looked, limit))
+        if looked is None:
+            say("  looked at by then", str(scale.looked_at()))
+        say("cold start: CPU s; RSS peak (MB)", f"{scale.cpu_seconds():.1f}; {scale.memory_mb('VmHWM'):.0f}")
+        time.sleep(ROUND_SECONDS if chosen.seconds > ROUND_SECONDS else 0)
+        measure_calm(scale, chosen.seconds)
+        for sick in (1, 50):
+            if sick <= count:
+                measure_sick(scale, sick, chosen.seconds, limit / 2)
+
+
+if __name__ == "__main__":
+    main()
