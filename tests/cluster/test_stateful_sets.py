@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.rotation import free, left_cordoned, move_pod
+from kvmedic.cluster.stateful.revisions import ordinal_of
 from kvmedic.cluster.workloads import unclaim
 from kvmedic.kube.objects import controller_uid
 from kvmedic.rollout.moves import Cordon, Failed, Settled
@@ -91,3 +92,18 @@ async def test_a_bad_start_is_taken_back_though_its_controller_waits_for_it_for_
     held = live.pod(last.name)
     assert controller_uid(held) == fleet.uid
     assert held["metadata"]["labels"]["app"] == NAME
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "place"),
+    [
+        ("llm-2", {}, 2),
+        ("llm-7", {"ordinals": {"start": 5}}, 2),
+        ("llm-7", {"ordinals": {}}, 7),
+        ("llm", {}, None),
+    ],
+)
+def test_a_place_is_counted_from_where_the_ordinals_start(
+    name: str, spec: dict[str, Any], place: int | None
+) -> None:
+    assert ordinal_of({"metadata": {"name": name}}, {"spec": spec}) == place

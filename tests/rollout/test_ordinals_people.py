@@ -168,6 +168,8 @@ class Deed:
     """Replicas that may go with requests: the deed's own share."""
     missing: int = 1
     """Replicas that may be out of rotation at once."""
+    thaws: bool = False
+    """By it the controller replaces replicas undrained until the operator looks: a dead one does not."""
 
 
 ALL = 4
@@ -178,10 +180,10 @@ FLAG_DEEDS = {
     "edits the flag": Deed(edit("theirs"), DRIFTED, "theirs", lost=ALL, missing=2),
     "sets a variable": Deed(edit(WITH_OURS), DRIFTED, "theirs", lost=ALL, missing=2),
     "undoes": Deed(undo, REVERTED, "old"),
-    "applies the manifest": Deed(apply_manifest, REVERTED, "old"),
+    "applies the manifest": Deed(apply_manifest, REVERTED, "old", thaws=True),
     "takes the claim off": Deed(remove_claim),
-    "sets the partition to 0": Deed(set_strategy()),
-    "sets a partition": Deed(set_strategy(partition=2), own=PARTITION),
+    "sets the partition to 0": Deed(set_strategy(), thaws=True),
+    "sets a partition": Deed(set_strategy(partition=2), own=PARTITION, thaws=True),
     "sets OnDelete": Deed(set_strategy(ON_DELETE), own=DELETES),
     "takes all annotations off": Deed(remove_annotations),
     "scales up": Deed(scale(5), replicas=5),
@@ -211,15 +213,24 @@ FLAG_CASES = [
 """Who puts everything back at once before anybody was drained leaves no sign that the change was made."""
 
 
+DEAD = pytest.mark.parametrize("is_dead", [False, True], ids=["at once", "after a minute without operator"])
+
+
+@DEAD
 @WAYS
 @pytest.mark.parametrize(("deed", "phase"), FLAG_CASES)
-def test_a_change_of_a_flag_survives_people(deed, phase, in_order, by_keys):
+def test_a_change_of_a_flag_survives_people(deed, phase, in_order, by_keys, is_dead):
     made, op = FLAG_DEEDS[deed], begun(FLAG, in_order=in_order, by_keys=by_keys)
     op.until(FLAG_PHASES[phase])
     if made.own is DELETES and op.model.fields.permits:
         made = replace(made, own=OWN)  # nothing tells theirs from ours, which is there just now
 
+    if made.thaws and is_dead:
+        made = replace(made, lost=ALL, missing=2)
+
     made.act(op)
+    if is_dead:
+        op.come_to_rest()
     op.tick()
     op.until(SetOperator.is_over)
     op.come_to_rest()
@@ -254,10 +265,11 @@ NUMBER_PHASES = [
 ]
 
 
+@DEAD
 @WAYS
 @pytest.mark.parametrize(("step", "phase"), NUMBER_PHASES)
 @pytest.mark.parametrize("deed", NUMBER_DEEDS)
-def test_a_change_of_replicas_survives_people(deed, step, phase, in_order, by_keys):
+def test_a_change_of_replicas_survives_people(deed, step, phase, in_order, by_keys, is_dead):
     made, op = NUMBER_DEEDS[deed], begun(step, in_order=in_order, by_keys=by_keys)
     op.until(phase)
     if step is REPLACEMENT and made.ends == RESCALED:
@@ -266,6 +278,8 @@ def test_a_change_of_replicas_survives_people(deed, step, phase, in_order, by_ke
         made = replace(made, ends=RESCALED, replicas=4)  # nothing says whose number it is, so it stays
 
     made.act(op)
+    if is_dead:
+        op.come_to_rest()
     op.tick()
     op.until(SetOperator.is_over)
     op.come_to_rest()
