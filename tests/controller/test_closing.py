@@ -1,8 +1,8 @@
-"""A run is closed by the one who leads, and by nobody else."""
+"""A run is closed by the one who leads, and by nobody else; one that may not look says so."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,15 @@ import pytest
 from kvmedic.controller.execute import pursue
 from kvmedic.controller.next_move import Tick
 from kvmedic.kube.clock import Stopwatch
+from kvmedic.kube.errors import Call, Refused
+from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
-from kvmedic.model.status import Record
+from kvmedic.model.status import ConditionType, Record, Wish
 from kvmedic.rollout.gates import Stop
-from run_builder import NOW, a_run, an_intent
+from kvmedic.runbooks.workload import View
+from run_builder import NOW, STEP, a_fleet, a_run, an_intent
 from worlds.asked import a_resource
+from worlds.owner_model import FIELD, OWNER
 
 SOON = timedelta(seconds=1)
 
@@ -67,3 +71,43 @@ async def test_who_does_not_lead_leaves_the_end_to_the_one_who_does(*, leads: bo
 
     assert [record.run for record in saved.records] == ([None] if leads else [])
     assert again == (timedelta(0) if leads else SOON)
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason", "words"),
+    [
+        (Wish.NONE, Reason.CHANGE_REFUSED, "inferenceservices/chat: 403"),
+        (Wish.ROLL_BACK, Reason.CHANGE_REFUSED, "inferenceservices/chat: 403"),
+        (Wish.ABANDON, Reason.FLAG_DRIFTED, "cannot be read"),
+    ],
+)
+async def test_a_run_that_may_not_see_the_owners_object_says_so_and_can_be_abandoned(
+    wish: Wish, reason: Reason, words: str
+) -> None:
+    async def live(*_: Any) -> View:
+        return View(fleet=a_fleet(owner=OWNER), template={})
+
+    async def forbidden(*_: Any) -> View:
+        raise Refused(Call("get", "/apis/serving.kserve.io/v1beta1/inferenceservices/chat"), 403, "Forbidden")
+
+    async def read() -> Stop:
+        return Stop.OFF
+
+    saved, resource = Saved(), replace(a_resource(), wish=wish)
+    ports: Any = SimpleNamespace(
+        target=SimpleNamespace(look=live, with_owner_object=forbidden),
+        stop=SimpleNamespace(read=read),
+        pace=SimpleNamespace(idle=SOON),
+        store=saved,
+        reporter=saved,
+        watch=Stopwatch(),
+    )
+    run = a_run(StepState.ROLLING_OUT, an_intent(), step=replace(STEP, through=FIELD))
+
+    await pursue(Tick(resource, resource.policy, Record(run=run), run, ports, NOW, None))
+
+    (record,) = saved.records
+    told = record.condition(ConditionType.PROGRESSING)
+    assert told.reason is reason
+    assert (record.run.current == run.current) is (reason is Reason.CHANGE_REFUSED)
+    assert words in told.message

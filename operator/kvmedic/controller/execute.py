@@ -35,13 +35,13 @@ from kvmedic.controller.trial import (
     remember_unanswered,
 )
 from kvmedic.controller.verify import grade_urgency, judged_window
-from kvmedic.kube.errors import Refused as WriteRefused
+from kvmedic.kube.errors import Refused as ServerRefused
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import OnTrial
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, Run, StepState
-from kvmedic.model.status import ConditionType, Resource
+from kvmedic.model.status import ConditionType, Resource, Wish
 from kvmedic.model.trial import Answer
 from kvmedic.record.runs import after_trouble, close_run, report_decision, with_answer, with_score
 from kvmedic.rollout.decide import (
@@ -72,12 +72,11 @@ AT_ONCE = timedelta(0)
 
 async def pursue(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
-    holder, field = tick.run.current.step.holder, tick.run.current.step.through
     view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
-    if view is not None and holder is not None:
-        view = await tick.ports.target.with_minimum(view, holder.object)
-    if view is not None and field is not None:
-        view = await tick.ports.target.with_owner_object(view, field)
+    try:
+        view = await _with_objects_of_step(tick, view) if view else None
+    except ServerRefused as error:
+        return await _report_refusal(tick, error)
     if view is not None:
         tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
         tick = await with_files(tick, view.fleet)
@@ -95,6 +94,22 @@ async def pursue(tick: Tick) -> timedelta:
     if first := copy_first(tick, decision):
         return await _advance(tick, view, first, Direction.FORWARD)
     return await _carry_out(tick, view, decision)
+
+
+async def _with_objects_of_step(tick: Tick, view: View) -> View:
+    """Return a target with the objects, as they are now, that the step goes through.
+
+    Raises:
+        Refused: the right to their kinds was taken away. Whoever abandons the run does not need it.
+    """
+    holder, field = tick.run.current.step.holder, tick.run.current.step.through
+    try:
+        view = await tick.ports.target.with_minimum(view, holder.object) if holder else view
+        return await tick.ports.target.with_owner_object(view, field) if field else view
+    except ServerRefused:
+        if tick.resource.wish is Wish.ABANDON:
+            return view
+        raise
 
 
 async def _standing_of_target(tick: Tick, view: View | None) -> Standing:
@@ -268,12 +283,12 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             number = move.number if isinstance(move, SetMinimum) else run.sequence
             try:
                 await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, number))
-            except WriteRefused as error:
+            except ServerRefused as error:
                 return await _report_refusal(replace(tick, resource=resource, run=run), error)
             return pace.controller
 
 
-async def _report_refusal(tick: Tick, error: WriteRefused) -> timedelta:
+async def _report_refusal(tick: Tick, error: ServerRefused) -> timedelta:
     """Say whose no it is: a person has to allow the write, and the run goes on then."""
     text = f"{error}; the fleet stands as it is, and the run goes on by itself once this is allowed"
     tick = replace(tick, record=tick.resource.record or tick.record)

@@ -189,6 +189,8 @@ def _leave_alone(fleet: Fleet) -> Move:
 
 def what_became_of(fleet: Fleet, field: OwnerField) -> str:
     """Return what is said of a run that leaves its target to others, as they left the owner's field."""
+    if fleet.rendered_from is None:
+        return f"{field} cannot be read, or its object is gone: it is left as it is"
     match _state(fleet, field):
         case EditState.BEFORE:
             return f"someone else put {field} back to {field.before} in the middle of the run"
@@ -198,4 +200,4 @@ def what_became_of(fleet: Fleet, field: OwnerField) -> str:
                 f"{field} otherwise than planned: it is put back to {field.before}"
             )
         case _:
-            return f"someone else changed {field}, or its object is gone: it is left as it is"
+            return f"someone else changed {field}, or made its object anew: it is left as it is"
