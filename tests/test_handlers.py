@@ -30,6 +30,8 @@ class Failing:
     async def load(self, key: Key) -> None:
         raise self.error
 
+    recall = load
+
 
 def an_operator(error: Exception | None = None, idle: timedelta = 30 * SECOND) -> Operator:
     pace = SimpleNamespace(idle=idle, replica=SECOND)

@@ -129,7 +129,7 @@ def test_functions_are_named_by_what_they_do():
     assert len(lone) <= MOST_LONE_PARTICIPLES * len(names), sorted(lone)
 
 
-IN_MANY_MODULES = {"close", "command", "forget", "inverse", "line", "look"}
+IN_MANY_MODULES = {"close", "command", "forget", "get", "inverse", "line", "look"}
 """What every command, step, port or record has. Any other name says which of several things it is about."""
 
 

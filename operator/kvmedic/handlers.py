@@ -1,6 +1,6 @@
 """Events in, wake-ups out: the only module that knows kopf.
 
-kopf carries the watches, the index, the probes and the frame of the process. It changes nothing: no
+kopf carries the watch of resources, the probes and the frame of the process. It changes nothing: no
 handler here patches an object, so kopf's own bookkeeping never touches a resource. All mutation is
 in the reconcile loop.
 """
@@ -26,13 +26,13 @@ from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import reconcile
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
-from kvmedic.kube.objects import WORKLOADS
+from kvmedic.kube.objects import JsonObject, name_of, section
 from kvmedic.loop import Backoff, Loop
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import DEPLOYMENT, ObjectRef
+from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
-from kvmedic.record.store import peer_of
+from kvmedic.record.store import Known, peer_of
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.rollout.gates import place_of
 
@@ -57,18 +57,22 @@ class Operator:
     backoff: Backoff
     workers: int
     forget: Callable[[str], None]
+    """Drop what is remembered of a resource that is gone, by its uid."""
     roster: Roster
     stand_ins: StandIns
+    known: Known = field(default_factory=Known)
+    """The resources as the watch tells them."""
     clock: Callable[[], datetime] = utc_now
     """What the time is, for what is stored; what a run waits for is counted by `ports.watch`."""
     loop: Loop = field(init=False)
     report_error: Callable[[Key], Awaitable[None]] = field(init=False)
     """Set Ready to Unknown after an unexpected error, if the API lets us."""
     _worked_at: float | None = None
+    _leads: bool = False
 
     def __post_init__(self) -> None:
         """Make the loop whose every tick is guarded."""
-        self.loop = Loop(self.tick, self.workers)
+        self.loop = Loop(self.tick, self.workers, self.roster.has_open_run, self.is_parked)
         self.report_error = self._report_error
 
     async def tick(self, key: Key) -> float | None:
@@ -78,14 +82,40 @@ class Operator:
         """
         self._worked_at = time.monotonic()
         if not self.ports.leader.is_held():
-            self.ports.probes.forget_all()
-            self.ports.watch.forget_all()
-            self.stand_ins.dismiss_all()
+            self._forget_what_it_saw()
             if self.ports.leader.is_over():
                 return await self._guard_look(key, let_go(key, self.ports))
             return self.ports.pace.replica.total_seconds()
         with self.telemetry.tick_seconds.time():
             return await self._guard_look(key, reconcile(key, self.ports, self.clock()))
+
+    def is_parked(self) -> bool:
+        """Return whether nothing is looked at now, as another process leads."""
+        leads = self.ports.leader.is_held()
+        if self._leads and not leads:
+            self._forget_what_it_saw()
+        self._leads = leads
+        if leads or self.ports.leader.is_over():
+            return False
+        self._worked_at = time.monotonic()
+        return True
+
+    def oldest_look_seconds(self) -> float:
+        """Return for how long the resource that waits longest was not looked at; 0 while another leads."""
+        return self.loop.oldest_look_seconds(time.monotonic()) if self._leads else 0.0
+
+    def _forget_what_it_saw(self) -> None:
+        """End what only the one who leads may go on with."""
+        self.ports.probes.forget_all()
+        self.ports.watch.forget_all()
+        self.stand_ins.dismiss_all()
+
+    def note_workload(self, kind: str, told: str, body: JsonObject) -> None:
+        """Have the resources of a workload looked at as soon as somebody, or a controller, moves it."""
+        namespace, name = str(section(body, "metadata").get("namespace", "")), name_of(body)
+        self.stand_ins.note(namespace, ObjectRef(kind, name), body, is_deleted=told == "DELETED")
+        for key in self.roster.of_target(namespace, place_of(kind, name)):
+            self.loop.wake(key)
 
     async def _guard_look(self, key: Key, look: Awaitable[timedelta | None]) -> float | None:
         try:
@@ -147,12 +177,6 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
     """Return kopf's handlers for one operator."""
     made = kopf.OperatorRegistry()
 
-    @kopf.index(GROUP, VERSION, PLURAL, id="targets", registry=made)  # type: ignore[arg-type]
-    async def targets(namespace: str, name: str, uid: str, spec: kopf.Spec, **_: Any) -> Any:
-        target = spec.get("targetRef") or {}
-        place = place_of(str(target.get("kind", DEPLOYMENT)), str(target.get("name")))
-        return {(namespace, place): Key(namespace, name, uid)}
-
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=made)  # type: ignore[arg-type]
     async def resource(event: kopf.RawEvent, namespace: str, name: str, uid: str, **_: Any) -> None:
         key = Key(namespace, name, uid)
@@ -161,12 +185,11 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
             operator.roster.forget(key)
             operator.forget(uid)
         else:
-            operator.roster.note(key, peer_of(dict(event["object"])))
+            body = dict(event["object"])
+            operator.known.take_over(body)
+            operator.roster.note(key, peer_of(body))
             operator.loop.wake(key)
         operator.telemetry.resources.set(len(operator.loop.keys()))
-
-    for kind in WORKLOADS:
-        _watch_kind(kind, operator, made)
 
     @kopf.on.probe(id="loop", registry=made)
     async def probe(**_: Any) -> str:
@@ -177,19 +200,6 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
         return _credentials(**kwargs)
 
     return made
-
-
-def _watch_kind(kind: str, operator: Operator, made: kopf.OperatorRegistry) -> None:
-    """Have the resources of a workload looked at as soon as somebody, or a controller, moves it."""
-
-    @kopf.on.event("apps", "v1", WORKLOADS[kind].plural, id=kind, registry=made)  # type: ignore[arg-type]
-    async def target(
-        event: kopf.RawEvent, namespace: str, name: str, targets: kopf.Index[Any, Key], **_: Any
-    ) -> None:
-        is_deleted = event["type"] == "DELETED"
-        operator.stand_ins.note(namespace, ObjectRef(kind, name), event["object"], is_deleted=is_deleted)
-        for key in targets.get((namespace, place_of(kind, name)), ()):
-            operator.loop.wake(key)
 
 
 def _credentials(**kwargs: Any) -> kopf.ConnectionInfo | None:
@@ -252,7 +262,7 @@ class Frame:
 
 
 async def serve(operator: Operator, frame: Frame, companions: tuple[Awaitable[None], ...]) -> None:
-    """Run until SIGTERM: kopf's watches, the reconcile loop, and what must run beside them."""
+    """Run until SIGTERM: kopf's watch, the reconcile loop, and what must run beside them."""
     tasks = [asyncio.ensure_future(each) for each in (operator.loop.run(), *companions)]
     try:
         await kopf.operator(

@@ -14,11 +14,15 @@ forgotten.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
+import math
 import random
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 
 from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns, free_unclaimed
@@ -58,29 +62,56 @@ class Backoff:
 @dataclass(slots=True)
 class _Entry:
     due: float
+    looked_at: float
+    """When the last look ended; at first, since when it waits for one."""
     working: bool = False
     woken: bool = False
+    waiting: bool = False
+    """It is due, and waits for a worker."""
+
+
+PARKED_SECONDS = 0.5
+"""Between two questions whether there is anything to do, while nothing is looked at."""
+
+
+def _never(key: Key | None = None) -> bool:
+    del key
+    return False
 
 
 @dataclass(slots=True)
 class Loop:
     """The queue of resources with its pace.
 
-    `workers` bounds how many resources are worked on at once.
+    Of what is due, resources with an open run come first, then one of each namespace in turn: whoever has a
+    thousand resources waits for himself. `workers` bounds how many are worked on at once.
     """
 
     tick: Tick
     workers: int
+    is_urgent: Callable[[Key], bool] = _never
+    """Whether a resource has an open run."""
+    is_parked: Callable[[], bool] = _never
+    """Whether nothing is looked at now."""
     _entries: dict[Key, _Entry] = field(default_factory=dict)
+    _timers: list[tuple[float, int, Key]] = field(default_factory=list)
+    """A heap; what an entry no longer says is left in it until its time."""
+    _urgent: deque[Key] = field(default_factory=deque)
+    _waiting: dict[str, deque[Key]] = field(default_factory=dict)
+    """What is due, by namespace, the next one's first."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _numbers: Iterator[int] = field(default_factory=count)
 
     def wake(self, key: Key, delay_seconds: float = 0.0) -> None:
         """Make a resource due, at the latest after the delay."""
-        due = _now() + delay_seconds
-        entry = self._entries.setdefault(key, _Entry(due))
-        entry.due = min(entry.due, due)
+        now = _now()
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(math.inf, now)
         entry.woken = entry.woken or entry.working
+        if now + delay_seconds < entry.due:
+            self._set_due(key, entry, now + delay_seconds)
         self._changed.set()
 
     def forget(self, key: Key) -> None:
@@ -91,28 +122,69 @@ class Loop:
         """Return every known resource."""
         return tuple(self._entries)
 
+    def count_waiting(self) -> int:
+        """Return how many resources are due and wait for a worker."""
+        return sum(entry.waiting for entry in tuple(self._entries.values()))
+
+    def oldest_look_seconds(self, now: float) -> float:
+        """Return for how long the resource that waits longest was not looked at; `now`: the loop's clock."""
+        return max((now - entry.looked_at for entry in tuple(self._entries.values())), default=0.0)
+
     async def run(self) -> None:
         """Work until cancelled; ticks under way are then cancelled too and awaited."""
         try:
             while True:
                 self._changed.clear()
-                self._start_due()
-                await self._sleep_until_due()
+                parked = self.is_parked()
+                if not parked:
+                    self._start_due()
+                await self._sleep_until_due(parked=parked)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _set_due(self, key: Key, entry: _Entry, due: float) -> None:
+        entry.due = due
+        heapq.heappush(self._timers, (due, next(self._numbers), key))
+
     def _start_due(self) -> None:
         now = _now()
-        waiting = sorted((e.due, i, k) for i, (k, e) in enumerate(self._entries.items()) if not e.working)
-        for due, _, key in waiting:
-            if due > now or len(self._tasks) >= self.workers:
-                return
-            self._entries[key].working = True
+        while self._timers and self._timers[0][0] <= now:
+            due, _, key = heapq.heappop(self._timers)
+            entry = self._entries.get(key)
+            if entry is not None and entry.due == due and not entry.working and not entry.waiting:
+                entry.waiting = True
+                if self.is_urgent(key):
+                    self._urgent.append(key)
+                else:
+                    self._waiting.setdefault(key.namespace, deque()).append(key)
+        while len(self._tasks) < self.workers and (next_one := self._next_waiting()) is not None:
+            key, entry = next_one, self._entries[next_one]
+            entry.waiting, entry.working, entry.due = False, True, math.inf
             task = asyncio.create_task(self._work(key), name=f"tick {key.namespace}/{key.name}")
             self._tasks.add(task)
             task.add_done_callback(self._drop_task)
+
+    def _next_waiting(self) -> Key | None:
+        """Take the next one that is due out of the queues; None: nothing is."""
+        while self._urgent:
+            key = self._urgent.popleft()
+            if self._is_waiting(key):
+                return key
+        while self._waiting:
+            namespace, keys = next(iter(self._waiting.items()))
+            del self._waiting[namespace]
+            key = keys.popleft()
+            if keys:
+                self._waiting[namespace] = keys
+            if self._is_waiting(key):
+                return key
+        return None
+
+    def _is_waiting(self, key: Key) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and entry.waiting
 
     def _drop_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -126,15 +198,18 @@ class Loop:
         if delay is None:
             self.forget(key)
             return
-        entry.working = False
+        now = _now()
+        entry.working, entry.looked_at = False, now
         stretched = delay * (1 + random.uniform(0, JITTER_RATIO))  # noqa: S311 - spreads load, hides nothing
-        entry.due = _now() if entry.woken else _now() + stretched
+        self._set_due(key, entry, now if entry.woken else now + stretched)
         entry.woken = False
 
-    async def _sleep_until_due(self) -> None:
-        dues = [e.due for e in self._entries.values() if not e.working]
+    async def _sleep_until_due(self, *, parked: bool) -> None:
         busy = len(self._tasks) >= self.workers
-        timeout = None if busy or not dues else max(0.0, min(dues) - _now())
+        if parked:
+            timeout: float | None = PARKED_SECONDS
+        else:
+            timeout = None if busy or not self._timers else max(0.0, self._timers[0][0] - _now())
         try:
             await asyncio.wait_for(self._changed.wait(), timeout)
         except TimeoutError:
@@ -146,9 +221,12 @@ def _now() -> float:
 
 
 LOG = logging.getLogger("kvmedic")
+RECOUNT = 10
+"""Rounds after which all resources are listed in any case: 5 minutes at the usual pace, as long as the watch
+may go on in silence before the server ends it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rounds:
     """The rounds of one process."""
 
@@ -161,6 +239,8 @@ class Rounds:
     namespaces: tuple[str, ...]
     """Namespaces that are watched; empty: all."""
     stand_ins: StandIns
+    number: int = 0
+    """Rounds that were begun."""
 
     async def run(self) -> None:
         """Make a round at the pace of resources without a run, until cancelled."""
@@ -172,9 +252,10 @@ class Rounds:
             await asyncio.sleep(self.ports.pace.idle.total_seconds())
 
     async def once(self) -> None:
-        """Look once at every resource, at the pods that are out of rotation, and at fleets that stand frozen.
+        """Look once at the pods that are out of rotation, at fleets that stand frozen, and at every resource.
 
-        Pods first: the resource whose run cordoned one of them is then among those that are listed.
+        Pods first: the resource whose run cordoned one of them is then among those that are listed. The
+        resources are listed where a pod or a fleet asks whose it is, and every `RECOUNT` rounds in any case.
         """
         # The loop forgets a resource whose look finds nothing; the roster still has it then.
         known = {*self.loop.keys(), *self.roster.keys()} - {*self.stand_ins.keys()}
@@ -184,6 +265,9 @@ class Rounds:
         pods = (
             [pod for each in places for pod in await self.ports.target.left_cordoned(each)] if leads else []
         )
+        self.number += 1
+        if not pods and not frozen and self.number % RECOUNT != 1:
+            return
         peers = await self.census()
         self._know(known, peers)
         if self.ports.leader.is_held():

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from kvmedic.cluster.config_maps import StoredCopies
-from kvmedic.cluster.nvidia_smi import NvidiaSmi, Patience
+from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
+from kvmedic.cluster.looks import Glances, watched_kinds
 from kvmedic.cluster.rights import own_lacking_rights
 from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
@@ -36,11 +38,12 @@ from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.kube.kubeconfig import AS_KUBECTL, ClusterChoice, find_kubeconfig
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
-from kvmedic.kube.objects import LEASES, Ref
+from kvmedic.kube.objects import LEASES, WORKLOADS, Ref
+from kvmedic.kube.watches import Watches
 from kvmedic.loop import Backoff, Rounds
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.probes import Beside, GenerationProbes
-from kvmedic.record.store import Store, wait_until_defined
+from kvmedic.record.store import Known, Store, wait_until_defined
 from kvmedic.record.telemetry import Events, Reporter, Telemetry
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
 from kvmedic.runbooks.compression.bundle import AllowedSettings
@@ -77,6 +80,9 @@ class Connected:
     trials: Trials
     probes: GenerationProbes
     evaluations: Evaluations
+    watches: Watches
+    """They follow nothing until they are run."""
+    store: Store
 
 
 @asynccontextmanager
@@ -93,8 +99,10 @@ async def open_connections(
     probes = GenerationProbes(settings.scrape, settings.probe, VOCABULARIES[0], beside)
     drivers, trials = drivers_of(settings.health, client), trials_of(settings.probe, client)
     evaluations = evaluations_of(settings.probe, client)
+    watches = Watches(client, watched_kinds(), settings.process.watch)
+    store = Store(client, Known(allowed_by(settings.compression)))
     try:
-        yield Connected(client, metrics, drivers, trials, probes, evaluations)
+        yield Connected(client, metrics, drivers, trials, probes, evaluations, watches, store)
     finally:
         await probes.close()
         await metrics.close()
@@ -114,7 +122,7 @@ class Substitutes:
 
 def target_of(world: Connected) -> DeploymentTarget:
     """Return the workloads of the cluster."""
-    return DeploymentTarget(world.client)
+    return DeploymentTarget(world.client, Glances(world.watches))
 
 
 def ports_of(
@@ -123,7 +131,7 @@ def ports_of(
     """Return the ports of one process."""
     process = settings.process
     return Ports(
-        store=Store(world.client, allowed_by(settings.compression)),
+        store=world.store,
         target=target_of(world),
         copies=StoredCopies(world.client),
         metrics=world.metrics,
@@ -138,7 +146,9 @@ def ports_of(
         trials=world.trials,
         probes=world.probes,
         evaluations=world.evaluations,
-        examiner=Examiner(lambda place, needed: own_lacking_rights(world.client, place, needed)),
+        examiner=Examiner(
+            lambda place, needed: own_lacking_rights(world.client, place, needed), world.watches
+        ),
     )
 
 
@@ -173,11 +183,10 @@ def run_limits_of(settings: Settings, world: Connected, roster: Roster) -> RunLi
         over=f"kubectl -n {process.namespace} create configmap {storm.over}",
         reread=settings.pace.idle,
     )
-    store = Store(world.client)
     return RunLimits(
         bounds,
         roster,
-        census=lambda: store.peers(process.watch),
+        census=lambda: world.store.peers(process.watch),
         storm_over_at=lambda: storm_over_at(world.client, process.namespace, storm.over),
     )
 
@@ -192,6 +201,11 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         roster = Roster()
         ports = ports_of(settings, world, reporter, leadership, roster)
         stand_ins = StandIns(ports.store, roster)
+
+        def forget(uid: str) -> None:
+            reporter.forget(uid)
+            world.store.known.forget(uid)
+
         clock = substitutes.clock or world.client.clock.now
         telemetry.storm.set_function(lambda: float(ports.run_limits.has_tripped(clock())))
         operator = Operator(
@@ -205,24 +219,29 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
             telemetry=telemetry,
             backoff=Backoff(options.backoff_first, options.backoff_most),
             workers=options.workers,
-            forget=reporter.forget,
+            forget=forget,
             roster=roster,
             stand_ins=stand_ins,
+            known=world.store.known,
             clock=clock,
         )
+        for kind, resource in WORKLOADS.items():
+            world.watches.listeners[resource] = partial(operator.note_workload, kind)
+        telemetry.waiting.set_function(operator.loop.count_waiting)
+        telemetry.oldest_look.set_function(operator.oldest_look_seconds)
         await wait_until_defined(world.client, options.idle)
         frame = Frame(process.watch, process.liveness or None)
-        census = Store(world.client).peers
         rounds = Rounds(
             operator.ports,
             operator.loop,
             roster,
-            reporter.forget,
-            lambda: census(process.watch),
+            forget,
+            lambda: world.store.peers(process.watch),
             process.watch,
             stand_ins,
         )
-        await serve(operator, frame, (leadership.run(), rounds.run()))
+        watching = world.watches.follow_while(leadership.is_held)
+        await serve(operator, frame, (leadership.run(), rounds.run(), watching))
 
 
 def pace_of(options: PaceOptions) -> Pace:

@@ -120,6 +120,15 @@ def test_resources_in_trouble(alert, gauge, counts, tmp_path, *, fires):
     assert firing(alert, "45m", inputs, tmp_path) is fires
 
 
+def test_looks_that_come_late(tmp_path):
+    inputs = series("kvmedic_leading", LEADING)
+    late = series("kvmedic_oldest_look_age_seconds", {"a": "400+0x60", "b": "0+0x60"})
+    former = series("kvmedic_oldest_look_age_seconds", {"a": "30+0x60", "b": "400+0x60"})
+
+    assert firing("KvmedicFallsBehind", "45m", inputs + late, tmp_path)
+    assert not firing("KvmedicFallsBehind", "45m", inputs + former, tmp_path)
+
+
 @pytest.mark.parametrize("severity", ["page", "ticket"])
 @pytest.mark.parametrize(
     ("alert", "gauge", "more"),

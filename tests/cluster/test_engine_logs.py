@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvmedic.cluster.engine_logs import (
+from kvmedic.cluster.containers.engine_logs import (
     LIMIT_BYTES,
     TAIL_LINES,
     bears_device_memory,

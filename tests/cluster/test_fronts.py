@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.fronts import INFERENCE_POOLS, NOT_READ, Depth, DrainWay, with_orphan_drain
+from kvmedic.cluster.fronts import (
+    INFERENCE_POOLS,
+    NOT_READ,
+    Depth,
+    DrainWay,
+    complete_drain,
+    with_orphan_drain,
+)
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.cluster.workloads import DeploymentTarget
 from kvmedic.doctor.documents import as_served
@@ -168,9 +175,9 @@ def test_a_glance_lists_nothing_that_only_draining_depends_on_and_lets_nothing_b
 
     seen = asyncio.run(target.glance("serving", policy))
     glanced = Counter(reader.listed)
-    whole = asyncio.run(target.with_drain(seen, policy))
+    whole = asyncio.run(complete_drain(reader, seen, policy.rollout.routers))
     completed = reader.listed - glanced
-    again = asyncio.run(target.with_drain(whole, policy))
+    again = asyncio.run(complete_drain(reader, whole, policy.rollout.routers))
     reader.listed.clear()
     looked = asyncio.run(target.look("serving", policy))
 

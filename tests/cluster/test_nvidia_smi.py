@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvmedic.cluster.nvidia_smi import (
+from kvmedic.cluster.containers.nvidia_smi import (
     LIMIT_BYTES,
     Ending,
     Finished,

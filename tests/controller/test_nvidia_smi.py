@@ -12,7 +12,7 @@ from kubernetes.aio.client import Configuration
 
 from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.cli.report import vitals_as_json, vitals_as_text
-from kvmedic.cluster.nvidia_smi import NvidiaSmi, Patience
+from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Drivers, NotAllowed, Senses
 from kvmedic.controller.survey import survey

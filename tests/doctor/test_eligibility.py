@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 
 from kvmedic.api.resource import policy_of
-from kvmedic.cluster.appliers import neighbours_of
+from kvmedic.cluster.looks import read_target
 from kvmedic.cluster.rights import CONFIG_FILE, Lacking, Right
-from kvmedic.cluster.room import room_for
-from kvmedic.cluster.workloads import read_target
 from kvmedic.doctor.checks import Check, Examination, Result, Topic
 from kvmedic.doctor.documents import as_served
 from kvmedic.doctor.eligibility import EVERY, MESSAGE_BYTES, Examiner, claim_of
 from kvmedic.doctor.examine import default_spec
 from kvmedic.kube.errors import Call, Refused, Unavailable
+from kvmedic.kube.objects import AUTOSCALERS, JsonObject, Ref
+from kvmedic.kube.objects import Resource as Kind
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Condition, ConditionType, Record, Resource, Truth
-from kvmedic.rollout.preconditions import Neighbours
-from kvmedic.rollout.spares.room import Finding
 from kvmedic.runbooks.workload import View
 from run_builder import NOW
 from worlds.asked import a_resource
@@ -48,14 +46,17 @@ class Namespace:
         assert found is not None
         return found
 
-    async def neighbours(self, view: View) -> Neighbours:
-        self.asked += 1
-        if self.fault:
-            raise self.fault
-        return await neighbours_of(as_served(self.documents, "serving"), view.fleet, view.template)
+    async def get(self, ref: Ref) -> JsonObject | None:
+        return await as_served(self.documents, "serving").get(ref)
 
-    async def room_for(self, view: View) -> Finding:
-        return await room_for(as_served(self.documents, "serving"), view.fleet, view.template)
+    async def list(
+        self, resource: Kind, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> list[JsonObject]:
+        if resource == AUTOSCALERS:
+            self.asked += 1
+            if self.fault:
+                raise self.fault
+        return await as_served(self.documents, "serving").list(resource, namespace, label_selector, fields)
 
 
 @dataclass
@@ -82,7 +83,7 @@ async def looked(
     before = record or Record()
     if not examiner.is_due(resource, view, now):
         return before
-    found = await examiner.examine(resource, view, FRESH, town.neighbours, town.room_for)
+    found = await examiner.examine(resource, view, FRESH, now)
     return before if found is None else examiner.note(before, found, resource, view, now)
 
 
@@ -91,7 +92,8 @@ def condition_of(record: Record) -> Condition | None:
 
 
 async def test_a_fit_fleet_is_eligible_and_its_condition_is_written_once() -> None:
-    examiner, town = Examiner(Office().ask), Namespace()
+    town = Namespace()
+    examiner = Examiner(Office().ask, town)
 
     first = await looked(examiner, town)
     again = await looked(examiner, town, first, NOW + EVERY)
@@ -104,7 +106,8 @@ async def test_a_fit_fleet_is_eligible_and_its_condition_is_written_once() -> No
 
 
 async def test_a_look_before_the_time_costs_nothing() -> None:
-    examiner, town = Examiner(Office().ask), Namespace()
+    town = Namespace()
+    examiner = Examiner(Office().ask, town)
     first = await looked(examiner, town)
 
     await looked(examiner, town, first, NOW + EVERY - MINUTE)
@@ -114,7 +117,8 @@ async def test_a_look_before_the_time_costs_nothing() -> None:
 
 @pytest.mark.parametrize("now", [NOW + EVERY, NOW - MINUTE], ids=["it is time", "the clock was put back"])
 async def test_it_is_looked_at_again_in_time(now) -> None:
-    examiner, town = Examiner(Office().ask), Namespace()
+    town = Namespace()
+    examiner = Examiner(Office().ask, town)
     first = await looked(examiner, town)
 
     await looked(examiner, town, first, now)
@@ -123,7 +127,8 @@ async def test_it_is_looked_at_again_in_time(now) -> None:
 
 
 async def test_an_edit_of_the_deployment_is_examined_at_the_next_look() -> None:
-    examiner, town = Examiner(Office().ask), Namespace()
+    town = Namespace()
+    examiner = Examiner(Office().ask, town)
     first = await looked(examiner, town)
     edited = a_deployment(paused=True)
     edited["metadata"]["generation"] = 2
@@ -137,7 +142,8 @@ async def test_an_edit_of_the_deployment_is_examined_at_the_next_look() -> None:
 
 
 async def test_a_condition_that_was_not_saved_is_told_again_at_the_next_look() -> None:
-    examiner, town = Examiner(Office().ask), Namespace()
+    town = Namespace()
+    examiner = Examiner(Office().ask, town)
     await looked(examiner, town)
 
     again = await looked(examiner, town, Record(), NOW + MINUTE)
@@ -149,7 +155,7 @@ async def test_every_reason_is_in_the_message() -> None:
     town = Namespace([a_deployment(paused=True, strategy={"type": "Recreate"}, replicas=0)])
     office = Office((Right("apps", "deployments", "patch"),))
 
-    told = condition_of(await looked(Examiner(office.ask), town))
+    told = condition_of(await looked(Examiner(office.ask, town), town))
 
     assert told is not None
     for part in ("front: ", "rollout: ", "replicas: ", "rights: the operator may not patch deployments.apps"):
@@ -170,7 +176,7 @@ async def test_a_message_that_is_too_long_tells_whole_reasons_and_how_many_more(
     lacking = tuple(Right("a-group-of-some-length.example", f"things-{each}", "list") for each in range(30))
     town = Namespace([a_deployment(paused=True), a_service()])
 
-    told = condition_of(await looked(Examiner(Office(lacking).ask), town))
+    told = condition_of(await looked(Examiner(Office(lacking).ask, town), town))
 
     assert told is not None
     assert "someone paused it" in told.message
@@ -187,7 +193,7 @@ async def test_a_message_that_is_too_long_tells_whole_reasons_and_how_many_more(
     ids=["rights", "neighbours"],
 )
 async def test_what_cannot_be_told_is_unknown_and_never_eligible(town, lacking, said) -> None:
-    told = condition_of(await looked(Examiner(Office(lacking).ask), town))
+    told = condition_of(await looked(Examiner(Office(lacking).ask, town), town))
 
     assert told is not None
     assert (told.status, told.reason) == (Truth.UNKNOWN, Reason.ELIGIBILITY_UNKNOWN)
@@ -195,7 +201,8 @@ async def test_what_cannot_be_told_is_unknown_and_never_eligible(town, lacking, 
 
 
 async def test_an_api_that_does_not_answer_changes_nothing_and_is_asked_again_at_the_next_look() -> None:
-    examiner, town = Examiner(Office().ask), Namespace()
+    town = Namespace()
+    examiner = Examiner(Office().ask, town)
     first = await looked(examiner, town)
     town.fault = Unavailable(CALL, None, "no answer")
 
@@ -214,7 +221,8 @@ ROLLING = [
 
 
 async def test_a_rollout_under_way_counts_only_where_the_next_examination_sees_one_too() -> None:
-    examiner, town = Examiner(Office().ask), Namespace(ROLLING)
+    town = Namespace(ROLLING)
+    examiner = Examiner(Office().ask, town)
 
     first = await looked(examiner, town)
     later = await looked(examiner, town, first, NOW + EVERY)
@@ -235,7 +243,8 @@ def a_node(gpus: int) -> dict[str, Any]:
 
 async def test_no_room_for_a_spare_counts_where_it_is_still_so_at_the_next_examination() -> None:
     pinned = a_deployment(pod={"nodeName": "gpu-01"})
-    examiner, town = Examiner(Office().ask), Namespace([pinned, a_service(), a_node(2)])
+    town = Namespace([pinned, a_service(), a_node(2)])
+    examiner = Examiner(Office().ask, town)
 
     first = await looked(examiner, town)
     later = await looked(examiner, town, first, NOW + EVERY)
@@ -253,13 +262,15 @@ async def test_rights_on_config_maps_are_asked_for_where_the_engine_reads_a_file
     office = Office()
     engine = an_engine("--config", "/etc/vllm/c.yaml")
 
-    await looked(Examiner(office.ask), Namespace([a_deployment(engine), a_service()]))
+    town = Namespace([a_deployment(engine), a_service()])
+    await looked(Examiner(office.ask, town), town)
 
     assert {*CONFIG_FILE} <= {*office.asked}
 
 
 async def test_a_resource_that_is_gone_is_forgotten() -> None:
-    examiner, town = Examiner(Office().ask), Namespace()
+    town = Namespace()
+    examiner = Examiner(Office().ask, town)
     first = await looked(examiner, town)
 
     examiner.forget(resource_with().uid)

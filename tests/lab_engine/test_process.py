@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvmedic.cluster.engine_logs import bears_device_memory
+from kvmedic.cluster.containers.engine_logs import bears_device_memory
 from lab.engine.__main__ import serve
 from lab.engine.logs import OUT_OF_MEMORY
 from lab.engine.server import TEARDOWN_SECONDS

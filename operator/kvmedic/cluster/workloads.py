@@ -18,9 +18,9 @@ from typing import Any, assert_never, cast
 
 from kvmedic.cluster.appliers import neighbours_of, owner_field_of, owner_object, set_owner_field
 from kvmedic.cluster.autoscalers import minimum_of, set_minimum, unmark
-from kvmedic.cluster.config_maps import config_maps_of
-from kvmedic.cluster.engine_logs import ends_of, pools_of, starts_of
-from kvmedic.cluster.fronts import Depth, DrainWay, complete_drain
+from kvmedic.cluster.containers.engine_logs import ends_of, pools_of, starts_of
+from kvmedic.cluster.fronts import Depth
+from kvmedic.cluster.looks import Glances, read_target
 from kvmedic.cluster.orphan_pods import release
 from kvmedic.cluster.ownership import (
     ANNOTATIONS,
@@ -28,7 +28,6 @@ from kvmedic.cluster.ownership import (
     RECORDED,
     RUN,
     annotate_operations,
-    giving_way,
     path_of,
     same_object,
     same_version,
@@ -36,10 +35,10 @@ from kvmedic.cluster.ownership import (
 )
 from kvmedic.cluster.room import room_for
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
-from kvmedic.cluster.snapshot import rollout_fields, snapshot
+from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.stateful.revisions import partition_operations, template_in
 from kvmedic.engines.engine_log import Start, StartForms
-from kvmedic.kube.client import Client, Reader
+from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
     CONTROLLER_REVISIONS,
@@ -52,7 +51,7 @@ from kvmedic.kube.objects import (
     different_places,
     section,
 )
-from kvmedic.model.config_edits import EditedTemplate, OwnerField, TemplateChange, TemplateSwap, previous
+from kvmedic.model.config_edits import EditedTemplate, OwnerField, TemplateChange, TemplateSwap
 from kvmedic.model.devices import EngineEnd
 from kvmedic.model.edits import (
     BundleEdit,
@@ -107,21 +106,24 @@ class DeploymentTarget:
     """Deployments of one cluster."""
 
     client: Client
+    glances: Glances | None = None
+    """None: a glance reads from the API server, too."""
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
         return self._with_time(await read_target(self.client, namespace, policy))
 
     async def glance(self, namespace: str, policy: Policy) -> View | None:
-        """Return the target without what only draining depends on; None when it does not exist."""
-        return self._with_time(await read_target(self.client, namespace, policy, Depth.GLANCE))
+        """Return the target as it was a moment ago, without what only draining depends on.
+
+        None when it does not exist. Nothing is decided on it but whether the fleet is calm.
+        """
+        if self.glances is None:
+            return self._with_time(await read_target(self.client, namespace, policy, Depth.GLANCE))
+        return self._with_time(await self.glances.at(namespace, policy))
 
     def _with_time(self, seen: View | None) -> View | None:
         return seen and replace(seen, fleet=replace(seen.fleet, looked_at=self.client.clock.now()))
-
-    async def with_drain(self, view: View, policy: Policy) -> View:
-        """Return a target at which a glance was taken with all that draining depends on."""
-        return await complete_drain(self.client, view, policy.rollout.routers)
 
     async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""
@@ -195,23 +197,6 @@ class DeploymentTarget:
     async def free(self, found: Cordoned) -> None:
         """Put a pod back into rotation that no fleet has any more. Raises Conflict when it changed."""
         await free(self.client, found)
-
-
-async def read_target(
-    reader: Reader, namespace: str, policy: Policy, depth: Depth = Depth.WHOLE
-) -> View | None:
-    """Return a target as its objects say it is, or None when there is no such Deployment."""
-    rollout = policy.rollout
-    drain = DrainWay(rollout.rotation, rollout.routers, depth)
-    seen = await snapshot(reader, namespace, policy.target, rollout.rotation_label, drain)
-    if seen is None:
-        return None
-    earlier = previous(seen.fleet)
-    sets = ("", *([earlier.name] if earlier and earlier.name in seen.templates else []))
-    lines = [seen.engine_line(policy.target, each) for each in sets]
-    maps = await config_maps_of(reader, namespace, lines)
-    fleet = replace(seen.fleet, owner=giving_way(seen.fleet.owner, policy.ownership))
-    return replace(seen, fleet=fleet, config_maps=maps)
 
 
 async def template_of(

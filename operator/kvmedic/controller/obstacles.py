@@ -452,14 +452,32 @@ class Roster:
     """The resources that are known, as the others see them."""
 
     _peers: dict[Key, Peer] = field(default_factory=dict)
+    _keys: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
+    """By namespace and `place_of` the target."""
 
     def note(self, key: Key, peer: Peer) -> None:
         """Remember a resource as it is now."""
+        self.forget(key)
         self._peers[key] = peer
+        self._keys.setdefault((key.namespace, peer.target), set()).add(key)
 
     def forget(self, key: Key) -> None:
         """Drop a resource that no longer exists."""
-        self._peers.pop(key, None)
+        peer = self._peers.pop(key, None)
+        if peer is not None:
+            keys = self._keys[key.namespace, peer.target]
+            keys.discard(key)
+            if not keys:
+                del self._keys[key.namespace, peer.target]
+
+    def of_target(self, namespace: str, place: str) -> tuple[Key, ...]:
+        """Return the resources that look after a target; `place`: see `place_of`."""
+        return tuple(self._keys.get((namespace, place), ()))
+
+    def has_open_run(self, key: Key) -> bool:
+        """Return whether a resource has an open run, as far as the watch has told."""
+        peer = self._peers.get(key)
+        return peer is not None and bool(peer.opened_at or peer.begun)
 
     def keys(self) -> tuple[Key, ...]:
         """Return which resources are known."""
@@ -470,7 +488,7 @@ class Roster:
         own = self._peers.get(key)
         if own is None:
             return None
-        peers = [k for k, p in self._peers.items() if (k.namespace, p.target) == (key.namespace, own.target)]
+        peers = self.of_target(key.namespace, own.target)
         eldest = min(peers, key=lambda k: (self._peers[k].created_at, k.uid))
         return None if eldest == key else eldest
 

@@ -297,6 +297,10 @@ class StandIns:
             self._dismiss(key)
         return self._resources.get(key)
 
+    async def recall(self, key: Key) -> Resource | None:
+        """Return the resource as it was a moment ago."""
+        return await (self.load(key) if key in self._resources else self.store.recall(key))
+
     async def save(self, resource: Resource, record: Record) -> Resource:
         """Write the status with the loaded resourceVersion. Raises Conflict when it moved."""
         if not resource.is_stand_in:

@@ -207,6 +207,9 @@ class Store(Protocol):
     async def load(self, key: Key) -> Resource | None:
         """Return the resource, or None when it is gone or another of the same name took its place."""
 
+    async def recall(self, key: Key) -> Resource | None:
+        """Return the resource as it was a moment ago; what is written onto it is refused if it moved."""
+
     async def save(self, resource: Resource, record: Record) -> Resource:
         """Write the status with the loaded resourceVersion. Raises Conflict when it moved."""
 
@@ -252,10 +255,11 @@ class Target(Logs, Protocol):
         """Return the target as it is now, or None when the Deployment does not exist."""
 
     async def glance(self, namespace: str, policy: Policy) -> View | None:
-        """Return the target without what only draining depends on; None when it does not exist."""
+        """Return the target as it was a moment ago, without what only draining depends on.
 
-    async def with_drain(self, view: View, policy: Policy) -> View:
-        """Return a target at which a glance was taken with all that draining depends on."""
+        None when it does not exist. It may cost the API server nothing, so nothing is decided on it but
+        whether the fleet is calm.
+        """
 
     async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""
@@ -375,7 +379,7 @@ class Senses:
     drivers: Drivers = NotAllowed()
     evaluations: Evaluations = field(default_factory=NoEvaluations)
     target: Target | None = None
-    """Reads what a glance at the target left out; None: the target was looked at as a whole."""
+    """Looks at the target as a whole where a glance does not do; None: it was looked at as a whole."""
 
 
 class Reporter(Protocol):

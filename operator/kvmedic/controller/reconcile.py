@@ -65,7 +65,7 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
         Conflict: the world moved between look and write; try again at once.
         Refused: a write was not allowed; a person must look.
     """
-    resource = await ports.store.load(key)
+    resource = await _load(key, ports)
     if resource is None:
         return None
     ports.reporter.seen(resource)
@@ -88,6 +88,14 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     return again
 
 
+async def _load(key: Key, ports: Ports) -> Resource | None:
+    """Return the resource: as it is stored now where anything is under way, else as it was told last."""
+    told = await ports.store.recall(key)
+    if told is None or told.problem or told.wish is not Wish.NONE or told.record is None or told.record.run:
+        return await ports.store.load(key)
+    return told
+
+
 async def _look_without_run(
     resource: Resource, policy: Policy, record: Record, ports: Ports, now: datetime
 ) -> timedelta | Blocked:
@@ -96,6 +104,9 @@ async def _look_without_run(
     Returns when to look again, or why the target is not one that this resource can look after.
     """
     view = await ports.target.glance(resource.namespace, policy)
+    is_owed = bool(record.temporary or record.copies)
+    if is_whole := view is None or is_owed or unfit(resource, policy, view, ports) is not None:
+        view = await ports.target.look(resource.namespace, policy)
     if view is None:
         return absent(resource, policy)
     if problem := unfit(resource, policy, view, ports):
@@ -105,12 +116,15 @@ async def _look_without_run(
     view = await with_holder(view, record.added_replicas, ports.target)
     await ports.run_limits.refresh(now)
     record = await swept(record, None, view.fleet, ports)
-    senses = Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations, ports.target)
+    target = None if is_whole else ports.target
+    senses = Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations, target)
     found = await survey(resource, policy, view, senses)
+    if problem := unfit(resource, policy, found.view, ports):
+        return problem
     found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)
     found = await check_ownership(found, resource, policy, ports.target)
     seen = await _record_findings(resource, policy, record, found, ports, now)
-    seen = await _note_eligibility(resource, policy, seen, found, ports, now)
+    seen = await _note_eligibility(resource, seen, found, ports, now)
     why = await _begin_run(resource, policy, seen, found, ports, now)
     if found.plan is not None and why is None:
         return AT_ONCE
@@ -134,15 +148,13 @@ async def _record_findings(
 
 
 async def _note_eligibility(
-    resource: Resource, policy: Policy, seen: Record, found: Survey, ports: Ports, now: datetime
+    resource: Resource, seen: Record, found: Survey, ports: Ports, now: datetime
 ) -> Record:
     """Return the record with whether a change could begin; where there is a plan, that one's gates tell."""
     examiner, view = ports.examiner, found.view
     if found.plan is not None or not examiner.is_due(resource, view, now):
         return seen
-    target = ports.target
-    view = await target.with_drain(view, policy)
-    examined = await examiner.examine(resource, view, found.diagnosis, target.neighbours, target.room_for)
+    examined = await examiner.examine(resource, view, found.diagnosis, now)
     return seen if examined is None else examiner.note(seen, examined, resource, view, now)
 
 

@@ -38,6 +38,8 @@ from kvmedic.controller.plans import (
 )
 from kvmedic.controller.ports import Senses
 from kvmedic.engines.engine_log import phrases
+from kvmedic.kube.errors import Call, Conflict
+from kvmedic.kube.objects import WORKLOADS, Ref
 from kvmedic.model.evidence import Blocked, Inconclusive, Look, Observation, Signal
 from kvmedic.model.plan import Goal, OnTrial, Plan
 from kvmedic.model.reasons import Reason, Trait
@@ -143,12 +145,20 @@ async def survey(resource: Resource, policy: Policy, view: View, senses: Senses)
     """Return what a look at the target finds; the plan is made, never carried out.
 
     A glance at the triggers comes first: most of what a source computes for a whole look is
-    histograms, and a calm fleet needs none of them.
+    histograms, and a calm fleet needs none of them. What is decided on more is read from the API server.
+
+    Raises:
+        Conflict: the target went while it was looked at.
     """
     glanced = await _glance(resource, policy, view, senses)
     if glanced is not None and due_in(glanced, resource, policy, senses.now or glanced.burn.at) is None:
         return with_shown_plan(glanced, resource, policy)
-    view = await senses.target.with_drain(view, policy) if senses.target else view
+    if senses.target is not None:
+        seen = await senses.target.look(resource.namespace, policy)
+        if seen is None:
+            target = Ref(WORKLOADS[policy.target.kind], resource.namespace, policy.target.name)
+            raise Conflict(Call("get", target.path), 404, "it is gone")
+        view = seen
     return await examine(resource, policy, view, senses)
 
 

@@ -8,7 +8,6 @@ their own, such as a namespace that was saved with kubectl, are taken as they ar
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +27,11 @@ from kvmedic.kube.objects import (
     Resource,
     annotations_of,
     controller_uid,
+    has_fields,
     labels_of,
     name_of,
     section,
+    takes_selector,
     uid_of,
 )
 from kvmedic.manifests.documents import containers_of
@@ -122,8 +123,8 @@ class Documents:
             for each in self.bodies
             if _is_of(each, resource)
             and namespace in ("", section(each, "metadata").get("namespace", namespace))
-            and _takes(label_selector, labels_of(each))
-            and all(_has_field(each, term) for term in fields.split(",") if term)
+            and takes_selector(label_selector, labels_of(each))
+            and has_fields(fields, each)
         ]
 
 
@@ -135,30 +136,6 @@ def _is_of(body: JsonObject, resource: Resource) -> bool:
 
 def _group(version: str) -> str:
     return version.rpartition("/")[0]
-
-
-_TERM = re.compile(r"\s*(!?)([^\s=!,()]+)\s*(?:(=|!=|notin|in)\s*(?:\(([^)]*)\)|([^,]*)))?\s*(?:,|$)")
-
-
-def _takes(selector: str, labels: Mapping[str, str]) -> bool:
-    """Return whether a selector, as it is written in a query, takes labels."""
-    return all(_holds_term(term, labels) for term in _TERM.finditer(selector))
-
-
-def _holds_term(term: re.Match[str], labels: Mapping[str, str]) -> bool:
-    negated, key, operator, listed, single = term.groups()
-    if operator is None:
-        return (key in labels) is not bool(negated)
-    values = {each.strip() for each in (listed if listed is not None else single).split(",")}
-    return (labels.get(key) in values) is (operator in ("=", "in"))
-
-
-def _has_field(body: JsonObject, term: str) -> bool:
-    """Return whether an object has the value that one term of a field selector asks for."""
-    path, _, wanted = term.partition("=")
-    differs, path = path.endswith("!"), path.removesuffix("!")
-    *parents, name = path.split(".")
-    return (str(section(body, *parents).get(name, "")) == wanted.removeprefix("=")) is not differs
 
 
 def as_served(documents: Iterable[JsonObject], namespace: str) -> Documents:

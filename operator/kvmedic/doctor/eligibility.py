@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
+from kvmedic.cluster.appliers import neighbours_of
+from kvmedic.cluster.fronts import complete_drain
 from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, OWNER_FIELD, STATEFUL, Lacking, Right
+from kvmedic.cluster.room import room_for
 from kvmedic.doctor.checks import (
     Check,
     Examination,
@@ -24,6 +27,7 @@ from kvmedic.doctor.checks import (
     spare_check,
     written_owner,
 )
+from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import ApiError, Unavailable
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
@@ -31,21 +35,16 @@ from kvmedic.model.status import ConditionType, Record, Resource, Truth
 from kvmedic.record.runs import MESSAGE_BYTES, Claim, with_conditions
 from kvmedic.rollout.gates import place_of, typed_place
 from kvmedic.rollout.preconditions import Neighbours
-from kvmedic.rollout.spares.room import Finding, RoomUnknown
+from kvmedic.rollout.spares.room import RoomUnknown
 from kvmedic.runbooks.branches import Diagnosis
 from kvmedic.runbooks.workload import View, Workload
 
 EVERY = timedelta(minutes=10)
-"""Between two examinations of one target: some six reads each time, one in a hundred of what looks cost, and
-what room for a spare takes: nodes, quotas, and the pods of nodes that may do. An edit of the resource or of
-the Deployment's spec is examined at the next look."""
+"""Between two examinations of one target: most of it is read from what watches keep, but not quotas and what
+only some clusters have. An edit of the resource or of the Deployment's spec is examined at the next look."""
 PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.AUTOSCALER_ACTIVE, Reason.NO_ROOM_FOR_SPARE})
 """Reasons that mostly pass by themselves. Alone they count only where the next examination sees them too."""
 
-NeighboursOf: TypeAlias = Callable[[View], Awaitable[Neighbours]]
-"""Returns who else has a say in a target's replicas and pods."""
-RoomFor: TypeAlias = Callable[[View], Awaitable[Finding]]
-"""Returns whether one pod more of a target finds a place now."""
 Asker: TypeAlias = Callable[[str, Sequence[Right]], Awaitable[Lacking | str]]
 """Returns which rights we lack in a namespace, or why that is not known."""
 
@@ -72,6 +71,9 @@ class Examiner:
     """Examines targets whose fleets are calm, each one now and then."""
 
     ask_rights: Asker = ask_nobody
+    reader: Reader | None = None
+    """Of what is around a target; what it reads may be a moment old. None: nothing is examined."""
+    _rights: dict[tuple[str, Sequence[Right]], tuple[datetime, Lacking | str]] = field(default_factory=dict)
     _visits: dict[str, _Visit] = field(default_factory=dict)
 
     def is_due(self, resource: Resource, view: View, now: datetime) -> bool:
@@ -86,25 +88,24 @@ class Examiner:
         resource: Resource,
         view: View,
         diagnosis: Diagnosis,
-        neighbours_of: NeighboursOf,
-        room_for: RoomFor,
+        now: datetime,
     ) -> Examination | None:
         """Return the examination of a target, or None where an API did not answer: the next look tries again.
 
         Args:
             resource: which has a policy.
-            view: its target.
+            view: its target, at a glance or as a whole.
             diagnosis: of this look.
-            neighbours_of: tells who else has a say in a target.
-            room_for: tells whether one replica more finds a place.
+            now: the time.
         """
-        policy = resource.policy
-        if policy is None:
+        policy, reader = resource.policy, self.reader
+        if policy is None or reader is None:
             return None
         try:
-            room = await room_for(view)
-            neighbours: Neighbours | str = await neighbours_of(view)
-            lacking = await self.ask_rights(resource.namespace, needed_rights(view, policy))
+            view = await complete_drain(reader, view, policy.rollout.routers)
+            room = await room_for(reader, view.fleet, view.template)
+            neighbours: Neighbours | str = await neighbours_of(reader, view.fleet, view.template)
+            lacking = await self._lacking_rights(resource.namespace, needed_rights(view, policy), now)
         except Unavailable:
             return None
         except ApiError as error:
@@ -119,6 +120,14 @@ class Examiner:
         ]
         target = place_of(view.fleet.kind, view.fleet.name)
         return Examination(resource.namespace, target, in_order(checks))
+
+    async def _lacking_rights(self, namespace: str, needed: Sequence[Right], now: datetime) -> Lacking | str:
+        """Return which rights we lack in a namespace; asked once for all its targets now and then."""
+        at, lacking = self._rights.get((namespace, needed), (None, ""))
+        if at is None or not timedelta(0) <= now - at < EVERY:
+            lacking = await self.ask_rights(namespace, needed)
+            self._rights[namespace, needed] = now, lacking
+        return lacking
 
     def note(
         self, record: Record, found: Examination, resource: Resource, view: View, now: datetime

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -24,9 +25,9 @@ from kubernetes.aio.stream.ws_client import get_websocket_url
 
 from kvmedic import __version__
 from kvmedic.kube.clock import ServerClock
-from kvmedic.kube.errors import Call, Unavailable, error_for
+from kvmedic.kube.errors import ApiError, Call, Expired, Unavailable, error_for
 from kvmedic.kube.kubeconfig import load_configuration, unreadable_certificate
-from kvmedic.kube.objects import JsonObject, Ref, Resource
+from kvmedic.kube.objects import JsonObject, Ref, Resource, section
 from kvmedic.model.edits import PatchOperation
 
 TURNS = 3
@@ -103,6 +104,11 @@ class Pace:
 
 FIELD_MANAGER = "kvmedic"
 """Name under which the API server notes which fields we set."""
+
+SILENCE = timedelta(seconds=150)
+"""After which a watch that tells nothing is taken for dead: two bookmarks are missing."""
+EVENT_BYTES = 8 << 20
+"""Size of one event of a watch, at most: etcd takes objects of 1.5 MiB, as JSON they are larger."""
 
 PAGE = 500
 """Objects per page of a list (the default of kubectl's `--chunk-size`)."""
@@ -259,6 +265,25 @@ class Client:
         except (aiohttp.ClientError, ConnectionError, ConfigException) as error:
             raise Unavailable(request.call, None, f"no answer: {type(error).__name__}") from error
 
+    async def pages(
+        self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> AsyncIterator[tuple[list[JsonObject], str]]:
+        """Yield the same page by page, each with the version of the list, from which a watch goes on."""
+        token = ""
+        while True:
+            query = (
+                ("limit", str(PAGE)),
+                ("labelSelector", label_selector),
+                ("fieldSelector", fields),
+                ("continue", token),
+            )
+            page = await self._call(_Request("GET", Call("list", resource.path(namespace)), query))
+            metadata = page.get("metadata") or {}
+            yield page.get("items") or [], str(metadata.get("resourceVersion", ""))
+            token = metadata.get("continue", "")
+            if not token:
+                return
+
     async def list(
         self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
     ) -> list[JsonObject]:
@@ -273,20 +298,54 @@ class Client:
         Raises:
             Unavailable: also when a page expired in the middle.
         """
-        found: list[JsonObject] = []
-        token = ""
-        while True:
-            query = (
-                ("limit", str(PAGE)),
-                ("labelSelector", label_selector),
-                ("fieldSelector", fields),
-                ("continue", token),
-            )
-            page = await self._call(_Request("GET", Call("list", resource.path(namespace)), query))
-            found += page.get("items") or []
-            token = (page.get("metadata") or {}).get("continue", "")
-            if not token:
-                return found
+        return [
+            each async for page, _ in self.pages(resource, namespace, label_selector, fields) for each in page
+        ]
+
+    @asynccontextmanager
+    async def watch(
+        self, resource: Resource, namespace: str, version: str, lasts: timedelta
+    ) -> AsyncIterator[AsyncIterator[JsonObject]]:
+        """Open a watch: it tells what changes of a kind after a version, until the server ends it.
+
+        Each event has a `type` and an `object`. A `BOOKMARK` tells that there was nothing else up to its
+        version; an API server sends one about every minute (Kubernetes 1.36, `allowWatchBookmarks`).
+
+        Args:
+            resource: the kind.
+            namespace: the namespace; empty: all.
+            version: of a list, or of the last event.
+            lasts: after which time the server shall end it.
+
+        Raises:
+            Expired: it cannot go on from the version, or told nothing for `SILENCE`: list anew.
+            Unavailable: it broke.
+            Refused: we may not.
+        """
+        query = (
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", version),
+            ("timeoutSeconds", str(round(lasts.total_seconds()))),
+        )
+        request = _Request("GET", Call("watch", resource.path(namespace)), query)
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self._limits.connect_seconds, sock_read=SILENCE.total_seconds()
+        )
+        await self._pace.turn(request.method)
+        try:
+            method, url, sent, _, _ = await self._serialize_request(request)
+            answer = await self._api.call_api(method, url, header_params=sent, _request_timeout=timeout)
+            response: aiohttp.ClientResponse = answer.response
+            with closing(response):
+                self.clock.heard(response.headers.get("Date"))
+                if not 200 <= response.status < 300:
+                    raise _watch_error(request, response.status, _parse_body(await response.read()))
+                yield (_event_of(request, line) async for line in _lines(response))
+        except TimeoutError as error:
+            raise Expired(request.call, None, f"nothing came for {SILENCE.seconds} s") from error
+        except (aiohttp.ClientError, OSError, ConfigException) as error:
+            raise Unavailable(request.call, None, f"it broke: {type(error).__name__}") from error
 
     async def serves(self, resource: Resource) -> bool:
         """Return whether discovery names a kind: `/apis` its group's version, and that version its plural."""
@@ -444,6 +503,40 @@ def _parse_body(text: bytes) -> JsonObject:
     except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the lines of an answer as they come; aiohttp's own reader of lines ends at 128 KiB."""
+    rest = bytearray()
+    async for chunk in response.content.iter_any():
+        *lines, last = chunk.split(b"\n")
+        for line in lines:
+            yield bytes(rest + line)
+            rest.clear()
+        rest += last
+        if len(rest) > EVENT_BYTES:
+            raise aiohttp.ClientPayloadError("an event is too large")
+
+
+def _event_of(request: _Request, line: bytes) -> JsonObject:
+    """Return one event. Raises `Expired` or `Unavailable` where it is an error, or none can be read."""
+    event = _parse_body(line)
+    if event.get("type") == "ERROR" or not isinstance(event.get("object"), dict):
+        status = section(event, "object")
+        code = status.get("code")
+        raise _watch_error(request, code if isinstance(code, int) else 500, status)
+    return event
+
+
+def _watch_error(request: _Request, code: int, status: JsonObject) -> ApiError:
+    """Return what a refused or ended watch means.
+
+    410: the version is compacted. 504: it is one that etcd has not reached (Kubernetes 1.36,
+    `Too large resource version`), as after a restore from a snapshot.
+    """
+    if code in (410, 504):
+        return Expired(request.call, code, str(status.get("reason") or "no reason given"))
+    return error_for(request.call, code, status)
 
 
 def _check_status(request: _Request, status: int, body: JsonObject) -> JsonObject:

@@ -60,6 +60,10 @@ class Unavailable(ApiError):  # noqa: N818 - the name says what to do
     """Nobody knows whether it happened, or the server was too busy: look again later."""
 
 
+class Expired(Unavailable):
+    """A watch cannot go on from its version: list anew."""
+
+
 class Conflict(ApiError):  # noqa: N818
     """The world is not what the call was decided on: look again and decide anew."""
 

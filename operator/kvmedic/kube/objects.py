@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -155,6 +156,34 @@ def selector_text(selector: Mapping[str, Any]) -> str:
             case operator:
                 parts.append(f"!{key}" if operator == "DoesNotExist" else f"{key} {operator} ({values})")
     return ",".join(parts)
+
+
+_TERM = re.compile(r"\s*(!?)([^\s=!,()]+)\s*(?:(=|!=|notin|in)\s*(?:\(([^)]*)\)|([^,]*)))?\s*(?:,|$)")
+
+
+def takes_selector(selector: str, labels: Mapping[str, str]) -> bool:
+    """Return whether a label selector takes an object with such labels."""
+    return all(_holds_term(term, labels) for term in _TERM.finditer(selector))
+
+
+def _holds_term(term: re.Match[str], labels: Mapping[str, str]) -> bool:
+    negated, key, operator, listed, single = term.groups()
+    if operator is None:
+        return (key in labels) is not bool(negated)
+    values = {each.strip() for each in (listed if listed is not None else single).split(",")}
+    return (labels.get(key) in values) is (operator in ("=", "in"))
+
+
+def has_fields(selector: str, body: Mapping[str, Any]) -> bool:
+    """Return whether an object has what a field selector asks for."""
+    return all(_has_field(body, term) for term in selector.split(",") if term)
+
+
+def _has_field(body: Mapping[str, Any], term: str) -> bool:
+    path, _, wanted = term.partition("=")
+    differs, path = path.endswith("!"), path.removesuffix("!")
+    *parents, name = path.split(".")
+    return (str(section(body, *parents).get(name, "")) == wanted.removeprefix("=")) is not differs
 
 
 DEPTH_OF_PLACES = 4

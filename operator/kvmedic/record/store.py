@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -110,20 +110,64 @@ TRY_AGAIN = f"{GROUP}/try-again"
 """Annotation of a resource: the run of this id was reverted by somebody else; try again all the same."""
 
 
+@dataclass(slots=True)
+class Known:
+    """Resources as they were seen last, by their uid: each is read from its JSON once per version."""
+
+    allowed: AllowedSettings | None = None
+    _bodies: dict[str, JsonObject] = field(default_factory=dict)
+    """What a watch or a list told and nobody asked for yet."""
+    _resources: dict[str, Resource] = field(default_factory=dict)
+
+    def take_over(self, body: JsonObject) -> None:
+        """Take over a resource as it is now, unless a later version of it is known."""
+        if not self._is_behind(body):
+            self._bodies[uid_of(body)] = body
+
+    def remember(self, body: JsonObject) -> Resource:
+        """Return a resource from its JSON, and remember it unless a later version of it is known."""
+        resource, is_behind = resource_of(body, self.allowed), self._is_behind(body)
+        if not is_behind:
+            self._bodies.pop(resource.uid, None)
+            self._resources[resource.uid] = resource
+        return resource
+
+    def find(self, uid: str) -> Resource | None:
+        """Return a resource as it was seen last; None: never, or it is gone."""
+        body = self._bodies.pop(uid, None)
+        return self._resources.get(uid) if body is None else self.remember(body)
+
+    def forget(self, uid: str) -> None:
+        """Drop a resource that is gone."""
+        self._bodies.pop(uid, None)
+        self._resources.pop(uid, None)
+
+    def _is_behind(self, body: JsonObject) -> bool:
+        """Return whether a later version is known, where versions are numbers (Kubernetes 1.35 says so)."""
+        uid, told = uid_of(body), str(section(body, "metadata").get("resourceVersion", ""))
+        seen = self._resources.get(uid)
+        known = [seen.resource_version] if seen else []
+        known += [str(section(self._bodies.get(uid, {}), "metadata").get("resourceVersion", ""))]
+        return any(told.isdecimal() and one.isdecimal() and int(told) < int(one) for one in known)
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
     """Resources on the API server."""
 
     client: Client
-    allowed: AllowedSettings | None = None
-    """What a spec may set beside what known methods name; None: nobody asks."""
+    known: Known = field(default_factory=Known)
 
     async def load(self, key: Key) -> Resource | None:
         """Return the resource as it is now, or None when it is gone or another took its name."""
         body = await self.client.get(Ref(RESOURCES, key.namespace, key.name))
         if body is None or section(body, "metadata").get("uid") != key.uid:
             return None
-        return resource_of(body, self.allowed)
+        return self.known.remember(body)
+
+    async def recall(self, key: Key) -> Resource | None:
+        """Return the resource as it was seen last, or as it is now where it never was."""
+        return self.known.find(key.uid) or await self.load(key)
 
     async def save(self, resource: Resource, record: Record) -> Resource:
         """Write the status onto the loaded version; return the resource as it is then.
@@ -132,7 +176,8 @@ class Store:
             Conflict: it changed since it was loaded.
         """
         body = _body(resource, record_to_wire(record, phase(record)))
-        return resource_of(await self.client.put_status(_resource_ref(resource), body), self.allowed)
+        self.known.forget(resource.uid)  # whatever comes of it, what is known is behind
+        return self.known.remember(await self.client.put_status(_resource_ref(resource), body))
 
     async def is_open(self, namespace: str, claim: str) -> bool:
         """Return whether a resource exists whose open run made a claim; one that cannot be read counts."""
@@ -153,7 +198,10 @@ class Store:
     async def peers(self, namespaces: Sequence[str]) -> tuple[Peer, ...]:
         """Return every resource as the others see it, as it is stored; without namespaces in all of them."""
         found = [await self.client.list(RESOURCES, each) for each in namespaces or ("",)]
-        return tuple(peer_of(body) for bodies in found for body in bodies)
+        bodies = [body for each in found for body in each]
+        for body in bodies:
+            self.known.take_over(body)
+        return tuple(peer_of(body) for body in bodies)
 
     async def complain(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem; every other part of the status stays as it is stored.
@@ -173,7 +221,7 @@ class Store:
             return None
         wire = record_to_wire(replace(known, conditions=told.conditions), phase(told))
         body["status"] = {**status, "conditions": wire["conditions"], "phase": wire.get("phase", "")}
-        await self.client.put_status(_resource_ref(resource), body)
+        self.known.remember(await self.client.put_status(_resource_ref(resource), body))
         return known, told
 
     async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
@@ -188,7 +236,7 @@ class Store:
         version = section(body, "metadata")["resourceVersion"]
         guard = PatchOperation("test", "/metadata/resourceVersion", version)
         change = PatchOperation("add", "/metadata/finalizers", tuple(wanted))
-        await self.client.json_patch(_resource_ref(resource), (guard, change))
+        self.known.remember(await self.client.json_patch(_resource_ref(resource), (guard, change)))
 
 
 def resource_of(body: JsonObject, allowed: AllowedSettings | None = None) -> Resource:

@@ -306,8 +306,21 @@ class Telemetry:
             "1 while so many runs ended badly that no new one is opened",
             registry=registry,
         )
+        self.waiting, self.oldest_look = _delays(registry)
         for reason in Reason:
             self.decisions.labels(reason=reason.value)
+
+
+def _delays(registry: CollectorRegistry) -> tuple[Gauge, Gauge]:
+    """Return the gauges of what waits for a look, and for how long."""
+    return (
+        Gauge("kvmedic_waiting_resources", "Resources that are due and wait for a worker", registry=registry),
+        Gauge(
+            "kvmedic_oldest_look_age_seconds",
+            "For how long the resource that waits longest was not looked at; 0 while another process leads",
+            registry=registry,
+        ),
+    )
 
 
 LOG = logging.getLogger("kvmedic.decisions")

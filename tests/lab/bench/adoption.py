@@ -22,7 +22,7 @@ import yaml
 from typer.testing import CliRunner
 
 from kvmedic.cli.app import app_for
-from kvmedic.cluster.workloads import read_target
+from kvmedic.cluster.looks import read_target
 from kvmedic.doctor.checks import Check, Examination, Topic, Verdict, checks_of
 from kvmedic.doctor.documents import Documents, as_served, documents_in
 from kvmedic.doctor.examine import Seen, namespace_in, see_target

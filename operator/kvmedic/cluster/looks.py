@@ -1,0 +1,154 @@
+"""Looks at a target: a whole one, and a glance that costs the API server nothing.
+
+A glance is made of what watches keep, and anew only where something of that changed. It decides whether a
+fleet is calm, and no more: before anything is decided on, let alone changed, the fleet is read from the API
+server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from kvmedic.cluster.config_maps import config_maps_of
+from kvmedic.cluster.fronts import DISRUPTION_BUDGETS, INFERENCE_POOLS, NETWORK_POLICIES, Depth, DrainWay
+from kvmedic.cluster.ownership import giving_way
+from kvmedic.cluster.snapshot import snapshot
+from kvmedic.kube.client import Reader
+from kvmedic.kube.objects import (
+    AUTOSCALERS,
+    CONTROLLER_REVISIONS,
+    ENDPOINT_SLICES,
+    NODES,
+    PODS,
+    REPLICA_SETS,
+    SERVICES,
+    WORKLOADS,
+    JsonObject,
+    items,
+    section,
+)
+from kvmedic.kube.watches import Asked, Recording, Watched, Watches
+from kvmedic.model.config_edits import previous
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.spec import Policy
+from kvmedic.runbooks.workload import View
+
+
+async def read_target(
+    reader: Reader, namespace: str, policy: Policy, depth: Depth = Depth.WHOLE
+) -> View | None:
+    """Return a target as its objects say it is, or None when there is no such Deployment."""
+    rollout = policy.rollout
+    drain = DrainWay(rollout.rotation, rollout.routers, depth)
+    seen = await snapshot(reader, namespace, policy.target, rollout.rotation_label, drain)
+    if seen is None:
+        return None
+    earlier = previous(seen.fleet)
+    sets = ("", *([earlier.name] if earlier and earlier.name in seen.templates else []))
+    lines = [seen.engine_line(policy.target, each) for each in sets]
+    maps = await config_maps_of(reader, namespace, lines)
+    fleet = replace(seen.fleet, owner=giving_way(seen.fleet.owner, policy.ownership))
+    return replace(seen, fleet=fleet, config_maps=maps)
+
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+OF_CONTAINERS = frozenset(
+    {
+        "volumeMounts",
+        "livenessProbe",
+        "readinessProbe",
+        "startupProbe",
+        "lifecycle",
+        "securityContext",
+        "terminationMessagePath",
+        "terminationMessagePolicy",
+    }
+)
+"""Fields of a pod's containers that no look reads."""
+
+
+def watched_kinds() -> tuple[Watched, ...]:
+    """Return what is watched for glances."""
+    return (
+        *(Watched(each, _keep_all) for each in WORKLOADS.values()),
+        *(Watched(each, _light) for each in (REPLICA_SETS, CONTROLLER_REVISIONS, SERVICES)),
+        *(Watched(each, _light) for each in (ENDPOINT_SLICES, AUTOSCALERS, DISRUPTION_BUDGETS)),
+        *(Watched(each, _light) for each in (NETWORK_POLICIES, *INFERENCE_POOLS)),
+        Watched(PODS, _light_pod),
+        Watched(NODES, _light, clusterwide=True),
+    )
+
+
+def _keep_all(body: JsonObject) -> JsonObject:
+    """Return a workload: who edited which of its fields counts."""
+    return body
+
+
+def _light(body: JsonObject) -> JsonObject:
+    metadata = section(body, "metadata")
+    notes = {key: text for key, text in section(metadata, "annotations").items() if key != LAST_APPLIED}
+    metadata.pop("managedFields", None)
+    return {**body, "metadata": {**metadata, "annotations": notes}}
+
+
+def _light_pod(body: JsonObject) -> JsonObject:
+    spec = section(body, "spec")
+    for kind in ("containers", "initContainers"):
+        if kind in spec:
+            spec[kind] = [_without(each, OF_CONTAINERS) for each in items(spec, kind)]
+    spec["volumes"] = [each for each in items(spec, "volumes") if "persistentVolumeClaim" in each]
+    return {**_light(body), "spec": spec}
+
+
+def _without(body: JsonObject, fields: frozenset[str]) -> JsonObject:
+    return {key: value for key, value in body.items() if key not in fields}
+
+
+UNUSED_FOR = timedelta(hours=1)
+"""After which a glance that nobody asked for again is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Glance:
+    policy: Policy
+    view: View
+    asked: Sequence[Asked]
+    used_at: float
+
+
+@dataclass(slots=True)
+class Glances:
+    """The last glance at each fleet."""
+
+    watches: Watches
+    _last: dict[tuple[str, ObjectRef], _Glance] = field(default_factory=dict)
+    """In the order in which they were asked for."""
+
+    async def at(self, namespace: str, policy: Policy) -> View | None:
+        """Return a fleet without what only draining depends on; None when there is no such workload."""
+        where, now = (namespace, ObjectRef(policy.target.kind, policy.target.name)), _loop_seconds()
+        last = self._last.pop(where, None)
+        if last is None or last.policy != policy or not self._is_unchanged(last):
+            reader = Recording(self.watches)
+            view = await read_target(reader, namespace, policy, Depth.GLANCE)
+            if view is None or not reader.is_whole:
+                return view
+            last = _Glance(policy, view, reader.asked, now)
+        self._last[where] = replace(last, used_at=now)
+        oldest = next(iter(self._last))
+        if now - self._last[oldest].used_at > UNUSED_FOR.total_seconds():
+            del self._last[oldest]
+        return last.view
+
+    def _is_unchanged(self, glance: _Glance) -> bool:
+        return all(
+            self.watches.versions(each.resource, each.namespace, each.selector, each.name) == each.versions
+            for each in glance.asked
+        )
+
+
+def _loop_seconds() -> float:
+    return asyncio.get_running_loop().time()

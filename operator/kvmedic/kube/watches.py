@@ -1,0 +1,356 @@
+"""What the API server holds, kept up to date by watches: read from memory by looks that change nothing.
+
+One list and one watch per kind, whatever the number of fleets. What is read here may be a moment old, so
+nothing is written on its word: who is about to change something reads from the API server again.
+
+Each object is kept as compact JSON and read anew for each caller. That takes a tenth of the memory of Python
+objects, and nobody can change what another one reads.
+
+A watch may go silent and break nothing: a partition that drops packets, an API server whose etcd was restored
+from a snapshot (it waits for a version that comes much later). So one that tells nothing for `SILENCE` is
+taken for dead, and one that goes back in time for confused; all are listed anew now and then. Until a kind is
+listed, its reads go to the API server as if there were no watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import chain
+from typing import TypeAlias
+
+from kvmedic.kube.client import Client
+from kvmedic.kube.errors import Call, Expired, Refused, Unavailable
+from kvmedic.kube.objects import (
+    JsonObject,
+    Ref,
+    Resource,
+    has_fields,
+    labels_of,
+    name_of,
+    section,
+    takes_selector,
+)
+
+LOG = logging.getLogger("kvmedic")
+LASTS = timedelta(minutes=10)
+"""After which the server ends a watch, and it goes on from its last version."""
+LISTED_FOR = timedelta(minutes=30)
+"""After which a kind is listed anew, whatever its watch told."""
+WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before the next try after trouble, in a row; the last one goes on."""
+FORBIDDEN_WAIT = 300.0
+"""Seconds before a kind that we may not watch, or that the cluster lacks, is tried again."""
+LOOK_SECONDS = 0.5
+"""Between two looks whether the watches are wanted."""
+NOT_FOUND = 404
+
+MODIFIED, DELETED, BOOKMARK = "MODIFIED", "DELETED", "BOOKMARK"
+"""Types of events; an object that was added is one that was modified to us."""
+
+Trim: TypeAlias = Callable[[JsonObject], JsonObject]
+"""Returns an object without what nobody reads."""
+Told: TypeAlias = Callable[[str, JsonObject], None]
+"""Is told of each object that changed: the event's type and the object; a list's are `MODIFIED`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One kind that is watched."""
+
+    resource: Resource
+    trim: Trim
+    clusterwide: bool = False
+    """Its objects are in no namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    labels: Mapping[str, str]
+    version: str
+    text: bytes
+
+    def body(self) -> JsonObject:
+        return dict(json.loads(self.text))
+
+
+@dataclass(slots=True)
+class _Store:
+    """The objects of one kind in one namespace, or in all."""
+
+    is_current: bool = False
+    """They were listed, and the watch tells what changes."""
+    refusal: Refused | None = None
+    """Why the kind cannot be listed."""
+    version: str = ""
+    objects: dict[str, dict[str, _Kept]] = field(default_factory=dict)
+    """By namespace and name."""
+    unsorted: set[str] = field(default_factory=set)
+    """Namespaces whose names are not in their order now."""
+    tried: asyncio.Event = field(default_factory=asyncio.Event)
+    """It was listed once, or that failed."""
+
+    @property
+    def is_lacking(self) -> bool:
+        """Return whether the cluster lacks the kind, as it was told lately."""
+        return self.refusal is not None and self.refusal.code == NOT_FOUND
+
+    def select(self, namespace: str, selector: str) -> Iterator[_Kept]:
+        """Yield what a label selector takes in a namespace, in the order of names; an empty one means all."""
+        places = [namespace] if namespace else sorted(self.objects)
+        every = chain.from_iterable(self._by_name(place).values() for place in places)
+        return (each for each in every if not selector or takes_selector(selector, each.labels))
+
+    def put(self, kind: Watched, body: JsonObject) -> None:
+        """Keep an object."""
+        namespace, name = _namespace_of(body), name_of(body)
+        place = self.objects.setdefault(namespace, {})
+        if name not in place:
+            self.unsorted.add(namespace)
+        place[name] = _kept_of(kind, body)
+
+    def _by_name(self, namespace: str) -> dict[str, _Kept]:
+        if namespace in self.unsorted:
+            self.unsorted.discard(namespace)
+            self.objects[namespace] = dict(sorted(self.objects[namespace].items()))
+        return self.objects.get(namespace, {})
+
+
+Versions: TypeAlias = tuple[str, ...]
+"""The versions of the objects that an answer was made of."""
+
+
+@dataclass(slots=True)
+class Watches:
+    """The watches of one process, and what they keep. It reads like a `Client`.
+
+    A kind is followed from the first time on that it is read. One that is not named here never is.
+    """
+
+    client: Client
+    kinds: Sequence[Watched]
+    namespaces: Sequence[str] = ()
+    """Where; empty: everywhere."""
+    listeners: dict[Resource, Told] = field(default_factory=dict)
+    """Who is told of what changes; these kinds are followed from the start."""
+    _stores: dict[tuple[Resource, str], _Store] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _is_on: bool = False
+
+    async def follow_while(self, is_wanted: Callable[[], bool]) -> None:
+        """Follow while it is wanted, until cancelled; what was kept is forgotten where it is not."""
+        try:
+            while True:
+                if is_wanted() and not self._is_on:
+                    self._is_on = True
+                    for kind in self.kinds:
+                        for place in self._places_of(kind) if kind.resource in self.listeners else ():
+                            self._begin_following(kind, place)
+                elif self._is_on and not is_wanted():
+                    await self._stop()
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        self._is_on = False
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._stores.clear()
+
+    async def get(self, ref: Ref) -> JsonObject | None:
+        """Return an object as the watches know it, or None when it does not exist."""
+        store = await self._store_when_listed(ref.resource, ref.namespace)
+        if store is None:
+            return await self.client.get(ref)
+        found = store.objects.get(ref.namespace, {}).get(ref.name)
+        return found.body() if found else None
+
+    async def list(
+        self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> list[JsonObject]:
+        """Return all objects of a kind in a namespace as the watches know them; an empty one means all.
+
+        Raises:
+            Refused: the cluster lacks the kind, as it was told lately.
+        """
+        store = await self._store_when_listed(resource, namespace)
+        if store is None:
+            return await self.client.list(resource, namespace, label_selector, fields)
+        bodies = (each.body() for each in store.select(namespace, label_selector))
+        return [body for body in bodies if not fields or has_fields(fields, body)]
+
+    def versions(self, resource: Resource, namespace: str, selector: str, name: str) -> Versions | None:
+        """Return what an answer is made of, the object of a name or a list; None: the API server is asked."""
+        store = self._store_of(resource, namespace)
+        if store is None or not (store.is_current or store.is_lacking):
+            return None
+        if name:
+            found = store.objects.get(namespace, {}).get(name)
+            return (found.version,) if found else ()
+        return tuple(each.version for each in store.select(namespace, selector))
+
+    async def _store_when_listed(self, resource: Resource, namespace: str) -> _Store | None:
+        """Return the store that has all of a namespace, or None where the API server has to be asked.
+
+        The first ones who read a kind wait until it was listed, for all of them once.
+        """
+        store = self._store_of(resource, namespace)
+        if store is None:
+            return None
+        await store.tried.wait()
+        if store.refusal is not None and store.is_lacking:
+            raise store.refusal
+        return store if store.is_current else None
+
+    def _store_of(self, resource: Resource, namespace: str) -> _Store | None:
+        """Return the store of all namespaces or of one; it is made where the kind is to be followed."""
+        kind = next((each for each in self.kinds if each.resource == resource), None)
+        if kind is None or not self._is_on:
+            return None
+        place = "" if "" in self._places_of(kind) else namespace
+        if place not in self._places_of(kind):
+            return None
+        return self._stores.get((resource, place)) or self._begin_following(kind, place)
+
+    def _places_of(self, kind: Watched) -> Sequence[str]:
+        return ("",) if kind.clusterwide else self.namespaces or ("",)
+
+    def _begin_following(self, kind: Watched, place: str) -> _Store:
+        self._stores[kind.resource, place] = store = _Store()
+        following = self._follow_kind(kind, place, store)
+        self._tasks.append(asyncio.create_task(following, name=f"watch {kind.resource.plural}"))
+        return store
+
+    async def _follow_kind(self, kind: Watched, place: str, store: _Store) -> None:
+        """List a kind and watch it, for ever. A watch that breaks goes on at once from where it was.
+
+        What cannot be followed after that is not known any more.
+        """
+        waits, until = iter(WAITS), 0.0
+        while True:
+            try:
+                if not store.version or _loop_seconds() >= until:
+                    await self._list_kind(kind, place, store)
+                    until = _loop_seconds() + LISTED_FOR.total_seconds()
+                async with self.client.watch(kind.resource, place, store.version, LASTS) as events:
+                    store.is_current, store.refusal, waits = True, None, iter(WAITS)
+                    store.tried.set()
+                    async for event in events:
+                        self._take_event(kind, store, event)
+                continue
+            except Unavailable as error:
+                wait, is_lost, trouble = next(waits, WAITS[-1]), isinstance(error, Expired), str(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the API server is asked from now on
+                store.refusal = error if isinstance(error, Refused) else None
+                wait, is_lost, trouble = FORBIDDEN_WAIT, True, str(error)
+            if wait > WAITS[0]:
+                store.is_current = False
+                LOG.warning("watch=%s namespace=%s error=%s", kind.resource.plural, place or "all", trouble)
+            store.version = "" if is_lost else store.version
+            store.tried.set()
+            await asyncio.sleep(wait)
+
+    async def _list_kind(self, kind: Watched, place: str, store: _Store) -> None:
+        """Take over what there is, page by page, so that the raw objects of a large cluster pass through."""
+        found = _Store()
+        version, listener = "", self.listeners.get(kind.resource)
+        async for page, told in self.client.pages(kind.resource, place):
+            version = told
+            for body in page:
+                known = store.objects.get(_namespace_of(body), {}).get(name_of(body))
+                found.put(kind, body)
+                if listener and (known is None or known.version != _version_of(body)):
+                    listener(MODIFIED, body)
+            await asyncio.sleep(0)
+        gone = [
+            each.body()
+            for namespace, objects in store.objects.items()
+            for name, each in objects.items()
+            if name not in found.objects.get(namespace, {})
+        ]
+        store.objects, store.unsorted, store.version = found.objects, found.unsorted, version
+        for body in gone:
+            if listener:
+                listener(DELETED, body)
+
+    def _take_event(self, kind: Watched, store: _Store, event: JsonObject) -> None:
+        """Keep what an event tells.
+
+        Raises:
+            Expired: it has no version, or one before that of the list: the API server went back in time.
+        """
+        told, body = str(event["type"]), event["object"]
+        version = _version_of(body)
+        is_number = version.isdecimal() and store.version.isdecimal()
+        if not version or (is_number and int(version) < int(store.version)):
+            raise Expired(Call("watch", kind.resource.path()), None, f"version {version} is told last")
+        if told == DELETED:
+            store.objects.get(_namespace_of(body), {}).pop(name_of(body), None)
+        elif told != BOOKMARK:
+            store.put(kind, body)
+        store.version = version
+        if told != BOOKMARK and (listener := self.listeners.get(kind.resource)):
+            listener(told, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One read, and the versions of what answered."""
+
+    resource: Resource
+    namespace: str
+    selector: str
+    name: str
+    versions: Versions
+
+
+@dataclass(slots=True)
+class Recording:
+    """Reads from the watches, and records what was read."""
+
+    watches: Watches
+    asked: list[Asked] = field(default_factory=list)
+    is_whole: bool = True
+    """Nothing was read past the watches."""
+
+    async def get(self, ref: Ref) -> JsonObject | None:
+        """Return an object as the watches know it, or None when it does not exist."""
+        self._note(ref.resource, ref.namespace, name=ref.name)
+        return await self.watches.get(ref)
+
+    async def list(
+        self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> list[JsonObject]:
+        """Return all objects of a kind in a namespace as the watches know them."""
+        self._note(resource, namespace, label_selector)
+        return await self.watches.list(resource, namespace, label_selector, fields)
+
+    def _note(self, resource: Resource, namespace: str, selector: str = "", name: str = "") -> None:
+        versions = self.watches.versions(resource, namespace, selector, name)
+        self.is_whole = self.is_whole and versions is not None
+        self.asked.append(Asked(resource, namespace, selector, name, versions or ()))
+
+
+def _kept_of(kind: Watched, body: JsonObject) -> _Kept:
+    labels = {sys.intern(key): sys.intern(str(value)) for key, value in labels_of(body).items()}
+    return _Kept(labels, _version_of(body), json.dumps(kind.trim(body), separators=(",", ":")).encode())
+
+
+def _version_of(body: JsonObject) -> str:
+    return str(section(body, "metadata").get("resourceVersion", ""))
+
+
+def _namespace_of(body: JsonObject) -> str:
+    return str(section(body, "metadata").get("namespace", ""))
+
+
+def _loop_seconds() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,109 @@
+"""A glance made of what watches keep: what the API server would have answered, without asking it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from kvmedic.cluster.fronts import Depth
+from kvmedic.cluster.looks import Glances, read_target, watched_kinds
+from kvmedic.cluster.room import room_for
+from kvmedic.kube.client import Client
+from kvmedic.kube.watches import Watches
+from kvmedic.model.fleet import Fleet
+from kvmedic.model.spec import Policy
+from kvmedic.runbooks.workload import View
+from worlds.asked import a_resource
+from worlds.live_fleet import TARGET, LiveFleet, is_whole
+
+
+@dataclass
+class Counting:
+    """A client that counts single reads; lists that begin a watch are pages."""
+
+    client: Client
+    calls: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls += name in ("get", "list")
+        return getattr(self.client, name)
+
+
+@dataclass
+class Beside:
+    """A fleet as the watches know it, beside the same as the API server has it."""
+
+    live: LiveFleet
+    client: Counting
+    glances: Glances
+    policy: Policy
+
+    async def glance(self) -> View | None:
+        return await self.glances.at(self.live.namespace, self.policy)
+
+    async def is_same(self) -> None:
+        """Wait until both are the same: a watch tells a moment later."""
+        for _ in range(100):
+            stored = await read_target(self.live.client, self.live.namespace, self.policy, Depth.GLANCE)
+            kept = await self.glance()
+            if kept == stored:
+                break
+            await asyncio.sleep(0.05)
+        assert kept == stored
+
+
+@pytest.fixture
+async def beside(live: LiveFleet) -> AsyncIterator[Beside]:
+    counting, policy = Counting(live.client), a_resource().policy
+    assert policy is not None
+    watches = Watches(counting, watched_kinds(), (live.namespace,))  # type: ignore[arg-type]
+    task = asyncio.create_task(watches.follow_while(lambda: True))
+    await asyncio.sleep(0)
+    yield Beside(live, counting, Glances(watches), replace(policy, target=TARGET))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_at_each_stage_a_glance_is_what_the_api_server_has_and_asks_for_nothing(beside: Beside) -> None:
+    assert await beside.glance() is None
+    live = beside.live
+    await live.serving(2)
+    await beside.is_same()
+    calls = beside.client.calls
+
+    first, again = await beside.glance(), await beside.glance()
+    assert first is again
+    assert beside.client.calls == calls
+
+    def is_new(fleet: Fleet) -> bool:
+        return is_whole(fleet) and {pod.revision for pod in fleet.pods} != {first.fleet.revision}
+
+    live.patch({"spec": {"template": {"metadata": {"annotations": {"restarted": "now"}}}}})
+    await live.until(is_new, "the new revision serves")
+    await beside.is_same()
+    pod = (await live.fleet()).pods[0]
+    live.patch_pod(pod.name, {"metadata": {"labels": {"serving": "draining"}}})
+    await beside.is_same()
+    live.light.api.delete("Service", "llm", live.namespace)
+    await beside.is_same()
+    live.light.api.delete("Deployment", "llm", live.namespace)
+    async with asyncio.timeout(10):
+        while await beside.glance() is not None:
+            await asyncio.sleep(0.05)
+    assert beside.client.calls == calls
+
+
+async def test_room_for_a_spare_is_the_same_by_what_watches_keep(beside: Beside) -> None:
+    gpus = {"limits": {"nvidia.com/gpu": "1"}}
+    await beside.live.serving(1, resources=gpus)
+    await beside.is_same()
+    view = await beside.glance()
+    assert view is not None
+
+    kept = await room_for(beside.glances.watches, view.fleet, view.template)
+
+    assert kept == await room_for(beside.live.client, view.fleet, view.template)

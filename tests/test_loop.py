@@ -1,0 +1,140 @@
+"""Which resource is looked at next: one with an open run, then one of each namespace; never twice at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvmedic.loop import Loop
+from kvmedic.model.status import Key
+
+
+def key(name: str, namespace: str = "a") -> Key:
+    return Key(namespace, name, f"uid-{namespace}-{name}")
+
+
+@dataclass
+class Ticks:
+    """Looks that take a moment, and answer when the next is due."""
+
+    delay: float | None = 60.0
+    lasts: float = 0.0
+    looked: list[str] = field(default_factory=list)
+    at_once: int = 0
+    most: int = 0
+
+    async def __call__(self, which: Key) -> float | None:
+        self.looked.append(f"{which.namespace}/{which.name}")
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await asyncio.sleep(self.lasts)
+        self.at_once -= 1
+        return self.delay
+
+
+async def run(loop: Loop, until: Callable[[], bool]) -> None:
+    task = asyncio.create_task(loop.run())
+    async with asyncio.timeout(5):
+        while not until():
+            await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_open_runs_come_first_and_then_one_of_each_namespace() -> None:
+    ticks = Ticks()
+    loop = Loop(ticks, 1, is_urgent=lambda which: which.name == "open")
+    for name in ("1", "2", "3"):
+        loop.wake(key(name, "crowd"))
+    loop.wake(key("4", "few"))
+    loop.wake(key("5", "other"))
+    loop.wake(key("open", "crowd"))
+
+    await run(loop, lambda: len(ticks.looked) == 6)
+
+    assert ticks.looked == ["crowd/open", "crowd/1", "few/4", "other/5", "crowd/2", "crowd/3"]
+
+
+async def test_no_more_are_worked_on_at_once_than_there_are_workers_and_what_waits_is_counted() -> None:
+    ticks = Ticks(lasts=0.02)
+    loop = Loop(ticks, 2)
+    for number in range(6):
+        loop.wake(key(str(number)))
+    waiting: list[int] = []
+
+    await run(loop, lambda: waiting.append(loop.count_waiting()) or len(ticks.looked) == 6)  # type: ignore[func-returns-value]
+
+    assert ticks.most == 2
+    assert max(waiting) == 4
+    assert sorted(ticks.looked) == [f"a/{number}" for number in range(6)]
+
+
+async def test_a_wake_up_during_a_look_makes_one_more_follow_and_not_two_at_once() -> None:
+    ticks = Ticks(lasts=0.05)
+    loop = Loop(ticks, 4)
+    loop.wake(key("1"))
+
+    def twice() -> bool:
+        if ticks.at_once and len(ticks.looked) == 1:
+            loop.wake(key("1"))
+            loop.wake(key("1"), 0.01)
+        return len(ticks.looked) == 2 and not ticks.at_once
+
+    await run(loop, twice)
+    await asyncio.sleep(0.02)
+
+    assert ticks.most == 1
+    assert ticks.looked == ["a/1", "a/1"]
+
+
+async def test_an_earlier_wake_up_counts_and_a_later_one_does_not() -> None:
+    ticks = Ticks()
+    loop = Loop(ticks, 1)
+    loop.wake(key("1"), 60)
+    loop.wake(key("1"), 0.01)
+    loop.wake(key("1"), 30)
+
+    await run(loop, lambda: bool(ticks.looked))
+
+    assert ticks.looked == ["a/1"]
+
+
+async def test_what_is_gone_is_not_looked_at_again() -> None:
+    ticks = Ticks(delay=None)
+    loop = Loop(ticks, 1)
+    loop.wake(key("gone"))
+    loop.wake(key("forgotten"), 0.01)
+    loop.forget(key("forgotten"))
+
+    await run(loop, lambda: bool(ticks.looked) and not loop.keys())
+    await asyncio.sleep(0.02)
+
+    assert ticks.looked == ["a/gone"]
+
+
+async def test_while_another_process_leads_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvmedic.loop.PARKED_SECONDS", 0.01)
+    ticks, parked = Ticks(), [True]
+    loop = Loop(ticks, 1, is_parked=lambda: parked[0])
+    loop.wake(key("1"))
+    task = asyncio.create_task(loop.run())
+    await asyncio.sleep(0.05)
+    before = list(ticks.looked)
+
+    parked[0] = False
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert (before, ticks.looked) == ([], ["a/1"])
+
+
+async def test_the_age_of_the_oldest_look_counts_from_the_first_wake_up() -> None:
+    loop, now = Loop(Ticks(), 1), asyncio.get_running_loop().time()
+    loop.wake(key("1"), 60)
+
+    assert loop.oldest_look_seconds(now + 90) == pytest.approx(90, abs=1)
+    assert Loop(Ticks(), 1).oldest_look_seconds(now) == 0
