@@ -33,3 +33,22 @@ def test_the_owners_own_field_is_changed_and_a_revert_by_its_tool_ends_it(a_worl
     assert "kvmedic.io/try-again" in told(world, "ActionRequired")
     assert own_args(world) == OWN_ARGS, "it is not fought"
     assert world.traces() == []
+
+
+def test_a_revert_in_the_middle_of_the_run_is_not_fought(a_world):
+    world = a_world(REPLICAS, spec={"ownership": "Apply", "limits": {"cooldown": "0s"}}, change=probed)
+    give_owner(world)
+
+    with rendering(world):
+        world.start()
+        world.wait(lambda: own_args(world) != OWN_ARGS, PATIENCE_SECONDS, "the field is written")
+        set_own_args(world, OWN_ARGS)
+        world.wait(
+            lambda: bool(world.outcomes()) and "run" not in world.status(), PATIENCE_SECONDS, "it ends"
+        )
+        contested = ("True", "TemplateContested")
+        world.wait(lambda: world.condition("ActionRequired") == contested, PATIENCE_SECONDS, "it is told")
+
+    assert world.outcomes() == ["ChangeReverted"]
+    assert own_args(world) == OWN_ARGS
+    assert world.traces() == []
