@@ -24,9 +24,9 @@ from lab.bench.scale_source import Source, serve
 from worlds.http_double import Server, forwarded
 from worlds.metric_tape import rising
 from worlds.prometheus_server import PrometheusServer
-from worlds.scripted_fleet import END, FIVE, NAMESPACE, SINGLES, STEADY, TWO, Engine, fleet_tape, source
+from worlds.scripted_fleet import END, FIVE, NAMESPACE, SINGLES, STEADY, Engine, fleet_tape, source
 
-GLANCE = Look(FIVE, TWO, AT_REST)
+GLANCE = Look(FIVE, signals=AT_REST)
 SEVERAL = (
     "twice",
     "contradicted",
@@ -63,7 +63,7 @@ async def test_the_round_tells_of_each_replica_what_a_close_look_does(history: P
     assert isinstance(seen.pods["thrashing"].number(Signal.PREEMPTIONS), Measured)
 
 
-@pytest.mark.parametrize("pod", ["calm", "thrashing", "queueing", "silent", "recorded"])
+@pytest.mark.parametrize("pod", ["calm", "thrashing", "queueing", "recorded"])
 async def test_a_plain_replica_costs_two_queries_whatever_it_tells(
     history: PrometheusServer, pod: str
 ) -> None:
@@ -193,7 +193,7 @@ async def test_without_an_answer_about_pools_no_replica_is_plain() -> None:
     row = Series({"instance": "10.0.0.1:8000", "kvmedic_signal": "present"}, END.timestamp())
     told = Told([Answer({A: (row,)}), Unanswered("too much")])
 
-    found = await CalmRounds(VLLM_SIGNALS, Labels()).answers_at(told.moment(END), Span(FIVE, TWO))
+    found = await CalmRounds(VLLM_SIGNALS, Labels()).answers_at(told.moment(END), Span(FIVE))
 
     assert found == Unanswered("too much")
 

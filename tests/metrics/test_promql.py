@@ -41,7 +41,7 @@ async def queries(*matchers: str, of_devices: tuple[str, ...] = ()) -> list[str]
     for looked in (here, here.as_of(END - timedelta(days=1))):
         await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE, TWO))
         await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE))
-        await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE, TWO, AT_REST))
+        await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE, signals=AT_REST))
         await looked.devices([PodKey(NAMESPACE, "calm")], FIVE)
         await looked.present(FIVE, NAMESPACE, "calm-")
         await looked.peaks([PodKey(NAMESPACE, "calm")])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from kvmedic.controller.evidence import (
@@ -276,22 +276,36 @@ async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses
     """Return the survey where the first branches of each runbook decide, or None where more is needed.
 
     A runbook's first branches tell a calm fleet from any other, or say what they cannot see; either way no
-    later branch is asked, so that a whole look would find the same.
+    later branch is asked, so that a whole look would find the same. Whoever is calm now has not been in
+    trouble for long: what is held is the least of a while, so that only others are asked about that while.
     """
+    now = await _glance_over(timedelta(0), resource, policy, view, senses)
+    is_calm = now is not None and isinstance(now.diagnosis, Diagnosed)
+    if is_calm or not policy.windows.hold:
+        return now
+    return await _glance_over(policy.windows.hold, resource, policy, view, senses)
+
+
+async def _glance_over(
+    hold: timedelta, resource: Resource, policy: Policy, view: View, senses: Senses
+) -> Survey | None:
+    """Return the same for trouble that lasts for some time."""
     wanted = unproved_revision(resource, policy, view, senses.now) | signals_of(policy.objectives)
-    seen = await _look(glance_signals(policy.runbooks) | wanted, resource, policy, view, senses)
+    look = Look(policy.windows.trigger, hold, glance_signals(policy.runbooks) | wanted)
+    pods, namespace = expected_pods(view), resource.namespace
+    seen = await senses.metrics.look(policy.source, pods, namespace, look)
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
     if method is not None and Runbook.COMPRESSION_WITHOUT_SAVINGS in policy.runbooks:
         wanted |= glance_signals(policy.runbooks, compresses=True)
-        seen = await _look(wanted, resource, policy, view, senses)
+        seen = await senses.metrics.look(policy.source, pods, namespace, replace(look, signals=wanted))
     turned_off = resource.record.turned_off if resource.record else None
     if fixes_behind_gate(policy.compression, turned_off, method):
         return None
     vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
     method = _with_baseline(method, resource, policy, view)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
-    evidence = judgeable(evidence, expected_pods(view), senses.now)
+    evidence = judgeable(evidence, pods, senses.now)
     found = calm(policy, evidence)
     if found is None:
         return None
@@ -307,13 +321,6 @@ def glance_signals(runbooks: Sequence[Runbook], *, compresses: bool = False) -> 
     asked = (each for each in runbooks if compresses or each is not Runbook.COMPRESSION_WITHOUT_SAVINGS)
     firsts = (branch for runbook in asked for branch in first_branches(runbook))
     return frozenset[Signal]().union(*(branch.signals for branch in firsts))
-
-
-async def _look(
-    signals: frozenset[Signal], resource: Resource, policy: Policy, view: View, senses: Senses
-) -> Observation:
-    look = Look(policy.windows.trigger, policy.windows.hold, signals)
-    return await senses.metrics.look(policy.source, expected_pods(view), resource.namespace, look)
 
 
 def _with_baseline(

@@ -11,15 +11,15 @@ Pools are told by labels, which are long and hardly ever change: asked for once,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from kvmedic.engines.signal_sources import PoolSource, SignalTable
 from kvmedic.metrics.batches import Moment
-from kvmedic.metrics.promql import Span, duration_text, expression, presence
+from kvmedic.metrics.promql import LOOKBACK, Span, duration_text, expression
 from kvmedic.metrics.series import Answer, PodKey, Series, Unanswered
-from kvmedic.model.evidence import AT_REST, Signal
+from kvmedic.model.evidence import AT_REST, Look, Signal
 from kvmedic.settings import Labels
 
 _TOLD = "kvmedic_signal"
@@ -124,25 +124,32 @@ def _without_mark(one: Series) -> Series:
     return Series({name: text for name, text in one.labels.items() if name != _TOLD}, one.value)
 
 
-def is_glance(signals: Iterable[Signal], table: SignalTable) -> bool:
-    """Return whether a look asks for what stands at 0 on a calm replica, and for little else.
+def is_glance(look: Look, table: SignalTable) -> bool:
+    """Return whether a look asks for what stands at 0 on a calm replica now, and for little else.
 
-    A look that leaves one of them out is about a run or the past, of few replicas.
+    A look that leaves one of them out is about a run or the past, of few replicas; one that asks for how long
+    is about those that are not calm now.
     """
-    asked = frozenset(signals)
-    return asked >= AT_REST and table.signals.keys() >= AT_REST and not asked >= table.signals.keys()
+    asked, known = look.signals, table.signals.keys()
+    return not look.hold and asked >= AT_REST and known >= AT_REST and not asked >= known
 
 
 def round_query(span: Span, table: SignalTable, labels: Labels) -> str:
-    """Return the query of a round: when each plain replica was sampled last, and what is not 0."""
-    target, seen = (labels.namespace, labels.pod), presence(span, table)
+    """Return the query of a round: when each plain replica was sampled last, and what is not 0.
+
+    It is evaluated as a whole by one processor of the source, so nothing in it looks at several moments: a
+    replica whose last scrape failed is not plain.
+    """
+    target, seen = (labels.namespace, labels.pod), table.presence
     port, replica = ", ".join((*target, _PORT)), ", ".join(target)
     signals = {signal: expression(table.signals[signal], span, table, target) for signal in sorted(AT_REST)}
     once = [_mark(f"count by ({port}) ({text}) == 1", signal.value) for signal, text in signals.items()]
     once.append(_mark(f"count by ({port}) ({table.pool.name}) == 1", "pool"))
     told = f"count by ({port}) ({' or '.join(once)}) == {len(once)}"
-    plain = f"and on ({replica}) (count by ({replica}) ({seen}) == 1) and on ({port}) ({told})"
-    present = _mark(f"max by ({port}, {table.model_label}) ({seen}) {plain}", _PRESENT)
+    lately = f"last_over_time({seen}[{duration_text(max(span.window, LOOKBACK))}])"
+    alone = f"count by ({replica}) ({lately}) == 1"
+    newest = f"max by ({port}, {table.model_label}) (timestamp({seen}))"
+    present = _mark(f"{newest} and on ({replica}) ({alone}) and on ({port}) ({told})", _PRESENT)
     risen = (_mark(f"max by ({port}) ({text}) != 0", signal.value) for signal, text in signals.items())
     return " or ".join((present, *risen))
 

@@ -40,7 +40,7 @@ _FUNCTIONS = {
     Over.LOW: f"quantile_over_time({LOW_QUANTILE:g}, ",
 }
 
-_LOOKBACK = timedelta(minutes=5)
+LOOKBACK = timedelta(minutes=5)
 """Prometheus' own default of how far back an instant selector looks; a presence query looks at least
 as far, so that a replica that fell silent is told as stale for a while, not as unknown."""
 
@@ -152,7 +152,7 @@ def presence(span: Span, table: SignalTable) -> str:
     failed scrape is enough for; then the largest timestamp that was seen at the steps of the window
     tells how old the newest sample is.
     """
-    window, step = duration_text(max(span.window, _LOOKBACK)), duration_text(span.resolution)
+    window, step = duration_text(max(span.window, LOOKBACK)), duration_text(span.resolution)
     return f"timestamp({table.presence}) or max_over_time(timestamp({table.presence})[{window}:{step}])"
 
 

@@ -207,7 +207,7 @@ class PrometheusSource:
     ) -> Observation:
         """Return one look at some replicas; what is not known is a reading that says so."""
         moment, readings = self._current(), dict[str, PodReadings]()
-        if self._rounds is not None and is_glance(look.signals, self._table):
+        if self._rounds is not None and is_glance(look, self._table):
             readings = await self._glance(self._rounds, moment, pods, look, places)
         rest = replace(look, signals=look.signals - AT_REST)
         if readings and rest.signals:
@@ -227,7 +227,7 @@ class PrometheusSource:
         places: Mapping[str, Place],
     ) -> dict[str, PodReadings]:
         """Return the readings of those replicas of which the round of all replicas tells all."""
-        found = await rounds.answers_at(moment, self._span(look.window, look.hold))
+        found = await rounds.answers_at(moment, self._span(look.window))
         if isinstance(found, Unanswered):
             return {}
         signals = {signal: found.signals[signal] for signal in Signal if signal in found.signals}

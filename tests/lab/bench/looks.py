@@ -33,7 +33,7 @@ PODS, ROUNDS = 200, 7
 HISTORY, STEP = timedelta(minutes=36), timedelta(seconds=30)
 HOLD = timedelta(minutes=2)
 """The spec's defaults: trigger over five minutes, held for two; sizing over thirty."""
-LOOKS = {"glance": (Look(FIVE, HOLD, AT_REST),), "whole look": (Look(FIVE, HOLD), Look(THIRTY))}
+LOOKS = {"glance": (Look(FIVE, signals=AT_REST),), "whole look": (Look(FIVE, HOLD), Look(THIRTY))}
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import time
 import urllib.request
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -39,7 +39,8 @@ ROUND, WINDOW, HOLD, SIZING = (
     timedelta(minutes=30),
 )
 """The pace of calm fleets, and the windows of a spec that names none."""
-GLANCE = Look(WINDOW, HOLD, glance_signals(tuple(Runbook)))
+GLANCE = Look(WINDOW, signals=glance_signals(tuple(Runbook)))
+HELD = replace(GLANCE, hold=HOLD)
 SOURCE = "default"
 
 
@@ -78,6 +79,7 @@ class Looker:
     async def whole(self, fleet: ScaleFleet) -> Observation:
         """What a tick asks that did not find its fleet calm."""
         pods, place = pods_of(fleet), fleet.namespace
+        await self.metrics.look(SOURCE, pods, place, HELD)
         burn, *_ = await asyncio.gather(
             self.metrics.observe(SOURCE, pods, place, WINDOW, HOLD),
             self.metrics.observe(SOURCE, pods, place, SIZING, timedelta(0)),
