@@ -134,7 +134,10 @@ def test_set_to_the_value_that_is_there_prints_the_manifest_as_it_is(manifest):
         (["no_enable_prefix_caching=true"], "did you mean enable_prefix_caching"),
         (["swap_space=4"], "vLLM 0.32.0 does not have --swap-space"),
         (["watermark=0.1", "--engine-version", "0.20.2"], "vLLM 0.20.2 does not have --watermark"),
-        (["max_num_seqs=4", "--container", "proxy"], "no container starts vLLM"),
+        (
+            ["max_num_seqs=4", "--container", "proxy"],
+            "no container starts vLLM: proxy of Deployment/chat; if one does all the same, say --engine",
+        ),
         (["max_num_seqs=4", "--name", "code"], "no container of that name"),
     ],
 )

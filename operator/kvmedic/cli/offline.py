@@ -591,6 +591,7 @@ def _note(message: str) -> None:
 
 def _refuse(refusal: Refusal, found: ManifestContainer | None = None) -> NoReturn:
     where = f"container {found}: " if found is not None else ""
-    if refusal.reason is RefusalReason.SEVERAL_ENGINES:
-        refusal = Refusal(refusal.reason, f"{refusal.message}; name one with --container or --name")
-    end_command(f"refused ({refusal.reason}): {where}{refusal.message}", REFUSED)
+    hint = "; name one with --container or --name" if refusal.reason is RefusalReason.SEVERAL_ENGINES else ""
+    if refusal.message.startswith("no container starts "):
+        hint = "; if one does all the same, say --engine vLLM"
+    end_command(f"refused ({refusal.reason}): {where}{refusal.message}{hint}", REFUSED)
