@@ -12,9 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from kvmedic.cluster.appliers import neighbours_of
 from kvmedic.cluster.config_maps import config_maps_of
-from kvmedic.cluster.fronts import DISRUPTION_BUDGETS, INFERENCE_POOLS, NETWORK_POLICIES, Depth, DrainWay
+from kvmedic.cluster.fronts import (
+    DISRUPTION_BUDGETS,
+    INFERENCE_POOLS,
+    NETWORK_POLICIES,
+    Depth,
+    DrainWay,
+    complete_drain,
+)
 from kvmedic.cluster.ownership import giving_way
+from kvmedic.cluster.room import room_for
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.kube.client import Reader
 from kvmedic.kube.objects import (
@@ -34,6 +43,8 @@ from kvmedic.kube.watches import Asked, Recording, Watched, Watches
 from kvmedic.model.config_edits import previous
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.spec import Policy
+from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.rollout.spares.room import Finding
 from kvmedic.runbooks.workload import View
 
 
@@ -52,6 +63,25 @@ async def read_target(
     maps = await config_maps_of(reader, namespace, lines)
     fleet = replace(seen.fleet, owner=giving_way(seen.fleet.owner, policy.ownership))
     return replace(seen, fleet=fleet, config_maps=maps)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is around a target, as a reader has it."""
+
+    reader: Reader
+
+    async def with_drain(self, view: View, policy: Policy) -> View:
+        """Return a target with all that draining depends on, where only a glance was taken."""
+        return await complete_drain(self.reader, view, policy.rollout.routers)
+
+    async def room_around(self, view: View) -> Finding:
+        """Return whether one pod more of the target finds a place now."""
+        return await room_for(self.reader, view.fleet, view.template)
+
+    async def neighbours_around(self, view: View) -> Neighbours:
+        """Return who else has a say in a target's replicas and pods."""
+        return await neighbours_of(self.reader, view.fleet, view.template)
 
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

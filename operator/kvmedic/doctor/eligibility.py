@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from kvmedic.cluster.appliers import neighbours_of
-from kvmedic.cluster.fronts import complete_drain
 from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, OWNER_FIELD, STATEFUL, Lacking, Right
-from kvmedic.cluster.room import room_for
 from kvmedic.doctor.checks import (
     Check,
     Examination,
@@ -27,7 +24,6 @@ from kvmedic.doctor.checks import (
     spare_check,
     written_owner,
 )
-from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import ApiError, Unavailable
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
@@ -35,7 +31,7 @@ from kvmedic.model.status import ConditionType, Record, Resource, Truth
 from kvmedic.record.runs import MESSAGE_BYTES, Claim, with_conditions
 from kvmedic.rollout.gates import place_of, typed_place
 from kvmedic.rollout.preconditions import Neighbours
-from kvmedic.rollout.spares.room import RoomUnknown
+from kvmedic.rollout.spares.room import Finding, RoomUnknown
 from kvmedic.runbooks.branches import Diagnosis
 from kvmedic.runbooks.workload import View, Workload
 
@@ -47,6 +43,19 @@ PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.AUTOSCALER_ACTIVE, Reason
 
 Asker: TypeAlias = Callable[[str, Sequence[Right]], Awaitable[Lacking | str]]
 """Returns which rights we lack in a namespace, or why that is not known."""
+
+
+class Around(Protocol):
+    """What is around a target."""
+
+    async def with_drain(self, view: View, policy: Policy) -> View:
+        """Return a target with all that draining depends on, where only a glance was taken."""
+
+    async def room_around(self, view: View) -> Finding:
+        """Return whether one pod more of the target finds a place now."""
+
+    async def neighbours_around(self, view: View) -> Neighbours:
+        """Return who else has a say in a target's replicas and pods."""
 
 
 async def ask_nobody(namespace: str, needed: Sequence[Right]) -> Lacking | str:
@@ -71,8 +80,8 @@ class Examiner:
     """Examines targets whose fleets are calm, each one now and then."""
 
     ask_rights: Asker = ask_nobody
-    reader: Reader | None = None
-    """Of what is around a target; what it reads may be a moment old. None: nothing is examined."""
+    around: Around | None = None
+    """What is around a target; it may be a moment old. None: nothing is examined."""
     _rights: dict[tuple[str, Sequence[Right]], tuple[datetime, Lacking | str]] = field(default_factory=dict)
     _visits: dict[str, _Visit] = field(default_factory=dict)
 
@@ -98,13 +107,13 @@ class Examiner:
             diagnosis: of this look.
             now: the time.
         """
-        policy, reader = resource.policy, self.reader
-        if policy is None or reader is None:
+        policy, around = resource.policy, self.around
+        if policy is None or around is None:
             return None
         try:
-            view = await complete_drain(reader, view, policy.rollout.routers)
-            room = await room_for(reader, view.fleet, view.template)
-            neighbours: Neighbours | str = await neighbours_of(reader, view.fleet, view.template)
+            view = await around.with_drain(view, policy)
+            room = await around.room_around(view)
+            neighbours: Neighbours | str = await around.neighbours_around(view)
             lacking = await self._lacking_rights(resource.namespace, needed_rights(view, policy), now)
         except Unavailable:
             return None
