@@ -44,7 +44,7 @@ from kvmedic.loop import Backoff, Rounds
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.probes import Beside, GenerationProbes
 from kvmedic.record.store import Known, Store, wait_until_defined
-from kvmedic.record.telemetry import Events, Reporter, Telemetry
+from kvmedic.record.telemetry import Events, Reporter, SourceCosts, Telemetry
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 from kvmedic.settings import (
@@ -196,7 +196,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
     """Run the operator until it is told to end."""
     process, options = settings.process, settings.pace
     async with open_connections(settings) as world:
-        reporter = Reporter(Events(world.client, process.identity), telemetry)
+        reporter = reporter_of(settings, world, telemetry)
         leadership = _leadership(settings, world.client)
         telemetry.leading.set_function(lambda: float(leadership.is_held()))
         roster = Roster()
@@ -243,6 +243,12 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         )
         watching = world.watches.follow_while(leadership.is_held)
         await serve(operator, frame, (leadership.run(), rounds.run(), watching))
+
+
+def reporter_of(settings: Settings, world: Connected, telemetry: Telemetry) -> Reporter:
+    """Return who tells people, and have the metrics tell what each source cost."""
+    telemetry.registry.register(SourceCosts(world.metrics.spent))
+    return Reporter(Events(world.client, settings.process.identity), telemetry)
 
 
 def pace_of(options: PaceOptions) -> Pace:

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import pytest
 
+from kvmedic.metrics.prometheus import PrometheusClient, _Course
 from kvmedic.metrics.series import PodKey
 from kvmedic.model.evidence import EVERY_SIGNAL, Absence, Look, Measured, Missing, Observation, Signal
 from kvmedic.settings import SourceOptions
@@ -537,3 +538,29 @@ async def test_a_peak_that_is_not_known_is_no_trouble_of_the_source(
 
     assert found == {"calm": expected}
     assert looked.trouble == ""
+
+
+def test_a_late_answer_is_blamed_on_whoever_was_late() -> None:
+    now, busy = time.monotonic(), time.process_time()
+    idle = _Course(now - 10, busy)
+    ours = _Course(now - 10, busy - 9)
+    unread = _Course(now - 10, busy, answered=now - 5, size=3 << 20)
+
+    assert idle.why_late("did not answer within 10 s") == "did not answer within 10 s"
+    assert "for 9.0 s of which kvmedic itself was busy" in ours.why_late("it")
+    assert "answered 3.0 MiB within 5.0 s, which kvmedic did not read in 5.0 s more" in unread.why_late("it")
+
+
+async def test_what_a_source_takes_is_not_counted_as_ours() -> None:
+    def slowly(_: Request) -> Reply:
+        time.sleep(0.3)
+        body = {"status": "success", "data": {"resultType": "vector", "result": []}}
+        return Reply(200, json.dumps(body).encode(), JSON)
+
+    with Server(slowly) as server:
+        client = PrometheusClient(SourceOptions(url=server.url))
+        await client.query("up", END)
+        client.close()
+
+    assert client.spent.source_seconds >= 0.3
+    assert client.spent.own_seconds < 0.3

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from prometheus_client import generate_latest
 
+from kvmedic.metrics.prometheus import Spent
 from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.model.status import (
     Condition,
@@ -18,7 +19,7 @@ from kvmedic.model.status import (
     Urgency,
     Wish,
 )
-from kvmedic.record.telemetry import Note, Reporter, Telemetry
+from kvmedic.record.telemetry import Note, Reporter, SourceCosts, Telemetry
 from run_builder import a_run
 
 BY_SEVERITY = ("kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")
@@ -130,3 +131,14 @@ def test_no_series_says_when_another_was_created():
 
     assert "kvmedic_tick_failures_total" in page
     assert "_created" not in page
+
+
+def test_what_a_source_took_and_what_we_took_are_told_apart():
+    telemetry = Telemetry()
+    telemetry.registry.register(SourceCosts({"default": Spent(3, 700, 1.5, 0.25)}))
+
+    told = telemetry.registry.get_sample_value
+    assert told("kvmedic_source_queries_total", {"source": "default"}) == 3
+    assert told("kvmedic_source_received_bytes_total", {"source": "default"}) == 700
+    assert told("kvmedic_source_seconds_total", {"source": "default", "by": "source"}) == 1.5
+    assert told("kvmedic_source_seconds_total", {"source": "default", "by": "kvmedic"}) == 0.25

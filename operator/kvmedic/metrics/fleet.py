@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from kvmedic.engines.signal_sources import SignalTable
-from kvmedic.metrics.prometheus import PrometheusClient
+from kvmedic.metrics.prometheus import PrometheusClient, Spent
 from kvmedic.metrics.readings import PREFIX_LENGTH, is_made_by, unavailable
 from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import Place, PodKey
@@ -27,6 +27,7 @@ from kvmedic.model.evidence import (
 from kvmedic.model.fleet import Pod
 from kvmedic.settings import ScrapeOptions, SourceOptions
 
+NOTHING_SPENT: Mapping[str, Spent] = {}
 POOL_WINDOW = timedelta(minutes=2)
 """Of a look that asks for nothing but pools, whose query has no window."""
 
@@ -39,6 +40,7 @@ class FleetMetrics:
         sources: Mapping[str, PrometheusSource],
         scraper: Scraper,
         versions: dict[str, Reading[Version]] | None = None,
+        spent: Mapping[str, Spent] = NOTHING_SPENT,
     ) -> None:
         """Prepare to ask.
 
@@ -46,8 +48,10 @@ class FleetMetrics:
             sources: by name.
             scraper: asks replicas directly.
             versions: what engines said by their pods' uids, so that each is asked once; None: each time anew.
+            spent: what each source was asked so far, by its name.
         """
         self._sources, self._scraper, self._versions = dict(sources), scraper, versions
+        self.spent = spent
 
     @classmethod
     def from_options(
@@ -58,11 +62,13 @@ class FleetMetrics:
         now: Callable[[], datetime] = utc_now,
     ) -> FleetMetrics:
         """Return the metrics that an installation's configuration describes; `now` tells the present."""
+        clients = {name: PrometheusClient(options) for name, options in sources.items()}
         built = {
-            name: PrometheusSource(name, PrometheusClient(options), options, table, now)
+            name: PrometheusSource(name, clients[name], options, table, now)
             for name, options in sources.items()
         }
-        return cls(built, Scraper(scrape, table))
+        spent = {name: client.spent for name, client in clients.items()}
+        return cls(built, Scraper(scrape, table), spent=spent)
 
     @property
     def names(self) -> tuple[str, ...]:

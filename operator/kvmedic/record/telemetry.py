@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.kube.client import Client
@@ -253,6 +255,42 @@ TICK_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 SEVERITY = ("severity",)
 """Label of the gauges of resources in trouble: `page` while an objective is breached, else `ticket`."""
+
+
+class SourceCost(Protocol):
+    """What a metrics source was asked so far, and what its answers took."""
+
+    queries: int
+    received_bytes: int
+    source_seconds: float
+    own_seconds: float
+
+
+class SourceCosts(Collector):
+    """Tells what each source cost: its own time and ours apart."""
+
+    def __init__(self, costs: Mapping[str, SourceCost]) -> None:
+        """Tell of these sources, by name."""
+        self._costs = costs
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counters as they stand."""
+        queries = CounterMetricFamily(
+            "kvmedic_source_queries", "Queries to a metrics source", None, ["source"]
+        )
+        received = CounterMetricFamily(
+            "kvmedic_source_received_bytes", "Bytes of its answers", None, ["source"]
+        )
+        text = (
+            "Time for its answers, summed over queries: until one is there (source), and to read it (kvmedic)"
+        )
+        seconds = CounterMetricFamily("kvmedic_source_seconds", text, None, ["source", "by"])
+        for name, cost in self._costs.items():
+            queries.add_metric([name], cost.queries)
+            received.add_metric([name], cost.received_bytes)
+            seconds.add_metric([name, "source"], cost.source_seconds)
+            seconds.add_metric([name, "kvmedic"], cost.own_seconds)
+        yield from (queries, received, seconds)
 
 
 class Telemetry:
