@@ -13,7 +13,7 @@ import pytest
 from kvmedic.kube import watches as watching
 from kvmedic.kube.errors import Call, Expired, Refused, Unavailable
 from kvmedic.kube.objects import DEPLOYMENTS, PODS, JsonObject, Ref, Resource
-from kvmedic.kube.watches import Watched, Watches
+from kvmedic.kube.watches import Asked, Watched, Watches
 
 CALL = Call("watch", "/api/v1/pods")
 
@@ -100,6 +100,10 @@ async def names(watches: Watches, selector: str = "", fields: str = "") -> list[
     return [each["metadata"]["name"] for each in await watches.list(PODS, "serving", selector, fields)]
 
 
+def versions(watches: Watches, name: str = "") -> tuple[str, ...] | None:
+    return watches.ask_again(Asked(PODS, "serving", "", name)).versions
+
+
 async def test_a_kind_is_listed_once_and_then_read_from_memory() -> None:
     server = Server([a_pod("a", 1, app="llm"), a_pod("b", 2), a_pod("c", 3, "other", app="llm")])
     async with followed(server) as watches:
@@ -120,6 +124,24 @@ async def test_a_kind_is_listed_once_and_then_read_from_memory() -> None:
         assert (server.lists, server.reads) == (1, 0)
 
 
+async def test_a_read_is_answered_by_something_else_only_after_a_change_of_what_it_takes() -> None:
+    server = Server([a_pod("a", 1, app="llm"), a_pod("b", 2), a_pod("c", 3, "other", app="llm")])
+    async with followed(server) as watches:
+        await names(watches)
+        first = watches.ask_again(Asked(PODS, "serving", "app=llm", ""))
+        server.tell("MODIFIED", a_pod("c", 11, "other", app="llm"))
+        await until(server.events.empty)
+        elsewhere = watches.ask_again(first)
+        server.tell("MODIFIED", a_pod("b", 12))
+        await until(lambda: watches.ask_again(first) is not first)
+        beside = watches.ask_again(first)
+        server.tell("DELETED", a_pod("a", 13, app="llm"))
+        await until(lambda: watches.ask_again(first).versions == ())
+
+        assert elsewhere is first
+        assert (beside.versions, first.versions) == (("1",), ("1",))
+
+
 async def test_nobody_can_change_what_another_one_reads() -> None:
     async with followed(Server([a_pod("a", 1)])) as watches:
         (await watches.list(PODS, "serving"))[0]["metadata"]["name"] = "changed"
@@ -137,7 +159,7 @@ async def test_what_is_not_watched_is_asked_of_the_api_server() -> None:
         await elsewhere.list(PODS, "serving")
 
     assert (server.reads, server.lists) == (3, 0)
-    assert unwanted.versions(PODS, "serving", "", "") is None
+    assert versions(unwanted) is None
 
 
 async def test_a_watch_that_breaks_goes_on_from_its_last_version_and_is_believed_meanwhile() -> None:
@@ -149,7 +171,7 @@ async def test_a_watch_that_breaks_goes_on_from_its_last_version_and_is_believed
         await until(lambda: len(server.watched) == 2)
 
         assert server.watched == ["10", "40"]
-        assert watches.versions(PODS, "serving", "", "a") == ("1",)
+        assert versions(watches, "a") == ("1",)
         assert server.lists == 1
 
 
@@ -184,11 +206,11 @@ async def test_what_cannot_be_followed_for_long_is_asked_of_the_api_server_until
         await names(watches)
         server.is_down = True
         server.events.put_nowait(Unavailable(CALL, None, "it broke"))
-        await until(lambda: watches.versions(PODS, "serving", "", "") is None)
+        await until(lambda: versions(watches) is None)
 
         await names(watches)
         server.is_down = False
-        await until(lambda: watches.versions(PODS, "serving", "", "") is not None)
+        await until(lambda: versions(watches) is not None)
 
         assert server.reads == 1
 
@@ -223,7 +245,7 @@ async def test_what_was_kept_is_forgotten_with_the_leadership() -> None:
     async with followed(server, lambda: leads[0]) as watches:
         await names(watches)
         leads[0] = False
-        await until(lambda: watches.versions(PODS, "serving", "", "") is None)
+        await until(lambda: versions(watches) is None)
 
         await names(watches)
 

@@ -161,7 +161,9 @@ class Glances:
         """Return a fleet without what only draining depends on; None when there is no such workload."""
         where, now = (namespace, ObjectRef(policy.target.kind, policy.target.name)), _loop_seconds()
         last = self._last.pop(where, None)
-        if last is None or last.policy != policy or not self._is_unchanged(last):
+        if last is not None:
+            last = self._unchanged_glance(last, policy)
+        if last is None:
             reader = Recording(self.watches)
             view = await read_target(reader, namespace, policy, Depth.GLANCE)
             if view is None or not reader.is_whole:
@@ -173,11 +175,11 @@ class Glances:
             del self._last[oldest]
         return last.view
 
-    def _is_unchanged(self, glance: _Glance) -> bool:
-        return all(
-            self.watches.versions(each.resource, each.namespace, each.selector, each.name) == each.versions
-            for each in glance.asked
-        )
+    def _unchanged_glance(self, glance: _Glance, policy: Policy) -> _Glance | None:
+        """Return a glance while what it was made of, and what is asked for, is the same."""
+        asked = [self.watches.ask_again(each) for each in glance.asked]
+        same = all(now.versions == then.versions for now, then in zip(asked, glance.asked, strict=True))
+        return replace(glance, asked=asked) if same and glance.policy == policy else None
 
 
 def _loop_seconds() -> float:

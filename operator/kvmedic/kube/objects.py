@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -163,15 +164,24 @@ _TERM = re.compile(r"\s*(!?)([^\s=!,()]+)\s*(?:(=|!=|notin|in)\s*(?:\(([^)]*)\)|
 
 def takes_selector(selector: str, labels: Mapping[str, str]) -> bool:
     """Return whether a label selector takes an object with such labels."""
-    return all(_holds_term(term, labels) for term in _TERM.finditer(selector))
+    return all(_holds_term(term, labels) for term in _terms_of(selector))
 
 
-def _holds_term(term: re.Match[str], labels: Mapping[str, str]) -> bool:
-    negated, key, operator, listed, single = term.groups()
-    if operator is None:
-        return (key in labels) is not bool(negated)
-    values = {each.strip() for each in (listed if listed is not None else single).split(",")}
-    return (labels.get(key) in values) is (operator in ("=", "in"))
+@lru_cache(maxsize=4096)
+def _terms_of(selector: str) -> tuple[tuple[str, frozenset[str] | None, bool], ...]:
+    """Return the terms of a label selector: key, values or None for any, and whether that is wanted."""
+    found = []
+    for negated, key, operator, listed, single in (term.groups() for term in _TERM.finditer(selector)):
+        values = (listed if listed is not None else single or "").split(",")
+        named = frozenset(each.strip() for each in values) if operator else None
+        found.append((key, named, operator in ("=", "in") if operator else not negated))
+    return tuple(found)
+
+
+def _holds_term(term: tuple[str, frozenset[str] | None, bool], labels: Mapping[str, str]) -> bool:
+    key, values, wanted = term
+    holds = key in labels if values is None else labels.get(key) in values
+    return holds is wanted
 
 
 def has_fields(selector: str, body: Mapping[str, Any]) -> bool:

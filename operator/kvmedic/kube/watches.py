@@ -19,9 +19,9 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import chain
+from itertools import chain, count
 from typing import TypeAlias
 
 from kvmedic.kube.client import Client
@@ -49,6 +49,7 @@ FORBIDDEN_WAIT = 300.0
 LOOK_SECONDS = 0.5
 """Between two looks whether the watches are wanted."""
 NOT_FOUND = 404
+_NUMBERS = count(1)
 
 MODIFIED, DELETED, BOOKMARK = "MODIFIED", "DELETED", "BOOKMARK"
 """Types of events; an object that was added is one that was modified to us."""
@@ -92,6 +93,10 @@ class _Store:
     """By namespace and name."""
     unsorted: set[str] = field(default_factory=set)
     """Namespaces whose names are not in their order now."""
+    changes: dict[str, int] = field(default_factory=dict)
+    """By namespace a number that is another one after each change."""
+    listed: int = 0
+    """That of namespaces without a change since the list."""
     tried: asyncio.Event = field(default_factory=asyncio.Event)
     """It was listed once, or that failed."""
 
@@ -113,6 +118,16 @@ class _Store:
         if name not in place:
             self.unsorted.add(namespace)
         place[name] = _kept_of(kind, body)
+        self.changes[namespace] = next(_NUMBERS)
+
+    def drop(self, body: JsonObject) -> None:
+        """Forget an object that is gone."""
+        self.objects.get(_namespace_of(body), {}).pop(name_of(body), None)
+        self.changes[_namespace_of(body)] = next(_NUMBERS)
+
+    def change(self, namespace: str) -> int:
+        """Return the number of a namespace's last change; of all together it is a new one each time."""
+        return self.changes.get(namespace, self.listed) if namespace else next(_NUMBERS)
 
     def _by_name(self, namespace: str) -> dict[str, _Kept]:
         if namespace in self.unsorted:
@@ -123,6 +138,20 @@ class _Store:
 
 Versions: TypeAlias = tuple[str, ...]
 """The versions of the objects that an answer was made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One read from the watches, and what answered."""
+
+    resource: Resource
+    namespace: str
+    selector: str
+    name: str
+    change: int = 0
+    """The last one of the namespace."""
+    versions: Versions | None = None
+    """None: the API server was asked."""
 
 
 @dataclass(slots=True)
@@ -187,15 +216,20 @@ class Watches:
         bodies = (each.body() for each in store.select(namespace, label_selector))
         return [body for body in bodies if not fields or has_fields(fields, body)]
 
-    def versions(self, resource: Resource, namespace: str, selector: str, name: str) -> Versions | None:
-        """Return what an answer is made of, the object of a name or a list; None: the API server is asked."""
-        store = self._store_of(resource, namespace)
+    def ask_again(self, asked: Asked) -> Asked:
+        """Return a read with what answers it now: an object of a name, or a list."""
+        store = self._store_of(asked.resource, asked.namespace)
         if store is None or not (store.is_current or store.is_lacking):
-            return None
-        if name:
-            found = store.objects.get(namespace, {}).get(name)
-            return (found.version,) if found else ()
-        return tuple(each.version for each in store.select(namespace, selector))
+            return replace(asked, versions=None)
+        change = store.change(asked.namespace)
+        if change == asked.change:
+            return asked
+        if asked.name:
+            found = store.objects.get(asked.namespace, {}).get(asked.name)
+            versions: Versions = (found.version,) if found else ()
+        else:
+            versions = tuple(each.version for each in store.select(asked.namespace, asked.selector))
+        return replace(asked, change=change, versions=versions)
 
     async def _store_when_listed(self, resource: Resource, namespace: str) -> _Store | None:
         """Return the store that has all of a namespace, or None where the API server has to be asked.
@@ -277,6 +311,7 @@ class Watches:
             if name not in found.objects.get(namespace, {})
         ]
         store.objects, store.unsorted, store.version = found.objects, found.unsorted, version
+        store.changes, store.listed = found.changes, next(_NUMBERS)
         for body in gone:
             if listener:
                 listener(DELETED, body)
@@ -293,23 +328,12 @@ class Watches:
         if not version or (is_number and int(version) < int(store.version)):
             raise Expired(Call("watch", kind.resource.path()), None, f"version {version} is told last")
         if told == DELETED:
-            store.objects.get(_namespace_of(body), {}).pop(name_of(body), None)
+            store.drop(body)
         elif told != BOOKMARK:
             store.put(kind, body)
         store.version = version
         if told != BOOKMARK and (listener := self.listeners.get(kind.resource)):
             listener(told, body)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One read, and the versions of what answered."""
-
-    resource: Resource
-    namespace: str
-    selector: str
-    name: str
-    versions: Versions
 
 
 @dataclass(slots=True)
@@ -323,20 +347,19 @@ class Recording:
 
     async def get(self, ref: Ref) -> JsonObject | None:
         """Return an object as the watches know it, or None when it does not exist."""
-        self._note(ref.resource, ref.namespace, name=ref.name)
+        self._note(Asked(ref.resource, ref.namespace, "", ref.name))
         return await self.watches.get(ref)
 
     async def list(
         self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
     ) -> list[JsonObject]:
         """Return all objects of a kind in a namespace as the watches know them."""
-        self._note(resource, namespace, label_selector)
+        self._note(Asked(resource, namespace, label_selector, ""))
         return await self.watches.list(resource, namespace, label_selector, fields)
 
-    def _note(self, resource: Resource, namespace: str, selector: str = "", name: str = "") -> None:
-        versions = self.watches.versions(resource, namespace, selector, name)
-        self.is_whole = self.is_whole and versions is not None
-        self.asked.append(Asked(resource, namespace, selector, name, versions or ()))
+    def _note(self, asked: Asked) -> None:
+        self.asked.append(self.watches.ask_again(asked))
+        self.is_whole = self.is_whole and self.asked[-1].versions is not None
 
 
 def _kept_of(kind: Watched, body: JsonObject) -> _Kept:

@@ -40,7 +40,9 @@ SPEC: dict[str, Any] = {
     "mode": "Auto",
     "nodeHealth": "IfAvailable",
     "levers": [{"name": "maxNumSeqs", "min": 8}],
+    "trigger": {"window": "2m", "for": "1m"},
 }
+"""Held for a minute, so that a measurement ends: until a run is open it takes that much longer."""
 SOURCE_TIMEOUT = "1m"
 """Longer than usual: the source takes long for a question that it was never asked, which is none of ours."""
 BUDGET = 4
