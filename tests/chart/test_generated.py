@@ -172,7 +172,7 @@ def test_rights_come_with_every_verb_and_only_where_they_are_switched_on(only, b
     made = render({**values, **only})
 
     on = rules(made, kind, "kvmedic")
-    assert [rule for rule in on if rule not in off] == added
+    assert [rule for rule in on if rule not in off] == ordered(added)
     assert [rule for rule in off if rule not in on] == []
     assert on == table("watched", ("", *rows))
     assert rules(made, "Role", "kvmedic-own") == table("own")
@@ -225,7 +225,7 @@ def test_a_component_of_the_kustomization_adds_the_same(tmp_path, component, add
     plain, made = kustomize(), with_component(tmp_path, component)
 
     assert made.keys() - plain.keys() == {("ClusterRole", name), ("ClusterRoleBinding", name)} | kinds
-    assert rules(made, "ClusterRole", name) == added
+    assert rules(made, "ClusterRole", name) == ordered(added)
     binding = made["ClusterRoleBinding", name]
     assert binding["roleRef"]["name"] == name
     assert binding["subjects"] == made["ClusterRoleBinding", "kvmedic"]["subjects"]

@@ -46,7 +46,7 @@ WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before the next try after trouble, in a row; the last one goes on."""
 FORBIDDEN_WAIT = 300.0
 """Seconds before a kind that we may not watch, or that the cluster lacks, is tried again."""
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.1
 """Between two looks whether the watches are wanted."""
 NOT_FOUND = 404
 _NUMBERS = count(1)
