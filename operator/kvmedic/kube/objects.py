@@ -109,6 +109,21 @@ def name_of(body: Mapping[str, Any]) -> str:
     return str(section(body, "metadata").get("name", ""))
 
 
+def namespace_of(body: Mapping[str, Any]) -> str:
+    """Return the namespace of an object; empty where it is in none."""
+    return str(section(body, "metadata").get("namespace", ""))
+
+
+def version_of(body: Mapping[str, Any]) -> str:
+    """Return an object's resourceVersion; empty where it has none."""
+    return str(section(body, "metadata").get("resourceVersion", ""))
+
+
+def is_earlier(version: str, than: str) -> bool:
+    """Return whether a resourceVersion is an earlier one; both are numbers since Kubernetes 1.35."""
+    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+
+
 def uid_of(body: Mapping[str, Any]) -> str:
     """Return an object's uid."""
     return str(section(body, "metadata").get("uid", ""))

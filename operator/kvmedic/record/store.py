@@ -29,7 +29,18 @@ from kvmedic.api.resource import (
 from kvmedic.api.status import record_from_wire, record_to_wire
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Refused
-from kvmedic.kube.objects import NAMESPACES, JsonObject, Ref, annotations_of, items, moment, section, uid_of
+from kvmedic.kube.objects import (
+    NAMESPACES,
+    JsonObject,
+    Ref,
+    annotations_of,
+    is_earlier,
+    items,
+    moment,
+    section,
+    uid_of,
+    version_of,
+)
 from kvmedic.kube.objects import Resource as Kind
 from kvmedic.model.edits import PatchOperation
 from kvmedic.model.evidence import Blocked
@@ -115,40 +126,44 @@ class Known:
     """Resources as they were seen last, by their uid: each is read from its JSON once per version."""
 
     allowed: AllowedSettings | None = None
-    _bodies: dict[str, JsonObject] = field(default_factory=dict)
-    """What a watch or a list told and nobody asked for yet."""
-    _resources: dict[str, Resource] = field(default_factory=dict)
+    _seen: dict[str, JsonObject | Resource] = field(default_factory=dict)
+    """As JSON while nobody asked for it."""
 
     def take_over(self, body: JsonObject) -> None:
-        """Take over a resource as it is now, unless a later version of it is known."""
-        if not self._is_behind(body):
-            self._bodies[uid_of(body)] = body
+        """Take over a resource that a watch or a list told."""
+        if version_of(body) != self._version(uid_of(body)):
+            self._put(body, body)
 
     def remember(self, body: JsonObject) -> Resource:
-        """Return a resource from its JSON, and remember it unless a later version of it is known."""
-        resource, is_behind = resource_of(body, self.allowed), self._is_behind(body)
-        if not is_behind:
-            self._bodies.pop(resource.uid, None)
-            self._resources[resource.uid] = resource
+        """Return a resource from what the API server answered, and remember it."""
+        resource = resource_of(body, self.allowed)
+        self._put(body, resource)
         return resource
 
+    def _put(self, body: JsonObject, seen: JsonObject | Resource) -> None:
+        """Keep what was seen, but where a later version is known: then either of the two is wrong.
+
+        A watch lags behind our own write, an answer behind the watch, or an etcd was restored: nothing is
+        known then, so that the next look asks.
+        """
+        uid = uid_of(body)
+        if is_earlier(version_of(body), self._version(uid)):
+            self.forget(uid)
+        else:
+            self._seen[uid] = seen
+
+    def _version(self, uid: str) -> str:
+        seen = self._seen.get(uid, {})
+        return version_of(seen) if isinstance(seen, dict) else seen.resource_version
+
     def find(self, uid: str) -> Resource | None:
-        """Return a resource as it was seen last; None: never, or it is gone."""
-        body = self._bodies.pop(uid, None)
-        return self._resources.get(uid) if body is None else self.remember(body)
+        """Return a resource as it was seen last; None: nothing is known of it."""
+        seen = self._seen.get(uid)
+        return self.remember(seen) if isinstance(seen, dict) else seen
 
     def forget(self, uid: str) -> None:
-        """Drop a resource that is gone."""
-        self._bodies.pop(uid, None)
-        self._resources.pop(uid, None)
-
-    def _is_behind(self, body: JsonObject) -> bool:
-        """Return whether a later version is known, where versions are numbers (Kubernetes 1.35 says so)."""
-        uid, told = uid_of(body), str(section(body, "metadata").get("resourceVersion", ""))
-        seen = self._resources.get(uid)
-        known = [seen.resource_version] if seen else []
-        known += [str(section(self._bodies.get(uid, {}), "metadata").get("resourceVersion", ""))]
-        return any(told.isdecimal() and one.isdecimal() and int(told) < int(one) for one in known)
+        """Drop a resource that is gone, or of which nothing is sure."""
+        self._seen.pop(uid, None)
 
 
 @dataclass(frozen=True, slots=True)

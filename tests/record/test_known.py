@@ -1,0 +1,60 @@
+"""What is remembered of resources: the latest that was told, read once, and nothing that is not sure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvmedic.kube.objects import JsonObject
+from kvmedic.record.store import Known
+from worlds.world import remediation
+
+
+def a_body(version: str, mode: str = "Auto") -> JsonObject:
+    body = remediation(mode=mode)
+    body["metadata"] |= {"namespace": "serving", "uid": "uid-1", "resourceVersion": version}
+    return body
+
+
+def mode_of(known: Known) -> str:
+    resource = known.find("uid-1")
+    return resource.policy.mode.value if resource and resource.policy else ""
+
+
+def test_the_latest_that_was_told_counts_and_is_read_once() -> None:
+    known = Known()
+    known.take_over(a_body("7"))
+    known.take_over(a_body("8", "Observe"))
+    first = known.find("uid-1")
+
+    known.take_over(a_body("8", "Observe"))
+
+    assert mode_of(known) == "Observe"
+    assert known.find("uid-1") is first
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("way", [Known.take_over, Known.remember])
+def test_an_earlier_version_makes_what_is_known_unsure(way: Callable[..., object], is_read: bool) -> None:
+    """A watch that lags behind our own write, or an etcd that was restored from a snapshot."""
+    known = Known()
+    known.take_over(a_body("9"))
+    if is_read:
+        known.find("uid-1")
+
+    way(known, a_body("8", "Observe"))
+    unsure = known.find("uid-1")
+    way(known, a_body("8", "Observe"))
+
+    assert unsure is None
+    assert mode_of(known) == "Observe"
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    known = Known()
+    known.remember(a_body("9"))
+
+    known.forget("uid-1")
+
+    assert known.find("uid-1") is None
