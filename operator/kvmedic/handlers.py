@@ -26,7 +26,8 @@ from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import reconcile
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
-from kvmedic.kube.objects import JsonObject, name_of, section
+from kvmedic.kube.objects import JsonObject, name_of, namespace_of
+from kvmedic.kube.watches import DELETED
 from kvmedic.loop import Backoff, Loop
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
@@ -112,8 +113,8 @@ class Operator:
 
     def note_workload(self, kind: str, told: str, body: JsonObject) -> None:
         """Have the resources of a workload looked at as soon as somebody, or a controller, moves it."""
-        namespace, name = str(section(body, "metadata").get("namespace", "")), name_of(body)
-        self.stand_ins.note(namespace, ObjectRef(kind, name), body, is_deleted=told == "DELETED")
+        namespace, name = namespace_of(body), name_of(body)
+        self.stand_ins.note(namespace, ObjectRef(kind, name), body, is_deleted=told == DELETED)
         for key in self.roster.of_target(namespace, place_of(kind, name)):
             self.loop.wake(key)
 
@@ -180,7 +181,7 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=made)  # type: ignore[arg-type]
     async def resource(event: kopf.RawEvent, namespace: str, name: str, uid: str, **_: Any) -> None:
         key = Key(namespace, name, uid)
-        if event["type"] == "DELETED":
+        if event["type"] == DELETED:
             operator.loop.forget(key)
             operator.roster.forget(key)
             operator.forget(uid)

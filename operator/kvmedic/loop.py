@@ -27,6 +27,7 @@ from itertools import count
 from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns, free_unclaimed
 from kvmedic.controller.ports import Ports
+from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.errors import ApiError
 from kvmedic.model.status import Key
 from kvmedic.rollout.gates import Peer
@@ -105,7 +106,7 @@ class Loop:
 
     def wake(self, key: Key, delay_seconds: float = 0.0) -> None:
         """Make a resource due, at the latest after the delay."""
-        now = _now()
+        now = loop_seconds()
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = _Entry(math.inf, now)
@@ -149,7 +150,7 @@ class Loop:
         heapq.heappush(self._timers, (due, next(self._numbers), key))
 
     def _start_due(self) -> None:
-        now = _now()
+        now = loop_seconds()
         while self._timers and self._timers[0][0] <= now:
             due, _, key = heapq.heappop(self._timers)
             entry = self._entries.get(key)
@@ -198,7 +199,7 @@ class Loop:
         if delay is None:
             self.forget(key)
             return
-        now = _now()
+        now = loop_seconds()
         entry.working, entry.looked_at = False, now
         stretched = delay * (1 + random.uniform(0, JITTER_RATIO))  # noqa: S311 - spreads load, hides nothing
         self._set_due(key, entry, now if entry.woken else now + stretched)
@@ -209,15 +210,11 @@ class Loop:
         if parked:
             timeout: float | None = PARKED_SECONDS
         else:
-            timeout = None if busy or not self._timers else max(0.0, self._timers[0][0] - _now())
+            timeout = None if busy or not self._timers else max(0.0, self._timers[0][0] - loop_seconds())
         try:
             await asyncio.wait_for(self._changed.wait(), timeout)
         except TimeoutError:
             return
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 LOG = logging.getLogger("kvmedic")

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from math import nan
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -32,6 +32,7 @@ from kvmedic.model.evidence import (
 from kvmedic.model.fleet import Pod
 from kvmedic.settings import ScrapeOptions, SourceOptions
 from lab.cluster.machine import free_ports
+from run_builder import a_pod
 from worlds.http_double import Reply, Request, Server, forwarded
 from worlds.prometheus_server import PrometheusServer
 from worlds.scripted_fleet import DATA, END, FIVE, NAMESPACE, THIRTY, TWO, source
@@ -41,21 +42,7 @@ UNAVAILABLE = Missing(Absence.SOURCE_UNAVAILABLE)
 
 
 def pod(name: str, address: str = "127.0.0.1") -> Pod:
-    return Pod(
-        name=name,
-        uid=name,
-        resource_version="1",
-        revision="r",
-        address=address,
-        created_at=datetime(2026, 1, 1, tzinfo=UTC),
-        ready_at=None,
-        terminating=False,
-        unschedulable=False,
-        in_rotation=True,
-        cordoned=False,
-        restarts=0,
-        waiting_reason="",
-    )
+    return a_pod(name, "r", uid=name, address=address)
 
 
 def fleet_metrics(url: str, port: int = 8000) -> FleetMetrics:

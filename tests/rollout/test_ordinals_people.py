@@ -213,6 +213,24 @@ FLAG_CASES = [
 """Who puts everything back at once before anybody was drained leaves no sign that the change was made."""
 
 
+def act_and_walk_on(op: SetOperator, made: Deed, *, is_dead: bool) -> None:
+    made.act(op)
+    if is_dead:
+        op.come_to_rest()
+    op.tick()
+    op.until(SetOperator.is_over)
+    op.come_to_rest()
+
+
+def assert_survived(op: SetOperator, made: Deed, replicas: int, revision: str) -> None:
+    """The run ended as it may, the set is whole, and no more was lost or missing than people took."""
+    replicas = 0 if "ScaledToZero" in made.ends else replicas
+    assert (op.ended.reason if op.ended else "") in made.ends
+    assert_whole(op, replicas, revision, made.own)
+    assert len(op.model.undrained) <= made.lost
+    assert op.model.fewest >= min(3, replicas) - made.missing
+
+
 DEAD = pytest.mark.parametrize("is_dead", [False, True], ids=["at once", "after a minute without operator"])
 
 
@@ -228,18 +246,9 @@ def test_a_change_of_a_flag_survives_people(deed, phase, in_order, by_keys, is_d
     if made.thaws and is_dead:
         made = replace(made, lost=ALL, missing=2)
 
-    made.act(op)
-    if is_dead:
-        op.come_to_rest()
-    op.tick()
-    op.until(SetOperator.is_over)
-    op.come_to_rest()
+    act_and_walk_on(op, made, is_dead=is_dead)
 
-    assert (op.ended.reason if op.ended else "") in made.ends
-    replicas = 0 if "ScaledToZero" in made.ends else made.replicas or 3
-    assert_whole(op, replicas, made.revision or "new", made.own)
-    assert len(op.model.undrained) <= made.lost
-    assert op.model.fewest >= min(3, replicas) - made.missing
+    assert_survived(op, made, replicas=made.replicas or 3, revision=made.revision or "new")
 
 
 NUMBER_DEEDS = {
@@ -277,15 +286,6 @@ def test_a_change_of_replicas_survives_people(deed, step, phase, in_order, by_ke
     if step is MORE and made.act is remove_claim:
         made = replace(made, ends=RESCALED, replicas=4)  # nothing says whose number it is, so it stays
 
-    made.act(op)
-    if is_dead:
-        op.come_to_rest()
-    op.tick()
-    op.until(SetOperator.is_over)
-    op.come_to_rest()
+    act_and_walk_on(op, made, is_dead=is_dead)
 
-    assert (op.ended.reason if op.ended else "") in made.ends
-    replicas = 0 if "ScaledToZero" in made.ends else made.replicas or op.model.replicas
-    assert_whole(op, replicas, made.revision or "old", made.own)
-    assert len(op.model.undrained) <= made.lost
-    assert op.model.fewest >= min(3, replicas) - made.missing
+    assert_survived(op, made, replicas=made.replicas or op.model.replicas, revision=made.revision or "old")

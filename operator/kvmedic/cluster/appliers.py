@@ -47,6 +47,7 @@ from kvmedic.kube.objects import (
     items,
     labels_of,
     name_of,
+    namespace_of,
     section,
     uid_of,
 )
@@ -123,7 +124,7 @@ async def _of_argo_cd(reader: Reader, who: TemplateOwner, changed: Changed) -> R
     application = await _application(reader, named, changed) if named else None
     if application is None:
         return unreadable(str(who))
-    place = str(section(application, "metadata").get("namespace", ""))
+    place = namespace_of(application)
     known = replace(who, kind=OwnerKind.ARGO_CD, name=name_of(application))
     config = await _get_object(reader, Ref(CONFIG_MAPS, place, ARGO_CD_CONFIG)) if place else None
     return by_argo_cd(str(known), application, _common_rules(config or {}), changed)

@@ -7,7 +7,6 @@ server.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -26,6 +25,7 @@ from kvmedic.cluster.ownership import giving_way
 from kvmedic.cluster.room import room_for
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.kube.client import Reader
+from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.objects import (
     AUTOSCALERS,
     CONTROLLER_REVISIONS,
@@ -159,7 +159,7 @@ class Glances:
 
     async def at(self, namespace: str, policy: Policy) -> View | None:
         """Return a fleet without what only draining depends on; None when there is no such workload."""
-        where, now = (namespace, ObjectRef(policy.target.kind, policy.target.name)), _loop_seconds()
+        where, now = (namespace, ObjectRef(policy.target.kind, policy.target.name)), loop_seconds()
         last = self._last.pop(where, None)
         if last is not None:
             last = self._unchanged_glance(last, policy)
@@ -180,7 +180,3 @@ class Glances:
         asked = [self.watches.ask_again(each) for each in glance.asked]
         same = all(now.versions == then.versions for now, then in zip(asked, glance.asked, strict=True))
         return replace(glance, asked=asked) if same and glance.policy == policy else None
-
-
-def _loop_seconds() -> float:
-    return asyncio.get_running_loop().time()

@@ -27,6 +27,7 @@ from kvmedic.kube.objects import (
     items,
     labels_of,
     name_of,
+    namespace_of,
     section,
 )
 from kvmedic.model.compression import parse_quantity
@@ -196,7 +197,7 @@ def node_of(body: Mapping[str, Any]) -> Node:
 
 def tenant_of(body: Mapping[str, Any]) -> Tenant:
     """Return the facts of one pod that has a node."""
-    shape = shape_of(str(section(body, "metadata").get("namespace", "")), body)
+    shape = shape_of(namespace_of(body), body)
     return Tenant(
         namespace=shape.namespace,
         node=str(section(body, "spec").get("nodeName", "")),

@@ -24,7 +24,7 @@ from kubernetes.aio.config import ConfigException
 from kubernetes.aio.stream.ws_client import get_websocket_url
 
 from kvmedic import __version__
-from kvmedic.kube.clock import ServerClock
+from kvmedic.kube.clock import ServerClock, loop_seconds
 from kvmedic.kube.errors import ApiError, Call, Expired, Unavailable, error_for
 from kvmedic.kube.kubeconfig import load_configuration, unreadable_certificate
 from kvmedic.kube.objects import JsonObject, Ref, Resource, section
@@ -97,7 +97,7 @@ class Pace:
 
     async def turn(self, method: str) -> None:
         """Book a request; a reading one waits until it may be sent."""
-        delay = self.spend(asyncio.get_running_loop().time())
+        delay = self.spend(loop_seconds())
         if delay > 0 and method == "GET":
             await asyncio.sleep(delay)
 

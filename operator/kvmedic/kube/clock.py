@@ -7,6 +7,7 @@ all processes agree on them, whatever their machines' clocks show. A step or ske
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,11 @@ from email.utils import parsedate_to_datetime
 
 TOLERANCE = timedelta(seconds=2)
 """How far the header may be from what is expected: it is in whole seconds, and an answer takes a while."""
+
+
+def loop_seconds() -> float:
+    """Return the time of the running event loop, in seconds: it never goes back and is never set."""
+    return asyncio.get_running_loop().time()
 
 
 class Stopwatch:

@@ -24,17 +24,20 @@ from datetime import timedelta
 from itertools import chain, count
 from typing import TypeAlias
 
-from kvmedic.kube.client import Client
+from kvmedic.kube.client import NOT_FOUND, Client
+from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.errors import Call, Expired, Refused, Unavailable
 from kvmedic.kube.objects import (
     JsonObject,
     Ref,
     Resource,
     has_fields,
+    is_earlier,
     labels_of,
     name_of,
-    section,
+    namespace_of,
     takes_selector,
+    version_of,
 )
 
 LOG = logging.getLogger("kvmedic")
@@ -48,7 +51,6 @@ FORBIDDEN_WAIT = 300.0
 """Seconds before a kind that we may not watch, or that the cluster lacks, is tried again."""
 LOOK_SECONDS = 0.1
 """Between two looks whether the watches are wanted."""
-NOT_FOUND = 404
 _NUMBERS = count(1)
 
 MODIFIED, DELETED, BOOKMARK = "MODIFIED", "DELETED", "BOOKMARK"
@@ -113,7 +115,7 @@ class _Store:
 
     def put(self, kind: Watched, body: JsonObject) -> None:
         """Keep an object."""
-        namespace, name = _namespace_of(body), name_of(body)
+        namespace, name = namespace_of(body), name_of(body)
         place = self.objects.setdefault(namespace, {})
         if name not in place:
             self.unsorted.add(namespace)
@@ -122,8 +124,8 @@ class _Store:
 
     def drop(self, body: JsonObject) -> None:
         """Forget an object that is gone."""
-        self.objects.get(_namespace_of(body), {}).pop(name_of(body), None)
-        self.changes[_namespace_of(body)] = next(_NUMBERS)
+        self.objects.get(namespace_of(body), {}).pop(name_of(body), None)
+        self.changes[namespace_of(body)] = next(_NUMBERS)
 
     def change(self, namespace: str) -> int:
         """Return the number of a namespace's last change; of all together it is a new one each time."""
@@ -271,9 +273,9 @@ class Watches:
         waits, until = iter(WAITS), 0.0
         while True:
             try:
-                if not store.version or _loop_seconds() >= until:
+                if not store.version or loop_seconds() >= until:
                     await self._list_kind(kind, place, store)
-                    until = _loop_seconds() + LISTED_FOR.total_seconds()
+                    until = loop_seconds() + LISTED_FOR.total_seconds()
                 async with self.client.watch(kind.resource, place, store.version, LASTS) as events:
                     store.is_current, store.refusal, waits = True, None, iter(WAITS)
                     store.tried.set()
@@ -299,9 +301,9 @@ class Watches:
         async for page, told in self.client.pages(kind.resource, place):
             version = told
             for body in page:
-                known = store.objects.get(_namespace_of(body), {}).get(name_of(body))
+                known = store.objects.get(namespace_of(body), {}).get(name_of(body))
                 found.put(kind, body)
-                if listener and (known is None or known.version != _version_of(body)):
+                if listener and (known is None or known.version != version_of(body)):
                     listener(MODIFIED, body)
             await asyncio.sleep(0)
         gone = [
@@ -323,9 +325,8 @@ class Watches:
             Expired: it has no version, or one before that of the list: the API server went back in time.
         """
         told, body = str(event["type"]), event["object"]
-        version = _version_of(body)
-        is_number = version.isdecimal() and store.version.isdecimal()
-        if not version or (is_number and int(version) < int(store.version)):
+        version = version_of(body)
+        if not version or is_earlier(version, store.version):
             raise Expired(Call("watch", kind.resource.path()), None, f"version {version} is told last")
         if told == DELETED:
             store.drop(body)
@@ -364,16 +365,4 @@ class Recording:
 
 def _kept_of(kind: Watched, body: JsonObject) -> _Kept:
     labels = {sys.intern(key): sys.intern(str(value)) for key, value in labels_of(body).items()}
-    return _Kept(labels, _version_of(body), json.dumps(kind.trim(body), separators=(",", ":")).encode())
-
-
-def _version_of(body: JsonObject) -> str:
-    return str(section(body, "metadata").get("resourceVersion", ""))
-
-
-def _namespace_of(body: JsonObject) -> str:
-    return str(section(body, "metadata").get("namespace", ""))
-
-
-def _loop_seconds() -> float:
-    return asyncio.get_running_loop().time()
+    return _Kept(labels, version_of(body), json.dumps(kind.trim(body), separators=(",", ":")).encode())

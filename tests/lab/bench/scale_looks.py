@@ -31,6 +31,7 @@ from kvmedic.model.spec import Runbook
 from kvmedic.settings import ScrapeOptions, SourceOptions
 from lab.bench.scale_fleets import SPARSE, ScaleFleet, fleets
 from lab.cluster.machine import free_ports
+from run_builder import a_pod
 
 ROUND, WINDOW, HOLD, SIZING = (
     timedelta(seconds=30),
@@ -132,24 +133,7 @@ def _is_told(readings: PodReadings) -> bool:
 
 
 def pods_of(fleet: ScaleFleet) -> list[Pod]:
-    return [
-        Pod(
-            name=name,
-            uid=name,
-            resource_version="1",
-            revision="r",
-            address=fleet.address(i),
-            created_at=datetime(2026, 1, 1, tzinfo=UTC),
-            ready_at=None,
-            terminating=False,
-            unschedulable=False,
-            in_rotation=True,
-            cordoned=False,
-            restarts=0,
-            waiting_reason="",
-        )
-        for i, name in enumerate(fleet.pods())
-    ]
+    return [a_pod(name, "r", uid=name, address=fleet.address(i)) for i, name in enumerate(fleet.pods())]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from kubernetes.aio.stream import WsApiClient
 from kubernetes.aio.stream.ws_client import ERROR_CHANNEL
 
 from kvmedic.kube.client import Client
+from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.errors import FORBIDDEN, ApiError
 from kvmedic.kube.objects import PODS, Ref
 from kvmedic.model.devices import CLOCK_FIELDS, Answer, Silence, devices_told, nvidia_smi_query
@@ -59,7 +60,7 @@ class NvidiaSmi:
 
     async def ask(self, namespace: str, pods: Sequence[Pod], container: str) -> Mapping[str, Answer]:
         """Return what the driver under each replica says, by pod name; a fresh answer serves again."""
-        now = _time()
+        now = loop_seconds()
         self._kept = {uid: kept for uid, kept in self._kept.items() if kept[1] > now}
         due = [pod for pod in pods if pod.uid not in self._kept]
         last_turn = now + self._patience.look_seconds
@@ -69,7 +70,7 @@ class NvidiaSmi:
 
     async def _in_turn(self, namespace: str, pod: Pod, container: str, last_turn: float) -> None:
         async with self._turns:
-            if _time() >= last_turn:
+            if loop_seconds() >= last_turn:
                 return
             answer: Answer = Silence.UNKNOWN_FIELD
             # By the newest names of the fields first; an older driver is asked once more.
@@ -79,7 +80,7 @@ class NvidiaSmi:
                     break
             hung = answer is Silence.TIMED_OUT
             lasts = self._patience.hung_seconds if hung else self._patience.fresh_seconds
-            self._kept[pod.uid] = answer, _time() + lasts
+            self._kept[pod.uid] = answer, loop_seconds() + lasts
 
     async def _ask_once(self, pod: Ref, container: str, field: str) -> Answer:
         at, argv = self._client.clock.now(), nvidia_smi_query(field)
@@ -146,7 +147,3 @@ async def _read_to_end(socket: ClientWebSocketResponse) -> Ending:
         if len(printed) > LIMIT_BYTES:
             return Silence.TOO_LONG
     return Silence.UNREACHABLE
-
-
-def _time() -> float:
-    return asyncio.get_running_loop().time()
