@@ -10,7 +10,7 @@ from functools import partial
 
 from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
-from kvmedic.cluster.looks import Glances, Surroundings, watched_kinds
+from kvmedic.cluster.looks import Glances, TargetSurroundings, watched_kinds
 from kvmedic.cluster.rights import own_lacking_rights
 from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
@@ -148,7 +148,7 @@ def ports_of(
         evaluations=world.evaluations,
         examiner=Examiner(
             lambda place, needed: own_lacking_rights(world.client, place, needed),
-            Surroundings(world.watches),
+            TargetSurroundings(world.watches),
         ),
     )
 

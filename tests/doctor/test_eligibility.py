@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvmedic.api.resource import policy_of
-from kvmedic.cluster.looks import Surroundings, read_target
+from kvmedic.cluster.looks import TargetSurroundings, read_target
 from kvmedic.cluster.rights import CONFIG_FILE, Lacking, Right
 from kvmedic.doctor.checks import Check, Examination, Result, Topic
 from kvmedic.doctor.documents import as_served
@@ -93,7 +93,7 @@ def condition_of(record: Record) -> Condition | None:
 
 async def test_a_fit_fleet_is_eligible_and_its_condition_is_written_once() -> None:
     town = Namespace()
-    examiner = Examiner(Office().ask, Surroundings(town))
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
 
     first = await looked(examiner, town)
     again = await looked(examiner, town, first, NOW + EVERY)
@@ -107,7 +107,7 @@ async def test_a_fit_fleet_is_eligible_and_its_condition_is_written_once() -> No
 
 async def test_a_look_before_the_time_costs_nothing() -> None:
     town = Namespace()
-    examiner = Examiner(Office().ask, Surroundings(town))
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
     first = await looked(examiner, town)
 
     await looked(examiner, town, first, NOW + EVERY - MINUTE)
@@ -118,7 +118,7 @@ async def test_a_look_before_the_time_costs_nothing() -> None:
 @pytest.mark.parametrize("now", [NOW + EVERY, NOW - MINUTE], ids=["it is time", "the clock was put back"])
 async def test_it_is_looked_at_again_in_time(now) -> None:
     town = Namespace()
-    examiner = Examiner(Office().ask, Surroundings(town))
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
     first = await looked(examiner, town)
 
     await looked(examiner, town, first, now)
@@ -128,7 +128,7 @@ async def test_it_is_looked_at_again_in_time(now) -> None:
 
 async def test_an_edit_of_the_deployment_is_examined_at_the_next_look() -> None:
     town = Namespace()
-    examiner = Examiner(Office().ask, Surroundings(town))
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
     first = await looked(examiner, town)
     edited = a_deployment(paused=True)
     edited["metadata"]["generation"] = 2
@@ -143,7 +143,7 @@ async def test_an_edit_of_the_deployment_is_examined_at_the_next_look() -> None:
 
 async def test_a_condition_that_was_not_saved_is_told_again_at_the_next_look() -> None:
     town = Namespace()
-    examiner = Examiner(Office().ask, Surroundings(town))
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
     await looked(examiner, town)
 
     again = await looked(examiner, town, Record(), NOW + MINUTE)
@@ -155,7 +155,7 @@ async def test_every_reason_is_in_the_message() -> None:
     town = Namespace([a_deployment(paused=True, strategy={"type": "Recreate"}, replicas=0)])
     office = Office((Right("apps", "deployments", "patch"),))
 
-    told = condition_of(await looked(Examiner(office.ask, Surroundings(town)), town))
+    told = condition_of(await looked(Examiner(office.ask, TargetSurroundings(town)), town))
 
     assert told is not None
     for part in ("front: ", "rollout: ", "replicas: ", "rights: the operator may not patch deployments.apps"):
@@ -176,7 +176,7 @@ async def test_a_message_that_is_too_long_tells_whole_reasons_and_how_many_more(
     lacking = tuple(Right("a-group-of-some-length.example", f"things-{each}", "list") for each in range(30))
     town = Namespace([a_deployment(paused=True), a_service()])
 
-    told = condition_of(await looked(Examiner(Office(lacking).ask, Surroundings(town)), town))
+    told = condition_of(await looked(Examiner(Office(lacking).ask, TargetSurroundings(town)), town))
 
     assert told is not None
     assert "someone paused it" in told.message
@@ -193,7 +193,7 @@ async def test_a_message_that_is_too_long_tells_whole_reasons_and_how_many_more(
     ids=["rights", "neighbours"],
 )
 async def test_what_cannot_be_told_is_unknown_and_never_eligible(town, lacking, said) -> None:
-    told = condition_of(await looked(Examiner(Office(lacking).ask, Surroundings(town)), town))
+    told = condition_of(await looked(Examiner(Office(lacking).ask, TargetSurroundings(town)), town))
 
     assert told is not None
     assert (told.status, told.reason) == (Truth.UNKNOWN, Reason.ELIGIBILITY_UNKNOWN)
@@ -202,7 +202,7 @@ async def test_what_cannot_be_told_is_unknown_and_never_eligible(town, lacking, 
 
 async def test_an_api_that_does_not_answer_changes_nothing_and_is_asked_again_at_the_next_look() -> None:
     town = Namespace()
-    examiner = Examiner(Office().ask, Surroundings(town))
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
     first = await looked(examiner, town)
     town.fault = Unavailable(CALL, None, "no answer")
 
@@ -222,7 +222,7 @@ ROLLING = [
 
 async def test_a_rollout_under_way_counts_only_where_the_next_examination_sees_one_too() -> None:
     town = Namespace(ROLLING)
-    examiner = Examiner(Office().ask, Surroundings(town))
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
 
     first = await looked(examiner, town)
     later = await looked(examiner, town, first, NOW + EVERY)
@@ -244,7 +244,7 @@ def a_node(gpus: int) -> dict[str, Any]:
 async def test_no_room_for_a_spare_counts_where_it_is_still_so_at_the_next_examination() -> None:
     pinned = a_deployment(pod={"nodeName": "gpu-01"})
     town = Namespace([pinned, a_service(), a_node(2)])
-    examiner = Examiner(Office().ask, Surroundings(town))
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
 
     first = await looked(examiner, town)
     later = await looked(examiner, town, first, NOW + EVERY)
@@ -263,14 +263,14 @@ async def test_rights_on_config_maps_are_asked_for_where_the_engine_reads_a_file
     engine = an_engine("--config", "/etc/vllm/c.yaml")
 
     town = Namespace([a_deployment(engine), a_service()])
-    await looked(Examiner(office.ask, Surroundings(town)), town)
+    await looked(Examiner(office.ask, TargetSurroundings(town)), town)
 
     assert {*CONFIG_FILE} <= {*office.asked}
 
 
 async def test_a_resource_that_is_gone_is_forgotten() -> None:
     town = Namespace()
-    examiner = Examiner(Office().ask, Surroundings(town))
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
     first = await looked(examiner, town)
 
     examiner.forget(resource_with().uid)

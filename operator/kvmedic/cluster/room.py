@@ -8,10 +8,10 @@ as default requests, tolerations of devices and injected containers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
@@ -67,10 +67,20 @@ SCALE_DOWN = "cluster-autoscaler.kubernetes.io/"
 """Prefix of annotations for the cluster autoscaler."""
 
 
-async def room_for(client: Reader, fleet: Fleet, template: Mapping[str, Any]) -> Finding:
+AllTenants: TypeAlias = Callable[[], Awaitable[tuple[Tenant, ...]]]
+"""Returns what runs on all nodes."""
+
+
+async def room_for(
+    client: Reader, fleet: Fleet, template: Mapping[str, Any], all_tenants: AllTenants | None = None
+) -> Finding:
     """Return whether one pod more of a fleet finds a place now.
 
-    All pods of the cluster are listed only where they can make a difference.
+    Args:
+        client: of the cluster.
+        fleet: whose pod it is.
+        template: of its pods.
+        all_tenants: knows what runs on all nodes; None: it is listed, where it can make a difference.
     """
     shape = _on_named_node(await _shape_of_spare(client, fleet, template), template)
     if taken := port_of_named_node(shape, fleet):
@@ -80,7 +90,8 @@ async def room_for(client: Reader, fleet: Fleet, template: Mapping[str, Any]) ->
     if isinstance(without, NoRoom | RoomUnknown) and not shape.near:
         return without
     try:
-        around = replace(around, tenants=await _tenants(client, shape, around))
+        tenants = await (_tenants(client, shape, around) if all_tenants is None else all_tenants())
+        around = replace(around, tenants=tenants)
     except Refused as error:
         return RoomUnknown(f"the operator may not see what runs on the nodes: {error}")
     used = {pod.node for pod in fleet.live if pod.node}
@@ -174,8 +185,16 @@ async def _tenants(client: Reader, shape: Shape, around: Surroundings) -> tuple[
         bodies = [body for each in lists for body in each]
         mounted = await client.list(PODS, shape.namespace) if shape.claims else []
         bodies += [body for body in mounted if section(body, "spec").get("nodeName") not in nodes]
-    else:
-        bodies = await client.list(PODS, "", fields=RUNNING)
+        return _placed(bodies)
+    return await list_tenants(client)
+
+
+async def list_tenants(client: Reader) -> tuple[Tenant, ...]:
+    """Return what runs on all nodes."""
+    return _placed(await client.list(PODS, "", fields=RUNNING))
+
+
+def _placed(bodies: Iterable[JsonObject]) -> tuple[Tenant, ...]:
     placed = (body for body in bodies if section(body, "spec").get("nodeName") and not is_finished(body))
     return tuple(tenant_of(body) for body in placed)
 

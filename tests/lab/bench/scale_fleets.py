@@ -179,7 +179,8 @@ def create(api: Api, fleet: ScaleFleet, spec: dict[str, Any]) -> None:
 
 def _create_front(api: Api, fleet: ScaleFleet) -> None:
     place, port = fleet.namespace, {"name": "http", "port": 8000, "protocol": "TCP"}
-    service = {"selector": {"app": fleet.name}, "ports": [port]}
+    # Without an address: the light tier has 254 of them.
+    service = {"selector": {"app": fleet.name}, "ports": [port], "clusterIP": "None"}
     front = api.create(
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": fleet.name}, "spec": service}, place
     )
