@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from kvmedic.api.rules import format_duration
 from kvmedic.cli.app import app_for
-from kvmedic.settings import BudgetOptions, CompressionOptions, StormOptions
+from kvmedic.settings import BudgetOptions, CompressionOptions, ShardOptions, StormOptions
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -177,6 +177,7 @@ def test_the_operators_limits_are_told_with_their_defaults() -> None:
     sections = {
         "budgets": BudgetOptions(),
         "storm": StormOptions(),
+        "shard": ShardOptions(),
         "compression": CompressionOptions(),
     }
 
@@ -187,6 +188,6 @@ def test_the_operators_limits_are_told_with_their_defaults() -> None:
     }
     told = {(name, field): default for name, field, default in rows}
     assert told == {
-        key: format_duration(value) if isinstance(value, timedelta) else str(value or "none")
+        key: format_duration(value) if isinstance(value, timedelta) else "none" if value == () else str(value)
         for key, value in wanted.items()
     }

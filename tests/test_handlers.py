@@ -107,3 +107,17 @@ async def test_the_probe_of_a_stuck_loop_fails_for_good():
 
     with pytest.raises(kopf.PermanentError):
         await probes[0].fn()
+
+
+def test_a_workload_of_another_shard_wakes_nobody_and_has_no_stand_in():
+    operator = an_operator()
+    operator.holds = "serving".__eq__
+    told = []
+    operator.stand_ins = SimpleNamespace(note=lambda namespace, *_, **__: told.append(namespace))
+
+    for namespace in ("serving", "theirs"):
+        operator.note_workload(
+            "Deployment", "MODIFIED", {"metadata": {"namespace": namespace, "name": "llm"}}
+        )
+
+    assert told == ["serving"]

@@ -245,3 +245,13 @@ async def test_nothing_stands_in_any_longer_once_a_resource_looks_after_the_flee
     assert world.stand_ins.keys() == ()
     world.stand_ins.note("serving", ObjectRef("Deployment", "llm"), a_frozen(), is_deleted=True)
     assert world.stand_ins.frozen() == {}
+
+
+async def test_pods_of_another_shard_are_left_to_it_and_its_resources_are_nobodys_here() -> None:
+    own, foreign = a_pod("own"), a_pod("foreign", namespace="theirs")
+    world = World(pods=(own, foreign))
+    world.rounds.holds = "serving".__eq__
+
+    await world.rounds.once()
+
+    assert world.freed == ["own"]

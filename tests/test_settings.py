@@ -16,6 +16,7 @@ from kvmedic.settings import (
     ScrapeOptions,
     Section,
     SettingsError,
+    ShardOptions,
     SourceOptions,
     load_settings,
 )
@@ -355,3 +356,26 @@ def test_the_key_for_engines_under_test_comes_from_where_it_is_said(
 @pytest.mark.parametrize("model", [SourceOptions, ScrapeOptions, ProbeOptions, BasicAuth, Labels])
 def test_every_field_is_described(model: type[Section]) -> None:
     assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+def test_each_namespace_is_one_shards(write: Writer) -> None:
+    shards = [ShardOptions(index=index, count=3) for index in range(3)]
+    namespaces = [f"team-{number}" for number in range(300)]
+
+    held = [[each for each in namespaces if shard.covers(each)] for shard in shards]
+
+    assert sorted(each for one in held for each in one) == sorted(namespaces)
+    assert all(70 < len(one) < 130 for one in held)
+    assert not any(shard.covers("") for shard in shards), "all together are nobody's"
+    # For ever: a process of another version, or on another machine, says the same.
+    assert [shard.covers("serving") for shard in shards] == [False, True, False]
+
+
+def test_a_shard_that_there_is_none_of_is_refused(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("shard: {count: 3}")
+    monkeypatch.setenv("KVMEDIC_SHARD__INDEX", "2")
+    assert (load_settings().shard.index, load_settings().shard.count) == (2, 3)
+
+    monkeypatch.setenv("KVMEDIC_SHARD__INDEX", "3")
+    with pytest.raises(SettingsError, match=r"shard: index 3 is none of 3 shards: count from 0, or raise"):
+        load_settings()

@@ -26,7 +26,7 @@ from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import reconcile
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
-from kvmedic.kube.objects import JsonObject, name_of, namespace_of
+from kvmedic.kube.objects import JsonObject, anywhere, name_of, namespace_of
 from kvmedic.kube.watches import DELETED
 from kvmedic.loop import Backoff, Loop
 from kvmedic.model.evidence import Blocked
@@ -63,6 +63,8 @@ class Operator:
     stand_ins: StandIns
     known: Known = field(default_factory=Known)
     """The resources as the watch tells them."""
+    holds: Callable[[str], bool] = anywhere
+    """Whether the resources and workloads of a namespace are ours."""
     clock: Callable[[], datetime] = utc_now
     """What the time is, for what is stored; what a run waits for is counted by `ports.watch`."""
     loop: Loop = field(init=False)
@@ -114,6 +116,8 @@ class Operator:
     def note_workload(self, kind: str, told: str, body: JsonObject) -> None:
         """Have the resources of a workload looked at as soon as somebody, or a controller, moves it."""
         namespace, name = namespace_of(body), name_of(body)
+        if not self.holds(namespace):
+            return
         self.stand_ins.note(namespace, ObjectRef(kind, name), body, is_deleted=told == DELETED)
         for key in self.roster.of_target(namespace, place_of(kind, name)):
             self.loop.wake(key)
@@ -181,6 +185,8 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=made)  # type: ignore[arg-type]
     async def resource(event: kopf.RawEvent, namespace: str, name: str, uid: str, **_: Any) -> None:
         key = Key(namespace, name, uid)
+        if not operator.holds(namespace):
+            return
         if event["type"] == DELETED:
             operator.loop.forget(key)
             operator.roster.forget(key)

@@ -29,6 +29,7 @@ from kvmedic.controller.orphans import StandIns, free_unclaimed
 from kvmedic.controller.ports import Ports
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.errors import ApiError
+from kvmedic.kube.objects import anywhere
 from kvmedic.model.status import Key
 from kvmedic.rollout.gates import Peer
 
@@ -236,6 +237,8 @@ class Rounds:
     namespaces: tuple[str, ...]
     """Namespaces that are watched; empty: all."""
     stand_ins: StandIns
+    holds: Callable[[str], bool] = anywhere
+    """Whether the pods of a namespace are ours."""
     number: int = 0
     """Rounds that were begun."""
 
@@ -259,9 +262,9 @@ class Rounds:
         frozen = self.stand_ins.frozen()
         leads = self.ports.leader.is_held()
         places = self.namespaces or ("",)
-        pods = (
-            [pod for each in places for pod in await self.ports.target.left_cordoned(each)] if leads else []
-        )
+        found = [await self.ports.target.left_cordoned(each) for each in places] if leads else []
+        # Another shard's pods are led back by it alone: nobody here knows whose they are.
+        pods = [pod for each in found for pod in each if self.holds(pod.namespace)]
         self.number += 1
         if not pods and not frozen and self.number % RECOUNT != 1:
             return

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import SplitResult, urlsplit
+from zlib import crc32
 
 from pydantic import (
     AfterValidator,
@@ -384,7 +385,7 @@ class LeadershipOptions(Section):
     """Which of several processes acts. The defaults are those of Kubernetes' own controllers."""
 
     lease: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] = "kvmedic"
-    """Name of the Lease in the operator's namespace."""
+    """Name of the Lease in the operator's namespace; that of one shard of several ends with its index."""
     duration: Annotated[timedelta, within("2s", "5m")] = timedelta(seconds=15)
     """How long others leave a Lease alone that does not change; whole seconds."""
     margin: Annotated[timedelta, within("100ms", "2m")] = timedelta(seconds=5)
@@ -395,10 +396,35 @@ class LeadershipOptions(Section):
     """How long one try may take."""
 
 
+SHARDS = 64
+"""Shards, at most: each is a process, and asks each metrics source for everybody."""
+
+
+class ShardOptions(Section):
+    """Which namespaces this operator looks after, where several share a cluster. By default all."""
+
+    index: Annotated[int, Field(ge=0, lt=SHARDS)] = 0
+    """Which shard this is; the first is 0."""
+    count: Annotated[int, Field(ge=1, le=SHARDS)] = 1
+    """How many there are. Every one must be told the same; where it changes, end all of them first."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.index >= self.count:
+            raise ValueError(
+                f"index {self.index} is none of {self.count} shards: count from 0, or raise count"
+            )
+        return self
+
+    def covers(self, namespace: str) -> bool:
+        """Return whether a namespace is this shard's, as every process says; all together are nobody's."""
+        return bool(namespace) and crc32(namespace.encode()) % self.count == self.index
+
+
 class BudgetOptions(Section):
     """How many runs may be open at once. The defaults are choices, not measurements: each open run takes a
     spare replica's devices and holds a change that nobody has judged yet, so that a wrong one should meet
-    few fleets. Ways back are never counted."""
+    few fleets. Ways back are never counted. Each shard has budgets of its own."""
 
     runs: Annotated[int, Field(ge=1, le=1000)] = 4
     """Of this operator."""
@@ -479,6 +505,7 @@ class Settings(BaseSettings):
     probe: ProbeOptions = ProbeOptions()
     compression: CompressionOptions = CompressionOptions()
     leadership: LeadershipOptions = LeadershipOptions()
+    shard: ShardOptions = ShardOptions()
     budgets: BudgetOptions = BudgetOptions()
     storm: StormOptions = StormOptions()
     process: ProcessOptions = Field(default_factory=lambda: ProcessOptions())  # noqa: PLW0108 - mypy cannot see the defaults of a class used as a factory

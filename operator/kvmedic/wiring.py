@@ -38,7 +38,7 @@ from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.kube.kubeconfig import AS_KUBECTL, ClusterChoice, find_kubeconfig
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
-from kvmedic.kube.objects import LEASES, WORKLOADS, Ref
+from kvmedic.kube.objects import LEASES, WORKLOADS, Ref, anywhere
 from kvmedic.kube.watches import Watches
 from kvmedic.loop import Backoff, Rounds
 from kvmedic.metrics.fleet import FleetMetrics
@@ -54,6 +54,7 @@ from kvmedic.settings import (
     PaceOptions,
     ProbeOptions,
     Settings,
+    ShardOptions,
 )
 
 
@@ -99,8 +100,9 @@ async def open_connections(
     probes = GenerationProbes(settings.scrape, settings.probe, VOCABULARIES[0], beside)
     drivers, trials = drivers_of(settings.health, client), trials_of(settings.probe, client)
     evaluations = evaluations_of(settings.probe, client)
-    watches = Watches(client, watched_kinds(), settings.process.watch)
-    store = Store(client, Known(allowed_by(settings.compression)))
+    holds = holds_of(settings.shard)
+    watches = Watches(client, watched_kinds(), settings.process.watch, holds)
+    store = Store(client, Known(allowed_by(settings.compression)), holds)
     try:
         yield Connected(client, metrics, drivers, trials, probes, evaluations, watches, store)
     finally:
@@ -153,6 +155,11 @@ def ports_of(
     )
 
 
+def holds_of(options: ShardOptions) -> Callable[[str], bool]:
+    """Return which namespaces an operator looks after."""
+    return anywhere if options.count == 1 else options.covers
+
+
 def drivers_of(options: HealthOptions, client: Client) -> Drivers:
     """Return who asks replicas' GPU drivers: nobody, unless the configuration allows it."""
     if not options.nvidia_smi:
@@ -198,7 +205,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
     async with open_connections(settings) as world:
         reporter = reporter_of(settings, world, telemetry)
         leadership = _leadership(settings, world.client)
-        telemetry.leading.set_function(lambda: float(leadership.is_held()))
+        telemetry.tell_leadership(settings.shard.index, settings.shard.count, leadership.is_held)
         roster = Roster()
         ports = ports_of(settings, world, reporter, leadership, roster)
         stand_ins = StandIns(ports.store, roster)
@@ -224,14 +231,13 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
             roster=roster,
             stand_ins=stand_ins,
             known=world.store.known,
+            holds=world.store.holds,
             clock=clock,
         )
         for kind, resource in WORKLOADS.items():
             world.watches.listeners[resource] = partial(operator.note_workload, kind)
-        telemetry.waiting.set_function(operator.loop.count_waiting)
-        telemetry.oldest_look.set_function(operator.oldest_look_seconds)
+        telemetry.tell_delays(operator.loop.count_waiting, operator.oldest_look_seconds)
         await wait_until_defined(world.client, options.idle)
-        frame = Frame(process.watch, process.liveness or None)
         rounds = Rounds(
             operator.ports,
             operator.loop,
@@ -240,9 +246,10 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
             lambda: world.store.peers(process.watch),
             process.watch,
             stand_ins,
+            world.store.holds,
         )
-        watching = world.watches.follow_while(leadership.is_held)
-        await serve(operator, frame, (leadership.run(), rounds.run(), watching))
+        companions = (leadership.run(), rounds.run(), world.watches.follow_while(leadership.is_held))
+        await serve(operator, Frame(process.watch, process.liveness or None), companions)
 
 
 def reporter_of(settings: Settings, world: Connected, telemetry: Telemetry) -> Reporter:
@@ -272,7 +279,9 @@ def _leadership(settings: Settings, client: Client) -> Leadership:
         retry_seconds=options.retry.total_seconds(),
         attempt_seconds=options.attempt.total_seconds(),
     )
-    lease = Ref(LEASES, settings.process.namespace, options.lease)
+    shard = settings.shard
+    name = options.lease if shard.count == 1 else f"{options.lease}-shard-{shard.index}"
+    lease = Ref(LEASES, settings.process.namespace, name)
     return Leadership(client, lease, times, fresh_identity())
 
 

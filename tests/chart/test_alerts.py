@@ -27,6 +27,13 @@ def series(name: str, values: dict[str, str], **labels: str) -> list[dict[str, s
     ]
 
 
+def named(state: str, values: dict[str, str], **labels: str) -> list[dict[str, str]]:
+    """Input series that name a resource while it is in a state; what is 0 is not there."""
+    there = {instance: text.replace("0+0x", "_x") for instance, text in values.items()}
+    who = {"resource_namespace": "serving", "resource_name": "chat"}
+    return series("kvmedic_resource_info", there, state=state, **who, **labels)
+
+
 def firing(alert: str, at: str, inputs: list[dict[str, str]], tmp_path: Path) -> bool:
     """Whether an alert fires at a time."""
     return not _holds({"alertname": alert, "eval_time": at, "exp_alerts": []}, inputs, tmp_path)
@@ -36,7 +43,10 @@ def labels(alert: str, at: str, inputs: list[dict[str, str]], tmp_path: Path, **
     """Whether exactly one alert of a name fires at a time, with these labels and its own texts."""
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
     texts = next(rule["annotations"] for rule in rules if rule["alert"] == alert)
-    told = {name: text.replace("{{ $value }}", "2") for name, text in texts.items()}
+    words = {"$value": "2", "$labels.resource_namespace": "serving", "$labels.resource_name": "chat"}
+    told = dict(texts)
+    for word, text in words.items():
+        told = {name: each.replace("{{ " + word + " }}", text) for name, each in told.items()}
     fires = {"exp_labels": expected, "exp_annotations": told}
     return _holds({"alertname": alert, "eval_time": at, "exp_alerts": [fires]}, inputs, tmp_path)
 
@@ -76,7 +86,18 @@ def test_every_alert_has_a_severity_and_none_is_always_a_page():
 
     for rule in rules:
         fixed = rule.get("labels", {}).get("severity")
-        assert fixed == "ticket" or (fixed is None and "max by (severity)" in rule["expr"]), rule["alert"]
+        by = re.search(r"by \(([^)]*)\)", rule["expr"])
+        told = by[1].split(", ") if by else []
+        assert fixed == "ticket" or (fixed is None and "severity" in told), rule["alert"]
+        if "kvmedic_resource_info" in rule["expr"]:
+            assert {"resource_namespace", "resource_name"} <= set(told), rule["alert"]
+            assert {"namespace", "name"} <= set(rule["labels"]), rule["alert"]
+
+
+def shards(count: int, *leading: str) -> list[dict[str, str]]:
+    """Processes that lead, by their shards, and were told of so many."""
+    told = [series("kvmedic_leading", {f"i{i}": "1+0x60"}, shard=each) for i, each in enumerate(leading)]
+    return [each for one in told for each in one] + series("kvmedic_shards", {"i0": f"{count}+0x60"})
 
 
 @pytest.mark.parametrize(
@@ -87,20 +108,32 @@ def test_every_alert_has_a_severity_and_none_is_always_a_page():
         (series("kvmedic_leading", {"a": "0+0x60", "b": "0+0x60"}), "6m", True),
         ([], "6m", True),
         (series("kvmedic_leading", {"a": "1+0x3 _x57"}), "30m", True),
+        (shards(2, "0", "1"), "30m", False),
+        (shards(2, "0"), "30m", True),
+        (shards(2, "0", "0"), "30m", True),
     ],
-    ids=["one leads", "nobody for 4 min", "nobody for 6 min", "never scraped", "scraped no more"],
+    ids=[
+        "one leads",
+        "nobody for 4 min",
+        "nobody for 6 min",
+        "never scraped",
+        "scraped no more",
+        "two shards",
+        "one shard has no pod",
+        "two lead the same shard",
+    ],
 )
 def test_nobody_leads(inputs, at, tmp_path, *, fires):
     assert firing("KvmedicNobodyLeads", at, inputs, tmp_path) is fires
 
 
 @pytest.mark.parametrize(
-    ("alert", "gauge"),
+    ("alert", "state"),
     [
-        ("KvmedicActionRequired", "kvmedic_action_required"),
-        ("KvmedicStalled", "kvmedic_stalled"),
-        ("KvmedicMetricsUnavailable", "kvmedic_metrics_unavailable"),
-        ("KvmedicStormBreakerTripped", "kvmedic_storm_breaker_tripped"),
+        ("KvmedicActionRequired", "ActionRequired"),
+        ("KvmedicStalled", "Stalled"),
+        ("KvmedicMetricsUnavailable", "MetricsUnavailable"),
+        ("KvmedicStormBreakerTripped", ""),
     ],
 )
 @pytest.mark.parametrize(
@@ -114,8 +147,10 @@ def test_nobody_leads(inputs, at, tmp_path, *, fires):
     ],
     ids=["none", "the leader's count", "what a former leader last saw", "lately", "no more"],
 )
-def test_resources_in_trouble(alert, gauge, counts, tmp_path, *, fires):
-    inputs = series("kvmedic_leading", LEADING) + series(gauge, counts, severity="ticket")
+def test_resources_in_trouble(alert, state, counts, tmp_path, *, fires):
+    storm = series("kvmedic_storm_breaker_tripped", counts)
+    inputs = series("kvmedic_leading", LEADING)
+    inputs += named(state, counts, severity="ticket", reason="NoHeadroom") if state else storm
 
     assert firing(alert, "45m", inputs, tmp_path) is fires
 
@@ -131,26 +166,29 @@ def test_looks_that_come_late(tmp_path):
 
 @pytest.mark.parametrize("severity", ["page", "ticket"])
 @pytest.mark.parametrize(
-    ("alert", "gauge", "more"),
+    ("alert", "state", "reason"),
     [
-        ("KvmedicActionRequired", "kvmedic_action_required", {}),
-        ("KvmedicStalled", "kvmedic_stalled", {}),
-        ("KvmedicMetricsUnavailable", "kvmedic_metrics_unavailable", {}),
-        ("KvmedicGpuFault", "kvmedic_diverted", {"reason": "GpuFault"}),
-        ("KvmedicThermalEmergency", "kvmedic_diverted", {"reason": "ThermalEmergency"}),
-        ("KvmedicHostOutOfMemory", "kvmedic_diverted", {"reason": "HostOutOfMemory"}),
+        ("KvmedicActionRequired", "ActionRequired", "NoHeadroom"),
+        ("KvmedicStalled", "Stalled", "SpecInvalid"),
+        ("KvmedicMetricsUnavailable", "MetricsUnavailable", "MetricsStale"),
+        ("KvmedicGpuFault", "Diverted", "GpuFault"),
+        ("KvmedicThermalEmergency", "Diverted", "ThermalEmergency"),
+        ("KvmedicHostOutOfMemory", "Diverted", "HostOutOfMemory"),
     ],
 )
-def test_an_alert_has_the_severity_of_the_trouble(alert, gauge, more, severity, tmp_path):
-    """The leader counts two resources of one severity, and none of the other."""
+def test_an_alert_names_the_fleet_and_has_the_severity_of_its_trouble(
+    alert, state, reason, severity, tmp_path
+):
+    """A former leader still tells of another severity."""
     other = "ticket" if severity == "page" else "page"
     inputs = series("kvmedic_leading", LEADING)
-    inputs += series(gauge, {"a": "2+0x60", "b": "0+0x60"}, severity=severity, **more)
-    inputs += series(gauge, {"a": "0+0x60", "b": "2+0x60"}, severity=other, **more)
+    inputs += named(state, {"a": "1+0x60"}, severity=severity, reason=reason)
+    inputs += named(state, {"b": "1+0x60"}, severity=other, reason=reason)
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
-    own = next(rule for rule in rules if rule["alert"] == alert).get("labels", {})
+    own = next(rule for rule in rules if rule["alert"] == alert)["labels"]
+    who = {"namespace": "serving", "name": "chat", "resource_namespace": "serving", "resource_name": "chat"}
 
-    assert labels(alert, "45m", inputs, tmp_path, severity=severity, **own)
+    assert labels(alert, "45m", inputs, tmp_path, severity=severity, **{**own, **who})
 
 
 @pytest.mark.parametrize(
@@ -166,11 +204,10 @@ def test_an_alert_has_the_severity_of_the_trouble(alert, gauge, more, severity, 
 )
 def test_a_breached_objective_pages_while_it_is_breached(page, ticket, at, tmp_path, *, fires):
     inputs = series("kvmedic_leading", LEADING)
-    inputs += series("kvmedic_troubled", {"a": page, "b": "0+0x60"}, severity="page")
-    inputs += series("kvmedic_troubled", {"a": ticket, "b": "2+0x60"}, severity="ticket")
+    inputs += named("Troubled", {"a": page}, severity="page", reason="FleetWideDemand")
+    inputs += named("Troubled", {"a": ticket, "b": "2+0x60"}, severity="ticket", reason="FleetWideDemand")
 
     assert firing("KvmedicObjectiveBreached", at, inputs, tmp_path) is fires
-    assert not fires or labels("KvmedicObjectiveBreached", at, inputs, tmp_path, severity="page")
 
 
 @pytest.mark.parametrize(
@@ -185,10 +222,9 @@ def test_a_breached_objective_pages_while_it_is_breached(page, ticket, at, tmp_p
 def test_trouble_that_another_runbook_is_for_is_told_under_its_name(alert, reason, tmp_path):
     others = {each.value for each in reasons_with(Trait.DIVERTS)} - {reason}
     leading = series("kvmedic_leading", LEADING)
-    told = {"severity": "ticket"}
-    own = series("kvmedic_diverted", {"a": "1+0x60", "b": "0+0x60"}, reason=reason, **told)
+    own = named("Diverted", {"a": "1+0x60"}, reason=reason, severity="ticket")
     foreign = [
-        s for other in others for s in series("kvmedic_diverted", {"a": "1+0x60"}, reason=other, **told)
+        s for other in others for s in named("Diverted", {"a": "1+0x60"}, reason=other, severity="ticket")
     ]
 
     assert firing(alert, "45m", leading + own, tmp_path)

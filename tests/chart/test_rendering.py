@@ -175,6 +175,24 @@ def test_the_operator_is_told_which_namespaces_to_watch():
     assert "watch" not in configuration(render())["process"]
 
 
+def test_each_shard_is_a_deployment_that_knows_its_number_and_may_have_its_lease():
+    made = render({"shards": 2})
+
+    roots = {name: each["spec"] for (kind, name), each in made.items() if kind == "Deployment"}
+    assert sorted(roots) == ["kvmedic-shard-0", "kvmedic-shard-1"]
+    for index, root in enumerate(roots[name] for name in sorted(roots)):
+        selected = root["selector"]["matchLabels"]
+        told = {each["name"]: each.get("value") for each in root["template"]["spec"]["containers"][0]["env"]}
+        assert selected["kvmedic.io/shard"] == str(index)
+        assert selected.items() <= root["template"]["metadata"]["labels"].items()
+        assert (told["KVMEDIC_SHARD__INDEX"], told["KVMEDIC_SHARD__COUNT"]) == (str(index), "2")
+    named = [
+        each["resourceNames"] for each in made["Role", "kvmedic-own"]["rules"] if "resourceNames" in each
+    ]
+    assert ["kvmedic-shard-0", "kvmedic-shard-1"] in named
+    assert ["kvmedic"] not in named
+
+
 def test_the_operator_listens_where_its_container_says():
     made = render()
 

@@ -50,6 +50,7 @@ def source(**fields: Any) -> Values:
         ({"replica": 2}, "'replica'"),
         ({"replicas": "2"}, "/replicas"),
         ({"replicas": 9}, "/replicas"),
+        ({"shards": 0}, "/shards"),
         ({"image": {"tags": "1"}}, "'tags'"),
         ({"image": {"repository": ""}}, "/image/repository"),
         ({"image": {"registry": "mirror.example/sub"}}, "/image/registry"),

@@ -1,4 +1,4 @@
-"""Two operators alive at once: exactly one moves, whatever stops one of them for how long.
+"""Several operators alive at once: exactly one moves a fleet, whatever stops one of them for how long.
 
 A process is stopped with SIGSTOP, also right between a write's leaving it and its reaching the API
 server: what it sent comes to the API server when another has long finished the run.
@@ -14,12 +14,14 @@ from contextlib import ExitStack
 
 import pytest
 
+from kvmedic.settings import ShardOptions
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Fate, Proxy, Write
 from worlds.phases import PATIENCE_SECONDS, Phase, drained, let_go, reach
 from worlds.world import Eye, World, no_harm
 
 FIRST, SECOND = "operator-0", "operator-1"
+SHARDS = 3
 QUIET_SECONDS = 2.0
 """Two minutes of the fast clock, in which a process that thinks it may act would act."""
 CONFLICTS = frozenset({409, 422})
@@ -55,6 +57,11 @@ def holder(world: World) -> str:
     return str(lease["spec"].get("holderIdentity") or "")
 
 
+def held_leases(world: World) -> set[str]:
+    leases = world.cluster.api.list("Lease", world.namespace)
+    return {each["metadata"]["name"] for each in leases if each["spec"].get("holderIdentity")}
+
+
 def on_fleet(proxy: Proxy) -> list[Write]:
     return [write for write in proxy.writes if write.object != "leases"]
 
@@ -82,17 +89,28 @@ def versions(world: World) -> list[str]:
     return [each["metadata"]["resourceVersion"] for each in objects]
 
 
-def test_of_two_that_start_together_one_moves(a_world, another_way):
+def test_of_three_shards_one_moves_and_the_others_leave_its_fleet_alone(a_world, another_way):
+    """Also what it cordoned: to the others its pods are led by no resource that they know."""
     world = a_world(2)
-    other = another_way(no_harm)
+    mine = next(i for i in range(SHARDS) if ShardOptions(index=i, count=SHARDS).covers(world.namespace))
+    others = [another_way(no_harm) for _ in range(SHARDS - 1)]
+    ways = dict(zip((i for i in range(SHARDS) if i != mine), others, strict=True))
 
     with Eye(world.cluster, world.namespace, 2) as eye:
-        world.start(FIRST)
-        world.start(SECOND, other)
+        for index, way in ways.items():
+            world.settings["shard"] = {"index": index, "count": SHARDS}
+            world.start(f"shard-{index}", way)
+        world.settings["shard"] = {"index": mine, "count": SHARDS}
+        reach(world, Phase.DRAIN)
+        leases = {f"kvmedic-shard-{index}" for index in range(SHARDS)}
+        world.wait(lambda: held_leases(world) == leases, PATIENCE_SECONDS, "each shard leads")
+        time.sleep(QUIET_SECONDS)
+        assert drained(world), "another shard led the drained replica back"
+        let_go(world)
         world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
 
-    assert_healed_once(world, eye, world.proxy, other)
-    assert [] in (on_fleet(world.proxy), on_fleet(other)), "both wrote"
+    assert_healed_once(world, eye, world.proxy)
+    assert [on_fleet(way) for way in others] == [[], []]
 
 
 def test_one_that_was_stopped_for_long_finds_everything_done(a_world, another_way):

@@ -250,3 +250,27 @@ async def test_what_was_kept_is_forgotten_with_the_leadership() -> None:
         await names(watches)
 
     assert server.reads == 1
+
+
+async def test_of_namespaces_that_are_not_ours_nothing_is_kept_or_told_and_they_are_read_anew() -> None:
+    server = Server([a_pod("a", 1), a_pod("b", 2, "other")])
+    told: list[str] = []
+    listeners = {PODS: lambda _, body: told.append(body["metadata"]["name"])}
+    async with followed(server, holds="serving".__eq__, listeners=listeners) as watches:
+        assert await names(watches) == ["a"]
+        server.tell("MODIFIED", a_pod("b", 11, "other"))
+        server.tell("ADDED", a_pod("c", 12))
+        await until(lambda: told == ["a", "c"])
+
+        assert server.reads == 0
+        await watches.list(PODS, "other")
+        await watches.list(PODS, "")
+        assert server.reads == 2
+
+
+async def test_what_takes_room_on_nodes_is_kept_wherever_it_is() -> None:
+    server = Server([a_pod("a", 1), a_pod("b", 2, "other")])
+    kinds = (Watched(PODS, lambda body: body, is_shared=True),)
+    async with followed(server, kinds=kinds, holds="serving".__eq__) as watches:
+        assert len(await watches.list(PODS, "")) == 2
+        assert server.reads == 0

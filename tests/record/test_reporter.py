@@ -19,7 +19,7 @@ from kvmedic.model.status import (
     Urgency,
     Wish,
 )
-from kvmedic.record.telemetry import Note, Reporter, SourceCosts, Telemetry
+from kvmedic.record.telemetry import MOST_TOLD, Note, Reporter, SourceCosts, Telemetry
 from run_builder import a_run
 
 BY_SEVERITY = ("kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")
@@ -142,3 +142,38 @@ def test_what_a_source_took_and_what_we_took_are_told_apart():
     assert told("kvmedic_source_received_bytes_total", {"source": "default"}) == 700
     assert told("kvmedic_source_seconds_total", {"source": "default", "by": "source"}) == 1.5
     assert told("kvmedic_source_seconds_total", {"source": "default", "by": "kvmedic"}) == 0.25
+
+
+def info(reporter: Reporter) -> list[dict[str, str]]:
+    samples = [sample for family in reporter.telemetry.registry.collect() for sample in family.samples]
+    return [dict(each.labels) for each in samples if each.name == "kvmedic_resource_info"]
+
+
+def test_who_may_need_a_look_is_named_and_who_is_calm_is_not():
+    reporter = Reporter(Discarded(), Telemetry())
+    late = Urgency(Severity.PAGE, "late", NOW, ("e2eP95",))
+    shown = ShownDiagnosis(Reason.FLEET_WIDE_DEMAND, "who", "PreemptionThrash", NOW)
+    reporter.seen(a_resource(Record(), "calm"))
+    reporter.seen(a_resource(Record(diagnosis=shown, urgency=late, run=a_run()), "sick"))
+
+    who = {"resource_namespace": "serving", "resource_name": "chat", "severity": "page"}
+    assert info(reporter) == [
+        {**who, "state": "Troubled", "reason": "FleetWideDemand"},
+        {**who, "state": "OpenRun", "reason": a_run().reason.value},
+    ]
+    reporter.forget("sick")
+    assert info(reporter) == []
+
+
+def test_in_a_storm_pages_are_named_first_and_the_rest_is_counted():
+    reporter = Reporter(Discarded(), Telemetry())
+    waits = saying((ConditionType.ACTION_REQUIRED, Truth.TRUE))
+    for number in range(MOST_TOLD):
+        reporter.seen(a_resource(waits, f"ticket-{number}"))
+    late = Urgency(Severity.PAGE, "late", NOW, ("e2eP95",))
+    reporter.seen(a_resource(replace(waits, urgency=late), "page"))
+
+    told = info(reporter)
+    assert len(told) == MOST_TOLD
+    assert [each["state"] for each in told if each["severity"] == "page"] == ["Troubled", "ActionRequired"]
+    assert gauge(reporter, "kvmedic_resource_info_left_out") == 2

@@ -12,6 +12,13 @@ Takes a list: the root context and the scope.
 {{- $path := splitList "." . }}
 {{- $allowed = index $root.Values (first $path) (last $path) }}
 {{- end }}
+{{- $names := .names }}
+{{- if and (eq .resource "leases") $names (gt (int $root.Values.shards) 1) }}
+{{- $names = list }}
+{{- range $index := until (int $root.Values.shards) }}
+{{- $names = append $names (printf "kvmedic-shard-%d" $index) }}
+{{- end }}
+{{- end }}
 {{- if and (eq .scope $scope) $kept $allowed }}
 {{- $verbs := list }}
 {{- range .grants }}
@@ -20,7 +27,7 @@ Takes a list: the root context and the scope.
 {{- end }}
 - apiGroups: [{{ .group | quote }}]
   resources: [{{ .resource }}]
-  {{- with .names }}
+  {{- with $names }}
   resourceNames: [{{ join ", " . }}]
   {{- end }}
   verbs: [{{ join ", " $verbs }}]

@@ -119,7 +119,7 @@ def watched_kinds() -> tuple[Watched, ...]:
         *(Watched(each, _light) for each in (REPLICA_SETS, CONTROLLER_REVISIONS, SERVICES)),
         *(Watched(each, _light) for each in (ENDPOINT_SLICES, AUTOSCALERS, DISRUPTION_BUDGETS)),
         *(Watched(each, _light) for each in (NETWORK_POLICIES, *INFERENCE_POOLS)),
-        Watched(PODS, _light_pod),
+        Watched(PODS, _light_pod, is_shared=True),
         Watched(NODES, _light, clusterwide=True),
     )
 

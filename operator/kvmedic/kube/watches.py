@@ -31,6 +31,7 @@ from kvmedic.kube.objects import (
     JsonObject,
     Ref,
     Resource,
+    anywhere,
     has_fields,
     is_earlier,
     labels_of,
@@ -70,6 +71,12 @@ class Watched:
     trim: Trim
     clusterwide: bool = False
     """Its objects are in no namespace."""
+    is_shared: bool = False
+    """Its objects are kept also where a namespace is not ours: they take room on everybody's nodes."""
+
+    def is_kept(self, namespace: str, holds: Callable[[str], bool]) -> bool:
+        """Return whether the objects of a namespace are kept, by whether it is ours."""
+        return self.clusterwide or self.is_shared or holds(namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,8 @@ class Watches:
     kinds: Sequence[Watched]
     namespaces: Sequence[str] = ()
     """Where; empty: everywhere."""
+    holds: Callable[[str], bool] = anywhere
+    """Whether a namespace is ours: of others nothing is kept or told; they are read from the API server."""
     listeners: dict[Resource, Told] = field(default_factory=dict)
     """Who is told of what changes; these kinds are followed from the start."""
     _stores: dict[tuple[Resource, str], _Store] = field(default_factory=dict)
@@ -249,7 +258,7 @@ class Watches:
     def _store_of(self, resource: Resource, namespace: str) -> _Store | None:
         """Return the store of all namespaces or of one; it is made where the kind is to be followed."""
         kind = next((each for each in self.kinds if each.resource == resource), None)
-        if kind is None or not self._is_on:
+        if kind is None or not self._is_on or not kind.is_kept(namespace, self.holds):
             return None
         place = "" if "" in self._places_of(kind) else namespace
         if place not in self._places_of(kind):
@@ -300,7 +309,7 @@ class Watches:
         version, listener = "", self.listeners.get(kind.resource)
         async for page, told in self.client.pages(kind.resource, place):
             version = told
-            for body in page:
+            for body in (each for each in page if kind.is_kept(namespace_of(each), self.holds)):
                 known = store.objects.get(namespace_of(body), {}).get(name_of(body))
                 found.put(kind, body)
                 if listener and (known is None or known.version != version_of(body)):
@@ -328,12 +337,14 @@ class Watches:
         version = version_of(body)
         if not version or is_earlier(version, store.version):
             raise Expired(Call("watch", kind.resource.path()), None, f"version {version} is told last")
+        store.version = version
+        if told == BOOKMARK or not kind.is_kept(namespace_of(body), self.holds):
+            return
         if told == DELETED:
             store.drop(body)
-        elif told != BOOKMARK:
+        else:
             store.put(kind, body)
-        store.version = version
-        if told != BOOKMARK and (listener := self.listeners.get(kind.resource)):
+        if listener := self.listeners.get(kind.resource):
             listener(told, body)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -34,9 +34,11 @@ from kvmedic.kube.objects import (
     JsonObject,
     Ref,
     annotations_of,
+    anywhere,
     is_earlier,
     items,
     moment,
+    namespace_of,
     section,
     uid_of,
     version_of,
@@ -172,6 +174,8 @@ class Store:
 
     client: Client
     known: Known = field(default_factory=Known)
+    holds: Callable[[str], bool] = anywhere
+    """Whether the resources of a namespace are ours."""
 
     async def load(self, key: Key) -> Resource | None:
         """Return the resource as it is now, or None when it is gone or another took its name."""
@@ -211,9 +215,9 @@ class Store:
         return body is not None and "deletionTimestamp" in section(body, "metadata")
 
     async def peers(self, namespaces: Sequence[str]) -> tuple[Peer, ...]:
-        """Return every resource as the others see it, as it is stored; without namespaces in all of them."""
+        """Return every resource of ours as the others see it, as it is stored; without namespaces in all."""
         found = [await self.client.list(RESOURCES, each) for each in namespaces or ("",)]
-        bodies = [body for each in found for body in each]
+        bodies = [body for each in found for body in each if self.holds(namespace_of(body))]
         for body in bodies:
             self.known.take_over(body)
         return tuple(peer_of(body) for body in bodies)

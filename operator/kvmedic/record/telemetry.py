@@ -1,7 +1,7 @@
 """Events, log lines and the operator's own metrics, for what was saved. Never for what was not.
 
 What changed between two saved records becomes notes: one Event each, on the resource and its target. Label
-values come from enums only, so their number is bounded.
+values come from enums, but for the names of resources in one bounded family.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
@@ -293,6 +293,92 @@ class SourceCosts(Collector):
         yield from (queries, received, seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """In which gauges a resource counts."""
+
+    namespace: str
+    name: str
+    states: Mapping[str, str]
+    """What is true of it (`STATES`), with the reason."""
+    urgency: Severity | None = None
+    """None: no trouble is known."""
+
+    @property
+    def severity(self) -> Severity:
+        """Return under which severity it counts: only what is known to be a page is one."""
+        return self.urgency or Severity.TICKET
+
+
+OPEN_RUN, TROUBLED, DIVERTED = "OpenRun", "Troubled", "Diverted"
+CONDITIONS = {
+    ConditionType.ACTION_REQUIRED: Truth.TRUE,
+    ConditionType.STALLED: Truth.TRUE,
+    ConditionType.METRICS_AVAILABLE: Truth.FALSE,
+}
+"""Conditions that are states, with what they then say."""
+BLIND = "MetricsUnavailable"
+STATES = (
+    TROUBLED,
+    ConditionType.ACTION_REQUIRED.value,
+    ConditionType.STALLED.value,
+    BLIND,
+    DIVERTED,
+    OPEN_RUN,
+)
+"""What may be told of a resource, the more urgent first."""
+
+
+def standing_of(resource: Resource, record: Record | None) -> Standing:
+    """Return where a resource stands; one whose record cannot be read waits for a person."""
+    if record is None:
+        why = Reason.RUN_UNREADABLE.value
+        states = {ConditionType.ACTION_REQUIRED.value: why, ConditionType.STALLED.value: why, OPEN_RUN: why}
+        return Standing(resource.namespace, resource.name, states)
+    shown, urgency = record.diagnosis, record.urgency
+    states = {}
+    if urgency is not None:
+        states[TROUBLED] = shown.reason.value if shown else ""
+    for kind, truth in CONDITIONS.items():
+        found = record.condition(kind)
+        if found is not None and found.status is truth:
+            states[BLIND if truth is Truth.FALSE else kind.value] = found.reason.value
+    if record.run is not None:
+        states[OPEN_RUN] = record.run.reason.value
+    elif shown and Trait.DIVERTS in shown.reason.traits:
+        states[DIVERTED] = shown.reason.value
+    return Standing(resource.namespace, resource.name, states, urgency.severity if urgency else None)
+
+
+MOST_TOLD = 1000
+"""Series that name a resource, at most. A choice: a page of 200 kB, and what a Prometheus keeps of one pod
+without noticing. In a storm beyond that the more urgent ones are told."""
+
+
+class NamedStandings(Collector):
+    """Names each resource that somebody may have to look at; one that is calm has no series."""
+
+    def __init__(self) -> None:
+        """Know of none yet."""
+        self.standings: Mapping[str, Standing] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield a series for each state of each resource, pages first, and how many there was no room for."""
+        labels = ["resource_namespace", "resource_name", "state", "severity", "reason"]
+        text = "1 for each state of a KVRemediation that somebody may have to look at"
+        info = GaugeMetricFamily("kvmedic_resource_info", text, None, labels)
+        # A copy: the metrics are served by a thread of their own.
+        told = [(each, state) for each in list(self.standings.values()) for state in each.states]
+        told.sort(key=lambda one: (one[0].severity is not Severity.PAGE, STATES.index(one[1])))
+        for each, state in told[:MOST_TOLD]:
+            row = (each.namespace, each.name, state, each.severity.value, each.states[state])
+            info.add_metric(row, 1.0)
+        yield info
+        text = "Series of kvmedic_resource_info that there was no room for"
+        left_out = max(0, len(told) - MOST_TOLD)
+        yield GaugeMetricFamily("kvmedic_resource_info_left_out", text, left_out)
+
+
 class Telemetry:
     """Counters and gauges of one operator process."""
 
@@ -336,17 +422,36 @@ class Telemetry:
             ["reason", *SEVERITY],
             registry=registry,
         )
-        self.leading = Gauge(
-            "kvmedic_leading", "1 while this process is the one that acts", registry=registry
-        )
+        self.named = NamedStandings()
+        registry.register(self.named)
         self.storm = Gauge(
             "kvmedic_storm_breaker_tripped",
             "1 while so many runs ended badly that no new one is opened",
             registry=registry,
         )
+        self.leading, self.shards = _leaders(registry)
         self.waiting, self.oldest_look = _delays(registry)
         for reason in Reason:
             self.decisions.labels(reason=reason.value)
+
+    def tell_leadership(self, shard: int, count: int, is_held: Callable[[], bool]) -> None:
+        """Tell of which shard of how many this process is, and whether it acts."""
+        self.shards.set(count)
+        self.leading.labels(shard=str(shard)).set_function(lambda: float(is_held()))
+
+    def tell_delays(self, waiting: Callable[[], float], oldest_look_seconds: Callable[[], float]) -> None:
+        """Tell how many resources wait for a look, and for how long one was not looked at."""
+        self.waiting.set_function(waiting)
+        self.oldest_look.set_function(oldest_look_seconds)
+
+
+def _leaders(registry: CollectorRegistry) -> tuple[Gauge, Gauge]:
+    """Return the gauges of who acts, and of how many that should be."""
+    text = "1 while this process is the one that acts"
+    return (
+        Gauge("kvmedic_leading", text, ["shard"], registry=registry),
+        Gauge("kvmedic_shards", "Operators that divide the namespaces, as was told", registry=registry),
+    )
 
 
 def _delays(registry: CollectorRegistry) -> tuple[Gauge, Gauge]:
@@ -371,52 +476,6 @@ class EventSink(Protocol):
         """Write one Event on the resource, and on its target where the note says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """In which gauges a resource counts."""
-
-    open_run: bool
-    action_required: bool
-    stalled: bool
-    metrics_unavailable: bool
-    diverted: Reason | None = None
-    """The diagnosis that another runbook is for; None where it is another, or a run is open."""
-    urgency: Severity | None = None
-    """None: no trouble is known."""
-
-    @property
-    def severity(self) -> Severity:
-        """Return under which severity it counts: only what is known to be a page is one."""
-        return self.urgency or Severity.TICKET
-
-
-def standing_of(record: Record | None) -> Standing:
-    """Return where a resource stands; one whose record cannot be read waits for a person."""
-    if record is None:
-        return Standing(open_run=True, action_required=True, stalled=True, metrics_unavailable=False)
-
-    shown = record.diagnosis
-
-    def says(condition: ConditionType, status: Truth) -> bool:
-        found = record.condition(condition)
-        return found is not None and found.status is status
-
-    return Standing(
-        open_run=record.run is not None,
-        action_required=says(ConditionType.ACTION_REQUIRED, Truth.TRUE),
-        stalled=says(ConditionType.STALLED, Truth.TRUE),
-        metrics_unavailable=says(ConditionType.METRICS_AVAILABLE, Truth.FALSE),
-        diverted=shown.reason
-        if shown and record.run is None and Trait.DIVERTS in shown.reason.traits
-        else None,
-        urgency=record.urgency.severity if record.urgency else None,
-    )
-
-
-def _is_diverted(reason: Reason, standing: Standing) -> bool:
-    return standing.diverted is reason
-
-
 @dataclass(slots=True)
 class Reporter:
     """Writes log lines, metrics and Events about what changed."""
@@ -428,33 +487,35 @@ class Reporter:
     def __post_init__(self) -> None:
         """Have the gauges summed up when they are scraped, not on every look."""
         telemetry = self.telemetry
-        telemetry.open_runs.set_function(lambda: self._how_many(lambda each: each.open_run))
+        telemetry.named.standings = self._standings
+        telemetry.open_runs.set_function(partial(self._how_many, OPEN_RUN))
         for severity in Severity:
-            for gauge, counts in (
-                (telemetry.troubled, lambda each: each.urgency is not None),
-                (telemetry.action_required, lambda each: each.action_required),
-                (telemetry.stalled, lambda each: each.stalled),
-                (telemetry.metrics_unavailable, lambda each: each.metrics_unavailable),
+            for gauge, state in (
+                (telemetry.troubled, TROUBLED),
+                (telemetry.action_required, ConditionType.ACTION_REQUIRED.value),
+                (telemetry.stalled, ConditionType.STALLED.value),
+                (telemetry.metrics_unavailable, BLIND),
             ):
-                counted = partial(self._how_many, counts, severity)
+                counted = partial(self._how_many, state, severity)
                 gauge.labels(severity=severity.value).set_function(counted)
             for reason in reasons_with(Trait.DIVERTS):
-                counted = partial(self._how_many, partial(_is_diverted, reason), severity)
+                counted = partial(self._how_many, DIVERTED, severity, reason.value)
                 telemetry.diverted.labels(reason=reason.value, severity=severity.value).set_function(counted)
 
-    def _how_many(self, counts: Callable[[Standing], bool], severity: Severity | None = None) -> float:
+    def _how_many(self, state: str, severity: Severity | None = None, reason: str | None = None) -> float:
         # A copy: the metrics are served by a thread of their own.
         asked = (each for each in list(self._standings.values()) if severity in (None, each.severity))
-        return float(sum(map(counts, asked)))
+        reasons = [each.states[state] for each in asked if state in each.states]
+        return float(sum(reason in (None, each) for each in reasons))
 
     def seen(self, resource: Resource) -> None:
         """Count a resource as it was loaded: what an earlier process saved shows in the gauges too."""
-        self._standings[resource.uid] = standing_of(resource.record)
+        self._standings[resource.uid] = standing_of(resource, resource.record)
 
     async def saved(self, resource: Resource, before: Record | None, after: Record) -> None:
         """Report what changed between two saved records."""
         self._log(resource, before, after)
-        self._standings[resource.uid] = standing_of(after)
+        self._standings[resource.uid] = standing_of(resource, after)
         for note in notes(before, after):
             self.telemetry.decisions.labels(reason=note.reason.value).inc()
             await self.events.publish(resource, note)

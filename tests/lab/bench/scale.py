@@ -27,15 +27,15 @@ from typing import Any
 
 import yaml
 
-from lab.bench.scale_fleets import ScaleFleet, fleets, populate
-from lab.cluster.api import Api, Object
+from lab.bench.scale_fleets import SPARSE, ScaleFleet, fleets, populate
+from lab.bench.scale_runs import Witness, open_runs
+from lab.cluster.api import Api
 from lab.cluster.light import LightCluster
 from lab.cluster.machine import free_ports, step
 from worlds.world import define
 
 ROUND_SECONDS = 30.0
 """Pace of fleets without a run (`pace.idle`)."""
-POLL_SECONDS = 2.0
 SPEC: dict[str, Any] = {
     "mode": "Auto",
     "nodeHealth": "IfAvailable",
@@ -82,6 +82,8 @@ class Scale:
     cluster: LightCluster
     fleets: list[ScaleFleet]
     directory: Path
+    log: Path
+    witness: Witness
     operator: subprocess.Popen[bytes] = field(init=False)
     ports: list[int] = field(default_factory=lambda: free_ports(2))
 
@@ -92,20 +94,11 @@ class Scale:
         process = {"namespace": "kvmedic-system", "liveness": "", "telemetryPort": self.ports[1]}
         config.write_text(yaml.safe_dump({"sources": sources, "process": process}))
         told = {"KUBECONFIG": str(self.cluster.kubeconfig), "KVMEDIC_CONFIG": str(config)}
-        log = (self.directory / "operator.log").open("wb")
+        log = self.log.open("wb")
         argv = [sys.executable, "-m", "kvmedic", "run"]
         self.operator = subprocess.Popen(
             argv, env={**os.environ, **told}, stdout=log, stderr=subprocess.STDOUT
         )
-
-    def resources(self) -> list[Object]:
-        return self.cluster.api.list("KVRemediation", None)
-
-    def looked_at(self) -> int:
-        return sum(bool(each.get("status", {}).get("conditions")) for each in self.resources())
-
-    def open_runs(self) -> int:
-        return sum(bool(each.get("status", {}).get("run")) for each in self.resources())
 
     def make_sick(self, count: int) -> None:
         """Let some fleets thrash; the answers that the source then needs are its own cost."""
@@ -134,18 +127,13 @@ class Scale:
             time.monotonic(), self.cpu_seconds(), looks, told["queries"], told["bytes"], _requests(page)
         )
 
-    def until(self, holds: Callable[[], bool], limit: float) -> float | None:
-        """Return after how many seconds something holds, None where it does not in time."""
+    def wait(self, holds: Callable[[Witness], bool], limit: float) -> float | None:
+        """Return after how many seconds something was seen, None where it was not in time."""
         began = time.monotonic()
-        while not holds():
-            if self.operator.poll() is not None:
-                raise RuntimeError(
-                    f"the operator ended: {(self.directory / 'operator.log').read_text()[-2000:]}"
-                )
-            if time.monotonic() - began > limit:
-                return None
-            time.sleep(POLL_SECONDS)
-        return time.monotonic() - began
+        held = self.witness.wait(holds, limit)
+        if self.operator.poll() is not None:
+            raise RuntimeError(f"the operator ended: {self.log.read_text()[-2000:]}")
+        return time.monotonic() - began if held else None
 
 
 def _requests(page: str) -> Counter[str]:
@@ -165,12 +153,13 @@ def _post(url: str) -> None:
 
 
 @contextmanager
-def world(count: int, replicas: int) -> Iterator[Scale]:
+def world(count: int, replicas: int, log: Path | None) -> Iterator[Scale]:
     """Yield a cluster with all fleets, and a source; the operator is not started."""
     with LightCluster() as cluster, tempfile.TemporaryDirectory() as directory:
-        scale = Scale(cluster, fleets(count, replicas), Path(directory))
         cluster.api = Api(cluster.access, timeout_seconds=120)
         define(cluster)
+        log = log or Path(directory) / "operator.log"
+        scale = Scale(cluster, fleets(count, replicas), Path(directory), log, Witness(cluster.api))
         with step(f"{count} fleets of {replicas} replicas are written"):
             populate(cluster.api, scale.fleets, SPEC)
         numbers = {"fleets": count, "replicas": replicas, "port": scale.ports[0]}
@@ -179,7 +168,8 @@ def world(count: int, replicas: int) -> Iterator[Scale]:
         try:
             with step("the source has its series"):
                 _await_source(scale.ports[0])
-            yield scale
+            with scale.witness:
+                yield scale
         finally:
             for process in (source, getattr(scale, "operator", source)):
                 process.kill()
@@ -236,36 +226,85 @@ def measure_calm(scale: Scale, seconds: float) -> None:
     say("writes while healthy, the Lease apart", str(written))
 
 
-def measure_sick(scale: Scale, sick: int, seconds: float, limit: float) -> None:
-    """Print how soon sick fleets are healed, and what that costs."""
-    scale.make_sick(sick)
-    before, wanted = scale.spent(), min(sick, BUDGET)
-    first = scale.until(lambda: scale.open_runs() >= 1, limit)
-    full = first if wanted == 1 else scale.until(lambda: scale.open_runs() >= wanted, limit)
+def measure_one(scale: Scale, seconds: float, limit: float) -> None:
+    """Print how soon one sick fleet has a run, and how often that is looked at, while all others are calm."""
+    before = scale.spent()
+    told = open_runs(scale.witness, lambda: scale.make_sick(1), 1, BUDGET, limit)
     say(
-        f"{sick} sick: s until a run is open; {wanted} more s to {wanted}",
-        f"{_or_never(first, limit)}; {_or_never(full, limit)}",
+        "1 sick: s until its run is open; until its first move", _both(told.first_run, told.first_move, limit)
     )
-    left = seconds - (time.monotonic() - before.wall)
-    time.sleep(max(left, 0))
+    if told.first_move is None:
+        say("  why not", why_not(scale, 0))
+    else:
+        held = scale.spent()
+        time.sleep(max(seconds / 3, 10))
+        since = scale.spent().since(held)
+        # Of calm resources none is read from the API server.
+        looks = since.requests["GET kvremediations"]
+        say("1 open run: s from one of its looks to the next", f"{since.wall / max(looks, 1):.2f}")
+    say_spent(scale, "1 sick", before)
+    for place in tuple(scale.witness.open_now):
+        scale.witness.let_go(place)
+    scale.wait(lambda seen: not seen.open_now, limit)
+
+
+def measure_many(scale: Scale, sick: int, limit: float) -> None:
+    """Print whether many that are sick at once are all served."""
+    before = scale.spent()
+    # The one that was sick before is gone.
+    told = open_runs(scale.witness, lambda: scale.make_sick(1 + sick), sick, BUDGET, limit)
+    say(
+        f"{sick} sick: s until a run is open; until its first move",
+        _both(told.first_run, told.first_move, limit),
+    )
+    say(
+        f"{sick} sick: s until {BUDGET} runs are open; until all were served",
+        _both(told.budget_full, told.all_moved, limit),
+    )
+    waits = sorted(told.waits)
+    if waits:
+        say(
+            f"{sick} sick: served; s until then, median and last",
+            f"{len(waits)}; {waits[len(waits) // 2]:.0f}, {waits[-1]:.0f}",
+        )
+    if told.all_moved is None:
+        say("  why not the others", why_not(scale, sick))
+    say(f"{sick} sick: runs open at once, at most (budget {BUDGET})", str(told.most_open))
+    say_spent(scale, f"{sick} sick", before)
+
+
+def why_not(scale: Scale, sick: int) -> str:
+    """Say what the resources of sick fleets tell that were not served."""
+    api, moved = scale.cluster.api, scale.witness.moved
+    names = [(f.namespace, f.name) for f in sorted(scale.fleets, key=SPARSE)[: 1 + sick]]
+    found: Counter[str] = Counter()
+    for namespace, name in (each for each in names if each not in moved):
+        told = {c["type"]: c for c in api.get("KVRemediation", name, namespace)["status"]["conditions"]}
+        kinds = [told[kind] for kind in ("Ready", "Diagnosed", "Progressing") if kind in told]
+        found["; ".join(f"{each['type']} {each['reason']}" for each in kinds)] += 1
+    return " | ".join(f"{n}: {text}" for text, n in found.most_common())
+
+
+def say_spent(scale: Scale, what: str, before: Spent) -> None:
+    """Print what the operator spent since a moment."""
     spent = scale.spent().since(before)
     rounds = spent.wall / ROUND_SECONDS
     say(
-        f"{sick} sick: queries per round; MB per round",
+        f"{what}: queries per round; MB per round",
         f"{spent.queries / rounds:.0f}; {spent.received / 1e6 / rounds:.2f}",
     )
     say(
-        f"{sick} sick: cores used; looks a second",
-        f"{spent.cpu / spent.wall:.3f}; {spent.looks / spent.wall:.1f}",
+        f"{what}: cores used; looks a second", f"{spent.cpu / spent.wall:.3f}; {spent.looks / spent.wall:.1f}"
     )
-    say(
-        f"{sick} sick: RSS, now / peak (MB)",
-        f"{scale.memory_mb('VmRSS'):.0f} / {scale.memory_mb('VmHWM'):.0f}",
-    )
+    say(f"{what}: RSS, now / peak (MB)", f"{scale.memory_mb('VmRSS'):.0f} / {scale.memory_mb('VmHWM'):.0f}")
+
+
+def _both(first: float | None, second: float | None, limit: float) -> str:
+    return f"{_or_never(first, limit)}; {_or_never(second, limit)}"
 
 
 def _or_never(seconds: float | None, limit: float) -> str:
-    return f"> {limit:.0f}" if seconds is None else f"{seconds:.0f}"
+    return f"> {limit:.0f}" if seconds is None else f"{seconds:.1f}"
 
 
 def main() -> None:
@@ -274,21 +313,22 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--limit", type=float, default=600.0)
+    parser.add_argument("--log", type=Path, help="where the operator's log is kept")
     chosen = parser.parse_args()
     count, limit = chosen.fleets, chosen.limit
-    with world(count, chosen.replicas) as scale:
+    with world(count, chosen.replicas, chosen.log) as scale:
         say("fleets; replicas of each", f"{count}; {chosen.replicas}")
         scale.start()
-        looked = scale.until(lambda: scale.looked_at() == count, limit)
+        looked = scale.wait(lambda seen: len(seen.looked_at) == count, limit)
         say("cold start: s until all are looked at", _or_never(looked, limit))
         if looked is None:
-            say("  looked at by then", str(scale.looked_at()))
+            say("  looked at by then", str(len(scale.witness.looked_at)))
         say("cold start: CPU s; RSS peak (MB)", f"{scale.cpu_seconds():.1f}; {scale.memory_mb('VmHWM'):.0f}")
         time.sleep(ROUND_SECONDS if chosen.seconds > ROUND_SECONDS else 0)
         measure_calm(scale, chosen.seconds)
-        for sick in (1, 50):
-            if sick <= count:
-                measure_sick(scale, sick, chosen.seconds, limit / 2)
+        measure_one(scale, chosen.seconds, limit)
+        if count > 1:
+            measure_many(scale, min(50, count - 1), limit)
 
 
 if __name__ == "__main__":

@@ -160,12 +160,13 @@ def create(api: Api, fleet: ScaleFleet, spec: dict[str, Any]) -> None:
         place,
         "status",
     )
+    uids = []
     for replica, name in enumerate(fleet.pods()):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": _owned(maker, name, labels=labels)}
         pod["spec"] = {**template["spec"], "nodeName": NODE}
-        api.create(pod, place)
+        uids.append(api.create(pod, place)["metadata"]["uid"])
         api.patch("Pod", name, {"status": _pod_status(fleet, replica, now)}, place, "status")
-    _create_front(api, fleet)
+    _create_front(api, fleet, uids)
     api.create(
         {
             "apiVersion": "kvmedic.io/v1alpha1",
@@ -177,7 +178,7 @@ def create(api: Api, fleet: ScaleFleet, spec: dict[str, Any]) -> None:
     )
 
 
-def _create_front(api: Api, fleet: ScaleFleet) -> None:
+def _create_front(api: Api, fleet: ScaleFleet, uids: list[str]) -> None:
     place, port = fleet.namespace, {"name": "http", "port": 8000, "protocol": "TCP"}
     # Without an address: the light tier has 254 of them.
     service = {"selector": {"app": fleet.name}, "ports": [port], "clusterIP": "None"}
@@ -188,7 +189,7 @@ def _create_front(api: Api, fleet: ScaleFleet) -> None:
         {
             "addresses": [fleet.address(i)],
             "conditions": {"ready": True, "serving": True, "terminating": False},
-            "targetRef": {"kind": "Pod", "name": name, "namespace": place},
+            "targetRef": {"kind": "Pod", "name": name, "namespace": place, "uid": uids[i]},
         }
         for i, name in enumerate(fleet.pods())
     ]

@@ -35,8 +35,8 @@ class Range(NamedTuple):
 
 
 Value: TypeAlias = "list[Element] | Range | float | str"
-Index: TypeAlias = Mapping[str, list[Element]]
-"""All series by their metric's name."""
+Index: TypeAlias = Mapping[tuple[str, str], list[Element]]
+"""All series by their metric's name and their pod's; without a pod's all of a name."""
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<duration>\d+(?:ms|[smhd]))|(?P<number>\d+(?:\.\d+)?(?:e[+-]?\d+)?)|"
@@ -207,23 +207,31 @@ class _Query:
 
     def _select(self, name: str) -> list[Element]:
         tests: list[Callable[[Mapping[str, str]], bool]] = []
+        pods: Iterable[str] = ("",)
         if self._peek() == "{":
             self._take()
             while self._peek() != "}":
                 label, sign, text = self._take(), self._take(), self._take()
-                tests.append(_label_test(label, sign, re.sub(r"\\(.)", r"\1", text[1:-1])))
+                wanted = re.sub(r"\\(.)", r"\1", text[1:-1])
+                tests.append(_label_test(label, sign, wanted))
+                if label == "pod" and sign in ("=", "=~") and _is_plain(wanted.split("|")):
+                    pods = dict.fromkeys(wanted.split("|"))
                 if self._peek() == ",":
                     self._take()
             self._take("}")
-        found: Iterable[Element] = self._index.get(name, ())
+        found = (one for pod in pods for one in self._index.get((name, pod), ()))
         return [one for one in found if all(test(one.labels) for test in tests)]
+
+
+def _is_plain(choices: Iterable[str]) -> bool:
+    return all(re.fullmatch(r"[\w:/-]*", each) for each in choices)
 
 
 def _label_test(label: str, sign: str, wanted: str) -> Callable[[Mapping[str, str]], bool]:
     if sign in ("=", "!="):
         return lambda labels: (labels.get(label, "") == wanted) is (sign == "=")
     choices = frozenset(wanted.split("|"))
-    if all(re.fullmatch(r"[\w:/-]*", each) for each in choices):
+    if _is_plain(choices):
         return lambda labels: (labels.get(label, "") in choices) is (sign == "=~")
     matches = re.compile(wanted).fullmatch
     return lambda labels: (matches(labels.get(label, "")) is not None) is (sign == "=~")

@@ -3,9 +3,10 @@
     python -m lab.bench.scale_source --fleets 1000 --replicas 2 --port 9090
 
 Every replica has the series of a page that was recorded from vLLM 0.32.0: a calm one what the recorded load
-would be at a tenth, without preemptions; a sick one that load. What it was asked is kept until the number of
-sick fleets changes, so that asking again costs nothing but the transfer. `GET /spent` tells what it was asked
-so far, `POST /sick?count=50` makes the first fleets sick.
+would be at a tenth, without preemptions; a sick one that load, with the gauges' means at night. What it was
+asked is kept until the number of sick fleets changes, so that asking again costs nothing but the transfer;
+what was asked lately is evaluated anew before they are sick. `GET /spent` tells what it was asked so far,
+`POST /sick?count=50` makes the first fleets sick.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import math
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +29,7 @@ from kvmedic.metrics.page import Page, parse_page
 from kvmedic.metrics.series import Series
 from lab.bench.scale_fleets import SPARSE, ScaleFleet, fleets
 from lab.bench.scale_promql import NOW, Element, Index, evaluate
+from worlds.nights import GAUGES
 
 DATA = Path(__file__).parents[2] / "data" / "vllm"
 RECORDED_SECONDS = 300.0
@@ -38,6 +41,8 @@ STILL = ("vllm:num_preemptions_total", "vllm:num_requests_waiting")
 STANDING = ("vllm:cache_config_info", "process_start_time_seconds")
 """What no load changes."""
 AT_ONCE_SECONDS = 0.5
+LATELY_SECONDS = 45.0
+"""A round of 30 s and half of the next one."""
 _TIME = b"@@"
 
 
@@ -54,34 +59,52 @@ class Source:
     queries: int = 0
     sent_bytes: int = 0
     _known: dict[str, bytes] = field(default_factory=dict)
-    _index: dict[str, list[Element]] = field(default_factory=dict)
+    _asked: dict[str, float] = field(default_factory=dict)
+    """When each query was asked last."""
+    _index: dict[tuple[str, str], list[Element]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def make_sick(self, count: int) -> None:
         """Let that many fleets thrash, spread over the namespaces, and all others be calm."""
+        since = time.monotonic() - LATELY_SECONDS
+        index = self._indexed(count)
+        lately = [key for key, at in tuple(self._asked.items()) if at > since]
+        known = {key: _evaluate(key, index) for key in lately}
         with self._lock:
-            self.sick, self._known, self._index = count, {}, {}
-            idle, busy = recorded("idle"), recorded("thrash")
-            calm, thrashing = rates(idle, busy, CALM), rates(idle, busy, 1.0)
-            sick = {fleet.number for fleet in sorted(self.all, key=SPARSE)[:count]}
-            for fleet in self.all:
-                templates = thrashing if fleet.number in sick else calm
-                for target in fleet.targets():
-                    for (name, labels), (level, rate) in templates.items():
-                        told = {**dict(labels), **target, "__name__": name}
-                        self._index.setdefault(name, []).append(Element(told, level, rate))
+            self.sick, self._known, self._index = count, known, index
+
+    def _indexed(self, count: int) -> dict[tuple[str, str], list[Element]]:
+        index: dict[tuple[str, str], list[Element]] = {}
+        idle, busy = recorded("idle"), recorded("thrash")
+        calm, thrashing = rates(idle, busy, CALM), rates(idle, busy, 1.0)
+        sick = {fleet.number for fleet in sorted(self.all, key=SPARSE)[:count]}
+        for fleet in self.all:
+            templates = thrashing if fleet.number in sick else calm
+            for target in fleet.targets():
+                for (name, labels), (level, rate) in templates.items():
+                    told = Element({**dict(labels), **target, "__name__": name}, level, rate)
+                    index.setdefault((name, ""), []).append(told)
+                    index.setdefault((name, target["pod"]), []).append(told)
+        return index
 
     def answer(self, text: str, moments: list[float]) -> bytes:
         """The body of an answer: a vector at one moment, or a matrix at several."""
+        key = f"{len(moments)} {text}"
         with self._lock:
-            key = f"{len(moments)} {text}"
+            self._asked[key] = time.monotonic()
             if key not in self._known:
-                self._known[key] = body(text, self._index, len(moments))
+                self._known[key] = _evaluate(key, self._index)
             told = self._known[key]
             for place, at in enumerate(moments):
                 told = told.replace(_TIME + b"%d@" % place, b"%.3f" % at)
             self.queries, self.sent_bytes = self.queries + 1, self.sent_bytes + len(told)
         return told
+
+
+def _evaluate(key: str, index: Index) -> bytes:
+    """The answer to so many moments of a query, with places for its times."""
+    moments, _, text = key.partition(" ")
+    return body(text, index, int(moments))
 
 
 Rates: TypeAlias = "dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, float]]"
@@ -105,7 +128,9 @@ def rates(idle: Page, busy: Page, share: float) -> Rates:
             if is_counter:
                 told[name, _key(one)] = one.value, of_load * risen / RECORDED_SECONDS
             else:
-                told[name, _key(one)] = one.value * (1.0 if name in STANDING else of_load), 0.0
+                # A page has a moment; what is asked of gauges is their mean.
+                level = GAUGES[name][1] if name in GAUGES else one.value
+                told[name, _key(one)] = level * (1.0 if name in STANDING else of_load), 0.0
     return told
 
 
