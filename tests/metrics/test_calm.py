@@ -12,14 +12,15 @@ import pytest
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.batches import MOST_CHARACTERS, Closeness, Moment, characters, parts_of
-from kvmedic.metrics.calm import POOLS_LAST, CalmRounds
+from kvmedic.metrics.calm import MOST_PARTS, POOLS_LAST, CalmRounds, parts_of_pods
 from kvmedic.metrics.page import names_of
-from kvmedic.metrics.promql import Span
+from kvmedic.metrics.promql import Span, narrowed_by
 from kvmedic.metrics.series import Answer, Place, PodKey, Reply, Series, Unanswered
 from kvmedic.model.evidence import AT_REST, Look, Measured, PodReadings, Signal
 from kvmedic.settings import Labels
 from lab.bench.scale_fleets import SPARSE, ScaleFleet, fleets
 from lab.bench.scale_looks import Cost, Looker
+from lab.bench.scale_promql import Element, evaluate
 from lab.bench.scale_source import Source, serve
 from worlds.http_double import Server, forwarded
 from worlds.metric_tape import rising
@@ -191,7 +192,7 @@ async def test_pools_are_told_once_and_then_what_is_new() -> None:
 
 async def test_without_an_answer_about_pools_no_replica_is_plain() -> None:
     row = Series({"instance": "10.0.0.1:8000", "kvmedic_signal": "present"}, END.timestamp())
-    told = Told([Answer({A: (row,)}), Unanswered("too much")])
+    told = Told([Unanswered("too much"), Answer({A: (row,)})])
 
     found = await CalmRounds(VLLM_SIGNALS, Labels()).answers_at(told.moment(END), Span(FIVE))
 
@@ -252,3 +253,39 @@ def test_a_round_costs_eight_queries_at_most_and_trouble_what_those_in_trouble_h
     more = [sick.received - calm.received for calm, sick in (few, many)]
     assert more[0] == pytest.approx(more[1], rel=0.02)
     assert more[1] < 1e6
+
+
+@pytest.mark.parametrize(
+    ("replicas", "parts"), [(0, 1), (2000, 1), (2001, 2), (5000, 3), (10**6, MOST_PARTS)]
+)
+def test_a_round_is_divided_so_that_each_pod_is_in_exactly_one_part(replicas: int, parts: int) -> None:
+    names = [f"chat-7d9c6b5f4d-{'b' * 4}{last}" for last in "bcdfghjklmnpqrstvwxz2456789"]
+    names += ["llm-0", "llm-11", "a", "z-é", "odd_"]
+    divided = parts_of_pods(replicas, "pod")
+    every = {("up", ""): [Element({"__name__": "up", "pod": name}, 1.0) for name in names]}
+
+    found = [evaluate(narrowed_by(each, ["up"])("up"), every) for each in divided]
+
+    assert len(divided) == parts
+    assert sorted(e.labels["pod"] for one in found for e in one) == sorted(names)
+    assert all(len(one) > 27 / parts / 2 for one in found)
+
+
+async def test_a_round_of_many_is_asked_in_parts_and_told_as_one() -> None:
+    pods = [
+        PodKey("ns", f"pod-{number}{last}")
+        for number in range(70)
+        for last in "bcdfghjklmnpqrstvwxz2456789013"
+    ]
+    present = Series({"instance": "10.0.0.1:8000", "kvmedic_signal": "present"}, END.timestamp())
+    halves = [pods[::2], pods[1::2]]
+    told = Told(
+        [Answer({pod: (pool(1),) for pod in pods}), *(Answer(dict.fromkeys(h, (present,))) for h in halves)]
+    )
+
+    found = await CalmRounds(VLLM_SIGNALS, Labels()).answers_at(told.moment(END), Span(FIVE))
+
+    assert not isinstance(found, Unanswered)
+    assert len(told.asked) == 3
+    assert len(found.presence.by_pod) == len(pods) == 2100
+    assert all(len(answer.by_pod) == len(pods) for answer in found.signals.values())

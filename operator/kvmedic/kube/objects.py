@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -207,14 +207,24 @@ def _holds_term(term: tuple[str, frozenset[str] | None, bool], labels: Mapping[s
 
 def has_fields(selector: str, body: Mapping[str, Any]) -> bool:
     """Return whether an object has what a field selector asks for."""
-    return all(_has_field(body, term) for term in selector.split(",") if term)
+    return all(_has_field(body, *term) for term in _field_terms(selector))
 
 
-def _has_field(body: Mapping[str, Any], term: str) -> bool:
-    path, _, wanted = term.partition("=")
-    differs, path = path.endswith("!"), path.removesuffix("!")
-    *parents, name = path.split(".")
-    return (str(section(body, *parents).get(name, "")) == wanted.removeprefix("=")) is not differs
+@lru_cache(maxsize=256)
+def _field_terms(selector: str) -> tuple[tuple[Sequence[str], str, bool], ...]:
+    """Return each term of a field selector: its path, its value, and whether that is what it must not be."""
+    terms = (term.partition("=") for term in selector.split(",") if term)
+    return tuple(
+        (path.removesuffix("!").split("."), wanted.removeprefix("="), path.endswith("!"))
+        for path, _, wanted in terms
+    )
+
+
+def _has_field(body: Mapping[str, Any], path: Sequence[str], wanted: str, differs: bool) -> bool:  # noqa: FBT001 - a term's own sign
+    found: Any = body
+    for name in path:
+        found = found.get(name, "") if isinstance(found, Mapping) else ""
+    return (str(found) == wanted) is not differs
 
 
 DEPTH_OF_PLACES = 4

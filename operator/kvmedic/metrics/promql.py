@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from typing import TypeAlias
 
 from kvmedic.engines.signal_sources import (
@@ -231,6 +232,13 @@ Narrow: TypeAlias = Callable[[str], str]
 """Returns a query with some matchers in each of its selectors."""
 
 
+@lru_cache(maxsize=16)
+def _selector_of(names: frozenset[str]) -> re.Pattern[str]:
+    """Return what finds the selectors of some metrics in a query."""
+    alternatives = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    return re.compile(rf"(?<![\w:])({alternatives})(?![\w:])(\{{)?")
+
+
 def narrowed_by(matchers: Sequence[str], names: Iterable[str]) -> Narrow:
     """Return what puts matchers into each selector of a query.
 
@@ -240,9 +248,7 @@ def narrowed_by(matchers: Sequence[str], names: Iterable[str]) -> Narrow:
     """
     if not matchers:
         return str
-    alternatives = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    selector = re.compile(rf"(?<![\w:])({alternatives})(?![\w:])(\{{)?")
-    told = ", ".join(matchers)
+    selector, told = _selector_of(frozenset(names)), ", ".join(matchers)
 
     def narrow(text: str) -> str:
         return selector.sub(lambda found: f"{found[1]}{{{told}{', ' if found[2] else '}'}", text)

@@ -376,6 +376,10 @@ class EngineProfile:
     """None: it asks nobody for a key."""
     remote_cache: RemoteCache | None = None
     """None: it shares no blocks with other engines."""
+    _forms: dict[tuple[str, Version], Kind | None] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    """What `form_of` found: there are hundreds of options, and each look asks for the same few."""
 
     def flag(self, knob: Knob) -> Flag | None:
         """Return how this engine spells a knob, or None where it has no such thing."""
@@ -394,9 +398,13 @@ class EngineProfile:
 
         All flags that take a text are of one form: a plain number reads the same in each.
         """
-        found = (option.kind for option in self.options_of(release) if flag.name in option.names)
-        kind = next(found, None)
-        return kind if kind in {None, Kind.SWITCH, Kind.PRESENCE, Kind.TRUTH} else Kind.TEXT
+        key = flag.name, release
+        if key not in self._forms:
+            found = (option.kind for option in self.options_of(release) if flag.name in option.names)
+            kind = next(found, None)
+            plain = kind in {None, Kind.SWITCH, Kind.PRESENCE, Kind.TRUTH}
+            self._forms[key] = kind if plain else Kind.TEXT
+        return self._forms[key]
 
     def covers(self, version: Version) -> bool:
         """Return whether a version is one of the engine's own rather than that of somebody's build.

@@ -138,6 +138,8 @@ class View:
         default_factory=dict, init=False, repr=False, compare=False
     )
     """The same with what configuration files give, which depends on the ConfigMaps of this view."""
+    _hashes: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of each template by its ReplicaSet's name; empty: the Deployment's own."""
 
     def engine_line(
         self,
@@ -153,7 +155,9 @@ class View:
         template = self.templates[replica_set] if replica_set else self.template
         chosen = _choices(template, target.container, engines or profiles_for(target.engine))
         names = tuple((at, id(each.profile), each.version) for at, each in chosen)
-        key = template_hash(template), names or target.container
+        if replica_set not in self._hashes:
+            self._hashes[replica_set] = template_hash(template)
+        key = self._hashes[replica_set], names or target.container
         if key not in self._lines:
             self._lines[key] = _read_line(template, target.container, chosen)
         if key not in self._engines:

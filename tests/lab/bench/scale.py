@@ -285,6 +285,30 @@ def why_not(scale: Scale, sick: int) -> str:
     return " | ".join(f"{n}: {text}" for text, n in found.most_common())
 
 
+def measure_outage(scale: Scale, outage: float, limit: float) -> None:
+    """Print how soon all are looked at again after the API server was away, and what that asks of it."""
+    scale.cluster.stop_component("kube-apiserver")
+    before = scale.cpu_seconds()
+    time.sleep(outage)
+    say(f"API server away for {outage:.0f} s: cores used", f"{(scale.cpu_seconds() - before) / outage:.3f}")
+    scale.cluster.start_component("kube-apiserver")
+    back, cpu = time.monotonic(), scale.cpu_seconds()
+    failures = scale.own_metric("kvmedic_tick_failures_total") or 0.0
+    seconds: float | None = None
+    while seconds is None and time.monotonic() - back < limit:
+        time.sleep(1)
+        age = scale.own_metric("kvmedic_oldest_look_age_seconds") or 0.0
+        if scale.own_metric("kvmedic_leading") and age < time.monotonic() - back:
+            seconds = time.monotonic() - back
+    failed = (scale.own_metric("kvmedic_tick_failures_total") or 0.0) - failures
+    say("  s until all were looked at again; looks that failed", f"{_or_never(seconds, limit)}; {failed:.0f}")
+    page = scale.cluster.api.http.get("/metrics", timeout=60).text
+    # It counts from its start on; what it asks itself while it starts is among them.
+    told = {what: n for what, n in _requests(page).items() if not what.endswith(" ")}
+    asked = sum(told.values()) / (time.monotonic() - back)
+    say("  API requests per second until then; CPU s", f"{asked:.0f}; {scale.cpu_seconds() - cpu:.1f}")
+
+
 def say_spent(scale: Scale, what: str, before: Spent) -> None:
     """Print what the operator spent since a moment."""
     spent = scale.spent().since(before)
@@ -313,6 +337,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--limit", type=float, default=600.0)
+    parser.add_argument("--outage", type=float, default=0.0, help="s for which the API server is away, last")
     parser.add_argument("--log", type=Path, help="where the operator's log is kept")
     chosen = parser.parse_args()
     count, limit = chosen.fleets, chosen.limit
@@ -329,6 +354,8 @@ def main() -> None:
         measure_one(scale, chosen.seconds, limit)
         if count > 1:
             measure_many(scale, min(50, count - 1), limit)
+        if chosen.outage:
+            measure_outage(scale, chosen.outage, limit)
 
 
 if __name__ == "__main__":
