@@ -82,8 +82,8 @@ TARGET = [
     at(
         "no such kind",
         "targetRef",
-        {"kind": "LeaderWorkerSet", "name": "x"},
-        one_of("Deployment", "StatefulSet"),
+        {"kind": "DaemonSet", "name": "x"},
+        one_of("Deployment", "StatefulSet", "LeaderWorkerSet"),
         ENUM,
         below=".kind",
     ),

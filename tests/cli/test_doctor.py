@@ -103,7 +103,11 @@ def test_standard_input_is_a_file_too():
     [
         ((), "", "say what to look at"),
         (("deploy/llm", "-A"), "", "say what to look at"),
-        (("job/llm", "-f", "-"), "", "job/llm: only Deployments and StatefulSets are changed; name one as"),
+        (
+            ("job/llm", "-f", "-"),
+            "",
+            "job/llm: only Deployments, StatefulSets and LeaderWorkerSets are changed",
+        ),
         (("-f", "/gone.yaml"), "", "/gone.yaml: No such file or directory; correct the path"),
         (("-f", "-"), "a: [", "-: not readable as YAML"),
         (("-f", "-"), "{{ .Values.x }}: {", "a Helm template must be rendered first"),

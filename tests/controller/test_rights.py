@@ -49,8 +49,10 @@ OF_STATEFUL_SETS = {
     ("apps", "controllerrevisions", "get"),
     ("apps", "controllerrevisions", "list"),
 }
+OF_GROUPS = {("leaderworkerset.x-k8s.io", "leaderworkersets", verb) for verb in ("get", "watch", "patch")}
 RARE = (
     OF_OWNERS
+    | OF_GROUPS
     | OF_STATEFUL_SETS
     | THROUGH_AUTOSCALERS
     | WITHOUT_A_LABEL
@@ -71,10 +73,10 @@ RARE = (
     }
 )
 """Asked for only where the rights are a ClusterRole's, or a replica has claims, so that the room of a spare
-is computed; where the target is a StatefulSet; where an applier owns it and gives way; where replicas are
-added through an autoscaler; where no label takes replicas out of rotation; while a peer of the drained
-replica is not Ready; after a restart; before a revision is put back; in mode Approve; where a flag stands in
-a configuration file; while a resource is being deleted."""
+is computed; where the target is a StatefulSet or a LeaderWorkerSet; where an applier owns it and gives way;
+where replicas are added through an autoscaler; where no label takes replicas out of rotation; while a peer of
+the drained replica is not Ready; after a restart; before a revision is put back; in mode Approve; where a
+flag stands in a configuration file; while a resource is being deleted."""
 
 
 BEYOND_A_ROLE = {"/api/v1/nodes"}

@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from kvmedic.cluster.looks import watched_kinds
-from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, OWNER_FIELD, STATEFUL, Right, lacking_in
+from kvmedic.cluster.rights import CONFIG_FILE, GROUPED, NEEDED, OWNER_FIELD, STATEFUL, Right, lacking_in
 from kvmedic.doctor.checks import Result, rights_check
 from kvmedic.rollout.preconditions import WRITTEN
 
@@ -47,10 +47,10 @@ def test_every_right_of_the_chart_that_a_change_of_a_setting_always_needs_is_ask
 
     # Where a kind may not be watched, calm looks list it.
     spares_lists = {(each.resource.plural, "watch") for each in watched_kinds()}
-    spares_lists -= {("deployments", "watch"), ("statefulsets", "watch")}
+    spares_lists -= {(kind, "watch") for kind in ("deployments", "statefulsets", "leaderworkersets")}
 
     found = {each for each in always if (each.resource, each.verb) not in of_other_steps | spares_lists}
-    assert found == {*NEEDED, *STATEFUL}
+    assert found == {*NEEDED, *STATEFUL, *GROUPED}
 
 
 @pytest.mark.parametrize(

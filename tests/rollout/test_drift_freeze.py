@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvmedic.controller.next_move import Tick, record_intent
-from kvmedic.model.fleet import FieldEdit
+from kvmedic.model.edits import FieldEdit
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, StepState
 from kvmedic.model.spec import OnInconclusive

@@ -312,13 +312,15 @@ class SetWalk(Walk):
         super().__init__(model)  # type: ignore[arg-type]
         self.set, self.toward, self.mends, self.served = model, toward, mends, served
         self.writes = 0
+        self.last = ""
+        """The last assignment, by the name of its move."""
         self.dies_at = 0
         """Before which write, counted from 1, this process dies once; 0: never."""
 
     def another_life(self, toward: str) -> SetWalk:
         """Another process that knows the record."""
         other = SetWalk(self.set, toward, mends=self.mends, served=self.served)
-        other.victims, other.assigned_at = self.victims, self.assigned_at
+        other.victims, other.assigned_at, other.last = self.victims, self.assigned_at, self.last
         return other
 
     def drains(self) -> dict[str, Drain]:
@@ -342,6 +344,7 @@ class SetWalk(Walk):
             served_before=self.served,
             held=self.held,
             may_lack=1,
+            is_made=self.last == Pause.__name__,
         )
 
     def move(self) -> Move:
@@ -353,6 +356,7 @@ class SetWalk(Walk):
 
     def apply(self, effect: Effect) -> None:
         self.writes += 1
+        self.last = self.last if isinstance(effect, Cordon | Uncordon | DeletePod) else type(effect).__name__
         if self.writes == self.dies_at:
             self.write_down(effect)
             return

@@ -214,9 +214,10 @@ LABEL_VALUE = pattern(
 class TargetRef(Wire):
     """The workload to watch, in the resource's own namespace. Immutable."""
 
-    kind: Literal["Deployment", "StatefulSet"] = "Deployment"
-    """Kind of the workload. A StatefulSet is changed one ordinal after the other, and is one replica short
-    for each drain and start: that needs `rollout.spare: BestEffort` or `None`."""
+    kind: Literal["Deployment", "StatefulSet", "LeaderWorkerSet"] = "Deployment"
+    """Kind of the workload. A StatefulSet is changed one ordinal after the other, and a LeaderWorkerSet one
+    group after the other by its leader. Both are one replica short for each drain and start: that needs
+    `rollout.spare: BestEffort` or `None`."""
     name: Annotated[str, Field(max_length=253), dns_subdomain("Deployment")]
     """Name of the workload, in the resource's own namespace."""
     container: Annotated[str, Field(max_length=63), DNS_LABEL] | None = None

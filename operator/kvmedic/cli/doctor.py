@@ -59,7 +59,7 @@ from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
 from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, section
 from kvmedic.metrics.history import History
 from kvmedic.metrics.series import PodKey
-from kvmedic.model.fleet import DEPLOYMENT, STATEFUL_SET
+from kvmedic.model.fleet import DEPLOYMENT, LEADER_WORKER_SET, STATEFUL_SET
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, Resource, Wish
 from kvmedic.record.store import RESOURCES, resource_of
@@ -76,6 +76,7 @@ KIND_NAMES = MappingProxyType(
     {
         **dict.fromkeys(("deploy", "deployment", "deployments", "deployments.apps"), DEPLOYMENT),
         **dict.fromkeys(("sts", "statefulset", "statefulsets", "statefulsets.apps"), STATEFUL_SET),
+        **dict.fromkeys(("lws", "leaderworkerset", "leaderworkersets"), LEADER_WORKER_SET),
     }
 )
 """How kubectl lets each kind of target be named before the slash."""
@@ -86,7 +87,8 @@ def target_name(text: str) -> str:
     kind, slash, name = text.rpartition("/")
     if slash and kind.lower() not in KIND_NAMES:
         end_command(
-            f"{text}: only Deployments and StatefulSets are changed; name one as deploy/NAME or sts/NAME",
+            f"{text}: only Deployments, StatefulSets and LeaderWorkerSets are changed; name one as "
+            "deploy/NAME, sts/NAME or lws/NAME",
             NOT_KNOWN,
         )
     if name and not re.fullmatch(_NAME, name):
@@ -98,7 +100,7 @@ def target_name(text: str) -> str:
 
 _NAME = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 """A DNS subdomain, as names of workloads are."""
-Target = Annotated[str, typer.Argument(metavar="[deploy/NAME]", help="The Deployment, or sts/NAME.")]
+Target = Annotated[str, typer.Argument(metavar="[deploy/NAME]", help="The Deployment, sts/NAME or lws/NAME.")]
 Files = Annotated[
     list[Path] | None,
     typer.Option("--file", "-f", metavar="FILE", help="Manifests instead of a cluster; - is standard input."),
@@ -265,10 +267,21 @@ async def _places_of_engines(client: Client) -> list[tuple[str, str]]:
     named = {(_namespace_of(each), place_in(section(each, "spec"))) for each in resources}
     places = {
         (_namespace_of(each), place_of(kind, name_of(each))): each
-        for kind, resource in WORKLOADS.items()
-        for each in await client.list(resource, "")
+        for kind in WORKLOADS
+        for each in await _list_workloads(client, kind)
     }
     return sorted(place for place, body in places.items() if starts_engine(body) or place in named)
+
+
+async def _list_workloads(client: Client, kind: str) -> list[JsonObject]:
+    """Return all workloads of a kind; of one that a cluster need not have, those that may be listed."""
+    try:
+        return await list_kind(client, WORKLOADS[kind], "")
+    except Refused as error:
+        if kind != LEADER_WORKER_SET:
+            raise
+        print(f"{WORKLOADS[kind].plural} are not looked at: {error}", file=sys.stderr)
+        return []
 
 
 def _namespace_of(body: JsonObject) -> str:

@@ -21,6 +21,7 @@ from kvmedic.api.resource import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
 from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command
 from kvmedic.cli.report import Change, change_of
+from kvmedic.cluster.stateful.groups import as_workload
 from kvmedic.cluster.switches import APPROVALS
 from kvmedic.cluster.trial_pods import Evaluations
 from kvmedic.controller.evidence import Survey
@@ -116,7 +117,7 @@ async def template_of(world: Connected, resource: Resource) -> str:
     except Refused as error:
         print(f"the present pod template is not known: {error}", file=sys.stderr)
         return ""
-    return template_hash(section(found, "spec", "template")) if found else ""
+    return template_hash(section(as_workload(found), "spec", "template")) if found else ""
 
 
 async def survey_target(world: Connected, resource: Resource) -> Survey:

@@ -25,6 +25,7 @@ from kvmedic.kube.client import NOT_FOUND, Client
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
     AUTOSCALERS,
+    WORKLOADS,
     JsonObject,
     Ref,
     Resource,
@@ -133,8 +134,9 @@ def _may_add(policies: Mapping[str, Any]) -> bool:
 
 def _targets(ref: Mapping[str, Any], fleet: Fleet) -> bool:
     """Return whether a reference means the target; kind and version may be left out in KEDA's."""
+    own = WORKLOADS[fleet.kind].group_version.partition("/")[0]
     group = str(ref.get("apiVersion", "apps/v1")).partition("/")[0]
-    return (group, ref.get("kind", DEPLOYMENT), ref.get("name")) == ("apps", fleet.kind, fleet.name)
+    return (group, ref.get("kind", DEPLOYMENT), ref.get("name")) == (own, fleet.kind, fleet.name)
 
 
 async def minimum_of(client: Client, namespace: str, holder: ObjectRef) -> Minimum | None:

@@ -26,7 +26,7 @@ from kvmedic.kube.objects import (
 )
 from kvmedic.model.fleet import POD_TEMPLATE_HASH, LabelFront, OrphanDrain, Rotation
 from kvmedic.model.spec import RotationWay
-from kvmedic.rollout.orphan_drain import RELEASED_HASH, choose_keys, draining_value
+from kvmedic.rollout.orphan_drain import GROUP_LABELS, RELEASED_HASH, choose_keys, draining_value
 from kvmedic.runbooks.workload import View
 
 DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
@@ -159,8 +159,9 @@ async def whole_drain(
     drained = {**released, **dict.fromkeys(keys, draining_value(""))}
     policies = tuple(dict.fromkeys((*list_affected(released), *list_affected(drained))))
     untouched = begun.blocked if begun.blocked != NOT_READ else ""
-    blocked = untouched or _drain_obstacle(keys, policies)
     taking = tuple(front for front in fronts if front.takes(labels))
+    names = [front.name for front in (*begun.services, *taking) if _goes_by_groups(front)]
+    blocked = untouched or _groups_obstacle(names) or _drain_obstacle(keys, policies)
     whole = replace(begun, keys=keys, blocked=blocked, fronts=taking, is_whole=True)
     return replace(rotation, relabel=whole) if rotation.relabel else replace(rotation, orphan=whole)
 
@@ -254,6 +255,20 @@ def _untouched_message(names: Sequence[str]) -> str:
     return (
         f"{', '.join(names)} lists the pods whatever their labels are, so no label takes one out: "
         "have it select them, or remove the slice that no controller keeps"
+    )
+
+
+def _goes_by_groups(front: LabelFront) -> bool:
+    return bool(front.selector) and all(key.startswith(GROUP_LABELS) for key in front.selector)
+
+
+def _groups_obstacle(names: Sequence[str]) -> str:
+    """Return what to do about what selects a LeaderWorkerSet's leaders by its controller's labels alone."""
+    if not names:
+        return ""
+    return (
+        f"{', '.join(names)} selects the leaders by labels of {GROUP_LABELS} alone, which are never changed: "
+        "give leaderTemplate a label of its own, such as role: leader, and select by it too"
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from kvmedic.kube.client import FIELD_MANAGER
 from kvmedic.kube.objects import JsonObject, annotations_of, items, labels_of, section
 from kvmedic.manifests.proposals import owner_in
-from kvmedic.model.edits import PatchOperation
-from kvmedic.model.fleet import Cordoned, FieldEdit, Minimum, Owner, OwnerKind, Pod, TemplateOwner
+from kvmedic.model.edits import FieldEdit, PatchOperation
+from kvmedic.model.fleet import Cordoned, Minimum, Owner, OwnerKind, Pod, TemplateOwner
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Ownership
 
@@ -133,8 +133,12 @@ BY_HAND = ("kubectl", "helm", "before-first-apply", "kvmedic")
 """Beginnings of field managers that write when a person or a pipeline says so: `kubectl-client-side-apply`,
 `kubectl-edit` …; `before-first-apply` is the API server's name for fields set before the first apply."""
 
-CONTESTED = ("f:strategy", "f:minReadySeconds", "f:progressDeadlineSeconds", "f:paused", "f:template")
-"""Fields of a Deployment that a frozen rollout changes: setting one of them back in the middle rolls
+GROUPS = ("f:rolloutStrategy", "f:rollingUpdateConfiguration")
+CONTESTED = (
+    *("f:strategy", "f:minReadySeconds", "f:progressDeadlineSeconds", "f:paused", "f:template"),
+    *("f:updateStrategy", "f:leaderWorkerTemplate", "f:rolloutStrategy"),
+)
+"""Fields of a workload that a frozen rollout changes: setting one of them back in the middle rolls
 the rest of the fleet undrained (measured on Kubernetes 1.36)."""
 
 DATA = ("f:data", "f:binaryData")
@@ -212,7 +216,7 @@ def last_editor(deployment: Mapping[str, Any]) -> str:
     entries = [
         (str(entry.get("time", "")), str(entry.get("manager", "")))
         for entry in _entries(deployment)
-        if "f:template" in section(entry, "fieldsV1", "f:spec")
+        if any(path[-1] in section(entry, "fieldsV1", "f:spec", *path[:-1]) for path in BORROWED["template"])
     ]
     return max((entry for entry in entries if entry[1] != FIELD_MANAGER), default=("", ""))[1]
 
@@ -225,16 +229,22 @@ def _entries(body: Mapping[str, Any]) -> list[JsonObject]:
 
 BORROWED = MappingProxyType(
     {
-        "template": ("f:template",),
-        "maxSurge": ("f:strategy", "f:rollingUpdate", "f:maxSurge"),
-        "maxUnavailable": ("f:strategy", "f:rollingUpdate", "f:maxUnavailable"),
-        "strategy": ("f:strategy", "f:type"),
-        "minReadySeconds": ("f:minReadySeconds",),
-        "progressDeadlineSeconds": ("f:progressDeadlineSeconds",),
-        "paused": ("f:paused",),
+        "template": (("f:template",), ("f:leaderWorkerTemplate",)),
+        "maxSurge": (("f:strategy", "f:rollingUpdate", "f:maxSurge"), (*GROUPS, "f:maxSurge")),
+        "maxUnavailable": (
+            ("f:strategy", "f:rollingUpdate", "f:maxUnavailable"),
+            ("f:updateStrategy", "f:rollingUpdate", "f:maxUnavailable"),
+            (*GROUPS, "f:maxUnavailable"),
+        ),
+        "partition": (("f:updateStrategy", "f:rollingUpdate", "f:partition"), (*GROUPS, "f:partition")),
+        "strategy": (("f:strategy", "f:type"), ("f:updateStrategy", "f:type")),
+        "minReadySeconds": (("f:minReadySeconds",),),
+        "progressDeadlineSeconds": (("f:progressDeadlineSeconds",),),
+        "paused": (("f:paused",),),
     }
 )
-"""What a rollout borrows of a Deployment's spec, and the template, in the words of `managedFields`."""
+"""What a rollout borrows of a workload's spec, and the template, in the words of `managedFields`: of a
+Deployment, a StatefulSet and a LeaderWorkerSet."""
 
 
 def edits_of(deployment: Mapping[str, Any]) -> dict[str, FieldEdit]:
@@ -245,9 +255,11 @@ def edits_of(deployment: Mapping[str, Any]) -> dict[str, FieldEdit]:
     entries = _entries(deployment)
     found = {
         name: _last(
-            entry for entry in entries if path[-1] in section(entry, "fieldsV1", "f:spec", *path[:-1])
+            entry
+            for entry in entries
+            if any(path[-1] in section(entry, "fieldsV1", "f:spec", *path[:-1]) for path in paths)
         )
-        for name, path in BORROWED.items()
+        for name, paths in BORROWED.items()
     }
     others = _last(entry for entry in entries if entry.get("manager") != FIELD_MANAGER)
     return {name: edit for name, edit in {**found, "": others}.items() if edit is not None}

@@ -67,6 +67,13 @@ STATEFUL = (
 )
 """What a change of a StatefulSet needs beside it."""
 
+GROUPED = (
+    *_rights("leaderworkerset.x-k8s.io", "leaderworkersets", "get", "list", "watch", "patch"),
+    *_rights("apps", "statefulsets", "get", "list", "watch"),
+    *_rights("apps", "controllerrevisions", "get", "list"),
+)
+"""What a change of a LeaderWorkerSet needs beside it."""
+
 OWNER_FIELD = MappingProxyType(
     {
         OwnerKind.INFERENCE_SERVICE: _rights("serving.kserve.io", "inferenceservices", "get", "patch"),

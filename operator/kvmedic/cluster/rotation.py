@@ -36,6 +36,7 @@ from kvmedic.kube.objects import (
     items,
     labels_of,
     note_on,
+    pod_template,
     section,
     uid_of,
 )
@@ -127,7 +128,7 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     if not pod.cordoned and CORDONED not in marks:
         return
     workload = await client.get(Ref(WORKLOADS[fleet.kind], fleet.namespace, fleet.name)) or {}
-    own = section(workload, "spec", "template", "metadata", "labels")
+    own = labels_of(pod_template(workload))
     note, label = _note_in(live) or {}, fleet.rotation.label
     back = return_operations(live, fleet.uid, own)
     operations = [

@@ -28,16 +28,12 @@ from kvmedic.cluster.fronts import (
 )
 from kvmedic.cluster.orphan_pods import (
     is_owned,
-    is_put_back,
     is_relabelled,
-    is_released,
     labels_left,
-    owned_by_hash,
 )
 from kvmedic.cluster.ownership import (
     CORDON_COST,
     CORDONED,
-    CORDONED_FOR,
     DELETION_COST,
     PREFIX,
     RELEASED,
@@ -47,23 +43,12 @@ from kvmedic.cluster.ownership import (
     last_editor,
     owner_of,
 )
-from kvmedic.cluster.stateful.revisions import (
-    REVISION_OF_POD,
-    as_replica_sets,
-    is_complete,
-    ordinal_of,
-    partition_fields,
-    pods_of_set,
-    revisions_of_set,
-)
+from kvmedic.cluster.parts import READERS, REVISION, SERVICE_NAME, Parts
+from kvmedic.cluster.stateful.groups import group_fields
+from kvmedic.cluster.stateful.revisions import REVISION_OF_POD, ordinal_of, partition_fields
 from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.kube.client import Reader
 from kvmedic.kube.objects import (
-    AUTOSCALERS,
-    ENDPOINT_SLICES,
-    PODS,
-    REPLICA_SETS,
-    SERVICES,
     WORKLOADS,
     JsonObject,
     Ref,
@@ -77,7 +62,6 @@ from kvmedic.kube.objects import (
     name_of,
     note_on,
     section,
-    selector_text,
     uid_of,
 )
 from kvmedic.manifests.flags import port_of
@@ -235,10 +219,6 @@ def _last_end(container: Mapping[str, Any]) -> ContainerEnd | None:
     return max(ends, key=lambda end: end.ended_at, default=None)
 
 
-SERVICE_NAME = "kubernetes.io/service-name"
-"""Label of an EndpointSlice that names its Service (discovery.k8s.io/v1)."""
-
-
 def in_rotation(slices: Iterable[JsonObject]) -> dict[str, tuple[str, ...]]:
     """Return which Services list a pod as ready and not terminating, by its uid; no others are in rotation.
 
@@ -316,8 +296,6 @@ def _endpoints(piece: JsonObject) -> list[tuple[str, bool]]:
 
 PARALLEL = "Parallel"
 """The policy by which a StatefulSet makes its replicas all at once (`podManagementPolicy`)."""
-REVISION = "deployment.kubernetes.io/revision"
-"""Annotation of a ReplicaSet: the number that `kubectl rollout history` shows."""
 EARLIER_REVISIONS = "deployment.kubernetes.io/revision-history"
 """Annotation of a ReplicaSet that was rolled out again: its numbers of before, with commas between."""
 
@@ -325,22 +303,6 @@ UNMADE = "ReplicaFailure"
 """Condition of a ReplicaSet whose last pod was refused (Kubernetes 1.36, apps/v1)."""
 FAILURE_LENGTH = 300
 """Characters of its message that are kept: a quota's names pod, quota and amounts in under 200."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What was read, in the order of reading."""
-
-    kind: str
-    deployment: JsonObject
-    """The workload."""
-    replica_sets: list[JsonObject]
-    pods: list[JsonObject]
-    released: list[JsonObject]
-    """Pods that were released from their ReplicaSet to be drained."""
-    services: list[JsonObject]
-    slices: list[JsonObject]
-    autoscalers: list[JsonObject]
 
 
 async def snapshot(
@@ -365,8 +327,8 @@ async def snapshot(
     deployment = await client.get(Ref(WORKLOADS[target.kind], namespace, target.name))
     if deployment is None:
         return None
-    read = _parts_of_set if target.kind == STATEFUL_SET else _parts
-    parts = await read(client, namespace, deployment)
+    parts = await READERS[target.kind](client, namespace, deployment)
+    deployment = parts.deployment
     template = section(deployment, "spec", "template")
     profiles = profiles_for(target.engine)
     index = container_index(template, target.container, profiles)
@@ -380,7 +342,7 @@ async def snapshot(
         is_led = rotation.services or (found.orphan and found.orphan.keys)
         # Where nothing leads requests to the pods at all, the label's own message says so.
         rotation = found if is_led or way is RotationWay.ORPHAN else rotation
-    if target.kind == STATEFUL_SET:
+    if target.kind != DEPLOYMENT:
         rotation = replace(rotation, orphan=None, relabel=rotation.orphan)
     kept = {
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
@@ -421,56 +383,7 @@ def _engine_places(template: Mapping[str, Any], profiles: Sequence[EngineProfile
     ]
 
 
-async def _parts(client: Reader, namespace: str, deployment: JsonObject) -> _Parts:
-    """Read what belongs to a Deployment: by owner, since labels alone may be shared."""
-    selector = selector_text(section(deployment, "spec", "selector"))
-    found = await client.list(REPLICA_SETS, namespace, selector)
-    sets = [each for each in found if controller_uid(each) == uid_of(deployment)]
-    makers = {uid_of(each) for each in sets}
-    marked = await client.list(PODS, namespace, f"{CORDONED_FOR}={uid_of(deployment)}")
-    released = [pod for pod in marked if is_released(pod, uid_of(deployment))]
-    adopted = [
-        taken
-        for pod in marked
-        if is_put_back(pod, uid_of(deployment))
-        if (taken := owned_by_hash(pod, sets)) and not is_finished(pod)
-    ]
-    apart = {uid_of(pod) for pod in released}
-    return _Parts(
-        DEPLOYMENT,
-        deployment,
-        sets,
-        pods=[
-            pod
-            for pod in await client.list(PODS, namespace, selector)
-            if controller_uid(pod) in makers and not is_finished(pod) and uid_of(pod) not in apart
-        ]
-        + adopted,
-        released=released,
-        services=await client.list(SERVICES, namespace),
-        slices=await client.list(ENDPOINT_SLICES, namespace),
-        autoscalers=await client.list(AUTOSCALERS, namespace),
-    )
-
-
-async def _parts_of_set(client: Reader, namespace: str, body: JsonObject) -> _Parts:
-    """Read what belongs to a StatefulSet; nothing of it is ever released from a ReplicaSet."""
-    selector = selector_text(section(body, "spec", "selector"))
-    revisions = await revisions_of_set(client, namespace, body, selector)
-    pods = await pods_of_set(client, namespace, body, selector)
-    return _Parts(
-        STATEFUL_SET,
-        body,
-        as_replica_sets(body, revisions, pods, REVISION),
-        pods=pods,
-        released=[],
-        services=await client.list(SERVICES, namespace),
-        slices=await client.list(ENDPOINT_SLICES, namespace),
-        autoscalers=await client.list(AUTOSCALERS, namespace),
-    )
-
-
-def _pods(parts: _Parts, frame: Frame) -> Iterator[Pod]:
+def _pods(parts: Parts, frame: Frame) -> Iterator[Pod]:
     """Yield the pods with the revision of each: one that no revision is known of has none."""
     by_maker = {uid_of(rs): template_hash(section(rs, "spec", "template")) for rs in parts.replica_sets}
     by_name = {name_of(rs): by_maker[uid_of(rs)] for rs in parts.replica_sets}
@@ -482,10 +395,11 @@ def _pods(parts: _Parts, frame: Frame) -> Iterator[Pod]:
         pod = pod_of(body, replace(frame, revision=by_name.get(made_from, "")))
         out = is_relabelled(body)
         place = ordinal_of(body, parts.deployment)
-        yield replace(pod, ordinal=place, cordoned=pod.cordoned or out, is_released=out)
+        released = out and parts.kind == STATEFUL_SET
+        yield replace(pod, ordinal=place, cordoned=pod.cordoned or out, is_released=released)
 
 
-def _fleet(parts: _Parts, frame: Frame) -> Fleet:
+def _fleet(parts: Parts, frame: Frame) -> Fleet:
     body = parts.deployment
     metadata, spec, status = section(body, "metadata"), section(body, "spec"), section(body, "status")
     marks = {key: text for key, text in annotations_of(body).items() if key.startswith(PREFIX)}
@@ -516,11 +430,12 @@ def _fleet(parts: _Parts, frame: Frame) -> Fleet:
         kept_by=tuple(metadata.get("finalizers") or ("its own grace period",)) if going else (),
         kind=parts.kind,
         in_order=parts.kind == STATEFUL_SET and spec.get("podManagementPolicy") != PARALLEL,
-        is_complete=parts.kind == DEPLOYMENT or is_complete(body),
+        is_complete=parts.is_complete,
+        groups=parts.groups,
     )
 
 
-def _orphans(parts: _Parts, frame: Frame) -> Iterator[Orphan]:
+def _orphans(parts: Parts, frame: Frame) -> Iterator[Orphan]:
     """Yield the pods that were released; those whose ReplicaSet is gone have no revision."""
     made = {name_of(each): template_hash(section(each, "spec", "template")) for each in parts.replica_sets}
     for body in parts.released:
@@ -539,6 +454,8 @@ def rollout_fields(body: Mapping[str, Any]) -> RolloutFields:
     a `paused` of false and a `minReadySeconds` of 0. A strategy without numbers counts as 0 and 0.
     """
     spec = section(body, "spec")
+    if "leaderWorkerTemplate" in spec:
+        return group_fields(body)
     if "updateStrategy" in spec:
         return partition_fields(body)
     rolling = section(spec, "strategy", "rollingUpdate")
@@ -552,7 +469,7 @@ def rollout_fields(body: Mapping[str, Any]) -> RolloutFields:
     )
 
 
-def _replica_set(body: JsonObject, parts: _Parts) -> ReplicaSet:
+def _replica_set(body: JsonObject, parts: Parts) -> ReplicaSet:
     spec, metadata, status = (section(body, part) for part in ("spec", "metadata", "status"))
     number = _numbers(body, REVISION)
     return ReplicaSet(

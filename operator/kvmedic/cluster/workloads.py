@@ -36,6 +36,12 @@ from kvmedic.cluster.ownership import (
 from kvmedic.cluster.room import room_for
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
 from kvmedic.cluster.snapshot import rollout_fields
+from kvmedic.cluster.stateful.groups import (
+    group_operations,
+    leader_template,
+    on_groups,
+    shown_template,
+)
 from kvmedic.cluster.stateful.revisions import partition_operations, template_in
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.client import Client
@@ -49,6 +55,7 @@ from kvmedic.kube.objects import (
     annotations_of,
     controller_uid,
     different_places,
+    pod_template,
     section,
 )
 from kvmedic.model.config_edits import EditedTemplate, OwnerField, TemplateChange, TemplateSwap
@@ -67,6 +74,7 @@ from kvmedic.model.edits import (
 from kvmedic.model.evidence import LogForms, LoggedSize
 from kvmedic.model.fleet import (
     ROLLING,
+    STATEFUL_SET,
     Cordoned,
     Fleet,
     ObjectRef,
@@ -218,7 +226,10 @@ async def template_of(
     body = await client.get(ref)
     if body is None or controller_uid(body) != fleet.uid:
         raise Conflict(Call("get", ref.path), None, f"revision {wanted.number} is gone")
-    template = template_in(body, present) if fleet.is_stateful else section(body, "spec", "template")
+    if fleet.groups is not None:
+        template = leader_template(section(body, "data"), fleet.name)
+    else:
+        template = template_in(body, present) if fleet.is_stateful else section(body, "spec", "template")
     if template_hash(template) != wanted.template:
         raise Conflict(
             Call("get", ref.path), None, f"it does not keep pod template {wanted.template} any more"
@@ -338,16 +349,22 @@ async def assign(
     seen = (metadata.get("uid"), metadata.get("generation"), annotations_of(live or {}).get(RUN, ""))
     if live is None or seen != (fleet.uid, fleet.generation, fleet.fence):
         raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
-    kept = await template_of(client, fleet, move, section(live, "spec", "template"))
+    template = _template_for(live, move)
+    kept = await template_of(client, fleet, move, template)
     operations = (
         *guards(fleet, move),
-        *_changes(live, move, kept),
+        *on_groups(live, _changes(live, move, template, kept)),
         *annotate_operations(live, {**notes, RUN: claim}),
     )
     if isinstance(move, Freeze | Retarget | Revert):
-        template = section(live, "spec", "template")
         await _rehearse(client, ref, operations, move, template_after(move.edit, template, kept))
     await client.json_patch(ref, operations)
+
+
+def _template_for(live: JsonObject, move: DeploymentMove) -> JsonObject:
+    """Return the pod template that a move is made on: as it is hashed, where the whole takes its place."""
+    swaps = isinstance(move, Freeze | Retarget | Revert) and isinstance(move.edit, TemplateSwap)
+    return shown_template(live) if swaps else pod_template(live)
 
 
 async def _rehearse(
@@ -368,7 +385,7 @@ async def _rehearse(
         if DOES_NOT_REHEARSE in str(error):
             return
         raise
-    places = different_places(wanted, section(tried, "spec", "template"), "spec.template")
+    places = different_places(shown_template(tried, wanted), shown_template(tried), "spec.template")
     if isinstance(move, Freeze) and rollout_fields(tried) != move.fields:
         places = (*places, "strategy, minReadySeconds, progressDeadlineSeconds or paused")
     if places:
@@ -430,7 +447,7 @@ def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
         # The API server leaves out a count of zero, and a test for null holds where nothing is.
         expected = move.replicas or None
         # A StatefulSet's own count is always there.
-        own = move.replicas if fleet.is_stateful else expected
+        own = move.replicas if fleet.kind == STATEFUL_SET else expected
         tests.append(PatchOperation("test", "/status/replicas", own))
         tests.append(PatchOperation("test", "/status/updatedReplicas", expected))
     if isinstance(move, ScaleOut | ScaleIn):
@@ -447,7 +464,10 @@ def field_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOper
     and restored is the same byte for byte. A strategy of another type than `RollingUpdate` has no numbers.
     """
     if fields.partition is not None:
-        return partition_operations(live, fields)
+        set_fields = (
+            group_operations if "leaderWorkerTemplate" in section(live, "spec") else partition_operations
+        )
+        return set_fields(live, fields)
     spec = section(live, "spec")
     wanted: dict[str, Json] = {
         "paused": fields.paused or None,
@@ -473,13 +493,12 @@ def field_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOper
 
 
 def _changes(
-    live: JsonObject, move: DeploymentMove, kept: Mapping[str, Json] | None
+    live: JsonObject, move: DeploymentMove, template: JsonObject, kept: Mapping[str, Json] | None
 ) -> tuple[PatchOperation, ...]:
     """Return what a move changes: the template where it changes it, and the rollout's fields."""
-    spec = section(live, "spec")
     match move:
         case Freeze(edit, fields) | Retarget(edit, fields) | Revert(edit, fields):
-            changed = template_operations(edit, section(spec, "template"), kept)
+            changed = template_operations(edit, template, kept)
             return (*changed, *field_operations(live, fields))
         case Hold(_, fields) | Pause(fields) | Release(fields) | Restore(fields, _) | Pulse(_, fields):
             return field_operations(live, fields)

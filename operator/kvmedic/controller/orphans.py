@@ -28,6 +28,7 @@ from typing import Any
 
 from kvmedic.cluster.ownership import RECORDED, RUN
 from kvmedic.cluster.snapshot import rollout_fields
+from kvmedic.cluster.stateful.groups import as_workload
 from kvmedic.cluster.workloads import Note, note_in
 from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.ports import Ports, Store, Target, save
@@ -343,7 +344,9 @@ def frozen_fleet(target: ObjectRef, body: Mapping[str, Any]) -> FrozenFleet | No
     note, claim = note_in(marks.get(RECORDED, "")), marks.get(RUN, "")
     if note is None or note.rotation_label is None or not claim:
         return None
-    if not rollout_fields(body).is_frozen and not note.is_undone(section(body, "spec", "template")):
+    if not rollout_fields(body).is_frozen and not note.is_undone(
+        section(as_workload(dict(body)), "spec", "template")
+    ):
         return None
     terms = Terms(note.rotation_label, DRAIN_TIMEOUT, OnDrainTimeout.HOLD, rotation=note.rotation)
     return FrozenFleet(uid_of(body), claim, without_spec(TargetRef(target.kind, target.name, None), terms))

@@ -20,10 +20,10 @@ from kvmedic.model.spec import Policy, Spare
 from kvmedic.model.status import Record, Resource
 from kvmedic.rollout.spares.room import NoRoom, Room, RoomUnknown
 from kvmedic.rollout.spares.ways import (
-    NO_SPARE_OF_ORDINALS,
     WAYS_OUT,
     Beside,
     Short,
+    no_spare_of,
     spare_required,
     way_without_spare,
     weigh_room,
@@ -64,7 +64,7 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
 
 def _way_of_ordinals(found: Survey, resource: Resource, policy: Policy) -> Short | Blocked:
     """Return how a StatefulSet, which never has a spare, goes one short: as the spec allows it."""
-    step, why = found.plan.steps[0] if found.plan else None, NO_SPARE_OF_ORDINALS
+    step, why = found.plan.steps[0] if found.plan else None, no_spare_of(found.view.fleet)
     match policy.rollout.spare:
         case Spare.REQUIRED:
             return spare_required(found.view.fleet)

@@ -29,9 +29,9 @@ from kvmedic.rollout.preconditions import (
 )
 from kvmedic.rollout.spares.room import Finding, RoomUnknown
 from kvmedic.rollout.spares.ways import (
-    NO_SPARE_OF_ORDINALS,
     Beside,
     Short,
+    no_spare_of,
     spare_required,
     way_without_spare,
     weigh_room,
@@ -517,7 +517,7 @@ def _ordinals_check(fleet: Fleet, wish: Spare, names: Mapping[str, str]) -> Chec
     """Return whether a StatefulSet may go one short, as it never has a spare."""
     way = spare_required(fleet)
     if wish is not Spare.REQUIRED:
-        found = way_without_spare(fleet, None, NO_SPARE_OF_ORDINALS)
+        found = way_without_spare(fleet, None, no_spare_of(fleet))
         if isinstance(found, Short):
             text = f"{found.remark}, if the others carry the load, which is computed right before"
             sure = wish is Spare.NONE

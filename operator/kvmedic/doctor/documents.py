@@ -8,17 +8,26 @@ their own, such as a namespace that was saved with kubectl, are taken as they ar
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kvmedic.cluster.fronts import selects
-from kvmedic.cluster.snapshot import REVISION, SERVICE_NAME
+from kvmedic.cluster.parts import REVISION, SERVICE_NAME
+from kvmedic.cluster.stateful.groups import (
+    GROUP_INDEX,
+    NAME,
+    REVISION_KEY,
+    ROLLING_FIELDS,
+    WORKER_INDEX,
+    leader_template,
+)
 from kvmedic.cluster.stateful.revisions import REVISION_OF_POD
 from kvmedic.kube.objects import (
     WORKLOADS,
@@ -36,7 +45,14 @@ from kvmedic.kube.objects import (
 )
 from kvmedic.manifests.documents import containers_of
 from kvmedic.manifests.refusal import Refusal
-from kvmedic.model.fleet import POD_TEMPLATE_HASH, ROLLING, STATEFUL_SET, template_hash
+from kvmedic.model.fleet import (
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    POD_TEMPLATE_HASH,
+    ROLLING,
+    STATEFUL_SET,
+    template_hash,
+)
 
 DEFAULT_NAMESPACE = "default"
 """Where kubectl puts what names no namespace."""
@@ -143,9 +159,9 @@ def as_served(documents: Iterable[JsonObject], namespace: str) -> Documents:
     bodies = [_fill_metadata(each, namespace) for each in documents]
     for workload in [each for each in bodies if each.get("kind") in WORKLOADS]:
         if not any(controller_uid(each) == uid_of(workload) for each in bodies):
-            is_set = workload["kind"] == STATEFUL_SET
-            (_settle_set if is_set else _settle)(workload)
-            bodies += (_made_for_set if is_set else _made_for)(workload, bodies)
+            settle, make = _MADE[workload["kind"]]
+            settle(workload)
+            bodies += make(workload, bodies)
     return Documents(bodies)
 
 
@@ -230,6 +246,52 @@ def _made_for_set(body: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[Js
     made = {**template, "metadata": {**section(template, "metadata"), "labels": labels}}
     pods = [_pod(body, made, number) for number in range(body["spec"]["replicas"])]
     yield from (*pods, *_slices(pods, str(body["metadata"]["namespace"]), bodies))
+
+
+def _settle_groups(body: JsonObject) -> None:
+    """Fill in a LeaderWorkerSet as its webhook does, with the status of one that is complete (0.8)."""
+    spec = body["spec"] = section(body, "spec")
+    groups = section(spec, "leaderWorkerTemplate")
+    spec["leaderWorkerTemplate"] = {"size": 1, **groups}
+    rolling = {"partition": 0, "maxUnavailable": 1, "maxSurge": 0, **section(body, *ROLLING_FIELDS)}
+    spec["rolloutStrategy"] = {"type": ROLLING, "rollingUpdateConfiguration": rolling}
+    replicas = spec["replicas"] = spec["replicas"] if isinstance(spec.get("replicas"), int) else 1
+    body["status"] = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), replicas)
+
+
+def _made_for_groups(body: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield what controllers make for a LeaderWorkerSet at rest: what keeps its leaders, and all its pods."""
+    name, groups = name_of(body), section(body, "spec", "leaderWorkerTemplate")
+    key, size = template_hash(groups)[:10], int(groups["size"])
+    own = {NAME: name, REVISION_KEY: key}
+    revision = _child("apps/v1", "ControllerRevision", body, f"{name}-{key}-1", {"labels": own})
+    revision["data"], revision["revision"] = {"spec": {"leaderWorkerTemplate": groups}}, 1
+    leaders = _child("apps/v1", "StatefulSet", body, name, {"labels": own})
+    template = leader_template(body, name)
+    labelled = {**section(template, "metadata"), "labels": {**labels_of(template), **own}}
+    leaders["spec"] = {"replicas": body["spec"]["replicas"], "template": {**template, "metadata": labelled}}
+    leaders["spec"]["updateStrategy"] = {"type": ROLLING, "rollingUpdate": {"partition": 0}}
+    _settle_set(leaders)
+    kept = list(_made_for_set(leaders, bodies))
+    for each in kept:
+        mine = {GROUP_INDEX: name_of(each).rpartition("-")[2]} if each["kind"] == "Pod" else {}
+        each["metadata"]["labels"] = {**labels_of(each), **own, **mine}
+    yield from (revision, leaders, *kept)
+    places = range(body["spec"]["replicas"])
+    made = section(groups, "workerTemplate")
+    for place, number in product(places, range(1, size)):
+        pod = _pod({**body, "metadata": {**body["metadata"], "name": f"{name}-{place}"}}, made, number)
+        mine = {GROUP_INDEX: str(place), WORKER_INDEX: str(number)}
+        pod["metadata"]["labels"] = {**labels_of(pod), **own, **mine}
+        yield pod
+
+
+_MADE: Mapping[str, tuple[Callable[[JsonObject], None], Callable[..., Iterator[JsonObject]]]] = {
+    DEPLOYMENT: (_settle, _made_for),
+    STATEFUL_SET: (_settle_set, _made_for_set),
+    LEADER_WORKER_SET: (_settle_groups, _made_for_groups),
+}
+"""How a workload of each kind is filled in, and what its controllers make."""
 
 
 def _slices(pods: Sequence[JsonObject], namespace: str, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
-from kvmedic.cluster.rights import CONFIG_FILE, NEEDED, OWNER_FIELD, STATEFUL, Lacking, Right
+from kvmedic.cluster.rights import CONFIG_FILE, GROUPED, NEEDED, OWNER_FIELD, STATEFUL, Lacking, Right
 from kvmedic.doctor.checks import (
     Check,
     Examination,
@@ -25,6 +26,7 @@ from kvmedic.doctor.checks import (
     written_owner,
 )
 from kvmedic.kube.errors import ApiError, Unavailable
+from kvmedic.model.fleet import LEADER_WORKER_SET, STATEFUL_SET
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Record, Resource, Truth
@@ -167,11 +169,14 @@ def _is_failing(record: Record) -> bool:
     return told is not None and told.status is Truth.FALSE
 
 
+OF_KIND = MappingProxyType({STATEFUL_SET: STATEFUL, LEADER_WORKER_SET: GROUPED})
+
+
 def needed_rights(view: View, policy: Policy) -> tuple[Right, ...]:
     """Return which rights a change of a target needs; more where a flag is in a file or an owner's object."""
     found = view.workload(policy.target)
     in_file = isinstance(found, Workload) and found.line.config is not None
-    of_kind = STATEFUL if view.fleet.is_stateful else ()
+    of_kind = OF_KIND.get(view.fleet.kind, ())
     owner = written_owner(view.fleet, policy)
     of_owner = OWNER_FIELD[owner] if owner else ()
     return (*NEEDED, *of_kind, *(CONFIG_FILE if in_file else ()), *of_owner)

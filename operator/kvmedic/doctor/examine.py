@@ -28,10 +28,10 @@ from kvmedic.doctor.fitting import fitting_policy
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
-from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, section
+from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, pod_template, section
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.edits import containers_of
-from kvmedic.model.fleet import DEPLOYMENT, STATEFUL_SET
+from kvmedic.model.fleet import DEPLOYMENT
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy, Spare
 from kvmedic.rollout.gates import place_of, target_at
@@ -93,10 +93,10 @@ async def see_target(
 def default_spec(target: str) -> KVRemediationSpec:
     """Return what counts for a target without a resource: every default, in mode Auto.
 
-    A StatefulSet never has a spare: it may go one short where the others carry the load.
+    What is held by a partition never has a spare: it may go one short where the others carry the load.
     """
     ref = target_at(target)
-    spare = Spare.BEST_EFFORT if ref.kind == STATEFUL_SET else Spare.REQUIRED
+    spare = Spare.REQUIRED if ref.kind == DEPLOYMENT else Spare.BEST_EFFORT
     named = TargetRef.model_validate({"kind": ref.kind, "name": ref.name})
     return KVRemediationSpec(target_ref=named, mode=Mode.AUTO, rollout=Rollout(spare=spare))
 
@@ -169,7 +169,7 @@ def targets_in(documents: Iterable[JsonObject]) -> tuple[str, ...]:
 
 def starts_engine(workload: Mapping[str, Any]) -> bool:
     """Return whether a workload's pod template starts a known engine, as far as it can be followed."""
-    containers = containers_of(section(workload, "spec", "template"))
+    containers = containers_of(pod_template(workload))
     seen = (invocation_of(each, profile) for each in containers for profile in ENGINES)
     return any(not isinstance(how, NotAnEngine) or how.doubt for how in seen)
 

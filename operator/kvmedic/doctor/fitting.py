@@ -154,6 +154,8 @@ def _lever_lines(view: View, policy: Policy, neighbours: Neighbours | str) -> It
     yield "  levers:"
     now = f"--max-num-seqs is {given} now" if given is not None else "--max-num-seqs is not given now"
     yield f"  - name: maxNumSeqs  # {now}"
+    if view.fleet.groups is not None:
+        return
     scalers = neighbours.autoscalers if isinstance(neighbours, Neighbours) else ()
     most = scalers[0].maximum if scalers else replicas + 1
     yield "  # More replicas for a while, where no setting helps: each takes as many GPUs as a replica."

@@ -56,6 +56,7 @@ DEPLOYMENTS = Resource("apps/v1", "deployments")
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "endpointslices")
 EVENTS = Resource("events.k8s.io/v1", "events")
 JOBS = Resource("batch/v1", "jobs")
+LEADER_WORKER_SETS = Resource("leaderworkerset.x-k8s.io/v1", "leaderworkersets")
 LEASES = Resource("coordination.k8s.io/v1", "leases")
 NAMESPACES = Resource("v1", "namespaces")
 NODES = Resource("v1", "nodes")
@@ -66,7 +67,7 @@ SERVICES = Resource("v1", "services")
 STATEFUL_SETS = Resource("apps/v1", "statefulsets")
 
 WORKLOADS: Mapping[str, Resource] = MappingProxyType(
-    {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
+    {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS, "LeaderWorkerSet": LEADER_WORKER_SETS}
 )
 """What can be a target, by kind."""
 
@@ -83,6 +84,27 @@ def items(body: Mapping[str, Any], key: str) -> list[JsonObject]:
     """Return a list of objects, or an empty one where it is absent or null."""
     found = body.get(key)
     return list(found) if isinstance(found, list) else []
+
+
+TEMPLATE = "/spec/template"
+
+
+def template_path(body: Mapping[str, Any]) -> str:
+    """Return where a workload has the pod template of what serves, as a JSON pointer.
+
+    Of a LeaderWorkerSet that is the leaders', which is the workers' where it names no other (0.8,
+    leaderworkerset_controller.go, constructLeaderStatefulSetApplyConfiguration).
+    """
+    groups = section(body, "spec", "leaderWorkerTemplate")
+    if not groups:
+        return TEMPLATE
+    kind = "leaderTemplate" if section(groups, "leaderTemplate") else "workerTemplate"
+    return f"/spec/leaderWorkerTemplate/{kind}"
+
+
+def pod_template(body: Mapping[str, Any]) -> JsonObject:
+    """Return the pod template of what serves, as a workload has it."""
+    return section(body, *template_path(body).split("/")[1:])
 
 
 def annotations_of(body: Mapping[str, Any]) -> dict[str, str]:

@@ -298,7 +298,10 @@ class Watches:
                 wait, is_lost, trouble = FORBIDDEN_WAIT, True, str(error)
             if wait > WAITS[0]:
                 store.is_current = False
-                LOG.warning("watch=%s namespace=%s error=%s", kind.resource.plural, place or "all", trouble)
+                level = logging.INFO if store.is_lacking else logging.WARNING
+                LOG.log(
+                    level, "watch=%s namespace=%s error=%s", kind.resource.plural, place or "all", trouble
+                )
             store.version = "" if is_lost else store.version
             store.tried.set()
             await asyncio.sleep(wait)

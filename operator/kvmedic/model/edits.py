@@ -41,6 +41,20 @@ class EditState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class FieldEdit:
+    """Who set a field of the workload last, by the API server's notes."""
+
+    manager: str
+    at: str
+    """RFC 3339, in whole seconds."""
+    is_ours: bool
+
+    def __str__(self) -> str:
+        """Return who and when."""
+        return f"{self.manager} at {self.at}"
+
+
+@dataclass(frozen=True, slots=True)
 class PatchOperation:
     """One operation of a JSON patch (RFC 6902)."""
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvmedic.model.devices import ContainerEnd, Instance
-from kvmedic.model.edits import EditState
+from kvmedic.model.edits import EditState, FieldEdit
 from kvmedic.model.reasons import Reason
 
 POD_TEMPLATE_HASH = "pod-template-hash"
@@ -120,7 +120,7 @@ ROLLING = "RollingUpdate"
 ON_DELETE = "OnDelete"
 FROZEN_PARTITION = 2147483646
 """A StatefulSet's `partition` below which all replicas are, so that none is replaced: nobody else sets it."""
-DEPLOYMENT, STATEFUL_SET = "Deployment", "StatefulSet"
+DEPLOYMENT, STATEFUL_SET, LEADER_WORKER_SET = "Deployment", "StatefulSet", "LeaderWorkerSet"
 
 SURGE = 1
 """One spare: it needs one free device, and capacity in rotation never falls below what it was."""
@@ -138,9 +138,9 @@ class RolloutFields:
     strategy: str = ROLLING
     """Type of the strategy. One that ends every replica at once has no numbers, which count as 0 then."""
     partition: int | None = None
-    """Of a StatefulSet, 0 where it has none. None: a Deployment."""
+    """Of a StatefulSet or a LeaderWorkerSet, 0 where it has none. None: a Deployment."""
     permits: bool = False
-    """A run has the StatefulSet make what is deleted anew from the present template."""
+    """A run has one of these make what is deleted anew from the present template."""
 
     @property
     def is_frozen(self) -> bool:
@@ -172,9 +172,12 @@ def frozen(*, max_unavailable: int, paused: bool, surge: int = SURGE) -> Rollout
 
 
 def hold_by_partition(fields: RolloutFields, *, permits: bool = False) -> RolloutFields:
-    """Return the fields by which a StatefulSet stands still, or makes anew what is deleted of it."""
+    """Return the fields by which a StatefulSet stands still, or makes anew what is deleted of it.
+
+    A LeaderWorkerSet stands still by the same ones.
+    """
     kind, partition = (ON_DELETE, 0) if permits else (ROLLING, FROZEN_PARTITION)
-    own = replace(fields, strategy=kind, partition=partition, permits=permits)
+    own = replace(fields, strategy=kind, partition=partition, permits=permits, max_surge=0)
     return replace(own, max_unavailable=1, paused=not permits)
 
 
@@ -247,7 +250,7 @@ class Pod:
     stuck_in: tuple[str, ...] = ()
     """Those that did not let go of it until its last drain timed out."""
     ordinal: int | None = None
-    """Its place in a StatefulSet, from 0; None: a Deployment's replicas have none."""
+    """Its place in a StatefulSet, or that of its group, from 0; None: a Deployment's replicas have none."""
 
     @property
     def ready(self) -> bool:
@@ -430,20 +433,6 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class FieldEdit:
-    """Who set a field of the Deployment last, by the API server's notes."""
-
-    manager: str
-    at: str
-    """RFC 3339, in whole seconds."""
-    is_ours: bool
-
-    def __str__(self) -> str:
-        """Return who and when."""
-        return f"{self.manager} at {self.at}"
-
-
-@dataclass(frozen=True, slots=True)
 class Minimum:
     """The fewest replicas that an autoscaler of the target keeps."""
 
@@ -475,8 +464,20 @@ class OwnerObject:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """What is known of a LeaderWorkerSet beside its leaders, which are the fleet's pods."""
+
+    obeyed: int | None
+    """The partition that the controller of its leaders goes by; None: not known yet."""
+    comes_back: str
+    """Hash of the template from which a leader below that partition is made anew; empty: not known."""
+    unfit: str = ""
+    """Why groups like these are not changed, and what helps; empty where they are."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
-    """A Deployment with its ReplicaSets and pods, or a StatefulSet with its revisions, read within one tick.
+    """A workload with its ReplicaSets or revisions, and its pods, read within one tick.
 
     Hashes of pod templates are over canonical JSON of the template as the API server returns it.
     """
@@ -524,11 +525,13 @@ class Fleet:
     """Of a StatefulSet also whether replicas are made in order, and whether its last rollout is complete."""
     in_order: bool = False
     is_complete: bool = True
+    groups: Groups | None = None
+    """Of a LeaderWorkerSet; None: another kind."""
 
     @property
     def is_stateful(self) -> bool:
-        """Return whether it is a StatefulSet."""
-        return self.kind == STATEFUL_SET
+        """Return whether it is held by a partition, and its replicas have places."""
+        return self.kind in (STATEFUL_SET, LEADER_WORKER_SET)
 
     def serving(self, revision: str) -> tuple[Pod, ...]:
         """Return the pods of a revision that are not terminating, by name."""

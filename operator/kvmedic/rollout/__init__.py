@@ -32,7 +32,8 @@ from kvmedic.rollout.trial import trial_row
 def row_of(step: Step) -> StepRow:
     """Return what a step does: by its own kind, and by that of the workload that it is asked about."""
     usual = _row_of_deployment(step)
-    return by_kind(usual, _row_of_stateful_set(step, usual))
+    by_partition = _row_of_stateful_set(step, usual)
+    return by_kind(usual, by_partition, _row_of_groups(step, by_partition))
 
 
 def _row_of_deployment(step: Step) -> StepRow:
@@ -63,5 +64,18 @@ def _row_of_stateful_set(step: Step, usual: StepRow) -> StepRow:
             return ordinal_scaling_row(usual, step)
         case TrialStep() | GateStep():
             return unsupported_row(usual, "a trial pod")
+        case _:
+            assert_never(step)
+
+
+def _row_of_groups(step: Step, usual: StepRow) -> StepRow:
+    match step:
+        case RevisionStep():
+            # Its controller keeps no revision but the present one; what a run left half done is given back.
+            return unsupported_row(usual, "another revision")
+        case ReplicasStep():
+            return unsupported_row(usual, "another number of groups, each of several pods,")
+        case FlagStep() | BundleStep() | ReplaceStep() | TrialStep() | GateStep():
+            return usual
         case _:
             assert_never(step)

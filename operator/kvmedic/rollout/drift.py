@@ -344,7 +344,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
     minutes = int(TRUCE.total_seconds() // 60)
     fields, held = (
-        ("updateStrategy", hold_by_partition(fleet.fields))
+        ("rolloutStrategy" if fleet.groups else "updateStrategy", hold_by_partition(fleet.fields))
         if fleet.is_stateful
         else (
             "strategy, minReadySeconds, progressDeadlineSeconds and paused",

@@ -78,10 +78,7 @@ from kvmedic.rollout.orphan_drain import (
     release_before_turning,
     resting_orphan_move,
 )
-from kvmedic.rollout.preconditions import (
-    Purpose,
-    refusal,
-)
+from kvmedic.rollout.preconditions import Purpose, refusal
 from kvmedic.rollout.steps import StepInput, StepRow
 
 PULSE_LIMIT = timedelta(seconds=10)
@@ -132,6 +129,8 @@ class Order:
     """What is known of replicas that were released to be drained."""
     may_lack: int = 0
     """Replicas that may be missing while it walks: 1 where no spare is made, else 0."""
+    is_made: bool = False
+    """Whoever was let go last had been made anew, so that the permit was taken back."""
 
     @property
     def purpose(self) -> Purpose:
@@ -556,6 +555,7 @@ def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: St
         wave=largest_wave(fleet.replicas) if in_waves and not run.may_lack else 1,
         compared=len(comparison.pods) if comparison else 0,
         may_lack=run.may_lack,
+        is_made=run.intent is not None and run.intent.move == Pause.__name__,
     )
 
 

@@ -59,6 +59,10 @@ LONGEST_DRAIN = timedelta(hours=24)
 """The same where nothing may be cut: the longest time-out that a spec can have."""
 
 
+GROUP_LABELS = "leaderworkerset.sigs.k8s.io/"
+"""Beginning of the labels by which a LeaderWorkerSet's controllers know their pods: none is ever changed."""
+
+
 def choose_keys(
     labels: Mapping[str, str],
     selectors: Sequence[Mapping[str, str]],
@@ -74,7 +78,7 @@ def choose_keys(
         count_affected: how many policies would treat a pod with other labels differently.
     """
     taking = [each for each in selectors if each and each.items() <= labels.items()]
-    keys = sorted({key for each in taking for key in each})
+    keys = sorted({key for each in taking for key in each if not key.startswith(GROUP_LABELS)})
     found: tuple[tuple[int, int], tuple[str, ...]] | None = None
     for size in range(1, len(keys) + 1):
         for chosen in combinations(keys, size):

@@ -331,7 +331,7 @@ def ordinal_replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | No
     """
     down = next((pod.uid for pod in fleet.live if pod.uid == step.uid and not pod.ready), "")
     alone = (
-        "a StatefulSet makes no spare, and nobody serves while its only replica is away: set its "
+        f"a {fleet.kind} makes no spare, and nobody serves while its only replica is away: set its "
         "spec.replicas to 2, or delete the pod by hand when nobody needs it"
     )
     return _first_refusal(
@@ -498,7 +498,9 @@ def _rows(fleet: Fleet, unsettled: str, drain: tuple[Row, ...]) -> tuple[Row, ..
         unsettled: what of it is in the middle of another change.
         drain: what keeps a replica from being drained.
     """
+    unfit = fleet.groups.unfit if fleet.groups else ""
     return (
+        (unfit != "", Reason.KIND_UNSUPPORTED, unfit),
         *drain,
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (

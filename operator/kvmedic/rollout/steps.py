@@ -93,13 +93,15 @@ class StepRow:
     """What is remembered of a step that failed: what it tried, and what tells it from another."""
 
 
-def by_kind(deployment: StepRow, stateful_set: StepRow) -> StepRow:
-    """Return the row that does what one of two does, by the workload that it is asked about.
+def by_kind(deployment: StepRow, stateful_set: StepRow, groups: StepRow) -> StepRow:
+    """Return the row that does what one of three does, by the workload that it is asked about.
 
     What is remembered, and whether leaving may take a replica away, does not depend on it.
     """
 
     def row_for(fleet: Fleet) -> StepRow:
+        if fleet.groups is not None:
+            return groups
         return stateful_set if fleet.is_stateful else deployment
 
     return replace(

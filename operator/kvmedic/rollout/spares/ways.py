@@ -18,8 +18,11 @@ WAYS_OUT = (
 """What helps a spare to a place."""
 
 
-NO_SPARE_OF_ORDINALS = "a StatefulSet has no place for a replica beside those of its ordinals"
-"""Why none is ever made for one."""
+def no_spare_of(fleet: Fleet) -> str:
+    """Return why no spare is ever made of what is held by a partition."""
+    if fleet.groups is not None:
+        return "no group is made beside those of a LeaderWorkerSet"
+    return "a StatefulSet has no place for a replica beside those of its ordinals"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,10 @@ def weigh_room(seen: Finding, policy: Policy) -> Beside | Blocked:
 
 
 def spare_required(fleet: Fleet) -> Blocked:
-    """Return that a StatefulSet cannot be changed while the spec requires a spare."""
+    """Return that what has no spare cannot be changed while the spec requires a spare."""
     return Blocked(
         Reason.SPARE_NEEDED,
-        f"{NO_SPARE_OF_ORDINALS}, so it is one of {fleet.replicas} short for each drain and start: set "
+        f"{no_spare_of(fleet)}, so it is one of {fleet.replicas} short for each drain and start: set "
         "spec.rollout.spare: BestEffort (where the others carry the load) or None (whatever the load is)",
     )
 
@@ -70,7 +73,7 @@ def way_without_spare(fleet: Fleet, step: Step | None, why: str) -> Short | Bloc
     """
     ways = "set spec.rollout.spare: Required, and leave room for a replica more"
     if fleet.is_stateful:
-        ways = "set spec.replicas of the StatefulSet to 2"
+        ways = f"set spec.replicas of the {fleet.kind} to 2"
     if fleet.replicas < 2:
         return Blocked(
             Reason.SPARE_NEEDED, f"{why}, and nobody serves while the only replica is away: {ways}"

@@ -1,4 +1,4 @@
-"""Replicas of a StatefulSet that are replaced, added or given back, and the steps that it cannot have.
+"""Replicas that are replaced, added or given back where a partition holds them, and the steps refused there.
 
 Replacing one is a drain and a deletion by name: its controller makes it anew. No spare is made, as none can
 be. More replicas are a higher number, and of fewer the highest ordinal goes: it is drained before.
@@ -27,18 +27,21 @@ from kvmedic.rollout.draining import (
 )
 from kvmedic.rollout.drift import committed_sequence
 from kvmedic.rollout.moves import Claim, DeletePod, Failed, Move, Refused, Settled, Wait
-from kvmedic.rollout.preconditions import end_as_begun, ordinal_replacement_refusal
+from kvmedic.rollout.preconditions import Purpose, end_as_begun, ordinal_replacement_refusal
 from kvmedic.rollout.stateful.walk import NUDGE_AFTER, left_behind_move, lower_wait, parted
 from kvmedic.rollout.steps import StepInput, StepRow
 
 
 def unsupported_row(row: StepRow, what: str) -> StepRow:
-    """Return the row of a step that is not made on a StatefulSet: it is refused by name, and never begins."""
-    text = (
-        f"{what} is not made for a StatefulSet (spec.targetRef.kind): make the change by hand, or serve the "
-        "model from a Deployment"
-    )
-    return replace(row, refuse=lambda _fleet, _purpose: Refused(Reason.KIND_UNSUPPORTED, text))
+    """Return the row of a step that is not made on a kind of workload: it is refused by name."""
+
+    def refuse(fleet: Fleet, _purpose: Purpose) -> Refused:
+        text = (
+            f"{what} is not made for a {fleet.kind} (spec.targetRef.kind): make the change by hand, or serve "
+        )
+        return Refused(Reason.KIND_UNSUPPORTED, f"{text}the model from a Deployment")
+
+    return replace(row, refuse=refuse)
 
 
 def ordinal_replacement_row(row: StepRow, step: ReplaceStep) -> StepRow:

@@ -6,6 +6,8 @@ For the moment in which it is deleted, by name and uid, the strategy is `OnDelet
 anew from the present template and deletes nobody itself, so that nothing goes undrained, whoever edits the
 template or dies meanwhile. Then the partition is back. What dies by itself comes back as it was.
 
+A LeaderWorkerSet's groups are walked in the same way (`kvmedic.rollout.stateful.groups`).
+
 The ordinal has no second replica, so the fleet is one short for each drain and start. With
 `podManagementPolicy: OrderedReady` a replica is made only once all below it are Ready: so none is taken while
 a lower one is not, and of several that are down the lowest goes first, as nothing above it comes back.
@@ -63,6 +65,15 @@ from kvmedic.rollout.moves import (
     kubectl_name,
 )
 from kvmedic.rollout.preconditions import Purpose, end_as_begun, recall_refusal, refusal
+from kvmedic.rollout.stateful.groups import (
+    begin_groups,
+    came_back,
+    comes_back_as_wanted,
+    group_refusal,
+    held_wait,
+    letting_go,
+    unspent_move,
+)
 from kvmedic.rollout.steps import StepInput, StepRow
 
 NUDGE_AFTER = timedelta(seconds=5)
@@ -84,11 +95,17 @@ def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
         return Revert(order.edit, order.recorded if fleet.fields.is_frozen else fleet.fields)
     if fleet.fields.is_frozen:
         # Nobody is taken before: the partition is above all, whatever was permitted.
-        return Retarget(order.edit, hold_by_partition(fleet.fields))
+        return _begin(fleet, order, now)
     back = stray_move(fleet, fleet.pods) if order.pulsed_at else None  # somebody put all of it back
-    return (
-        back or ordinal_refusal(fleet, order.purpose) or Freeze(order.edit, hold_by_partition(fleet.fields))
-    )
+    return back or ordinal_refusal(fleet, order.purpose) or _begin(fleet, order, now)
+
+
+def _begin(fleet: Fleet, order: Order, now: datetime) -> Move:
+    """Return the move by which the template comes to be the wanted one, and nobody is taken."""
+    if fleet.groups is not None:
+        return begin_groups(fleet, fleet.groups, order, now)
+    held = hold_by_partition(fleet.fields)
+    return Retarget(order.edit, held) if fleet.fields.is_frozen else Freeze(order.edit, held)
 
 
 def ordinal_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
@@ -96,10 +113,10 @@ def ordinal_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
     if purpose is not Purpose.RETURN and fleet.replicas == 1:
         return Refused(
             Reason.SPARE_NEEDED,
-            "a StatefulSet is one replica short for each drain and start, and nobody serves while the only "
+            f"a {fleet.kind} is one replica short for each drain and start, and nobody serves while the only "
             "one is away: set its spec.replicas to 2, or make the change by hand when nobody needs it",
         )
-    return refusal(fleet, purpose)
+    return refusal(fleet, purpose) or group_refusal(fleet, purpose)
 
 
 def rest_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -126,7 +143,7 @@ def _walk_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
         is_over = any(now - unready_since(pod, now) > PEER_GRACE for pod in down)
         return (stray_move(fleet, fleet.pods) if is_over else None) or waiting
     if old:
-        return _take_next(fleet, order, old, now)
+        return came_back(fleet, order, now) or _take_next(fleet, order, old, now)
     return stray_move(fleet, fleet.pods) or _restore_strategy(fleet, order)
 
 
@@ -138,7 +155,8 @@ def _replace_one(fleet: Fleet, order: Order, now: datetime) -> Move:
     drained = next((pod for pod in fleet.live if _is_recorded(pod, order)), None)
     ends = any(pod.terminating for pod in fleet.pods)
     if drained is not None and not ends and isinstance(_take(fleet, drained, order, now), tuple):
-        return DeletePod(drained)
+        unspent = unspent_move(fleet, fleet.groups, drained, order, now) if fleet.groups else None
+        return unspent or DeletePod(drained)
     return _await_made(fleet, order, now) or Pause(hold_by_partition(fleet.fields))
 
 
@@ -151,6 +169,8 @@ def _await_made(fleet: Fleet, order: Order, now: datetime) -> Move | None:
     """Return the wait until a deleted replica is made anew, or the nudge; None: none is missing."""
     if not (missing := _await_missing(fleet)):
         return None
+    if fleet.groups is not None:  # a leader stays its controller's own, which so is never late
+        return missing
     ends = any(pod.terminating for pod in fleet.pods)
     is_due = order.pulsed_at is None or now - order.pulsed_at > NUDGE_AFTER
     return Pulse((), hold_by_partition(fleet.fields, permits=True)) if is_due and not ends else missing
@@ -220,9 +240,11 @@ def _not_ready(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
 
 def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
     """Return the next move for one old replica: out of rotation, drained, and then let go."""
-    takeable = to_be_taken(old, order.held)
+    by_permit = not comes_back_as_wanted(fleet, order)
+    in_turn = (max(old, key=_ordinal),) if fleet.groups is not None and by_permit else old
+    takeable = to_be_taken(in_turn, order.held)
     if not takeable:
-        return held_move(fleet, old)
+        return held_move(fleet, in_turn)
     goer = _choose_goer(takeable, order)
     if back := stray_move(fleet, fleet.pods, (goer,)):
         return back
@@ -233,6 +255,8 @@ def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) 
     taken = _take(fleet, goer, order, now)
     if not isinstance(taken, tuple):
         return taken
+    if fleet.groups is not None:
+        return letting_go(fleet, goer) if by_permit else held_wait(fleet.groups, goer) or DeletePod(goer)
     return Pulse((goer.name,), hold_by_partition(fleet.fields, permits=True))
 
 
@@ -269,6 +293,10 @@ def lower_wait(fleet: Fleet, pod: Pod) -> Wait | None:
 def _take(fleet: Fleet, pod: Pod, order: Order, now: datetime) -> tuple[Pod, ...] | Move:
     """Return the replica once it is drained, or what has to be done before; one always stays to serve."""
     others = fleet.replicas - _given_up(fleet, order, now) - 1
+    if fleet.groups is not None and order.repairs:
+        # The way back from what may have broken them: a lower one waits for its turn.
+        old = (each for each in fleet.live if each.uid != pod.uid and each.revision != order.toward)
+        others -= sum(not each.in_rotation for each in old)
     needed = others if order.lifts else max(1, others)
     return take_pods(fleet, (pod,), Taking(order.victims, order.drains, order.held, needed, 1))
 
@@ -281,7 +309,9 @@ def _restore_strategy(fleet: Fleet, order: Order) -> Move:
     """
     counted = fleet.updated_replicas == fleet.status_replicas == fleet.replicas
     parts = bool(order.recorded.partition) or order.recorded.strategy != ROLLING
-    if fleet.observed and counted and (fleet.is_complete or not parts):
+    # A controller that cannot hold groups at all never shows that it saw them held: nothing was changed then.
+    is_seen = fleet.observed or (fleet.groups is not None and order.repairs)
+    if is_seen and counted and (fleet.is_complete or not parts):
         return Restore(order.recorded, fleet.replicas)
     return Wait(
         Reason.AWAITING_CONTROLLER,
