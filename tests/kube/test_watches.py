@@ -274,3 +274,22 @@ async def test_what_takes_room_on_nodes_is_kept_wherever_it_is() -> None:
     async with followed(server, kinds=kinds, holds="serving".__eq__) as watches:
         assert len(await watches.list(PODS, "")) == 2
         assert server.reads == 0
+
+
+async def test_who_waits_for_a_list_that_is_given_up_asks_the_api_server() -> None:
+    server, is_wanted, begun = Server([a_pod("a", 1)]), True, asyncio.Event()
+
+    async def never_listed(*_: object) -> Any:
+        begun.set()
+        await asyncio.Event().wait()
+        yield [], ""
+
+    server.pages = never_listed  # type: ignore[method-assign]
+    async with followed(server, wanted=lambda: is_wanted) as watches:
+        waiting = asyncio.create_task(names(watches))
+        await begun.wait()
+        is_wanted = False
+
+        async with asyncio.timeout(5):
+            assert await waiting == ["a"]
+        assert server.reads == 1

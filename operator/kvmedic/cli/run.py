@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import sys
 from enum import StrEnum
@@ -38,23 +37,10 @@ def command() -> None:
     telemetry = Telemetry()
     if settings.process.telemetry_port:
         start_http_server(settings.process.telemetry_port, registry=telemetry.registry)
-    tune_collector()
     try:
         asyncio.run(operate(settings, telemetry))
     except NoCluster as error:
         end_command(error, USAGE)
-
-
-OBJECTS_PER_COLLECTION = 10_000
-"""Objects that are made before Python looks for cycles among them. Its own 700 made reading 4,000 pods, some
-100,000 objects without a cycle, three times as dear (1.05 against 0.32 CPU s for six such lists)."""
-
-
-def tune_collector() -> None:
-    """Have Python's search for cycles leave out what was imported, and begin less often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(OBJECTS_PER_COLLECTION, 20, 20)
 
 
 class CrdForm(StrEnum):

@@ -203,6 +203,10 @@ class Watches:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for store in self._stores.values():
+            # Whoever waits for a list that nobody makes any more asks the API server.
+            store.is_current = False
+            store.tried.set()
         self._stores.clear()
 
     async def get(self, ref: Ref) -> JsonObject | None:
