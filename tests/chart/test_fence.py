@@ -244,6 +244,66 @@ def test_nothing_else_of_an_owners_object_passes(account, who, engine):
     assert passed == []
 
 
+GROUPS = "/spec/leaderWorkerTemplate"
+OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+OF_GROUPS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "leaderworkersets.leaderworkerset.x-k8s.io",
+        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/lws"},
+    },
+    "spec": {
+        "group": "leaderworkerset.x-k8s.io",
+        "names": {"kind": "LeaderWorkerSet", "plural": "leaderworkersets"},
+        "scope": "Namespaced",
+        "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": OPEN}}],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def grouped(account: Api, light: LightCluster) -> Iterator[Api]:
+    """The account, with a LeaderWorkerSet; its kind goes again, as operators watch it where it is known."""
+    light.apply(OF_GROUPS, "")
+    named = f"crd/{OF_GROUPS['metadata']['name']}"
+    light.kubectl("wait", "--for=condition=Established", named, "--timeout=30s")
+    template = DEPLOYMENT["spec"]["template"]
+    groups = {"size": 2, "leaderTemplate": template, "workerTemplate": template}
+    body = {"metadata": {"name": "llm"}, "spec": {"replicas": 2, "leaderWorkerTemplate": groups}}
+    head = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
+    light.apply({**head, **body}, "fenced")
+    yield account
+    light.kubectl("delete", named, "--wait=false")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (f"{GROUPS}/leaderTemplate/spec/containers/0/args/0", "--max-num-seqs=14", ""),
+        ("/spec/rolloutStrategy", {"rollingUpdateConfiguration": {"partition": 2147483646}}, ""),
+        (f"{GROUPS}/leaderTemplate/spec/containers/0/image", "registry.example/other:1", OTHER_ENGINE),
+        (f"{GROUPS}/leaderTemplate/spec/hostNetwork", True, IDENTITY),
+        (
+            f"{GROUPS}/workerTemplate/spec/containers/0/args/0",
+            "--max-num-seqs=14",
+            "the template of what serves",
+        ),
+        (f"{GROUPS}/size", 4, "the template of what serves"),
+        ("/spec/replicas", 3, "the template of what serves"),
+    ],
+)
+def test_of_a_leader_worker_set_the_leaders_template_and_the_strategy_pass(grouped, path, value, message):
+    place = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/fenced/leaderworkersets/llm"
+
+    found = patch(
+        grouped, place, [("add" if "Strategy" in path or "host" in path else "replace", path, value)]
+    )
+
+    assert message in found
+    assert bool(found) is bool(message)
+
+
 def pod(**metadata: Any) -> dict[str, Any]:
     spec = {"containers": [{"name": "engine", "image": "registry.example/vllm:1"}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **metadata}, "spec": spec}
