@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from types import SimpleNamespace
 
-import kopf
-import pytest
-
 from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns
-from kvmedic.handlers import Operator, registry
+from kvmedic.handlers import Operator
 from kvmedic.kube.errors import Call, Conflict, Unavailable
 from kvmedic.loop import Backoff
 from kvmedic.model.status import Key
@@ -86,8 +82,8 @@ def test_a_loop_that_looked_at_nothing_for_long_is_stuck():
     operator.loop._entries[KEY] = SimpleNamespace(due=0.0, working=True)
     operator._worked_at = 0.0
 
-    assert operator.is_working(4 * 60)
-    assert not operator.is_working(5 * 60)
+    assert operator.lost_work(4 * 60) == ""
+    assert operator.lost_work(5 * 60) == "nothing was looked at for 300 s, at most 300 s"
 
 
 def test_a_slow_pace_is_not_taken_for_a_stuck_loop():
@@ -95,18 +91,8 @@ def test_a_slow_pace_is_not_taken_for_a_stuck_loop():
     operator.loop._entries[KEY] = SimpleNamespace(due=0.0, working=True)
     operator._worked_at = 0.0
 
-    assert operator.is_working(29 * 60)
-    assert not operator.is_working(30 * 60)
-
-
-async def test_the_probe_of_a_stuck_loop_fails_for_good():
-    operator = an_operator()
-    operator.loop._entries[KEY] = SimpleNamespace(due=0.0, working=True)
-    operator._worked_at = time.monotonic() - timedelta(hours=1).total_seconds()
-    probes = [h for h in registry(operator)._activities.get_all_handlers() if h.id == "loop"]
-
-    with pytest.raises(kopf.PermanentError):
-        await probes[0].fn()
+    assert operator.lost_work(29 * 60) == ""
+    assert operator.lost_work(30 * 60)
 
 
 def test_a_workload_of_another_shard_wakes_nobody_and_has_no_stand_in():

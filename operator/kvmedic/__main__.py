@@ -2,11 +2,14 @@
 
 import errno
 import os
+import re
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
+from typing import TextIO
 
 from kvmedic.cli.app import app_for
+from kvmedic.model.redaction import without_controls
 
 UNWRITTEN = 5
 """Exit code where the answer could not be written."""
@@ -17,6 +20,7 @@ def main() -> None:
     """Run the command; ends the process with its exit code."""
     for stream in (sys.stdout, sys.stderr):
         _write_any_character(stream)
+    sys.stdout, sys.stderr = shown_safely(sys.stdout), shown_safely(sys.stderr)
     try:
         try:
             app_for(sys.argv[1:])(prog_name="kvmedic")
@@ -32,6 +36,29 @@ def _write_any_character(stream: object) -> None:
     """Write what a stream's encoding does not have as its escape: a terminal may be ASCII."""
     if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
+
+
+_OURS = re.compile(r"(\x1b\[[0-9;]{0,20}m)")
+"""How we colour text ourselves."""
+
+
+class Terminal(TextIOWrapper):
+    """A terminal, which is shown no characters that move its cursor, name its window or turn text around."""
+
+    def write(self, text: str) -> int:
+        """Write a text as people see it, in our own colours."""
+        parts = _OURS.split(text)
+        super().write("".join(one if at % 2 else without_controls(one) for at, one in enumerate(parts)))
+        return len(text)
+
+
+def shown_safely(stream: TextIO) -> TextIO:
+    """Return a stream to which manifests and answers of a cluster may be written; a file gets them exact."""
+    if not isinstance(stream, TextIOWrapper) or not stream.isatty():
+        return stream
+    encoding = stream.encoding
+    stream.flush()
+    return Terminal(stream.detach(), encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
 def _end_unwritten(error: OSError) -> None:

@@ -1,6 +1,6 @@
 """Events in, wake-ups out: the only module that knows kopf.
 
-kopf carries the watch of resources, the probes and the frame of the process. It changes nothing: no
+kopf carries the watch of resources and the frame of the process. It changes nothing: no
 handler here patches an object, so kopf's own bookkeeping never touches a resource. All mutation is
 in the reconcile loop.
 """
@@ -36,6 +36,7 @@ from kvmedic.model.status import Key
 from kvmedic.record.store import Known, peer_of
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.rollout.gates import place_of
+from kvmedic.watchdog import Watchdog
 
 LOG = logging.getLogger("kvmedic")
 STUCK = timedelta(minutes=5)
@@ -164,18 +165,16 @@ class Operator:
                 if told is not None:
                     await self.ports.reporter.saved(resource, *told)
 
-    def is_working(self, now: float) -> bool:
-        """Return whether the loop looked at anything lately, or has nothing to look at; `now`: monotonic."""
+    def lost_work(self, now: float) -> str:
+        """Return that the loop looks at nothing although there is something; empty where it works.
+
+        `now`: monotonic.
+        """
         if not self.loop.keys() or self._worked_at is None:
-            return True
-        return now - self._worked_at < max(STUCK, 3 * self.ports.pace.idle).total_seconds()
-
-
-def _health(operator: Operator) -> str:
-    """Return what the liveness probe answers; kopf tries any error but a permanent one again and hangs."""
-    if not operator.is_working(time.monotonic()):
-        raise kopf.PermanentError("the reconcile loop has looked at nothing for too long")
-    return "working"
+            return ""
+        limit = max(STUCK, 3 * self.ports.pace.idle).total_seconds()
+        idle = now - self._worked_at
+        return "" if idle < limit else f"nothing was looked at for {idle:.0f} s, at most {limit:.0f} s"
 
 
 def registry(operator: Operator) -> kopf.OperatorRegistry:
@@ -197,10 +196,6 @@ def registry(operator: Operator) -> kopf.OperatorRegistry:
             operator.roster.note(key, peer_of(body))
             operator.loop.wake(key)
         operator.telemetry.resources.set(len(operator.loop.keys()))
-
-    @kopf.on.probe(id="loop", registry=made)
-    async def probe(**_: Any) -> str:
-        return _health(operator)
 
     @kopf.on.login(registry=made)
     async def login(**kwargs: Any) -> Any:
@@ -270,7 +265,9 @@ class Frame:
 
 async def serve(operator: Operator, frame: Frame, companions: tuple[Awaitable[None], ...]) -> None:
     """Run until SIGTERM: kopf's watch, the reconcile loop, and what must run beside them."""
-    tasks = [asyncio.ensure_future(each) for each in (operator.loop.run(), *companions)]
+    watchdog = Watchdog(lambda: operator.lost_work(time.monotonic()))
+    server = watchdog.answer_at(frame.liveness) if frame.liveness else None
+    tasks = [asyncio.ensure_future(each) for each in (operator.loop.run(), watchdog.beat(), *companions)]
     try:
         await kopf.operator(
             registry=registry(operator),
@@ -278,9 +275,11 @@ async def serve(operator: Operator, frame: Frame, companions: tuple[Awaitable[No
             standalone=True,
             clusterwide=not frame.namespaces,
             namespaces=frame.namespaces,
-            liveness_endpoint=frame.liveness,
         )
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if server is not None:
+            server.shutdown()
+            server.server_close()

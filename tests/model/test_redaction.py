@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvmedic.kube.errors import TEXT_LIMIT, Call, error_for
-from kvmedic.model.redaction import names_secret, redact
+from kvmedic.model.redaction import names_secret, redact, without_controls
 
 SECRET = "s3cr3tvalue"
 
@@ -60,3 +62,24 @@ def test_what_is_cut_to_length_is_redacted_before() -> None:
 )
 def test_names_say_what_is_a_secret(name: str, *, expected: bool) -> None:
     assert names_secret(name) is expected
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[2Jall is well", "a\r\u202eb", "\x9b31m", "a\u200bb\u2028c", "\x00\x07\x7f", "half \ud800"]
+)
+def test_what_would_change_a_terminal_is_stripped(text: str) -> None:
+    found = redact(text)
+
+    assert found.isprintable()
+    assert without_controls(found) == found
+    assert [each for each in found if each not in text] == []
+
+
+def test_tabs_and_lines_stay_and_controls_hide_no_secret() -> None:
+    assert without_controls("a\tb\nc é 漢") == "a\tb\nc é 漢"
+    assert SECRET not in redact(f"--api\x1b-key={SECRET} hf\u200b_{SECRET}")
+
+
+@given(st.text(st.sampled_from("-a.=: '\",\x1b\ntoken~_0/@"), max_size=60))
+def test_any_text_is_redacted_once_and_for_all(text: str) -> None:
+    assert redact(redact(text)) == redact(text)

@@ -50,7 +50,7 @@ DURATION_LENGTH = 16
 """Characters of a duration, at most; the longest sensible one, `99h59m59s999ms`, has 14."""
 
 _DURATION = re.compile(DURATION_PATTERN)
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_PART = re.compile(r"(?<![0-9.])([0-9]++(?:\.[0-9]++)?)(ms|s|m|h)")
 _RFC3339 = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:[0-9]{2})")
 _UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
 

@@ -14,11 +14,22 @@ from prometheus_client import start_http_server
 from kvmedic.api.schema import KINDS
 from kvmedic.cli.app import USAGE, end_command
 from kvmedic.kube.errors import NoCluster
+from kvmedic.model.redaction import without_controls
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import SettingsError, load_settings
 from kvmedic.wiring import operate
 
 LOG_FORMAT = "time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
+
+
+class VisibleFormatter(logging.Formatter):
+    """Writes one line per record, whatever text of a tenant's it quotes; a traceback has lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return what is logged of a record."""
+        told = logging.makeLogRecord(record.__dict__)
+        told.msg, told.args = without_controls(record.getMessage()).replace("\n", "\\n"), None
+        return without_controls(super().format(told))
 
 
 def command() -> None:
@@ -31,7 +42,9 @@ def command() -> None:
         settings = load_settings()
     except SettingsError as error:
         end_command(error, USAGE)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stdout)
+    logs = logging.StreamHandler(sys.stdout)
+    logs.setFormatter(VisibleFormatter(LOG_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[logs])
     for chatty in ("kopf", "aiohttp.access"):  # the latter logs each probe of the kubelet
         logging.getLogger(chatty).setLevel(logging.WARNING)
     telemetry = Telemetry()

@@ -19,8 +19,9 @@ from kvmedic.model.fleet import Pod
 
 MODELS_OWN = "auto"
 """The type of the cache where the command line names none: the model's own, or that of its checkpoint."""
-LINE_LENGTH = 2000
-"""Characters of a line that are looked at: what is looked for is shorter, and so are its lines."""
+LINE_LENGTH = 4000
+"""Characters of a line that are looked at: a selector of attention backends tells its whole configuration
+and every backend's reasons in one (vLLM 0.14: about 900). An engine may write lines of any length."""
 DIFFERENT = 8
 """Different phrases of one kind that are kept; an engine has one or two."""
 

@@ -67,8 +67,8 @@ VLLM_REFUSALS = (
     re.compile(r"\b\w{1,40} does not support fp8 kv-cache on this device", re.IGNORECASE),
     re.compile(r"\b\w{1,40}(?: V1)? with FP8 KV cache not yet supported"),
     re.compile(
-        r"(?:No valid attention backend found for|is not valid for this configuration).*"
-        r"(kv_cache_dtype not supported)"
+        r"\A(?:(?!No valid attention backend found for|is not valid for this configuration).)*+"
+        r"(?:No valid|is not valid).*(kv_cache_dtype not supported)"
     ),
     re.compile(r"FP8 KV cache is not supported by the \w{1,40} attention backend"),
     re.compile(r"type fp8\w{1,12} not supported in this architecture"),
@@ -102,7 +102,7 @@ VLLM_REFUSALS = (
 VLLM_OUT_OF_MEMORY = re.compile(
     r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory"
     r"|Cuda failure(?: \d+)? '?out of memory"
-    r"|Free memory on device .* is less than desired GPU memory utilization"
+    r"|Free memory on device .{0,120}? is less than desired GPU memory utilization"
 )
 """How vLLM, torch and NCCL say that a GPU's memory ran out: at start-up also that other processes hold
 what the engine was to take (vLLM 0.32). `No available memory for the cache blocks` is not among them: that

@@ -202,7 +202,7 @@ def selector_text(selector: Mapping[str, Any]) -> str:
     return ",".join(parts)
 
 
-_TERM = re.compile(r"\s*(!?)([^\s=!,()]+)\s*(?:(=|!=|notin|in)\s*(?:\(([^)]*)\)|([^,]*)))?\s*(?:,|$)")
+_TERM = re.compile(r"(!?)([^\s=!,()]++)\s*+(?:(=|!=|notin|in)\s*(?:\(([^)]*)\)|([^,]*)))?\s*(?:,|$)")
 
 
 def takes_selector(selector: str, labels: Mapping[str, str]) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
+from kvmedic.engines.engine_log import LINE_LENGTH
 from kvmedic.model.compression import KV_HEADS
 from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import GateStep, TrialStep
@@ -58,10 +59,6 @@ from kvmedic.runbooks.compression.probes import (
     judge,
     judge_prompts,
 )
-
-LINE_LENGTH = 4000
-"""Characters of a line that are looked at: a selector of attention backends tells its whole configuration
-and every backend's reasons in one (vLLM 0.14: about 900)."""
 
 
 @dataclass(frozen=True, slots=True)

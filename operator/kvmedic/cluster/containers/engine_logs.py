@@ -1,4 +1,4 @@
-"""What logs say of how engines ended last, and of how they started; bounded in size.
+"""What logs say of how engines ended last, and of how they started; bounded in size, and so is each line.
 
 Logs may hold prompts: nothing leaves this module but numbers, known marks and known phrases.
 Every line is asked for with its time: from Kubernetes 1.32 on a kubelet answers 200 with an undated sentence
@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from kvmedic.engines import VOCABULARIES
-from kvmedic.engines.engine_log import Start, StartForms, Unread, started_of
+from kvmedic.engines.engine_log import LINE_LENGTH, Start, StartForms, Unread, started_of
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError
 from kvmedic.kube.objects import PODS, Ref
@@ -172,4 +172,4 @@ def _dated_lines(text: str) -> Iterator[tuple[datetime, str]]:
         except ValueError:
             continue
         if at.tzinfo is not None:
-            yield at, words
+            yield at, words[:LINE_LENGTH]

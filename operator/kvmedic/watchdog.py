@@ -1,0 +1,87 @@
+"""The answer to the kubelet whether this process is to be restarted, from a thread beside the event loop.
+
+The loop beats once a second, between all that it does. While it is merely busy its beats come late, and the
+thread still answers that it lives: a restart would only cost what it was about to end. A loop that does not
+beat for `HUNG_SECONDS` never comes back by itself, whatever it hangs in, and one that beats but looks at
+nothing has lost its work. Both are told as they are, so that the kubelet restarts the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+HUNG_SECONDS = 60.0
+"""A loop that has not beaten for so long hangs. All that runs on it is bounded: the most costly pod template
+takes about a second of CPU, and a container that is throttled to a tenth of a core ten times as long."""
+BEAT_SECONDS = 1.0
+PATIENCE_SECONDS = 5
+"""How long is waited for a question that somebody began to send."""
+
+
+@dataclass(slots=True)
+class Watchdog:
+    """What the loop told last of itself."""
+
+    problem: Callable[[], str]
+    """Returns why the loop, though it beats, has to be started anew; empty where it has not."""
+    clock: Callable[[], float] = time.monotonic
+    _beaten_at: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Count from now on."""
+        self._beaten_at = self.clock()
+
+    async def beat(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            self._beaten_at = self.clock()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def diagnose(self) -> str:
+        """Return why this process is to be restarted; empty where it is not. Any thread may ask."""
+        silent = self.clock() - self._beaten_at
+        if silent > HUNG_SECONDS:
+            return f"the event loop hangs: no beat for {silent:.0f} s, at most {HUNG_SECONDS:g} s"
+        return self.problem()
+
+    def answer_at(self, url: str) -> ThreadingHTTPServer:
+        """Answer at an address, such as `http://0.0.0.0:8080/healthz`, until the server is shut down.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        parts = urlsplit(url)
+        path, diagnose = parts.path or "/", self.diagnose
+
+        class Answer(BaseHTTPRequestHandler):
+            """One question of the kubelet."""
+
+            timeout = PATIENCE_SECONDS
+
+            def do_GET(self) -> None:
+                """Answer 200 while the process works, 503 where it is to be restarted."""
+                problem = diagnose()
+                status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+                if self.path.partition("?")[0] != path:
+                    status, problem = HTTPStatus.NOT_FOUND, f"ask at {path}"
+                body = (problem or "working").encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Log nothing: the kubelet asks every ten seconds."""
+
+        server = ThreadingHTTPServer((parts.hostname or "0.0.0.0", parts.port or 80), Answer)  # noqa: S104 - the kubelet asks from the node
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, name="watchdog", daemon=True).start()
+        return server

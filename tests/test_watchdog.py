@@ -1,0 +1,67 @@
+"""The liveness probe: a loop that hangs is told, a busy one is not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import pytest
+
+from kvmedic.watchdog import HUNG_SECONDS, Watchdog
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("silent", "problem", "told"),
+    [
+        (0.0, "", ""),
+        (HUNG_SECONDS, "", ""),
+        (HUNG_SECONDS + 1, "", "the event loop hangs"),
+        (0.0, "nothing was looked at", "nothing was looked at"),
+    ],
+)
+def test_only_a_loop_that_hangs_or_lost_its_work_is_started_anew(
+    silent: float, problem: str, told: str
+) -> None:
+    clock = Clock()
+    watchdog = Watchdog(lambda: problem, clock)
+
+    clock.now += silent
+
+    assert watchdog.diagnose().startswith(told)
+    assert bool(watchdog.diagnose()) is bool(told)
+
+
+async def ask(url: str) -> httpx.Response:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await client.get(url)
+
+
+async def test_the_thread_answers_while_the_loop_is_busy_and_says_when_it_hangs() -> None:
+    clock = Clock()
+    watchdog = Watchdog(lambda: "", clock)
+    server = watchdog.answer_at("http://127.0.0.1:0/healthz")
+    url = f"http://127.0.0.1:{server.server_address[1]}/healthz"
+    beating = asyncio.create_task(watchdog.beat())
+    try:
+        # A second thread asks while this loop is in nobody's hands.
+        answer = asyncio.get_running_loop().run_in_executor(None, lambda: httpx.get(url, trust_env=False))
+        time.sleep(0.3)  # noqa: ASYNC251 - the loop is busy
+        busy = await answer
+        beating.cancel()
+        clock.now += HUNG_SECONDS + 1
+        hung, elsewhere = await ask(url), await ask(f"{url}/x")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+    assert (busy.status_code, busy.text) == (200, "working")
+    assert (hung.status_code, elsewhere.status_code) == (503, 404)
+    assert "no beat for 61 s" in hung.text
