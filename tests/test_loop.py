@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvmedic.loop import Loop
+from kvmedic.loop import (
+    ALLOWANCE_SECONDS,
+    HALF_LIFE_SECONDS,
+    LONGEST_REST_SECONDS,
+    Loop,
+    Metered,
+    Spending,
+    rest_after,
+)
 from kvmedic.model.status import Key
 
 
@@ -138,3 +146,111 @@ async def test_the_age_of_the_oldest_look_counts_from_the_first_wake_up() -> Non
 
     assert loop.oldest_look_seconds(now + 90) == pytest.approx(90, abs=1)
     assert Loop(Ticks(), 1).oldest_look_seconds(now) == 0
+
+
+@dataclass
+class Costly:
+    """Looks of which those in one namespace take CPU, by their own clock, and are woken again at once."""
+
+    loop: Loop = field(init=False)
+    cpu: float = 0.0
+    looked: list[Key] = field(default_factory=list)
+    seconds: float = 0.8
+
+    async def __call__(self, which: Key) -> float | None:
+        await asyncio.sleep(0)
+        self.looked.append(which)
+        if which.namespace == "poison":
+            self.cpu += self.seconds
+            self.loop.wake(which)
+        return 60.0
+
+    def count(self, namespace: str) -> int:
+        return sum(each.namespace == namespace for each in self.looked)
+
+
+def a_costly_loop(workers: int = 4, seconds: float = 0.8, urgent: str = "") -> Costly:
+    ticks = Costly(seconds=seconds)
+    ticks.loop = Loop(ticks, workers, lambda which: which.name == urgent, cpu_clock=lambda: ticks.cpu)
+    return ticks
+
+
+async def test_a_tenant_with_poison_waits_behind_everybody_else_and_rests() -> None:
+    ticks = a_costly_loop()
+    for number in range(50):
+        ticks.loop.wake(key(f"p{number}", "poison"))
+    for number in range(400):
+        ticks.loop.wake(key(str(number), f"team-{number % 40}"))
+    late = key("late", "other")
+
+    def all_looked_at() -> bool:
+        if len(ticks.looked) > 420:
+            ticks.loop.wake(late)
+        return late in ticks.looked and ticks.count("poison") >= 100
+
+    await run(ticks.loop, all_looked_at)
+
+    first = ticks.looked[:400]
+    # As many were under way when the first one's price was known; each has one more look, and rests.
+    assert sum(each.namespace == "poison" for each in first) <= 4
+    assert ticks.count("poison") == 100
+    assert max(index for index, each in enumerate(ticks.looked) if each.namespace == "team-0") < 410
+
+
+async def test_looks_as_cheap_as_usual_rest_for_nothing() -> None:
+    ticks = a_costly_loop(seconds=0.2)
+    ticks.loop.wake(key("p", "poison"))
+
+    await run(ticks.loop, lambda: len(ticks.looked) >= 5)
+
+    assert ticks.count("poison") >= 5
+
+
+async def test_an_open_run_is_looked_at_whatever_it_costs() -> None:
+    ticks = a_costly_loop(urgent="open")
+    ticks.loop.wake(key("open", "poison"))
+
+    await run(ticks.loop, lambda: len(ticks.looked) >= 5)
+
+    assert ticks.count("poison") >= 5
+
+
+@pytest.mark.parametrize(
+    ("cpu", "rest"), [(0.0, 0.0), (ALLOWANCE_SECONDS, 0.0), (1.6, 60.0), (60.0, LONGEST_REST_SECONDS)]
+)
+def test_a_rest_is_a_hundred_times_what_looks_took_beyond_the_allowance(cpu: float, rest: float) -> None:
+    assert rest_after(cpu) == pytest.approx(rest)
+
+
+def test_what_a_namespace_took_is_forgotten() -> None:
+    spending = Spending()
+    spending.add("a", 0.8, 0.0)
+    spending.add("cheap", 0.04, 0.0)
+
+    ranks = [spending.rank("a", at) for at in (0.0, HALF_LIFE_SECONDS, 4 * HALF_LIFE_SECONDS)]
+
+    assert ranks == [4, 2, 0]
+    assert spending.rank("cheap", 0.0) == spending.rank("unknown", 0.0) == 0
+
+
+async def test_a_look_that_is_cancelled_ends_as_it_would_alone() -> None:
+    ended: list[str] = []
+
+    async def look() -> float | None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            ended.append("cleanly")
+        return None
+
+    async def metered() -> float | None:
+        return await Metered(look(), lambda: 0.0)
+
+    task = asyncio.create_task(metered())
+    await asyncio.sleep(0.01)
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["cleanly"]

@@ -280,3 +280,15 @@ def test_a_manifest_that_costs_too_much_is_refused(text: str, message: str) -> N
     assert isinstance(found, Refusal)
     assert found.reason is RefusalReason.TOO_LARGE
     assert message in found.message
+
+
+def test_command_lines_that_are_too_large_push_nobody_out_of_what_is_remembered() -> None:
+    kept: Remembered[object] = Remembered(steps=1_000)
+    subject = object()
+    kept.keep("mine", subject, "read", 500)
+
+    for number in range(5):
+        kept.keep(number, subject, Refusal(RefusalReason.TOO_LARGE, "x"), 60_000)
+
+    assert kept.find("mine", subject) == ("read", 500)
+    assert kept.find(4, subject) == (Refusal(RefusalReason.TOO_LARGE, "x"), 60_000)

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from kvmedic.manifests.custom_resources import FLAGS_IN, places_of_flags
 from kvmedic.manifests.documents import ManifestContainer, containers_of, objects_of
@@ -49,7 +49,8 @@ _TAG_VERSION = re.compile(
 
 Answer = TypeVar("Answer")
 _LEAST = 75
-"""Steps that a remembered answer counts as, at least: it bounds how many are remembered."""
+"""Steps that a remembered answer counts as, at least: it bounds how many are remembered. A refusal counts
+as no more, or two command lines that are too large would push out everybody else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,18 @@ class Remembered(Generic[Answer]):
         with self._lock:
             self._drop(key)
             self._kept[key] = _Kept(subject, answer, steps)
-            self._room -= max(steps, _LEAST)
+            self._room -= _weight(self._kept[key])
             while self._room < 0:
                 self._drop(next(iter(self._kept)))
 
     def _drop(self, key: object) -> None:
         kept = self._kept.pop(key, None)
         if kept is not None:
-            self._room += max(kept.steps, _LEAST)
+            self._room += _weight(kept)
+
+
+def _weight(kept: _Kept[Any]) -> int:
+    return _LEAST if isinstance(kept.answer, Refusal) else max(kept.steps, _LEAST)
 
 
 _FIELDS = ("name", "image", "command", "args", "env", "envFrom", FLAGS_IN)

@@ -69,8 +69,8 @@ class Refusal:
             object.__setattr__(self, "message", f"{self.message[:LONGEST_MESSAGE]}…")
 
 
-STEPS = 150_000
-"""Steps for one pod template, at most. 150,000 take 0.1 to 0.5 s of CPU (measured), for which everything
+STEPS = 80_000
+"""Steps for one pod template, at most. 80,000 take 0.1 to 0.4 s of CPU (measured), for which everything
 else waits; a script of 100 lines takes about 5,000."""
 LONGEST_WORD = 64 * 1024
 """Characters of one word of a command line, at most. Linux takes no more than 131,071 bytes for one
