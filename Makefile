@@ -44,8 +44,8 @@ check: setup ## Format, lint, types, import contracts, generated files
 	  printf '%s: %d files, %d lines\n' $$tree $$(find $$tree -name '*.py' | wc -l) $$(find $$tree -name '*.py' -exec cat {} + | wc -l); \
 	done
 
-# Two rounds: what needs no real cluster spends most of its time waiting and runs on several workers, each with a light
-# cluster of its own (1.3 GB); what is shown on the real cluster has the machine to itself. 5 says that a round had no test.
+# Two rounds: what needs no real cluster spends most of its time waiting and runs on several workers that share a light
+# cluster; what is shown on the real cluster has the machine to itself. 5 says that a round had no test.
 # What fails in a round runs once more without others beside it, up to the first that fails again: a test that a busy
 # machine starves is listed by its round, and only what fails by itself fails the target.
 WORKERS ?= 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ from lab.cluster.api import Api, abandon_namespace, create_namespace
 from lab.cluster.interface import Cluster
 from lab.cluster.light import LightCluster
 from lab.cluster.native import choose
+from lab.cluster.shared import join_light
 
 SHARED_GPUS = 256
 REAL_GPUS = 8
@@ -21,9 +24,19 @@ REAL_GPUS = 8
 
 @pytest.fixture(scope="session")
 def light() -> Iterator[LightCluster]:
-    """One API server with real controllers and simulated pods for the whole session; see `namespace`."""
-    with LightCluster(controllers=True, kwok=True, node_gpus=SHARED_GPUS) as cluster:
+    """One API server with real controllers and simulated pods for the whole session; see `namespace`.
+
+    All workers share it: what a test makes outside its namespace bears a name of its own, or is the same in
+    all tests.
+    """
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if session is None:
+        with LightCluster(controllers=True, kwok=True, node_gpus=SHARED_GPUS) as cluster:
+            yield cluster
+    else:
+        cluster = join_light(session, os.getppid(), controllers=True, kwok=True, node_gpus=SHARED_GPUS)
         yield cluster
+        cluster.api.close()
 
 
 @pytest.fixture
@@ -73,6 +86,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "light" not in used and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=_order)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of every later garbage collection: it stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def _order(item: pytest.Item) -> tuple[bool, bool, float]:

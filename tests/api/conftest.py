@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,6 @@ def defined(light: LightCluster) -> LightCluster:
 @pytest.fixture(scope="session")
 def resources(defined: LightCluster) -> Iterator[Resources]:
     """KVRemediations in a namespace of their own; every test makes its own."""
-    namespace = defined.create_namespace("test-api")
+    namespace = defined.create_namespace(f"test-{uuid.uuid4().hex[:10]}")
     yield Resources(defined.api.http, namespace, defined)
     defined.api.delete("Namespace", namespace)

@@ -19,12 +19,12 @@ from kvmedic.model.reasons import Reason
 from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.frozen_rollout import rest_template as resting_move
 from kvmedic.rollout.moves import Cordon, Failed, Move, Pause, Restore, Settled, Wait
-from lab.cluster.light import gpus
 from lab.cluster.simulation import behaviour
 from worlds.live_fleet import EDIT, NAME, LiveFleet, Walker, is_whole, walker, witnessed
 
 pytestmark = pytest.mark.light
-SHARED_GPUS = 256
+TWO_FILL_THE_NODE = "500Gi"
+"""Of 1 TiB, which nobody else asks for."""
 """Of the shared cluster's node (`conftest.py`)."""
 
 
@@ -118,7 +118,7 @@ async def test_a_canary_that_crashes_goes_and_nobody_else_does(live: LiveFleet) 
 
 
 async def test_a_spare_that_no_node_takes_goes_and_nobody_else_does(live: LiveFleet) -> None:
-    await live.serving(2, resources=gpus(SHARED_GPUS // 2))
+    await live.serving(2, resources={"requests": {"ephemeral-storage": TWO_FILL_THE_NODE}})
     before = live.deployment()
     forward = walker(live, await live.look(), spare_limit=timedelta(seconds=1))
 

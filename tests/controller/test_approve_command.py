@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
-import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("kvmedic approve")
 @pytest.fixture(scope="module")
 def planned(light: LightCluster, crd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A plan that waits for approval; the operator that showed it is gone."""
-    namespace = light.create_namespace("test-kvmedic-approve")
+    namespace = light.create_namespace(f"test-{uuid.uuid4().hex[:10]}")
     with ExitStack() as stack:
         stack.callback(light.api.delete, "Namespace", namespace)
         maker = Maker(light, namespace, tmp_path_factory.mktemp("approve"), stack)
@@ -90,14 +89,7 @@ def test_at_a_terminal_it_shows_the_plan_and_asks(asking, typed, code):
     leader, follower = pty.openpty()
     os.write(leader, typed.encode())
 
-    done = subprocess.run(
-        [sys.executable, "-m", "kvmedic", "approve", "llm", "-n", asking.namespace],
-        stdin=follower,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": "operator:tests", "KUBECONFIG": str(asking.cluster.kubeconfig)},
-    )
+    done = kvmedic(asking, "approve", "llm", typed=os.ttyname(follower))
     os.close(leader)
     os.close(follower)
 

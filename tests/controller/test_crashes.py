@@ -1,11 +1,12 @@
 """Every write of a run, killed after it was committed, with the answer withheld.
 
-The operator's process is killed with SIGKILL and started again, at each write that it has not been
+The operator's process is killed with SIGKILL and started again, at each kind of write that it has not been
 killed at yet, until none is left. What the kills are hung on is read off the requests themselves, so
 a new kind of step is covered without anything added here.
 
 What is stored before a write leaves is what was stored after the one before it, so a kill there leaves
-nothing else behind for the next process. One run forth and back is killed at both all the same. A template
+nothing else behind for the next process. One run forth and back is killed at both all the same, and at the
+writes of each replica; others at those of the first, since the next one's are the same. A template
 that stays is written alike whatever it changes: the runs that stay are of a flag. How a fleet without a label
 is walked is killed before and after each write in the pure worlds (`tests/rollout`).
 """
@@ -49,7 +50,7 @@ def killer() -> Killer:
 @pytest.fixture
 def thorough() -> Killer:
     """Kills before a write leaves, too."""
-    return Killer(Fate.KILL_BEFORE, Fate.KILL_AFTER)
+    return Killer(Fate.KILL_BEFORE, Fate.KILL_AFTER, each_replica=True)
 
 
 def survive(world, replicas: int, killer: Killer, runs: int = 1) -> Eye:

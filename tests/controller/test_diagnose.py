@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
+
+from worlds.command_line import kvmedic
 
 
 @pytest.fixture
@@ -14,15 +15,7 @@ def diagnose(a_world):
     world = a_world()
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        kubeconfig = {"KUBECONFIG": str(world.cluster.kubeconfig)}
-        argv = [sys.executable, "-m", "kvmedic", "diagnose", "-n", world.namespace, *arguments]
-        return subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            env={"PYTHONPATH": "operator:tests", **kubeconfig},
-            check=False,
-        )
+        return kvmedic(world, "diagnose", *arguments)
 
     run.world = world
     return run

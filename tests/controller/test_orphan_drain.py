@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from worlds.killing import Killer
@@ -32,7 +30,7 @@ pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 
 @pytest.mark.parametrize(("new", "outcome"), [("recovered", "Recovered"), ("worse", "NotRecovered")])
 def test_killed_at_every_write_a_fleet_without_a_label_loses_nobody(a_world, new, outcome):
-    killer = Killer()
+    killer = Killer(each_replica=new == "worse")
     # Longer than the next process takes to come on a busy machine: no stand-in may serve meanwhile.
     world = make_unlabelled(a_world, 2, start_seconds=20, decide=killer.decide)
     before = world.deployment()["spec"]
@@ -70,10 +68,6 @@ def test_without_a_spare_a_released_replica_hands_its_place_on(a_world):
     assert (eye.lost, eye.fewest, len(eye.seen)) == ([], 1, 4)
 
 
-def scale_to(count: int) -> Callable[[World, str], None]:
-    return lambda world, _: scale(count)(world)
-
-
 def delete_peer(world: World, orphan: str) -> None:
     old = [pod["metadata"]["name"] for pod in world.pods() if OLD in pod["spec"]["containers"][0]["args"]]
     world.kubectl("delete", "pod", next(name for name in old if name != orphan), "--wait=false")
@@ -89,14 +83,28 @@ def meddle_in_vain(world: World, _: str) -> None:
     pause_and_resume(world)
 
 
+def meddle_delete_and_scale_up(world: World, orphan: str) -> None:
+    meddle_in_vain(world, orphan)
+    delete_released(world, orphan)
+    scale(5)(world)
+
+
+def delete_peer_and_scale_down(world: World, orphan: str) -> None:
+    delete_peer(world, orphan)
+    scale(2)(world)
+
+
 DEEDS = {
     "edits the flag": (lambda world, _: edit_flag(world), "FlagDrifted", EDITED, 3, 4),
-    "scales up": (scale_to(5), "Recovered", NEW, 5, 0),
-    "scales down": (scale_to(2), "Recovered", NEW, 2, 1),
-    "scales to zero": (scale_to(0), "ScaledToZero", OLD, 0, 3),
-    "deletes the released replica": (delete_released, "Recovered", NEW, 3, 0),
-    "deletes a peer": (delete_peer, "Recovered", NEW, 3, 1),
-    "tries to undo and to restart, pauses and resumes": (meddle_in_vain, "Recovered", NEW, 3, 0),
+    "scales to zero": (lambda world, _: scale(0)(world), "ScaledToZero", OLD, 0, 3),
+    "tries to undo and to restart, pauses and resumes, deletes the released replica and scales up": (
+        meddle_delete_and_scale_up,
+        "Recovered",
+        NEW,
+        5,
+        0,
+    ),
+    "deletes a peer and scales down": (delete_peer_and_scale_down, "Recovered", NEW, 2, 2),
 }
 """By what somebody does: how the run ends, the flag and the number of replicas then, and how many may go with
 requests in flight by that."""

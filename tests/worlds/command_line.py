@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 
+from lab.scripted.command_line import run_command
 from worlds.world import World
 
 
-def kvmedic(world: World, command: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "kvmedic", command, "-n", world.namespace, *arguments]
+def kvmedic(
+    world: World, command: str, *arguments: str, typed: str = os.devnull, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command; `typed` is the terminal or file that it reads, `env` where it finds the cluster."""
     chosen = env or {"KUBECONFIG": str(world.cluster.kubeconfig)}
-    environment = {"PYTHONPATH": "operator:tests", **chosen}
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+    return run_command([command, "-n", world.namespace, *arguments], chosen, typed)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lab.cluster.light import gpus
 from worlds.downgrading import LATER, downgrade
 from worlds.phases import PATIENCE_SECONDS
 from worlds.world import START_LIMIT_SECONDS, World, remediation
@@ -112,11 +111,11 @@ def no_replicas(world: World) -> None:
     world.wait(lambda: world.pods() == [], PATIENCE_SECONDS, "the replicas are gone")
 
 
-def no_gpu_left(world: World) -> None:
-    """Two replicas take 200 of the node's 256 devices, so that a third finds none."""
+def no_room_left(world: World) -> None:
+    """Two replicas take 900 of the node's 1,000 processors, of which nobody else asks for any."""
     world.kubectl("scale", "deployment/llm", "--replicas=0")
     world.wait(lambda: world.pods() == [], PATIENCE_SECONDS, "the replicas are gone")
-    template = {"spec": {"containers": [{"name": "vllm", "resources": gpus(100)}]}}
+    template = {"spec": {"containers": [{"name": "vllm", "resources": {"requests": {"cpu": "450"}}}]}}
     patch_deployment(world, {"template": template})
     patch_deployment(world, {"replicas": 2, "progressDeadlineSeconds": START_LIMIT_SECONDS})
     world.rewrite(revision=world.revision())
@@ -188,6 +187,6 @@ COMPLAINTS = {
         somebody_paused, "ActionRequired", "True", "TargetPaused", "kubectl rollout resume deployment/llm"
     ),
     "no device for the spare": Complaint(
-        no_gpu_left, "ActionRequired", "True", "NoRoomForSpare", "free that much, or raise the quota"
+        no_room_left, "ActionRequired", "True", "NoRoomForSpare", "free that much, or raise the quota"
     ),
 }

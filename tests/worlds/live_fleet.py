@@ -51,7 +51,8 @@ LABEL = RotationLabel("serving", "draining")
 TARGET = TargetRef("Deployment", NAME, "vllm")
 ARGS = ["serve", "/model", "--max-num-seqs=64", "--port=8000"]
 EDIT = TokenEdit("vllm", 0, Field.ARGS, 2, "--max-num-seqs=64", "--max-num-seqs=16")
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.15
+"""A look takes eight requests. What is waited for takes the real controllers a tenth of a second and more."""
 
 
 def deployment(

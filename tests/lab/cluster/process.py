@@ -87,6 +87,11 @@ def _let_go() -> None:
         process.returncode = 0
 
 
+def let_go(process: subprocess.Popen[bytes]) -> None:
+    """Have a process outlive this one without a complaint of the interpreter's when it ends."""
+    _DETACHED.append(process)
+
+
 class ComponentDiedError(RuntimeError):
     """A server ended before it was ready, or did not get ready in time; carries the tail of its log."""
 
@@ -133,7 +138,7 @@ class Component:
                 start_new_session=True,
             )
         if self.outlives_owner:
-            _DETACHED.append(self.process)
+            let_go(self.process)
         else:
             REAPER.watch(self.pid)
 

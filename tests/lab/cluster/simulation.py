@@ -117,7 +117,13 @@ def kwok(binary: Path, directory: Path, kubeconfig: Path, played: Sequence[Stage
 
 def node(name: str, gpus: int) -> dict[str, Any]:
     """A Ready node with room for everything but GPUs, of which it has `gpus`."""
-    room = {"cpu": "1k", "memory": "1Ti", "pods": "10k", "nvidia.com/gpu": str(gpus)}
+    room = {
+        "cpu": "1k",
+        "memory": "1Ti",
+        "ephemeral-storage": "1Ti",
+        "pods": "10k",
+        "nvidia.com/gpu": str(gpus),
+    }
     conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]
     return {
         "apiVersion": "v1",
