@@ -15,7 +15,7 @@ from chart.rendering import render
 from kvmedic.cluster.trial_pods import Trials
 from kvmedic.kube.client import Client, Limits
 from kvmedic.kube.errors import Conflict
-from kvmedic.manifests.trial_pod import PRIORITY_CLASS, Owner, Trial, trial_pod
+from kvmedic.manifests.trial_pod import Owner, Trial, trial_pod
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
 from kvmedic.model.spec import TargetRef
@@ -163,7 +163,6 @@ async def settled(place: Place, trial: Trial | None = None) -> Pod:
 async def with_rights(place: Place, **values: Any) -> AsyncIterator[Trials]:
     """Trials made with the chart's ServiceAccount and rights, and its PriorityClass."""
     made = render({"watchNamespaces": [place.trial.namespace], **values}, namespace=place.trial.namespace)
-    place.light.api.delete("PriorityClass", PRIORITY_CLASS)
     kinds = {"ServiceAccount", "Role", "RoleBinding", "PriorityClass"}
     place.light.apply([each for (kind, _), each in made.items() if kind in kinds], place.trial.namespace)
     configuration = Configuration(host=place.light.url, ssl_ca_cert=str(place.light.ca_file))

@@ -156,8 +156,8 @@ FLAG_DEEDS = {
 SHORT_DEEDS = {
     Phase.DRAIN: {
         "edits the flag": FLAG_DEEDS[Phase.DRAIN]["edits the flag"],
-        "pauses and resumes, deletes an old pod and the drained one, and scales up": Deed(
-            one_after_the_other(pause_and_resume, delete_old_and_drained, scale(5)),
+        "deletes an old pod and the drained one, pauses and resumes, and scales up": Deed(
+            one_after_the_other(delete_old_and_drained, pause_and_resume, scale(5)),
             ends("Recovered"),
             NEW,
             ONLY[5],
@@ -169,9 +169,8 @@ SHORT_DEEDS = {
 RECREATED_DEEDS = {
     Phase.DRAIN: {
         "edits the flag": FLAG_DEEDS[Phase.DRAIN]["edits the flag"],
-        "pauses and resumes, and has it recreated again": Deed(
-            one_after_the_other(pause_and_resume, recreate), ends("Recovered"), NEW
-        ),
+        "pauses and resumes": Deed(simply(pause_and_resume), ends("Recovered"), NEW),
+        "has it recreated again": Deed(simply(recreate), ends("Recovered"), NEW),
     },
 }
 REVISION_DEEDS = {

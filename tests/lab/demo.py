@@ -251,6 +251,7 @@ def _facts(result: Result) -> list[str]:
     rows: list[Row] = [
         ("requests over the whole run", str(result.requests)),
         ("failed or aborted requests", str(result.failed_requests)),
+        *_kept(result),
         ("fewest replicas in rotation", f"{result.min_in_rotation} of {result.scenario.fleet.replicas}"),
         ("restarts per replica", f"{result.restarts_per_replica:g}"),
         ("objects of the fleet written to", str(len(result.rewritten))),
@@ -260,6 +261,13 @@ def _facts(result: Result) -> list[str]:
         memory, cpu = result.operator["rss_mib"], result.operator["cpu_share"]
         rows.append(("operator: memory, CPU", f"{memory:.0f} MiB", f"{cpu:.1%}"))
     return [_row(row) for row in rows]
+
+
+def _kept(result: Result) -> list[Row]:
+    """Return what became of requests on connections that their clients keep, where there are any."""
+    if not result.kept_requests:
+        return []
+    return [("the same on kept connections", f"{result.failed_kept_requests} of {result.kept_requests}")]
 
 
 def _end(result: Result) -> list[str]:

@@ -129,6 +129,15 @@ async def test_clients_with_and_without_kept_connections_mix():
     assert all(record.outcome is Outcome.OK for record in records)
 
 
+async def test_requests_of_an_open_stream_share_connections_that_are_kept():
+    arrivals = OpenLoop(50, mode=ConnectionMode.KEEP_ALIVE)
+    async with an_engine() as engine:
+        records = await sent(a_plan(engine, arrivals=arrivals, requests=4))
+
+    assert {record.connection for record in records} == {ConnectionMode.KEEP_ALIVE}
+    assert [record.outcome for record in records] == [Outcome.OK] * 4
+
+
 async def test_a_closed_loop_never_has_more_requests_under_way_than_clients():
     async with an_engine() as engine:
         records = await sent(a_plan(engine, requests=20))

@@ -33,6 +33,7 @@ def test_a_good_end_misses_nothing():
         ({"moves": [CAP, CAP]}, "the runs had maxNumSeqs 64 -> 18, maxNumSeqs 64 -> 18; expected"),
         ({"moves": [{"kind": "ReplaceStep", "pod": "a"}]}, "the runs had replace a; expected"),
         ({"failed_requests": 1, "failures": ["aborted: cut"]}, "1 requests failed or were cut, expected 0"),
+        ({"failed_kept_requests": 1}, "1 requests on kept connections failed or were cut, expected 0"),
         ({"min_in_rotation": 2}, "only 2 replicas were in rotation at some time, expected 3"),
         ({"requests": 0}, "no request was answered"),
         ({"unsaid": ["XID 79"]}, "nothing in the status says 'XID 79'"),

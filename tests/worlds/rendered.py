@@ -18,7 +18,9 @@ from worlds.world import World, deployment
 DEFINITIONS = list(
     yaml.safe_load_all((Path(__file__).parents[1] / "data" / "owners" / "definitions.yaml").read_text())
 )
-KIND, NAME = "InferenceService", "chat"
+VERSION, KIND, NAME = "serving.kserve.io/v1beta1", "InferenceService", "chat"
+SERVED = f"{VERSION}/{KIND}"
+"""OME has a kind of the same name."""
 OWN_ARGS = ["--max-num-seqs=64", "--block-size=32"]
 OF_THE_RUNTIME = deployment(1)["spec"]["template"]["spec"]["containers"][0]["args"][:2]
 """What a runtime's own arguments are; those of the InferenceService follow."""
@@ -42,7 +44,7 @@ def give_owner(world: World) -> None:
     """Let an InferenceService be what the fleet is rendered from."""
     define(world.cluster, "inferenceservices.serving.kserve.io")
     body = {
-        "apiVersion": "serving.kserve.io/v1beta1",
+        "apiVersion": VERSION,
         "kind": KIND,
         "metadata": {"name": NAME},
         "spec": {"predictor": {"model": {"modelFormat": {"name": "vLLM"}, "args": OWN_ARGS}}},
@@ -60,13 +62,13 @@ def give_owner(world: World) -> None:
 
 
 def own_args(world: World) -> list[str]:
-    found = world.cluster.api.get(KIND, NAME, world.namespace)
+    found = world.cluster.api.get(SERVED, NAME, world.namespace)
     return list(found["spec"]["predictor"]["model"]["args"])
 
 
 def set_own_args(world: World, args: list[str]) -> None:
     change = {"spec": {"predictor": {"model": {"args": args}}}}
-    world.cluster.api.patch(KIND, NAME, change, world.namespace)
+    world.cluster.api.patch(SERVED, NAME, change, world.namespace)
 
 
 @contextmanager

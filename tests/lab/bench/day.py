@@ -37,7 +37,7 @@ HOUR, LOOK, STEP = 3600.0, 600.0, 240.0
 """Seconds of an hour, between two looks, and from one replica's change to the next."""
 PLACES, GENERATIONS = 2, 3
 """Replicas, and engines of each that may exist: one that was replaced serves what it has."""
-LIMIT, PATIENCE, SEED = 30.0, 120.0, 1
+LIMIT, PATIENCE = 30.0, 120.0
 LOWER_TO = 0.9
 """What the pool holds over the present cap, at most, for a cut."""
 PAUSE_SECONDS, MOST_CHANGES = 1800.0, 4
@@ -55,6 +55,8 @@ TURNS = ((0, 0), (11, 0), (13, 1), (23, 1), (25, 0), (30, 0))
 QUARTER_TURN, HALF_TURN = 1.5, 3.0
 MIDDLE, SWING, WAVE = 0.82, 0.16, 6.0
 """Load over capacity: its middle, how far it swings to either side, and hours of a wave."""
+KNOWN_AFTER = 4
+"""Hours until each mix that turns every 90 minutes was seen once, and what the pool held of it is known."""
 
 
 def move_cap(use: CapUse, wanted: int, changes: Sequence[float], *, is_pressed: bool) -> int:
@@ -116,20 +118,21 @@ class World:
     hours: int
     rate: Floats
     share: Floats
+    seed: int
 
     def start(self, cap: int) -> Going:
         """Return the fleet at its start, every engine under a cap."""
-        traffic = mixed_traffic(KINDS, self.rate, self.share, SEED, PATIENCE)
+        traffic = mixed_traffic(KINDS, self.rate, self.share, self.seed, PATIENCE)
         return Going(engine_of(CHATS), [cap] * PLACES * GENERATIONS, traffic, RANDOM, PLACES)
 
 
-def world_of(mix: str, hours: int, kinds: tuple[Kind, Kind]) -> World:
+def world_of(mix: str, hours: int, kinds: tuple[Kind, Kind], seed: int) -> World:
     """Return a world whose load is a share of what the best setting serves of the mix."""
     at = np.arange(0, hours * HOUR, GRID_SECONDS) / HOUR
     share = MIXES[mix](at)
     seconds = [kind.mean_output / kind.most for kind in kinds]
     load = MIDDLE + SWING * np.sin(2 * np.pi * at / WAVE)
-    return World(hours, PLACES * load / ((1 - share) * seconds[0] + share * seconds[1]), share)
+    return World(hours, PLACES * load / ((1 - share) * seconds[0] + share * seconds[1]), share, seed)
 
 
 @dataclass(slots=True)
@@ -230,26 +233,44 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
     return controller.choose(use, case, end, is_pressed=pressed)
 
 
-def compare(mix: str, hours: int) -> str:
-    """Return the table of one mix."""
+def play(world: World, settings: Sequence[int]) -> list[Told]:
+    """Return how one path of requests goes: with the best of each hour, with each setting, and controlled."""
+    fixed = [run(world, Controller(f"always {cap}", cap), looks=False) for cap in settings]
+    best = Told("best setting of each hour", np.max([told.hourly for told in fixed], axis=0), 0, 0.0)
+    return [best, *fixed, *(run(world, each) for each in (Ratchet("only lowered"), TwoWay("both ways")))]
+
+
+def losses_of(paths: Sequence[Sequence[Told]], row: int, since: int = 0) -> Floats:
+    """Return what a row loses to the best setting of each hour, from an hour on, by path."""
+    return np.array([1 - path[row].hourly[since:].mean() / path[0].hourly[since:].mean() for path in paths])
+
+
+def compare(mix: str, hours: int, seeds: Sequence[int]) -> str:
+    """Return the table of one mix: means over the paths, and how far a path's loss deviates."""
     chats, reasoning = kind_of(CHATS), kind_of(REASONING)
-    world = world_of(mix, hours, (chats, reasoning))
     middle = round((chats.bold * reasoning.bold) ** 0.5)
     settings = sorted({chats.bold, chats.safe, middle, reasoning.bold, reasoning.safe, MOST_TABLES})
-    fixed = [run(world, Controller(f"always {cap}", cap), looks=False) for cap in settings]
-    best = np.max([told.hourly for told in fixed], axis=0)
-    rows = [Told("best setting of each hour", best, 0, 0.0), *fixed]
-    rows += [run(world, each) for each in (Ratchet("only lowered"), TwoWay("both ways"))]
+    paths = [play(world_of(mix, hours, (chats, reasoning), seed), settings) for seed in seeds]
     lines = [
-        f"{mix}, {hours} h: the pool holds {chats.bold} chats or {reasoning.bold} of reasoning",
-        f"{'':28}{'in time':>10}{'loss':>8}{'a day':>8}{'left':>8}",
+        f"{mix}, {hours} h, paths {', '.join(map(str, seeds))}: "
+        f"the pool holds {chats.bold} chats or {reasoning.bold} of reasoning",
+        f"{'':28}{'in time':>10}{'loss':>8}{'+-':>7}{f'from {KNOWN_AFTER} h':>10}{'a day':>8}{'left':>8}",
     ]
-    for told in rows:
-        name = "no cap" if told.name == f"always {MOST_TABLES}" else told.name
-        loss = 1 - told.hourly.mean() / best.mean()
+    for row, first in enumerate(paths[0]):
+        same = [path[row] for path in paths]
+        name = "no cap" if first.name == f"always {MOST_TABLES}" else first.name
+        loss, later = losses_of(paths, row), losses_of(paths, row, min(KNOWN_AFTER, hours - 1))
+        in_time, changes, left = (
+            float(np.mean(each))
+            for each in (
+                [told.hourly for told in same],
+                [told.changes * 24 / hours for told in same],
+                [told.given_up for told in same],
+            )
+        )
         lines.append(
-            f"{name:28}{told.hourly.mean():10.0f}{loss:8.1%}{told.changes * 24 / hours:8.1f}"
-            f"{told.given_up:8.1%}  {told.caps if told.changes else ''}"
+            f"{name:28}{in_time:10.0f}{loss.mean():8.1%}{loss.std():7.1%}{later.mean():10.1%}{changes:8.1f}"
+            f"{left:8.1%}  {first.caps if first.changes else ''}"
         )
     return "\n".join(lines)
 
@@ -259,9 +280,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.bench.day", description=__doc__)
     parser.add_argument("--hours", type=int, default=30, help="how long it lasts")
     parser.add_argument("--mix", choices=MIXES, action="append", help="one mix alone")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a path of requests for each")
     given = parser.parse_args(arguments)
     for mix in given.mix or MIXES:
-        print(compare(mix, given.hours), flush=True)
+        print(compare(mix, given.hours, given.seeds), flush=True)
     return 0
 
 

@@ -175,7 +175,7 @@ class Api:
         return str(answer["status"]["token"])
 
     def resource(self, kind: str, api_version: str = "") -> Resource:
-        """Where a kind is served; kinds of several groups need the version (`networking.k8s.io/v1`)."""
+        """Where a kind is served; kinds of several groups need the version, or to be `apps/v1/Deployment`."""
         key = f"{api_version}/{kind}" if api_version else kind
         if key not in self._resources:
             self._discover()

@@ -12,7 +12,7 @@ from typing import TextIO
 from lab.loadgen import lengths
 from lab.loadgen.client import base_url
 from lab.loadgen.load import ClosedLoop, Keys, Load, OpenLoop, Plan
-from lab.loadgen.record import Record, Summary, summarise
+from lab.loadgen.record import ConnectionMode, Record, Summary, summarise
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -34,6 +34,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=0, help="closed loop: how many clients")
     parser.add_argument("--kept", type=int, default=0, help="closed loop: how many keep their connection")
     parser.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second")
+    parser.add_argument(
+        "--keep-alive", action="store_true", help="open loop: requests share kept connections"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="send for at most this long")
     parser.add_argument("--requests", type=int, default=100_000, help="send at most this many")
     parser.add_argument("--seed", type=int, default=1, help="same seed, same requests")
@@ -47,7 +50,9 @@ def arguments() -> argparse.ArgumentParser:
 def plan_from(parsed: argparse.Namespace) -> Plan:
     if (parsed.clients > 0) == (parsed.rate > 0):
         raise ValueError("give --clients for a closed loop or --rate for an open one")
-    arrivals = ClosedLoop(parsed.clients, parsed.kept) if parsed.clients else OpenLoop(parsed.rate)
+    mode = ConnectionMode.KEEP_ALIVE if parsed.keep_alive else ConnectionMode.FRESH
+    open_loop = OpenLoop(parsed.rate, mode=mode)
+    arrivals = ClosedLoop(parsed.clients, parsed.kept) if parsed.clients else open_loop
     return Plan(
         targets=tuple(map(base_url, parsed.url)),
         model=parsed.model,

@@ -37,8 +37,9 @@ class ClosedLoop:
 class OpenLoop:
     """Poisson arrivals, whatever the server does; `at_once` bounds the requests under way.
 
-    A request that would exceed `at_once` is not sent and not counted: the bound protects the machine, and a
-    run that reaches it is overloaded anyway.
+    Where connections are kept, all requests share them, as those of a gateway do. A request that would
+    exceed `at_once` is not sent and not counted: the bound protects the machine, and a run that reaches it
+    is overloaded anyway.
     """
 
     requests_per_second: float
@@ -142,12 +143,14 @@ class Load:
 
     async def _open(self, arrivals: OpenLoop) -> None:
         under_way: set[asyncio.Task[None]] = set()
-        async for ask in self._arriving(arrivals):
-            if len(under_way) < arrivals.at_once:
-                task = asyncio.create_task(self._once(self._client(arrivals.mode), ask))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
-        await self._let_end(list(under_way))
+        async with self._client(ConnectionMode.KEEP_ALIVE) as shared:
+            async for ask in self._arriving(arrivals):
+                if len(under_way) < arrivals.at_once:
+                    is_shared = arrivals.mode is ConnectionMode.KEEP_ALIVE
+                    task = asyncio.create_task(self._tell(shared, ask) if is_shared else self._once(ask))
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
+            await self._let_end(list(under_way))
 
     async def _arriving(self, arrivals: OpenLoop) -> AsyncIterator[Ask]:
         """Yield requests at exponential intervals; late ones are caught up, so that the rate is what it
@@ -163,9 +166,12 @@ class Load:
                 return
             yield ask
 
-    async def _once(self, client: Client, ask: Ask) -> None:
-        async with client:
-            self._on_record(await client.ask(ask))
+    async def _once(self, ask: Ask) -> None:
+        async with self._client(ConnectionMode.FRESH) as client:
+            await self._tell(client, ask)
+
+    async def _tell(self, client: Client, ask: Ask) -> None:
+        self._on_record(await client.ask(ask))
 
     async def _let_end(self, tasks: "list[asyncio.Task[None]]") -> None:
         """Wait for the tasks until the time is up and the grace is over, then cancel what is left."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import httpx
 
-from lab.loadgen.record import STALL_SECONDS, Outcome, Record, summarise
+from lab.loadgen.record import STALL_SECONDS, ConnectionMode, Outcome, Record, summarise
 
 INTERVAL_SECONDS = 1.0
 TIMEOUT_SECONDS = 5.0
@@ -165,6 +165,7 @@ def figures(
     )
 
 
-def lost(records: Sequence[Record]) -> list[Record]:
-    """Return the requests that did not get their whole answer, of all that ended."""
-    return [each for each in records if each.outcome in LOST]
+def lost(records: Sequence[Record], connection: ConnectionMode | None = None) -> list[Record]:
+    """Return the requests that did not get their whole answer, of all that ended, or on such connections."""
+    ended = [each for each in records if each.outcome in LOST]
+    return [each for each in ended if connection in (None, each.connection)]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lab.cluster.api import until
 from lab.cluster.machine import step
-from lab.loadgen.record import Record
+from lab.loadgen.record import ConnectionMode, Record
 from lab.play.course import Course, Window
 from lab.play.figures import figures, lost
 from lab.play.manifests import PORT
@@ -157,7 +157,7 @@ class Play:
 
     def _result(self, traffic: Traffic) -> Result:
         records, facts, told = traffic.records(), self.witness.facts, self.witness.chronicle
-        failed = lost(records)
+        failed, cut = (lost(records, each) for each in (ConnectionMode.FRESH, ConnectionMode.KEEP_ALIVE))
         windows = {
             name: (self._started + since, self._started + until)
             for name, (since, until) in self._course.windows(RAMP_SECONDS).items()
@@ -174,7 +174,9 @@ class Play:
             unhealed=self._unhealed(records, windows),
             requests=len(records),
             failed_requests=len(failed),
-            failures=[f"{each.outcome}: {each.detail}" for each in failed][:20],
+            kept_requests=sum(each.connection is ConnectionMode.KEEP_ALIVE for each in records),
+            failed_kept_requests=len(cut),
+            failures=[f"{each.outcome}: {each.detail}" for each in (*failed, *cut)][:20],
             min_in_rotation=facts.fewest_in_rotation or 0,
             most_pods=facts.most_pods,
             expired=len(facts.expired),

@@ -31,6 +31,10 @@ class Result:
     """Tokens per second served in time by the fleet as it was, simulated on the same arrivals, by window."""
     requests: int = 0
     failed_requests: int = 0
+    """Of those that opened a connection for themselves."""
+    kept_requests: int = 0
+    """Those on a connection that its client keeps."""
+    failed_kept_requests: int = 0
     failures: list[str] = field(default_factory=list)
     min_in_rotation: int = 0
     most_pods: int = 0
@@ -90,6 +94,8 @@ class Result:
             "without_the_operator": {name: round(value, 1) for name, value in self.unhealed.items()},
             "requests": self.requests,
             "failed_requests": self.failed_requests,
+            "kept_requests": self.kept_requests,
+            "failed_kept_requests": self.failed_kept_requests,
             "failures": self.failures,
             "min_in_rotation": self.min_in_rotation,
             "replicas": self.scenario.fleet.replicas,
@@ -172,10 +178,13 @@ def _ended(result: Result) -> Iterator[str]:
 
 def _served(result: Result) -> Iterator[str]:
     wanted, replicas = result.scenario.expect, result.scenario.fleet.replicas
-    most_failed = wanted.failed_requests
-    if most_failed != "any" and result.failed_requests > most_failed:
-        text = "; ".join(sorted(set(result.failures))[:3])
-        yield f"{result.failed_requests} requests failed or were cut, expected {most_failed} ({text})"
+    for failed, most, where in (
+        (result.failed_requests, wanted.failed_requests, ""),
+        (result.failed_kept_requests, wanted.failed_kept_requests, " on kept connections"),
+    ):
+        if most != "any" and failed > most:
+            text = "; ".join(sorted(set(result.failures))[:3])
+            yield f"{failed} requests{where} failed or were cut, expected {most} ({text})"
     least = replicas if wanted.min_in_rotation == "all" else wanted.min_in_rotation
     if least != "any" and result.min_in_rotation < least:
         yield f"only {result.min_in_rotation} replicas were in rotation at some time, expected {least}"
@@ -183,9 +192,9 @@ def _served(result: Result) -> Iterator[str]:
         yield f"{result.most_pods} pods were there at once, expected {wanted.pods_at_once}"
     if wanted.expired is not None and result.expired != wanted.expired:
         yield f"{result.expired} released replicas ended at their deadline, expected {wanted.expired}"
-    most = wanted.restarts_per_replica
-    if most is not None and result.restarts_per_replica > most:
-        yield f"{result.restarts_per_replica:.2f} restarts per replica, expected {most:g} at most"
+    restarts = wanted.restarts_per_replica
+    if restarts is not None and result.restarts_per_replica > restarts:
+        yield f"{result.restarts_per_replica:.2f} restarts per replica, expected {restarts:g} at most"
     if not result.requests:
         yield "no request was answered"
 

@@ -128,6 +128,8 @@ class Expectation(_Part):
     """same: at the end the workload is what it was, also where it was changed meanwhile."""
     failed_requests: int | Literal["any"] = 0
     """Requests that failed or were cut, at most. any: the incident itself makes requests fail."""
+    failed_kept_requests: int | Literal["any"] = 0
+    """The same of those on connections that their clients keep, which `failed_requests` does not count."""
     min_in_rotation: int | Literal["all", "any"] = "all"
     """Replicas in rotation at every moment, at least. all: as many as the fleet has."""
     pods_at_once: Bound | None = None
@@ -408,6 +410,8 @@ class Stream(Part):
     """Ways in which they begin, in turn; with very many no two that are served together begin alike."""
     kept: int = Field(default=0, ge=0)
     """Clients of the closed loop that keep their connection; the others open one for each request."""
+    keep_alive: bool = False
+    """Requests of an open stream share connections that are kept, as a gateway's do; else each opens one."""
     patience: Seconds | None = None
     """A client that has seen no token for so long leaves; absent: none does."""
     to: Route = Route.SERVICE
@@ -433,6 +437,8 @@ class Stream(Part):
             raise ValueError("give clients for a closed loop or rate for an open one, and not both")
         if self.kept > self.clients:
             raise ValueError("kept is a part of clients: lower it, or raise clients")
+        if self.keep_alive and not self.rate:
+            raise ValueError("keep_alive is of an open stream: give rate, or say how many clients are kept")
         return self
 
     def __str__(self) -> str:

@@ -147,6 +147,7 @@ class Traffic:
 def command(stream: Stream, urls: tuple[str, ...], file: Path) -> list[str]:
     """Return the load generator's command line for a stream."""
     extra = ["--first-url", urls[0]] if stream.to is Route.REPLICA_FIRST else []
+    extra += ["--keep-alive"] if stream.keep_alive else []
     extra += [] if stream.requests is None else ["--requests", str(stream.requests)]
     extra += [] if stream.patience is None else ["--patience", str(stream.patience)]
     options = {
