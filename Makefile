@@ -46,6 +46,7 @@ check: setup ## Format, lint, types, import contracts, generated files
 
 # Two rounds: what needs no real cluster spends most of its time waiting and runs on several workers that share a light
 # cluster; what is shown on the real cluster has the machine to itself. 5 says that a round had no test.
+# Tests are collected once while tools are built, so that workers find them compiled: each would compile all of them.
 # What fails in a round runs once more without others beside it, up to the first that fails again: a test that a busy
 # machine starves is listed by its round, and only what fails by itself fails the target.
 WORKERS ?= 6
@@ -61,7 +62,7 @@ test: setup ## Run every test; installs and builds what they need (PYTEST=… fo
 	    $(RUN_TESTS) --last-failed --maxfail=1 "$$@" $(PYTEST) -n 0 || code=$$?; }; \
 	  note $$code; \
 	}; \
-	timed tools $(PY) -m lab tools; \
+	$(RUN_TESTS) --co >/dev/null 2>&1 & timed tools $(PY) -m lab tools; wait; \
 	timed "without the real cluster" round -m 'not cluster' -n $(WORKERS) --dist loadgroup --no-loadscope-reorder; \
 	timed "on the real cluster" round -m cluster; \
 	echo "[test] $$spent"; \
