@@ -36,6 +36,7 @@ from kvmedic.api.status import (
 from kvmedic.model.edits import EnvEdit, TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.reasons import Reason
+from kvmedic.model.redaction import without_controls
 from kvmedic.model.run import Run, StepRecord, StepState
 from kvmedic.model.status import (
     HISTORY_LENGTH,
@@ -53,7 +54,8 @@ from run_builder import NEW, NOW, OLD, STEP, a_failure, a_run
 GOLDEN = Path(__file__).parent / "data" / "status-v1alpha1.json"
 TIMES = st.datetimes(timezones=st.just(UTC))
 SPANS = st.timedeltas(timedelta(0), timedelta(days=365))
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).map(without_controls)
+"""What steers a terminal is taken out of what people read before it is stored."""
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = {
     str: TEXTS,
