@@ -316,6 +316,14 @@ class TestAnswers:
         assert isinstance(error, Refused)
         assert str(error) == f"patch /llm: {code} Invalid: {words}"
 
+    def test_a_webhook_that_does_not_answer_is_named_and_asked_again(self) -> None:
+        words = 'Internal error occurred: failed calling webhook "mleaderworkerset.kb.io": failed to call it'
+
+        error = error_for(Call("patch", "/llm"), 500, {"reason": "InternalError", "message": words})
+
+        assert isinstance(error, Unavailable)
+        assert str(error) == "patch /llm: 500 InternalError: webhook mleaderworkerset.kb.io does not answer"
+
     async def test_an_update_without_causes_is_never_a_conflict(self) -> None:
         loaded = {"metadata": {"resourceVersion": "1"}}
         async with server(status(422, "Invalid")) as client:

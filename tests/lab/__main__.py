@@ -1,4 +1,4 @@
-"""`python -m lab up|down|status|load|tools|keda`: the lab's real cluster from the command line."""
+"""`python -m lab up|down|status|load|tools|keda|lws`: the lab's real cluster from the command line."""
 
 import argparse
 import subprocess
@@ -15,6 +15,7 @@ from lab.cluster.toolchain import Tool, binary
 DEFAULT_GPUS = 8
 PROGRAMS = {
     "tools": (Tool.KUBE, Tool.KWOK, Tool.HELM),
+    "lws": (Tool.KUBE, Tool.HELM, Tool.LEADER_WORKER_SET),
     "keda": (Tool.KUBE, Tool.HELM, Tool.KEDA_OPERATOR, Tool.KEDA_ADAPTER),
 }
 """What each of these commands builds."""
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus", type=int, default=DEFAULT_GPUS, help="nvidia.com/gpu of the node (%(default)s)")
     commands.add_parser("down", help="take the cluster down and remove every trace of it")
     commands.add_parser("tools", help="install and build what the tests need")
+    commands.add_parser("lws", help="build what the scenarios of a LeaderWorkerSet need as well")
     commands.add_parser("keda", help="build what the scenarios with KEDA need as well; they do it otherwise")
     commands.add_parser("status", help="say whether it is up; exit 1 when not")
     load = commands.add_parser("load", help="make an image available to pods")

@@ -199,7 +199,9 @@ def test_the_objects_of_every_scenario_are_whole(name):
 
     assert list(made)[-1] == "KVRemediation"
     assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in made.values())
-    container, *others = made[fleet.kind]["spec"]["template"]["spec"]["containers"]
+    spec = made[fleet.kind]["spec"]
+    template = spec["template"] if fleet.groups is None else spec["leaderWorkerTemplate"]["leaderTemplate"]
+    container, *others = template["spec"]["containers"]
     assert all(isinstance(each, str) for each in container["args"])
     assert len(others) == fleet.plain
 
@@ -218,6 +220,22 @@ def test_flags_become_a_command_line_and_patches_are_taken_over(tmp_path, put):
     assert args[:2] == ["serve", "lab/model"]
     assert (args[args.index("--max-num-seqs") + 1], args[args.index("--watermark") + 1]) == ("8", "0.01")
     assert ("--enforce-eager" in args, "--block-size" in args) == (True, False)
+
+
+def test_the_leaders_of_groups_are_the_engines_and_no_service_selects_a_worker(tmp_path, put):
+    kind = "remediation: {targetRef: {kind: LeaderWorkerSet}}\n"
+    groups = "groups: {spec: {startupPolicy: LeaderReady}}"
+    put("grouped", f"{GOOD}{kind}fleet: {{plain: true, {groups}}}\n")
+
+    front, made, remedied = objects(read("grouped", tmp_path), "image")
+
+    assert [front["kind"], made["kind"], remedied["kind"]] == ["Service", "LeaderWorkerSet", "KVRemediation"]
+    assert made["spec"]["startupPolicy"] == "LeaderReady"
+    assert "selector" not in made["spec"]
+    templates = made["spec"]["leaderWorkerTemplate"]
+    leader, worker = (templates[f"{each}Template"]["metadata"]["labels"] for each in ("leader", "worker"))
+    assert front["spec"]["selector"].items() <= leader.items()
+    assert not front["spec"]["selector"].items() <= worker.items()
 
 
 def test_what_leads_requests_stands_in_place_of_the_service(tmp_path, put):

@@ -118,6 +118,35 @@ def test_killed_before_every_write_it_goes_on_both_ways_and_round(own):
         assert model.fewest >= 2
 
 
+@TEAMS
+def test_whose_controller_goes_away_before_any_write_waits_for_it_with_nobody_lost(own):
+    whole = SetWalk(GroupModel.healthy(3, own), "new")
+    whole.run_to_end(())
+    for number_of_writes in range(whole.writes):
+        model = GroupModel.healthy(3, own)
+        walk = SetWalk(model, "new")
+        until(walk, number_of_writes)
+        model.is_away = True
+        for number in range(90):  # over a minute
+            walk.round(number)
+        assert (walk.ended is None) is (number_of_writes != 1)
+        assert sum(pod.in_rotation for pod in model.pods) >= 2
+        model.is_away = False
+        if walk.ended:  # it never said that it holds the groups
+            assert isinstance(walk.ended, Failed)
+            assert walk.ended.reason is Reason.KIND_UNSUPPORTED
+            walk.another_life("old").run_to_end(())
+            assert_runs(model, "old")
+            assert [pod.number for pod in model.pods] == [1, 2, 3]
+            continue
+
+        walk.run_to_end(())
+
+        assert isinstance(walk.ended, Settled)
+        assert_runs(model, "new")
+        assert model.fewest >= 2
+
+
 @given(replicas=st.integers(3, 5), events=EVENTS, after=EVENTS)
 @MANY
 def test_a_group_that_is_lost_in_the_middle_comes_back_and_all_are_reached(replicas, events, after):

@@ -34,6 +34,7 @@ from kvmedic.rollout.moves import (
     Failed,
     MarkStandIn,
     Move,
+    Pause,
     Refused,
     ReleasePod,
     Settled,
@@ -216,7 +217,7 @@ class Walker:
             case Uncordon() | DeletePod() | AdoptPod() | MarkStandIn():
                 await move_pod(self.live.client, fleet, move)
             case _:
-                self.order = replace(self.order, pulsed_at=now)
+                self.order = replace(self.order, pulsed_at=now, is_made=isinstance(move, Pause))
                 await assign(
                     self.live.client, fleet, move, self.claim_of(self.sequence + 1), notes_on(fleet, move)
                 )
@@ -231,6 +232,7 @@ class Walker:
             victims=(),
             wave=1,
             repairs=True,
+            is_made=False,
         )
         return Walker(self.live, order, self.claim_of, self.sequence)
 

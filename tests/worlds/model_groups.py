@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvmedic.model.fleet import LEADER_WORKER_SET, ROLLING, Fleet, Groups, RolloutFields
+from kvmedic.rollout.moves import Cordon, DeletePod, Effect, Uncordon
+from worlds.model_controller import StaleError
 from worlds.model_set import OWN, SetModel, SetPod
 
 
@@ -27,6 +29,9 @@ class GroupModel(SetModel):
     """Its controller is from before there was a partition."""
     recreates: bool = True
     """A group of which a container ends is deleted; otherwise that container is started again alone."""
+    is_away: bool = False
+    """None of LeaderWorkerSet's processes runs. The API server asks its webhooks in vain: it lets no write
+    to the LeaderWorkerSet through, and no pod of a group be made (seen with 0.8)."""
     followed: bool = True
     """The StatefulSet controller has seen what it was told last."""
 
@@ -38,6 +43,11 @@ class GroupModel(SetModel):
         model.told = replace(OWN, partition=own.partition, max_unavailable=own.max_unavailable)
         return model
 
+    def apply(self, effect: Effect) -> None:
+        if self.is_away and not isinstance(effect, Cordon | Uncordon | DeletePod):
+            raise StaleError
+        super().apply(effect)
+
     def happen(self, act: int, which: int) -> None:
         if act == 0:
             self.lead()
@@ -46,6 +56,8 @@ class GroupModel(SetModel):
 
     def lead(self) -> None:
         """One look of LeaderWorkerSet's controller, which acts on what the StatefulSet shows."""
+        if self.is_away:
+            return
         own = 0 if self.is_old else self.fields.partition or 0
         partition = max(self._stepped(), own)
         told = replace(OWN, partition=partition, max_unavailable=self.fields.max_unavailable)
@@ -88,6 +100,8 @@ class GroupModel(SetModel):
 
     def controller(self) -> None:
         """One sync of the StatefulSet's controller, by what it was told."""
+        if self.is_away and sum(pod.owned for pod in self.pods) < self.told_replicas:
+            return
         kept = self.fields, self.revision, self.replicas, self.observed
         self.fields, self.revision, self.replicas = self.told, self.made_from, self.told_replicas
         super().controller()

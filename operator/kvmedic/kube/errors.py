@@ -21,6 +21,8 @@ INVALID = 422
 FORBIDDEN = 403
 DENIALS = ('admission webhook "', "ValidatingAdmissionPolicy '")
 """How an admission policy's words begin, within the server's."""
+SILENCE = 'failed calling webhook "'
+"""What comes before the name of a webhook that does not answer, within the server's words."""
 ENDS = "NamespaceTerminating"
 """Cause of a refused creation (Kubernetes 1.36, apiserver admission plugin namespace/lifecycle)."""
 TEXT_LIMIT = 300
@@ -86,7 +88,7 @@ def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
     Args:
         body: the `Status` object of the answer; empty where the answer was none.
     """
-    reason = str(body.get("reason") or "no reason given")
+    reason = str(body.get("reason") or "no reason given") + _silent_webhook(body)
     if code in RETRIABLE or code >= 500:
         return Unavailable(call, code, reason)
     if denial := _denial(body):
@@ -115,6 +117,16 @@ def _denial(body: Mapping[str, Any]) -> str:
     text = str(body.get("message") or "")
     found = [at for sign in DENIALS if (at := text.find(sign)) >= 0]
     return text[min(found) :] if found and " denied " in text else ""
+
+
+def _silent_webhook(body: Mapping[str, Any]) -> str:
+    """Return which webhook the API server could not ask, so that it let nothing through; empty: none.
+
+    Of its text only the name (Kubernetes 1.36, apiserver/pkg/admission/plugin/webhook/{mutating,validating}).
+    """
+    _, found, rest = str(body.get("message") or "").partition(SILENCE)
+    name = rest.partition('"')[0]
+    return f": webhook {redact(name)} does not answer"[:TEXT_LIMIT] if found and name else ""
 
 
 def _raw_causes(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:

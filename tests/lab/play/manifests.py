@@ -34,6 +34,10 @@ ROTATION = {ROTATION_LABEL["key"]: "active"}
 APP = {"app": FLEET}
 GOVERNING = f"{FLEET}-headless"
 """The headless Service that gives the pods of a StatefulSet their names."""
+WORKERS = {"app": f"{FLEET}-worker"}
+"""The labels of a group's worker: no Service selects it."""
+GROUP_VERSION = "leaderworkerset.x-k8s.io/v1"
+GROUP_SIZE = 2
 SIDECAR = "proxy"
 GRACE_SECONDS = 60
 """More than the engine's own --shutdown-timeout of 30 s, or the kubelet would cut it short."""
@@ -74,18 +78,15 @@ def workload(fleet: Fleet, image: str) -> Object:
         "spec": {
             "replicas": fleet.replicas,
             "selector": {"matchLabels": {**APP, **(fleet.router or {})}},
-            "template": {
-                "metadata": {"labels": pod_labels(fleet)},
-                "spec": {
-                    "terminationGracePeriodSeconds": GRACE_SECONDS,
-                    "securityContext": {**POD_SECURITY},
-                    "containers": [container(fleet, image), *([sidecar(image)] if fleet.plain else ())],
-                },
-            },
+            "template": _template(
+                pod_labels(fleet), container(fleet, image), *([sidecar(image)] if fleet.plain else ())
+            ),
         },
     }
     if fleet.engine is Engine.VLLM:
         vllm.on_this_machine(made)
+    if fleet.groups is not None:
+        return merged(_grouped(made, image), fleet.groups)
     if fleet.stateful_set is not None:
         made["spec"]["serviceName"] = GOVERNING
         return merged(made, fleet.stateful_set)
@@ -95,6 +96,29 @@ def workload(fleet: Fleet, image: str) -> Object:
     if found["spec"]["strategy"]["type"] != "RollingUpdate":
         del found["spec"]["strategy"]["rollingUpdate"]  # the API server refuses numbers of another strategy
     return found
+
+
+def _template(labels: Mapping[str, str], *containers: Object) -> Object:
+    spec = {
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "securityContext": {**POD_SECURITY},
+        "containers": list(containers),
+    }
+    return {"metadata": {"labels": {**labels}}, "spec": spec}
+
+
+def _grouped(made: Object, image: str) -> Object:
+    """Return a LeaderWorkerSet whose leaders are a workload's pods.
+
+    Its controller makes no headless Service, as the one that leads requests has its name.
+    """
+    template = {
+        "size": GROUP_SIZE,
+        "leaderTemplate": made["spec"]["template"],
+        "workerTemplate": _template(WORKERS, sidecar(image)),
+    }
+    spec = {"replicas": made["spec"]["replicas"], "leaderWorkerTemplate": template}
+    return {**made, "apiVersion": GROUP_VERSION, "spec": spec}
 
 
 def container(fleet: Fleet, image: str) -> Object:

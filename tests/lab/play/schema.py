@@ -315,6 +315,9 @@ class Fleet(Part):
     stateful_set: dict[str, Any] | None = None
     """JSON merge patch of the StatefulSet that stands in place of the Deployment, with a headless Service
     beside the other; {}: as it is made. Absent: a Deployment."""
+    groups: dict[str, Any] | None = None
+    """JSON merge patch of the LeaderWorkerSet that stands in place of the Deployment, for which the real one
+    is built and run: the engines are its leaders, and each has a worker that waits; {}: as it is made."""
     objects: tuple[dict[str, Any], ...] = ()
     """Further objects of the namespace: a HorizontalPodAutoscaler, a PodDisruptionBudget, a ConfigMap; a
     ScaledObject, for which real KEDA is built and run."""
@@ -347,15 +350,18 @@ class Fleet(Part):
 
     @model_validator(mode="after")
     def _one_workload(self) -> Fleet:
-        if self.stateful_set is not None and self.deployment:
-            raise ValueError(
-                "deployment is a patch of what a StatefulSet stands for: move it to stateful_set"
-            )
+        if self.stateful_set is not None and self.groups is not None:
+            raise ValueError("a fleet is either a StatefulSet or a LeaderWorkerSet: remove one of them")
+        if self.deployment and self.kind != "Deployment":
+            field = "groups" if self.stateful_set is None else "stateful_set"
+            raise ValueError(f"deployment is a patch of what a {self.kind} stands for: move it to {field}")
         return self
 
     @property
     def kind(self) -> str:
         """Return the kind of the workload."""
+        if self.groups is not None:
+            return "LeaderWorkerSet"
         return "Deployment" if self.stateful_set is None else "StatefulSet"
 
     @model_validator(mode="after")

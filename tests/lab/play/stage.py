@@ -15,6 +15,7 @@ from lab.cluster.machine import LAB_SOURCES, say
 from lab.images import Recipe, builder_for
 from lab.installation import install
 from lab.keda import installation as keda
+from lab.lws import installation as lws
 from lab.play import manifests, vllm
 from lab.play.hands import LABELS, Exporter, Hands, Meter, addresses_of
 from lab.play.picker import Picker, ensure_definitions
@@ -107,11 +108,11 @@ class Stage:
 
 @contextmanager
 def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterator[Stage]:
-    """Bring up whatever is not up; afterwards cluster, KEDA and operator stay, Prometheus and exporter end.
+    """Bring up what is not up; afterwards cluster, operator, and what runs beside it stay, the rest ends.
 
     Args:
         cluster: the machine's.
-        scenarios: what is to be played; real vLLM and KEDA are built only where one of them has it.
+        scenarios: what is to be played; real vLLM, KEDA and LeaderWorkerSet are built only where one has it.
         gpus: of the node: those of every replica and of one spare for each fleet that stands at once.
     """
     if not is_reachable(cluster):
@@ -124,6 +125,8 @@ def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterato
     cluster.up(gpus)
     if any(keda.is_needed(each.fleet.objects) for each in scenarios):
         keda.ensure(cluster.access, cluster.directory)
+    if any(each.fleet.groups is not None for each in scenarios):
+        lws.ensure(cluster.access, cluster.directory)
     if any(each.fleet.pool is not None for each in scenarios):
         ensure_definitions(cluster.access)
     image = builder_for(cluster).build(engine_recipe())
@@ -183,7 +186,7 @@ def vacate(api: Api) -> None:
     """Remove the fleet of every namespace that has one."""
     names = [each["metadata"]["name"] for each in api.list("Namespace", None)]
     for name in names:
-        found = (each for kind in WORKLOADS for each in api.list(kind, name))
+        found = (each for kind in WORKLOADS if api.serves(kind) for each in api.list(kind, name))
         if any(each["metadata"]["name"] == FLEET for each in found):
             say(f"removing the fleet that an earlier play left in {name}")
             clear(api, name)

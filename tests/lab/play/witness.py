@@ -11,6 +11,7 @@ from kvmedic.rollout.orphan_drain import RELEASED_HASH, draining_value
 from lab.cluster.api import Api
 from lab.cluster.pki import Access
 from lab.cluster.watch import Mirror, Watches
+from lab.lws import installation as lws
 from lab.play.course import Chronicle
 from lab.play.figures import Scraper
 from lab.play.manifests import PORT, ROTATION_LABEL
@@ -19,14 +20,17 @@ from lab.play.schema import CAP, FLEET, Cue
 
 Object = dict[str, Any]
 SERVICE_NAME = "kubernetes.io/service-name"
-WORKLOADS = ("Deployment", "StatefulSet")
+WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
+"""Kinds of a fleet; the last is served only by some clusters."""
 REPORTER = "kvmedic.io/operator"
 EXPIRED = "DeadlineExceeded"
 """Reason of a pod that the kubelet ended at its activeDeadlineSeconds (kubelet 1.36)."""
 EDITOR = "kubectl-edit"
 """Field manager of a person at a terminal."""
-OWNERS = frozenset({"kubectl", EDITOR, "kube-controller-manager", "kubelet", "kube-scheduler"})
-"""Field managers that write to a fleet which nobody heals: its owner, people, and Kubernetes itself."""
+OWNERS = frozenset(
+    {"kubectl", EDITOR, "kube-controller-manager", "kubelet", "kube-scheduler", lws.PROGRAM, lws.MANAGER}
+)
+"""Field managers that write to a fleet which nobody heals: its owner, people, and its controllers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +109,12 @@ class Witness:
         self.scraper = Scraper(self.addresses, PORT)
 
     def start(self) -> None:
-        """Begin to follow; returns when every kind was listed once."""
+        """Begin to follow; returns when every kind that is served was listed once."""
         with Api(self._access) as api:
             told = {
                 api.resource(kind).path(self._namespace): mirror.tell
                 for kind, mirror in self._mirrors.items()
+                if kind not in WORKLOADS or api.serves(kind)
             }
             if self.picker is not None and self.picker.pool is not None:
                 path = api.resource(KIND, GROUPS[self.picker.pool]).path(self._namespace)
@@ -132,7 +137,7 @@ class Witness:
             self.facts.versions = self._versions()
 
     def workload(self) -> Object:
-        """Return the fleet's Deployment or StatefulSet; empty when it is gone."""
+        """Return the fleet's workload; empty when it is gone."""
         found = (each for mirror in self._workloads.values() for each in mirror.objects())
         return next((each for each in found if name(each) == FLEET), {})
 

@@ -1,0 +1,1 @@
+"""LeaderWorkerSet for the lab, built from its own module."""
