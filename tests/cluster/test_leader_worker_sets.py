@@ -159,6 +159,18 @@ def test_a_revision_is_the_same_template_as_gos_types_write_it():
     assert {pod.revision for pod in fleet.pods} == {fleet.revision}
 
 
+def test_an_edit_of_the_workers_alone_is_another_template():
+    bodies = served(a_set(), FRONT)
+    before = look(bodies).fleet
+    live = one(bodies, "LeaderWorkerSet", "llm")
+    live["spec"]["leaderWorkerTemplate"]["workerTemplate"]["metadata"] = {"labels": {"tried": "1"}}
+
+    after = look(bodies).fleet
+
+    assert after.revision != before.revision
+    assert {pod.revision for pod in after.pods} == {before.revision}
+
+
 def without_partition(bodies: list[JsonObject]) -> None:
     del one(bodies, "LeaderWorkerSet", "llm")["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"][
         "partition"

