@@ -17,7 +17,7 @@ from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
     JsonObject,
     Resource,
-    condition_of,
+    is_ready,
     items,
     labels_of,
     name_of,
@@ -178,9 +178,8 @@ def led_by_labels(pods: Iterable[JsonObject], fronts: Iterable[LabelFront]) -> d
     """
     found: dict[str, tuple[str, ...]] = {}
     for pod in pods:
-        ready = condition_of(section(pod, "status"), "Ready").get("status") == "True"
         names = tuple(sorted({front.name for front in fronts if front.takes(labels_of(pod))}))
-        if ready and names and "deletionTimestamp" not in section(pod, "metadata"):
+        if is_ready(pod) and names and "deletionTimestamp" not in section(pod, "metadata"):
             found[uid_of(pod)] = names
     return found
 

@@ -175,6 +175,11 @@ FINISHED = frozenset({"Succeeded", "Failed"})
 controller_utils.go, IsPodActive). An evicted pod stays in this state until it is cleaned up."""
 
 
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod says that it is Ready."""
+    return condition_of(section(pod, "status"), "Ready").get("status") == "True"
+
+
 def is_finished(pod: Mapping[str, Any]) -> bool:
     """Return whether a pod has ended for good and no longer counts as a replica."""
     return section(pod, "status").get("phase") in FINISHED

@@ -40,7 +40,8 @@ def join_light(session: str, owner: int, **options: int | bool) -> LightCluster:
     with locked(place.with_suffix(".lock")):
         if not place.exists():
             _start(place, owner, options)
-    cluster: LightCluster = pickle.loads(place.read_bytes())
+    cluster = LightCluster(**options)  # type: ignore[arg-type]
+    cluster.directory, cluster.plane = pickle.loads(place.read_bytes())
     cluster.api = Api(cluster.access)
     cluster.components = {}  # nobody's who joins: they end with the session
     return cluster
@@ -64,13 +65,11 @@ def hold(place: Path, owner: int, options: dict[str, int | bool]) -> None:
     """Keep a cluster up until the owner is gone."""
     try:
         with LightCluster(**options) as cluster:  # type: ignore[arg-type]
-            api, cluster.api = cluster.api, None  # type: ignore[assignment]
-            components, cluster.components = cluster.components, {}
-            told = pickle.dumps(cluster)
-            cluster.api, cluster.components = api, components
             fresh = place.with_suffix(".new")
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-                file.write(told)  # the administrator's token is in it
+                file.write(
+                    pickle.dumps((cluster.directory, cluster.plane))
+                )  # the administrator's token is in it
             fresh.replace(place)
             while Path(f"/proc/{owner}").exists():
                 time.sleep(POLL_SECONDS)

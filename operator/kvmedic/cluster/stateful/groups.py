@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmedic.cluster.fronts import selects
-from kvmedic.cluster.ownership import ANNOTATIONS, PERMIT, path_of
-from kvmedic.cluster.stateful.revisions import REVISION_OF_POD, WHOLE, is_complete
+from kvmedic.cluster.ownership import PERMIT
+from kvmedic.cluster.stateful.revisions import REVISION_OF_POD, WHOLE, is_complete, permit_operations
 from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Reader
 from kvmedic.kube.objects import (
@@ -33,6 +33,7 @@ from kvmedic.kube.objects import (
     condition_of,
     controller_uid,
     is_finished,
+    is_ready,
     items,
     labels_of,
     name_of,
@@ -168,7 +169,6 @@ def group_fields(body: Mapping[str, Any]) -> RolloutFields:
 
 def group_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOperation, ...]:
     """Return the operations that give a LeaderWorkerSet these fields; the rest of its strategy stays."""
-    marks = annotations_of(live)
     rolling = {
         **section(live, *ROLLING_FIELDS),
         "maxSurge": fields.max_surge,
@@ -177,14 +177,7 @@ def group_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOper
     }
     strategy = {**section(live, "spec", "rolloutStrategy"), "type": fields.strategy}
     strategy["rollingUpdateConfiguration"] = rolling
-    operations = [PatchOperation("add", "/spec/rolloutStrategy", strategy)]
-    if fields.permits and not marks:
-        operations.append(PatchOperation("add", ANNOTATIONS, {}))
-    if fields.permits:
-        operations.append(PatchOperation("add", path_of(ANNOTATIONS, PERMIT), "true"))
-    elif PERMIT in marks:
-        operations.append(PatchOperation("remove", path_of(ANNOTATIONS, PERMIT)))
-    return tuple(operations)
+    return (PatchOperation("add", "/spec/rolloutStrategy", strategy), *permit_operations(live, fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +263,7 @@ def _as_replica(
     ]
     status = section(leader, "status")
     told = condition_of(status, "Ready")
-    ready = [pod for pod in workers if condition_of(section(pod, "status"), "Ready").get("status") == "True"]
-    if told.get("status") != "True" or len(ready) >= size - 1:
+    if told.get("status") != "True" or sum(map(is_ready, workers)) >= size - 1:
         return whole
     # Not before the leader was: until then Services may have led requests to it.
     since = (condition_of(section(pod, "status"), "Ready").get("lastTransitionTime", "") for pod in workers)
@@ -285,11 +277,7 @@ def _as_replica_set(revision: JsonObject, pods: Sequence[JsonObject], name: str)
     """Return a revision as a ReplicaSet that is told to have as many replicas as it has."""
     live = [pod for pod in pods if "deletionTimestamp" not in section(pod, "metadata")]
     made = Counter(labels_of(pod)[REVISION_OF_POD] for pod in live)
-    ready = Counter(
-        labels_of(pod)[REVISION_OF_POD]
-        for pod in live
-        if condition_of(section(pod, "status"), "Ready").get("status") == "True"
-    )
+    ready = Counter(labels_of(pod)[REVISION_OF_POD] for pod in live if is_ready(pod))
     return {
         "metadata": {
             **section(revision, "metadata"),

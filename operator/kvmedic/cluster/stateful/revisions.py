@@ -18,9 +18,9 @@ from kvmedic.kube.objects import (
     PODS,
     JsonObject,
     annotations_of,
-    condition_of,
     controller_uid,
     is_finished,
+    is_ready,
     items,
     labels_of,
     name_of,
@@ -79,9 +79,9 @@ def as_replica_sets(
     newest = str(status.get("updateRevision", "")) if observed else ""
     live = [pod for pod in pods if "deletionTimestamp" not in section(pod, "metadata")]
     made = Counter(labels_of(pod).get(REVISION_OF_POD) for pod in live)
-    ready = Counter(labels_of(pod).get(REVISION_OF_POD) for pod in live if _is_ready(pod))
+    ready = Counter(labels_of(pod).get(REVISION_OF_POD) for pod in live if is_ready(pod))
     # Of those that are Ready the newest are not Available yet; one that is drained may be counted by nobody.
-    counted = sum(_is_ready(pod) and bool(controller_uid(pod)) for pod in live)
+    counted = sum(is_ready(pod) and bool(controller_uid(pod)) for pod in live)
     lacking = max(0, counted - int(status.get("availableReplicas", 0)))
     return [
         {
@@ -104,10 +104,6 @@ def as_replica_sets(
         }
         for each in revisions
     ]
-
-
-def _is_ready(pod: JsonObject) -> bool:
-    return condition_of(section(pod, "status"), "Ready").get("status") == "True"
 
 
 def template_in(revision: JsonObject, own: Mapping[str, Any]) -> JsonObject:
@@ -161,7 +157,7 @@ def partition_fields(body: Mapping[str, Any]) -> RolloutFields:
 
 def partition_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOperation, ...]:
     """Return the operations that give a StatefulSet these fields; nothing else of its strategy is changed."""
-    spec, marks = section(live, "spec"), annotations_of(live)
+    spec = section(live, "spec")
     rolling = {
         key: each
         for key, each in section(spec, "updateStrategy", "rollingUpdate").items()
@@ -172,11 +168,14 @@ def partition_operations(live: JsonObject, fields: RolloutFields) -> tuple[Patch
     strategy: dict[str, Any] = {"type": fields.strategy}
     if fields.strategy == ROLLING:
         strategy["rollingUpdate"] = {**rolling, "partition": fields.partition or 0}
-    operations = [PatchOperation("add", "/spec/updateStrategy", strategy)]
+    return (PatchOperation("add", "/spec/updateStrategy", strategy), *permit_operations(live, fields))
+
+
+def permit_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOperation, ...]:
+    """Return the operations by which a workload bears the mark of a permit exactly while one stands."""
+    marks = annotations_of(live)
     if fields.permits and marks:
-        operations.append(PatchOperation("add", path_of(ANNOTATIONS, PERMIT), "true"))
-    elif fields.permits:
-        operations.append(PatchOperation("add", ANNOTATIONS, {PERMIT: "true"}))
-    elif PERMIT in marks:
-        operations.append(PatchOperation("remove", path_of(ANNOTATIONS, PERMIT)))
-    return tuple(operations)
+        return (PatchOperation("add", path_of(ANNOTATIONS, PERMIT), "true"),)
+    if fields.permits:
+        return (PatchOperation("add", ANNOTATIONS, {PERMIT: "true"}),)
+    return (PatchOperation("remove", path_of(ANNOTATIONS, PERMIT)),) if PERMIT in marks else ()
