@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -86,6 +87,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "light" not in used and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=_order)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write down what failed by the names that a session without workers knows.
+
+    Workers add "@group" to a test's name. `--last-failed` would find none of them, and run everything.
+    """
+    if hasattr(session.config, "workerinput") or session.config.cache is None:
+        return
+    failed = session.config.cache.get("cache/lastfailed", {})
+    named = {re.sub(r"@[^\]@]*$", "", name): True for name in failed}
+    if named != failed:
+        session.config.cache.set("cache/lastfailed", named)
 
 
 def pytest_collection_finish() -> None:

@@ -38,14 +38,14 @@ def test_series_carry_their_targets_labels_go_stale_with_it_and_outlive_a_restar
 
 
 def test_a_history_is_there_from_the_start():
-    now = time.time()
+    now = int(time.time())
     samples = "".join(
-        f'vllm:num_preemptions_total{{pod="a-1"}} {i} {now - 600 + i * 10:.0f}\n' for i in range(60)
+        f'vllm:num_preemptions_total{{pod="a-1"}} {i} {now - 600 + i * 10}\n' for i in range(60)
     )
     history = f"# TYPE vllm:num_preemptions counter\n{samples}# EOF\n"
 
     with Prometheus(history=history) as prometheus:
-        (series,) = prometheus.query("rate(vllm:num_preemptions_total[5m])")
+        (series,) = prometheus.query(f"rate(vllm:num_preemptions_total[5m] @ {now})")
 
     assert float(series["value"][1]) == pytest.approx(0.1, rel=0.02)
 
