@@ -95,7 +95,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
     Workers add "@group" to a test's name. `--last-failed` would find none of them, and run everything.
     """
-    if hasattr(session.config, "workerinput") or session.config.cache is None:
+    if hasattr(session.config, "workerinput") or getattr(session.config, "cache", None) is None:
         return
     failed = session.config.cache.get("cache/lastfailed", {})
     named = {re.sub(r"@[^\]@]*$", "", name): True for name in failed}

@@ -98,7 +98,7 @@ def test_replicas_that_are_compared_are_told_with_how_to_go_on(state, offers_kee
 
     told = f"  beside old replicas since 2026-03-01T03:00:00Z: {state}. x 0.97 of the old replicas"
     assert any(line.endswith(told) for line in said)
-    assert any("kvmedic.io/keep=" in line for line in said) is offers_keep
+    assert any("kvmedic keep " in line for line in said) is offers_keep
 
 
 def test_how_urgent_it_is_and_what_the_last_run_came_to_are_told():

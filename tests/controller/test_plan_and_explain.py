@@ -77,7 +77,7 @@ def test_an_open_run_is_explained_with_the_way_back(walking):
 
     run = walking.status()["run"]["id"]
     assert f"Run {run} is open" in done.stdout
-    assert f"annotate kvr llm kvmedic.io/rollback={run}" in done.stdout
+    assert f"kvmedic rollback llm -n {walking.namespace} --run {run}" in done.stdout
 
 
 def test_a_resource_that_nobody_looked_at_asks_after_the_operator(a_world):

@@ -107,13 +107,16 @@ class Server:
                 except HangUpError:
                     self.close_connection = True
                     return
-                self.send_response(reply.status)
+                if "Date" in reply.headers:
+                    self.send_response_only(reply.status)
+                else:
+                    self.send_response(reply.status)
                 for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(reply.body)
 
-            do_POST = do_GET  # noqa: N815 - http.server's name
+            do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - http.server's names
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from importlib import import_module
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from kvmedic import __version__
 
@@ -21,6 +22,8 @@ SUBCOMMANDS = {
         "Tell all that stands between a fleet and a change, before there is trouble.",
     ),
     "init": ("kvmedic.cli.init:command", "Print a KVRemediation that fits a Deployment, with comments."),
+    "get": ("kvmedic.cli.commands.fleets:get", "List fleets: state, reason, open run, since when."),
+    "watch": ("kvmedic.cli.commands.fleets:watch", "Follow fleets as they change."),
     "diagnose": (
         "kvmedic.cli.diagnose:command",
         "Look at one fleet once (live, saved pages, or the past): evidence, diagnosis and plan.",
@@ -34,7 +37,13 @@ SUBCOMMANDS = {
         "kvmedic.cli.explain:command",
         "Explain a resource: what the operator sees, why it acts or not, what to type next.",
     ),
+    "history": ("kvmedic.cli.commands.fleets:history", "List runs that ended: change, verdict, time."),
     "approve": ("kvmedic.cli.plan:approve_plan", "Approve the plan of a resource in mode Approve."),
+    "keep": ("kvmedic.cli.commands.control:keep", "Have the open change kept without a verdict."),
+    "rollback": ("kvmedic.cli.commands.control:rollback", "Have the open change taken back."),
+    "suspend": ("kvmedic.cli.commands.control:suspend", "Hold one fleet."),
+    "stop": ("kvmedic.cli.commands.control:stop", "Stop every forward move on every fleet, now."),
+    "resume": ("kvmedic.cli.commands.control:resume", "Go on after suspend or stop."),
     "run": ("kvmedic.cli.run:command", "Run the operator."),
     "crd": ("kvmedic.cli.run:print_crds", "Print the CustomResourceDefinitions, or their reference pages."),
     "blocks": (
@@ -49,14 +58,27 @@ SUBCOMMANDS = {
 """Each subcommand's module and function, or its own commands; and what help says of it."""
 
 
+class Commands(TyperGroup):
+    """All subcommands."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return `--help` with a default: to read None as False, typer 0.29 loads pydantic, for 0.25 s."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
+
 def app_for(arguments: Sequence[str]) -> typer.Typer:
     """Return the command with those subcommands loaded that the arguments name."""
     app = typer.Typer(
         name="kvmedic",
+        cls=Commands,
         help="Heal vLLM fleets that thrash on KV cache: look, decide, change one thing, verify, "
         "undo it if it did not help.",
         no_args_is_help=True,
         add_completion=False,
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -65,9 +87,9 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
         module, _, member = place.partition(":")
         found = getattr(import_module(module), member) if name in arguments else _not_loaded
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name, help=summary)
+            app.add_typer(found, name=name, short_help=summary)
         else:
-            app.command(name, help=summary)(found)
+            app.command(name, short_help=summary)(found)
     return app
 
 

@@ -21,19 +21,11 @@ from ruamel.yaml.error import YAMLError
 
 from kvmedic.api.resource import KIND, SpecInvalid, not_implemented, policy_of, resource_from_manifest
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
+from kvmedic.cli.access import Name, finish_look, load_resource, name_in
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.offline import EngineVersion, version_named
-from kvmedic.cli.plan import (
-    Context,
-    Kubeconfig,
-    Name,
-    Namespace,
-    finish_look,
-    load_resource,
-    name_in,
-    settings_with,
-    survey_target,
-)
+from kvmedic.cli.options import Context, Kubeconfig, Namespace
+from kvmedic.cli.plan import settings_with, survey_target
 from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
 from kvmedic.cli.saved import (
     Consultation,
@@ -370,7 +362,7 @@ def _live(cluster: ClusterChoice, which: Name, prometheus: str) -> Report:
 
     async def look() -> Report:
         async with open_connections(settings, cluster) as world:
-            return report_of_survey(await survey_target(world, await load_resource(world, which)))
+            return report_of_survey(await survey_target(world, await load_resource(world.client, which)))
 
     return finish_look(look())
 

@@ -22,7 +22,8 @@ from kvmedic.api.resource import SpecInvalid, spec_from_wire
 from kvmedic.api.rules import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.cli.app import Form, end_command
-from kvmedic.cli.plan import Context, Kubeconfig, Namespace, settings_with
+from kvmedic.cli.options import Context, Kubeconfig, Namespace
+from kvmedic.cli.plan import settings_with
 from kvmedic.cli.replay import Replay, replay, replay_as_json, replay_as_text
 from kvmedic.cluster.fronts import list_kind
 from kvmedic.cluster.rights import lacking_rights_of

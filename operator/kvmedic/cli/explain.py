@@ -14,17 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
+from kvmedic.cli.access import finish_look, load_resource, name_in
 from kvmedic.cli.app import Form
-from kvmedic.cli.plan import (
-    Context,
-    Kubeconfig,
-    Namespace,
-    finish_look,
-    load_resource,
-    name_in,
-    settings_with,
-    template_of,
-)
+from kvmedic.cli.options import Context, Kubeconfig, Namespace
+from kvmedic.cli.plan import settings_with, template_of
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.model.devices import MIB
 from kvmedic.model.reasons import LOOK, Reason, Remedy
@@ -244,11 +237,11 @@ def runbook_switch_as_json(record: Record | None) -> dict[str, Any] | None:
 
 _BACK = Remedy(
     "to roll the open change back",
-    "kubectl -n $namespace annotate kvr $name kvmedic.io/rollback=$run",
+    "kvmedic rollback $name -n $namespace --run $run",
 )
 _KEEP = Remedy(
     "to keep the open change without a verdict",
-    "kubectl -n $namespace annotate kvr $name kvmedic.io/keep=$run",
+    "kvmedic keep $name -n $namespace --run $run",
 )
 _NOBODY = Remedy("to see whether the operator runs", "kubectl -n $operator logs deployment/kvmedic")
 
@@ -281,7 +274,7 @@ def command(
 
     async def look() -> tuple[Resource, str]:
         async with open_connections(settings, cluster) as world:
-            resource = await load_resource(world, which)
+            resource = await load_resource(world.client, which)
             record = resource.record
             asked = record is not None and bool(record.answers or record.scores)
             return resource, await template_of(world, resource) if asked else ""

@@ -10,17 +10,11 @@ from typing import Annotated
 
 import typer
 
+from kvmedic.cli.access import NotThere, finish_look, name_in
 from kvmedic.cli.app import NOT_FOUND, USAGE, end_command
 from kvmedic.cli.doctor import Files, Target, read_documents, resource_for, target_name
-from kvmedic.cli.plan import (
-    Context,
-    Kubeconfig,
-    Namespace,
-    NotThere,
-    finish_look,
-    name_in,
-    settings_with,
-)
+from kvmedic.cli.options import Context, Kubeconfig, Namespace
+from kvmedic.cli.plan import settings_with
 from kvmedic.doctor.documents import DocumentsError
 from kvmedic.doctor.examine import Seen, namespace_in, see_documents, see_target, targets_in
 from kvmedic.doctor.fitting import resource_text

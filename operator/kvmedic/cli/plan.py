@@ -7,19 +7,20 @@ audit log says who it was.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from kvmedic.api.resource import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
+from kvmedic.cli.access import Name, NotThere, finish_look, load_resource, name_in
 from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command
+from kvmedic.cli.options import Context, Kubeconfig, Namespace
 from kvmedic.cli.report import Change, change_of
 from kvmedic.cluster.stateful.groups import as_workload
 from kvmedic.cluster.switches import APPROVALS
@@ -30,48 +31,16 @@ from kvmedic.controller.ports import Senses
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import examine
 from kvmedic.controller.temporary import with_holder
-from kvmedic.kube.errors import ApiError, NoCluster, Refused
-from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
+from kvmedic.kube.errors import Refused
+from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import WORKLOADS, JsonObject, Ref, section
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.spec import Mode
 from kvmedic.model.status import ConditionType, Record, Resource, ShownPlan
-from kvmedic.record.store import RESOURCES, resource_of
 from kvmedic.settings import Settings, SettingsError, SourceOptions, load_settings
 from kvmedic.wiring import Connected, open_connections, target_of
-
-T = TypeVar("T")
-
-
-class NotThere(Exception):  # noqa: N818 - the name says what is wrong
-    """The resource or its target does not exist, or its spec cannot be followed; the message says which."""
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """Which resource is meant."""
-
-    namespace: str
-    name: str
-
-
-Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", help="Its namespace; else the context's own, as with kubectl.")
-]
-Context = Annotated[str, typer.Option("--context", help="Context of the kubeconfig; else its current one.")]
-Kubeconfig = Annotated[
-    str, typer.Option("--kubeconfig", metavar="FILE", help="Else KUBECONFIG, else ~/.kube/config.")
-]
-
-
-def name_in(cluster: ClusterChoice, namespace: str, name: str) -> Name:
-    """Return which resource is meant; a kubeconfig that cannot be used ends the command."""
-    try:
-        return Name(namespace or namespace_of(cluster), name)
-    except NoCluster as error:
-        end_command(error, USAGE)
 
 
 def settings_with(prometheus: str = "") -> Settings:
@@ -83,28 +52,6 @@ def settings_with(prometheus: str = "") -> Settings:
         return with_source(load_settings(), prometheus)
     except SettingsError as error:
         end_command(error, USAGE)
-
-
-def finish_look(work: Coroutine[Any, Any, T]) -> T:
-    """Return what a look at a cluster found; what keeps it from being made ends the command."""
-    try:
-        return asyncio.run(work)
-    except (SettingsError, NoCluster) as error:
-        end_command(error, USAGE)
-    except (NotThere, ApiError) as error:
-        end_command(error, NOT_FOUND)
-
-
-async def load_resource(world: Connected, which: Name) -> Resource:
-    """Return a resource as it is now.
-
-    Raises:
-        NotThere: there is none of that name.
-    """
-    body = await world.client.get(Ref(RESOURCES, which.namespace, which.name))
-    if body is None:
-        raise NotThere(f"KVRemediation {which.name} does not exist in namespace {which.namespace}")
-    return resource_of(body)
 
 
 async def template_of(world: Connected, resource: Resource) -> str:
@@ -246,7 +193,7 @@ def command(
 
     async def look() -> Planned:
         async with open_connections(settings, cluster) as world:
-            resource = await load_resource(world, which)
+            resource = await load_resource(world.client, which)
             run = resource.record.run if resource.record else None
             if run is None:
                 return _of_survey(resource, await survey_target(world, resource))
@@ -311,7 +258,7 @@ def approve_plan(
 
     async def look() -> Resource:
         async with open_connections(settings, cluster) as world:
-            return await load_resource(world, which)
+            return await load_resource(world.client, which)
 
     async def create(manifest: JsonObject) -> JsonObject:
         async with open_connections(settings, cluster) as world:

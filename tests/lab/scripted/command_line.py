@@ -17,9 +17,12 @@ from tempfile import TemporaryDirectory
 
 from kvmedic.__main__ import main
 from kvmedic.cli.app import SUBCOMMANDS
+from kvmedic.cli.options import WORK
 from lab.scripted.process import FORKS
 
 for place, _ in SUBCOMMANDS.values():
+    import_module(place.partition(":")[0])
+for place in WORK.values():
     import_module(place.partition(":")[0])
 gc.freeze()  # a forked process never walks over what was imported
 

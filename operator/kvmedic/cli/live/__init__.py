@@ -1,0 +1,1 @@
+"""What a person asks of fleets on a cluster, and tells the operator: states, ends, words."""
