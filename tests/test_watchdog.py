@@ -46,7 +46,7 @@ async def ask(url: str) -> httpx.Response:
 
 async def test_the_thread_answers_while_the_loop_is_busy_and_says_when_it_hangs() -> None:
     clock = Clock()
-    watchdog = Watchdog(lambda: "", clock)
+    watchdog = Watchdog(lambda: "", clock, lambda: "another installation serves")
     server = watchdog.answer_at("http://127.0.0.1:0/healthz")
     url = f"http://127.0.0.1:{server.server_address[1]}/healthz"
     beating = asyncio.create_task(watchdog.beat())
@@ -54,7 +54,7 @@ async def test_the_thread_answers_while_the_loop_is_busy_and_says_when_it_hangs(
         # A second thread asks while this loop is in nobody's hands.
         answer = asyncio.get_running_loop().run_in_executor(None, lambda: httpx.get(url, trust_env=False))
         time.sleep(0.3)  # noqa: ASYNC251 - the loop is busy
-        busy = await answer
+        busy, unready = await answer, await ask(url.replace("/healthz", "/readyz"))
         beating.cancel()
         clock.now += HUNG_SECONDS + 1
         hung, elsewhere = await ask(url), await ask(f"{url}/x")
@@ -63,5 +63,6 @@ async def test_the_thread_answers_while_the_loop_is_busy_and_says_when_it_hangs(
         server.server_close()
 
     assert (busy.status_code, busy.text) == (200, "working")
+    assert (unready.status_code, unready.text) == (503, "another installation serves")
     assert (hung.status_code, elsewhere.status_code) == (503, 404)
     assert "no beat for 61 s" in hung.text

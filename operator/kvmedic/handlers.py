@@ -261,11 +261,13 @@ class Frame:
     """Namespaces to watch; empty: all."""
     liveness: str | None
     """Address of the liveness endpoint, such as `http://0.0.0.0:8080/healthz`."""
+    refusal: Callable[[], str] = str
+    """Returns why the process may not act, for the readiness endpoint; empty where it may."""
 
 
 async def serve(operator: Operator, frame: Frame, companions: tuple[Awaitable[None], ...]) -> None:
     """Run until SIGTERM: kopf's watch, the reconcile loop, and what must run beside them."""
-    watchdog = Watchdog(lambda: operator.lost_work(time.monotonic()))
+    watchdog = Watchdog(lambda: operator.lost_work(time.monotonic()), refusal=frame.refusal)
     server = watchdog.answer_at(frame.liveness) if frame.liveness else None
     tasks = [asyncio.ensure_future(each) for each in (operator.loop.run(), watchdog.beat(), *companions)]
     try:

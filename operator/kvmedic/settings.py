@@ -394,6 +394,8 @@ class LeadershipOptions(Section):
     """Between two tries to take or renew it."""
     attempt: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=4)
     """How long one try may take."""
+    notice: Annotated[timedelta, within("0s", "5m")] = timedelta(seconds=40)
+    """How long a new installation of some namespaces waits for one of the whole cluster to object."""
 
 
 SHARDS = 64
@@ -459,6 +461,8 @@ class ProcessOptions(Section):
     """The operator's own namespace: its Lease and the stop ConfigMap are there."""
     identity: str = Field(default_factory=lambda: os.environ.get("POD_NAME", f"kvmedic-{os.getpid()}"))
     """This process among others; the pod's name."""
+    release: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] = "kvmedic"
+    """The installation that this process and its shards belong to: the release's name."""
     watch: tuple[str, ...] = ()
     """Namespaces whose resources are looked after; empty: all."""
     stop: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] = "kvmedic-stop"
@@ -471,10 +475,8 @@ class ProcessOptions(Section):
 
 FILE_VARIABLE = "KVMEDIC_CONFIG"
 """Names the configuration file; without it only environment variables count."""
-
 PREFIX = "KVMEDIC_"
 _LEVELS = "__"
-
 _SOURCE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 """The same as a resource's `spec.metrics.source`."""
 

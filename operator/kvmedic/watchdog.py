@@ -21,6 +21,7 @@ HUNG_SECONDS = 60.0
 """A loop that has not beaten for so long hangs. All that runs on it is bounded: the most costly pod template
 takes about a second of CPU, and a container that is throttled to a tenth of a core ten times as long."""
 BEAT_SECONDS = 1.0
+READINESS = "/readyz"
 PATIENCE_SECONDS = 5
 """How long is waited for a question that somebody began to send."""
 
@@ -32,6 +33,8 @@ class Watchdog:
     problem: Callable[[], str]
     """Returns why the loop, though it beats, has to be started anew; empty where it has not."""
     clock: Callable[[], float] = time.monotonic
+    refusal: Callable[[], str] = str
+    """Returns why this process, though it works, does not act; empty where it may."""
     _beaten_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -51,14 +54,20 @@ class Watchdog:
             return f"the event loop hangs: no beat for {silent:.0f} s, at most {HUNG_SECONDS:g} s"
         return self.problem()
 
+    def explain_unready(self) -> str:
+        """Return why this process is not Ready; empty where it is. One that waits for its turn to lead is."""
+        return self.diagnose() or self.refusal()
+
     def answer_at(self, url: str) -> ThreadingHTTPServer:
         """Answer at an address, such as `http://0.0.0.0:8080/healthz`, until the server is shut down.
+
+        Beside it, at `/readyz`, it answers whether the process may act.
 
         Raises:
             OSError: the port is taken.
         """
         parts = urlsplit(url)
-        path, diagnose = parts.path or "/", self.diagnose
+        answers = {parts.path or "/": self.diagnose, READINESS: self.explain_unready}
 
         class Answer(BaseHTTPRequestHandler):
             """One question of the kubelet."""
@@ -66,11 +75,11 @@ class Watchdog:
             timeout = PATIENCE_SECONDS
 
             def do_GET(self) -> None:
-                """Answer 200 while the process works, 503 where it is to be restarted."""
-                problem = diagnose()
+                """Answer 200 while the process works, 503 where it is to be restarted, or is not Ready."""
+                answer = answers.get(self.path.partition("?")[0])
+                problem = answer() if answer else f"ask at {' or '.join(answers)}"
                 status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
-                if self.path.partition("?")[0] != path:
-                    status, problem = HTTPStatus.NOT_FOUND, f"ask at {path}"
+                status = status if answer else HTTPStatus.NOT_FOUND
                 body = (problem or "working").encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "text/plain; charset=utf-8")

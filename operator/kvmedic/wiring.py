@@ -36,6 +36,7 @@ from kvmedic.engines import VOCABULARIES
 from kvmedic.handlers import Frame, Operator, serve
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.clock import Stopwatch
+from kvmedic.kube.installations import Identity, Installation
 from kvmedic.kube.kubeconfig import AS_KUBECTL, ClusterChoice, find_kubeconfig
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, WORKLOADS, Ref, anywhere
@@ -204,7 +205,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
     process, options = settings.process, settings.pace
     async with open_connections(settings) as world:
         reporter = reporter_of(settings, world, telemetry)
-        leadership = _leadership(settings, world.client)
+        leadership = installation_of(settings, world.client)
         telemetry.tell_leadership(settings.shard.index, settings.shard.count, leadership.is_held)
         roster = Roster()
         ports = ports_of(settings, world, reporter, leadership, roster)
@@ -248,8 +249,14 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
             stand_ins,
             world.store.holds,
         )
-        companions = (leadership.run(), rounds.run(), world.watches.follow_while(leadership.is_held))
-        await serve(operator, Frame(process.watch, process.liveness or None), companions)
+        companions = (leadership.take_part(), rounds.run(), world.watches.follow_while(leadership.is_held))
+        await serve(operator, frame_of(settings, leadership), companions)
+
+
+def frame_of(settings: Settings, installation: Installation) -> Frame:
+    """Return where the process watches, and where it answers whether it works and may act."""
+    process = settings.process
+    return Frame(process.watch, process.liveness or None, lambda: installation.refusal)
 
 
 def reporter_of(settings: Settings, world: Connected, telemetry: Telemetry) -> Reporter:
@@ -269,6 +276,14 @@ def pace_of(options: PaceOptions) -> Pace:
         drain_interval=options.drain_interval,
         spare_limit=options.spare_limit,
     )
+
+
+def installation_of(settings: Settings, client: Client) -> Installation:
+    """Return this process as part of its installation, which leads only where no other one does."""
+    process, options = settings.process, settings.leadership
+    notice = options.notice.total_seconds()
+    identity = Identity(process.namespace, process.release, process.watch, notice)
+    return Installation(client, identity, _leadership(settings, client), options.retry.total_seconds())
 
 
 def _leadership(settings: Settings, client: Client) -> Leadership:

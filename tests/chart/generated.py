@@ -65,7 +65,11 @@ spec:
   validationActions: [Deny]
 """
 COLUMNS = "| resource | verb | needed by | why |\n| --- | --- | --- | --- |\n"
-SCOPES = {"watched": "in every watched namespace", "own": "in its own namespace"}
+SCOPES = {
+    "watched": "in every watched namespace",
+    "each": "in each of `watchNamespaces`, where some are named",
+    "own": "in its own namespace",
+}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import yaml
 
 from chart.generated import ROOT, SCOPES, permissions, stale
 from chart.rendering import Object, Rendered, kustomize, pod_of, render
+from kvmedic.kube.installations import SERVES
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS
 from kvmedic.model import plan
 from kvmedic.settings import LeadershipOptions, ProcessOptions, StormOptions
@@ -58,11 +59,12 @@ def test_every_permission_names_a_part_or_a_step_and_every_step_has_one():
 
 
 def test_the_named_objects_are_those_that_the_operator_asks_for():
-    named = {row.resource: row.names for row in permissions() if row.names}
+    named = {(row.scope, row.resource): row.names for row in permissions() if row.names}
 
     assert named == {
-        "configmaps": (ProcessOptions().stop, StormOptions().over),
-        "leases": (LeadershipOptions().lease,),
+        ("own", "configmaps"): (ProcessOptions().stop, StormOptions().over),
+        ("own", "leases"): (LeadershipOptions().lease,),
+        ("watched", "leases"): (SERVES,),
     }
 
 
@@ -91,7 +93,7 @@ def test_watched_namespaces_get_a_role_each_and_there_is_no_cluster_wide_one():
     assert ("ClusterRoleBinding", "kvmedic") not in made
     roles = [made["Role", "kvmedic"], made["Role", "kvmedic.batch"]]
     assert [role["metadata"]["namespace"] for role in roles] == ["serving", "batch"]
-    assert all(ordered(role["rules"]) == table("watched") for role in roles)
+    assert all(ordered(role["rules"]) == ordered([*table("watched"), *table("each")]) for role in roles)
     bindings = [made["RoleBinding", "kvmedic"], made["RoleBinding", "kvmedic.batch"]]
     subject = {"kind": "ServiceAccount", "name": "kvmedic", "namespace": "kvmedic-system"}
     assert all(binding["subjects"] == [subject] for binding in bindings)

@@ -234,7 +234,8 @@ def granted(row: Permission, grant: Grant, rows: Sequence[Permission], reach: se
     for other in rows:
         alike = (other.group, other.resource) == (row.group, row.resource)
         if alike and other.names in {(), row.names} and grant.verb in {each.verb for each in other.grants}:
-            found |= {NAMESPACE} if other.scope == "own" else reach
+            some = reach - {OTHER} if OTHER not in reach else set()
+            found |= {"own": {NAMESPACE}, "each": some}.get(other.scope, reach)
     return found
 
 

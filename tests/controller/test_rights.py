@@ -63,6 +63,7 @@ RARE = (
         ("inference.networking.k8s.io", "inferencepools", "watch"),
         ("inference.networking.x-k8s.io", "inferencepools", "watch"),
         ("apps", "replicasets", "get"),
+        ("coordination.k8s.io", "leases", "list"),
         ("kvmedic.io", "kvapprovals", "list"),
         ("", "configmaps", "create"),
         ("", "configmaps", "delete"),

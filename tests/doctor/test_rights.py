@@ -39,7 +39,7 @@ def test_every_right_of_the_chart_that_a_change_of_a_setting_always_needs_is_ask
     always = {
         right
         for row in ROWS
-        if row["scope"] == "watched" and not {"only", "value"} & row.keys()
+        if row["scope"] == "watched" and not {"only", "value", "names"} & row.keys()
         for right in granted(row)
         if right.resource not in sometimes
     }

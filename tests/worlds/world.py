@@ -229,7 +229,13 @@ class World:
                 "telemetryPort": 0,
             },
             "compression": {"variables": ["EVICT_TOKENS", "COMPACT_TOKENS"]},
-            "leadership": {"duration": "3s", "margin": "1s", "retry": "500ms", "attempt": "1s"},
+            "leadership": {
+                "duration": "3s",
+                "margin": "1s",
+                "retry": "500ms",
+                "attempt": "1s",
+                "notice": "0s",
+            },
             "pace": {
                 "idle": "1s",
                 "verifying": "1s",

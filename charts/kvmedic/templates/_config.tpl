@@ -11,7 +11,7 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- range $name, $source := .Values.sources -}}
 {{- $_ := set $sources $name (include "kvmedic.source" (list $name $source) | fromYaml) -}}
 {{- end -}}
-{{- $process := dict "liveness" "http://0.0.0.0:8080/healthz" "telemetryPort" 8081 -}}
+{{- $process := dict "liveness" "http://0.0.0.0:8080/healthz" "telemetryPort" 8081 "release" .Release.Name -}}
 {{- with .Values.watchNamespaces -}}
 {{- $_ := set $process "watch" . -}}
 {{- end -}}

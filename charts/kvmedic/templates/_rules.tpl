@@ -13,7 +13,7 @@ Takes a list: the root context and the scope.
 {{- $allowed = index $root.Values (first $path) (last $path) }}
 {{- end }}
 {{- $names := .names }}
-{{- if and (eq .resource "leases") $names (gt (int $root.Values.shards) 1) }}
+{{- if and (eq .resource "leases") (eq .scope "own") $names (gt (int $root.Values.shards) 1) }}
 {{- $names = list }}
 {{- range $index := until (int $root.Values.shards) }}
 {{- $names = append $names (printf "kvmedic-shard-%d" $index) }}

@@ -140,7 +140,7 @@ class Leadership:
         """Renew the Lease as we wrote it last; where somebody wrote it since, start from nothing."""
         if self._own is not None:
             with suppress(Conflict):
-                spec = {**section(self._own, "spec"), "renewTime": _now()}
+                spec = {**section(self._own, "spec"), "renewTime": lease_time()}
                 return await self._write({**self._own, "spec": spec})
             # It may have been a renewal of ours whose answer was lost: the next look tells.
             self._own = self._renewed_at = None
@@ -174,7 +174,7 @@ class Leadership:
 
     def _claim_spec(self, spec: JsonObject) -> JsonObject:
         """Return the Lease's spec with us as its holder."""
-        now = _now()
+        now = lease_time()
         mine = spec.get("holderIdentity") == self._identity
         return {
             **spec,
@@ -190,7 +190,12 @@ class Leadership:
         own, self._own, self._renewed_at = self._own, None, None
         if own is None:
             return
-        spec = {**section(own, "spec"), "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+        spec = {
+            **section(own, "spec"),
+            "holderIdentity": "",
+            "leaseDurationSeconds": 1,
+            "renewTime": lease_time(),
+        }
         with suppress(ApiError, TimeoutError):
             async with asyncio.timeout(self._times.attempt_seconds):
                 await self._client.put(self._ref, {**own, "spec": spec})
@@ -204,6 +209,6 @@ class Leadership:
         self._problem = problem
 
 
-def _now() -> str:
+def lease_time() -> str:
     """Return the time as a Lease spells it (metav1.MicroTime). For people: nobody computes with it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

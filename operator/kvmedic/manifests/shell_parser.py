@@ -82,9 +82,9 @@ class _Reading:
 
     def piece(self, start: int, _point: Point) -> bytes:
         """Return the piece from some byte on; nothing where the budget is spent."""
-        return b"" if self.is_over(0, False) else self._data[start : start + _PIECE]
+        return b"" if self.runs_out(0, False) else self._data[start : start + _PIECE]
 
-    def is_over(self, _offset: int, _has_error: bool) -> bool:  # noqa: FBT001 - tree-sitter calls it so
+    def runs_out(self, _offset: int, _has_error: bool) -> bool:  # noqa: FBT001 - tree-sitter calls it so
         """Take steps and return whether there are none left: the grammar can't be left by an exception."""
         try:
             self._budget.spend(PARSER_STEPS)
@@ -96,7 +96,7 @@ class _Reading:
 def _tree(data: bytes, budget: Budget) -> Tree:
     reading = _Reading(data, budget)
     try:
-        tree = Parser(_language()).parse(reading.piece, encoding="utf8", progress_callback=reading.is_over)
+        tree = Parser(_language()).parse(reading.piece, encoding="utf8", progress_callback=reading.runs_out)
     except ValueError:
         if reading.spent is None:
             raise
