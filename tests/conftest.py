@@ -95,12 +95,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
     Workers add "@group" to a test's name. `--last-failed` would find none of them, and run everything.
     """
-    if hasattr(session.config, "workerinput") or getattr(session.config, "cache", None) is None:
+    cache = getattr(session.config, "cache", None)
+    if cache is None or hasattr(session.config, "workerinput"):
         return
-    failed = session.config.cache.get("cache/lastfailed", {})
+    failed = cache.get("cache/lastfailed", {})
     named = {re.sub(r"@[^\]@]*$", "", name): True for name in failed}
     if named != failed:
-        session.config.cache.set("cache/lastfailed", named)
+        cache.set("cache/lastfailed", named)
 
 
 def pytest_collection_finish() -> None:

@@ -76,14 +76,18 @@ def resource_with(record: Record | None = None) -> Resource:
 
 
 async def looked(
-    examiner: Examiner, town: Namespace, record: Record | None = None, now: datetime = NOW
+    examiner: Examiner,
+    town: Namespace,
+    record: Record | None = None,
+    now: datetime = NOW,
+    diagnosis: Inconclusive = FRESH,
 ) -> Record:
     """What one look leaves in the record."""
     resource, view = resource_with(record), await town.view()
     before = record or Record()
     if not examiner.is_due(resource, view, now):
         return before
-    found = await examiner.examine(resource, view, FRESH, now)
+    found = await examiner.examine(resource, view, diagnosis, now)
     return before if found is None else examiner.note(before, found, resource, view, now)
 
 
@@ -124,6 +128,18 @@ async def test_it_is_looked_at_again_in_time(now) -> None:
     await looked(examiner, town, first, now)
 
     assert town.asked == 2
+
+
+async def test_where_metrics_were_missing_it_is_looked_at_again_within_a_minute() -> None:
+    town = Namespace()
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
+    missing = Inconclusive(Reason.METRICS_MISSING, "llm-1: preemptions: the source has no series for it")
+    first = await looked(examiner, town, diagnosis=missing)
+
+    found = await looked(examiner, town, first, NOW + MINUTE)
+
+    told = [condition_of(record) for record in (first, found)]
+    assert [each and each.reason for each in told] == [Reason.NOT_ELIGIBLE, Reason.ELIGIBLE]
 
 
 async def test_an_edit_of_the_deployment_is_examined_at_the_next_look() -> None:

@@ -16,6 +16,7 @@ from kvmedic.cluster.rights import CONFIG_FILE, GROUPED, NEEDED, OWNER_FIELD, ST
 from kvmedic.doctor.checks import (
     Check,
     Examination,
+    Topic,
     Verdict,
     checks_of,
     in_order,
@@ -40,6 +41,8 @@ from kvmedic.runbooks.workload import View, Workload
 EVERY = timedelta(minutes=10)
 """Between two examinations of one target: most of it is read from what watches keep, but not quotas and what
 only some clusters have. An edit of the resource or of the Deployment's spec is examined at the next look."""
+SOON = timedelta(minutes=1)
+"""The same where metrics were missing: a fleet that has just started is scraped within a minute or so."""
 PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.AUTOSCALER_ACTIVE, Reason.NO_ROOM_FOR_SPARE})
 """Reasons that mostly pass by themselves. Alone they count only where the next examination sees them too."""
 
@@ -75,6 +78,8 @@ class _Visit:
     """Of the resource and of its target."""
     claim: Claim | None
     """What it came to; None: it found only what mostly passes, for the first time."""
+    again_after: timedelta
+    """How long it holds."""
 
 
 @dataclass(slots=True)
@@ -92,7 +97,8 @@ class Examiner:
         last = self._visits.get(resource.uid)
         if last is None or last.generations != (resource.generation, view.fleet.generation):
             return True
-        return not timedelta(0) <= now - last.at < EVERY or not _is_told(resource.record, last.claim)
+        is_fresh = timedelta(0) <= now - last.at < last.again_after
+        return not is_fresh or not _is_told(resource.record, last.claim)
 
     async def examine(
         self,
@@ -149,7 +155,9 @@ class Examiner:
         is_new = last is None or last.claim is not None or now - last.at < EVERY
         may_pass = is_new and bool(reasons) and reasons <= PASSING and not _is_failing(record)
         claim = None if may_pass else claim_of(found)
-        self._visits[resource.uid] = _Visit(now, (resource.generation, view.fleet.generation), claim)
+        lacks_metrics = any(each.name is Topic.METRICS for each in (*found.failed, *found.unknown))
+        generations = resource.generation, view.fleet.generation
+        self._visits[resource.uid] = _Visit(now, generations, claim, SOON if lacks_metrics else EVERY)
         return record if claim is None else with_conditions(record, (claim,), resource.generation, now)
 
     def forget(self, uid: str) -> None:
