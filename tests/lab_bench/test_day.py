@@ -30,7 +30,7 @@ def test_a_few_hours_from_end_to_end(capsys: pytest.CaptureFixture[str]):
     rows = capsys.readouterr().out.splitlines()
     names = [row[:28].strip() for row in rows[2:]]
     assert names[0] == "best setting of each hour"
-    assert names[-2:] == ["only lowered", "both ways"]
+    assert names[-3:] == ["only lowered", "both ways", "both ways, from 52"]
     assert "no cap" in names
     assert float(rows[2].split()[-3].rstrip("%")) == 0
 
@@ -47,24 +47,24 @@ PRESSED = replace(BINDS, preemptions_per_request=1.7, kv_cache_usage_ratio=0.98)
 
 
 @pytest.mark.parametrize(
-    ("use", "wanted", "cap"),
+    ("use", "room", "cut", "cap"),
     [
-        pytest.param(BINDS, 50, 50, id="everything just so"),
-        pytest.param(BINDS, 49, 40, id="too little more room"),
-        pytest.param(BINDS, 400, 400, id="far more room"),
-        pytest.param(replace(BINDS, seconds=599), 50, 40, id="not for long enough"),
-        pytest.param(replace(BINDS, at_cap_share=0.79), 50, 40, id="not at the cap often enough"),
-        pytest.param(replace(BINDS, waiting_mean=0.5), 50, 40, id="nobody waits"),
-        pytest.param(replace(BINDS, preemptions_per_request=0.05), 50, 40, id="it preempts"),
-        pytest.param(replace(BINDS, kv_cache_usage_ratio=0.85), 50, 40, id="the cache is full"),
-        pytest.param(PRESSED, 36, 36, id="pressed, and room for less"),
-        pytest.param(PRESSED, 37, 40, id="pressed, and hardly less room"),
-        pytest.param(BINDS, 10, 40, id="room for less, and calm"),
-        pytest.param(PRESSED, 80, 40, id="pressed, and room for more"),
+        pytest.param(BINDS, 50, None, 50, id="everything just so"),
+        pytest.param(BINDS, 49, None, 40, id="too little more room"),
+        pytest.param(BINDS, 400, None, 400, id="far more room"),
+        pytest.param(replace(BINDS, seconds=599), 50, None, 40, id="not for long enough"),
+        pytest.param(replace(BINDS, at_cap_share=0.79), 50, None, 40, id="not at the cap often enough"),
+        pytest.param(replace(BINDS, waiting_mean=0.5), 50, None, 40, id="nobody waits"),
+        pytest.param(replace(BINDS, preemptions_per_request=0.05), 50, None, 40, id="it preempts"),
+        pytest.param(replace(BINDS, kv_cache_usage_ratio=0.85), 50, None, 40, id="the cache is full"),
+        pytest.param(PRESSED, 36, 36, 36, id="pressed, and a cut is planned"),
+        pytest.param(PRESSED, 36, None, 40, id="pressed, and no cut is planned"),
+        pytest.param(BINDS, 10, None, 40, id="room for less, and calm"),
+        pytest.param(PRESSED, 80, None, 40, id="pressed, and room for more"),
     ],
 )
-def test_a_cap_follows_what_the_pool_holds(use: CapUse, wanted: int, cap: int) -> None:
-    assert move_cap(use, wanted, (), is_pressed=use == PRESSED) == cap
+def test_a_cap_follows_what_the_pool_holds(use: CapUse, room: int, cut: int | None, cap: int) -> None:
+    assert move_cap(use, room, cut, ()) == cap
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,5 @@ def test_a_cap_follows_what_the_pool_holds(use: CapUse, wanted: int, cap: int) -
     ids=["after the pause", "within it", "three a day", "four a day", "the fourth is a day old"],
 )
 def test_changes_are_few_and_far_between(changes: tuple[float, ...], *, moves: bool) -> None:
-    assert move_cap(BINDS, 80, changes, is_pressed=False) == (80 if moves else 40)
-    assert move_cap(PRESSED, 20, changes, is_pressed=True) == (20 if moves else 40)
-
-
-@pytest.mark.parametrize("lasting", [20, 25, 60, 90])
-def test_what_lasts_is_not_lowered_again(lasting: int) -> None:
-    assert move_cap(replace(PRESSED, cap=lasting), lasting, (), is_pressed=True) == lasting
+    assert move_cap(BINDS, 80, None, changes) == (80 if moves else 40)
+    assert move_cap(PRESSED, 20, 20, changes) == (20 if moves else 40)

@@ -2,8 +2,9 @@
 
 Requests do not wait for each other, and their mix turns within two hours, twice in 30: what fits by night is
 far less than by day. Beside each other stand no cap, a cap that is only ever lowered (the ratchet), and one
-that goes both ways (`move_cap`, by the operator's rules and limits). Each looks every ten minutes at what a
-fleet exports, and changes one replica in four minutes. The measure is tokens per second of requests that are
+that goes both ways (`move_cap`): what lowers it is the operator's own plan, with all that speaks against a
+cut, and what raises it are its rules and limits. Each looks every ten minutes at what a fleet exports, and
+changes one replica in four minutes. The measure is tokens per second of requests that are
 served in time, against the best of some settings in each hour, which need no restart. A second mix turns
 every 90 minutes.
 """
@@ -15,10 +16,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvmedic.model.evidence import Inconclusive
-from kvmedic.model.spec import Trigger
-from kvmedic.runbooks.branches import Evidence
-from kvmedic.runbooks.preemption.cap import DAY_SECONDS, RAISE_FROM, CapUse, Room, cap_of, lasting_room
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive, Measured
+from kvmedic.model.spec import LeverBound, Trigger
+from kvmedic.runbooks.branches import Assignment, Evidence, Setting
+from kvmedic.runbooks.preemption.cap import (
+    DAY_SECONDS,
+    RAISE_FROM,
+    CapUse,
+    Room,
+    cap_of,
+    cut_cap,
+    lasting_room,
+)
 from kvmedic.runbooks.preemption.cap_size import BOLDEST_FIT, SAFEST_FIT, cap_at
 from kvmedic.runbooks.preemption.pressure import Case, size_fleet
 from lab.bench.workloads import (
@@ -39,13 +49,14 @@ PLACES, GENERATIONS = 2, 3
 """Replicas, and engines of each that may exist: one that was replaced serves what it has."""
 LIMIT, PATIENCE = 30.0, 120.0
 LOWER_TO = 0.9
-"""What the pool holds over the present cap, at most, for a cut."""
+"""What the pool holds over the present cap, at most, for a cut by the ratchet."""
 PAUSE_SECONDS, MOST_CHANGES = 1800.0, 4
 """Seconds from one change to the next, and changes within a day, at most: the defaults of
 `spec.limits.cooldown` and `maxRunsPerDay`."""
 STALLS_PER_REQUEST = 0.05
 """Beyond it, or beyond the trigger, a fleet is pressed."""
 TRIGGER = Trigger(0.5, 0.85)
+LEVERS = (LeverBound(Knob.MAX_NUM_SEQS),)
 POOL = 3072
 CHATS = Workload("chats", SHARE_PROMPT, SHARE_OUTPUT, POOL, 16, 0, GPU)
 REASONING = Workload("reasoning", REASON_PROMPT, REASON_OUTPUT, POOL, 16, 0, GPU)
@@ -59,21 +70,21 @@ KNOWN_AFTER = 4
 """Hours until each mix that turns every 90 minutes was seen once, and what the pool held of it is known."""
 
 
-def move_cap(use: CapUse, wanted: int, changes: Sequence[float], *, is_pressed: bool) -> int:
+def move_cap(use: CapUse, room: int, cut: int | None, changes: Sequence[float]) -> int:
     """Return the cap that an engine should have; the present one where nothing speaks for another.
 
     Args:
         use: how it fares under the present one.
-        wanted: how many sequences the pool holds, half of the time; the day's most where the mix turns.
+        room: how many sequences the pool holds, half of the time; the day's most where the mix turns.
+        cut: the cap that the operator plans where it lowers it; None where it plans none.
         changes: how many seconds ago the cap was changed.
-        is_pressed: it preempts, or answers hang, beyond the trigger.
     """
     recent = [ago for ago in changes if ago < DAY_SECONDS]
     if len(recent) >= MOST_CHANGES or min(recent, default=math.inf) < PAUSE_SECONDS:
         return use.cap
-    is_raise = wanted >= RAISE_FROM * use.cap and use.binds_beside_room
-    is_cut = wanted <= LOWER_TO * use.cap and is_pressed
-    return wanted if is_raise or is_cut else use.cap
+    if room >= RAISE_FROM * use.cap and use.binds_beside_room:
+        return room
+    return use.cap if cut is None else cut
 
 
 def day_of(hours: Floats) -> Floats:
@@ -141,8 +152,10 @@ class Controller:
 
     name: str
     cap: int = MOST_TABLES
-    rooms: list[tuple[float, int]] = field(default_factory=list)
-    changes: list[float] = field(default_factory=list)
+    changes: list[tuple[float, int, int]] = field(default_factory=list)
+    """When the cap was changed, what it was and what it became; as in `status.sized.changes`."""
+    asked: list[tuple[float, float]] = field(default_factory=list)
+    """Moments of looks, and tokens per second that an engine was asked for then."""
 
     def choose(self, _use: CapUse, _case: Case, _now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
@@ -154,7 +167,7 @@ class Ratchet(Controller):
 
     def choose(self, use: CapUse, case: Case, now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
-        is_late = not self.changes or now - self.changes[-1] >= PAUSE_SECONDS
+        is_late = not self.changes or now - self.changes[-1][0] >= PAUSE_SECONDS
         wanted = cap_of(case)
         return wanted if is_pressed and is_late and wanted <= LOWER_TO * self.cap else self.cap
 
@@ -164,11 +177,12 @@ class TwoWay(Controller):
 
     def choose(self, use: CapUse, case: Case, now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
+        rooms = tuple((now - at, cap) for at, *caps in self.changes for cap in caps if cap < MOST_TABLES)
         room = cap_at(case.blocks, case.sequence, BOLDEST_FIT)
-        rooms = [Room(now - at, held) for at, held in self.rooms]
-        self.rooms.append((now, room))
-        wanted, changes = lasting_room(room, rooms), [now - at for at in self.changes]
-        return move_cap(use, wanted, changes, is_pressed=is_pressed)
+        wanted = lasting_room(room, [Room(*each) for each in rooms])
+        plan = cut_cap(case, Setting(self.cap, LEVERS, cap_rooms=rooms)) if is_pressed else None
+        cut = int(plan.value) if isinstance(plan, Assignment) else None
+        return move_cap(use, wanted, cut, [now - at for at, *_ in self.changes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +214,8 @@ def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
             for engine in fresh:
                 going.set_cap(engine, wanted)
             swaps = [Swap(float(end) + 1 + STEP * place, place, engine) for place, engine in enumerate(fresh)]
+            controller.changes.append((float(end), controller.cap, wanted))
             controller.cap, engines = wanted, fresh
-            controller.changes.append(float(end))
             caps.append(f"{wanted} ({end / HOUR:.1f} h)")
     if served is None:
         raise ValueError("a day has at least one look")
@@ -215,9 +229,12 @@ def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
 def _look(served: Served, engines: Sequence[int], controller: Controller, end: float) -> int:
     """Return the cap that a controller wants after one look; the present one where nothing can be said."""
     seen = served.observe(engines, end - LOOK, end)
-    case = size_fleet(Evidence(seen, seen, TRIGGER), tuple(seen.pods))
+    asked = [most for at, most in controller.asked if end - at <= DAY_SECONDS]
+    peaks = {pod: Measured(max(asked), seen.at) for pod in seen.pods} if asked else {}
+    case = size_fleet(Evidence(seen, seen, TRIGGER, peaks=peaks), tuple(seen.pods))
     if isinstance(case, Inconclusive):
         return controller.cap
+    controller.asked.append((end, case.offered.now * (case.offered.served_per_second or 0)))
     gauges = np.concatenate([served.window(each, end - LOOK, end)[:, RUNS : RUNS + 3] for each in engines])
     strain = case.strain
     pressed = strain.preemptions_per_request > TRIGGER.preemptions_per_request
@@ -233,11 +250,15 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
     return controller.choose(use, case, end, is_pressed=pressed)
 
 
-def play(world: World, settings: Sequence[int]) -> list[Told]:
-    """Return how one path of requests goes: with the best of each hour, with each setting, and controlled."""
+def play(world: World, settings: Sequence[int], night: int) -> list[Told]:
+    """Return how one path of requests goes: with the best of each hour, with each setting, and controlled.
+
+    `night`: the cap of one who sized the fleet by night and left it so, from which the last row begins.
+    """
     fixed = [run(world, Controller(f"always {cap}", cap), looks=False) for cap in settings]
     best = Told("best setting of each hour", np.max([told.hourly for told in fixed], axis=0), 0, 0.0)
-    return [best, *fixed, *(run(world, each) for each in (Ratchet("only lowered"), TwoWay("both ways")))]
+    both = TwoWay("both ways"), TwoWay(f"both ways, from {night}", night)
+    return [best, *fixed, *(run(world, each) for each in (Ratchet("only lowered"), *both))]
 
 
 def losses_of(paths: Sequence[Sequence[Told]], row: int, since: int = 0) -> Floats:
@@ -250,7 +271,7 @@ def compare(mix: str, hours: int, seeds: Sequence[int]) -> str:
     chats, reasoning = kind_of(CHATS), kind_of(REASONING)
     middle = round((chats.bold * reasoning.bold) ** 0.5)
     settings = sorted({chats.bold, chats.safe, middle, reasoning.bold, reasoning.safe, MOST_TABLES})
-    paths = [play(world_of(mix, hours, (chats, reasoning), seed), settings) for seed in seeds]
+    paths = [play(world_of(mix, hours, (chats, reasoning), seed), settings, reasoning.bold) for seed in seeds]
     lines = [
         f"{mix}, {hours} h, paths {', '.join(map(str, seeds))}: "
         f"the pool holds {chats.bold} chats or {reasoning.bold} of reasoning",
