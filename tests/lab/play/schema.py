@@ -420,6 +420,8 @@ class Stream(Part):
     """Requests of an open stream share connections that are kept, as a gateway's do; else each opens one."""
     patience: Seconds | None = None
     """A client that has seen no token for so long leaves; absent: none does."""
+    timeout: Seconds = 180.0
+    """A request that has not ended after so long counts as failed."""
     to: Route = Route.SERVICE
     """service, replica, replica-first or sticky."""
     keys: int = Field(default=60, ge=1, le=1000)
@@ -453,6 +455,8 @@ class Stream(Part):
         text = f"{self.rate:g} requests a second"
         if self.requests is not None:
             text = f"{self.requests} requests at {self.rate:g} a second"
+        if self.keep_alive:
+            text += " over kept connections"
         leave = "" if self.patience is None else f" (clients leave after {self.patience:g} s of silence)"
         return text + leave
 

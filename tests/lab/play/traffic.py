@@ -13,11 +13,10 @@ from lab.loadgen.record import Record
 from lab.play.manifests import MODEL
 from lab.play.schema import Route, Stream
 
-LONGEST_SECONDS = 1800.0
+LONGEST_SECONDS = 3600.0
 """Ends a load whatever becomes of the play; longer than all its limits together."""
 GRACE_SECONDS = 90.0
 """For what is under way at the end: a few times the longest answer."""
-REQUEST_SECONDS = 180.0
 
 
 class Clients:
@@ -162,7 +161,7 @@ def command(stream: Stream, urls: tuple[str, ...], file: Path) -> list[str]:
         "--seed": stream.seed,
         "--seconds": LONGEST_SECONDS,
         "--grace": GRACE_SECONDS,
-        "--timeout": REQUEST_SECONDS,
+        "--timeout": stream.timeout,
         "--out": file,
     }
     given = [str(part) for pair in options.items() for part in pair]
