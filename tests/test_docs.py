@@ -20,7 +20,14 @@ from kvmedic.settings import BudgetOptions, CompressionOptions, ShardOptions, St
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 NIGHT = ROOT / "docs" / "howto" / "at-3-a-m.md"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests" / "lab").rglob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("charts/*/*.md"),
+        *(ROOT / "tests" / "lab").rglob("*.md"),
+    ]
+)
 WRITTEN_FOR_COMMANDS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 from zlib import crc32
 
@@ -291,11 +291,9 @@ class ProbeOptions(Section):
     """Tests on trial pods: copies of a target's pod template that nobody leads requests to."""
 
     trial_pods: bool = False
-    """Make such pods. Off: it needs the right to create pods, and each takes
-    a replica's devices for a while."""
+    """Make such pods. Off: it needs the right to create pods, and each takes a replica's devices a while."""
     evaluations: bool = False
-    """Let Jobs evaluate such pods, made of suspended CronJobs of the target's namespace. Off: it needs the
-    right to create Jobs."""
+    """Let suspended CronJobs of a target's namespace evaluate them. Off: needs the right to create Jobs."""
     api_key: Secret | None = None
     """Key for engines that ask for one and whose pod template does not have it in plain text. It is sent to
     trial pods alone; who may change a target's template or image can read it there."""
@@ -313,8 +311,7 @@ class PaceOptions(Section):
     """How soon the next look at a resource follows."""
 
     idle: Annotated[timedelta, within("1s", "10m")] = timedelta(seconds=30)
-    """While no run is open. Twice the usual scrape interval's freshness (15 s) loses nothing, and the
-    queries are shared by all resources of a source."""
+    """While no run is open. Twice the usual scrape interval (15 s) loses nothing, and queries are shared."""
     verifying: Annotated[timedelta, within("1s", "5m")] = timedelta(seconds=15)
     """While the sustained window is open."""
     replica: Annotated[timedelta, within("100ms", "1m")] = timedelta(seconds=2)
@@ -471,6 +468,8 @@ class ProcessOptions(Section):
     """Address of the liveness endpoint; empty: no endpoint."""
     telemetry_port: Annotated[int, Field(ge=0, le=65535)] = 8081
     """Port of the operator's own metrics; 0: no endpoint."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of a log line: `text` is key=value, `json` one object with time, level, logger and message."""
 
 
 FILE_VARIABLE = "KVMEDIC_CONFIG"

@@ -2,7 +2,8 @@
 
 `charts/kvmedic/files/permissions.yaml` gives `deploy/rbac.yaml` and the table of `docs/reference/rbac.md`,
 and `fence.yaml` beside it `deploy/fence.yaml`; `crds/` gives the chart's copy, because Helm cannot read
-outside a chart. `documentation.generated` gives the parts of the documentation that follow from the code.
+outside a chart. `chart.values_reference` gives the chart's README, `chart.dashboards` its dashboards,
+`chart.metrics_reference` the page about metrics, `documentation.generated` what else follows from the code.
 """
 
 import json
@@ -13,12 +14,17 @@ from pathlib import Path
 
 import yaml
 
+from chart.dashboards import dashboards
+from chart.metrics_reference import PAGE as METRICS_PAGE
+from chart.metrics_reference import metrics_page
+from chart.values_reference import README, readme
 from documentation.generated import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvmedic"
 TABLE = CHART / "files" / "permissions.yaml"
 FENCE = CHART / "files" / "fence.yaml"
+DASHBOARDS = CHART / "files" / "dashboards"
 KUSTOMIZE_FENCE = ROOT / "deploy" / "fence.yaml"
 KUSTOMIZE_RBAC = ROOT / "deploy" / "rbac.yaml"
 COMPONENTS = {
@@ -183,8 +189,15 @@ def wanted() -> dict[Path, str]:
     components = {
         ROOT / "deploy" / folder / "rbac.yaml": component_rbac(value) for value, folder in COMPONENTS.items()
     }
-    own = {KUSTOMIZE_RBAC: kustomize_rbac(), KUSTOMIZE_FENCE: kustomize_fence()}
-    return {**own, **components, PAGE: page(), **copies, **pages()}
+    own = {
+        KUSTOMIZE_RBAC: kustomize_rbac(),
+        KUSTOMIZE_FENCE: kustomize_fence(),
+        PAGE: page(),
+        README: readme(),
+        METRICS_PAGE: metrics_page(),
+    }
+    shown = {DASHBOARDS / name: text for name, text in dashboards().items()}
+    return {**own, **components, **shown, **copies, **pages()}
 
 
 def stale() -> list[Path]:

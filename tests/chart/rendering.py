@@ -34,8 +34,9 @@ def helm(arguments: Sequence[str], values: Values | None = None) -> subprocess.C
 def template(
     values: Values | None = None, release: str = RELEASE, namespace: str = NAMESPACE
 ) -> subprocess.CompletedProcess[str]:
-    """`helm template`, whatever comes of it."""
+    """`helm template` without the hook of `helm test`, whatever comes of it."""
     argv = ["template", release, str(CHART), "--namespace", namespace, "--kube-version", KUBERNETES]
+    argv.append("--skip-tests")
     return helm(argv, values or {})
 
 

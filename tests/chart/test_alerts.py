@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from chart.generated import CHART
+from chart.generated import CHART, ROOT
+from chart.metrics_reference import rules_of
+from chart.rendering import render
 from kvmedic.model.reasons import Trait, reasons_with
 from kvmedic.record.telemetry import Telemetry
 
@@ -78,7 +80,28 @@ def test_the_rules_are_valid_and_use_only_metrics_that_the_operator_has():
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
     used = {name for rule in rules for name in re.findall(r"kvmedic_\w+", rule["expr"])}
     assert used <= exported
-    assert all(set(rule["annotations"]) == {"summary", "description"} for rule in rules)
+    assert all(set(rule["annotations"]) == {"summary", "description", "runbook_url"} for rule in rules)
+
+
+def test_every_alert_has_a_case_here_and_a_part_of_the_page_that_it_names():
+    names = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules_of(RULES)}
+    page = ROOT / "docs" / "howto" / "when-an-alert-fires.md"
+
+    assert set(names) == set(re.findall(r'"(Kvmedic\w+)"', Path(__file__).read_text()))
+    assert {name: f"{page.relative_to(ROOT)}#{name.lower()}" for name in names} == names
+    assert set(re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)) == set(names)
+
+
+@pytest.mark.light
+@pytest.mark.parametrize("base", ["", "https://docs.example/kvmedic", "https://docs.example/kvmedic/"])
+def test_what_an_alert_links_to_follows_from_where_the_docs_are(base):
+    values = {"monitoring": {"prometheusRule": {"enabled": True, "runbookBase": base}}}
+
+    rules = render(values)["PrometheusRule", "kvmedic"]["spec"]["groups"][0]["rules"]
+
+    before = f"{base.rstrip('/')}/" if base else ""
+    told = [f"{before}{rule['annotations']['runbook_url']}" for rule in rules_of(RULES)]
+    assert [rule["annotations"]["runbook_url"] for rule in rules] == told
 
 
 def test_every_alert_has_a_severity_and_none_is_always_a_page():

@@ -100,6 +100,8 @@ def probe(read: settings.Settings) -> tuple[object, ...]:
 HEALTH = {"nodeHealth": {"nvidiaSmi": True, "timeout": "5s", "atOnce": 2}}
 OPTIONS = {
     "no sources": ({}, lambda read: read.sources, {}),
+    "a log as text": ({}, lambda read: read.process.log_format, "text"),
+    "a log in JSON": ({"logFormat": "json"}, lambda read: read.process.log_format, "json"),
     "drivers are not asked": ({}, health, (False, 10, 8)),
     "drivers are asked": (HEALTH, health, (True, 5, 2)),
     "trial pods, no key": ({"probe": {"trialPods": True}}, probe, (True, None, False)),

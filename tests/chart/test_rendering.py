@@ -45,6 +45,7 @@ def test_the_defaults_make_what_an_installation_needs_and_nothing_else():
         ({"podDisruptionBudget": {"enabled": True}}, "PodDisruptionBudget"),
         ({"networkPolicy": {"enabled": True}}, "NetworkPolicy"),
         ({"monitoring": {"serviceMonitor": {"enabled": True}}}, "ServiceMonitor"),
+        ({"monitoring": {"podMonitor": {"enabled": True}}}, "PodMonitor"),
         ({"monitoring": {"prometheusRule": {"enabled": True}}}, "PrometheusRule"),
         ({"probe": {"trialPods": True}}, "PriorityClass"),
     ],
@@ -118,15 +119,61 @@ def test_scheduling_options_reach_the_pod():
     assert {name: pod[name] for name in options} == options
 
 
-def test_labels_and_annotations_reach_the_pod_and_selectors_stay():
-    made = render({"podLabels": {"team": "ml"}, "podAnnotations": {"note": "x"}})["Deployment", "kvmedic"][
-        "spec"
-    ]
+def test_labels_and_annotations_reach_their_objects_and_selectors_stay():
+    values: Values = {
+        "commonLabels": {"team": "ml", "cost/center": "12"},
+        "podLabels": {"team": "serving"},
+        "podAnnotations": {"note": "x"},
+        "deploymentAnnotations": {"note": "y"},
+        "monitoring": {"podMonitor": {"enabled": True, "labels": {"team": "watch"}}},
+    }
 
-    metadata = made["template"]["metadata"]
-    assert metadata["labels"]["team"] == "ml"
-    assert metadata["annotations"]["note"] == "x"
-    assert "team" not in made["selector"]["matchLabels"]
+    made = render(values)
+
+    deployment = made["Deployment", "kvmedic"]
+    pod = deployment["spec"]["template"]["metadata"]
+    assert {each["metadata"]["labels"]["cost/center"] for each in made.values()} == {"12"}
+    assert {key for key, each in made.items() if each["metadata"]["labels"]["team"] != "ml"} == {
+        ("PodMonitor", "kvmedic")
+    }
+    assert pod["labels"].items() >= {"team": "serving", "cost/center": "12"}.items()
+    assert (pod["annotations"]["note"], deployment["metadata"]["annotations"]["note"]) == ("x", "y")
+    assert deployment["spec"]["selector"] == render()["Deployment", "kvmedic"]["spec"]["selector"]
+
+
+@pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor"])
+def test_a_monitor_asks_as_its_values_say(kind):
+    asked = {
+        "interval": "10s",
+        "scrapeTimeout": "5s",
+        "relabelings": [{"action": "replace", "targetLabel": "cluster", "replacement": "a"}],
+        "metricRelabelings": [{"action": "labeldrop", "regex": "pod_template_hash"}],
+    }
+    name = kind[0].lower() + kind[1:]
+
+    made = render({"monitoring": {name: {"enabled": True, **asked}}})[kind, "kvmedic"]["spec"]
+
+    endpoints = made["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
+    assert endpoints == [{"port": "metrics", **asked}]
+
+
+def test_what_is_given_beside_the_charts_own_parts_reaches_the_container():
+    token = {"name": "token", "projected": {"sources": []}}
+    mount = {"name": "token", "mountPath": "/var/run/token", "readOnly": True}
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}
+    before = pod_of(render())
+
+    pod = pod_of(
+        render(
+            {"extraEnv": [proxy], "extraArgs": ["-v"], "extraVolumes": [token], "extraVolumeMounts": [mount]}
+        )
+    )
+
+    (container,), (plain,) = pod["containers"], before["containers"]
+    assert container["args"] == [*plain["args"], "-v"]
+    assert container["env"] == [*plain["env"], proxy]
+    assert pod["volumes"] == [*before["volumes"], token]
+    assert container["volumeMounts"] == [*plain["volumeMounts"], mount]
 
 
 def test_a_changed_configuration_is_a_rollout_and_an_unchanged_one_is_not():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import pty
 
 from kvmedic.__main__ import shown_safely
-from kvmedic.cli.run import LOG_FORMAT, VisibleFormatter
+from kvmedic.cli.run import LOG_FORMAT, JsonFormatter, VisibleFormatter
 
 EVIL = "m\x1b]0;owned\x07\x1b[2J\u202egnp.exe\rall is well"
 
@@ -39,3 +40,21 @@ def test_a_log_has_one_line_per_record() -> None:
     assert line.endswith("error=a\\nlevel=INFO m]0;owned[2Jgnp.exeall is well")
     assert line.isprintable()
     assert record.args
+
+
+def test_a_log_in_json_has_one_object_per_line_with_the_traceback_inside() -> None:
+    caught = (ValueError, ValueError(EVIL), None)
+    record = logging.LogRecord("kvmedic", logging.ERROR, "x", 1, "a %s", ("b\nc",), caught)
+    record.created = 1_790_000_000.25
+
+    line = JsonFormatter().format(record)
+
+    assert line.isprintable()
+    written = json.loads(line)
+    assert written.pop("traceback") == "ValueError: m]0;owned[2Jgnp.exeall is well"
+    assert written == {
+        "time": "2026-09-21T14:13:20.250+00:00",
+        "level": "ERROR",
+        "logger": "kvmedic",
+        "message": "a b\nc",
+    }

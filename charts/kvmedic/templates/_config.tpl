@@ -15,6 +15,9 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- with .Values.watchNamespaces -}}
 {{- $_ := set $process "watch" . -}}
 {{- end -}}
+{{- if ne .Values.logFormat "text" -}}
+{{- $_ := set $process "logFormat" .Values.logFormat -}}
+{{- end -}}
 {{- $config := dict "process" $process "sources" $sources -}}
 {{- range $section := list "scrape" "pace" "leadership" "kubernetes" "budgets" "storm" "compression" -}}
 {{- with index $.Values $section -}}
@@ -131,4 +134,25 @@ yes
 - {{ index . 0 }}:
     name: {{ index . 1 }}
     items: [{key: {{ index . 2 | quote }}, path: {{ index . 3 | quote }}}]
+{{- end -}}
+
+{{/* Refuses what is given beside the chart's own parts of the pod and would take their place. */}}
+{{- define "kvmedic.extras" -}}
+{{- range $index, $variable := .Values.extraEnv -}}
+{{- if or (has $variable.name (list "KVMEDIC_CONFIG" "POD_NAME" "POD_NAMESPACE")) (hasPrefix "KVMEDIC_SHARD__" (upper $variable.name)) -}}
+{{- fail (printf "extraEnv[%d].name: the chart sets %s itself; remove it" $index $variable.name) -}}
+{{- end -}}
+{{- end -}}
+{{- $volumes := list -}}
+{{- range $index, $volume := .Values.extraVolumes -}}
+{{- if has $volume.name (concat $volumes (list "config" "credentials")) -}}
+{{- fail (printf "extraVolumes[%d].name: there is a volume %s already; give it another name" $index $volume.name) -}}
+{{- end -}}
+{{- $volumes = append $volumes $volume.name -}}
+{{- end -}}
+{{- range $index, $mount := .Values.extraVolumeMounts -}}
+{{- if not (has $mount.name $volumes) -}}
+{{- fail (printf "extraVolumeMounts[%d].name: %s is none of extraVolumes; add it there" $index $mount.name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

@@ -14,11 +14,34 @@ app.kubernetes.io/name: kvmedic
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{/* Labels of an object that has none of its own. */}}
 {{- define "kvmedic.labels" -}}
-{{ include "kvmedic.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "kvmedic.labelsAnd" (list . "" dict) }}
+{{- end -}}
+
+{{/* The chart's labels and commonLabels, with an object's own over the latter. Takes a list: root, value's name, labels. */}}
+{{- define "kvmedic.labelsAnd" -}}
+{{- $root := index . 0 -}}
+{{ include "kvmedic.selectorLabels" $root }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- include "kvmedic.givenLabels" . -}}
+{{- end -}}
+
+{{/* Labels out of the values, each on a line of its own after a line break. Takes the same list. */}}
+{{- define "kvmedic.givenLabels" -}}
+{{- $root := index . 0 -}}
+{{- range $value, $labels := dict "commonLabels" $root.Values.commonLabels (index . 1) (index . 2) -}}
+{{- range $label, $_ := $labels -}}
+{{- if has $label (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" "kvmedic.io/shard") -}}
+{{- fail (printf "%s: the chart sets the label %s itself; remove it" $value $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $label, $value := merge (dict) (index . 2) $root.Values.commonLabels }}
+{{ $label }}: {{ $value | quote }}
+{{- end -}}
 {{- end -}}
 
 {{- define "kvmedic.serviceAccountName" -}}
@@ -38,4 +61,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else -}}
 {{ $name }}:{{ default .Chart.AppVersion $image.tag }}
 {{- end -}}
+{{- end -}}
+
+{{/* How a monitor asks; takes its values. */}}
+{{- define "kvmedic.scraped" -}}
+{{ toYaml (dict "interval" .interval) }}
+{{- range $field := list "scrapeTimeout" "relabelings" "metricRelabelings" }}
+{{- with index $ $field }}
+{{ toYaml (dict $field .) }}
+{{- end }}
+{{- end }}
 {{- end -}}

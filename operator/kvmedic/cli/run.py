@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -32,6 +34,22 @@ class VisibleFormatter(logging.Formatter):
         return without_controls(super().format(told))
 
 
+class JsonFormatter(logging.Formatter):
+    """Writes one JSON object per record and line, a traceback in a field of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return what is logged of a record."""
+        written = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": without_controls(record.getMessage()),
+        }
+        if record.exc_info:
+            written["traceback"] = without_controls(self.formatException(record.exc_info))
+        return json.dumps(written, ensure_ascii=False)
+
+
 def command() -> None:
     """Run the operator until SIGTERM.
 
@@ -43,7 +61,8 @@ def command() -> None:
     except SettingsError as error:
         end_command(error, USAGE)
     logs = logging.StreamHandler(sys.stdout)
-    logs.setFormatter(VisibleFormatter(LOG_FORMAT))
+    is_json = settings.process.log_format == "json"
+    logs.setFormatter(JsonFormatter() if is_json else VisibleFormatter(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[logs])
     for chatty in ("kopf", "aiohttp.access"):  # the latter logs each probe of the kubelet
         logging.getLogger(chatty).setLevel(logging.WARNING)
