@@ -6,9 +6,10 @@ import re
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TextIO
 
-from kvmedic.cli.app import app_for
+from kvmedic.cli.app import app_for, typed_words
 from kvmedic.model.redaction import without_controls
 
 UNWRITTEN = 5
@@ -23,13 +24,18 @@ def main() -> None:
     sys.stdout, sys.stderr = shown_safely(sys.stdout), shown_safely(sys.stderr)
     try:
         try:
-            app_for(sys.argv[1:])(prog_name="kvmedic")
+            app_for(typed_words())(prog_name=_called_as())
         finally:
             sys.stdout.flush()
     except OSError as error:
         if error.errno not in _NOT_WRITTEN:
             raise
         _end_unwritten(error)
+
+
+def _called_as() -> str:
+    """Return how a person called the command: kubectl finds `kubectl-kvmedic` on the path."""
+    return "kubectl kvmedic" if Path(sys.argv[0]).name.startswith("kubectl-") else "kvmedic"
 
 
 def _write_any_character(stream: object) -> None:

@@ -291,7 +291,7 @@ def test_a_file_that_is_no_log_ends_with_2_and_says_what_to_give(give, log, why)
 WRONG = [
     ("no such file", ["--scrape=T0", "--scrape=T1", "--log=nowhere"], "nowhere: No such file"),
     ("a folder", ["--scrape=T0", "--scrape=T1", "--log=."], ".: Is a directory"),
-    ("no pages", ["chat", "--log=start.log"], "give --scrape too"),
+    ("no pages", ["chat", "--log=start.log"], "give --scrape or --url too"),
     ("of nobody", ["--scrape=T0", "--scrape=T1", "--log=b=start.log"], "which replica?"),
     ("no name", ["--scrape=T0", "--scrape=T1", "--log==start.log"], "--log =start.log: write FILE"),
     ("twice", ["--scrape=T0", "--scrape=T1", "--log=start.log", "--log=start.log"], "there is a log of"),

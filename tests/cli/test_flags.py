@@ -1,14 +1,11 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
-from kvmedic import __version__
-from kvmedic.cli.app import SUBCOMMANDS, app_for
+from kvmedic.cli.app import app_for
 
 MANIFEST = """\
 apiVersion: apps/v1
@@ -270,37 +267,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     assert (missing.exit_code, odd.exit_code) == (2, 2)
     assert "No such file" in missing.stderr
     assert "not UTF-8" in odd.stderr
-
-
-def test_version_and_help():
-    assert kvmedic("--version").stdout == f"kvmedic {__version__}\n"
-    listed = kvmedic("--help").stdout
-    assert all(name in listed for name in SUBCOMMANDS)
-
-
-@pytest.mark.parametrize("name", SUBCOMMANDS)
-def test_every_subcommand_has_help_of_its_own(name):
-    result = kvmedic(name, "--help")
-
-    assert result.exit_code == 0
-    assert f"kvmedic {name}" in result.stdout or "Usage" in result.stdout
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["flags", "show", "-f", "-"]])
-def test_neither_help_nor_flags_load_the_operator(arguments):
-    heavy = {"kopf", "kubernetes", "httpx", "requests"}
-    code = (
-        "import sys; from kvmedic.cli.app import app_for; a = sys.argv[1:]\n"
-        "try: app_for(a)(a)\n"
-        "except SystemExit: pass\n"
-        f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", code, *arguments]
-
-    run = subprocess.run(command, input=MANIFEST, capture_output=True, text=True, check=True)
-
-    assert run.stderr.splitlines()[-1] == "[]"
-    assert run.stdout
 
 
 CHAIN = "".join(f", {{name: V{i}, value: $(V{i - 1})$(V{i - 1})}}" for i in range(1, 40))

@@ -5,6 +5,7 @@ Help must come at once, so a subcommand's module is imported only for that subco
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -18,44 +19,69 @@ from kvmedic import __version__
 
 SUBCOMMANDS = {
     "doctor": (
-        "kvmedic.cli.doctor:command",
+        "kvmedic.cli.commands.fleets:doctor",
         "Tell all that stands between a fleet and a change, before there is trouble.",
     ),
-    "init": ("kvmedic.cli.init:command", "Print a KVRemediation that fits a Deployment, with comments."),
+    "init": (
+        "kvmedic.cli.commands.fleets:init",
+        "Print a KVRemediation that fits a Deployment, with comments.",
+    ),
     "get": ("kvmedic.cli.commands.fleets:get", "List fleets: state, reason, open run, since when."),
     "watch": ("kvmedic.cli.commands.fleets:watch", "Follow fleets as they change."),
     "diagnose": (
-        "kvmedic.cli.diagnose:command",
+        "kvmedic.cli.commands.fleets:diagnose",
         "Look at one fleet once (live, saved pages, or the past): evidence, diagnosis and plan.",
     ),
     "judge": (
-        "kvmedic.cli.offline:judge_canary",
+        "kvmedic.cli.commands.offline:judge",
         "Judge a canary: compare saved pages of new replicas with those of old ones.",
     ),
-    "plan": ("kvmedic.cli.plan:command", "Show the open run, or the plan that would follow now."),
+    "plan": ("kvmedic.cli.commands.fleets:plan", "Show the open run, or the plan that would follow now."),
     "explain": (
-        "kvmedic.cli.explain:command",
+        "kvmedic.cli.commands.fleets:explain",
         "Explain a resource: what the operator sees, why it acts or not, what to type next.",
     ),
     "history": ("kvmedic.cli.commands.fleets:history", "List runs that ended: change, verdict, time."),
-    "approve": ("kvmedic.cli.plan:approve_plan", "Approve the plan of a resource in mode Approve."),
+    "approve": ("kvmedic.cli.commands.control:approve", "Approve the plan of a resource in mode Approve."),
     "keep": ("kvmedic.cli.commands.control:keep", "Have the open change kept without a verdict."),
     "rollback": ("kvmedic.cli.commands.control:rollback", "Have the open change taken back."),
     "suspend": ("kvmedic.cli.commands.control:suspend", "Hold one fleet."),
     "stop": ("kvmedic.cli.commands.control:stop", "Stop every forward move on every fleet, now."),
     "resume": ("kvmedic.cli.commands.control:resume", "Go on after suspend or stop."),
-    "run": ("kvmedic.cli.run:command", "Run the operator."),
-    "crd": ("kvmedic.cli.run:print_crds", "Print the CustomResourceDefinitions, or their reference pages."),
+    "run": ("kvmedic.cli.commands.offline:run_operator", "Run the operator."),
+    "crd": (
+        "kvmedic.cli.commands.offline:crd",
+        "Print the CustomResourceDefinitions, or their reference pages.",
+    ),
     "blocks": (
-        "kvmedic.cli.offline:print_freed_blocks",
+        "kvmedic.cli.commands.offline:count_blocks",
         "Compute how many cache blocks an eviction of tokens frees.",
     ),
     "flags": (
-        "kvmedic.cli.offline:flags_app",
+        "kvmedic.cli.commands.offline:flags_app",
         "Show and change engine flags in manifest files, without a cluster.",
     ),
+    "completion": (
+        "kvmedic.cli.commands.offline:completion",
+        "Print the script by which a shell completes commands.",
+    ),
+    "version": ("kvmedic.cli.commands.offline:show_version", "Print the versions of command and API."),
 }
 """Each subcommand's module and function, or its own commands; and what help says of it."""
+HIDDEN = frozenset({"run"})
+"""Not in the list: a pod runs it."""
+
+
+COMPLETE = "_KVMEDIC_COMPLETE"
+"""Environment variable in which a shell asks for words that complete a command (`kvmedic completion`)."""
+
+
+def typed_words() -> list[str]:
+    """Return what was typed: the arguments, or the words that a shell asks to be completed."""
+    if COMPLETE not in os.environ:
+        return sys.argv[1:]
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return typed.split()[1:]
 
 
 class Commands(TyperGroup):
@@ -77,7 +103,7 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
         help="Heal vLLM fleets that thrash on KV cache: look, decide, change one thing, verify, "
         "undo it if it did not help.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=COMPLETE in os.environ,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -89,7 +115,7 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name, short_help=summary)
         else:
-            app.command(name, short_help=summary)(found)
+            app.command(name, short_help=summary, hidden=name in HIDDEN)(found)
     return app
 
 

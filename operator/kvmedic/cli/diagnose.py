@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from ruamel.yaml import YAML
@@ -23,8 +22,7 @@ from kvmedic.api.resource import KIND, SpecInvalid, not_implemented, policy_of, 
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
 from kvmedic.cli.access import Name, finish_look, load_resource, name_in
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
-from kvmedic.cli.offline import EngineVersion, version_named
-from kvmedic.cli.options import Context, Kubeconfig, Namespace
+from kvmedic.cli.offline import version_named
 from kvmedic.cli.plan import settings_with, survey_target
 from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
 from kvmedic.cli.saved import (
@@ -41,12 +39,14 @@ from kvmedic.cli.saved import (
     with_method,
     with_starts,
 )
+from kvmedic.cli.scraping import BETWEEN, engines_named, fetch_pages
 from kvmedic.engines import VOCABULARIES, profiles_for
 from kvmedic.kube.errors import NoCluster
 from kvmedic.kube.kubeconfig import AS_KUBECTL, DEFAULT_NAMESPACE, ClusterChoice, namespace_of
 from kvmedic.manifests.engine_file import contents_in
 from kvmedic.manifests.invocation import Selector, engine_in
 from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.metrics.page import Page
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
@@ -242,8 +242,8 @@ def _notes(past: Past, known: tuple[PodKey, ...], pods: list[PodKey]) -> tuple[s
 
 
 _WAYS = (
-    "say what to look at: NAME (a KVRemediation of a cluster), two saved pages (--scrape T0.txt --scrape "
-    "T1.txt), or a moment of the past (--prometheus URL --at TIME)"
+    "say what to look at: NAME (a KVRemediation of a cluster), a running engine (--url http://HOST:PORT), "
+    "two saved pages (--scrape T0.txt --scrape T1.txt), or a moment of the past (--prometheus URL --at TIME)"
 )
 
 _NO_HOLD = (
@@ -270,81 +270,55 @@ class Files:
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A KVRemediation of a cluster.")] = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
-    prometheus: Annotated[
-        str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
-    ] = "",
-    scrape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[REPLICA=]FILE",
-            help="A saved /metrics page, the older first; two or more of each replica. No cluster is asked.",
-        ),
-    ] = None,
-    log: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[REPLICA=]FILE",
-            help="With --scrape: the beginning of an engine's log, which shows KV compression.",
-        ),
-    ] = None,
-    interval: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION", help="Time between two scrapes, such as 5m; default: the engine's busy time."
-        ),
-    ] = "",
-    at: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="Look at this moment of the past (RFC 3339 or Unix seconds)."),
-    ] = "",
-    pod_regex: Annotated[
-        str, typer.Option("--pod-regex", metavar="REGEX", help="With --at: the replicas' whole names.")
-    ] = ".*",
-    manifest: Annotated[
-        str, typer.Option(metavar="FILE", help="The workload's manifest: what is set now.")
-    ] = "",
-    spec: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="A KVRemediation: trigger, levers, windows; else its defaults."),
-    ] = "",
-    engine_version: EngineVersion = None,
-    output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
+    name: str,
+    namespace: str,
+    context: str,
+    kubeconfig: str,
+    prometheus: str,
+    url: list[str] | None,
+    scrape: list[str] | None,
+    log: list[str] | None,
+    interval: str,
+    at: str,
+    pod_regex: str,
+    manifest: str,
+    spec: str,
+    engine_version: str | None,
+    output: Form,
 ) -> None:
-    """Look once: evidence, diagnosis and the plan that would follow.
-
-    A cluster is found as kubectl finds it: KUBECONFIG, else ~/.kube/config, else the pod's own service
-    account. Exit code 0: a diagnosis was made, healthy or not; 2: wrong usage or an unusable file;
-    3: no diagnosis can be made, with what is missing; 4: there is no such resource or target.
-    """
+    """Look once, and print what was found."""
     cluster = ClusterChoice(kubeconfig, context)
     files = Files(spec, manifest, version_named(engine_version), tuple(log or ()))
-    ways = [bool(name), bool(scrape), bool(at)]
-    if ways.count(True) != 1:
+    if [bool(name), bool(url), bool(scrape), bool(at)].count(True) != 1:
         end_command(_WAYS, USAGE)
-    if name and (spec or manifest or engine_version):
-        end_command(
-            "NAME has its own spec and target: leave --spec, --manifest and --engine-version out", USAGE
-        )
-    if log and not scrape:
-        end_command("--log needs the pages of its replica: give --scrape too", USAGE)
-    if engine_version and not manifest:
-        end_command("--engine-version needs a manifest: give --manifest too", USAGE)
+    if wrong := _misuse(files, bool(name), bool(url or scrape)):
+        end_command(wrong, USAGE)
     try:
-        report = (
-            _live(cluster, name_in(cluster, namespace, name), prometheus)
-            if name
-            else _offline(scrape, interval_between(interval), files)
-            if scrape
-            else _past(Past(moment_of(at), namespace or _namespace(cluster), pod_regex), prometheus, files)
-        )
+        if name:
+            report = _live(cluster, name_in(cluster, namespace, name), prometheus)
+        elif url:
+            engines = engines_named(url)
+            report = _of_pages(*fetch_pages(engines, interval_between(interval) or BETWEEN), files)
+        elif scrape:
+            report = _of_pages(pages_of(scrape), interval_between(interval), files)
+        else:
+            past = Past(moment_of(at), namespace or _namespace(cluster), pod_regex)
+            report = _past(past, prometheus, files)
     except (ScrapeError, GivenError, PastError) as error:
         end_command(error, USAGE)
     print(report.printed(output))
     raise typer.Exit(REFUSED if report.is_inconclusive else 0)
+
+
+def _misuse(files: Files, is_live: bool, has_pages: bool) -> str:
+    """Return what is wrong with files beside a way of looking; empty: nothing."""
+    if is_live and (files.spec or files.manifest or files.version):
+        return "NAME has its own spec and target: leave --spec, --manifest and --engine-version out"
+    if files.logs and not has_pages:
+        return "--log needs the pages of its replica: give --scrape or --url too"
+    if files.version and not files.manifest:
+        return "--engine-version needs a manifest: give --manifest too"
+    return ""
 
 
 def _namespace(cluster: ClusterChoice) -> str:
@@ -367,10 +341,9 @@ def _live(cluster: ClusterChoice, which: Name, prometheus: str) -> Report:
     return finish_look(look())
 
 
-def _offline(scrapes: Sequence[str], interval: timedelta | None, files: Files) -> Report:
+def _of_pages(pages: Mapping[str, tuple[Page, ...]], interval: timedelta | None, files: Files) -> Report:
     policy = policy_in(files.spec)
     workload = workload_in(files.manifest, policy, files.version)
-    pages = pages_of(scrapes)
     starts = starts_of(files.logs, pages)
     evidence, notes = evidence_of(pages, policy.trigger, interval)
     evidence = with_starts(evidence, starts, signals_of(pages).pool.null_blocks)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
@@ -22,7 +22,6 @@ from kvmedic.api.resource import SpecInvalid, spec_from_wire
 from kvmedic.api.rules import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.cli.app import Form, end_command
-from kvmedic.cli.options import Context, Kubeconfig, Namespace
 from kvmedic.cli.plan import settings_with
 from kvmedic.cli.replay import Replay, replay, replay_as_json, replay_as_text
 from kvmedic.cluster.fronts import list_kind
@@ -101,50 +100,21 @@ def target_name(text: str) -> str:
 
 _NAME = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 """A DNS subdomain, as names of workloads are."""
-Target = Annotated[str, typer.Argument(metavar="[deploy/NAME]", help="The Deployment, sts/NAME or lws/NAME.")]
-Files = Annotated[
-    list[Path] | None,
-    typer.Option("--file", "-f", metavar="FILE", help="Manifests instead of a cluster; - is standard input."),
-]
-Prometheus = Annotated[
-    str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
-]
 
 
 def command(
-    target: Target = "",
-    namespace: Namespace = "",
-    everywhere: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Every workload that starts a known engine.")
-    ] = False,
-    files: Files = None,
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
-    prometheus: Prometheus = "",
-    account: Annotated[
-        str, typer.Option(metavar="NAME", help="The operator's service account, whose rights are asked for.")
-    ] = "kvmedic",
-    since: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION", help="Also say what kvmedic would have done since then, such as 3d or 12h."
-        ),
-    ] = "",
-    output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
+    target: str,
+    namespace: str,
+    everywhere: bool,
+    files: list[Path] | None,
+    context: str,
+    kubeconfig: str,
+    prometheus: str,
+    account: str,
+    since: str,
+    output: Form,
 ) -> None:
-    """Tell all that stands between a fleet and a change: each precondition, the fix to type, and its risk.
-
-    With --since the operator's own looks are made over the source's history, by range queries: when it would
-    have opened a run, with which plan and figures, and when it would only have held.
-
-    Nothing is written. A workload without a KVRemediation is looked at as if it had the one that kvmedic
-    init writes, in mode Auto.
-
-    Exit code 0: nothing stands in the way; 1: something does; 2: something could not be told, or the command
-    could not look. What no file can show does not count with --file.
-
-    Example: kvmedic doctor deploy/chat -n serving --since 3d, or kvmedic doctor -f namespace.yaml
-    """
+    """Examine what the arguments name, and print each check with its fix."""
     if [bool(target), everywhere, bool(files)].count(True) != 1 and not (target and files):
         end_command("say what to look at: deploy/NAME, -A, or -f FILE (and deploy/NAME)", NOT_KNOWN)
     name = target_name(target)

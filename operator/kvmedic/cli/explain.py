@@ -10,13 +10,10 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from kvmedic.cli.access import finish_look, load_resource, name_in
 from kvmedic.cli.app import Form
-from kvmedic.cli.options import Context, Kubeconfig, Namespace
 from kvmedic.cli.plan import settings_with, template_of
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.model.devices import MIB
@@ -254,21 +251,8 @@ class Place:
     stop: str
 
 
-def command(
-    name: Annotated[str, typer.Argument(help="The KVRemediation.")],
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
-    output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
-) -> None:
-    """Explain a resource in sentences: what it sees, why it does or does not act, what to type next.
-
-    It shows the last trial as a picture or a table; JSON has its readings instead. It also shows a method
-    that was turned off, the fixes that failed since, each score, and the last switch of runbooks.
-
-    Nothing is written and no metrics are asked. Exit code 0: it was printed; 2: wrong usage or
-    configuration; 4: there is no such resource.
-    """
+def command(name: str, namespace: str, context: str, kubeconfig: str, output: Form) -> None:
+    """Print the sentences."""
     settings, cluster = settings_with(), ClusterChoice(kubeconfig, context)
     which = name_in(cluster, namespace, name)
 

@@ -6,14 +6,11 @@ What has to be named for a fleet is found as the operator would find it; all els
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
+from pathlib import Path
 
 from kvmedic.cli.access import NotThere, finish_look, name_in
 from kvmedic.cli.app import NOT_FOUND, USAGE, end_command
-from kvmedic.cli.doctor import Files, Target, read_documents, resource_for, target_name
-from kvmedic.cli.options import Context, Kubeconfig, Namespace
+from kvmedic.cli.doctor import read_documents, resource_for, target_name
 from kvmedic.cli.plan import settings_with
 from kvmedic.doctor.documents import DocumentsError
 from kvmedic.doctor.examine import Seen, namespace_in, see_documents, see_target, targets_in
@@ -26,20 +23,9 @@ from kvmedic.wiring import open_connections
 
 
 def command(
-    target: Target = "",
-    namespace: Namespace = "",
-    files: Files = None,
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
-    mode: Annotated[Mode, typer.Option(help="How far kvmedic may go.")] = Mode.OBSERVE,
+    target: str, namespace: str, files: list[Path] | None, context: str, kubeconfig: str, mode: str
 ) -> None:
-    """Print a KVRemediation that fits a Deployment, to be read and applied.
-
-    Settings behind a # without a blank are taken in by removing it. Nothing is written anywhere.
-    Exit code 0: it was printed; 2: wrong usage or an unusable file; 4: there is no such Deployment.
-
-    Example: kvmedic init deploy/chat -n serving >kvr.yaml, then kubectl apply -f kvr.yaml
-    """
+    """Print the KVRemediation that fits."""
     name = target_name(target)
     if files:
         seen = _of_documents(read_documents(files), name, namespace)
@@ -47,7 +33,7 @@ def command(
         seen = _of_cluster(ClusterChoice(kubeconfig, context), namespace, name)
     else:
         end_command("say for which workload: deploy/NAME, or -f FILE", USAGE)
-    sys.stdout.write(resource_text(seen.view, seen.policy, seen.neighbours, mode))
+    sys.stdout.write(resource_text(seen.view, seen.policy, seen.neighbours, Mode(mode)))
 
 
 def _of_documents(documents: list[JsonObject], name: str, namespace: str) -> Seen:

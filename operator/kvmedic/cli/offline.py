@@ -19,7 +19,7 @@ from datetime import timedelta
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import typer
 
@@ -38,7 +38,6 @@ from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.metrics.page import Page, gauge, glimpse, observe_pages, replica_of
 from kvmedic.model.compression import (
-    KV_HEADS,
     Compacted,
     Eviction,
     InRuns,
@@ -84,45 +83,16 @@ Pages = Mapping[str, tuple[Page, ...]]
 
 
 def judge_canary(
-    old: Annotated[
-        list[str],
-        typer.Option(
-            metavar="[REPLICA=]FILE,FILE[,...]",
-            help="Saved /metrics pages of a replica without the change, oldest first; once per replica.",
-        ),
-    ],
-    new: Annotated[
-        list[str],
-        typer.Option(
-            metavar="[REPLICA=]FILE,FILE[,...]",
-            help="Pages of a replica with the change, saved at the same moments.",
-        ),
-    ],
-    objective: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=DURATION", help="ttftP95=5s, interTokenP95=200ms or e2eP95=1m."),
-    ] = None,
-    interval: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION", help="Time between two pages, such as 5m; default: the engines' busy time."
-        ),
-    ] = "",
-    routing: Annotated[
-        Routing | None,
-        typer.Option(help="How requests find a replica. By default inferred from arrivals and load."),
-    ] = None,
-    output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
+    old: list[str],
+    new: list[str],
+    objective: list[str] | None,
+    interval: str,
+    routing: str | None,
+    output: Form,
 ) -> None:
-    """Judge a canary: do new replicas serve as much in time as old ones beside them?
-
-    Save the pages of all replicas at the same moments, the first one a few minutes after the new replicas
-    became Ready: curl -s http://POD:8000/metrics >new-0.txt. Three moments or more judge better than two.
-
-    Exit code 0: go on; 1: roll back; 2: wrong usage or an unusable file; 3: keep watching, with the reason.
-    """
+    """Compare both sides, and print the verdict."""
     try:
-        limits = Limits(_objectives(objective or ()), routing)
+        limits = Limits(_objectives(objective or ()), Routing(routing) if routing else None)
         olds, news = _read_side("--old", old), _read_side("--new", new)
         found = judge_pages(olds, news, limits, interval_between(interval))
     except ScrapeError as error:
@@ -271,27 +241,9 @@ _RUNS = re.compile(r"runs:(\d{1,9})")
 
 
 def print_freed_blocks(
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the sequence before the eviction.")],
-    evict: Annotated[int, typer.Option("--evict", help="How many of these tokens are evicted.")],
-    pattern: Annotated[
-        str,
-        typer.Option(
-            "--pattern",
-            help="Where the kept tokens are: scattered (the same for all heads), per-head (each keeps its "
-            "own), runs:8 (in runs of 8 tokens), compact (moved together).",
-        ),
-    ] = "scattered",
-    block_size: Annotated[int, typer.Option("--block-size", help="Tokens of one block.")] = 16,
-    heads: Annotated[
-        int, typer.Option("--kv-heads", help="KV heads that share a block; only per-head needs it.")
-    ] = KV_HEADS,
-    layers: Annotated[
-        int,
-        typer.Option("--layers", help="Layers that share a block table and each keep their own tokens."),
-    ] = 1,
-    output: Annotated[Form, typer.Option("--output", "-o", help="text or json.")] = Form.TEXT,
+    tokens: int, evict: int, pattern: str, block_size: int, heads: int, layers: int, output: Form
 ) -> None:
-    """Compute how many cache blocks an eviction of tokens frees. Only whole free blocks can be used again."""
+    """Compute the blocks, and print them."""
     try:
         eviction = Eviction(tokens, block_size, evict)
         where = _pattern(pattern, heads)
@@ -335,42 +287,19 @@ def _pattern(text: str, heads: int) -> Pattern:
     return named[text]
 
 
-flags_app = typer.Typer(no_args_is_help=True)
-
 Shown: TypeAlias = tuple[ManifestContainer, FlagsView | Refusal]
 """A container that starts an engine, and its flags or why they cannot be read."""
 
-File = Annotated[
-    str, typer.Option("--file", "-f", help="Manifest file, YAML or JSON; `-` reads standard input.")
-]
-Container = Annotated[str | None, typer.Option(help="Name of the container, if several run an engine.")]
-Name = Annotated[str | None, typer.Option(help="Name of the object, if the file holds several.")]
-EngineName = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        help="What the container runs, where neither image nor command line says so: vLLM.",
-    ),
-]
-EngineVersion = Annotated[
-    str | None,
-    typer.Option(help="The engine's version, such as 0.32.0. By default the image's tag."),
-]
 
-
-@flags_app.command()
-def show(
-    file: File,
-    output: Annotated[Form, typer.Option("--output", "-o", help="How to print.")] = Form.TEXT,
-    container: Container = None,
-    name: Name = None,
-    engine_name: EngineName = None,
-    engine_version: EngineVersion = None,
+def show_flags(
+    file: str,
+    output: Form,
+    container: str | None,
+    name: str | None,
+    engine_name: str | None,
+    engine_version: str | None,
 ) -> None:
-    """Show the flags that a manifest gives its engines, as they read them, without their defaults.
-
-    What cannot be read is named on standard error, and does not keep the rest from being shown.
-    """
+    """Print the flags of each engine in a manifest."""
     version = version_named(engine_version)
     text = _read_manifest(file)
     engines = engines_seen(text, profiles_named(engine_name), Selector(container, name))
@@ -389,19 +318,15 @@ def show(
     _print_views(shown, output)
 
 
-@flags_app.command("set")
 def set_flag(
-    setting: Annotated[str, typer.Argument(metavar="NAME=VALUE", help="For example max_num_seqs=64.")],
-    file: File,
-    container: Container = None,
-    name: Name = None,
-    engine_name: EngineName = None,
-    engine_version: EngineVersion = None,
+    setting: str,
+    file: str,
+    container: str | None,
+    name: str | None,
+    engine_name: str | None,
+    engine_version: str | None,
 ) -> None:
-    """Change one flag in a manifest and print the manifest.
-
-    One token changes, or one is added. Every other byte stays.
-    """
+    """Print a manifest with one flag changed."""
     flag_name, equals, value = setting.partition("=")
     if not equals or not flag_name.strip("-"):
         raise typer.BadParameter(f"{setting!r} is not NAME=VALUE; for example max_num_seqs=64")

@@ -14,6 +14,8 @@ from typing import Annotated, Literal, ParamSpec, TypeAlias
 
 import typer
 
+from kvmedic.cli.app import Form
+
 P = ParamSpec("P")
 
 WORK: dict[Callable[..., object], str] = {}
@@ -37,8 +39,6 @@ def done_by(place: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
 
 TableForm: TypeAlias = Literal["table", "wide", "json", "yaml"]
 """How a list is printed."""
-DataForm: TypeAlias = Literal["text", "json", "yaml"]
-"""How what happened is printed."""
 
 ResourceName = Annotated[str, typer.Argument(metavar="NAME", help="The KVRemediation.")]
 AnyResource = Annotated[str, typer.Argument(metavar="NAME", help="One KVRemediation; else all of them.")]
@@ -54,7 +54,11 @@ Prometheus = Annotated[
     str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
 ]
 AsTable = Annotated[TableForm, typer.Option("--output", "-o", help="How to print it.")]
-AsData = Annotated[DataForm, typer.Option("--output", "-o", help="How to print it.")]
+AsText = Annotated[Form, typer.Option("--output", "-o", help="How to print it.")]
+EngineVersion = Annotated[
+    str | None,
+    typer.Option(help="The engine's version, such as 0.32.0. By default the image's tag."),
+]
 OperatorNamespace = Annotated[
     str,
     typer.Option(

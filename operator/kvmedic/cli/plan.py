@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from pydantic import ValidationError
@@ -20,7 +20,6 @@ from kvmedic.api.resource import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
 from kvmedic.cli.access import Name, NotThere, finish_look, load_resource, name_in
 from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command
-from kvmedic.cli.options import Context, Kubeconfig, Namespace
 from kvmedic.cli.report import Change, change_of
 from kvmedic.cluster.stateful.groups import as_workload
 from kvmedic.cluster.switches import APPROVALS
@@ -172,22 +171,8 @@ class Planned:
         return "\n".join(lines)
 
 
-def command(
-    name: Annotated[str, typer.Argument(help="The KVRemediation.")],
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
-    prometheus: Annotated[
-        str, typer.Option(metavar="URL", help="Ask this Prometheus instead of the configured source.")
-    ] = "",
-    output: Annotated[Form, typer.Option("--output", "-o", help="How to print it.")] = Form.TEXT,
-) -> None:
-    """Show the open run, or what would be planned right now: before, after, digest.
-
-    Nothing is written. Exit code 0: the plan was printed, or that there is nothing to change; 2: wrong
-    usage or
-    configuration; 3: no diagnosis can be made; 4: there is no such resource or target.
-    """
+def command(name: str, namespace: str, context: str, kubeconfig: str, prometheus: str, output: Form) -> None:
+    """Print the open run, or the plan of a look."""
     settings, cluster = settings_with(prometheus), ClusterChoice(kubeconfig, context)
     which = name_in(cluster, namespace, name)
 
@@ -236,23 +221,9 @@ class NothingWaits(Exception):  # noqa: N818 - the name says what is wrong
 
 
 def approve_plan(
-    name: Annotated[str, typer.Argument(help="The KVRemediation.")],
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
-    digest: Annotated[
-        str, typer.Option(metavar="DIGEST", help="The plan that was looked at; no other is approved.")
-    ] = "",
-    only_print: Annotated[
-        bool, typer.Option("--print", help="Print the KVApproval for kubectl create, and create nothing.")
-    ] = False,
+    name: str, namespace: str, context: str, kubeconfig: str, digest: str, only_print: bool
 ) -> None:
-    """Show the plan that waits for approval, and approve it.
-
-    Without --digest it asks, and without a terminal it approves nothing: nobody would have seen the plan.
-    Exit code 0: it was approved; 2: wrong usage or configuration; 3: no
-    such plan waits, or it was not approved; 4: there is no such resource, or approving is not allowed.
-    """
+    """Show the plan that waits, and create its approval."""
     settings, cluster = settings_with(), ClusterChoice(kubeconfig, context)
     which = name_in(cluster, namespace, name)
 

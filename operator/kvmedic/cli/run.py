@@ -1,4 +1,4 @@
-"""The two commands that an installation needs: `kvmedic run`, the operator itself, and `kvmedic crd`."""
+"""`kvmedic run`: the operator itself."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Annotated
 
-import typer
 from prometheus_client import start_http_server
 
-from kvmedic.api.schema import KINDS
 from kvmedic.cli.app import USAGE, end_command
 from kvmedic.kube.errors import NoCluster
+from kvmedic.kube.kubeconfig import AS_KUBECTL, find_context, find_kubeconfig
 from kvmedic.model.redaction import without_controls
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import SettingsError, load_settings
@@ -50,12 +47,10 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(written, ensure_ascii=False)
 
 
-def command() -> None:
-    """Run the operator until SIGTERM.
-
-    The file named by KVMEDIC_CONFIG and KVMEDIC_… variables configure it. It acts only while it holds its
-    Lease.
-    """
+def command(yes: bool) -> None:
+    """Run the operator until SIGTERM."""
+    if not yes:
+        _refuse_a_laptop()
     try:
         settings = load_settings()
     except SettingsError as error:
@@ -75,33 +70,17 @@ def command() -> None:
         end_command(error, USAGE)
 
 
-class CrdForm(StrEnum):
-    """What `kvmedic crd` prints."""
-
-    YAML = "yaml"
-    MARKDOWN = "markdown"
-
-
-class CrdKind(StrEnum):
-    """Of which kind."""
-
-    ALL = "all"
-    REMEDIATIONS = "kvremediations"
-    APPROVALS = "kvapprovals"
-
-
-def print_crds(
-    which: Annotated[CrdKind, typer.Argument(help="The kind; all: both, one after the other.")] = CrdKind.ALL,
-    output: Annotated[
-        CrdForm,
-        typer.Option(
-            "--output", "-o", help="yaml: the manifest, for kubectl apply. markdown: the reference page."
-        ),
-    ] = CrdForm.YAML,
-) -> None:
-    """Print the CustomResourceDefinitions of this version."""
-    kinds = [kind for kind in KINDS if which in (CrdKind.ALL, kind.plural)]
-    if output is CrdForm.YAML:
-        sys.stdout.write("---\n".join(kind.crd_text() for kind in kinds))
-    else:
-        sys.stdout.write("\n".join(kind.reference_page() for kind in kinds))
+def _refuse_a_laptop() -> None:
+    """End the command where it would run the operator with a person's kubeconfig."""
+    kubeconfig = find_kubeconfig(AS_KUBECTL)
+    if kubeconfig is None:
+        return
+    try:
+        context = find_context(kubeconfig, "").name
+    except NoCluster as error:
+        end_command(error, USAGE)
+    end_command(
+        f"this would run the operator here, in context {context} of {kubeconfig}, with your rights and "
+        "beside the one in the cluster; the chart runs it in a pod. To do it all the same say --yes",
+        USAGE,
+    )

@@ -96,7 +96,15 @@ def pages_of(arguments: Sequence[str]) -> Mapping[str, tuple[Page, ...]]:
     files: dict[str, list[str]] = {}
     for replica, file in named:
         files.setdefault(replica or ONLY, []).append(file)
-    return {replica: _pages(replica, many) for replica, many in files.items()}
+    if lone := next((replica for replica, many in files.items() if len(many) < 2), ""):
+        which = "" if lone == ONLY else f" of {lone}"
+        raise ScrapeError(
+            f"one scrape{which} shows counters since the start, not what happens now: give two, taken some "
+            "minutes apart (--scrape T0.txt --scrape T1.txt)"
+        )
+    return {
+        replica: pages_between([(file, _read_page(file)) for file in many]) for replica, many in files.items()
+    }
 
 
 def evidence_of(
@@ -203,20 +211,16 @@ def named_file(option: str, argument: str) -> tuple[str, str]:
     return replica, file
 
 
-def _pages(replica: str, files: Sequence[str]) -> tuple[Page, ...]:
-    if len(files) < 2:
-        which = "" if replica == ONLY else f" of {replica}"
-        raise ScrapeError(
-            f"one scrape{which} shows counters since the start, not what happens now: give two, taken some "
-            "minutes apart (--scrape T0.txt --scrape T1.txt)"
-        )
-    texts = [_read_page(file) for file in files]
-    for (older, before), (newer, after) in pairwise(zip(files, texts, strict=True)):
+def pages_between(texts: Sequence[tuple[str, str]]) -> tuple[Page, ...]:
+    """Return a replica's pages, each given with where it is from, the oldest first.
+
+    Raises:
+        ScrapeError: a text is no page, or two are the same.
+    """
+    for (older, before), (newer, after) in pairwise(texts):
         if before == after:
             raise ScrapeError(f"{older} and {newer} are the same scrape: take the second some minutes later")
-    return tuple(
-        _page(file, text, place) for place, (file, text) in enumerate(zip(files, texts, strict=True))
-    )
+    return tuple(_page(origin, text, place) for place, (origin, text) in enumerate(texts))
 
 
 def _page(file: str, text: str, place: int) -> Page:

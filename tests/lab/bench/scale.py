@@ -95,7 +95,7 @@ class Scale:
         config.write_text(yaml.safe_dump({"sources": sources, "process": process}))
         told = {"KUBECONFIG": str(self.cluster.kubeconfig), "KVMEDIC_CONFIG": str(config)}
         log = self.log.open("wb")
-        argv = [sys.executable, "-m", "kvmedic", "run"]
+        argv = [sys.executable, "-m", "kvmedic", "run", "--yes"]
         self.operator = subprocess.Popen(
             argv, env={**os.environ, **told}, stdout=log, stderr=subprocess.STDOUT
         )

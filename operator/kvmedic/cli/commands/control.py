@@ -115,3 +115,27 @@ def keep(
 
     Example: kvmedic keep chat -n serving
     """
+
+
+@done_by("kvmedic.cli.plan:approve_plan")
+def approve(
+    name: ResourceName,
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+    digest: Annotated[
+        str, typer.Option(metavar="DIGEST", help="The plan that was looked at; no other is approved.")
+    ] = "",
+    only_print: Annotated[
+        bool, typer.Option("--print", help="Print the KVApproval for kubectl create, and create nothing.")
+    ] = False,
+) -> None:
+    """Show the plan that waits for approval, and approve it.
+
+    Without --digest it asks, and without a terminal it approves nothing: nobody would have seen the plan.
+
+    Exit code 0: it was approved; 2: wrong usage or configuration; 3: no such plan waits, or it was not
+    approved; 4: there is no such resource, or approving is not allowed.
+
+    Example: kvmedic approve chat -n serving --digest 0123456789abcdef
+    """

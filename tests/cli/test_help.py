@@ -1,0 +1,187 @@
+"""What the command says of itself: help that comes at once, completion, versions, and who may run what."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvmedic import __version__
+from kvmedic.api.schema import KINDS
+from kvmedic.cli.app import HIDDEN, SUBCOMMANDS, app_for
+from kvmedic.cli.commands import fleets, offline
+from kvmedic.cli.options import WORK
+from kvmedic.model.compression import KV_HEADS
+from kvmedic.model.spec import Mode
+from kvmedic.verdict.counts import Routing
+
+COMMANDS = (*[[name] for name in SUBCOMMANDS if name != "flags"], ["flags", "show"], ["flags", "set"])
+"""Every command that does something."""
+HEAVY = ("kopf", "kubernetes", "httpx", "pydantic", "rich", "ruamel")
+MOST_SECONDS = 0.3
+"""Of a processor, for help. Measured: 0.12 to 0.2 (Python 3.11, a machine with other work)."""
+
+
+def kvmedic(*arguments: str, **env: str) -> Result:
+    return CliRunner().invoke(app_for(arguments), list(arguments), env={"COLUMNS": "100", **env})
+
+
+def a_process(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **env},
+    )
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_tells_its_exit_codes_and_an_example(words):
+    told = kvmedic(*words, "--help")
+
+    paragraphs = [" ".join(each.split()) for each in told.stdout.split("\n\n")]
+    assert told.exit_code == 0
+    assert any(each.startswith("Exit code 0: ") for each in paragraphs)
+    assert any(
+        f"Example: {'source <(' * (words == ['completion'])}kvmedic {' '.join(words)}" in each
+        for each in paragraphs
+    )
+
+
+def test_every_command_but_the_operator_is_listed():
+    listed = {line.split()[0] for line in kvmedic("--help").stdout.splitlines() if line.startswith("  ")}
+
+    assert SUBCOMMANDS.keys() - listed == HIDDEN
+    assert kvmedic("run", "--help").exit_code == 0
+
+
+def test_help_of_no_command_loads_what_its_work_needs():
+    code = (
+        "import sys, json; from typer.testing import CliRunner; from kvmedic.cli.app import app_for\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    assert 'Usage' in CliRunner().invoke(app_for(words), [*words, '--help']).stdout, words\n"
+        f"print(sorted(set({HEAVY}) & set(sys.modules)))"
+    )
+
+    assert a_process(code, json.dumps([[], *COMMANDS])).stdout == "[]\n"
+
+
+def test_flags_of_a_file_are_shown_without_the_operator():
+    code = (
+        "import sys; from kvmedic.cli.app import app_for; a = sys.argv[1:]\n"
+        "try: app_for(a)(a)\n"
+        "except SystemExit as end: assert end.code in (2, 3), end\n"
+        "print(sorted({'kopf', 'kubernetes', 'httpx', 'requests'} & set(sys.modules)))"
+    )
+
+    assert a_process(code, "flags", "show", "-f", os.devnull).stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", [[], ["diagnose"], ["flags", "show"]], ids=" ".join)
+def test_help_costs_little(words):
+    code = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run([sys.executable, '-m', 'kvmedic', *sys.argv[1:], '--help'], stdout=-3, check=True)\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime + used.ru_stime)"
+    )
+
+    # The better of two: the first one may have to compile.
+    assert min(float(a_process(code, *words).stdout) for _ in range(2)) < MOST_SECONDS
+
+
+def work_of(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
+
+
+def test_a_declared_command_and_its_work_take_the_same_arguments():
+    for place, _ in SUBCOMMANDS.values():
+        import_module(place.partition(":")[0])
+
+    assert len(WORK) == len(COMMANDS)
+    for declared, place in WORK.items():
+        ours = list(inspect.signature(declared).parameters)
+        assert ours == list(inspect.signature(work_of(place)).parameters), place
+
+
+def test_the_version_is_told_for_people_and_for_programs():
+    assert kvmedic("--version").stdout == f"kvmedic {__version__}\n"
+    assert kvmedic("version").stdout.startswith(f"kvmedic {__version__}, API kvmedic.io/")
+    assert json.loads(kvmedic("version", "-o", "json").stdout)["version"] == __version__
+
+
+def test_kubectl_is_given_a_program_that_answers_as_it_asks(tmp_path):
+    program = tmp_path / "kubectl_complete-kvmedic"
+    program.write_text(kvmedic("completion", "kubectl").stdout)
+    (tmp_path / "kvmedic").write_text(f'#!/bin/sh\nexec {sys.executable} -m kvmedic "$@"\n')
+    for each in tmp_path.iterdir():
+        each.chmod(0o755)
+
+    answer = subprocess.run(
+        [program, "resu"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+
+    assert answer.stdout.split() == ["resume", ":4"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_given_its_script(shell):
+    script = kvmedic("completion", shell)
+
+    assert script.exit_code == 0
+    assert f"_KVMEDIC_COMPLETE=complete_{shell}" in script.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("kvmedic res", ["resume"]), ("kvmedic get --out", ["--output"])]
+)
+def test_a_shell_is_told_how_words_go_on(typed, offered):
+    ask = {"_KVMEDIC_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+
+    assert a_process("from kvmedic.__main__ import main; main()", **ask).stdout.split() == offered
+
+
+def test_kubectl_finds_it_as_its_own_command():
+    code = "import sys; sys.argv[0] = 'kubectl-kvmedic'; from kvmedic.__main__ import main; main()"
+
+    assert a_process(code, "get", "--help").stdout.startswith("Usage: kubectl kvmedic get")
+
+
+def test_the_operator_does_not_run_with_a_persons_kubeconfig(tmp_path):
+    config = {
+        "current-context": "prod",
+        "clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.1:1"}}],
+        "contexts": [{"name": "prod", "context": {"cluster": "c"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+
+    done = kvmedic("run", KUBECONFIG=str(tmp_path / "config"))
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "in context prod of" in done.stderr
+    assert "--yes" in done.stderr
+
+
+def test_choices_and_defaults_are_those_of_the_models_that_help_does_not_load():
+    def choices(command: Callable[..., Any], name: str) -> set[str]:
+        told = get_args(get_type_hints(command)[name])
+        return set(get_args(told[0]) if None.__class__ in told else told)
+
+    assert choices(fleets.init, "mode") == set(Mode)
+    assert choices(offline.judge, "routing") == set(Routing)
+    assert choices(offline.crd, "which") == {"all", *(kind.plural for kind in KINDS)}
+    assert inspect.signature(offline.count_blocks).parameters["heads"].default == KV_HEADS
