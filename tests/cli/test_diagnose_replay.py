@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -13,8 +14,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from kvmedic.api.resource import policy_of, spec_from_wire
 from kvmedic.cli.app import app_for
+from kvmedic.cli.live.past_figures import PastFigures, read_figures
 from kvmedic.metrics.page import parse_page
+from kvmedic.settings import Settings, SourceOptions
 from worlds.metric_tape import Tape
 from worlds.prometheus_server import PrometheusServer
 from worlds.scripted_fleet import DATA, END
@@ -59,6 +63,8 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]
     for pod in ("chat-7c9-x1", "chat-7c9-x2"):
         target = {"namespace": "serving", "pod": pod, "instance": f"{pod}:8000", "job": "vllm"}
         tape.replay(page("idle"), page("thrash"), target, since=-300)
+    target = {"namespace": "other", "pod": "code-7c9bdf-abcde", "instance": "code:8000", "job": "vllm"}
+    tape.replay(page("idle"), page("thrash"), target, since=-300)
     tape.write(directory)
     with PrometheusServer(directory) as server:
         yield server
@@ -131,3 +137,29 @@ def test_wrong_usage_ends_with_2(diagnose: Diagnose, arguments: tuple[str, ...],
 
     assert done.exit_code == 2
     assert told in done.stderr
+
+
+def the_report_of(past: PrometheusServer, name: str, minutes: int = 20) -> PastFigures:
+    settings = Settings(sources={"default": SourceOptions(url=past.url)})
+    policy = policy_of(spec_from_wire({"targetRef": {"name": name}}))
+    stretch = END - timedelta(minutes=minutes), END
+    return asyncio.run(read_figures(settings, "other", policy, stretch))
+
+
+def test_a_report_shows_the_trouble_when_it_was_and_nothing_before(past: PrometheusServer) -> None:
+    found = the_report_of(past, "code")
+
+    shown = {each["at"]: each for each in found.moments}
+    unseen = [each for at, each in shown.items() if at < f"{END - timedelta(minutes=6):%Y-%m-%dT%H:%M:%SZ}"]
+    late = [each for at, each in shown.items() if at > f"{END - timedelta(minutes=2):%Y-%m-%dT%H:%M:%SZ}"]
+    assert (found.trouble, len(shown), len(unseen)) == ("", 61, 42)
+    assert {(each["replicas"], each["running"], each["why"]) for each in unseen} == {
+        (0, None, "no replica told anything")
+    }
+    assert {each["replicas"] for each in late} == {1}
+    assert all(each["preemptionsPerSecond"] > 0.5 for each in late)
+    assert 0 < late[-1]["servedInTime"] <= 1
+
+
+def test_a_report_on_a_fleet_that_nobody_scraped_says_so(past: PrometheusServer) -> None:
+    assert "knew no replica of gone" in the_report_of(past, "gone", minutes=4).trouble

@@ -42,6 +42,7 @@ SUBCOMMANDS = {
         "Explain a resource: what the operator sees, why it acts or not, what to type next.",
     ),
     "history": ("kvmedic.cli.commands.fleets:history", "List runs that ended: change, verdict, time."),
+    "report": ("kvmedic.cli.commands.fleets:report", "Report on one run: Markdown, JSON or a page."),
     "approve": ("kvmedic.cli.commands.control:approve", "Approve the plan of a resource in mode Approve."),
     "keep": ("kvmedic.cli.commands.control:keep", "Have the open change kept without a verdict."),
     "rollback": ("kvmedic.cli.commands.control:rollback", "Have the open change taken back."),

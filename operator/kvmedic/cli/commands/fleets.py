@@ -254,3 +254,32 @@ def explain(
 
     Example: kvmedic explain chat -n serving
     """
+
+
+@done_by("kvmedic.cli.live.run_report:command")
+def report(
+    name: ResourceName,
+    run: Annotated[
+        str, typer.Option("--run", metavar="ID", help="Which run; else the open one, else the newest.")
+    ] = "",
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE|md|json", help="A file ending in .md, .json or .html; or print."
+        ),
+    ] = "md",
+    prometheus: Prometheus = "",
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+) -> None:
+    """Report on one run: what happened, when, on which evidence, at what cost, and how to undo it.
+
+    Figures over time are asked of the metrics source, by the operator's own looks; where it does not answer,
+    the report says so and has the rest. Nothing is changed.
+
+    Exit code 0: it was written; 2: wrong usage or configuration; 3: there is no such run; 4: there is no such
+    resource, or it may not be read.
+
+    Example: kvmedic report chat -n serving --prometheus http://localhost:9090 -o report.html
+    """

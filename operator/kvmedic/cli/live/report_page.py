@@ -1,0 +1,192 @@
+"""The report on a run as one page: no network, no script; light and dark, for 380 and for 1440 px.
+
+A plot is drawn as SVG from the same moments as the Markdown table. A gap in the figures is a gap in its line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from html import escape
+from string import Template
+from typing import Any
+
+from kvmedic.cli.live.past_figures import SERIES
+from kvmedic.cli.live.report_text import number_text
+
+TITLES = {
+    "replicas": "Replicas that told their figures",
+    "servedInTime": "Share of requests served in time",
+    "servedInTimePerSecond": "Tokens per second served in time, whole fleet",
+    "stallsPerRequest": "Stalls over 2 s per request",
+    "timeToFirstTokenP95Seconds": "Time to first token, p95, seconds",
+    "preemptionsPerSecond": "Preemptions per second, whole fleet",
+    "kvCacheUsage": "KV cache usage, mean of replicas (0-1)",
+    "running": "Running requests, whole fleet",
+    "waiting": "Waiting requests, whole fleet",
+}
+"""What each plot shows, with its unit."""
+WIDTH, HEIGHT = 380.0, 140.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 6.0, 8.0, 22.0
+"""Room around a plot, in the units of its view box: for numbers at the left, for times below."""
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+:root { color-scheme: light dark; --page: #ffffff; --text: #1b1f24; --soft: #57606a; --line: #d0d7de;
+  --data: #0b5fc0; --span: #0b5fc01f; --box: #f6f8fa; }
+@media (prefers-color-scheme: dark) { :root { --page: #0d1117; --text: #e6edf3; --soft: #9da7b1;
+  --line: #30363d; --data: #6cb6ff; --span: #6cb6ff2b; --box: #161b22; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--page); color: var(--text);
+  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+figure { margin: 0; padding: .5rem; border: 1px solid var(--line); border-radius: 6px; }
+figcaption { color: var(--soft); font-size: .9rem; }
+svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
+.data { fill: none; stroke: var(--data); stroke-width: 2; } .dot { fill: var(--data); }
+.span { fill: var(--span); } .axis { stroke: var(--line); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
+  border-top: 1px solid var(--line); font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+pre { background: var(--box); padding: .75rem; border-radius: 6px; overflow-x: auto; white-space: pre-wrap; }
+:focus-visible { outline: 2px solid var(--data); }
+</style>
+</head>
+<body>
+<main>
+$body
+</main>
+</body>
+</html>
+""")
+
+
+def report_as_page(facts: Mapping[str, Any]) -> str:
+    """Return the whole page."""
+    title = f"Run {facts['run']['id']} of {facts['namespace']}/{facts['name']}"
+    return _PAGE.substitute(title=escape(title), body="\n".join(_sections(title, facts)))
+
+
+def _sections(title: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    yield f"<h1>{escape(title)}</h1>\n<p>{escape(' '.join(facts['sentences']))}</p>"
+    yield "<h2>When</h2>"
+    rows = [(e["at"][5:16].replace("T", " "), e["what"], e["message"]) for e in facts["timeline"]]
+    yield _table(("UTC", "What", "Message"), rows)
+    yield "<h2>Over time</h2>"
+    yield _plots(facts)
+    yield "<h2>Before and after</h2>"
+    if facts["figures"] is None:
+        yield _unknown(facts, "figures")
+    else:
+        rows = [(e["name"], number_text(e["before"]), number_text(e["after"])) for e in facts["figures"]]
+        yield _table(("Figure", "Before", "After"), rows)
+    yield "<h2>Evidence and arithmetic</h2>"
+    yield f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in facts['decisions'])}</ul>"
+    yield "<h2>Cost</h2>"
+    yield _cost(facts)
+    yield "<h2>To undo it</h2>"
+    commands = "\n".join(f"# {each['for']}\n{each['command']}" for each in facts["undo"])
+    nothing = "<p>Nothing is left to undo: the run kept no change.</p>"
+    yield f'<pre tabindex="0">{escape(commands)}</pre>' if commands else nothing
+    if facts["unknown"]:
+        listed = "".join(f"<li>{escape(f'{name}: {why}')}</li>" for name, why in facts["unknown"].items())
+        yield f"<h2>What is not known</h2>\n<ul>{listed}</ul>"
+
+
+def _unknown(facts: Mapping[str, Any], field: str) -> str:
+    return f"<p>Not known: {escape(facts['unknown'][field])}.</p>"
+
+
+def _cost(facts: Mapping[str, Any]) -> str:
+    cost = facts["cost"]
+    if cost is None:
+        return _unknown(facts, "cost")
+    rows = [("Replicas started", number_text(cost["replicasStarted"]))]
+    rows.append(("Replica-seconds of spares", number_text(cost["spareReplicaSeconds"])))
+    rows.append(("GPU-seconds of spares", number_text(cost["spareGpuSeconds"])))
+    return _table(("Cost", "Amount"), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    heads = "".join(f'<th scope="col">{each}</th>' for each in head)
+    return (
+        f'<div class="wide" tabindex="0" role="group" aria-label="{escape(head[0])}"><table>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>"
+    )
+
+
+def _plots(facts: Mapping[str, Any]) -> str:
+    series = facts["series"]
+    if series is None:
+        return _unknown(facts, "series")
+    figures = "".join(plot(name, series["moments"], facts["run"]) for name in SERIES)
+    note = (
+        f"Each point is a look over {series['windowSeconds']:.0f} s, from source {series['source']}; times "
+        "are UTC. The shaded part is the run. Where a line is broken no figure is known."
+    )
+    return f'<p>{escape(note)}</p>\n<div class="plots">{figures}</div>'
+
+
+def plot(name: str, moments: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> str:
+    """Return one figure over time as SVG, with what it says in words for those who do not see it."""
+    times = [_seconds(each["at"]) for each in moments]
+    values: list[float | None] = [each[name] for each in moments]
+    known = [each for each in values if each is not None]
+    caption = f"<figcaption>{escape(TITLES[name])}</figcaption>"
+    if not known:
+        return f"<figure>{caption}<p>no figure at any moment</p></figure>"
+    most = max(known) or 1.0
+    first, last = times[0], max(times[-1], times[0] + 1.0)
+
+    def across(seconds: float) -> float:
+        inner = WIDTH - LEFT - RIGHT
+        return LEFT + inner * (min(max(seconds, first), last) - first) / (last - first)
+
+    def up(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / most)
+
+    begin, end = across(_seconds(run["startedAt"])), across(_seconds(run["endedAt"] or moments[-1]["at"]))
+    told = (
+        f"{TITLES[name]}: from {number_text(min(known))} to {number_text(max(known))}, at last "
+        f"{number_text(known[-1])}; {len(values) - len(known)} of {len(values)} moments without a figure"
+    )
+    floor = HEIGHT - BOTTOM
+    return (
+        f'<figure>{caption}<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(told)}">'
+        f'<rect class="span" x="{begin:.1f}" y="{TOP:g}" width="{max(1.0, end - begin):.1f}" '
+        f'height="{floor - TOP:g}"/>'
+        f'<path class="axis" d="M{LEFT:g} {TOP:g}V{floor:g}H{WIDTH - RIGHT:g}" fill="none"/>'
+        f'<text x="{LEFT - 6:g}" y="{TOP + 10:g}" text-anchor="end">{number_text(most)}</text>'
+        f'<text x="{LEFT - 6:g}" y="{floor:g}" text-anchor="end">0</text>'
+        f'<text x="{LEFT:g}" y="{HEIGHT - 6:g}">{moments[0]["at"][11:16]}</text>'
+        f'<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 6:g}" text-anchor="end">{moments[-1]["at"][11:16]}</text>'
+        + "".join(
+            _strokes([(across(t), None if v is None else up(v)) for t, v in zip(times, values, strict=True)])
+        )
+        + "</svg></figure>"
+    )
+
+
+def _strokes(points: Sequence[tuple[float, float | None]]) -> Iterator[str]:
+    """Yield a line for each stretch without a gap, and a dot for a moment that stands alone."""
+    stretch: list[str] = []
+    for x, y in (*points, (0.0, None)):
+        if y is not None:
+            stretch.append(f"{x:.1f},{y:.1f}")
+            continue
+        if len(stretch) == 1:
+            across, _, up = stretch[0].partition(",")
+            yield f'<circle class="dot" cx="{across}" cy="{up}" r="2.5"/>'
+        elif stretch:
+            yield f'<polyline class="data" points="{" ".join(stretch)}"/>'
+        stretch = []
+
+
+def _seconds(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp()

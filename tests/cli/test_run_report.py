@@ -1,0 +1,323 @@
+"""`kvmedic report`: a run as Markdown, JSON and a page, with what is known and what is not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import Replica, an_observation, without
+from kvmedic.cli.live.past_figures import SERIES, figures_at, is_replica_of
+from kvmedic.cli.live.report_page import plot, report_as_page
+from kvmedic.cli.live.report_text import by_period
+from kvmedic.model.evidence import Absence, Missing, Signal
+from kvmedic.model.reasons import Reason
+from kvmedic.model.run import Cost, Shift, Summary
+from kvmedic.model.spec import TargetRef
+from kvmedic.model.status import ClosedRun
+from run_builder import NOW
+from worlds.api_double import CALM, CommandLine, a_command_line, a_resource, walking
+
+NOWHERE = ("--prometheus", "http://127.0.0.1:9")
+ENDED = ClosedRun(
+    id="20260301-023000",
+    reason=Reason.FLEET_WIDE_DEMAND,
+    outcome=Reason.RECOVERED,
+    message="0.2 preemptions per request",
+    steps=("Deployment/chat: maxNumSeqs 64 -> 16: Kept",),
+    started_at=NOW - timedelta(minutes=30),
+    ended_at=NOW - timedelta(minutes=10),
+)
+SUMMARY = Summary(
+    ENDED.id,
+    NOW,
+    Reason.RECOVERED,
+    "served in time 10 -> 20",
+    ENDED.steps,
+    Cost(4, 120.0, 240.0),
+    (Shift("preemptionsPerRequest", 2.5, 0.2),),
+)
+ENDED_RECORD = replace(CALM, history=(ENDED, replace(ENDED, id="older")), summary=SUMMARY)
+
+
+def an_event(
+    minutes_ago: float, reason: str, uid: str = "uid-calm", note: str = "it moved"
+) -> dict[str, Any]:
+    at = NOW - timedelta(minutes=minutes_ago)
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "metadata": {"namespace": "serving", "name": f"{reason}.{minutes_ago}"},
+        "eventTime": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}",
+        "reason": reason,
+        "note": note,
+        "regarding": {"uid": uid, "kind": "KVRemediation"},
+    }
+
+
+@pytest.fixture
+def kvmedic(tmp_path: Path) -> Iterator[CommandLine]:
+    bodies = (a_resource("calm", ENDED_RECORD), a_resource("chat", walking()), a_resource("new", CALM))
+    with ExitStack() as stack:
+        made = a_command_line(stack, tmp_path, NOW, bodies)
+        made.api.add(
+            an_event(15, "Verifying"),
+            an_event(25, "RollingOut", note="run | one\nmoved"),
+            an_event(300, "LongAgo"),
+            an_event(20, "Foreign", uid="another"),
+            plural="events",
+        )
+        yield made
+
+
+def facts(done: Any) -> dict[str, Any]:
+    assert done.exit_code == 0, done.output
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_an_ended_run_is_told_with_its_events_figures_and_cost(kvmedic):
+    told = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
+
+    assert told["schema"] == "kvmedic.io/report/v1"
+    assert (told["run"]["id"], told["run"]["state"], told["run"]["kept"]) == (ENDED.id, "ended", True)
+    assert told["run"]["seconds"] == 1200
+    assert len(told["sentences"]) == 3
+    assert "FleetWideDemand" in told["sentences"][0]
+    assert "maxNumSeqs 64 -> 16" in told["sentences"][1]
+    assert "Recovered" in told["sentences"][2]
+    assert [each["what"] for each in told["timeline"]] == ["Opened", "RollingOut", "Verifying", "Recovered"]
+    assert told["figures"] == [{"name": "preemptionsPerRequest", "before": 2.5, "after": 0.2}]
+    assert told["cost"]["spareGpuSeconds"] == 240.0
+    assert (told["series"], "cannot be reached" in told["unknown"]["series"]) == (None, True)
+    assert "timeline" not in told["unknown"]
+
+
+def test_the_way_back_of_a_kept_change_is_what_can_be_typed(kvmedic):
+    undo = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))["undo"]
+
+    assert [each["command"] for each in undo] == [
+        "kvmedic suspend calm -n serving",
+        "kubectl -n serving get deployment calm -o yaml | kvmedic flags set max_num_seqs=64 -f - "
+        "| kubectl replace -f -",
+    ]
+    assert "undrained" in undo[1]["for"]
+
+
+def test_an_open_run_is_told_as_far_as_it_is(kvmedic):
+    told = facts(kvmedic("report", "chat", "-o", "json", *NOWHERE))
+
+    assert (told["run"]["state"], told["run"]["endedAt"], told["run"]["outcome"]) == ("open", None, None)
+    assert told["run"]["steps"] == [{"change": "Deployment/llm: maxNumSeqs 64 -> 16", "state": "RollingOut"}]
+    shown = {each["name"]: (each["before"], each["after"]) for each in told["figures"]}
+    assert shown["servedInTime"] == (1.0, None)
+    assert told["undo"][0]["command"] == "kvmedic rollback chat -n serving --run 20260301-025500"
+    assert told["unknown"]["cost"] == "the run is open"
+    assert "no Event of it is left" in told["unknown"]["timeline"]
+
+
+def test_an_older_run_is_chosen_by_its_id_and_its_figures_are_not_made_up(kvmedic):
+    told = facts(kvmedic("report", "calm", "--run", "older", "-o", "json", *NOWHERE))
+
+    assert told["run"]["id"] == "older"
+    assert (told["figures"], told["cost"]) == (None, None)
+    assert "newest run" in told["unknown"]["figures"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("new",), 3, "no run was made yet"),
+        (("calm", "--run", "gone"), 3, f"no run gone is on record; there are {ENDED.id}, older"),
+        (("nobody",), 4, "nobody does not exist"),
+        (("calm", "-o", "report.pdf"), 2, "end it in .md, .json or .html"),
+        (("calm", "-o", "/gone/report.md"), 2, "No such file"),
+    ],
+)
+def test_what_cannot_be_told_is_said_in_a_sentence(kvmedic, arguments, code, said):
+    done = kvmedic("report", *arguments, *NOWHERE)
+
+    assert done.exit_code == code, done.output
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_events_that_may_not_be_listed_leave_begin_and_end(kvmedic):
+    kvmedic.api.refuses.add(("GET", "events"))
+
+    told = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
+
+    assert [each["what"] for each in told["timeline"]] == ["Opened", "Recovered"]
+    assert "may not be listed" in told["unknown"]["timeline"]
+
+
+def test_markdown_has_every_part_and_no_cell_breaks_a_table(kvmedic, tmp_path):
+    file = tmp_path / "report.md"
+
+    done = kvmedic("report", "calm", "-o", str(file), *NOWHERE)
+
+    text = file.read_text()
+    assert done.stdout == f"wrote {file}\n"
+    heads = [line for line in text.splitlines() if line.startswith("## ")]
+    assert heads == [
+        "## When",
+        "## Before and after",
+        "## Over time",
+        "## Evidence and arithmetic",
+        "## Cost",
+        "## To undo it",
+        "## What is not known",
+    ]
+    assert r"| RollingOut | run \| one moved |" in text
+    assert "| preemptionsPerRequest | 2.5 | 0.2 |" in text
+    assert "4 replicas started; 240 GPU-seconds of spares." in text
+
+
+def test_a_moment_has_the_figures_that_a_verdict_would_read():
+    told = figures_at(an_observation(Replica(), Replica()), 30.0)
+
+    assert told.keys() == {"at", "why", *SERIES}
+    assert (told["replicas"], told["running"], told["waiting"]) == (2, 45.6, 18.4)
+    assert told["preemptionsPerSecond"] == pytest.approx(2 * 1680 / 300)
+    assert 0 < told["servedInTime"] <= 1
+    assert told["why"] is None
+
+
+@pytest.mark.parametrize(
+    ("signal", "known", "gap"),
+    [
+        (Signal.TIME_TO_FIRST_TOKEN_SECONDS, "running", "servedInTime"),
+        (Signal.WAITING_MEAN, "running", "waiting"),
+        (Signal.RUNNING_MEAN, "replicas", "running"),
+    ],
+)
+def test_what_no_replica_tells_is_a_gap_with_its_reason(signal, known, gap):
+    silent = without(Replica().readings(), signal, Missing(Absence.NO_SERIES))
+
+    told = figures_at(an_observation(silent, silent), 30.0)
+
+    assert told[known] is not None
+    assert told[gap] is None
+    assert told["why"]
+
+
+def test_part_of_a_sum_is_no_sum():
+    silent = without(Replica().readings(), Signal.WAITING_MEAN, Missing(Absence.NO_SERIES))
+
+    told = figures_at(an_observation(Replica(), silent), 30.0)
+
+    assert (told["replicas"], told["waiting"]) == (2, None)
+
+
+def test_moments_belong_to_a_period_of_the_run():
+    moments = [{"at": f"2026-03-01T0{hour}:00:00Z"} for hour in range(5)]
+    run = {"startedAt": "2026-03-01T01:00:00Z", "endedAt": "2026-03-01T03:00:00Z"}
+
+    ended, still_open = by_period(moments, run), by_period(moments, {**run, "endedAt": None})
+
+    assert [len(each) for each in ended.values()] == [1, 3, 1]
+    assert [len(each) for each in still_open.values()] == [1, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pod", "is_ours"),
+    [
+        ("Deployment", "chat-7c9-x1234", True),
+        ("Deployment", "chat-llm-7c9-x1234", False),
+        ("StatefulSet", "chat-0", True),
+        ("StatefulSet", "chat-llm-0", False),
+        ("LeaderWorkerSet", "chat-0-1", True),
+    ],
+)
+def test_a_replica_is_known_by_the_name_that_its_workload_gives(kind, pod, is_ours):
+    assert is_replica_of(TargetRef(kind, "chat", None), pod) is is_ours
+
+
+RUN = {"startedAt": "2026-03-01T00:10:00Z", "endedAt": "2026-03-01T00:30:00Z"}
+
+
+def moments(*values: float | None) -> list[dict[str, Any]]:
+    return [{"at": f"2026-03-01T00:{5 * at:02}:00Z", "waiting": each} for at, each in enumerate(values)]
+
+
+def test_a_gap_in_the_figures_is_a_gap_in_the_line():
+    drawn = plot("waiting", moments(1, 2, None, 3, 4, 5, None, 6, None), RUN)
+
+    lines = re.findall(r'points="([^"]*)"', drawn)
+    assert [len(each.split()) for each in lines] == [2, 3]
+    assert drawn.count('<circle class="dot"') == 1
+    assert "3 of 9 moments without a figure" in drawn
+
+
+def test_a_figure_that_nobody_told_is_said_to_be_none():
+    assert "no figure at any moment" in plot("waiting", moments(None, None), RUN)
+
+
+@pytest.mark.parametrize("values", [(0.0,), (0.0, 0.0), (7.0,)])
+def test_a_line_is_drawn_within_its_plot(values):
+    drawn = plot("waiting", moments(*values), {**RUN, "endedAt": None})
+
+    points = [each.split(",") for line in re.findall(r'points="([^"]*)"', drawn) for each in line.split()]
+    dots = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)
+    assert len(points) + len(dots) == len(values)
+    assert all(44 <= float(x) <= 374 and 8 <= float(y) <= 118 for x, y in [*points, *dots])
+
+
+class Checked(HTMLParser):
+    """A page whose elements must close in order, and that may fetch nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        assert tag not in {"script", "link", "img", "iframe"}
+        assert not {"src", "href", "onclick", "xlink:href"} & named.keys()
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in {"rect", "path", "polyline", "circle"}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_has_every_plot_fetches_nothing_and_quotes_no_markup(kvmedic):
+    told = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
+    many = [
+        figures_at(replace(an_observation(Replica()), at=NOW - timedelta(minutes=m)), 30.0)
+        for m in (25, 20, 5)
+    ]
+    told["series"] = {"source": "default", "windowSeconds": 120.0, "moments": many}
+    told["decisions"] = ["<script>alert(1)</script>"]
+
+    page = report_as_page(told)
+
+    checked = Checked()
+    checked.feed(page)
+    assert checked.open == []
+    assert page.count("<svg") == len(SERIES)
+    assert "<script>alert(1)</script>" in "".join(checked.text)
+    assert "prefers-color-scheme: dark" in page
+    assert "url(" not in page
+    assert "http" not in page
+
+
+def test_a_page_without_figures_over_time_says_why(kvmedic, tmp_path):
+    file = tmp_path / "report.html"
+
+    assert kvmedic("report", "calm", "-o", str(file), *NOWHERE).exit_code == 0
+    assert "cannot be reached" in file.read_text()
