@@ -107,6 +107,15 @@ image: wheels ## Build the operator's image (IMAGE=, BASE=) with docker, podman 
 	elif command -v buildah >/dev/null; then buildah bud "$$@"; \
 	else echo "make image needs a Docker engine, podman or buildah"; exit 1; fi
 
+RELEASE := build/release
+.PHONY: release
+release: setup ## Build wheel, sdist, chart, manifests and checksums into build/release; nothing is pushed
+	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) build/venv/bin/uv build -q --out-dir $(RELEASE)
+	@rm -f $(RELEASE)/.gitignore
+	$(PY) -m lab.release $(RELEASE)
+	@cd $(RELEASE) && sha256sum -- * | tee ../SHA256SUMS && mv ../SHA256SUMS .
+
 GPUS ?= 8
 .PHONY: lab-up
 lab-up: setup ## Bring up a real Kubernetes cluster (kind with Docker, else natively as root); GPUS=8

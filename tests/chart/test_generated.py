@@ -14,7 +14,7 @@ from chart.rendering import Object, Rendered, kustomize, pod_of, render
 from kvmedic.kube.installations import SERVES
 from kvmedic.manifests.trial_pod import PRIORITY_CLASS
 from kvmedic.model import plan
-from kvmedic.settings import LeadershipOptions, ProcessOptions, StormOptions
+from kvmedic.settings import LeadershipOptions, ProcessOptions, StormOptions, load_settings
 
 PARTS = {"frame", "evidence", "gate", "record", "leadership"}
 
@@ -233,6 +233,38 @@ def test_a_component_of_the_kustomization_adds_the_same(tmp_path, component, add
     assert binding["subjects"] == made["ClusterRoleBinding", "kvmedic"]["subjects"]
     (container,) = pod_of(made)["containers"]
     assert not variable or {"name": variable, "value": "true"} in container["env"]
+
+
+@pytest.mark.light
+def test_the_component_for_some_namespaces_binds_the_same_rules_there_alone(tmp_path, monkeypatch):
+    plain, made = kustomize(), with_component(tmp_path, "namespaced")
+
+    everywhere, binding = ("ClusterRoleBinding", "kvmedic"), made["RoleBinding", "kvmedic"]
+    (container,) = pod_of(made)["containers"]
+    (watch,) = (each["value"] for each in container["env"] if each["name"] == "KVMEDIC_PROCESS__WATCH")
+    monkeypatch.setenv("KVMEDIC_PROCESS__WATCH", watch)
+    assert plain.keys() - made.keys() == {everywhere}
+    assert load_settings().process.watch == (binding["metadata"]["namespace"],)
+    assert [binding[part] for part in ("roleRef", "subjects")] == [
+        plain[everywhere][part] for part in ("roleRef", "subjects")
+    ]
+    assert rules(made, "ClusterRole", "kvmedic") == table("watched")
+
+
+@pytest.mark.light
+def test_the_component_for_gitops_keeps_definitions_and_changes_nothing_else(tmp_path):
+    plain, made = kustomize(), with_component(tmp_path, "gitops")
+
+    for key, each in made.items():
+        marks = each["metadata"].pop("annotations", {})
+        wave = int(marks.get("argocd.argoproj.io/sync-wave", 0))
+        assert wave == {"Namespace": -2, "CustomResourceDefinition": -1}.get(key[0], 0)
+        if key[0] == "CustomResourceDefinition":
+            assert "Prune=false" in marks["argocd.argoproj.io/sync-options"]
+            assert marks["kustomize.toolkit.fluxcd.io/prune"] == "disabled"
+    for each in plain.values():
+        each["metadata"].pop("annotations", None)
+    assert made == plain
 
 
 @pytest.mark.light
