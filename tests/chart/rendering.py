@@ -48,6 +48,13 @@ def render(values: Values | None = None, release: str = RELEASE, namespace: str 
     return objects(done.stdout)
 
 
+def hook(values: Values | None = None) -> Object:
+    """The pod that `helm test` makes."""
+    where = ["--namespace", NAMESPACE, "--kube-version", KUBERNETES]
+    argv = ["template", RELEASE, str(CHART), *where, "--show-only", "templates/tests/acts.yaml"]
+    return dict(yaml.safe_load(helm(argv, values or {}).stdout))
+
+
 def refusal(values: Values) -> str:
     """What helm says when it does not take the values."""
     done = template(values)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chart.generated import CHART, NAMESPACE, ROOT, Grant, Permission, permissions
-from chart.rendering import RELEASE, Values, helm, kustomize, pod_of, render
+from chart.rendering import RELEASE, Values, helm, hook, kustomize, pod_of, render
 from chart.test_configuration import EVERYTHING
 from lab.cluster.api import ApiError, until
 from lab.cluster.light import LightCluster
@@ -75,6 +75,13 @@ def try_out(cluster: LightCluster, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "every source option"])
 def test_the_pod_passes_the_restricted_level(cluster, values):
     try_out(cluster, pod(values))
+
+
+def test_the_pod_of_helm_test_passes_it_too(cluster):
+    made = hook()
+    made["spec"]["serviceAccountName"] = "default"
+
+    try_out(cluster, made)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from chart.generated import CHART
-from chart.rendering import Object, Rendered, Values, configuration, helm, kustomize, pod_of, render
+from chart.rendering import Object, Rendered, Values, configuration, helm, hook, kustomize, pod_of, render
 
 pytestmark = pytest.mark.light
 
@@ -214,7 +214,11 @@ def test_a_network_policy_limits_egress_only_when_told_to_what():
     assert policy()["policyTypes"] == ["Ingress"]
     assert policy(egress=everywhere)["policyTypes"] == ["Ingress", "Egress"]
     assert policy(egress=everywhere)["egress"] == everywhere
-    assert policy(metricsFrom=scraper)["ingress"][0]["from"] == scraper
+    named, tests = policy(metricsFrom=scraper)["ingress"]
+    assert named["from"] == scraper
+    assert tests["ports"] == named["ports"]
+    (let_in,) = tests["from"]
+    assert let_in["podSelector"]["matchLabels"].items() <= hook()["metadata"]["labels"].items()
 
 
 def test_the_operator_is_told_which_namespaces_to_watch():

@@ -14,7 +14,7 @@ while len(acting) < shards and time.monotonic() < end:
         acting.update(re.findall(r'^kvmedic_leading\{shard="(\d+)"\} 1(?:\.0)?$', page, re.MULTILINE))
         problem = "no process holds the Lease: look at the logs of the operator's pods"
     except OSError as error:
-        problem = f"{url} does not answer ({error}): look at the operator's pods, and let this pod in (networkPolicy.metricsFrom)"
+        problem = f"{url} does not answer ({error}): look at the operator's pods, and at network policies"
     if len(acting) < shards:
         time.sleep(0.5)
 if len(acting) < shards:

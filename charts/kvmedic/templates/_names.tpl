@@ -14,6 +14,12 @@ app.kubernetes.io/name: kvmedic
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{/* Of the pod of `helm test`: not the operator's own name, whose Service must not lead there. */}}
+{{- define "kvmedic.testLabels" -}}
+app.kubernetes.io/name: kvmedic-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
 {{/* Labels of an object that has none of its own. */}}
 {{- define "kvmedic.labels" -}}
 {{ include "kvmedic.labelsAnd" (list . "" dict) }}
