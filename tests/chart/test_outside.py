@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from lupa import lua51
 
 from chart.generated import ROOT
 from kvmedic.cli.app import SUBCOMMANDS
@@ -24,7 +25,6 @@ Object = dict[str, Any]
 
 def run(script: str, resource: Object) -> Any:
     """What a script returns for an object, by the Lua version that Argo CD embeds; nothing else is there."""
-    lua51 = pytest.importorskip("lupa.lua51", reason="make setup installs it")
     lua = lua51.LuaRuntime(unpack_returned_tuples=True, register_eval=False, register_builtins=False)
     for name in ("os", "io", "require", "package", "python"):
         lua.globals()[name] = None
