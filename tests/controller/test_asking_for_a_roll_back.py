@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from lab.cluster.toolchain import Tool, binary
+from worlds.command_line import kvmedic
 from worlds.world import Eye
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "roll-back-by-hand.md").read_text()
@@ -33,7 +34,7 @@ def test_a_suspended_run_is_taken_back_when_a_person_asks_for_it(a_world):
     with Eye(world.cluster, world.namespace, 2) as eye:
         world.start()
         world.wait(lambda: world.args()[2] == "--max-num-seqs=14", 30, "the change is on its way")
-        world.kubectl("patch", "kvr", "llm", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        assert kvmedic(world, "suspend", "llm").returncode == 0
         type_in(world, commands(world.namespace))
         world.wait(world.is_closed, 60, "the run closes")
 

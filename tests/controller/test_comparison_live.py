@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from worlds.command_line import kvmedic
 from worlds.phases import BESIDE, PATIENCE_SECONDS, Phase, drained, is_comparing, reach
 from worlds.replacing import names
 from worlds.world import Eye, World
@@ -101,7 +102,8 @@ def test_a_person_lets_the_walk_go_on(a_world):
     world = a_world(replicas=2, spec=BESIDE)
 
     reach(world, Phase.COMPARE)
-    world.kubectl("annotate", "kvr", "llm", f"kvmedic.io/keep={world.status()['run']['id']}")
+    asked = kvmedic(world, "keep", "llm")
+    assert asked.returncode == 0, asked.stderr
     world.wait(lambda: bool(drained(world)) or world.is_closed(), 8, "the walk goes on at once")
     world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
 
@@ -114,7 +116,8 @@ def test_a_person_has_the_first_new_replica_taken_back(a_world):
     before, old = world.deployment()["spec"], names(world)
 
     reach(world, Phase.COMPARE)
-    world.kubectl("annotate", "kvr", "llm", f"kvmedic.io/rollback={world.status()['run']['id']}")
+    asked = kvmedic(world, "rollback", "llm")
+    assert asked.returncode == 0, asked.stderr
     world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
 
     assert world.outcomes() == ["RolledBackByHand"]
