@@ -176,7 +176,7 @@ def test_rights_come_with_every_verb_and_only_where_they_are_switched_on(only, b
     on = rules(made, kind, "kvmedic")
     assert [rule for rule in on if rule not in off] == ordered(added)
     assert [rule for rule in off if rule not in on] == []
-    assert on == table("watched", ("", *rows))
+    assert on == ordered([*table("watched", ("", *rows)), *(table("each") if only else [])])
     assert rules(made, "Role", "kvmedic-own") == table("own")
     assert may_run_commands(made) == (added == [EXEC])
 
