@@ -92,14 +92,14 @@ def draw_day(path: Path) -> None:
     """Draw what each rule loses to the best setting of each hour."""
     mixes: dict[str, dict[str, float]] = {}
     for line in _rows(path):
-        if " h: the pool holds" in line:
+        if ": the pool holds" in line:
             found = mixes.setdefault(line.partition(",")[0], {})
-        elif row := re.match(r"(no cap|only lowered|both ways)\s+\d+\s+(-?[\d.]+)%", line):
+        elif row := re.match(r"(no cap|only lowered|both ways(?:, from \d+)?)\s+\d+\s+(-?[\d.]+)%", line):
             found[row[1]] = float(row[2])
-    figure, panels = plt.subplots(1, len(mixes), figsize=(7.2, 2.2), sharey=True)
+    figure, panels = plt.subplots(1, len(mixes), figsize=(7.2, 2.4), sharey=True)
     for axes, (mix, losses) in zip(panels, mixes.items(), strict=True):
         names, values = list(losses), list(losses.values())
-        axes.barh(names, values, 0.6, color=[OTHER, BAD, GOOD])
+        axes.barh(names, values, 0.6, color=[OTHER, BAD, GOOD, GOOD][: len(names)])
         for each, value in enumerate(values):
             axes.text(value + 0.5, each, f"{value:.1f} %", va="center")
         axes.set_xlim(0, 75)
