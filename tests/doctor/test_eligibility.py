@@ -250,6 +250,20 @@ async def test_a_rollout_under_way_counts_only_where_the_next_examination_sees_o
     assert [each.status for each in told if each] == [Truth.FALSE, Truth.TRUE]
 
 
+async def test_a_source_that_stays_silent_does_not_hide_what_keeps_a_change_from_beginning() -> None:
+    town = Namespace(ROLLING)
+    examiner = Examiner(Office().ask, TargetSurroundings(town))
+    silent = Inconclusive(Reason.SOURCE_UNAVAILABLE, "Prometheus does not answer")
+
+    first = await looked(examiner, town, diagnosis=silent)
+    later = await looked(examiner, town, first, NOW + MINUTE, silent)
+
+    assert condition_of(first) is None
+    told = condition_of(later)
+    assert told is not None
+    assert (told.status, told.reason) == (Truth.FALSE, Reason.NOT_ELIGIBLE)
+
+
 def a_node(gpus: int) -> dict[str, Any]:
     return {
         **an_object("v1", "Node", "gpu-01"),

@@ -152,7 +152,7 @@ class Examiner:
         """Return the record with what an examination came to; equal to the old one where that is the same."""
         last = self._visits.get(resource.uid)
         reasons = {each.reason for each in found.failed}
-        is_new = last is None or last.claim is not None or now - last.at < EVERY
+        is_new = last is None or last.claim is not None or now - last.at < last.again_after
         may_pass = is_new and bool(reasons) and reasons <= PASSING and not _is_failing(record)
         claim = None if may_pass else claim_of(found)
         lacks_metrics = any(each.name is Topic.METRICS for each in (*found.failed, *found.unknown))
