@@ -23,14 +23,30 @@ build/venv/.done: requirements-dev.lock tests/lab/setup.sh
 lock: setup ## Resolve the Python requirements anew
 	build/venv/bin/uv pip compile pyproject.toml --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements.lock
 	build/venv/bin/uv pip compile pyproject.toml --group dev --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements-dev.lock
+	build/venv/bin/uv pip compile --group pyproject.toml:docs --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements-docs.lock
 
 .PHONY: fmt
 fmt: setup ## Format the code
 	build/venv/bin/ruff format operator tests
 	build/venv/bin/ruff check --fix-only -q operator tests
 
+DOCS := build/docs
+$(DOCS)/.done: requirements-docs.lock build/venv/.done
+	build/venv/bin/uv venv -q --clear --python $(PY) $(DOCS)
+	build/venv/bin/uv pip install -q --require-hashes -r requirements-docs.lock --python $(DOCS)/bin/python
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS)/.done ## Build the documentation into build/site; fails on a broken link and on a page outside the navigation
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+	@echo "docs: build/site/index.html; to search too: python3 -m http.server -d build/site"
+
+.PHONY: words
+words: setup ## Count the words of the documentation, and list the longest pages
+	@$(PY) -m documentation.words
+
 .PHONY: check
-check: setup ## Format, lint, types, import contracts, generated files
+check: setup docs ## Format, lint, types, import contracts, generated files, documentation
 	build/venv/bin/ruff format --check operator tests
 	build/venv/bin/ruff check operator tests
 	build/venv/bin/mypy
