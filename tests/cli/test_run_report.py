@@ -9,20 +9,22 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
+from math import exp
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builders import Replica, an_observation, without
-from kvmedic.cli.live.past_figures import SERIES, figures_at, is_replica_of
-from kvmedic.cli.live.report_page import plot, report_as_page
+from kvmedic.cli.live.past_figures import SERIES, Asked, figures_at, is_replica_of, tell_sides
+from kvmedic.cli.live.report_page import PLOTS, plot, report_as_page
 from kvmedic.cli.live.report_text import by_period
-from kvmedic.model.evidence import Absence, Missing, Signal
+from kvmedic.model.evidence import Absence, Missing, Observation, Signal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Cost, Shift, Summary
 from kvmedic.model.spec import TargetRef
 from kvmedic.model.status import ClosedRun
+from kvmedic.verdict.counts import Limits
 from run_builder import NOW
 from worlds.api_double import CALM, CommandLine, a_command_line, a_resource, walking
 
@@ -181,7 +183,7 @@ def test_markdown_has_every_part_and_no_cell_breaks_a_table(kvmedic, tmp_path):
 
 
 def test_a_moment_has_the_figures_that_a_verdict_would_read():
-    told = figures_at(an_observation(Replica(), Replica()), 30.0)
+    told = figures_at(an_observation(Replica(), Replica()), Limits())
 
     assert told.keys() == {"at", "why", *SERIES}
     assert (told["replicas"], told["running"], told["waiting"]) == (2, 45.6, 18.4)
@@ -201,17 +203,86 @@ def test_a_moment_has_the_figures_that_a_verdict_would_read():
 def test_what_no_replica_tells_is_a_gap_with_its_reason(signal, known, gap):
     silent = without(Replica().readings(), signal, Missing(Absence.NO_SERIES))
 
-    told = figures_at(an_observation(silent, silent), 30.0)
+    told = figures_at(an_observation(silent, silent), Limits())
 
     assert told[known] is not None
     assert told[gap] is None
     assert told["why"]
 
 
+def test_requests_that_wait_are_silent_seconds_of_those_that_come():
+    told = figures_at(an_observation(Replica(finished=300, waiting_mean=6.0)), Limits())
+    nobody = figures_at(an_observation(Replica(finished=300, in_flight_change=-300)), Limits())
+
+    assert told["silentSecondsPerRequest"] == pytest.approx(6.0)
+    assert (nobody["servedInTime"] is None, nobody["silentSecondsPerRequest"]) == (False, None)
+
+
+CHAT = TargetRef("Deployment", "chat", None)
+BEGAN = NOW - timedelta(minutes=10)
+ASKED = Asked(NOW - timedelta(minutes=30), NOW, BEGAN, is_taken_back=False)
+
+
+def a_look(minutes_ago: float, **replicas: Replica) -> Observation:
+    pods = {name.replace("_", "-"): each.readings() for name, each in replicas.items()}
+    return replace(an_observation(), at=NOW - timedelta(minutes=minutes_ago), pods=pods)
+
+
+def test_the_pods_of_a_new_replica_set_are_new_also_where_one_from_before_runs_again():
+    earlier, before = a_look(20, chat_9c9_aaaaa=Replica()), a_look(12, chat_7c9_aaaaa=Replica())
+    silent = a_look(11)
+    during = a_look(4, chat_7c9_aaaaa=Replica(), chat_9c9_bbbbb=Replica())
+
+    is_new = tell_sides(CHAT, [earlier, before, silent, during], ASKED)
+    unknown = tell_sides(CHAT, [silent, during], ASKED)
+
+    assert not isinstance(is_new, str)
+    assert [is_new(name, during) for name in during.pods] == [False, True]
+    assert unknown == "no replica told its figures before the run"
+
+
+@pytest.mark.parametrize("target", [TargetRef("StatefulSet", "chat", None), replace(CHAT, name="c" * 50)])
+def test_replicas_whose_names_say_nothing_are_new_by_their_start(target):
+    started = {1: BEGAN + timedelta(minutes=1), 0: BEGAN - timedelta(hours=1)}
+    look = a_look(0, **{f"chat_{at}": Replica(started_at=when) for at, when in started.items()})
+    gone = without(Replica().readings(), Signal.STARTED_SECONDS, Missing(Absence.NO_SERIES))
+    look = replace(look, pods={**look.pods, "chat-2": gone})
+
+    is_new = tell_sides(target, [look], ASKED)
+    taken_back = tell_sides(target, [look], replace(ASKED, is_taken_back=True))
+
+    assert not isinstance(is_new, str)
+    assert {name: is_new(name, look) for name in look.pods} == {
+        "chat-0": False,
+        "chat-1": True,
+        "chat-2": None,
+    }
+    assert taken_back == "its replicas keep their names, and the change was taken back"
+
+
+def test_new_replicas_stand_beside_old_ones_without_those_that_start_and_without_a_guess():
+    smooth = Replica(finished=30, stalls=0, waiting_mean=0)
+    late = Replica(finished=30, stalls=30, stall_seconds=4.0, waiting_mean=0)
+    starting = replace(late, started_at=NOW - timedelta(seconds=100))
+    look = a_look(0, chat_9c9_aaaaa=smooth, chat_9c9_bbbbb=starting, chat_7c9_aaaaa=late)
+    unread = without(late.readings(), Signal.WAITING_AT_END, Missing(Absence.NO_SERIES))
+
+    told = figures_at(look, Limits(), lambda name, _: "9c9" in name)
+    gap = figures_at(
+        replace(look, pods={**look.pods, "chat-7c9-aaaaa": unread}), Limits(), lambda name, _: "9c9" in name
+    )
+    unknown = figures_at(look, Limits())
+
+    assert told["servedInTimeOfNew"] == pytest.approx(30.5 / 31, abs=1e-3)
+    assert told["servedInTimeOfOld"] == pytest.approx(30.5 / 31 * exp(-1), abs=1e-3)
+    assert (gap["servedInTimeOfNew"], gap["servedInTimeOfOld"]) == (told["servedInTimeOfNew"], None)
+    assert (unknown["servedInTimeOfNew"], unknown["servedInTimeOfOld"]) == (None, None)
+
+
 def test_part_of_a_sum_is_no_sum():
     silent = without(Replica().readings(), Signal.WAITING_MEAN, Missing(Absence.NO_SERIES))
 
-    told = figures_at(an_observation(Replica(), silent), 30.0)
+    told = figures_at(an_observation(Replica(), silent), Limits())
 
     assert (told["replicas"], told["waiting"]) == (2, None)
 
@@ -240,6 +311,7 @@ def test_a_replica_is_known_by_the_name_that_its_workload_gives(kind, pod, is_ou
     assert is_replica_of(TargetRef(kind, "chat", None), pod) is is_ours
 
 
+WAITING = (("waiting", ""),)
 RUN = {"startedAt": "2026-03-01T00:10:00Z", "endedAt": "2026-03-01T00:30:00Z"}
 
 
@@ -248,21 +320,40 @@ def moments(*values: float | None) -> list[dict[str, Any]]:
 
 
 def test_a_gap_in_the_figures_is_a_gap_in_the_line():
-    drawn = plot("waiting", moments(1, 2, None, 3, 4, 5, None, 6, None), RUN)
+    drawn = plot("Waiting", WAITING, moments(1, 2, None, 3, 4, 5, None, 6, None), RUN)
 
     lines = re.findall(r'points="([^"]*)"', drawn)
     assert [len(each.split()) for each in lines] == [2, 3]
-    assert drawn.count('<circle class="dot"') == 1
+    assert drawn.count('<circle class="first dot"') == 1
     assert "3 of 9 moments without a figure" in drawn
 
 
+def test_two_lines_are_told_apart_without_their_colour_and_share_one_scale():
+    both = [{**each, "running": at} for each, at in zip(moments(1, 2, None), (8.0, 4.0, 6.0), strict=True)]
+
+    drawn = plot("Requests", (("running", "running"), ("waiting", "waiting")), both, RUN)
+    alone = plot(
+        "Requests",
+        (("waiting", "waiting"), ("running", "running")),
+        [{**each, "waiting": None} for each in both],
+        RUN,
+    )
+
+    assert re.findall(r'<polyline class="(\w+) data"', drawn) == ["first", "second"]
+    assert '<span class="second key">waiting</span>' in drawn
+    assert "running from 4 to 8, at last 6; 0 of 3 moments without a figure; waiting from 1 to 2" in drawn
+    assert ">8</text>" in drawn
+    assert "no figure at any moment" in alone
+    assert "<svg" not in alone
+
+
 def test_a_figure_that_nobody_told_is_said_to_be_none():
-    assert "no figure at any moment" in plot("waiting", moments(None, None), RUN)
+    assert "no figure at any moment" in plot("Waiting", WAITING, moments(None, None), RUN)
 
 
 @pytest.mark.parametrize("values", [(0.0,), (0.0, 0.0), (7.0,)])
 def test_a_line_is_drawn_within_its_plot(values):
-    drawn = plot("waiting", moments(*values), {**RUN, "endedAt": None})
+    drawn = plot("Waiting", WAITING, moments(*values), {**RUN, "endedAt": None})
 
     points = [each.split(",") for line in re.findall(r'points="([^"]*)"', drawn) for each in line.split()]
     dots = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)
@@ -298,7 +389,7 @@ class Checked(HTMLParser):
 def test_the_page_has_every_plot_fetches_nothing_and_quotes_no_markup(kvmedic):
     told = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
     many = [
-        figures_at(replace(an_observation(Replica()), at=NOW - timedelta(minutes=m)), 30.0)
+        figures_at(replace(an_observation(Replica()), at=NOW - timedelta(minutes=m)), Limits())
         for m in (25, 20, 5)
     ]
     told["series"] = {"source": "default", "windowSeconds": 120.0, "moments": many}
@@ -309,7 +400,7 @@ def test_the_page_has_every_plot_fetches_nothing_and_quotes_no_markup(kvmedic):
     checked = Checked()
     checked.feed(page)
     assert checked.open == []
-    assert page.count("<svg") == len(SERIES)
+    assert page.count("<svg") == len(PLOTS) - 1  # nobody says which replicas were new
     assert "<script>alert(1)</script>" in "".join(checked.text)
     assert "prefers-color-scheme: dark" in page
     assert "url(" not in page

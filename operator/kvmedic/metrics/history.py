@@ -171,13 +171,13 @@ def is_named_after(deployment: str, pod: str) -> bool:
     Where the API server cuts the name, what is left of the Deployment's has to do.
     """
     kept = f"{deployment}-"[:PREFIX_LENGTH]
-    if len(kept) + _HASH > PREFIX_LENGTH:
+    if len(kept) + HASH_LENGTH > PREFIX_LENGTH:
         return pod.startswith(kept)
-    made = rf"{re.escape(kept)}[bcdfghjklmnpqrstvwxz2-9]{{1,{_HASH}}}-[a-z0-9]{{{RANDOM_LENGTH}}}"
+    made = rf"{re.escape(kept)}[bcdfghjklmnpqrstvwxz2-9]{{1,{HASH_LENGTH}}}-[a-z0-9]{{{RANDOM_LENGTH}}}"
     return re.fullmatch(made, pod) is not None
 
 
-_HASH = 10
+HASH_LENGTH = 10
 """Characters of a pod template's hash, at most: those of a 32-bit number."""
 
 

@@ -7,14 +7,16 @@ that allows no figure has none, and says why: a gap stays a gap.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from math import isfinite
+from typing import Any, TypeAlias
 
 from kvmedic.engines import VOCABULARIES
-from kvmedic.metrics.history import is_named_after
+from kvmedic.metrics.history import HASH_LENGTH, is_named_after
 from kvmedic.metrics.prometheus import PrometheusClient
+from kvmedic.metrics.readings import PREFIX_LENGTH, RANDOM_LENGTH
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.evidence import Inconclusive, Look, LookSeries, Observation, Signal
@@ -23,7 +25,13 @@ from kvmedic.model.readings import number_or_none
 from kvmedic.model.spec import Policy, TargetRef
 from kvmedic.settings import Settings
 from kvmedic.verdict.baseline import NEEDED, baseline_of
-from kvmedic.verdict.served_in_time import first_token_limit
+from kvmedic.verdict.counts import Counts, Limits, count_replica
+from kvmedic.verdict.served_in_time import (
+    FirstTokens,
+    served_in_time,
+    silent_seconds,
+    stalls_per_request,
+)
 
 WINDOW = timedelta(minutes=2)
 """Of each look: eight scrapes at the usual 15 s, and short enough to show a rollout's waves."""
@@ -36,6 +44,9 @@ SERIES = (
     "replicas",
     "servedInTime",
     "servedInTimePerSecond",
+    "servedInTimeOfNew",
+    "servedInTimeOfOld",
+    "silentSecondsPerRequest",
     "stallsPerRequest",
     "timeToFirstTokenP95Seconds",
     "preemptionsPerSecond",
@@ -55,6 +66,8 @@ class PastFigures:
     """Each with `at`, every one of `SERIES` (None: not known) and `why` it is not."""
     trouble: str = ""
     """Why there are none; empty where there are."""
+    sides_trouble: str = ""
+    """Why it is not known which replicas had the new setting; empty where it is."""
 
     def describe_series(self) -> dict[str, Any] | None:
         """Return them for a program; None where there are none."""
@@ -67,11 +80,25 @@ class PastFigures:
         }
 
 
-async def read_figures(
-    settings: Settings, namespace: str, policy: Policy, stretch: tuple[datetime, datetime]
-) -> PastFigures:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Of which run the figures are asked."""
+
+    first: datetime
+    last: datetime
+    began: datetime
+    """When the run did."""
+    is_taken_back: bool
+    """Its change is not on the fleet any more, or is on its way back."""
+
+
+IsNew: TypeAlias = Callable[[str, Observation], bool | None]
+"""Whether a replica, by its name and a look at it, has the setting that the run brought; None: not known."""
+
+
+async def read_figures(settings: Settings, namespace: str, policy: Policy, asked: Asked) -> PastFigures:
     """Return the figures of a target's replicas over a stretch of time; never raises for a silent source."""
-    name, (first, last) = policy.source, stretch
+    name, (first, last) = policy.source, (asked.first, asked.last)
     options = settings.sources.get(name)
     if options is None:
         return PastFigures(name, (), f"no metrics source is named {name}: give --prometheus URL")
@@ -92,8 +119,10 @@ async def read_figures(
             return PastFigures(name, (), now.trouble)
     finally:
         now.close()
-    limit = first_token_limit(policy.objectives)
-    return PastFigures(name, tuple(figures_at(each, limit) for each in looks))
+    limits, sides = Limits(policy.objectives), tell_sides(policy.target, looks, asked)
+    is_new = None if isinstance(sides, str) else sides
+    moments = tuple(figures_at(each, limits, is_new) for each in looks)
+    return PastFigures(name, moments, sides_trouble=sides if isinstance(sides, str) else "")
 
 
 async def _replicas(
@@ -120,16 +149,48 @@ def is_replica_of(target: TargetRef, pod: str) -> bool:
     return re.fullmatch(rf"{re.escape(target.name)}-\d+(-\d+)?", pod) is not None
 
 
-def figures_at(look: Observation, limit_seconds: float) -> dict[str, Any]:
+def tell_sides(target: TargetRef, looks: Sequence[Observation], asked: Asked) -> IsNew | str:
+    """Return how a replica of the new setting is known from one of the old, or why it is not.
+
+    A ReplicaSet gives its name to its pods: new are those of one that had none in the last look before the
+    run. Replicas that keep their names are new once their engine was started within the run, which says
+    nothing where the old setting came back in the same way.
+    """
+    if target.kind == DEPLOYMENT and len(target.name) + 1 + HASH_LENGTH <= PREFIX_LENGTH:
+        earlier = (_names_in(each) for each in looks if each.at <= asked.began)
+        before = next((names for names in reversed([*earlier]) if names), [])
+        known = {_replica_set(each) for each in before}
+        if not known:
+            return "no replica told its figures before the run"
+        return lambda name, _: _replica_set(name) not in known
+    if asked.is_taken_back:
+        return "its replicas keep their names, and the change was taken back"
+    began = asked.began.timestamp()
+    return lambda name, seen: None if (at := _started(name, seen)) is None else at >= began
+
+
+def _replica_set(pod: str) -> str:
+    return pod[: -RANDOM_LENGTH - 1]
+
+
+def _started(name: str, seen: Observation) -> float | None:
+    return number_or_none(seen.pods[name], Signal.STARTED_SECONDS)
+
+
+def _names_in(look: Observation) -> list[str]:
+    """Return the replicas that told anything."""
+    return [name for name, each in look.pods.items() if number_or_none(each, Signal.RUNNING_MEAN) is not None]
+
+
+def figures_at(look: Observation, limits: Limits, is_new: IsNew | None = None) -> dict[str, Any]:
     """Return the figures of one moment, of the replicas that told anything then.
 
     Args:
         look: at the replicas.
-        limit_seconds: up to how late a first token is in time.
+        limits: what is in time.
+        is_new: which replicas have the new setting; None where it is not known.
     """
-    there = [
-        name for name, each in look.pods.items() if number_or_none(each, Signal.RUNNING_MEAN) is not None
-    ]
+    there = _names_in(look)
     found: dict[str, Any] = {"at": f"{look.at:%Y-%m-%dT%H:%M:%SZ}", **dict.fromkeys(SERIES), "why": None}
     found["replicas"] = len(there)
     if not there:
@@ -141,15 +202,46 @@ def figures_at(look: Observation, limit_seconds: float) -> dict[str, Any]:
         "kvCacheUsage": _mean(seen, Signal.KV_CACHE_USAGE_MEAN),
         "preemptionsPerSecond": _total(seen, Signal.PREEMPTIONS, 1 / look.window_seconds),
     }
-    figures = baseline_of(seen, 0, limit_seconds)
+    if is_new is not None:
+        sides = {name: is_new(name, look) for name in there}
+        for figure, side in (("servedInTimeOfNew", True), ("servedInTimeOfOld", False)):
+            found[figure] = _side_in_time(seen, [name for name in there if sides[name] is side], limits)
+    figures = baseline_of(seen, 0, limits.first_token_seconds)
     if isinstance(figures, Inconclusive):
         return {**found, "why": f"{figures.reason}: {figures.message}"}
+    silent = silent_seconds(figures.waiting_mean, figures.requests_per_second)
     return found | {
         "servedInTime": round(figures.in_time_share, 4),
         "servedInTimePerSecond": round(figures.served_in_time_per_second, 2),
+        "silentSecondsPerRequest": round(silent, 3) if isfinite(silent) else None,
         "stallsPerRequest": round(figures.stalls_per_request, 4),
         "timeToFirstTokenP95Seconds": round(figures.time_to_first_token_p95_seconds, 3),
     }
+
+
+def _side_in_time(seen: Observation, names: Iterable[str], limits: Limits) -> float | None:
+    """Return the share of a side's requests whose first token was in time and whose answer never hung.
+
+    Replicas beside others are few, so it is counted as a verdict counts them, without a least number of
+    requests. One that started within the look is left out, as its first answers are short.
+    """
+    begins = seen.at.timestamp() - seen.window_seconds
+    old_enough = sorted(name for name in names if (_started(name, seen) or 0.0) <= begins)
+    waiting, whole = 0.0, Counts()
+    for name in old_enough:
+        queue = number_or_none(seen.pods[name], Signal.WAITING_AT_END)
+        if queue is None:
+            return None
+        counted = count_replica(seen.pods[name], seen.window_seconds, limits, (queue, queue))
+        if not isinstance(counted, Counts):
+            return None
+        waiting, whole = waiting + queue, whole + counted
+    arrivals = whole.arrivals / seen.window_seconds
+    firsts = FirstTokens(whole.first_tokens, whole.in_time, whole.aborted, waiting, arrivals)
+    if not whole.finished or firsts.due(limits.first_token_seconds) < 1:
+        return None
+    stalls = stalls_per_request(whole.stalls, whole.tokens, whole.tokens / whole.finished)
+    return round(served_in_time(1.0, firsts.share_in_time(limits.first_token_seconds), stalls), 4)
 
 
 def _numbers(look: Observation, signal: Signal) -> Iterable[float | None]:

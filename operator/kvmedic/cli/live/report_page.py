@@ -11,24 +11,31 @@ from html import escape
 from string import Template
 from typing import Any
 
-from kvmedic.cli.live.past_figures import SERIES
 from kvmedic.cli.live.report_text import number_text
 
-TITLES = {
-    "replicas": "Replicas that told their figures",
-    "servedInTime": "Share of requests served in time",
-    "servedInTimePerSecond": "Tokens per second served in time, whole fleet",
-    "stallsPerRequest": "Stalls over 2 s per request",
-    "timeToFirstTokenP95Seconds": "Time to first token, p95, seconds",
-    "preemptionsPerSecond": "Preemptions per second, whole fleet",
-    "kvCacheUsage": "KV cache usage, mean of replicas (0-1)",
-    "running": "Running requests, whole fleet",
-    "waiting": "Waiting requests, whole fleet",
+PLOTS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "Replicas that told their figures": (("replicas", ""),),
+    "Share of requests served in time": (("servedInTime", ""),),
+    "Tokens per second served in time, whole fleet": (("servedInTimePerSecond", ""),),
+    "Share served in time that never hung, new setting beside old": (
+        ("servedInTimeOfNew", "new"),
+        ("servedInTimeOfOld", "old"),
+    ),
+    "Silent seconds per request, before the first token and while preempted": (
+        ("silentSecondsPerRequest", ""),
+    ),
+    "Stalls over 2 s per request": (("stallsPerRequest", ""),),
+    "Time to first token, p95, seconds": (("timeToFirstTokenP95Seconds", ""),),
+    "Preemptions per second, whole fleet": (("preemptionsPerSecond", ""),),
+    "KV cache usage, mean of replicas (0-1)": (("kvCacheUsage", ""),),
+    "Running and waiting requests, whole fleet": (("running", "running"), ("waiting", "waiting")),
 }
-"""What each plot shows, with its unit."""
+"""What each plot shows, with its unit: its lines, each by the name of its figure and what it is called."""
 WIDTH, HEIGHT = 380.0, 140.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 6.0, 8.0, 22.0
 """Room around a plot, in the units of its view box: for numbers at the left, for times below."""
+STYLES = ("first", "second")
+"""Of the lines of a plot: solid and dashed, in two colours."""
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -37,9 +44,9 @@ _PAGE = Template("""<!doctype html>
 <title>$title</title>
 <style>
 :root { color-scheme: light dark; --page: #ffffff; --text: #1b1f24; --soft: #57606a; --line: #d0d7de;
-  --data: #0b5fc0; --span: #0b5fc01f; --box: #f6f8fa; }
+  --data: #0b5fc0; --second: #9a4f00; --span: #0b5fc01f; --box: #f6f8fa; }
 @media (prefers-color-scheme: dark) { :root { --page: #0d1117; --text: #e6edf3; --soft: #9da7b1;
-  --line: #30363d; --data: #6cb6ff; --span: #6cb6ff2b; --box: #161b22; } }
+  --line: #30363d; --data: #6cb6ff; --second: #f0a45d; --span: #6cb6ff2b; --box: #161b22; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--page); color: var(--text);
   font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
@@ -49,6 +56,11 @@ figure { margin: 0; padding: .5rem; border: 1px solid var(--line); border-radius
 figcaption { color: var(--soft); font-size: .9rem; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
 .data { fill: none; stroke: var(--data); stroke-width: 2; } .dot { fill: var(--data); }
+.second.data { stroke: var(--second); stroke-dasharray: 6 3; } .second.dot { fill: var(--second); }
+.key { display: inline-block; margin-left: .75rem; white-space: nowrap; }
+.key::before { content: ""; display: inline-block; width: 1.5rem; margin-right: .35rem;
+  vertical-align: middle; border-top: 2px solid var(--data); }
+.second.key::before { border-top: 2px dashed var(--second); }
 .span { fill: var(--span); } .axis { stroke: var(--line); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
@@ -125,7 +137,7 @@ def _plots(facts: Mapping[str, Any]) -> str:
     series = facts["series"]
     if series is None:
         return _unknown(facts, "series")
-    figures = "".join(plot(name, series["moments"], facts["run"]) for name in SERIES)
+    figures = "".join(plot(title, lines, series["moments"], facts["run"]) for title, lines in PLOTS.items())
     note = (
         f"Each point is a look over {series['windowSeconds']:.0f} s, from source {series['source']}; times "
         "are UTC. The shaded part is the run. Where a line is broken no figure is known."
@@ -133,47 +145,79 @@ def _plots(facts: Mapping[str, Any]) -> str:
     return f'<p>{escape(note)}</p>\n<div class="plots">{figures}</div>'
 
 
-def plot(name: str, moments: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> str:
-    """Return one figure over time as SVG, with what it says in words for those who do not see it."""
-    times = [_seconds(each["at"]) for each in moments]
-    values: list[float | None] = [each[name] for each in moments]
-    known = [each for each in values if each is not None]
-    caption = f"<figcaption>{escape(TITLES[name])}</figcaption>"
-    if not known:
+def plot(
+    title: str, lines: Sequence[tuple[str, str]], moments: Sequence[Mapping[str, Any]], run: Mapping[str, Any]
+) -> str:
+    """Return figures over time as SVG, with what they say in words for those who do not see it.
+
+    Args:
+        title: what is shown, with its unit.
+        lines: the name of each figure, and what its line is called; without the first there is no plot.
+        moments: of the figures.
+        run: from when to when.
+    """
+    values: dict[str, list[float | None]] = {name: [each[name] for each in moments] for name, _ in lines}
+    known = [each for one in values.values() for each in one if each is not None]
+    keys = "".join(
+        f'<span class="{style} key">{label}</span>'
+        for (_, label), style in zip(lines, STYLES, strict=False)
+        if label
+    )
+    caption = f"<figcaption>{escape(title)}{keys}</figcaption>"
+    if all(each is None for each in values[lines[0][0]]):
         return f"<figure>{caption}<p>no figure at any moment</p></figure>"
     most = max(known) or 1.0
+    times = [_seconds(each["at"]) for each in moments]
     first, last = times[0], max(times[-1], times[0] + 1.0)
 
     def across(seconds: float) -> float:
         inner = WIDTH - LEFT - RIGHT
         return LEFT + inner * (min(max(seconds, first), last) - first) / (last - first)
 
-    def up(value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / most)
+    def up(value: float | None) -> float | None:
+        return None if value is None else TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / most)
 
+    strokes = "".join(
+        stroke
+        for one, style in zip(values.values(), STYLES, strict=False)
+        for stroke in _strokes([(across(t), up(v)) for t, v in zip(times, one, strict=True)], style)
+    )
     begin, end = across(_seconds(run["startedAt"])), across(_seconds(run["endedAt"] or moments[-1]["at"]))
-    told = (
-        f"{TITLES[name]}: from {number_text(min(known))} to {number_text(max(known))}, at last "
+    told = "; ".join(_in_words(label, values[name]) for name, label in lines)
+    return (
+        f'<figure>{caption}<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" '
+        f'aria-label="{escape(f"{title}: {told}")}">'
+        f"{_frame(begin, end, number_text(most), (moments[0]['at'], moments[-1]['at']))}{strokes}"
+        "</svg></figure>"
+    )
+
+
+def _in_words(label: str, values: Sequence[float | None]) -> str:
+    known = [each for each in values if each is not None]
+    name = f"{label} " if label else ""
+    if not known:
+        return f"{name}no figure at any moment"
+    return (
+        f"{name}from {number_text(min(known))} to {number_text(max(known))}, at last "
         f"{number_text(known[-1])}; {len(values) - len(known)} of {len(values)} moments without a figure"
     )
+
+
+def _frame(begin: float, end: float, most: str, times: tuple[str, str]) -> str:
+    """Return axes with their numbers, and the part that is the run, by where it begins and ends."""
     floor = HEIGHT - BOTTOM
     return (
-        f'<figure>{caption}<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(told)}">'
         f'<rect class="span" x="{begin:.1f}" y="{TOP:g}" width="{max(1.0, end - begin):.1f}" '
         f'height="{floor - TOP:g}"/>'
         f'<path class="axis" d="M{LEFT:g} {TOP:g}V{floor:g}H{WIDTH - RIGHT:g}" fill="none"/>'
-        f'<text x="{LEFT - 6:g}" y="{TOP + 10:g}" text-anchor="end">{number_text(most)}</text>'
+        f'<text x="{LEFT - 6:g}" y="{TOP + 10:g}" text-anchor="end">{most}</text>'
         f'<text x="{LEFT - 6:g}" y="{floor:g}" text-anchor="end">0</text>'
-        f'<text x="{LEFT:g}" y="{HEIGHT - 6:g}">{moments[0]["at"][11:16]}</text>'
-        f'<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 6:g}" text-anchor="end">{moments[-1]["at"][11:16]}</text>'
-        + "".join(
-            _strokes([(across(t), None if v is None else up(v)) for t, v in zip(times, values, strict=True)])
-        )
-        + "</svg></figure>"
+        f'<text x="{LEFT:g}" y="{HEIGHT - 6:g}">{times[0][11:16]}</text>'
+        f'<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 6:g}" text-anchor="end">{times[1][11:16]}</text>'
     )
 
 
-def _strokes(points: Sequence[tuple[float, float | None]]) -> Iterator[str]:
+def _strokes(points: Sequence[tuple[float, float | None]], style: str) -> Iterator[str]:
     """Yield a line for each stretch without a gap, and a dot for a moment that stands alone."""
     stretch: list[str] = []
     for x, y in (*points, (0.0, None)):
@@ -182,9 +226,9 @@ def _strokes(points: Sequence[tuple[float, float | None]]) -> Iterator[str]:
             continue
         if len(stretch) == 1:
             across, _, up = stretch[0].partition(",")
-            yield f'<circle class="dot" cx="{across}" cy="{up}" r="2.5"/>'
+            yield f'<circle class="{style} dot" cx="{across}" cy="{up}" r="2.5"/>'
         elif stretch:
-            yield f'<polyline class="data" points="{" ".join(stretch)}"/>'
+            yield f'<polyline class="{style} data" points="{" ".join(stretch)}"/>'
         stretch = []
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from kvmedic.cli.access import Name, finish_look, load_body, name_in, open_client
 from kvmedic.cli.app import REFUSED, USAGE, end_command
 from kvmedic.cli.live.history import NOT_KEPT, describe_cost, summary_for
-from kvmedic.cli.live.past_figures import PastFigures, read_figures
+from kvmedic.cli.live.past_figures import Asked, PastFigures, read_figures
 from kvmedic.cli.live.report_page import report_as_page
 from kvmedic.cli.live.report_text import report_as_markdown
 from kvmedic.cli.live.rows import whole_seconds
@@ -31,7 +31,7 @@ from kvmedic.kube.objects import EVENTS, JsonObject, moment, section
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.redaction import without_controls
-from kvmedic.model.run import Baseline, Run
+from kvmedic.model.run import Baseline, Run, StepState
 from kvmedic.model.status import ClosedRun, Record, Resource
 from kvmedic.record.store import resource_of
 from kvmedic.settings import Settings
@@ -117,7 +117,8 @@ async def gather(client: Client, settings: Settings, which: Name, run: str) -> d
     events = await _events(client, resource, stretch)
     figures = PastFigures("", (), "the spec cannot be followed, so no metrics source is known")
     if resource.policy is not None:
-        figures = await read_figures(settings, resource.namespace, resource.policy, stretch)
+        asked = Asked(*stretch, told_run.started_at, told_run.is_taken_back)
+        figures = await read_figures(settings, resource.namespace, resource.policy, asked)
     return facts_of(resource, told_run, events, figures, now)
 
 
@@ -136,6 +137,13 @@ class ToldRun:
     def ended_at(self) -> datetime | None:
         """Return when it ended; None: it is open."""
         return self.run.ended_at if isinstance(self.run, ClosedRun) else None
+
+    @property
+    def is_taken_back(self) -> bool:
+        """Return whether a change of it was taken back, or is being."""
+        if isinstance(self.run, ClosedRun):
+            return Trait.KEPT not in self.run.outcome.traits
+        return any(each.state in (StepState.ROLLING_BACK, StepState.REVERTED) for each in self.run.steps)
 
 
 def chosen_run(record: Record, wanted: str) -> ToldRun | Blocked:
@@ -198,6 +206,8 @@ def facts_of(
         "series": figures.trouble,
     }
     unknown = {field: why[field] for field in why if found[field] is None}
+    if figures.sides_trouble:
+        unknown["servedInTimeOfNew"] = figures.sides_trouble
     if isinstance(events, str) or not events:
         told_events = (
             events if isinstance(events, str) else "no Event of it is left; a cluster keeps them an hour"
