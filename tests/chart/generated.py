@@ -3,7 +3,8 @@
 `charts/kvmedic/files/permissions.yaml` gives `deploy/rbac.yaml` and the table of `docs/reference/rbac.md`,
 and `fence.yaml` beside it `deploy/fence.yaml`; `crds/` gives the chart's copy, because Helm cannot read
 outside a chart. `chart.values_reference` gives the chart's README, `chart.dashboards` its dashboards,
-`chart.metrics_reference` the page about metrics, `documentation.generated` what else follows from the code.
+`chart.metrics_reference` the page about metrics, `documentation.reference` those about commands and reasons,
+`documentation.generated` what else follows from the code.
 """
 
 import json
@@ -19,6 +20,7 @@ from chart.metrics_reference import PAGE as METRICS_PAGE
 from chart.metrics_reference import metrics_page
 from chart.values_reference import README, readme
 from documentation.generated import pages
+from documentation.reference import reference_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvmedic"
@@ -197,7 +199,7 @@ def wanted() -> dict[Path, str]:
         METRICS_PAGE: metrics_page(),
     }
     shown = {DASHBOARDS / name: text for name, text in dashboards().items()}
-    return {**own, **components, **shown, **copies, **pages()}
+    return {**own, **components, **shown, **copies, **pages(), **reference_pages()}
 
 
 def stale() -> list[Path]:
