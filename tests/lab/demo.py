@@ -8,12 +8,14 @@ terminal, plain lines with times everywhere else, and a table of before, during 
 import json
 import math
 import os
+import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -23,13 +25,13 @@ from rich.table import Table
 from rich.text import Text
 
 from lab.cluster.api import ApiError
-from lab.cluster.machine import ROOT, say
+from lab.cluster.machine import KUBECONFIG, ROOT, say
 from lab.cluster.native import choose
 from lab.play.figures import Figures
 from lab.play.files import names, read
 from lab.play.lanes import most_gpus
 from lab.play.result import Result
-from lab.play.schema import Engine, Scenario
+from lab.play.schema import FLEET, Engine, Scenario
 from lab.play.stage import stage
 from lab.play.story import ReplicaLine, Scene, View
 
@@ -293,6 +295,11 @@ def _wrapped(label: str, text: str) -> list[str]:
 OUT = ROOT / "build" / "demo"
 NAMESPACE = "serving"
 """Where the fleet stays afterwards, for a look."""
+KVMEDIC = (sys.executable, "-m", "kvmedic")
+NO_RUN = 3
+"""Exit code of `kvmedic report` where no run was made, as with a healthy fleet."""
+REPORT_SECONDS = 120.0
+"""For all looks at the run's half hour; two seconds where nothing else is busy."""
 
 
 def main() -> int:
@@ -308,6 +315,7 @@ def main() -> int:
             made.set(chosen, NAMESPACE, view) as play,
         ):
             result = play.run(OUT)
+            report = write_report(made.prometheus, OUT / "report.html")
     except KeyboardInterrupt:
         say("interrupted; the next `make demo` starts afresh, `make lab-down` removes everything")
         return 130
@@ -317,8 +325,36 @@ def main() -> int:
     summary = result.as_json() | {"seconds_in_all": round(time.time() - started, 1)}
     (OUT / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(table(result))
+    say(report.line)
     say("the fleet stays for a look (kubectl get kvr -A); `make lab-down` removes everything")
-    return 1 if result.missed else 0
+    return 1 if result.missed or not report.is_well else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of the report on the run that was played."""
+
+    is_well: bool
+    line: str
+
+
+def write_report(
+    prometheus: str, file: Path, kubeconfig: Path = KUBECONFIG, kvmedic: Sequence[str] = KVMEDIC
+) -> Written:
+    """Write the report by `kvmedic report`, while Prometheus is there; one of an earlier demo goes first."""
+    file.unlink(missing_ok=True)
+    argv = [*kvmedic, "report", FLEET, "-n", NAMESPACE, "--prometheus", prometheus, "-o", str(file)]
+    argv += ["--kubeconfig", str(kubeconfig)]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=REPORT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Written(False, f"ERROR: no report on the run: it was not made in {REPORT_SECONDS:g} s")
+    told = " ".join((done.stderr or done.stdout).split())
+    if done.returncode == NO_RUN:
+        return Written(True, f"no report: {told}")
+    if done.returncode != 0:
+        return Written(False, f"ERROR: no report on the run (exit code {done.returncode}): {told}")
+    return Written(True, f"the report on the run: {file}")
 
 
 def scenario(name: str, engine: str) -> Scenario:

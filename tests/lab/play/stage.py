@@ -59,6 +59,8 @@ class Stage:
     image: str
     exporter: Exporter
     registry: Registry
+    prometheus: str
+    """Its URL, from this machine as from pods."""
 
     @contextmanager
     def set(self, scenario: Scenario, namespace: str, view: View) -> Iterator[Play]:
@@ -138,7 +140,7 @@ def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterato
     ):
         prometheus.set_targets({exporter.address: LABELS})
         install(cluster, operator_values(prometheus.url))
-        yield Stage(cluster, image.reference, exporter, registry)
+        yield Stage(cluster, image.reference, exporter, registry, prometheus.url)
 
 
 def is_reachable(cluster: Cluster) -> bool:
