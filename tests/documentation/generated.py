@@ -1,6 +1,6 @@
 """The parts of the documentation that follow from the code, between markers; `chart.generated` writes them.
 
-* each runbook's decision table, from its branches;
+* each runbook's decision table, from its branches, and the table of levers;
 * docs/howto/when-it-refuses.md: every reason for which nothing is done, and what to type;
 * docs/images/overview.svg: the README's picture.
 """
@@ -14,7 +14,7 @@ from documentation.picture import picture
 from kvmedic.model.reasons import EXPLAIN, Reason, Trait, reasons_with
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Branch
-from kvmedic.runbooks.preemption.levers import Lever
+from kvmedic.runbooks.preemption.levers import LEVERS, Lever
 from worlds.complaints import COMPLAINTS, Complaint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +50,8 @@ def pages() -> dict[Path, str]:
         runbook_page(name): with_part(_text(runbook_page(name)), "decision table", decision_table(branches))
         for name, branches in RUNBOOKS.items()
     }
+    levers = runbook_page("PreemptionThrash")
+    found[levers] = with_part(found[levers], "levers", lever_table(LEVERS))
     refusals = with_part(_text(REFUSALS), "bad input", _complaints(COMPLAINTS.items()))
     for name, reasons in GROUPS.items():
         refusals = with_part(refusals, name, _reasons(one for one in Reason if one in reasons))

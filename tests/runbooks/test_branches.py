@@ -130,6 +130,15 @@ def test_every_branch_has_a_section_on_its_page(runbook: str, branch: Branch) ->
 
 
 @pytest.mark.parametrize(("runbook", "branch"), BRANCHES)
+def test_the_section_of_a_branch_opens_with_what_one_sees_what_it_does_and_what_one_does(
+    runbook: str, branch: Branch
+) -> None:
+    section = re.split(rf"^### {branch.reason}$", page(runbook), flags=re.MULTILINE)[1].partition("\n##")[0]
+
+    assert re.findall(r"^\*\*(.+?):\*\* \S", section, re.MULTILINE)[:3] == ["You see", "It does", "You do"]
+
+
+@pytest.mark.parametrize(("runbook", "branch"), BRANCHES)
 def test_every_branch_says_what_it_means_and_what_it_needs(runbook: str, branch: Branch) -> None:
     assert branch.signals | branch.vitals
     assert branch.section
