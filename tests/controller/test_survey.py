@@ -23,6 +23,7 @@ from kvmedic.model.evidence import (
     Inconclusive,
     LoggedSize,
     Look,
+    MeanLengths,
     Measured,
     Observation,
     Signal,
@@ -94,16 +95,17 @@ async def test_a_fleet_in_trouble_is_looked_at_as_a_whole() -> None:
     assert found.plan is not None
 
 
-async def test_a_fleet_in_trouble_is_asked_for_its_peak_and_a_calm_one_is_not() -> None:
-    resource, peak = a_resource(OLD), Measured(900.0, NOW)
+async def test_a_fleet_in_trouble_is_asked_for_its_last_day_and_a_calm_one_is_not() -> None:
+    resource, peak, lengths = a_resource(OLD), Measured(900.0, NOW), (MeanLengths(NOW, 64, 9),)
 
     troubled, calm = [
         await survey(resource, resource.policy, view(), Senses(metrics, metrics))
-        for metrics in (Asked(State.THRASH, peak=peak), Asked(State.RECOVERED, peak=peak))
+        for metrics in (Asked(state, peak=peak, lengths=lengths) for state in (State.THRASH, State.RECOVERED))
     ]
 
     assert set(troubled.evidence.peaks.values()) == {peak}
-    assert calm.evidence.peaks == {}
+    assert troubled.evidence.past_lengths == lengths
+    assert (calm.evidence.peaks, calm.evidence.past_lengths) == ({}, ())
 
 
 @pytest.mark.parametrize("state", [State.RECOVERED, State.THRASH, State.MISSING])

@@ -55,8 +55,10 @@ async def test_a_source_is_found_by_name(history: PrometheusServer) -> None:
 
     known = await metrics.observe("default", [pod("calm")], NAMESPACE, THIRTY, timedelta(0))
     unknown = await metrics.observe("defualt", [pod("calm")], NAMESPACE, THIRTY, timedelta(0))
+    lengths = [await metrics.past_lengths(name, [pod("calm")], NAMESPACE) for name in ("default", "defualt")]
     await metrics.close()
 
+    assert [bool(each) for each in lengths] == [True, False]
     assert known.pods["calm"].pool == Measured(Pool(149, 32, "auto"), END)
     assert set(unknown.pods["calm"].numbers.values()) == {UNAVAILABLE}
     assert metrics.names == ("default",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
@@ -29,6 +30,10 @@ class Written:
         self.queries.append(expression)
         return NOTHING
 
+    async def query_range(self, expression: str, moments: Sequence[datetime]) -> Sequence[Reply]:
+        self.queries.append(expression)
+        return [NOTHING for _ in moments]
+
     def close(self) -> None:
         pass
 
@@ -45,6 +50,7 @@ async def queries(*matchers: str, of_devices: tuple[str, ...] = ()) -> list[str]
         await looked.devices([PodKey(NAMESPACE, "calm")], FIVE)
         await looked.present(FIVE, NAMESPACE, "calm-")
         await looked.peaks([PodKey(NAMESPACE, "calm")])
+        await looked.past_lengths([PodKey(NAMESPACE, "calm")])
     return client.queries
 
 

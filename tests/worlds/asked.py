@@ -15,6 +15,7 @@ from kvmedic.model.evidence import (
     LogForms,
     LoggedSize,
     Look,
+    MeanLengths,
     Measured,
     Missing,
     Observation,
@@ -57,6 +58,8 @@ class Asked:
     asked_for_versions: list[str] = field(default_factory=list)
     named: Mapping[str, State] = field(default_factory=dict)
     """Replicas that are in a state of their own, by name."""
+    lengths: tuple[MeanLengths, ...] = ()
+    """What the source tells of the lengths of the last day."""
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         self.looks.append(look)
@@ -79,6 +82,9 @@ class Asked:
 
     async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> dict[str, Reading[float]]:
         return dict.fromkeys((pod.name for pod in pods), self.peak)
+
+    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[MeanLengths, ...]:
+        return self.lengths
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
         self.asked_for_versions.append(pod.name)

@@ -149,15 +149,17 @@ async def gather(
     """
     pods, metrics = expected_pods(view), senses.metrics
     windows = policy.windows
-    burn, sizing, devices, peaks = await asyncio.gather(
+    burn, sizing, devices, peaks, lengths = await asyncio.gather(
         metrics.observe(policy.source, pods, namespace, windows.trigger, windows.hold),
         metrics.observe(policy.source, pods, namespace, windows.sizing, timedelta(0)),
         metrics.devices(policy.source, pods, namespace, windows.trigger),
         metrics.peaks(policy.source, pods, namespace),
+        metrics.past_lengths(policy.source, pods, namespace),
     )
     vitals = await vitals_of(burn, namespace, view, senses.logs, devices)
     deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
-    evidence = Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy, peaks=peaks)
+    looks = Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy)
+    evidence = replace(looks, peaks=peaks, past_lengths=lengths)
     return judgeable(evidence, pods, senses.now)
 
 

@@ -21,7 +21,17 @@ from kvmedic.manifests.trial_pod import Evaluation, Trial
 from kvmedic.model.config_edits import FileEdit, OwnerField
 from kvmedic.model.devices import Answer, Device, EngineEnd
 from kvmedic.model.engine import Version
-from kvmedic.model.evidence import Blocked, LogForms, LoggedSize, Look, LookSeries, Observation, Pool, Reading
+from kvmedic.model.evidence import (
+    Blocked,
+    LogForms,
+    LoggedSize,
+    Look,
+    LookSeries,
+    MeanLengths,
+    Observation,
+    Pool,
+    Reading,
+)
 from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, Pod
 from kvmedic.model.plan import FlagStep, Step, TrialStep
 from kvmedic.model.reasons import Reason
@@ -333,6 +343,9 @@ class Metrics(Protocol):
 
     async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> Mapping[str, Reading[float]]:
         """Return the most tokens per second that the named replicas were asked for over the last day."""
+
+    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[MeanLengths, ...]:
+        """Return the mean lengths of their requests together over the last day, oldest first."""
 
     async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         """Return running plus waiting requests of all engines that a source knows, asked of the replica.

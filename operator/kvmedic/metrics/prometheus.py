@@ -393,7 +393,7 @@ class PrometheusClient:
             if self._down is not None and self._down[0] == at:
                 return self._down[1]
             try:
-                return await self._ask_in_time(expression, moments)
+                answers = await self._ask_in_time(expression, moments)
             except SourceDownError as failure:
                 self._down = (at, Unanswered(self._redact_secrets(str(failure))))
                 return self._down[1]
@@ -401,6 +401,9 @@ class PrometheusClient:
                 return Unanswered(
                     self._redact_secrets(str(failure)), partial=isinstance(failure, PartialDataError)
                 )
+            if self._down is not None and self._down[0] < at:
+                self._down = None  # It answers again: what an earlier moment lacks may be asked for.
+            return answers
 
     def close(self) -> None:
         """Forget queries that wait; those under way end by their own time-outs."""

@@ -269,17 +269,36 @@ def peak_query(table: SignalTable) -> str:
     were answered.
     """
     window, seconds = duration_text(PEAK_WINDOW), PEAK_WINDOW.total_seconds()
-    finished, outputs = table.signals[Signal.REQUESTS_FINISHED], table.signals[Signal.OUTPUT_LENGTH]
-    if not isinstance(finished, CounterSource) or not isinstance(outputs, HistogramSource):
-        raise TypeError("finished requests are counted, and lengths of outputs are a histogram")
+    finished = table.signals[Signal.REQUESTS_FINISHED]
+    if not isinstance(finished, CounterSource):
+        raise TypeError("finished requests are counted")
     ended = sum_of_replica([f"increase({name}[{window}])" for name in finished.names], table)
     joined = " + ".join(sum_of_replica([f"delta({name}[{window}])"], table) for name in table.in_flight)
-    tokens, answers = (
-        sum_of_replica([f"increase({name}_{part}[{window}])" for name in outputs.names], table)
-        for part in ("sum", "count")
-    )
+    tokens = _risen_part(Signal.OUTPUT_LENGTH, "sum", window, table)
+    answers = _risen_part(Signal.OUTPUT_LENGTH, "count", window, table)
     offered = f"({ended} + {joined}) * {tokens} / ({answers} > 0) / {seconds:g}"
     return f"max_over_time(({offered})[{duration_text(PEAK_DAY)}:{window}])"
+
+
+LENGTHS_APART = timedelta(minutes=30)
+"""Over how long lengths are averaged, and from one average to the next: a mix that turns within hours is told
+apart, and fleets of 14 requests a minute finish enough of them (`metrics/source.py`)."""
+
+
+def length_queries(table: SignalTable) -> tuple[str, str, str]:
+    """Return the queries for a replica's prompt tokens, generated tokens and finished requests of a time."""
+    parts = (Signal.PROMPT_LENGTH, "sum"), (Signal.OUTPUT_LENGTH, "sum"), (Signal.OUTPUT_LENGTH, "count")
+    window = duration_text(LENGTHS_APART)
+    prompts, outputs, finished = (_risen_part(signal, part, window, table) for signal, part in parts)
+    return prompts, outputs, finished
+
+
+def _risen_part(signal: Signal, part: str, window: str, table: SignalTable) -> str:
+    """Return the increase of a whole replica's `sum` or `count` of a histogram."""
+    source = table.signals[signal]
+    if not isinstance(source, HistogramSource):
+        raise TypeError(f"{signal} is a histogram")
+    return sum_of_replica([f"increase({name}_{part}[{window}])" for name in source.names], table)
 
 
 def devices_among(text: str, labels: Labels, namespaces: str, pods: str) -> str:

@@ -10,14 +10,17 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from math import inf, isnan, nan
+from math import inf, isfinite, isnan, nan
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from kvmedic.model.evidence import (
     Absence,
+    Measured,
     Missing,
+    Reading,
 )
 
 LARGEST = 1e18
@@ -189,3 +192,29 @@ def _host(instance: str) -> IPv4Address | IPv6Address | None:
 
 Scraper: TypeAlias = frozenset[tuple[str, str]]
 """Who scraped a series and from where: all labels that the engine did not set itself."""
+
+
+def totals_of(
+    pods: Iterable[PodKey], reply: Reply, at: datetime, places: Mapping[str, Place]
+) -> dict[str, Reading[float]]:
+    """Return what an answer tells of each replica, added over its engines, by pod name.
+
+    Of several scrapers of one engine the one that saw most counts, so that no load is taken for less.
+    """
+    if isinstance(reply, Unanswered):
+        return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
+    found: dict[str, Reading[float]] = {}
+    for pod in pods:
+        place = places.get(pod.name, NOWHERE)
+        own = engines_own(own_series(reply.series_of(pod), place.address), place)
+        if isinstance(own, Missing):
+            found[pod.name] = own
+            continue
+        known = [one for one in own if isfinite(one.value)]
+        most: dict[int | None, float] = {}
+        for one in known:
+            port = port_of_instance(one) if len(place.ports) > 1 else None
+            most[port] = max(one.value, most.get(port, one.value))
+        why = Missing(Absence.NOT_A_NUMBER if own else Absence.NO_SERIES)
+        found[pod.name] = Measured(sum(most.values()), at) if known else why
+    return found

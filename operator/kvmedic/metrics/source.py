@@ -19,6 +19,7 @@ from kvmedic.engines.signal_sources import SignalTable
 from kvmedic.metrics.batches import GATHERED_SECONDS, Closeness, Moment, narrowed_to, parts_of, pattern
 from kvmedic.metrics.calm import CalmRounds, is_glance
 from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_that_do_not_count
+from kvmedic.metrics.lengths import LengthHistory
 from kvmedic.metrics.page import names_of
 from kvmedic.metrics.promql import (
     CLOCKS,
@@ -52,7 +53,7 @@ from kvmedic.metrics.series import (
     engines_own,
     foreign_instances,
     own_series,
-    port_of_instance,
+    totals_of,
 )
 from kvmedic.model.devices import Device
 from kvmedic.model.evidence import (
@@ -61,6 +62,7 @@ from kvmedic.model.evidence import (
     Absence,
     Look,
     LookSeries,
+    MeanLengths,
     Measured,
     Missing,
     Observation,
@@ -199,6 +201,7 @@ class PrometheusSource:
         self._moment: Moment | None = None
         self._rounds: CalmRounds | None = CalmRounds(table, options.labels)
         """None: of the past, where no other fleet is looked at."""
+        self._past = LengthHistory(client.query_range, self._narrow_engines, table, options.labels)
         self._told_unlabelled = False
         self._told_once: set[tuple[PodKey, str]] = set()
 
@@ -341,30 +344,14 @@ class PrometheusSource:
         moment, found = self._current(), dict[str, Reading[float]]()
         for part in parts_of(pods):
             reply = await (await moment.batch_of(part, Closeness.WHOLE)).reply(peak_query(self._table))
-            found |= self._peaks_of(part, reply, moment.at, places)
+            found |= totals_of(part, reply, moment.at, places)
         return found
 
-    def _peaks_of(
-        self, pods: Sequence[PodKey], reply: Reply, at: datetime, places: Mapping[str, Place]
-    ) -> dict[str, Reading[float]]:
-        if isinstance(reply, Unanswered):
-            return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
-        found: dict[str, Reading[float]] = {}
-        for pod in pods:
-            place = places.get(pod.name, NOWHERE)
-            own = engines_own(own_series(reply.series_of(pod), place.address), place)
-            if isinstance(own, Missing):
-                found[pod.name] = own
-                continue
-            known = [one for one in own if isfinite(one.value)]
-            # Of several scrapers the one that saw most counts, so that no cap is thought to do.
-            most: dict[int | None, float] = {}
-            for one in known:
-                port = port_of_instance(one) if len(place.ports) > 1 else None
-                most[port] = max(one.value, most.get(port, one.value))
-            why = Missing(Absence.NOT_A_NUMBER if own else Absence.NO_SERIES)
-            found[pod.name] = Measured(sum(most.values()), at) if known else why
-        return found
+    async def past_lengths(
+        self, pods: Sequence[PodKey], places: Mapping[str, Place] = NO_PLACES
+    ) -> tuple[MeanLengths, ...]:
+        """Return the mean lengths of some replicas' requests together over the last day, oldest first."""
+        return await self._past.lengths(pods, places, self._now())
 
     async def present(self, window: timedelta, namespace: str = "", prefix: str = "") -> tuple[PodKey, ...]:
         """Return every pod with a fresh sample of an engine, sorted; none where the source is down.

@@ -164,6 +164,16 @@ class LookSeries:
 
 
 @dataclass(frozen=True, slots=True)
+class MeanLengths:
+    """Mean lengths of the requests that a fleet finished over some time, in tokens."""
+
+    at: datetime
+    """The end of that time."""
+    prompt_tokens: float
+    output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class Histogram:
     """Observations of one window by bucket.
 

@@ -16,18 +16,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvmedic.metrics.lengths import FEWEST_REQUESTS
+from kvmedic.metrics.promql import LENGTHS_APART, PEAK_DAY
 from kvmedic.model.engine import Knob
-from kvmedic.model.evidence import Inconclusive, Measured
+from kvmedic.model.evidence import Inconclusive, MeanLengths, Measured, Signal
+from kvmedic.model.readings import histogram, merge_histograms
 from kvmedic.model.spec import LeverBound, Trigger
 from kvmedic.runbooks.branches import Assignment, Evidence, Setting
 from kvmedic.runbooks.preemption.cap import (
     DAY_SECONDS,
     RAISE_FROM,
     CapUse,
-    Room,
     cap_of,
     cut_cap,
     lasting_room,
+    rooms_of,
 )
 from kvmedic.runbooks.preemption.cap_size import BOLDEST_FIT, SAFEST_FIT, cap_at
 from kvmedic.runbooks.preemption.pressure import Case, size_fleet
@@ -56,6 +59,7 @@ PAUSE_SECONDS, MOST_CHANGES = 1800.0, 4
 STALLS_PER_REQUEST = 0.05
 """Beyond it, or beyond the trigger, a fleet is pressed."""
 TRIGGER = Trigger(0.5, 0.85)
+LENGTHS = Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH
 LEVERS = (LeverBound(Knob.MAX_NUM_SEQS),)
 POOL = 3072
 CHATS = Workload("chats", SHARE_PROMPT, SHARE_OUTPUT, POOL, 16, 0, GPU)
@@ -156,6 +160,8 @@ class Controller:
     """When the cap was changed, what it was and what it became; as in `status.sized.changes`."""
     asked: list[tuple[float, float]] = field(default_factory=list)
     """Moments of looks, and tokens per second that an engine was asked for then."""
+    lengths: list[MeanLengths] = field(default_factory=list)
+    """Of the requests that the present engines finished in each half hour."""
 
     def choose(self, _use: CapUse, _case: Case, _now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
@@ -177,11 +183,12 @@ class TwoWay(Controller):
 
     def choose(self, use: CapUse, case: Case, now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
-        rooms = tuple((now - at, cap) for at, *caps in self.changes for cap in caps if cap < MOST_TABLES)
+        caps = tuple((now - at, cap) for at, *both in self.changes for cap in both if cap < MOST_TABLES)
+        setting = Setting(self.cap, LEVERS, cap_rooms=caps)
         room = cap_at(case.blocks, case.sequence, BOLDEST_FIT)
-        wanted = lasting_room(room, [Room(*each) for each in rooms])
-        plan = cut_cap(case, Setting(self.cap, LEVERS, cap_rooms=rooms)) if is_pressed else None
+        plan = cut_cap(case, setting) if is_pressed else None
         cut = int(plan.value) if isinstance(plan, Assignment) else None
+        wanted = lasting_room(room, rooms_of(case, setting, room))
         return move_cap(use, wanted, cut, [now - at for at, *_ in self.changes])
 
 
@@ -215,7 +222,8 @@ def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
                 going.set_cap(engine, wanted)
             swaps = [Swap(float(end) + 1 + STEP * place, place, engine) for place, engine in enumerate(fresh)]
             controller.changes.append((float(end), controller.cap, wanted))
-            controller.cap, engines = wanted, fresh
+            # A source tells of the past by replica, and these are new.
+            controller.cap, engines, controller.lengths = wanted, fresh, []
             caps.append(f"{wanted} ({end / HOUR:.1f} h)")
     if served is None:
         raise ValueError("a day has at least one look")
@@ -231,7 +239,11 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
     seen = served.observe(engines, end - LOOK, end)
     asked = [most for at, most in controller.asked if end - at <= DAY_SECONDS]
     peaks = {pod: Measured(max(asked), seen.at) for pod in seen.pods} if asked else {}
-    case = size_fleet(Evidence(seen, seen, TRIGGER, peaks=peaks), tuple(seen.pods))
+    if end % LENGTHS_APART.total_seconds() == 0:
+        controller.lengths += _lengths_of(served, engines, end)
+    lengths = tuple(each for each in controller.lengths if seen.at - each.at < PEAK_DAY)
+    evidence = Evidence(seen, seen, TRIGGER, peaks=peaks, past_lengths=lengths)
+    case = size_fleet(evidence, tuple(seen.pods))
     if isinstance(case, Inconclusive):
         return controller.cap
     controller.asked.append((end, case.offered.now * (case.offered.served_per_second or 0)))
@@ -248,6 +260,16 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
     )
     pressed = pressed or strain.stalls_per_request > STALLS_PER_REQUEST
     return controller.choose(use, case, end, is_pressed=pressed)
+
+
+def _lengths_of(served: Served, engines: Sequence[int], end: float) -> list[MeanLengths]:
+    """Return the mean lengths of the half hour that ends at a moment; none where too few requests tell."""
+    seen = served.observe(engines, end - LENGTHS_APART.total_seconds(), end)
+    told = [[histogram(pod, signal) for pod in seen.pods.values()] for signal in LENGTHS]
+    prompts, outputs = ([one for one in each if one is not None and one.count > 0] for each in told)
+    if sum(one.count for one in outputs) < FEWEST_REQUESTS or not prompts:
+        return []
+    return [MeanLengths(seen.at, merge_histograms(prompts).mean, merge_histograms(outputs).mean)]
 
 
 def play(world: World, settings: Sequence[int], night: int) -> list[Told]:

@@ -86,6 +86,7 @@ class Looker:
             self.metrics.observe(SOURCE, pods, place, SIZING, timedelta(0)),
             self.metrics.devices(SOURCE, pods, place, WINDOW),
             self.metrics.peaks(SOURCE, pods, place),
+            self.metrics.past_lengths(SOURCE, pods, place),
         )
         return burn
 

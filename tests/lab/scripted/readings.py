@@ -15,6 +15,7 @@ from kvmedic.model.evidence import (
     Histogram,
     Look,
     LookSeries,
+    MeanLengths,
     Measured,
     Missing,
     Observation,
@@ -348,6 +349,9 @@ class ScriptedMetrics:
         told = script.get("peak")
         peak: Reading[float] = Missing(Absence.NO_SERIES) if told is None else Measured(float(told), at)
         return dict.fromkeys((pod.name for pod in pods), peak)
+
+    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[MeanLengths, ...]:
+        return ()
 
     async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         count = self._script().get("inFlight", 0)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from kvmedic.runbooks.preemption.cap import CapUse, Room, lasting_room
+from builders import NOW, THRASHING, an_evidence
+from kvmedic.model.engine import Knob
+from kvmedic.model.evidence import Inconclusive, MeanLengths, Signal
+from kvmedic.model.readings import histogram
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import LeverBound
+from kvmedic.runbooks.branches import Setting
+from kvmedic.runbooks.preemption.cap import CapUse, Room, cut_cap, lasting_room, rooms_of
+from kvmedic.runbooks.preemption.pressure import Case, size_fleet
 
 BINDS = CapUse(
     cap=40,
@@ -53,3 +62,54 @@ def test_where_the_mix_turns_the_days_most_counts(rooms: tuple[tuple[float, int]
     known = [Room(hours * HOUR, sequences) for hours, sequences in rooms]
 
     assert lasting_room(20, known) == lasting
+
+
+PRESENT = Setting(None, (LeverBound(Knob.MAX_NUM_SEQS),))
+LOOKS = an_evidence(*[THRASHING] * 3)
+LENGTHS = Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH
+
+
+def a_day(*times: tuple[float, float]) -> Case:
+    """Return a thrashing fleet whose prompts and outputs were so many times those of now, by half hours."""
+    told = [histogram(LOOKS.sizing.pods["llm-0"], each) for each in LENGTHS]
+    prompt, output = (one.mean for one in told if one is not None)
+    past = tuple(
+        MeanLengths(NOW - timedelta(minutes=30 * ago), prompts * prompt, outputs * output)
+        for ago, (prompts, outputs) in zip(reversed(range(len(times))), times, strict=True)
+    )
+    case = size_fleet(replace(LOOKS, past_lengths=past), LOOKS.burn.pods)
+    assert not isinstance(case, Inconclusive)
+    return case
+
+
+def test_what_the_pool_held_follows_from_the_lengths_of_then() -> None:
+    rooms = rooms_of(a_day((0.5, 0.5), (2, 2), (1, 1)), replace(PRESENT, cap_rooms=((60, 9),)), 20)
+
+    told = [(room.seconds_ago, room.sequences) for room in rooms]
+    assert told == [(60, 9), (3600, 40), (1800, 10), (0, 20)]
+
+
+def test_a_sequence_grows_by_its_prompt_and_by_what_it_generates() -> None:
+    """Each as far as it is of the mean sequence."""
+    case = a_day((1, 3), (3, 1))
+
+    grown = case.sequence.growth_share
+    assert 0.1 < grown < 0.9
+    sizes = [size for _, size in case.sizes_then]
+    assert sizes == [pytest.approx(1 + 2 * grown), pytest.approx(3 - 2 * grown)]
+
+
+@pytest.mark.parametrize(
+    ("day", "turns"),
+    [
+        pytest.param((1, 1, 1, 1, 1, 1), False, id="requests as ever"),
+        pytest.param((0.1, 0.1, 0.1, 1, 1, 1), False, id="requests grew, and stayed so"),
+        pytest.param((1, 1.2, 0.85, 1, 1.1, 1), False, id="a mix that hardly moves"),
+        pytest.param((1, 1, 0.1, 0.1, 1, 1), True, id="it comes back within three hours"),
+    ],
+)
+def test_a_mix_that_turns_is_not_cut_for_its_longest_requests(day: tuple[float, ...], *, turns: bool) -> None:
+    found = cut_cap(a_day(*((times, times) for times in day)), PRESENT)
+
+    assert found.reason is (Reason.CAP_WITHOUT_EFFECT if turns else Reason.CAP_RIGHT_SIZED)
+    assert ("within the last day: the mix of requests turns" in found.message) is turns

@@ -122,9 +122,14 @@ def lasting_room(room: int, rooms: Sequence[Room]) -> int:
     return max(room, *(each.sequences for each in rooms if each.seconds_ago <= DAY_SECONDS))
 
 
-def rooms_of(setting: Setting) -> tuple[Room, ...]:
-    """Return how many sequences the pool held at earlier times, by the caps that were set for it."""
-    return tuple(Room(seconds_ago, sequences) for seconds_ago, sequences in setting.cap_rooms)
+def rooms_of(case: Case, setting: Setting, room: int) -> tuple[Room, ...]:
+    """Return how many sequences the pool held at earlier times, by the caps that were set and by the lengths.
+
+    `room`: how many it holds now.
+    """
+    by_caps = (Room(seconds_ago, sequences) for seconds_ago, sequences in setting.cap_rooms)
+    by_lengths = (Room(seconds_ago, floor(room / size)) for seconds_ago, size in case.sizes_then)
+    return (*by_caps, *by_lengths)
 
 
 def _ago(room: Room) -> float:
@@ -146,7 +151,8 @@ def cut_cap(case: Case, setting: Setting) -> SettingAdvice:
             f"{growth:.0%} of a running sequence is its own output (a cut needs {LEAST_GROWTH:.0%}); "
             f"if stalls breach the objectives, admit less eagerly instead ({Knob.WATERMARK} 0.02)",
         )
-    wanted = lasting_room(cap_of(case), rooms_of(setting))
+    room = cap_of(case)
+    wanted = lasting_room(room, rooms_of(case, setting, room))
     if wanted < FEWEST_SEQUENCES:
         return NoChange(
             Reason.POOL_TOO_SMALL,
@@ -242,6 +248,8 @@ def _sizing_clause(case: Case, wanted: int, cap: int) -> str:
     shown = f"{_room(case)} hold {wanted} (they fit {erfc(-fit / sqrt(2)) / 2:.0%} of the time)"
     if case.spread < 1:
         shown += ", lowered as outputs of like length end in waves"
+    if (now := cap_of(case)) < wanted:
+        shown = f"{_room(case)} hold {now}, and held {wanted} within the last day: the mix of requests turns"
     return shown if cap == wanted else f"{shown}, {cap} by the lever's bounds"
 
 

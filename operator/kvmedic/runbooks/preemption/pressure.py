@@ -6,8 +6,8 @@ trigger's window; what requests look like from all replicas over the sizing wind
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 from statistics import fmean
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from kvmedic.model.evidence import (
     HISTOGRAMS,
     Histogram,
     Inconclusive,
+    MeanLengths,
     Observation,
     PodReadings,
     Pool,
@@ -160,6 +161,9 @@ class Case:
     running sequences, by the gauges; None where an engine does not tell."""
     evicted_by: str = ""
     """Method that takes tokens from sequences while they run; empty where none does."""
+    sizes_then: tuple[tuple[float, float], ...] = ()
+    """Earlier times of the last day: how many seconds ago, and how large a sequence was by the lengths of
+    then, over what it is now."""
 
     @property
     def step(self) -> tuple[Strain, Occupancy, float]:
@@ -451,7 +455,24 @@ def size_fleet(evidence: Evidence, pressured: Iterable[str]) -> Case | Inconclus
     if doubt is not None:
         return doubt
     case = case_of(seen, evidence.evicts, evidence.peaks)
+    case = replace(case, sizes_then=_sizes_then(seen, case, evidence.past_lengths))
     return misfit_of(seen, case) or case
+
+
+def _sizes_then(seen: Seen, case: Case, past: Sequence[MeanLengths]) -> tuple[tuple[float, float], ...]:
+    """Return how large a sequence was at earlier times: its prompt and what it generated grew with the means.
+
+    The spread of lengths is taken to be that of now: the source tells it of no other time.
+    """
+    prompt, output = seen.counted(Signal.PROMPT_LENGTH).mean, seen.counted(Signal.OUTPUT_LENGTH).mean
+    grown, now = case.sequence.growth_share, seen.burn.at
+    return tuple(
+        (
+            (now - then.at).total_seconds(),
+            (1 - grown) * then.prompt_tokens / prompt + grown * then.output_tokens / output,
+        )
+        for then in past
+    )
 
 
 def _gauge_noise(seen: Seen, case: Case) -> float:

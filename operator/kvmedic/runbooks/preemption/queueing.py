@@ -189,7 +189,8 @@ def raise_cap(evidence: Evidence, setting: Setting) -> SettingAdvice:
     why = _refuse_raise(case, use, setting)
     if why is not None:
         return NoChange(why.reason, why.message, passes_on=setting.scale_out is not None)
-    cap = min(lasting_room(room_of(case), rooms_of(setting)), setting.raise_limit or 0)
+    room = room_of(case)
+    cap = min(lasting_room(room, rooms_of(case, setting, room)), setting.raise_limit or 0)
     most = most_throughput(case.strain, case.sequence, case.pool_size, cap)
     enough = "enough" if carries(case, cap) else "not enough alone"
     return Assignment(
