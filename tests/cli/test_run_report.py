@@ -17,7 +17,7 @@ import pytest
 
 from builders import Replica, an_observation, without
 from kvmedic.cli.live.past_figures import SERIES, Asked, figures_at, is_replica_of, tell_sides
-from kvmedic.cli.live.report_page import PLOTS, plot, report_as_page
+from kvmedic.cli.live.report_page import PLOTS, plot, report_as_page, top_of_scale
 from kvmedic.cli.live.report_text import by_period
 from kvmedic.model.evidence import Absence, Missing, Observation, Signal
 from kvmedic.model.reasons import Reason
@@ -197,7 +197,7 @@ def test_a_moment_has_the_figures_that_a_verdict_would_read():
     [
         (Signal.TIME_TO_FIRST_TOKEN_SECONDS, "running", "servedInTime"),
         (Signal.WAITING_MEAN, "running", "waiting"),
-        (Signal.RUNNING_MEAN, "replicas", "running"),
+        (Signal.RUNNING_MEAN, "at", "replicas"),
     ],
 )
 def test_what_no_replica_tells_is_a_gap_with_its_reason(signal, known, gap):
@@ -345,6 +345,14 @@ def test_two_lines_are_told_apart_without_their_colour_and_share_one_scale():
     assert ">8</text>" in drawn
     assert "no figure at any moment" in alone
     assert "<svg" not in alone
+
+
+@pytest.mark.parametrize(
+    ("most", "top"),
+    [(0.0, 1.0), (0.998, 1.0), (1.0, 1.0), (0.17, 0.2), (4, 4), (163, 200), (1927, 2000), (9.7, 10)],
+)
+def test_a_scale_ends_at_a_round_number(most, top):
+    assert top_of_scale(most) == pytest.approx(top)
 
 
 def test_a_figure_that_nobody_told_is_said_to_be_none():

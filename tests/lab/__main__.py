@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from lab.browser import ensure_browser
 from lab.cluster.interface import Cluster
 from lab.cluster.machine import KUBECONFIG, PROMETHEUS_PACKAGES, ensure_packages
 from lab.cluster.native import choose
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _build(command: str) -> int:
     """Install and build what tests or scenarios need, so that none of them has to wait for it."""
     ensure_packages(PROMETHEUS_PACKAGES)
+    if command == "tools":
+        ensure_browser()
     for tool in PROGRAMS[command]:
         binary(tool)
     return 0

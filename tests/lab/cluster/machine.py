@@ -133,6 +133,8 @@ NEEDS = {
     "buildah": "buildah",
     "debootstrap": "debootstrap",
     "prometheus": "promtool",
+    "chromium": "chromium",
+    "fonts-dejavu-core": "/usr/share/fonts/truetype/dejavu",
 }
 CLUSTER_PACKAGES = ("containerd", "runc", "containernetworking-plugins", "iptables", "iproute2", "openssl")
 IMAGE_PACKAGES = ("buildah", "debootstrap")

@@ -192,9 +192,9 @@ def figures_at(look: Observation, limits: Limits, is_new: IsNew | None = None) -
     """
     there = _names_in(look)
     found: dict[str, Any] = {"at": f"{look.at:%Y-%m-%dT%H:%M:%SZ}", **dict.fromkeys(SERIES), "why": None}
-    found["replicas"] = len(there)
     if not there:
         return {**found, "why": "no replica told anything"}
+    found["replicas"] = len(there)
     seen = look.only(there)
     found |= {
         "running": _total(seen, Signal.RUNNING_MEAN),

@@ -5,9 +5,11 @@ A plot is drawn as SVG from the same moments as the Markdown table. A gap in the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
+from math import floor, log10
 from string import Template
 from typing import Any
 
@@ -34,6 +36,8 @@ PLOTS: Mapping[str, Sequence[tuple[str, str]]] = {
 WIDTH, HEIGHT = 380.0, 140.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 6.0, 8.0, 22.0
 """Room around a plot, in the units of its view box: for numbers at the left, for times below."""
+ROUND = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+"""Ends of a scale, times a power of ten."""
 STYLES = ("first", "second")
 """Of the lines of a plot: solid and dashed, in two colours."""
 _PAGE = Template("""<!doctype html>
@@ -51,20 +55,26 @@ _PAGE = Template("""<!doctype html>
 body { margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--page); color: var(--text);
   font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
 figure { margin: 0; padding: .5rem; border: 1px solid var(--line); border-radius: 6px; }
 figcaption { color: var(--soft); font-size: .9rem; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
 .data { fill: none; stroke: var(--data); stroke-width: 2; } .dot { fill: var(--data); }
 .second.data { stroke: var(--second); stroke-dasharray: 6 3; } .second.dot { fill: var(--second); }
-.key { display: inline-block; margin-left: .75rem; white-space: nowrap; }
+.keys { display: block; } .key { display: inline-block; margin-right: 1rem; white-space: nowrap; }
 .key::before { content: ""; display: inline-block; width: 1.5rem; margin-right: .35rem;
   vertical-align: middle; border-top: 2px solid var(--data); }
 .second.key::before { border-top: 2px dashed var(--second); }
 .span { fill: var(--span); } .axis { stroke: var(--line); }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
+.wide { overflow-x: auto; } table { border-collapse: collapse; min-width: min(100%, 30rem); }
+th, td { text-align: left; vertical-align: top; padding: .25rem 1.5rem .25rem 0;
   border-top: 1px solid var(--line); font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+.moves td:first-child { white-space: nowrap; } .moves td:nth-child(2) { font-weight: 600; }
+.moves td:nth-child(3) { overflow-wrap: anywhere; }
+@media (max-width: 40rem) { th, td { padding-right: .75rem; } .moves thead { display: none; }
+  .moves table, .moves tbody { display: block; } .moves tr { display: grid; grid-template-columns: auto 1fr;
+  border-top: 1px solid var(--line); padding: .25rem 0; } .moves td { border: 0; padding-top: 0; }
+  .moves td:nth-child(3) { grid-column: 1 / -1; padding-bottom: 0; } }
 pre { background: var(--box); padding: .75rem; border-radius: 6px; overflow-x: auto; white-space: pre-wrap; }
 :focus-visible { outline: 2px solid var(--data); }
 </style>
@@ -85,17 +95,24 @@ def report_as_page(facts: Mapping[str, Any]) -> str:
 
 
 def _sections(title: str, facts: Mapping[str, Any]) -> Iterator[str]:
-    yield f"<h1>{escape(title)}</h1>\n<p>{escape(' '.join(facts['sentences']))}</p>"
+    yield f"<h1>{escape(title)}</h1>"
+    yield from (f"<p>{escape(each)}</p>" for each in facts["sentences"])
     yield "<h2>When</h2>"
-    rows = [(e["at"][5:16].replace("T", " "), e["what"], e["message"]) for e in facts["timeline"]]
-    yield _table(("UTC", "What", "Message"), rows)
+    days = {each["at"][:10] for each in facts["timeline"]}
+    shown = slice(11, 19) if len(days) == 1 else slice(5, 19)
+    rows = [(e["at"][shown].replace("T", " "), e["what"], e["message"]) for e in facts["timeline"]]
+    yield f"<p>Times are UTC, {' and '.join(sorted(days))}.</p>"
+    yield _table(("UTC", "What", "Message"), rows, "wide moves")
     yield "<h2>Over time</h2>"
     yield _plots(facts)
     yield "<h2>Before and after</h2>"
     if facts["figures"] is None:
         yield _unknown(facts, "figures")
     else:
-        rows = [(e["name"], number_text(e["before"]), number_text(e["after"])) for e in facts["figures"]]
+        rows = [
+            (_words_of(e["name"]), number_text(e["before"]), number_text(e["after"]))
+            for e in facts["figures"]
+        ]
         yield _table(("Figure", "Before", "After"), rows)
     yield "<h2>Evidence and arithmetic</h2>"
     yield f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in facts['decisions'])}</ul>"
@@ -124,11 +141,16 @@ def _cost(facts: Mapping[str, Any]) -> str:
     return _table(("Cost", "Amount"), rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _words_of(name: str) -> str:
+    """Return the name of a figure, which is one word for a program, as words."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], style: str = "wide") -> str:
     cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     heads = "".join(f'<th scope="col">{each}</th>' for each in head)
     return (
-        f'<div class="wide" tabindex="0" role="group" aria-label="{escape(head[0])}"><table>'
+        f'<div class="{style}" tabindex="0" role="group" aria-label="{escape(head[0])}"><table>'
         f"<thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>"
     )
 
@@ -163,10 +185,11 @@ def plot(
         for (_, label), style in zip(lines, STYLES, strict=False)
         if label
     )
-    caption = f"<figcaption>{escape(title)}{keys}</figcaption>"
+    legend = f'<span class="keys">{keys}</span>' if keys else ""
+    caption = f"<figcaption>{escape(title)}{legend}</figcaption>"
     if all(each is None for each in values[lines[0][0]]):
         return f"<figure>{caption}<p>no figure at any moment</p></figure>"
-    most = max(known) or 1.0
+    most = top_of_scale(max(known))
     times = [_seconds(each["at"]) for each in moments]
     first, last = times[0], max(times[-1], times[0] + 1.0)
 
@@ -192,6 +215,14 @@ def plot(
     )
 
 
+def top_of_scale(most: float) -> float:
+    """Return the end of a scale that begins at 0: a round number, not under the largest figure."""
+    if most <= 0:
+        return 1.0
+    power = 10.0 ** floor(log10(most))
+    return next(step * power for step in ROUND if step * power >= most * (1 - 1e-9))
+
+
 def _in_words(label: str, values: Sequence[float | None]) -> str:
     known = [each for each in values if each is not None]
     name = f"{label} " if label else ""
@@ -205,13 +236,13 @@ def _in_words(label: str, values: Sequence[float | None]) -> str:
 
 def _frame(begin: float, end: float, most: str, times: tuple[str, str]) -> str:
     """Return axes with their numbers, and the part that is the run, by where it begins and ends."""
-    floor = HEIGHT - BOTTOM
+    bottom = HEIGHT - BOTTOM
     return (
         f'<rect class="span" x="{begin:.1f}" y="{TOP:g}" width="{max(1.0, end - begin):.1f}" '
-        f'height="{floor - TOP:g}"/>'
-        f'<path class="axis" d="M{LEFT:g} {TOP:g}V{floor:g}H{WIDTH - RIGHT:g}" fill="none"/>'
+        f'height="{bottom - TOP:g}"/>'
+        f'<path class="axis" d="M{LEFT:g} {TOP:g}V{bottom:g}H{WIDTH - RIGHT:g}" fill="none"/>'
         f'<text x="{LEFT - 6:g}" y="{TOP + 10:g}" text-anchor="end">{most}</text>'
-        f'<text x="{LEFT - 6:g}" y="{floor:g}" text-anchor="end">0</text>'
+        f'<text x="{LEFT - 6:g}" y="{bottom:g}" text-anchor="end">0</text>'
         f'<text x="{LEFT:g}" y="{HEIGHT - 6:g}">{times[0][11:16]}</text>'
         f'<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 6:g}" text-anchor="end">{times[1][11:16]}</text>'
     )
