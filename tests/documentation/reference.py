@@ -1,22 +1,38 @@
-"""Two reference pages out of the code: every command's help, and every reason with what follows from it.
+"""Parts of pages out of the code: every command's help, every reason, every field of a scenario's file.
 
-`chart.generated` writes docs/reference/commands.md and docs/reference/reasons.md with the others.
+`chart.generated` writes reference/commands.md, reference/reasons.md and howto/add-a-scenario.md of docs/
+with the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import getdoc
 from pathlib import Path
+from typing import get_args
 
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from documentation.generated import ROOT, with_part
 from kvmedic.cli.app import SUBCOMMANDS, app_for
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.status import ConditionType
+from lab.play.schema import Evaluation, Expectation, Fleet, Incident, Limits, Move, Scenario, Stream
 
 COMMANDS = ROOT / "docs" / "reference" / "commands.md"
 REASONS = ROOT / "docs" / "reference" / "reasons.md"
+SCENARIOS = ROOT / "docs" / "howto" / "add-a-scenario.md"
+PARTS: dict[str, type[BaseModel]] = {
+    "scenario": Scenario,
+    "fleet": Fleet,
+    "load": Stream,
+    "evaluation": Evaluation,
+    "expect": Expectation,
+    "step": Move,
+    "limits": Limits,
+}
+"""Models of a scenario's file by the name of their table."""
 WIDTH = "100"
 """Columns of the help on the page, as on a usual terminal."""
 OWN_COMMANDS = {"flags": ("show", "set")}
@@ -63,7 +79,40 @@ def _follows(reason: Reason) -> str:
     return ", ".join(text for trait, text in FOLLOWS.items() if trait in reason.traits)
 
 
+def field_table(model: type[BaseModel]) -> str:
+    """Return the fields of a part of a scenario's file as a Markdown table; each docstring is its meaning."""
+    rows = (f"| `{name}` | {_meaning(model, name)} |" for name in model.model_fields)
+    return "\n".join(("| field | meaning |", "| --- | --- |", *rows))
+
+
+def _meaning(model: type[BaseModel], name: str) -> str:
+    said = model.model_fields[name].description
+    if said is None:
+        said = getdoc(model.model_fields[name].annotation) or ""
+    return " ".join(said.partition("\n\n")[0].split()).replace("|", "\\|")
+
+
+def incidents() -> str:
+    """Return what may happen in a play as a Markdown table."""
+    common = {"at", "every", "do"}
+    rows = []
+    for kind in get_args(get_args(Incident)[0]):
+        (do,) = get_args(kind.model_fields["do"].annotation)
+        own = (f"`{name}`: {_meaning(kind, name)}" for name in kind.model_fields if name not in common)
+        rows.append(f"| `{do}` | {getdoc(kind)} | {' '.join(own)} |")
+    return "\n".join(("| `do` | what happens | fields |", "| --- | --- | --- |", *rows))
+
+
+def scenario_page() -> str:
+    """Return docs/howto/add-a-scenario.md with its tables anew."""
+    page = SCENARIOS.read_text(encoding="utf-8")
+    for name, model in PARTS.items():
+        page = with_part(page, f"fields of {name}", field_table(model))
+    return with_part(page, "incidents", incidents())
+
+
 def reference_pages() -> dict[Path, str]:
-    """Return both pages with their generated parts anew."""
+    """Return the pages with their generated parts anew."""
     parts = {COMMANDS: ("commands", commands()), REASONS: ("reasons", reasons())}
-    return {page: with_part(page.read_text(encoding="utf-8"), *part) for page, part in parts.items()}
+    pages = {page: with_part(page.read_text(encoding="utf-8"), *part) for page, part in parts.items()}
+    return {**pages, SCENARIOS: scenario_page()}
