@@ -95,7 +95,7 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
         for signal in sorted(signals):
             reading = pod.histogram(signal) if signal in HISTOGRAMS else pod.number(signal)
             if (why := _why_missing(reading, observation)) is not None:
-                gaps.append((why[0], f"{name}: {signal}: {why[1]}"))
+                gaps.append((why[0], name, f"{signal}: {why[1]}"))
     if gaps:
         return _inconclusive(gaps)
     return {
@@ -115,7 +115,7 @@ def pools(observation: Observation) -> Mapping[str, Pool] | Inconclusive:
     """Return every replica's KV-cache pool by pod name, or which replica's is not known."""
     found = {name: readings.pool for name, readings in sorted(observation.pods.items())}
     whys = {name: _why_missing(reading, observation) for name, reading in found.items()}
-    gaps = [(why[0], f"{name}: KV-cache pool: {why[1]}") for name, why in whys.items() if why is not None]
+    gaps = [(why[0], name, f"KV-cache pool: {why[1]}") for name, why in whys.items() if why is not None]
     if gaps:
         return _inconclusive(gaps)
     return {name: reading.value for name, reading in found.items() if isinstance(reading, Measured)}
@@ -162,10 +162,20 @@ def _why_missing(reading: AnyReading, observation: Observation) -> tuple[Reason,
     return Reason.SIGNAL_UNSUPPORTED, "this engine does not export it; a newer version may"
 
 
-def _inconclusive(gaps: list[tuple[Reason, str]]) -> Inconclusive:
-    named = "; ".join(text for _, text in gaps[:NAMED_GAPS])
-    rest = f"; and {len(gaps) - NAMED_GAPS} more" if len(gaps) > NAMED_GAPS else ""
-    return Inconclusive(gaps[0][0], named + rest)
+def _inconclusive(gaps: Sequence[tuple[Reason, str, str]]) -> Inconclusive:
+    """Return what is missing, replicas that lack the same in one clause; `gaps`: reason, replica and what."""
+    lacking: dict[str, list[str]] = {}
+    for _, name, what in gaps:
+        lacking.setdefault(what, []).append(name)
+    named = "; ".join(f"{_first_of(names)}: {what}" for what, names in list(lacking.items())[:NAMED_GAPS])
+    rest = sum(len(names) for names in list(lacking.values())[NAMED_GAPS:])
+    return Inconclusive(gaps[0][0], f"{named}; and {rest} more" if rest else named)
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """Return some names in a line, of which the first few are told."""
+    more = f" and {len(names) - NAMED_GAPS} more" if len(names) > NAMED_GAPS else ""
+    return ", ".join(names[:NAMED_GAPS]) + more
 
 
 WIDEST_STEP = 2.5

@@ -88,7 +88,7 @@ def test_a_gap_in_what_requests_wait_for_is_named(signal: Signal, why: object) -
     found = diagnose(RUNBOOKS["PreemptionThrash"], an_evidence(silent, silent))
 
     assert isinstance(found, Inconclusive)
-    assert f"llm-0: {signal}: " in found.message
+    assert f"llm-0, llm-1: {signal}: " in found.message
 
 
 @pytest.mark.parametrize("signal", sorted(SEATS))
