@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -431,3 +432,28 @@ def test_what_is_held_for_a_while_is_read_as_it_was_written() -> None:
 def test_what_is_held_and_cannot_be_read_is_never_forgotten(field: str) -> None:
     with pytest.raises(RunUnreadable):
         record_from_wire(stored(holding_record()) | {field: "fine"})
+
+
+def _each_text(part: Any, change: Callable[[str], str]) -> Any:
+    match part:
+        case str():
+            return change(part)
+        case list():
+            return [_each_text(item, change) for item in part]
+        case dict():
+            return {key: _each_text(item, change) for key, item in part.items()}
+    return part
+
+
+def test_a_status_of_a_version_with_short_digests_is_the_same_record_as_with_whole_ones() -> None:
+    wire = record_to_wire(full_record(), "Healing")
+    whole = _each_text(wire, lambda text: text * 2 if re.fullmatch("[0-9a-f]{16}", text) else text)
+
+    old, new = record_from_wire(wire), record_from_wire(whole)
+
+    assert whole != wire
+    assert old == new
+    assert old.run is not None
+    assert new.run is not None
+    assert len({old.run.current.step.after_template, new.run.current.step.after_template}) == 1
+    assert record_to_wire(new, "Healing") == whole

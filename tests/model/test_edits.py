@@ -6,7 +6,7 @@ from typing import Any
 import jsonpatch
 import pytest
 
-from kvmedic.model.edits import EditState, Field, TokenEdit
+from kvmedic.model.edits import DIGITS, EARLIER_DIGITS, Digest, EditState, Field, TokenEdit
 
 
 def a_template(*args: str, name: str = "vllm") -> dict[str, Any]:
@@ -189,3 +189,26 @@ def test_an_edit_holds_no_token_but_its_own() -> None:
 def test_an_edit_that_says_nothing_is_refused(index: int, before: str | None, after: str | None) -> None:
     with pytest.raises(ValueError, match="an edit"):
         an_edit(index, before, after)
+
+
+WHOLE = Digest.of({"a": 1})
+EARLIER = WHOLE[:EARLIER_DIGITS]
+NEAR = Digest(EARLIER + "0" * (DIGITS - EARLIER_DIGITS))
+
+
+def test_a_digest_is_128_bits_and_one_of_an_earlier_version_is_compared_by_what_it_has():
+    assert len(WHOLE) == DIGITS
+    assert Digest.of({"a": 1}) == WHOLE != Digest.of({"a": 2})
+    assert WHOLE == EARLIER == WHOLE
+    assert not WHOLE != EARLIER  # noqa: SIM202 - both operators are our own
+    assert {Digest(EARLIER), WHOLE, "other"} == {"other", WHOLE}
+    assert {Digest(EARLIER): "known"}[WHOLE] == "known"
+
+
+def test_two_whole_digests_are_equal_only_as_a_whole_and_other_texts_as_ever():
+    assert NEAR != WHOLE
+    assert len({NEAR, WHOLE}) == 2
+    assert EARLIER[:-1] != WHOLE
+    assert WHOLE[:-1] != WHOLE
+    assert Digest("") != WHOLE
+    assert WHOLE != 16

@@ -388,8 +388,8 @@ class KVApprovalSpec(Wire):
     `kvmedic approve` fills it in."""
     digest: Annotated[
         str,
-        Field(max_length=16),
-        pattern("^[0-9a-f]{16}$", "use the digest in status.plan.digest: 16 of 0-9 and a-f"),
+        Field(max_length=32),
+        pattern("^[0-9a-f]{16}([0-9a-f]{16})?$", "use the digest in status.plan.digest: 32 of 0-9 and a-f"),
     ]
     """Digest of the plan, from status.plan.digest of the KVRemediation. It covers the change with its
     values before and after, the workload, its pod template and the generation of the spec. If any of them

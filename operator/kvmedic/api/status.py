@@ -13,6 +13,7 @@ Unknown fields are ignored everywhere, so that an older operator can read what a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -22,6 +23,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import SchemaValidator, core_schema
 
 from kvmedic.api.resource import RunUnreadable, problems_of
+from kvmedic.model.edits import DIGITS, EARLIER_DIGITS, Digest
 from kvmedic.model.redaction import redact
 from kvmedic.model.run import Run, Summary
 from kvmedic.model.status import (
@@ -75,6 +77,8 @@ would be another one each time that it is read."""
 
 UNKNOWN = frozenset({"enum", "literal_error"})
 """Kinds of errors that a value of another version makes (pydantic's own names)."""
+
+_DIGEST = re.compile(rf"[0-9a-f]{{{EARLIER_DIGITS}}}(?:[0-9a-f]{{{DIGITS - EARLIER_DIGITS}}})?")
 
 RENAMED = {"changed_at": "lastTransitionTime", "e2e_p95": "e2eP95"}
 """Names that Kubernetes (`metav1.Condition`) and the spec give."""
@@ -220,18 +224,25 @@ def newest_change(record: Record) -> str:
 
 
 def _make_lenient(schema: Any) -> Any:
-    """Return a pydantic core schema in which what may be None may be absent, and times name their zone."""
+    """Return a schema in which what may be None may be absent, times have a zone, and digests are such."""
     if isinstance(schema, list | tuple):
         return type(schema)(_make_lenient(part) for part in schema)
     if not isinstance(schema, dict):
         return schema
     read = {key: _make_lenient(part) for key, part in schema.items()}
+    if read.get("type") == "str":
+        return core_schema.no_info_after_validator_function(_as_digest, read)
     if read.get("type") == "datetime":
         read["tz_constraint"] = "aware"
     inner = read.get("schema")
     if read.get("type") == "dataclass-field" and isinstance(inner, dict) and inner["type"] == "nullable":
         read["schema"] = core_schema.with_default_schema(inner, default=None)
     return read
+
+
+def _as_digest(text: str) -> str:
+    """Return what may be a digest as one, so that one of an earlier version is compared by what it has."""
+    return Digest(text) if _DIGEST.fullmatch(text) else text
 
 
 def _reader() -> SchemaValidator:

@@ -20,7 +20,6 @@ by `kvmedic.runbooks.revisions`, how the fleet fared before by `kvmedic.metrics`
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
-from kvmedic.model.edits import EditState, PatchOperation, TemplateEdit
+from kvmedic.model.edits import EARLIER_DIGITS, Digest, EditState, PatchOperation, TemplateEdit
 from kvmedic.model.evidence import Inconclusive, Observation, Reading
 from kvmedic.model.fleet import Fleet, Owner, Pod, ReplicaSet
 
@@ -49,11 +48,9 @@ class Contents:
     """Values in base64."""
 
     @property
-    def digest(self) -> str:
-        """Return the identity of the contents: 16 hexadecimal digits over their canonical JSON."""
-        body = {"data": dict(self.data), "binaryData": dict(self.binary)}
-        text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def digest(self) -> Digest:
+        """Return the identity of the contents."""
+        return Digest.of({"data": dict(self.data), "binaryData": dict(self.binary)})
 
     @property
     def size(self) -> int:
@@ -107,8 +104,10 @@ def copy_name(config_map: str, contents: Contents, target_uid: str = "") -> str:
 
     So the same change gives the same copy, whoever dies in the middle; another target has one of its
     own, which nobody removes for the first one's sake. A copy of a copy has one hash at its end.
+    It only tells copies apart; what is in one is compared by the whole digest.
     """
-    told = hashlib.sha256(f"{target_uid}/{contents.digest}".encode()).hexdigest()[:10]
+    short = contents.digest[:EARLIER_DIGITS]
+    told = hashlib.sha256(f"{target_uid}/{short}".encode()).hexdigest()[:10]
     base = _COPIED.sub("", config_map)[: NAME_LENGTH - len(told) - 1]
     return f"{base.rstrip('.-')}-{told}"
 

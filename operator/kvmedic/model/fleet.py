@@ -5,7 +5,6 @@ A pod template is identified by its hash; its owner must make a change of it ins
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,15 +13,15 @@ from enum import StrEnum
 from typing import Any
 
 from kvmedic.model.devices import ContainerEnd, Instance
-from kvmedic.model.edits import EditState, FieldEdit
+from kvmedic.model.edits import Digest, EditState, FieldEdit
 from kvmedic.model.reasons import Reason
 
 POD_TEMPLATE_HASH = "pod-template-hash"
 """Label that the deployment controller adds to a ReplicaSet's template (apps/v1)."""
 
 
-def template_hash(template: Mapping[str, object]) -> str:
-    """Return the hash of a pod template: 16 hexadecimal digits over its canonical JSON.
+def template_hash(template: Mapping[str, object]) -> Digest:
+    """Return the hash of a pod template.
 
     As the API server returns it, defaults filled in, the same template always hashes the same, and without
     the controller's own label a ReplicaSet's like its Deployment's. In one that was read from a manifest's
@@ -30,7 +29,7 @@ def template_hash(template: Mapping[str, object]) -> str:
     """
     body = json.loads(json.dumps(template, default=str))
     ((body.get("metadata") or {}).get("labels") or {}).pop(POD_TEMPLATE_HASH, None)
-    return _digest(body)
+    return Digest.of(body)
 
 
 def own_template(template: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +41,7 @@ def own_template(template: Mapping[str, Any]) -> dict[str, Any]:
     return {**template, "metadata": {**metadata, "labels": own}}
 
 
-def body_hash(template: Mapping[str, object]) -> str:
+def body_hash(template: Mapping[str, object]) -> Digest:
     """Return the hash of what a pod template is beside its metadata, command lines and variables.
 
     Image, devices, volumes and nodes decide how much memory there is; no flag or restart changes them, so
@@ -52,12 +51,7 @@ def body_hash(template: Mapping[str, object]) -> str:
     for container in body.get("containers") or ():
         for name in ("command", "args", "env"):
             container.pop(name, None)
-    return _digest(body)
-
-
-def _digest(body: object) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Digest.of(body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ those may contain secrets, and the plan is written to the resource's status.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -16,7 +14,7 @@ from typing import ClassVar, Literal, Self, TypeAlias
 
 from kvmedic.model.compression import Keep
 from kvmedic.model.config_edits import FileEdit, OwnerField, Revision, TemplateChange, TemplateSwap
-from kvmedic.model.edits import BundleEdit, ReferenceEdit, TemplateEdit, TokenEdit
+from kvmedic.model.edits import BundleEdit, Digest, ReferenceEdit, TemplateEdit, TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
@@ -577,8 +575,8 @@ class Plan:
     """One sentence with the numbers behind the plan."""
 
     @property
-    def digest(self) -> str:
-        """Return the plan's identity: 16 hexadecimal digits over its canonical JSON.
+    def digest(self) -> Digest:
+        """Return the plan's identity.
 
         The message is not part of it: wording may change, the assignment may not.
         """
@@ -588,5 +586,4 @@ class Plan:
             "template": self.template,
             "specGeneration": self.spec_generation,
         }
-        text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return Digest.of(body)

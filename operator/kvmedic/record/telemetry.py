@@ -21,6 +21,7 @@ from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Conflict
 from kvmedic.kube.objects import EVENTS, JsonObject, Ref
+from kvmedic.model.edits import DIGITS
 from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.model.redaction import redact
 from kvmedic.model.run import ComparisonState, Run, StepState
@@ -203,7 +204,7 @@ class Events:
         now = self.client.clock.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         within = note.run or now
         key = f"{resource.uid}/{regarding['kind']}/{note.reason}/{within}"
-        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(key.encode()).hexdigest()[:DIGITS]
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
