@@ -34,6 +34,7 @@ COMPONENTS = {
     "probe.trialPods": "trial-pods",
     "probe.evaluations": "evaluations",
     "rbac.ownerFields": "owner-fields",
+    "rbac.configFiles": "config-files",
 }
 """Folders of `deploy` by the chart's value that does the same."""
 PAGE = ROOT / "docs" / "reference" / "rbac.md"

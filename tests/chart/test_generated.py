@@ -108,17 +108,6 @@ def test_a_crd_is_rendered_as_it_is_in_crds(kind):
     assert made == yaml.safe_load((ROOT / "crds" / f"kvmedic.io_{kind}.yaml").read_text())
 
 
-@pytest.mark.light
-def test_the_rights_on_config_maps_can_be_left_out():
-    made = render({"rbac": {"configFiles": False}})
-
-    left = rules(made, "ClusterRole", "kvmedic")
-    assert [rule for rule in table("watched") if rule not in left] == [
-        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "delete"]}
-    ]
-    assert rules(made, "Role", "kvmedic-own") == table("own")
-
-
 EXEC = {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get", "create"]}
 
 
@@ -150,9 +139,11 @@ WRITES_FIELDS = [
         ("production-stack.vllm.ai", "vllmruntimes"),
     )
 ]
+IN_FILES = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "delete"]}]
 TRIALS = {"probe": {"trialPods": True}}
 SWITCHES = {
     "owners' fields": ({}, {"rbac": {"ownerFields": True}}, WRITES_FIELDS, ("rbac.ownerFields",)),
+    "flags in files": ({}, {"rbac": {"configFiles": True}}, IN_FILES, ("rbac.configFiles",)),
     "commands in pods": ({}, {"nodeHealth": {"nvidiaSmi": True}}, [EXEC], ("nodeHealth.nvidiaSmi",)),
     "trial pods": ({}, TRIALS, MAKES_TRIALS, ("probe.trialPods",)),
     "evaluations": (

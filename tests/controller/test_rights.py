@@ -65,8 +65,6 @@ RARE = (
         ("apps", "replicasets", "get"),
         ("coordination.k8s.io", "leases", "list"),
         ("kvmedic.io", "kvapprovals", "list"),
-        ("", "configmaps", "create"),
-        ("", "configmaps", "delete"),
         ("", "namespaces", "get"),
         ("", "nodes", "list"),
         ("", "nodes", "watch"),

@@ -27,7 +27,9 @@ def test_every_right_that_is_asked_for_is_granted_by_the_chart():
     }
 
     by_switch = {right for row in ROWS if row.get("only") == "rbac.ownerFields" for right in granted(row)}
-    assert {*NEEDED, *CONFIG_FILE} <= whole
+    in_files = {right for row in ROWS if row.get("only") == "rbac.configFiles" for right in granted(row)}
+    assert {*NEEDED} <= whole
+    assert {*CONFIG_FILE} == in_files
     assert {right for rights in OWNER_FIELD.values() for right in rights} == by_switch
     assert OWNER_FIELD.keys() == WRITTEN
 
@@ -39,7 +41,7 @@ def test_every_right_of_the_chart_that_a_change_of_a_setting_always_needs_is_ask
     always = {
         right
         for row in ROWS
-        if row["scope"] == "watched" and not {"only", "value", "names"} & row.keys()
+        if row["scope"] == "watched" and not {"only", "names"} & row.keys()
         for right in granted(row)
         if right.resource not in sometimes
     }

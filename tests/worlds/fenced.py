@@ -33,7 +33,8 @@ def rights_in(light: LightCluster, namespace: str, **values: Any) -> Iterator[Ap
         namespace: where the operator would be, and what it watches.
         values: of the chart, beside those.
     """
-    given = {"watchNamespaces": [namespace], "fullnameOverride": namespace, **values}
+    rbac = {"configFiles": True, **values.pop("rbac", {})}
+    given = {"watchNamespaces": [namespace], "fullnameOverride": namespace, "rbac": rbac, **values}
     made = render(given, namespace=namespace)
     light.apply([each for (kind, _), each in made.items() if kind in KINDS], namespace)
     with Api(light.impersonate(namespace, namespace)) as account:

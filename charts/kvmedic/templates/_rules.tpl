@@ -6,7 +6,6 @@ Takes a list: the root context and the scope.
 {{- $root := index . 0 -}}
 {{- $scope := index . 1 -}}
 {{- range $root.Files.Get "files/permissions.yaml" | fromYamlArray -}}
-{{- $kept := or (not .value) (index $root.Values.rbac (.value | default "create")) }}
 {{- $allowed := true }}
 {{- with .only }}
 {{- $path := splitList "." . }}
@@ -19,7 +18,7 @@ Takes a list: the root context and the scope.
 {{- $names = append $names (printf "kvmedic-shard-%d" $index) }}
 {{- end }}
 {{- end }}
-{{- if and (eq .scope $scope) $kept $allowed }}
+{{- if and (eq .scope $scope) $allowed }}
 {{- $verbs := list }}
 {{- range .grants }}
 {{- $verbs = append $verbs .verb }}

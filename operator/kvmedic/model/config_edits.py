@@ -133,7 +133,7 @@ class Unseen(StrEnum):
     """Why a ConfigMap is not known."""
 
     GONE = "does not exist"
-    UNREADABLE = "may not be read by the operator"
+    UNREADABLE = "may not be read by the operator (rbac.configFiles of the chart grants that)"
 
 
 Sight: TypeAlias = ConfigMap | Unseen

@@ -163,6 +163,7 @@ def operator_values(prometheus: str) -> dict[str, Any]:
         "pace": PACE,
         "probe": {"trialPods": True, "evaluations": True},
         "compression": {"variables": ["LAB_*"]},
+        "rbac": {"configFiles": True},
         **ALONE,
     }
 
