@@ -21,7 +21,7 @@ pytestmark = pytest.mark.light
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 CRD = "kvremediations.kvmedic.io"
-EVERY_OBJECT = {"replicas": 2, "podDisruptionBudget": {"enabled": True}, "networkPolicy": {"enabled": True}}
+EVERY_OBJECT = {"replicas": 2, "podDisruptionBudget": {"enabled": True}}
 WATCHED, OTHER = "serving", "elsewhere"
 
 

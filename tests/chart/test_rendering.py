@@ -20,6 +20,7 @@ DEFAULT_KINDS = [
     "CustomResourceDefinition",
     "CustomResourceDefinition",
     "Deployment",
+    "NetworkPolicy",
     "Role",
     "RoleBinding",
     "Service",
@@ -43,7 +44,6 @@ def test_the_defaults_make_what_an_installation_needs_and_nothing_else():
     ("values", "kind"),
     [
         ({"podDisruptionBudget": {"enabled": True}}, "PodDisruptionBudget"),
-        ({"networkPolicy": {"enabled": True}}, "NetworkPolicy"),
         ({"monitoring": {"serviceMonitor": {"enabled": True}}}, "ServiceMonitor"),
         ({"monitoring": {"podMonitor": {"enabled": True}}}, "PodMonitor"),
         ({"monitoring": {"prometheusRule": {"enabled": True}}}, "PrometheusRule"),
@@ -190,7 +190,6 @@ def test_services_monitors_budgets_and_policies_select_the_operators_pods():
     made = render(
         {
             "podDisruptionBudget": {"enabled": True},
-            "networkPolicy": {"enabled": True},
             "monitoring": {"serviceMonitor": {"enabled": True}},
         }
     )
@@ -204,21 +203,65 @@ def test_services_monitors_budgets_and_policies_select_the_operators_pods():
     assert monitored.items() <= made["Service", "kvmedic-metrics"]["metadata"]["labels"].items()
 
 
-def test_a_network_policy_limits_egress_only_when_told_to_what():
-    def policy(**options: object) -> Values:
-        made = render({"networkPolicy": {"enabled": True, **options}})
-        return dict(made["NetworkPolicy", "kvmedic"]["spec"])
+def egress_of(**values: object) -> list[Object]:
+    return list(render(values)["NetworkPolicy", "kvmedic"]["spec"]["egress"])
 
+
+def ports_of(rules: list[Object]) -> list[set[int]]:
+    return [{port["port"] for port in rule.get("ports", ())} for rule in rules]
+
+
+def in_namespaces(*names: str) -> Object:
+    selected = (
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}} for name in names
+    )
+    return {"to": list(selected)}
+
+
+def test_the_operator_reaches_names_the_api_server_engines_and_nothing_else_by_default():
+    rules = egress_of()
+
+    assert ports_of(rules) == [{53, 5353}, {443, 6443, 8443, 16443}, set(), {8000}]
+    assert "to" not in rules[1], "an ipBlock selects no node under Cilium, where the API server may be on one"
+    assert rules[2] == {"to": [{"namespaceSelector": {}}]}
+
+
+def test_the_way_to_a_source_is_its_port_and_of_few_namespaces_its_own_as_well():
+    def ways(url: str, **values: object) -> list[Object]:
+        return egress_of(sources={"default": {"url": url}}, **values)[4:]
+
+    few = {"watchNamespaces": ["serving", "batch"]}
+    assert ports_of(ways("http://prometheus.monitoring.svc:9090")) == [{9090}]
+    assert ports_of(ways("https://metrics.example.org/api")) == [{443}]
+    assert ports_of(ways("http://10.0.0.7")) == [{80}]
+    assert egress_of(**few)[2] == in_namespaces("serving", "batch")
+    assert ways("http://prometheus.monitoring:80", **few)[1:] == [in_namespaces("monitoring")]
+    assert ways("http://prometheus.monitoring.svc.cluster.local:80", **few)[1:] == [
+        in_namespaces("monitoring")
+    ]
+    assert ways("http://prometheus:9090", **few)[1:] == [in_namespaces("kvmedic-system")]
+    assert ways("https://metrics.example.org", **few)[1:] == []
+    assert ways("http://[fd00::7]:9090", **few)[1:] == []
+
+
+def test_a_network_policy_takes_rules_beside_its_own_and_can_be_left_out():
     everywhere = [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]
     scraper = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
-    assert policy()["policyTypes"] == ["Ingress"]
-    assert policy(egress=everywhere)["policyTypes"] == ["Ingress", "Egress"]
-    assert policy(egress=everywhere)["egress"] == everywhere
-    named, tests = policy(metricsFrom=scraper)["ingress"]
+    api = {"ports": [26443], "to": everywhere[0]["to"]}
+
+    spec = render({"networkPolicy": {"egress": everywhere, "metricsFrom": scraper, "apiServer": api}})[
+        "NetworkPolicy", "kvmedic"
+    ]["spec"]
+
+    assert spec["egress"][1]["to"] == api["to"]
+    assert ports_of(spec["egress"])[1] == {26443}
+    assert spec["egress"][4:] == everywhere
+    named, tests = spec["ingress"]
     assert named["from"] == scraper
     assert tests["ports"] == named["ports"]
     (let_in,) = tests["from"]
     assert let_in["podSelector"]["matchLabels"].items() <= hook()["metadata"]["labels"].items()
+    assert ("NetworkPolicy", "kvmedic") not in render({"networkPolicy": {"enabled": False}})
 
 
 def test_the_operator_is_told_which_namespaces_to_watch():
