@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from typer.testing import CliRunner
 
 from documentation.words import README_GOAL, words_of_docs
 from kvmedic.api.resource import resource_from_manifest
-from kvmedic.api.rules import format_duration
 from kvmedic.cli.app import app_for
-from kvmedic.settings import BudgetOptions, CompressionOptions, ShardOptions, StormOptions
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -45,7 +42,7 @@ QUOTES_THEM = {"CONTRIBUTING.md"}
 """Pages that name words in order to forbid them."""
 
 
-WORDS_LIMIT = 42_000
+WORDS_LIMIT = 41_600
 """Of what is written by hand under docs/. It is only ever lowered, toward the goal of 40,000."""
 RESOURCE = re.compile(
     r"^(apiVersion: kvmedic\.io/\S+\nkind: KVRemediation\n.*?)(?=^EOF|^---|\Z)", re.MULTILINE | re.DOTALL
@@ -200,25 +197,3 @@ def test_every_page_is_reached_from_the_readme() -> None:
     orphans = set((ROOT / "docs").rglob("*.md")) - linked_from(README)
 
     assert sorted(map(shown, orphans)) == [], "link each page in docs/README.md"
-
-
-def test_the_operators_limits_are_told_with_their_defaults() -> None:
-    page = (ROOT / "docs" / "reference" / "operator-limits.md").read_text()
-    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| (\S+) \|", page, re.MULTILINE)
-    sections = {
-        "budgets": BudgetOptions(),
-        "storm": StormOptions(),
-        "shard": ShardOptions(),
-        "compression": CompressionOptions(),
-    }
-
-    wanted = {
-        (name, field): default
-        for name, options in sections.items()
-        for field, default in options.model_dump(by_alias=True).items()
-    }
-    told = {(name, field): default for name, field, default in rows}
-    assert told == {
-        key: format_duration(value) if isinstance(value, timedelta) else "none" if value == () else str(value)
-        for key, value in wanted.items()
-    }

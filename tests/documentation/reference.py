@@ -1,4 +1,4 @@
-"""Parts of pages out of the code: every command's help, every reason, every field of a scenario's file.
+"""Parts of pages out of the code: commands' help, reasons, fields of a scenario's file, the configuration.
 
 `chart.generated` writes reference/commands.md, reference/reasons.md and howto/add-a-scenario.md of docs/
 with the others.
@@ -6,22 +6,28 @@ with the others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import timedelta
 from inspect import getdoc
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from documentation.generated import ROOT, with_part
+from kvmedic.api.rules import format_duration
 from kvmedic.cli.app import SUBCOMMANDS, app_for
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.status import ConditionType
+from kvmedic.settings import Section, Settings
 from lab.play.schema import Evaluation, Expectation, Fleet, Incident, Limits, Move, Scenario, Stream
 
 COMMANDS = ROOT / "docs" / "reference" / "commands.md"
 REASONS = ROOT / "docs" / "reference" / "reasons.md"
+CONFIGURATION = ROOT / "docs" / "reference" / "operator-limits.md"
 SCENARIOS = ROOT / "docs" / "howto" / "add-a-scenario.md"
 PARTS: dict[str, type[BaseModel]] = {
     "scenario": Scenario,
@@ -79,6 +85,34 @@ def _follows(reason: Reason) -> str:
     return ", ".join(text for trait, text in FOLLOWS.items() if trait in reason.traits)
 
 
+def configuration() -> str:
+    """Return every setting of the operator as a Markdown table, in the order of the code."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        options = field.annotation
+        if isinstance(options, type) and issubclass(options, Section):
+            rows.append(f"| **`{name}`** | | {_summary(options)} |")
+            rows += [_setting(f"{name}.{part.alias}", part) for part in options.model_fields.values()]
+        else:
+            rows.append(_setting(name, field))
+    return "\n".join(("| setting | default | meaning |", "| --- | --- | --- |", *rows))
+
+
+def _summary(options: type[Section]) -> str:
+    return " ".join((getdoc(options) or "").partition("\n\n")[0].split())
+
+
+def _setting(name: str, field: FieldInfo) -> str:
+    return f"| `{name}` | {_default(field.default)} | {' '.join((field.description or '').split())} |"
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    simple = isinstance(value, str | bool | int | float) and value != ""
+    return f"`{json.dumps(value).strip(chr(34))}`" if simple else ""
+
+
 def field_table(model: type[BaseModel]) -> str:
     """Return the fields of a part of a scenario's file as a Markdown table; each docstring is its meaning."""
     rows = (f"| `{name}` | {_meaning(model, name)} |" for name in model.model_fields)
@@ -113,6 +147,10 @@ def scenario_page() -> str:
 
 def reference_pages() -> dict[Path, str]:
     """Return the pages with their generated parts anew."""
-    parts = {COMMANDS: ("commands", commands()), REASONS: ("reasons", reasons())}
+    parts = {
+        COMMANDS: ("commands", commands()),
+        REASONS: ("reasons", reasons()),
+        CONFIGURATION: ("configuration", configuration()),
+    }
     pages = {page: with_part(page.read_text(encoding="utf-8"), *part) for page, part in parts.items()}
     return {**pages, SCENARIOS: scenario_page()}
