@@ -42,7 +42,7 @@ QUOTES_THEM = {"CONTRIBUTING.md"}
 """Pages that name words in order to forbid them."""
 
 
-WORDS_LIMIT = 41_600
+WORDS_LIMIT = 41_200
 """Of what is written by hand under docs/. It is only ever lowered, toward the goal of 40,000."""
 RESOURCE = re.compile(
     r"^(apiVersion: kvmedic\.io/\S+\nkind: KVRemediation\n.*?)(?=^EOF|^---|\Z)", re.MULTILINE | re.DOTALL
