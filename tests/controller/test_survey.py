@@ -20,12 +20,13 @@ from kvmedic.model.devices import Cause
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import (
     EVERY_SIGNAL,
+    Histogram,
     Inconclusive,
     LoggedSize,
     Look,
-    MeanLengths,
     Measured,
     Observation,
+    PastLengths,
     Signal,
     SizeUnit,
 )
@@ -46,6 +47,7 @@ from worlds.asked import Asked, a_resource, spec, view
 from worlds.vitals_builder import a_device, an_end
 from worlds.world import deployment
 
+SHORT = Histogram((10.0,), (9.0, 0.0), 45.0)
 GLANCE = TRIGGER | FELT
 """What tells whether a fleet is in trouble."""
 
@@ -96,7 +98,7 @@ async def test_a_fleet_in_trouble_is_looked_at_as_a_whole() -> None:
 
 
 async def test_a_fleet_in_trouble_is_asked_for_its_last_day_and_a_calm_one_is_not() -> None:
-    resource, peak, lengths = a_resource(OLD), Measured(900.0, NOW), (MeanLengths(NOW, 64, 9),)
+    resource, peak, lengths = a_resource(OLD), Measured(900.0, NOW), (PastLengths(NOW, SHORT, SHORT),)
 
     troubled, calm = [
         await survey(resource, resource.policy, view(), Senses(metrics, metrics))

@@ -55,7 +55,8 @@ async def test_a_source_is_found_by_name(history: PrometheusServer) -> None:
 
     known = await metrics.observe("default", [pod("calm")], NAMESPACE, THIRTY, timedelta(0))
     unknown = await metrics.observe("defualt", [pod("calm")], NAMESPACE, THIRTY, timedelta(0))
-    lengths = [await metrics.past_lengths(name, [pod("calm")], NAMESPACE) for name in ("default", "defualt")]
+    both, names = [pod("calm"), pod("thrashing")], ("default", "defualt")
+    lengths = [await metrics.past_lengths(name, both, NAMESPACE) for name in names]
     await metrics.close()
 
     assert [bool(each) for each in lengths] == [True, False]

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import json
+from bisect import bisect_left
 from datetime import timedelta
-from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 import pytest
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.lengths import AGAIN, FEWEST_REQUESTS
+from kvmedic.metrics.lengths import AGAIN, APART, FEWEST_REQUESTS, lengths_of
 from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.promql import LENGTHS_APART
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
+from kvmedic.model.evidence import (
+    Absence,
+    Histogram,
+    Measured,
+    Missing,
+    Observation,
+    PodReadings,
+    Signal,
+)
 from kvmedic.settings import SourceOptions
-from worlds.http_double import Reply, Request, Server, forwarded
+from worlds.http_double import Reply, Server, forwarded
 from worlds.prometheus_server import PrometheusServer
 from worlds.scripted_fleet import END, NAMESPACE, source
 
 FLEET = [PodKey(NAMESPACE, name) for name in ("thrashing", "calm", "nobody")]
 MINUTE = timedelta(minutes=1)
-HALF_HOUR = LENGTHS_APART.total_seconds()
+HALF_HOUR = APART.total_seconds()
 MEAN = 60 / 1.25
 DOWN = Reply(500, b"")
-JSON = {"Content-Type": "application/json"}
+QUERIES = 4
+"""Who is there, the pool, and lengths of prompts and outputs."""
+SILENT = PodReadings({}, {}, Missing(Absence.NO_SERIES))
 
 
 async def test_the_lengths_of_the_day_are_asked_for_once_in_half_an_hour(history: PrometheusServer) -> None:
@@ -34,37 +43,56 @@ async def test_the_lengths_of_the_day_are_asked_for_once_in_half_an_hour(history
         looked.close()
 
     assert found[0] == found[1]
-    assert len(proxy.requests) == 3
+    assert len(proxy.requests) == QUERIES
     assert all("query_range" in request.path for request in proxy.requests)
     assert 1 <= len(found[0]) <= 3
     last = found[0][-1]
     assert last.at.timestamp() % HALF_HOUR == 0
-    assert timedelta(0) <= END - last.at < LENGTHS_APART
-    assert (last.prompt_tokens, last.output_tokens) == (pytest.approx(MEAN, 0.02),) * 2
+    assert timedelta(0) <= END - last.at < APART
+    assert (last.prompt.mean, last.output.mean) == (pytest.approx(MEAN, 0.02),) * 2
+
+
+def counted(times: float, *outputs: float) -> PodReadings:
+    """Return a replica that finished so many requests for each of some lengths of the output."""
+    bounds = (10.0, 100.0, 1000.0)
+    counts = [0.0] * 4
+    for each in outputs:
+        counts[bisect_left(bounds, each)] += times
+    output = Histogram(bounds, tuple(counts), times * sum(outputs))
+    prompt = Histogram(bounds, (0.0, times * len(outputs), 0.0, 0.0), 64.0 * times * len(outputs))
+    told = {Signal.PROMPT_LENGTH: Measured(prompt, END), Signal.OUTPUT_LENGTH: Measured(output, END)}
+    return PodReadings({}, told, Missing(Absence.NO_SERIES))
+
+
+def lengths_told(*pods: PodReadings) -> tuple[float, float] | None:
+    seen = Observation(END, HALF_HOUR, 0.0, {f"llm-{place}": pod for place, pod in enumerate(pods)})
+    found = lengths_of(seen)
+    return found and (found.prompt.mean, found.output.mean)
 
 
 @pytest.mark.parametrize(
-    ("requests", "is_told"), [(FEWEST_REQUESTS, True), (FEWEST_REQUESTS - 1, False), (float("nan"), False)]
+    ("pods", "told"),
+    [
+        pytest.param([counted(FEWEST_REQUESTS, 50)], (64, 50), id="just enough"),
+        pytest.param([counted(FEWEST_REQUESTS - 1, 50)], None, id="too few"),
+        pytest.param([counted(250, 50), counted(250, 90)], (64, 70), id="enough together"),
+        pytest.param([counted(500, 50), SILENT], (64, 50), id="of those that tell"),
+        pytest.param([counted(500, 50), counted(0, 50)], (64, 50), id="one that finished none"),
+        pytest.param([SILENT], None, id="nobody tells"),
+        pytest.param([], None, id="nobody is there"),
+        pytest.param([counted(250, 5, 5, 5, 5, 900)], None, id="too few for lengths this wide"),
+        pytest.param([counted(20_000, 5, 5, 5, 5, 900)], (64, 184), id="enough for them"),
+    ],
 )
-async def test_a_time_with_too_few_requests_tells_no_lengths(requests: float, *, is_told: bool) -> None:
-    def reply(request: Request) -> Reply:
-        text = unquote_plus(request.text)
-        risen = 64 * FEWEST_REQUESTS if "prompt" in text else 9 * FEWEST_REQUESTS
-        return told_of(request, requests if "_count" in text else risen)
-
-    with Server(reply) as server:
-        looked = source(server.url)
-        found = await looked.past_lengths(FLEET[:1])
-        looked.close()
-
-    assert {(each.prompt_tokens, each.output_tokens) for each in found} == (
-        {(64.0, 9.0)} if is_told else set()
-    )
+def test_lengths_are_told_by_enough_requests(
+    pods: list[PodReadings], told: tuple[float, float] | None
+) -> None:
+    assert lengths_told(*pods) == told
 
 
 async def test_what_a_source_did_not_tell_is_asked_for_again_after_a_while(history: PrometheusServer) -> None:
     """Not at once, since all would wait for it; and it says nothing about the source's other answers."""
-    answers, clock, found = iter([DOWN] * 3), [END], []
+    answers, clock, found = iter([DOWN]), [END], []
 
     with Server(lambda request: next(answers, None) or forwarded(request, history.url)) as proxy:
         options = SourceOptions(url=proxy.url, timeout="5s")
@@ -79,12 +107,3 @@ async def test_what_a_source_did_not_tell_is_asked_for_again_after_a_while(histo
     assert found[:2] == [(), ()]
     assert found[2]
     assert looked.trouble == ""
-
-
-def told_of(request: Request, value: float) -> Reply:
-    """Return a range of one replica and one moment, the last one that is asked for."""
-    end = float(dict(parse_qsl(urlsplit(request.path).query))["end"])
-    metric = {"namespace": NAMESPACE, "pod": FLEET[0].name}
-    series = [{"metric": metric, "values": [[end, f"{value}"]]}]
-    body = {"status": "success", "data": {"resultType": "matrix", "result": series}}
-    return Reply(200, json.dumps(body).encode(), JSON)

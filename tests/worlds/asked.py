@@ -15,10 +15,10 @@ from kvmedic.model.evidence import (
     LogForms,
     LoggedSize,
     Look,
-    MeanLengths,
     Measured,
     Missing,
     Observation,
+    PastLengths,
     Reading,
     Unsupported,
 )
@@ -58,7 +58,7 @@ class Asked:
     asked_for_versions: list[str] = field(default_factory=list)
     named: Mapping[str, State] = field(default_factory=dict)
     """Replicas that are in a state of their own, by name."""
-    lengths: tuple[MeanLengths, ...] = ()
+    lengths: tuple[PastLengths, ...] = ()
     """What the source tells of the lengths of the last day."""
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
@@ -83,7 +83,7 @@ class Asked:
     async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> dict[str, Reading[float]]:
         return dict.fromkeys((pod.name for pod in pods), self.peak)
 
-    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[MeanLengths, ...]:
+    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[PastLengths, ...]:
         return self.lengths
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:

@@ -27,8 +27,8 @@ from kvmedic.model.evidence import (
     LoggedSize,
     Look,
     LookSeries,
-    MeanLengths,
     Observation,
+    PastLengths,
     Pool,
     Reading,
 )
@@ -344,8 +344,8 @@ class Metrics(Protocol):
     async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> Mapping[str, Reading[float]]:
         """Return the most tokens per second that the named replicas were asked for over the last day."""
 
-    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[MeanLengths, ...]:
-        """Return the mean lengths of their requests together over the last day, oldest first."""
+    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[PastLengths, ...]:
+        """Return the lengths of their requests together, by half hours of the last day, oldest first."""
 
     async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         """Return running plus waiting requests of all engines that a source knows, asked of the replica.

@@ -18,10 +18,10 @@ from kvmedic.model.evidence import (
     Absence,
     Look,
     LookSeries,
-    MeanLengths,
     Measured,
     Missing,
     Observation,
+    PastLengths,
     Pool,
     Reading,
 )
@@ -144,8 +144,8 @@ class FleetMetrics:
             return await found.peaks([PodKey(namespace, pod.name) for pod in pods], _places(pods))
         return {pod.name: Missing(Absence.SOURCE_UNAVAILABLE) for pod in pods}
 
-    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[MeanLengths, ...]:
-        """Return the mean lengths of the requests of the named replicas over the last day, oldest first."""
+    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[PastLengths, ...]:
+        """Return the lengths of the named replicas' requests, by half hours of the last day, oldest first."""
         found = self._sources.get(source)
         keys = [PodKey(namespace, pod.name) for pod in pods]
         return () if found is None else await found.past_lengths(keys, _places(pods))

@@ -1,95 +1,85 @@
 """How long the requests of a fleet were over the last day, as its source tells.
 
 What a cache holds depends on the lengths of requests, and they turn with the hour of the day. A look of some
-minutes sees those of now alone; a day of means tells whether they come back.
+minutes sees those of now alone; a day of them tells whether they come back. Means would not do: where long
+requests are mixed with short ones, it is the long ones that fill the cache.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import chain
+from math import sqrt
 from typing import TypeAlias
 
-from kvmedic.engines.signal_sources import SignalTable
-from kvmedic.metrics.batches import narrowed_to, parts_of
-from kvmedic.metrics.page import names_of
-from kvmedic.metrics.promql import LENGTHS_APART, PEAK_DAY, Narrow, length_queries
-from kvmedic.metrics.series import NOWHERE, Place, PodKey, Reply, Unanswered, totals_of
-from kvmedic.model.evidence import MeanLengths, Measured
-from kvmedic.settings import Labels
+from kvmedic.metrics.series import NOWHERE, Place, PodKey
+from kvmedic.model.evidence import Absence, Look, Missing, Observation, PastLengths, Signal
+from kvmedic.model.readings import histogram, merge_histograms, moments
 
-FEWEST_REQUESTS = 400.0
-"""Requests that a mean of lengths comes from, at least. Means of as many of the widest shape that was
-simulated (relative deviation 1.3) deviate by 7 %, and two of them differ by a quarter once in 150 times."""
+APART = timedelta(minutes=30)
+"""Over how long lengths are counted, and from one count to the next: a mix that turns within hours shows."""
+DAY = timedelta(hours=24)
+LENGTHS = Look(APART, signals=frozenset({Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH}))
+FEWEST_REQUESTS, OF_WIDE, WIDER = 400.0, 2600.0, 3.5
+"""Requests of half an hour that tell how large sequences were, at least: the first; where outputs are wide,
+the second times their relative deviation to the third power. The size deviates by up to 5 % then (simulated
+with log-normal outputs of relative deviations 0.5 to 1.3), and two differ by a quarter once in 700 times."""
 AGAIN = timedelta(minutes=5)
 """After how long a source is asked again that did not answer: each look would wait for it."""
 
-AskRange: TypeAlias = Callable[[str, Sequence[datetime]], Awaitable[Sequence[Reply]]]
-"""Returns what a source answers to a query at moments that are equally far apart."""
+LookAt: TypeAlias = Callable[
+    [Sequence[datetime], Sequence[PodKey], Look, Mapping[str, Place]], Awaitable[Sequence[Observation]]
+]
+"""Returns the same look at several moments that are equally far apart."""
 
 
 @dataclass
 class LengthHistory:
     """Asks a source for the lengths of the last day, once for each half hour."""
 
-    ask: AskRange
-    narrow: Narrow
-    """Puts the source's own matchers into a query."""
-    table: SignalTable
-    labels: Labels
-    _known: dict[tuple[tuple[PodKey, Place], ...], tuple[datetime, tuple[MeanLengths, ...]]] = field(
+    look_at: LookAt
+    _known: dict[tuple[tuple[PodKey, Place], ...], tuple[datetime, tuple[PastLengths, ...]]] = field(
         default_factory=dict
     )
     """Until when an answer holds, and the answer."""
 
     async def lengths(
         self, pods: Sequence[PodKey], places: Mapping[str, Place], now: datetime
-    ) -> tuple[MeanLengths, ...]:
-        """Return the mean lengths of the requests of some replicas together over the last day, oldest first.
+    ) -> tuple[PastLengths, ...]:
+        """Return the lengths of the requests of some replicas together over the last day, oldest first.
 
         Left out are times with too few requests, and those of which the source does not tell. The moments are
         those of a fixed grid: front ends answer a range on it at once, and an answer holds until the next.
         """
-        apart = LENGTHS_APART.total_seconds()
-        last = datetime.fromtimestamp(now.timestamp() // apart * apart, UTC)
         self._known = {key: each for key, each in self._known.items() if now < each[0]}
         key = tuple((pod, places.get(pod.name, NOWHERE)) for pod in pods)
         if key in self._known:
             return self._known[key][1]
-        moments = [last - LENGTHS_APART * ago for ago in reversed(range(PEAK_DAY // LENGTHS_APART))]
-        parts = [await self._told_of(part, moments) for part in parts_of(pods)]
-        told = [[each[place] for each in parts] for place in range(len(moments))]
-        means = (_mean_of(pods, at, answers, places) for at, answers in zip(moments, told, strict=True))
-        found = tuple(each for each in means if each is not None)
-        is_whole = not any(isinstance(each, Unanswered) for answers in told for each in chain(*answers))
-        self._known[key] = last + LENGTHS_APART if is_whole else now + AGAIN, found
+        last = datetime.fromtimestamp(now.timestamp() // APART.total_seconds() * APART.total_seconds(), UTC)
+        grid = [last - APART * ago for ago in reversed(range(DAY // APART))]
+        seen = await self.look_at(grid, pods, LENGTHS, places)
+        found = tuple(each for each in map(lengths_of, seen) if each is not None)
+        is_whole = not any(_is_untold(each) for each in seen)
+        self._known[key] = last + APART if is_whole else now + AGAIN, found
         return found
 
-    async def _told_of(
-        self, pods: Sequence[PodKey], moments: Sequence[datetime]
-    ) -> Sequence[Sequence[Reply]]:
-        """Return by moment what the source tells of prompt tokens, generated tokens and requests."""
-        narrow = narrowed_to(pods, self.labels, names_of(self.table))
-        texts = [self.narrow(narrow(text)) for text in length_queries(self.table)]
-        found = await asyncio.gather(*(self.ask(text, moments) for text in texts))
-        return list(zip(*found, strict=True))
 
-
-def _mean_of(
-    pods: Sequence[PodKey], at: datetime, answers: Sequence[Sequence[Reply]], places: Mapping[str, Place]
-) -> MeanLengths | None:
-    """Return the means of one time, over all replicas that tell; None where they had too few requests."""
-    sums = [0.0, 0.0, 0.0]
-    for part in answers:
-        each = [totals_of(pods, reply, at, places) for reply in part]
-        for pod in pods:
-            values = [one[pod.name] for one in each]
-            if all(isinstance(value, Measured) for value in values):
-                sums = [a + b.value for a, b in zip(sums, values, strict=True) if isinstance(b, Measured)]
-    prompts, outputs, requests = sums
-    if requests < FEWEST_REQUESTS or prompts <= 0 or outputs <= 0:
+def lengths_of(seen: Observation) -> PastLengths | None:
+    """Return the lengths of a look, over all replicas that tell them; None where those are too few."""
+    told = [[histogram(pod, signal) for signal in sorted(LENGTHS.signals)] for pod in seen.pods.values()]
+    pairs = [(one, other) for one, other in told if one is not None and other is not None and one.count > 0]
+    if not pairs or len({(one.bounds, other.bounds) for one, other in pairs}) > 1:
         return None
-    return MeanLengths(at, prompts / requests, outputs / requests)
+    output, prompt = (merge_histograms(each) for each in zip(*pairs, strict=True))
+    if output.total <= 0 or prompt.total <= 0:
+        return None
+    of_output = moments(output)
+    spread = sqrt(max(0.0, of_output.second / of_output.first**2 - 1))
+    is_enough = output.count >= max(FEWEST_REQUESTS, OF_WIDE * spread**WIDER)
+    return PastLengths(seen.at, prompt, output) if is_enough else None
+
+
+def _is_untold(seen: Observation) -> bool:
+    untold = Missing(Absence.SOURCE_UNAVAILABLE)
+    return any(untold in (pod.histogram(each) for each in LENGTHS.signals) for pod in seen.pods.values())

@@ -280,19 +280,6 @@ def peak_query(table: SignalTable) -> str:
     return f"max_over_time(({offered})[{duration_text(PEAK_DAY)}:{window}])"
 
 
-LENGTHS_APART = timedelta(minutes=30)
-"""Over how long lengths are averaged, and from one average to the next: a mix that turns within hours is told
-apart, and fleets of 14 requests a minute finish enough of them (`metrics/source.py`)."""
-
-
-def length_queries(table: SignalTable) -> tuple[str, str, str]:
-    """Return the queries for a replica's prompt tokens, generated tokens and finished requests of a time."""
-    parts = (Signal.PROMPT_LENGTH, "sum"), (Signal.OUTPUT_LENGTH, "sum"), (Signal.OUTPUT_LENGTH, "count")
-    window = duration_text(LENGTHS_APART)
-    prompts, outputs, finished = (_risen_part(signal, part, window, table) for signal, part in parts)
-    return prompts, outputs, finished
-
-
 def _risen_part(signal: Signal, part: str, window: str, table: SignalTable) -> str:
     """Return the increase of a whole replica's `sum` or `count` of a histogram."""
     source = table.signals[signal]

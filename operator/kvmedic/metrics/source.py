@@ -62,10 +62,10 @@ from kvmedic.model.evidence import (
     Absence,
     Look,
     LookSeries,
-    MeanLengths,
     Measured,
     Missing,
     Observation,
+    PastLengths,
     PodReadings,
     Reading,
     Signal,
@@ -201,7 +201,7 @@ class PrometheusSource:
         self._moment: Moment | None = None
         self._rounds: CalmRounds | None = CalmRounds(table, options.labels)
         """None: of the past, where no other fleet is looked at."""
-        self._past = LengthHistory(client.query_range, self._narrow_engines, table, options.labels)
+        self._past = LengthHistory(self._look_back)
         self._told_unlabelled = False
         self._told_once: set[tuple[PodKey, str]] = set()
 
@@ -307,13 +307,26 @@ class PrometheusSource:
             return [await self.observe(pods, series.look, places)]
         now = self._current().at
         moments = [now - series.apart * ago for ago in reversed(range(series.count))]
+        sources = self._as_of_each(moments)
+        found = await asyncio.gather(*(source.observe(pods, series.look, places) for source in sources))
+        self.trouble = sources[-1].trouble
+        return found
+
+    async def _look_back(
+        self, moments: Sequence[datetime], pods: Sequence[PodKey], look: Look, places: Mapping[str, Place]
+    ) -> Sequence[Observation]:
+        """Return looks of the past, which say nothing of the source's answers about the present."""
+        return await asyncio.gather(
+            *(source.observe(pods, look, places) for source in self._as_of_each(moments))
+        )
+
+    def _as_of_each(self, moments: Sequence[datetime]) -> list[PrometheusSource]:
+        """Return the source as it answers about several moments, which are asked about at once."""
         asked = _Series(self._client, moments)
         sources = [self.as_of(at, asked) for at in moments]
         for source in sources:
             source.trouble = self.trouble
-        found = await asyncio.gather(*(source.observe(pods, series.look, places) for source in sources))
-        self.trouble = sources[-1].trouble
-        return found
+        return sources
 
     async def devices(
         self, pods: Sequence[PodKey], window: timedelta, nodes: Mapping[str, str] = NO_NODES
@@ -349,8 +362,8 @@ class PrometheusSource:
 
     async def past_lengths(
         self, pods: Sequence[PodKey], places: Mapping[str, Place] = NO_PLACES
-    ) -> tuple[MeanLengths, ...]:
-        """Return the mean lengths of some replicas' requests together over the last day, oldest first."""
+    ) -> tuple[PastLengths, ...]:
+        """Return the lengths of some replicas' requests, by half hours of the last day, oldest first."""
         return await self._past.lengths(pods, places, self._now())
 
     async def present(self, window: timedelta, namespace: str = "", prefix: str = "") -> tuple[PodKey, ...]:

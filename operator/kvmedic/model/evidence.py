@@ -164,16 +164,6 @@ class LookSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class MeanLengths:
-    """Mean lengths of the requests that a fleet finished over some time, in tokens."""
-
-    at: datetime
-    """The end of that time."""
-    prompt_tokens: float
-    output_tokens: float
-
-
-@dataclass(frozen=True, slots=True)
 class Histogram:
     """Observations of one window by bucket.
 
@@ -205,6 +195,16 @@ class Histogram:
     def mean(self) -> float:
         """Return the exact mean of the observed values; callers ask `count` first."""
         return self.total / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class PastLengths:
+    """Lengths of the requests that a fleet finished over some time, in tokens."""
+
+    at: datetime
+    """The end of that time."""
+    prompt: Histogram
+    output: Histogram
 
 
 @dataclass(frozen=True, slots=True)

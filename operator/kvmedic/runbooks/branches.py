@@ -14,7 +14,7 @@ from kvmedic.model.config_edits import LatestDeploy, NoDeploy, Revision
 from kvmedic.model.devices import NodeHealth, Vital, Vitals
 from kvmedic.model.edits import BundleEdit
 from kvmedic.model.engine import Knob, Scalar
-from kvmedic.model.evidence import Inconclusive, MeanLengths, Observation, Reading, Signal
+from kvmedic.model.evidence import Inconclusive, Observation, PastLengths, Reading, Signal
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import (
@@ -248,7 +248,7 @@ class Evidence:
     peaks: Mapping[str, Reading[float]] = field(default_factory=dict)
     """The most tokens per second that replicas were asked for over ten minutes of the last day, by pod name;
     a pod is absent where nobody looked."""
-    past_lengths: tuple[MeanLengths, ...] = ()
+    past_lengths: tuple[PastLengths, ...] = ()
     """Of the fleet's requests, by half hours of the last day, oldest first, as far as that is told."""
     probation: Probation | None = None
     """The cap that is on probation. None: none is, or nobody looked."""

@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvmedic.metrics.lengths import FEWEST_REQUESTS
-from kvmedic.metrics.promql import LENGTHS_APART, PEAK_DAY
+from kvmedic.metrics.lengths import APART, DAY, lengths_of
 from kvmedic.model.engine import Knob
-from kvmedic.model.evidence import Inconclusive, MeanLengths, Measured, Signal
-from kvmedic.model.readings import histogram, merge_histograms
+from kvmedic.model.evidence import Inconclusive, Measured, PastLengths
 from kvmedic.model.spec import LeverBound, Trigger
 from kvmedic.runbooks.branches import Assignment, Evidence, Setting
 from kvmedic.runbooks.preemption.cap import (
@@ -59,7 +57,6 @@ PAUSE_SECONDS, MOST_CHANGES = 1800.0, 4
 STALLS_PER_REQUEST = 0.05
 """Beyond it, or beyond the trigger, a fleet is pressed."""
 TRIGGER = Trigger(0.5, 0.85)
-LENGTHS = Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH
 LEVERS = (LeverBound(Knob.MAX_NUM_SEQS),)
 POOL = 3072
 CHATS = Workload("chats", SHARE_PROMPT, SHARE_OUTPUT, POOL, 16, 0, GPU)
@@ -160,7 +157,7 @@ class Controller:
     """When the cap was changed, what it was and what it became; as in `status.sized.changes`."""
     asked: list[tuple[float, float]] = field(default_factory=list)
     """Moments of looks, and tokens per second that an engine was asked for then."""
-    lengths: list[MeanLengths] = field(default_factory=list)
+    lengths: list[PastLengths] = field(default_factory=list)
     """Of the requests that the present engines finished in each half hour."""
 
     def choose(self, _use: CapUse, _case: Case, _now: float, *, is_pressed: bool) -> int:
@@ -239,9 +236,10 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
     seen = served.observe(engines, end - LOOK, end)
     asked = [most for at, most in controller.asked if end - at <= DAY_SECONDS]
     peaks = {pod: Measured(max(asked), seen.at) for pod in seen.pods} if asked else {}
-    if end % LENGTHS_APART.total_seconds() == 0:
-        controller.lengths += _lengths_of(served, engines, end)
-    lengths = tuple(each for each in controller.lengths if seen.at - each.at < PEAK_DAY)
+    if end % APART.total_seconds() == 0:
+        told = lengths_of(served.observe(engines, end - APART.total_seconds(), end))
+        controller.lengths += [] if told is None else [told]
+    lengths = tuple(each for each in controller.lengths if seen.at - each.at < DAY)
     evidence = Evidence(seen, seen, TRIGGER, peaks=peaks, past_lengths=lengths)
     case = size_fleet(evidence, tuple(seen.pods))
     if isinstance(case, Inconclusive):
@@ -260,16 +258,6 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
     )
     pressed = pressed or strain.stalls_per_request > STALLS_PER_REQUEST
     return controller.choose(use, case, end, is_pressed=pressed)
-
-
-def _lengths_of(served: Served, engines: Sequence[int], end: float) -> list[MeanLengths]:
-    """Return the mean lengths of the half hour that ends at a moment; none where too few requests tell."""
-    seen = served.observe(engines, end - LENGTHS_APART.total_seconds(), end)
-    told = [[histogram(pod, signal) for pod in seen.pods.values()] for signal in LENGTHS]
-    prompts, outputs = ([one for one in each if one is not None and one.count > 0] for each in told)
-    if sum(one.count for one in outputs) < FEWEST_REQUESTS or not prompts:
-        return []
-    return [MeanLengths(seen.at, merge_histograms(prompts).mean, merge_histograms(outputs).mean)]
 
 
 def play(world: World, settings: Sequence[int], night: int) -> list[Told]:

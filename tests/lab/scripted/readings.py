@@ -15,10 +15,10 @@ from kvmedic.model.evidence import (
     Histogram,
     Look,
     LookSeries,
-    MeanLengths,
     Measured,
     Missing,
     Observation,
+    PastLengths,
     PodReadings,
     Pool,
     Reading,
@@ -350,7 +350,7 @@ class ScriptedMetrics:
         peak: Reading[float] = Missing(Absence.NO_SERIES) if told is None else Measured(float(told), at)
         return dict.fromkeys((pod.name for pod in pods), peak)
 
-    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[MeanLengths, ...]:
+    async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[PastLengths, ...]:
         return ()
 
     async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:

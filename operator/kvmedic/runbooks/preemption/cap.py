@@ -128,7 +128,7 @@ def rooms_of(case: Case, setting: Setting, room: int) -> tuple[Room, ...]:
     `room`: how many it holds now.
     """
     by_caps = (Room(seconds_ago, sequences) for seconds_ago, sequences in setting.cap_rooms)
-    by_lengths = (Room(seconds_ago, floor(room / size)) for seconds_ago, size in case.sizes_then)
+    by_lengths = (Room(seconds_ago, round(room / size)) for seconds_ago, size in case.sizes_then)
     return (*by_caps, *by_lengths)
 
 

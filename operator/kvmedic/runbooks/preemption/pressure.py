@@ -17,8 +17,8 @@ from kvmedic.model.evidence import (
     HISTOGRAMS,
     Histogram,
     Inconclusive,
-    MeanLengths,
     Observation,
+    PastLengths,
     PodReadings,
     Pool,
     Reading,
@@ -455,24 +455,20 @@ def size_fleet(evidence: Evidence, pressured: Iterable[str]) -> Case | Inconclus
     if doubt is not None:
         return doubt
     case = case_of(seen, evidence.evicts, evidence.peaks)
-    case = replace(case, sizes_then=_sizes_then(seen, case, evidence.past_lengths))
+    case = replace(case, sizes_then=_sizes_then(seen, evidence.past_lengths))
     return misfit_of(seen, case) or case
 
 
-def _sizes_then(seen: Seen, case: Case, past: Sequence[MeanLengths]) -> tuple[tuple[float, float], ...]:
-    """Return how large a sequence was at earlier times: its prompt and what it generated grew with the means.
-
-    The spread of lengths is taken to be that of now: the source tells it of no other time.
-    """
-    prompt, output = seen.counted(Signal.PROMPT_LENGTH).mean, seen.counted(Signal.OUTPUT_LENGTH).mean
-    grown, now = case.sequence.growth_share, seen.burn.at
-    return tuple(
-        (
-            (now - then.at).total_seconds(),
-            (1 - grown) * then.prompt_tokens / prompt + grown * then.output_tokens / output,
-        )
-        for then in past
+def _sizes_then(seen: Seen, past: Sequence[PastLengths]) -> tuple[tuple[float, float], ...]:
+    """Return how large a sequence was at earlier times, over what it is now, by the lengths of requests."""
+    prompt, output = seen.counted(Signal.PROMPT_LENGTH), seen.counted(Signal.OUTPUT_LENGTH)
+    block_tokens = next(iter(seen.pools.values())).block_tokens
+    now, *then = (
+        occupancy(moments(one), moments(other), block_tokens).mean_blocks
+        for one, other in ((prompt, output), *((each.prompt, each.output) for each in past))
     )
+    ages = ((seen.burn.at - each.at).total_seconds() for each in past)
+    return tuple((age, size / now) for age, size in zip(ages, then, strict=True))
 
 
 def _gauge_noise(seen: Seen, case: Case) -> float:
