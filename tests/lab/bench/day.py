@@ -18,7 +18,7 @@ import numpy as np
 
 from kvmedic.metrics.lengths import APART, DAY, lengths_of
 from kvmedic.model.engine import Knob
-from kvmedic.model.evidence import Inconclusive, Measured, PastLengths
+from kvmedic.model.evidence import Inconclusive, Measured, Observation, PastLengths
 from kvmedic.model.spec import LeverBound, Trigger
 from kvmedic.runbooks.branches import Assignment, Evidence, Setting
 from kvmedic.runbooks.preemption.cap import (
@@ -157,8 +157,19 @@ class Controller:
     """When the cap was changed, what it was and what it became; as in `status.sized.changes`."""
     asked: list[tuple[float, float]] = field(default_factory=list)
     """Moments of looks, and tokens per second that an engine was asked for then."""
+    looks: list[Observation] = field(default_factory=list)
+    """At the present engines, of the half hour that is not over yet."""
     lengths: list[PastLengths] = field(default_factory=list)
-    """Of the requests that the present engines finished in each half hour."""
+    """Of the requests that these finished in each half hour."""
+
+    def remember(self, seen: Observation, end: float) -> None:
+        """Keep the lengths of a look with those of its half hour, as a source has them at its end."""
+        self.looks.append(seen)
+        if end % APART.total_seconds() == 0:
+            pods = {f"{name}, {look.at}": pod for look in self.looks for name, pod in look.pods.items()}
+            told = lengths_of(Observation(seen.at, APART.total_seconds(), 0.0, pods))
+            self.lengths += [] if told is None else [told]
+            self.looks = []
 
     def choose(self, _use: CapUse, _case: Case, _now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
@@ -220,7 +231,7 @@ def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
             swaps = [Swap(float(end) + 1 + STEP * place, place, engine) for place, engine in enumerate(fresh)]
             controller.changes.append((float(end), controller.cap, wanted))
             # A source tells of the past by replica, and these are new.
-            controller.cap, engines, controller.lengths = wanted, fresh, []
+            controller.cap, engines, controller.looks, controller.lengths = wanted, fresh, [], []
             caps.append(f"{wanted} ({end / HOUR:.1f} h)")
     if served is None:
         raise ValueError("a day has at least one look")
@@ -236,9 +247,7 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
     seen = served.observe(engines, end - LOOK, end)
     asked = [most for at, most in controller.asked if end - at <= DAY_SECONDS]
     peaks = {pod: Measured(max(asked), seen.at) for pod in seen.pods} if asked else {}
-    if end % APART.total_seconds() == 0:
-        told = lengths_of(served.observe(engines, end - APART.total_seconds(), end))
-        controller.lengths += [] if told is None else [told]
+    controller.remember(seen, end)
     lengths = tuple(each for each in controller.lengths if seen.at - each.at < DAY)
     evidence = Evidence(seen, seen, TRIGGER, peaks=peaks, past_lengths=lengths)
     case = size_fleet(evidence, tuple(seen.pods))
