@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from kvmedic.cli.app import app_for
+from kvmedic.cli.plan import hint_at_source
 from kvmedic.kube.errors import NoCluster
 from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
 from kvmedic.manifests.refusal import LONGEST_MESSAGE
@@ -135,6 +136,16 @@ def test_a_prometheus_that_cannot_be_reached_is_told_as_such():
     assert "cannot be reached" in result.stdout
     assert "NoReplicas" not in result.stdout
     assert "scale" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("reason", "given", "is_told"),
+    [("SourceUnavailable", "", True), ("SourceUnavailable", "http://p:9090", False), ("Healthy", "", False)],
+)
+def test_who_cannot_reach_the_operators_source_is_told_how_to_name_another(reason, given, is_told, capsys):
+    hint_at_source(reason, given)
+
+    assert ("--prometheus http://localhost:9090" in capsys.readouterr().err) is is_told
 
 
 def test_two_engines_in_a_manifest_are_told_apart_in_a_way_that_diagnose_has(tmp_path):

@@ -23,7 +23,7 @@ from kvmedic.api.spec import KVRemediationSpec, TargetRef
 from kvmedic.cli.access import Name, finish_look, load_resource, name_in
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.offline import version_named
-from kvmedic.cli.plan import settings_with, survey_target
+from kvmedic.cli.plan import hint_at_source, settings_with, survey_target
 from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
 from kvmedic.cli.saved import (
     Consultation,
@@ -307,6 +307,8 @@ def command(
     except (ScrapeError, GivenError, PastError) as error:
         end_command(error, USAGE)
     print(report.printed(output))
+    if name:
+        hint_at_source(str(report.diagnosis.reason), prometheus)
     raise typer.Exit(REFUSED if report.is_inconclusive else 0)
 
 

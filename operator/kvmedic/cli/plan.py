@@ -36,6 +36,7 @@ from kvmedic.kube.objects import WORKLOADS, JsonObject, Ref, section
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.model.evidence import Inconclusive
 from kvmedic.model.fleet import template_hash
+from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode
 from kvmedic.model.status import ConditionType, Record, Resource, ShownPlan
 from kvmedic.settings import Settings, SettingsError, SourceOptions, load_settings
@@ -51,6 +52,14 @@ def settings_with(prometheus: str = "") -> Settings:
         return with_source(load_settings(), prometheus)
     except SettingsError as error:
         end_command(error, USAGE)
+
+
+def hint_at_source(reason: str, prometheus: str) -> None:
+    """Say how to name a source that is in reach from here: the operator's own is often inside the cluster."""
+    if reason == Reason.SOURCE_UNAVAILABLE and not prometheus:
+        told = "the operator's own may be out of reach from here: kubectl -n MONITORING port-forward "
+        told += "svc/prometheus 9090, then --prometheus http://localhost:9090"
+        print(f"next       {told}", file=sys.stderr)
 
 
 async def template_of(world: Connected, resource: Resource) -> str:
@@ -187,6 +196,7 @@ def command(name: str, namespace: str, context: str, kubeconfig: str, prometheus
 
     found = finish_look(look())
     print(found.printed(output))
+    hint_at_source(found.reason, prometheus)
     raise typer.Exit(REFUSED if found.is_inconclusive else 0)
 
 
