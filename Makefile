@@ -24,6 +24,7 @@ lock: setup ## Resolve the Python requirements anew
 	build/venv/bin/uv pip compile pyproject.toml --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements.lock
 	build/venv/bin/uv pip compile pyproject.toml --group dev --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements-dev.lock
 	build/venv/bin/uv pip compile --group pyproject.toml:docs --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements-docs.lock
+	build/venv/bin/uv pip compile --group pyproject.toml:release --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements-release.lock
 
 .PHONY: fmt
 fmt: setup ## Format the code
@@ -123,13 +124,25 @@ image: wheels ## Build the operator's image (IMAGE=, BASE=) with docker, podman 
 	elif command -v buildah >/dev/null; then buildah bud "$$@"; \
 	else echo "make image needs a Docker engine, podman or buildah"; exit 1; fi
 
+TOOLS := build/release-tools
+$(TOOLS)/.done: requirements-release.lock build/venv/.done
+	build/venv/bin/uv venv -q --clear --python $(PY) $(TOOLS)
+	build/venv/bin/uv pip install -q --require-hashes -r requirements-release.lock --python $(TOOLS)/bin/python
+	@touch $@
+
+.PHONY: audit
+audit: $(TOOLS)/.done ## Look up known vulnerabilities of what the image installs; fails where nobody answers, too
+	@$(PY) -m lab.release audit
+
 RELEASE := build/release
 .PHONY: release
-release: setup ## Build wheel, sdist, chart, manifests and checksums into build/release; nothing is pushed
+release: setup $(TOOLS)/.done ## Build packages, chart, manifests, bill of materials and checksums into build/release (BASE=NAME@sha256:…, AUDIT=no); nothing is pushed
+	@$(PY) -m lab.release base '$(BASE)'
+	@if [ '$(AUDIT)' = no ]; then echo 'audit: left out (AUDIT=no); nothing is known of the packages'; else $(PY) -m lab.release audit; fi
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) build/venv/bin/uv build -q --out-dir $(RELEASE)
 	@rm -f $(RELEASE)/.gitignore
-	$(PY) -m lab.release $(RELEASE)
+	$(PY) -m lab.release pack $(RELEASE) '$(BASE)'
 	@cd $(RELEASE) && sha256sum -- * | tee ../SHA256SUMS && mv ../SHA256SUMS .
 
 GPUS ?= 8
