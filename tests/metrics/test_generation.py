@@ -52,7 +52,6 @@ async def watched(
 @pytest.mark.parametrize(
     ("environ", "reclaim"),
     [
-        ({"LAB_EVICTION": "scattered"}, Reclaim.SCATTERED),
         ({"LAB_EVICTION": "scattered", "LAB_EVICTION_COMPACTION": "in-order"}, Reclaim.RECLAIMS),
         ({"LAB_EVICTION": "per-head"}, Reclaim.NONE),
     ],

@@ -58,6 +58,10 @@ SUBCOMMANDS = {
         "kvmedic.cli.commands.offline:count_blocks",
         "Compute how many cache blocks an eviction of tokens frees.",
     ),
+    "probe": (
+        "kvmedic.cli.commands.offline:probe",
+        "See on a running engine whether blocks of evicted tokens come back.",
+    ),
     "flags": (
         "kvmedic.cli.commands.offline:flags_app",
         "Show and change engine flags in manifest files, without a cluster.",

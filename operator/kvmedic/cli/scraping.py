@@ -42,23 +42,28 @@ def engines_named(arguments: Sequence[str]) -> tuple[Engine, ...]:
     Raises:
         ScrapeError: an argument is no URL of a page, or one is named twice.
     """
-    found = tuple(_engine_named(each) for each in arguments)
+    found = tuple(engine_named(each, "--url") for each in arguments)
     names = [each.name for each in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ScrapeError(f"--url: {twice[0]} is named twice; give each replica once, by its own name")
     return found
 
 
-def _engine_named(argument: str) -> Engine:
+def engine_named(argument: str, option: str) -> Engine:
+    """Return the engine that is meant by an option.
+
+    Raises:
+        ScrapeError: it is no URL of a page.
+    """
     named = _NAMED.fullmatch(argument)
     name, text = (named[1], named[2]) if named else ("", argument)
     hint = "write http://HOST:PORT, or NAME=http://HOST:PORT with the replica's name"
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
-        raise ScrapeError(f"--url {redact(argument)}: {hint}") from None
+        raise ScrapeError(f"{option} {redact(argument)}: {hint}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise ScrapeError(f"--url {redact(argument)}: {hint}")
+        raise ScrapeError(f"{option} {redact(argument)}: {hint}")
     place = url if url.path not in ("", "/") else url.copy_with(path="/metrics")
     return Engine(name or url.netloc.decode("ascii").rpartition("@")[2], place)
 

@@ -66,6 +66,8 @@ class Engine:
     """Sent with the request; they may hold a key."""
     table: SignalTable
     pages: Pages
+    no_key: str = NO_KEY
+    """What to do where the engine wants a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ async def _stream(engine: Engine, model: str, tokens: int, course: Course, silen
     async with (
         asyncio.timeout(silence_seconds) as patience,
         engine.http.stream("POST", url, json=body, headers=headers, timeout=limit) as response,
-        aclosing(_lines(accept_response(response))) as lines,
+        aclosing(_lines(accept_response(response, engine.no_key))) as lines,
     ):
         async for line in lines:
             text = line.removeprefix(_DATA).strip()
@@ -170,10 +172,10 @@ async def _stream(engine: Engine, model: str, tokens: int, course: Course, silen
                 return
 
 
-def accept_response(response: httpx.Response) -> httpx.Response:
-    """Return a response that is an answer."""
+def accept_response(response: httpx.Response, no_key: str) -> httpx.Response:
+    """Return a response that is an answer; `no_key`: what to do where a key is missing."""
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise BrokenOffError(f"the engine answered {response.status_code}: {NO_KEY}")
+        raise BrokenOffError(f"the engine answered {response.status_code}: {no_key}")
     if not response.is_success:
         raise BrokenOffError(f"the engine answered {response.status_code}")
     return response
@@ -293,7 +295,7 @@ async def limit_of(engine: Engine) -> int | None:
             asyncio.timeout(MODELS_SECONDS),
             engine.http.stream("GET", url, headers=headers) as response,
         ):
-            told = json.loads(await _drain_answer(accept_response(response)))["data"]
+            told = json.loads(await _drain_answer(accept_response(response, engine.no_key)))["data"]
         limits = [each.get("max_model_len") for each in told]
     except (httpx.HTTPError, httpx.InvalidURL, BrokenOffError, TimeoutError):
         return None
@@ -367,7 +369,7 @@ async def _send(engine: Engine, sent: Sent, place: int, tokens: int) -> None:
             asyncio.timeout(sent.silence_seconds),
             engine.http.stream("POST", url, json=body, headers=headers, timeout=patience) as response,
         ):
-            await _drain_answer(accept_response(response))
+            await _drain_answer(accept_response(response, engine.no_key))
     except (TimeoutError, httpx.TimeoutException):
         raise BrokenOffError(f"no answer came for {sent.silence_seconds:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:

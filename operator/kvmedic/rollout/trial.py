@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from kvmedic.engines.engine_log import LINE_LENGTH
-from kvmedic.model.compression import KV_HEADS
+from kvmedic.model.compression import KV_HEADS, Keep
 from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import GateStep, TrialStep
 from kvmedic.model.reasons import Reason
@@ -206,21 +206,18 @@ def answer_of(seen: Shown, step: TrialStep, generation: int, now: datetime) -> A
             return _of_blocks(seen, step, generation, now)
 
 
+def judge_generation(watched: Watched, keep: Keep) -> Judged:
+    """Return what a long generation shows of a method that keeps so much of a sequence."""
+    seen = watched.samples, watched.generated, watched.block_tokens
+    return judge(Generation(*seen, keep, KV_HEADS, watched.window))
+
+
 def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime) -> Answer:
-    found = judge(
-        Generation(
-            watched.samples,
-            watched.generated,
-            watched.block_tokens,
-            step.keep,
-            KV_HEADS,
-            watched.window,
-        )
-    )
+    found = judge_generation(watched, step.keep)
     return Answer(
         step.question,
         step.told_of,
-        message=f"on a trial pod {watched.generated} tokens {_show_verdict(found)}",
+        message=f"on a trial pod {watched.generated} tokens {say_judged(found)}",
         at=now,
         generation=generation,
         reclaim=None if isinstance(found, Unjudged) else found.reclaim,
@@ -301,21 +298,22 @@ def thin_readings(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(reversed(samples[::-1][::every])) if samples else ()
 
 
-def _show_verdict(found: Judged) -> str:
+def say_judged(found: Judged, kept_in: str = "spec.compression.keepTokens") -> str:
+    """Return what a long generation shows, with its numbers; `kept_in`: where a person says what is kept."""
     if isinstance(found, Unjudged):
         return f"showed nothing: {found.why}"
     expected = found.predicted[Reclaim.RECLAIMS]
     return (
         f"left {found.freed:.0%} of their blocks free; used blocks grow by {found.slope:.2f} of what tokens "
-        f"take (where blocks come back: {expected:.2f}); the request uses {found.ratio}{_if_budget(found)}; "
-        f"confidence {found.confidence:.2f}"
+        f"take (where blocks come back: {expected:.2f}); the request uses {found.ratio}"
+        f"{_if_budget(found, kept_in)}; confidence {found.confidence:.2f}"
     )
 
 
-def _if_budget(found: Reclamation) -> str:
+def _if_budget(found: Reclamation, kept_in: str) -> str:
     if found.reclaim is not Reclaim.IN_PART:
         return ""
-    return " for the tokens that its settings keep (if it keeps more, say so in spec.compression.keepTokens)"
+    return f" for the tokens that its settings keep (if it keeps more, say so in {kept_in})"
 
 
 def _await_start(pod: Pod, limits: StartLimits, now: datetime) -> Wait | Failed:

@@ -141,6 +141,38 @@ def set_flag(
     """
 
 
+@done_by("kvmedic.cli.live.probe:command")
+def probe(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="An engine that serves nobody: http://HOST:PORT.")
+    ],
+    tokens: Annotated[
+        int,
+        typer.Option("--tokens", min=1, help="Tokens to generate; a verdict takes 16384, or 4 times --keep."),
+    ],
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep", metavar="TOKENS|SHARE", help="What the method keeps of a sequence: 2048, or 25%."
+        ),
+    ] = "",
+    api_key_file: Annotated[
+        str, typer.Option("--api-key-file", metavar="FILE", help="Holds the key that the engine asks for.")
+    ] = "",
+    output: AsText = Form.TEXT,
+) -> None:
+    """Generate one long answer and see whether blocks of evicted tokens come back. No cluster is needed.
+
+    It is the operator's own trial, on an engine that you start: with the method on, alone, and with no other
+    client. Used blocks are read each second. Without --keep they are printed, and nothing is judged.
+
+    Exit code 0: they come back, or nothing was to be judged; 1: fewer come back than where kept tokens are
+    moved together; 2: wrong usage, or the engine cannot be asked; 3: nothing was shown, with the reason.
+
+    Example: kvmedic probe http://10.0.0.7:8000 --tokens 16384 --keep 2048
+    """
+
+
 @done_by("kvmedic.cli.versions:print_crds")
 def crd(
     which: Annotated[

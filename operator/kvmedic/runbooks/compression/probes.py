@@ -203,9 +203,14 @@ def _by_ratio(shown: Reclamation) -> Judged:
     return Unjudged(f"a sequence uses {ratio}, and {RATIO_LIMIT} is the limit of a method that reclaims")
 
 
+def least_tokens(keep: Keep) -> int:
+    """Return how many tokens must be generated for a verdict on a method that keeps so much."""
+    return max(LEAST_TOKENS, BUDGETS * (keep.budget or 0))
+
+
 def _doubt_generation(seen: Generation) -> str:
     """Return why a generation tells nothing; empty where it does."""
-    needed = max(LEAST_TOKENS, BUDGETS * (seen.keep.budget or 0))
+    needed = least_tokens(seen.keep)
     counts = [each.tokens for each in seen.samples]
     if seen.window:
         return (
