@@ -42,8 +42,8 @@ QUOTES_THEM = {"CONTRIBUTING.md"}
 """Pages that name words in order to forbid them."""
 
 
-WORDS_LIMIT = 41_200
-"""Of what is written by hand under docs/. It is only ever lowered, toward the goal of 40,000."""
+WORDS_LIMIT = 41_000
+"""Of what is written by hand under docs/: the goal of 40,000, and some room until other words make way."""
 RESOURCE = re.compile(
     r"^(apiVersion: kvmedic\.io/\S+\nkind: KVRemediation\n.*?)(?=^EOF|^---|\Z)", re.MULTILINE | re.DOTALL
 )
