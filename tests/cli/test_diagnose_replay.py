@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from kvmedic.api.resource import policy_of, spec_from_wire
 from kvmedic.cli.app import app_for
-from kvmedic.cli.live.past_figures import PastFigures, read_figures
+from kvmedic.cli.live.past_figures import Asked, PastFigures, read_figures
 from kvmedic.metrics.page import parse_page
 from kvmedic.settings import Settings, SourceOptions
 from worlds.metric_tape import Tape
@@ -142,8 +142,8 @@ def test_wrong_usage_ends_with_2(diagnose: Diagnose, arguments: tuple[str, ...],
 def the_report_of(past: PrometheusServer, name: str, minutes: int = 20) -> PastFigures:
     settings = Settings(sources={"default": SourceOptions(url=past.url)})
     policy = policy_of(spec_from_wire({"targetRef": {"name": name}}))
-    stretch = END - timedelta(minutes=minutes), END
-    return asyncio.run(read_figures(settings, "other", policy, stretch))
+    asked = Asked(END - timedelta(minutes=minutes), END, END - timedelta(minutes=1), is_taken_back=False)
+    return asyncio.run(read_figures(settings, "other", policy, asked))
 
 
 def test_a_report_shows_the_trouble_when_it_was_and_nothing_before(past: PrometheusServer) -> None:
@@ -154,11 +154,13 @@ def test_a_report_shows_the_trouble_when_it_was_and_nothing_before(past: Prometh
     late = [each for at, each in shown.items() if at > f"{END - timedelta(minutes=2):%Y-%m-%dT%H:%M:%SZ}"]
     assert (found.trouble, len(shown), len(unseen)) == ("", 61, 42)
     assert {(each["replicas"], each["running"], each["why"]) for each in unseen} == {
-        (0, None, "no replica told anything")
+        (None, None, "no replica told anything")
     }
     assert {each["replicas"] for each in late} == {1}
     assert all(each["preemptionsPerSecond"] > 0.5 for each in late)
     assert 0 < late[-1]["servedInTime"] <= 1
+    assert late[-1]["silentSecondsPerRequest"] > 0
+    assert (0 < late[-1]["servedInTimeOfOld"] <= 1, late[-1]["servedInTimeOfNew"]) == (True, None)
 
 
 def test_a_report_on_a_fleet_that_nobody_scraped_says_so(past: PrometheusServer) -> None:
