@@ -8,12 +8,16 @@ CustomResourceDefinition that is older than the operator must never refuse a rec
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import cleandoc, getsource
+from itertools import pairwise
 from typing import Any, TypeAlias
 
+from pydantic import ConfigDict
 from ruamel.yaml import YAML
 
 from kvmedic.api.resource import (
@@ -29,7 +33,7 @@ from kvmedic.api.resource import (
 )
 from kvmedic.api.rules import VALIDATIONS
 from kvmedic.api.spec import KVRemediationSpec
-from kvmedic.api.status import OPEN, KVRemediationStatus
+from kvmedic.api.status import OPEN, KVRemediationStatus, wire_name
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -274,9 +278,28 @@ def _open(schema: Schema) -> Schema:
     return {**schema, **({"properties": inner} if inner else {}), **items, **kept}
 
 
+def texts_beneath(model: type[object]) -> dict[str, str]:
+    """Return what a class says beneath each of its own fields; pydantic does not ask a class's parents."""
+    classes = (each for each in ast.parse(getsource(model)).body if isinstance(each, ast.ClassDef))
+    return {
+        field.target.id: cleandoc(text.value.value)
+        for field, text in pairwise(next(classes).body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(text.value.value, str)
+    }
+
+
 def status_schema() -> Schema:
     """Return the structural schema of `status`: types only; the records keep what it does not name."""
-    written = KVRemediationStatus.model_json_schema(by_alias=True)
+
+    class Described(KVRemediationStatus):
+        __doc__ = KVRemediationStatus.__doc__
+        model_config = ConfigDict(use_attribute_docstrings=True)
+
+    written = Described.model_json_schema(by_alias=True)
+    for name, text in texts_beneath(KVRemediationStatus).items():
+        written["properties"][wire_name(name)]["description"] = text
     schema = _loosen_schema(structural(written, written["$defs"]))
     records = {name: _open(schema["properties"][name]) for name in sorted(OPEN)}
     return {**schema, "properties": {**schema["properties"], **records}}

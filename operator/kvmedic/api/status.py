@@ -97,9 +97,10 @@ class KVRemediationStatus(BaseModel):
         frozen=True,
         alias_generator=wire_name,
         populate_by_name=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
+    # The texts beneath the fields are read from the sources where the schema is written, and nowhere else
+    # (`api/schema.py`): that takes a second of a processor, which every process would spend when it starts.
 
     observed_generation: int = 0
     """Generation of the spec that this status describes."""

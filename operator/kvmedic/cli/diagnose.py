@@ -1,17 +1,15 @@
 """`kvmedic diagnose`: evidence, diagnosis and plan of one look, printed. Nothing is written anywhere.
 
 The look is at a live fleet, at saved pages, or at a moment of the past in a Prometheus. A KVRemediation and
-the
-workload's manifest may be given in files.
+the workload's manifest may be given in files. Saved pages are judged here, within a second of a processor:
+what asks a cluster, an engine or a Prometheus needs their clients, and is imported when it is asked for.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import typer
@@ -20,11 +18,9 @@ from ruamel.yaml.error import YAMLError
 
 from kvmedic.api.resource import KIND, SpecInvalid, not_implemented, policy_of, resource_from_manifest
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
-from kvmedic.cli.access import Name, finish_look, load_resource, name_in
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
-from kvmedic.cli.offline import version_named
-from kvmedic.cli.plan import hint_at_source, settings_with, survey_target
-from kvmedic.cli.report import Report, report_of_consultation, report_of_survey
+from kvmedic.cli.options import call_later
+from kvmedic.cli.report import Report, report_of_consultation
 from kvmedic.cli.saved import (
     Consultation,
     ScrapeError,
@@ -36,31 +32,24 @@ from kvmedic.cli.saved import (
     pages_of,
     signals_of,
     starts_of,
+    version_named,
     with_method,
     with_starts,
 )
-from kvmedic.cli.scraping import BETWEEN, engines_named, fetch_pages
-from kvmedic.engines import VOCABULARIES, profiles_for
-from kvmedic.kube.errors import NoCluster
-from kvmedic.kube.kubeconfig import AS_KUBECTL, DEFAULT_NAMESPACE, ClusterChoice, namespace_of
+from kvmedic.engines import profiles_for
 from kvmedic.manifests.engine_file import contents_in
 from kvmedic.manifests.invocation import Selector, engine_in
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.metrics.page import Page
-from kvmedic.metrics.prometheus import PrometheusClient
-from kvmedic.metrics.series import PodKey
-from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.config_edits import ConfigMap
-from kvmedic.model.devices import NodeHealth, Vitals
+from kvmedic.model.devices import NodeHealth
 from kvmedic.model.engine import Engine, Version
-from kvmedic.model.evidence import Blocked, Inconclusive, Look
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook
 from kvmedic.runbooks.branches import Evidence
 from kvmedic.runbooks.workload import Workload, workload_of
-from kvmedic.settings import Settings
-from kvmedic.wiring import open_connections
 
 _ANY = "any"
 """Name of the workload where no spec names one."""
@@ -68,8 +57,7 @@ _UNTOLD = KVRemediationSpec(
     target_ref=TargetRef(name=_ANY), node_health=NodeHealth.IF_AVAILABLE, runbooks=list(Runbook)
 )
 """What counts without a spec: a look at files changes nothing, so unknown node health stops nothing, and
-every
-runbook is asked."""
+every runbook is asked."""
 
 
 class GivenError(Exception):
@@ -143,104 +131,6 @@ def _read_input(file: str) -> str:
         raise GivenError(f"{file} is not UTF-8 text") from None
 
 
-_NAMED = 5
-"""Pods that a note names."""
-
-
-class PastError(Exception):
-    """The moment or the replicas cannot be told; the message says why and what to write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """Which replicas, and when."""
-
-    at: datetime
-    namespace: str
-    pods: str
-    """Regular expression of their whole names."""
-
-
-def moment_of(text: str) -> datetime:
-    """Return the time that a text tells.
-
-    Raises:
-        PastError: it tells none, or one without a time zone, or one that has not come yet.
-    """
-    hint = "write RFC 3339 with a time zone, such as 2026-03-01T03:00:00Z, or Unix seconds"
-    try:
-        found = datetime.fromtimestamp(float(text), UTC)
-    except (ValueError, OverflowError, OSError):
-        try:
-            found = datetime.fromisoformat(text)
-        except ValueError:
-            raise PastError(f"--at {text}: {hint}") from None
-    if found.tzinfo is None:
-        raise PastError(f"--at {text}: which time zone? {hint}")
-    if found > datetime.now(UTC):
-        raise PastError(f"--at {text}: that moment is in the future")
-    return found.astimezone(UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a source answers about a moment."""
-
-    evidence: Evidence
-    notes: tuple[str, ...]
-    """What a reader must know."""
-    trouble: str
-    """Why the source did not answer; empty where it did."""
-
-
-async def observe_replicas(past: Past, settings: Settings, policy: Policy) -> Seen:
-    """Return both looks at the replicas that served at a moment.
-
-    Raises:
-        PastError: no source of that name is configured, or the pods' expression is none.
-    """
-    windows = policy.windows
-    try:
-        meant = re.compile(past.pods)
-    except re.error as error:
-        raise PastError(f"--pod-regex {past.pods}: {error}") from None
-    source = _source(past, settings, policy.source)
-    try:
-        known = await source.present(windows.trigger)
-        pods = [pod for pod in known if pod.namespace == past.namespace and meant.fullmatch(pod.name)]
-        burn, sizing, devices = await asyncio.gather(
-            source.observe(pods, Look(windows.trigger, windows.hold)),
-            source.observe(pods, Look(windows.sizing)),
-            source.devices(pods, windows.trigger),
-        )
-    finally:
-        source.close()
-    vitals = {name: Vitals(devices=found) for name, found in devices.items()}
-    evidence = Evidence(burn, sizing, policy.trigger, vitals)
-    return Seen(evidence, _notes(past, known, pods), source.trouble)
-
-
-def _source(past: Past, settings: Settings, name: str) -> PrometheusSource:
-    options = settings.sources.get(name)
-    if options is None:
-        known = ", ".join(sorted(settings.sources)) or "none"
-        raise PastError(f"no metrics source is named {name} (known: {known}): give --prometheus URL")
-    # One moment for all that is asked, however long it takes.
-    steady = options.model_copy(update={"reuse": timedelta(days=1)})
-    return PrometheusSource(
-        name, PrometheusClient(options), steady, VOCABULARIES[0].signals, now=lambda: past.at
-    )
-
-
-def _notes(past: Past, known: tuple[PodKey, ...], pods: list[PodKey]) -> tuple[str, ...]:
-    if pods:
-        return ()
-    others = [f"{pod.namespace}/{pod.name}" for pod in known]
-    shown = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if len(others) > _NAMED else "")
-    found = f"at that time it knew {shown}" if others else "at that time it knew no replica of an engine"
-    return (f"no pod of namespace {past.namespace} matches {past.pods}; {found}",)
-
-
 _WAYS = (
     "say what to look at: NAME (a KVRemediation of a cluster), a running engine (--url http://HOST:PORT), "
     "two saved pages (--scrape T0.txt --scrape T1.txt), or a moment of the past (--prometheus URL --at TIME)"
@@ -287,28 +177,28 @@ def command(
     output: Form,
 ) -> None:
     """Look once, and print what was found."""
-    cluster = ClusterChoice(kubeconfig, context)
     files = Files(spec, manifest, version_named(engine_version), tuple(log or ()))
     if [bool(name), bool(url), bool(scrape), bool(at)].count(True) != 1:
         end_command(_WAYS, USAGE)
     if wrong := _misuse(files, bool(name), bool(url or scrape)):
         end_command(wrong, USAGE)
+    cluster = kubeconfig, context
     try:
-        if name:
-            report = _live(cluster, name_in(cluster, namespace, name), prometheus)
-        elif url:
-            engines = engines_named(url)
-            report = _of_pages(*fetch_pages(engines, interval_between(interval) or BETWEEN), files)
-        elif scrape:
+        if scrape:
             report = _of_pages(pages_of(scrape), interval_between(interval), files)
+        elif url:
+            pages, apart = call_later("kvmedic.cli.scraping:look_twice", url, interval_between(interval))
+            report = _of_pages(pages, apart, files)
+        elif name:
+            report = call_later("kvmedic.cli.plan:report_live", cluster, namespace, name, prometheus)
         else:
-            past = Past(moment_of(at), namespace or _namespace(cluster), pod_regex)
-            report = _past(past, prometheus, files)
-    except (ScrapeError, GivenError, PastError) as error:
+            where = cluster, namespace, pod_regex
+            report = call_later("kvmedic.cli.live.past_look:report_past", at, where, prometheus, files)
+    except (ScrapeError, GivenError) as error:
         end_command(error, USAGE)
     print(report.printed(output))
     if name:
-        hint_at_source(str(report.diagnosis.reason), prometheus)
+        call_later("kvmedic.cli.plan:hint_at_source", str(report.diagnosis.reason), prometheus)
     raise typer.Exit(REFUSED if report.is_inconclusive else 0)
 
 
@@ -323,26 +213,6 @@ def _misuse(files: Files, is_live: bool, has_pages: bool) -> str:
     return ""
 
 
-def _namespace(cluster: ClusterChoice) -> str:
-    """Return the namespace of pods of the past; no cluster is asked, so none has to be there."""
-    try:
-        return namespace_of(cluster)
-    except NoCluster as error:
-        if cluster == AS_KUBECTL:
-            return DEFAULT_NAMESPACE
-        end_command(error, USAGE)
-
-
-def _live(cluster: ClusterChoice, which: Name, prometheus: str) -> Report:
-    settings = settings_with(prometheus)
-
-    async def look() -> Report:
-        async with open_connections(settings, cluster) as world:
-            return report_of_survey(await survey_target(world, await load_resource(world.client, which)))
-
-    return finish_look(look())
-
-
 def _of_pages(pages: Mapping[str, tuple[Page, ...]], interval: timedelta | None, files: Files) -> Report:
     policy = policy_in(files.spec)
     workload = workload_in(files.manifest, policy, files.version)
@@ -353,31 +223,19 @@ def _of_pages(pages: Mapping[str, tuple[Page, ...]], interval: timedelta | None,
     found = (
         consult(evidence, policy, workload)
         if doubt is None
-        else _list_doubts(with_method(evidence, policy, workload), policy, doubt)
+        else list_doubts(with_method(evidence, policy, workload), policy, doubt)
     )
-    shown = (*notes, *_remarks(policy, found)) if doubt is None else ()
+    shown = (*notes, *remarks_on(policy, found)) if doubt is None else ()
     target = {"scrapes": ", ".join(pages)}
     return report_of_consultation(found, target, (*shown, *gaps_in(starts)), doubt)
 
 
-def _list_doubts(evidence: Evidence, policy: Policy, doubt: Inconclusive) -> Consultation:
+def list_doubts(evidence: Evidence, policy: Policy, doubt: Inconclusive) -> Consultation:
+    """Return that nothing is judged, and why."""
     return Consultation(evidence, str(policy.runbooks[0]), doubt, None, None, None)
 
 
-def _past(past: Past, prometheus: str, files: Files) -> Report:
-    policy = policy_in(files.spec)
-    workload = workload_in(files.manifest, policy, files.version)
-    seen = asyncio.run(observe_replicas(past, settings_with(prometheus), policy))
-    target = {"namespace": past.namespace, "pods": past.pods, "at": f"{past.at:%Y-%m-%dT%H:%M:%SZ}"}
-    if seen.trouble:
-        doubt = Inconclusive(Reason.SOURCE_UNAVAILABLE, seen.trouble)
-        found = _list_doubts(with_method(seen.evidence, policy, workload), policy, doubt)
-        return report_of_consultation(found, target, (), doubt)
-    found = consult(seen.evidence, policy, workload)
-    return report_of_consultation(found, target, (*seen.notes, *_remarks(policy, found)))
-
-
-def _remarks(policy: Policy, found: Consultation) -> tuple[str, ...]:
+def remarks_on(policy: Policy, found: Consultation) -> tuple[str, ...]:
     """Return what a reader must know of the spec."""
     left_out = Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks
     unheard = _UNHEARD if found.evidence.compression is not None and left_out else ""

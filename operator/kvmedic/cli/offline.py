@@ -25,7 +25,15 @@ import typer
 
 from kvmedic.api.resource import SpecInvalid, objectives_from
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
-from kvmedic.cli.saved import ScrapeError, doubt_of, interval_between, named_file, pages_of, signals_of
+from kvmedic.cli.saved import (
+    ScrapeError,
+    doubt_of,
+    interval_between,
+    named_file,
+    pages_of,
+    signals_of,
+    version_named,
+)
 from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.engines.signal_sources import (
     SignalTable,
@@ -47,7 +55,7 @@ from kvmedic.model.compression import (
     Scattered,
     freed_blocks,
 )
-from kvmedic.model.engine import Engine, EngineProfile, Flag, Kind, Version
+from kvmedic.model.engine import Engine, EngineProfile, Flag, Kind
 from kvmedic.model.evidence import (
     Inconclusive,
     Measured,
@@ -472,14 +480,6 @@ def profiles_named(engine: str | None) -> tuple[EngineProfile, ...]:
     if engine is not None and engine not in known:
         raise typer.BadParameter(f"{engine!r} is not known; use {' or '.join(known)}", param_hint="--engine")
     return profiles_for(engine)
-
-
-def version_named(text: str | None) -> Version | None:
-    """Return the version that an option names; None without the option."""
-    try:
-        return Version.parse(text) if text is not None else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--engine-version") from error
 
 
 def _flag(name: str, profile: EngineProfile) -> Flag:

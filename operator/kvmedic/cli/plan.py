@@ -20,7 +20,7 @@ from kvmedic.api.resource import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
 from kvmedic.cli.access import Name, NotThere, finish_look, load_resource, name_in
 from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command
-from kvmedic.cli.report import Change, change_of
+from kvmedic.cli.report import Change, Report, change_of, report_of_survey
 from kvmedic.cluster.stateful.groups import as_workload
 from kvmedic.cluster.switches import APPROVALS
 from kvmedic.cluster.trial_pods import Evaluations
@@ -101,6 +101,18 @@ async def survey_target(world: Connected, resource: Resource) -> Survey:
         print(f"autoscalers and disruption budgets were left out: {error}", file=sys.stderr)
         return propose_to_owner(found, resource, policy)
     return await check_spare(found, resource, policy, target)
+
+
+def report_live(cluster: tuple[str, str], namespace: str, name: str, prometheus: str) -> Report:
+    """Return the report on a fleet of a cluster, which is named by kubeconfig and context."""
+    chosen, settings = ClusterChoice(*cluster), settings_with(prometheus)
+    which = name_in(chosen, namespace, name)
+
+    async def look() -> Report:
+        async with open_connections(settings, chosen) as world:
+            return report_of_survey(await survey_target(world, await load_resource(world.client, which)))
+
+    return finish_look(look())
 
 
 def with_source(settings: Settings, prometheus: str) -> Settings:

@@ -19,6 +19,8 @@ from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
+import typer
+
 from kvmedic.api.rules import parse_duration
 from kvmedic.controller.evidence import complete_pools
 from kvmedic.controller.plans import judge_runbooks, with_unanswered
@@ -28,6 +30,7 @@ from kvmedic.engines.signal_sources import (
     SignalTable,
 )
 from kvmedic.metrics.page import Page, glimpse, moment, parse_page, replica_of, start_of, was_restarted
+from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Blocked,
     Inconclusive,
@@ -381,3 +384,11 @@ def _without_lever(
         return replace(found, obstacle=Blocked(why.reason, why.message))
     spent = spent_by(why, known, len(found.evidence.burn.pods))
     return _consult_runbook(replace(found.evidence, spent=spent), policy, workload)
+
+
+def version_named(text: str | None) -> Version | None:
+    """Return the version that an option names; None without the option."""
+    try:
+        return Version.parse(text) if text is not None else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--engine-version") from error

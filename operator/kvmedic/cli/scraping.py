@@ -49,6 +49,17 @@ def engines_named(arguments: Sequence[str]) -> tuple[Engine, ...]:
     return found
 
 
+def look_twice(
+    urls: Sequence[str], interval: timedelta | None
+) -> tuple[Mapping[str, tuple[Page, ...]], timedelta]:
+    """Return two pages of each engine that is named, and the time that really was between them.
+
+    Raises:
+        ScrapeError: an argument is no URL, or an engine gives no pages that can be compared.
+    """
+    return fetch_pages(engines_named(urls), interval or BETWEEN)
+
+
 def engine_named(argument: str, option: str) -> Engine:
     """Return the engine that is meant by an option.
 
