@@ -87,8 +87,8 @@ def test_a_person_reads_method_class_blocks_wall_and_what_is_missing(give):
     lines = result.stdout.splitlines()
     kinds = list(dict.fromkeys(line.split()[0] for line in lines))
     assert kinds == [
-        *("target", "evidence", "note", "log", "method", "blocks", "wall", "missing"),
-        *("diagnosis", "plan", "because"),
+        *("diagnosis", "plan", "because", "target", "replicas", "note"),
+        *("log", "method", "blocks", "wall", "missing"),
     ]
     assert (
         "method     TriAttention, CompactingEviction, known by start-up log: [TriAttention]" in result.stdout

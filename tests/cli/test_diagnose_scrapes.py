@@ -162,8 +162,45 @@ def test_text_names_evidence_diagnosis_and_plan(write):
 
     assert result.exit_code == 0
     kinds = [line.split()[0] for line in result.stdout.splitlines()]
-    assert kinds == ["target", "evidence", "note", "diagnosis", "plan", "because"]
+    assert kinds == ["diagnosis", "plan", "because", "target", "replicas", "replicas", "note", "next"]
     assert "maxNumSeqs (unknown without --manifest) -> " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("columns", "last"), [("40", "running"), ("80", "preemptions/request"), ("", "token")]
+)
+def test_a_narrow_terminal_has_fewer_figures_of_each_replica(write, monkeypatch, columns, last):
+    monkeypatch.setenv("COLUMNS", columns)
+
+    lines = diagnose("--scrape", write("a", IDLE), "--scrape", write("b", THRASH)).stdout.splitlines()
+
+    head, row = (line for line in lines if line.startswith("replicas "))
+    assert last in head.split()
+    assert len(head) == len(row)
+    assert not columns or len(head) <= int(columns)
+    assert row.split()[:3] == ["replicas", "replica", "11.00"]
+
+
+def test_every_reading_is_shown_where_it_is_asked_for(write):
+    pages = ("--scrape", write("a", IDLE), "--scrape", write("b", THRASH))
+
+    short, long = (diagnose(*pages, *more).stdout for more in ((), ("-v",)))
+
+    added = set(long.splitlines()) - set(short.splitlines())
+    assert [line.partition(": ")[0] for line in added] == ["evidence   replica"]
+    assert "runningMax=not known" in long
+
+
+@pytest.mark.parametrize(
+    ("manifest", "typed"),
+    [("", "the same with --manifest FILE"), (MANIFEST, "kvmedic flags set max_num_seqs=14 -f ")],
+)
+def test_the_last_line_is_what_to_type_next(write, manifest, typed):
+    given = ("--manifest", write("deploy.yaml", manifest)) if manifest else ()
+
+    lines = diagnose("--scrape", write("a", IDLE), "--scrape", write("b", THRASH), *given).stdout.splitlines()
+
+    assert lines[-1].startswith(f"next       {typed}")
 
 
 def test_several_replicas_are_told_apart_by_name(write):

@@ -42,8 +42,10 @@ def test_a_resource_that_is_not_there_is_named_and_exits_4(diagnose):
 
 
 def test_the_text_names_each_replica_and_what_is_missing(diagnose):
-    done = diagnose("llm", "--prometheus", "http://127.0.0.1:9")
+    done = diagnose("llm", "-v", "--prometheus", "http://127.0.0.1:9")
 
     pods = [pod["metadata"]["name"] for pod in diagnose.world.pods()]
     assert all(f"evidence   {pod}: " in done.stdout for pod in pods)
     assert "missing (SourceUnavailable)" in done.stdout
+    assert done.stdout.startswith("diagnosis ")
+    assert done.stdout.splitlines()[-1].startswith("next       kvmedic explain llm")

@@ -8,7 +8,7 @@ what asks a cluster, an engine or a Prometheus needs their clients, and is impor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -174,6 +174,7 @@ def command(
     manifest: str,
     spec: str,
     engine_version: str | None,
+    verbose: bool,
     output: Form,
 ) -> None:
     """Look once, and print what was found."""
@@ -196,10 +197,33 @@ def command(
             report = call_later("kvmedic.cli.live.past_look:report_past", at, where, prometheus, files)
     except (ScrapeError, GivenError) as error:
         end_command(error, USAGE)
-    print(report.printed(output))
+    place = f"{name} -n {namespace}" if namespace else name
+    report = replace(report, next_command=_next_command(report, place, manifest))
+    print(report.printed(output, verbose))
     if name:
         call_later("kvmedic.cli.plan:hint_at_source", str(report.diagnosis.reason), prometheus)
     raise typer.Exit(REFUSED if report.is_inconclusive else 0)
+
+
+def _next_command(report: Report, place: str, manifest: str) -> str:
+    """Return what a person types next, by what was found; empty: nothing needs it.
+
+    Args:
+        report: on the look.
+        place: name and namespace of a live fleet's resource; empty: the look was at something else.
+        manifest: the file that was given.
+    """
+    if place:
+        what = (
+            "explain" if report.obstacle or report.is_inconclusive else "plan" if report.changes else "watch"
+        )
+        return f"kvmedic {what} {place}"
+    flags = [f"{each.knob_flag}={each.after}" for each in report.changes if each.knob_flag and each.after]
+    if flags and manifest:
+        return f"kvmedic flags set {flags[0]} -f {manifest}"
+    if flags:
+        return "the same with --manifest FILE, which says what is set now"
+    return "the same with -v, which shows every reading" if report.is_inconclusive else ""
 
 
 def _misuse(files: Files, is_live: bool, has_pages: bool) -> str:

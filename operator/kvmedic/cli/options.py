@@ -87,3 +87,4 @@ OperatorNamespace = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also every reading that it rests on.")]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import isfinite
+from shutil import get_terminal_size
 from types import MappingProxyType
 from typing import Any, assert_never
 
@@ -29,6 +31,7 @@ from kvmedic.model.evidence import (
     Observation,
     PodReadings,
     Reading,
+    Signal,
     Stale,
     Unsupported,
 )
@@ -308,6 +311,12 @@ class Change:
             return f"{where}{self.knob}: {self.after}"
         return f"{where}{self.knob} {self.before or unknown} -> {self.after or unknown}"
 
+    @property
+    def knob_flag(self) -> str:
+        """Return how `kvmedic flags` names what is set; empty where it is no flag."""
+        flag = flag_name(self.knob)
+        return flag.strip("-").replace("-", "_") if flag else ""
+
     def as_json(self) -> dict[str, Any]:
         """Return the change as JSON has it."""
         return {
@@ -338,34 +347,46 @@ class Report:
     vitals: Mapping[str, Vitals] = field(default_factory=dict)
     compression: Account | None = None
     """None where no method is known to be on and nobody gave a log."""
+    next_command: str = ""
+    """What a person types next."""
 
     @property
     def is_inconclusive(self) -> bool:
         """Return whether no branch could be named."""
         return isinstance(self.diagnosis, Inconclusive)
 
-    def printed(self, form: Form) -> str:
-        """Return the whole report."""
-        return json.dumps(self.as_json(), indent=2) if form is Form.JSON else self.as_text()
+    def printed(self, form: Form, with_evidence: bool) -> str:
+        """Return the whole report; a text has every reading only where it is asked for."""
+        if form is Form.JSON:
+            return json.dumps(self.as_json(), indent=2)
+        return "\n".join((*self._verdict(), *self._evidence(with_evidence), *self._next()))
 
-    def as_text(self) -> str:
-        """Return the report for a person: one fact a line, each with what it is."""
-        lines = [f"target     {'/'.join(str(part) for part in self.target.values())}"]
-        for pod, readings in sorted(self.observation.pods.items()):
-            values = ", ".join(f"{name}={value}" for name, value in numbers_of(readings).items())
-            lines.append(f"evidence   {pod}: {values}")
-        lines += [f"vitals     {line}" for line in vitals_as_text(self.vitals)]
-        lines += [f"note       {note}" for note in self.notes]
-        lines += self.compression.lines() if self.compression else ()
-        lines.append(f"diagnosis  {self.diagnosis.line()}")
-        lines += [f"plan       {change.line(self.unknown)}" for change in self.changes]
-        if self.because:
-            lines.append(f"because    {self.because}")
-        if self.obstacle is not None:
-            lines.append(f"but        {self.obstacle.reason}: {self.obstacle.message}")
+    def _verdict(self) -> Iterator[str]:
+        """Yield what was found, what would be changed, and why: one fact a line, each with what it is."""
+        yield f"diagnosis  {self.diagnosis.line()}"
+        yield from (f"plan       {change.line(self.unknown)}" for change in self.changes)
         if not self.changes:
-            lines.append("plan       nothing would be changed")
-        return "\n".join(lines)
+            yield "plan       nothing would be changed"
+        if self.because:
+            yield f"because    {self.because}"
+        if self.obstacle is not None:
+            yield f"but        {self.obstacle.reason}: {self.obstacle.message}"
+
+    def _evidence(self, whole: bool) -> Iterator[str]:
+        """Yield on what it rests: of each replica the figures that tell most, or all of them."""
+        yield f"target     {'/'.join(str(part) for part in self.target.values())}"
+        yield from (f"replicas   {line}" for line in table_of_replicas(self.observation))
+        if whole:
+            for pod, readings in sorted(self.observation.pods.items()):
+                values = ", ".join(f"{name}={value}" for name, value in numbers_of(readings).items())
+                yield f"evidence   {pod}: {values}"
+        yield from (f"vitals     {line}" for line in vitals_as_text(self.vitals))
+        yield from (f"note       {note}" for note in self.notes)
+        yield from self.compression.lines() if self.compression else ()
+
+    def _next(self) -> Iterator[str]:
+        if self.next_command:
+            yield f"next       {self.next_command}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for a program."""
@@ -387,6 +408,46 @@ class Report:
             "vitals": vitals_as_json(self.vitals),
             "compression": self.compression.as_json() if self.compression else None,
         }
+
+
+SHOWN_OF_REPLICAS = (
+    ("running", Signal.RUNNING_MEAN),
+    ("waiting", Signal.WAITING_MEAN),
+    ("KV usage", Signal.KV_CACHE_USAGE_MEAN),
+    ("preemptions/request", Signal.PREEMPTIONS_PER_REQUEST_HELD),
+    ("stalls/request", Signal.STALLS_PER_REQUEST_HELD),
+    ("first token s", Signal.TIME_TO_FIRST_TOKEN_SECONDS),
+)
+"""Columns of the table of replicas, the most telling first: a narrow terminal has fewer."""
+LABEL = 11
+"""Characters before what a line of the report says."""
+ANY_WIDTH = (1000, 24)
+"""Of an output that is no terminal."""
+
+
+def table_of_replicas(seen: Observation) -> Iterator[str]:
+    """Yield one line for each replica, as wide as the terminal; `-` is a figure that is not known."""
+    head = ("", *(name for name, _ in SHOWN_OF_REPLICAS))
+    rows = [head, *((pod, *_cells_of(readings)) for pod, readings in sorted(seen.pods.items()))]
+    if len(rows) == 1:
+        return
+    widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
+    left = get_terminal_size(ANY_WIDTH).columns - LABEL - widths[0]
+    many = sum(total <= left for total in accumulate(2 + width for width in widths[1:]))
+    for row in rows:
+        cells = (f"  {cell:>{width}}" for cell, width in zip(row[1 : many + 1], widths[1:], strict=False))
+        yield f"{row[0]:<{widths[0]}}{''.join(cells)}"
+
+
+def _cells_of(readings: PodReadings) -> Iterator[str]:
+    for _, signal in SHOWN_OF_REPLICAS:
+        if signal in HISTOGRAMS:
+            counted = readings.histogram(signal)
+            known = isinstance(counted, Measured) and counted.value.count > 0
+            yield f"{counted.value.mean:.2f}" if known and isinstance(counted, Measured) else "-"
+        else:
+            number = readings.number(signal)
+            yield f"{number.value:.2f}" if isinstance(number, Measured) else "-"
 
 
 def report_of_survey(found: Survey) -> Report:

@@ -19,6 +19,7 @@ from kvmedic.cli.options import (
     Namespace,
     Prometheus,
     ResourceName,
+    Verbose,
     done_by,
 )
 
@@ -202,6 +203,7 @@ def diagnose(
         typer.Option(metavar="FILE", help="A KVRemediation: trigger, levers, windows; else its defaults."),
     ] = "",
     engine_version: EngineVersion = None,
+    verbose: Verbose = False,
     output: AsText = Form.TEXT,
 ) -> None:
     """Look once: evidence, diagnosis and the plan that would follow. Nothing is written.
