@@ -371,6 +371,14 @@ def test_each_namespace_is_one_shards(write: Writer) -> None:
     assert [shard.covers("serving") for shard in shards] == [False, True, False]
 
 
+@pytest.mark.parametrize("label", ["heal", "heal=", "=true", "a/b/c=true", "a=b=c", "a b=c"])
+def test_what_is_no_label_with_a_value_is_refused_with_how_to_write_it(write: Writer, label: str) -> None:
+    write(f"namespaces: {{requireLabel: '{label}'}}")
+
+    with pytest.raises(SettingsError, match=r"namespaces\.requireLabel: .* write key=value, such as"):
+        load_settings()
+
+
 def test_a_shard_that_there_is_none_of_is_refused(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     write("shard: {count: 3}")
     monkeypatch.setenv("KVMEDIC_SHARD__INDEX", "2")

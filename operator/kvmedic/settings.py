@@ -21,7 +21,6 @@ from zlib import crc32
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -35,23 +34,8 @@ from pydantic_settings.exceptions import SettingsError as UnreadableVariable
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvmedic.api.rules import format_duration, parse_duration
+from kvmedic.api.rules import LabelPair, within
 from kvmedic.model.redaction import names_secret
-
-
-def within(low: str, high: str) -> BeforeValidator:
-    """Return the rule that a field is a duration in Kubernetes' grammar within bounds, both included."""
-
-    def checked(value: object) -> timedelta:
-        if isinstance(value, str):
-            value = parse_duration(value)
-        if not isinstance(value, timedelta):
-            raise ValueError("write a duration such as 500ms, 15s or 2m")  # noqa: TRY004 - pydantic's protocol
-        if not parse_duration(low) <= value <= parse_duration(high):
-            raise ValueError(f"{format_duration(value)} is out of bounds: use {low} to {high}")
-        return value
-
-    return BeforeValidator(checked)
 
 
 def _readable(path: Path) -> Path:
@@ -420,6 +404,14 @@ class ShardOptions(Section):
         return bool(namespace) and crc32(namespace.encode()) % self.count == self.index
 
 
+class NamespaceOptions(Section):
+    """What a namespace must have before a fleet in it is changed."""
+
+    require_label: LabelPair = ""
+    """Label as key=value, such as kvmedic.io/heal=true. Fleets of a namespace without it are only diagnosed:
+    no run is opened; a run that is open goes on. Empty: every namespace will do."""
+
+
 class BudgetOptions(Section):
     """How many runs may be open at once. The defaults are choices, not measurements: each open run takes a
     spare replica's devices and holds a change that nobody has judged yet, so that a wrong one should meet
@@ -507,6 +499,7 @@ class Settings(BaseSettings):
     compression: CompressionOptions = CompressionOptions()
     leadership: LeadershipOptions = LeadershipOptions()
     shard: ShardOptions = ShardOptions()
+    namespaces: NamespaceOptions = NamespaceOptions()
     budgets: BudgetOptions = BudgetOptions()
     storm: StormOptions = StormOptions()
     process: ProcessOptions = Field(default_factory=lambda: ProcessOptions())  # noqa: PLW0108 - mypy cannot see the defaults of a class used as a factory

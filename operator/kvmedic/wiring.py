@@ -12,7 +12,7 @@ from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.cluster.looks import Glances, TargetSurroundings, watched_kinds
 from kvmedic.cluster.rights import own_lacking_rights
-from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
+from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
 from kvmedic.cluster.workloads import DeploymentTarget
@@ -149,6 +149,7 @@ def ports_of(
         trials=world.trials,
         probes=world.probes,
         evaluations=world.evaluations,
+        namespaces=NamespaceLabel(world.client, settings.namespaces.require_label),
         examiner=Examiner(
             lambda place, needed: own_lacking_rights(world.client, place, needed),
             TargetSurroundings(world.watches),

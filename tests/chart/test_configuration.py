@@ -102,6 +102,12 @@ OPTIONS = {
     "no sources": ({}, lambda read: read.sources, {}),
     "a log as text": ({}, lambda read: read.process.log_format, "text"),
     "a log in JSON": ({"logFormat": "json"}, lambda read: read.process.log_format, "json"),
+    "every namespace will do": ({}, lambda read: read.namespaces.require_label, ""),
+    "a label on the namespace": (
+        {"namespaces": {"requireLabel": "kvmedic.io/heal=true"}},
+        lambda read: read.namespaces.require_label,
+        "kvmedic.io/heal=true",
+    ),
     "drivers are not asked": ({}, health, (False, 10, 8)),
     "drivers are asked": (HEALTH, health, (True, 5, 2)),
     "trial pods, no key": ({"probe": {"trialPods": True}}, probe, (True, None, False)),

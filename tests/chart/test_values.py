@@ -100,6 +100,7 @@ def source(**fields: Any) -> Values:
         ({"probe": {"apiKeySecret": {"name": "a"}}}, "/probe/apiKeySecret"),
         ({"monitoring": {"prometheusRule": {"enabled": 1}}}, "/monitoring/prometheusRule/enabled"),
         ({"networkPolicy": {"egress": {}}}, "/networkPolicy/egress"),
+        ({"namespaces": {"requireLabel": "kvmedic.io/heal"}}, "/namespaces/requireLabel"),
         ({"terminationGracePeriodSeconds": 1}, "/terminationGracePeriodSeconds"),
         ({"fullnameOverride": "x" * 49}, "/fullnameOverride"),
         ({"fullnameOverride": "9lives"}, "/fullnameOverride"),

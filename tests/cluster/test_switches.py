@@ -10,11 +10,12 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from kvmedic.api.resource import approval_manifest
-from kvmedic.cluster.switches import StoredApprovals, read_stop, storm_over_at
+from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, storm_over_at
 from kvmedic.kube.client import Client, Limits, connect
-from kvmedic.kube.errors import Refused, Unavailable
+from kvmedic.kube.errors import Call, Refused, Unavailable
 from kvmedic.kube.objects import Resource
 from kvmedic.model.evidence import Blocked
+from kvmedic.model.reasons import Reason
 from kvmedic.rollout.gates import Stop
 from lab.cluster.light import LightCluster
 from worlds.world import APPROVALS_CRD
@@ -130,3 +131,58 @@ async def test_without_an_answer_nobody_knows_and_nothing_was_said() -> None:
         assert await read_stop(nowhere, "kvmedic-system", "kvmedic-stop") is Stop.UNREADABLE
         with pytest.raises(Unavailable):
             await StoredApprovals(nowhere).list_approvals("serving", "chat")
+
+
+class Namespaces:
+    """A cluster with one namespace, or one that does not show it."""
+
+    def __init__(self, labels: dict[str, str] | None) -> None:
+        self.labels = labels
+        self.asked: list[str] = []
+
+    async def get(self, ref: Any) -> dict[str, Any]:
+        self.asked.append(ref.path)
+        if self.labels is None:
+            raise Refused(Call("get", ref.path), 403, "namespaces is forbidden")
+        return {"metadata": {"name": "serving", "labels": self.labels}}
+
+
+HEAL = "kvmedic.io/heal=true"
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (
+            {},
+            "namespace serving has no label kvmedic.io/heal, so its fleets are only diagnosed: "
+            f"kubectl label namespace serving {HEAL}",
+        ),
+        ({"kvmedic.io/heal": "false"}, f"kubectl label --overwrite namespace serving {HEAL}"),
+        ({"kvmedic.io/heal": ""}, "has kvmedic.io/heal=, so its fleets are only diagnosed"),
+        (None, "cannot be read"),
+    ],
+    ids=["none", "another value", "an empty value", "not shown"],
+)
+async def test_a_namespace_without_the_label_is_named_with_the_command_that_adds_it(
+    labels: dict[str, str] | None, says: str
+) -> None:
+    world: Any = Namespaces(labels)
+
+    found = await NamespaceLabel(world, HEAL).refuse_unlabelled("serving")
+
+    assert found is not None
+    assert found.reason is Reason.NAMESPACE_NOT_LABELLED
+    assert says in found.message
+    assert world.asked == ["/api/v1/namespaces/serving"]
+
+
+async def test_a_namespace_with_the_label_may_be_changed_and_nothing_is_read_where_none_is_asked_for() -> (
+    None
+):
+    labelled: Any = Namespaces({"kvmedic.io/heal": "true", "team": "a"})
+    silent: Any = Namespaces(None)
+
+    assert await NamespaceLabel(labelled, HEAL).refuse_unlabelled("serving") is None
+    assert await NamespaceLabel(silent, "").refuse_unlabelled("serving") is None
+    assert silent.asked == []

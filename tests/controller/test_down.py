@@ -14,7 +14,7 @@ from builders import an_observation
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.next_move import Tick, drains_of
 from kvmedic.controller.obstacles import gate, health_of
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import EveryNamespace, Senses
 from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import verdict_input
 from kvmedic.kube.clock import Stopwatch
@@ -66,7 +66,7 @@ class Switch:
         return Stop.OFF
 
 
-PORTS: Any = SimpleNamespace(stop=Switch())
+PORTS: Any = SimpleNamespace(stop=Switch(), namespaces=EveryNamespace())
 
 
 async def found(
@@ -90,6 +90,22 @@ async def test_replicas_that_are_all_down_for_what_the_plan_mends_are_enough():
     assert seen.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
     assert (seen.obstacle, blocked) == (None, None)
     assert health_of(seen) == Health(ready=0, mendable=3)
+
+
+class NotHere:
+    async def refuse_unlabelled(self, namespace: str) -> Blocked:
+        return Blocked(Reason.NAMESPACE_NOT_LABELLED, namespace)
+
+
+async def test_where_the_namespace_lacks_its_label_the_plan_is_shown_and_no_run_is_opened():
+    seen, _ = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY))
+    resource = spec(levers=LEVERS)
+    ports: Any = SimpleNamespace(stop=Switch(), namespaces=NotHere())
+
+    blocked = await gate(resource.policy, Record(), seen, ports, NOW)
+
+    assert (seen.plan is not None, seen.diagnosis.reason) == (True, Reason.CUDA_OUT_OF_MEMORY)
+    assert blocked == Blocked(Reason.NAMESPACE_NOT_LABELLED, seen.view.fleet.namespace)
 
 
 @pytest.mark.parametrize(

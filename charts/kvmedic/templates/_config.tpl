@@ -24,6 +24,9 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- $_ := set $config $section . -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.namespaces.requireLabel -}}
+{{- $_ := set $config "namespaces" (dict "requireLabel" .) -}}
+{{- end -}}
 {{- if .Values.nodeHealth.nvidiaSmi -}}
 {{- $_ := set $config "health" .Values.nodeHealth -}}
 {{- end -}}

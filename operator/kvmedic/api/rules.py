@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -265,3 +266,35 @@ def _reads(parse: Callable[[str], object], text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# Of the operator's own configuration, which no API server admits.
+
+
+def within(low: str, high: str) -> BeforeValidator:
+    """Return the rule that a field is a duration in Kubernetes' grammar within bounds, both included."""
+
+    def checked(value: object) -> timedelta:
+        if isinstance(value, str):
+            value = parse_duration(value)
+        if not isinstance(value, timedelta):
+            raise ValueError("write a duration such as 500ms, 15s or 2m")  # noqa: TRY004 - pydantic's protocol
+        if not parse_duration(low) <= value <= parse_duration(high):
+            raise ValueError(f"{format_duration(value)} is out of bounds: use {low} to {high}")
+        return value
+
+    return BeforeValidator(checked)
+
+
+_WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_PAIR = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_WORD}={_WORD}")
+
+
+def _check_label_pair(text: str) -> str:
+    if text and not _LABEL_PAIR.fullmatch(text):
+        raise ValueError("no label with a value; write key=value, such as kvmedic.io/heal=true")
+    return text
+
+
+LabelPair = Annotated[str, AfterValidator(_check_label_pair)]
+"""A label as Kubernetes takes it (labels and selectors, "Syntax and character set"): key=value, or empty."""

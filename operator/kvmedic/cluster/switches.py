@@ -6,6 +6,7 @@ Storm over: `kubectl -n kvmedic-system create configmap kvmedic-storm-over`; mak
 A ConfigMap's existence, or its age, is the whole message: there is no key to misspell at three in the
 morning. While the stop exists no forward move is made; ways back stay open. Runs that ended badly before the
 storm was over do not count any more. The third word is a KVApproval.
+The fourth is a label on a namespace, where the configuration asks for one (`namespaces.requireLabel`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import datetime
 from kvmedic.api.resource import APPROVAL_PLURAL, GROUP, VERSION, SpecInvalid, approval_from_wire
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Refused
-from kvmedic.kube.objects import CONFIG_MAPS, Ref, Resource, moment, section, uid_of
+from kvmedic.kube.objects import CONFIG_MAPS, NAMESPACES, Ref, Resource, labels_of, moment, section, uid_of
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.gates import Approval, Stop
@@ -43,6 +44,35 @@ async def storm_over_at(client: Client, namespace: str, name: str) -> datetime |
         return None
     stamp = section(found or {}, "metadata").get("creationTimestamp")
     return moment(str(stamp)) if stamp else None
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceLabel:
+    """The label by which the people of a namespace let its fleets be changed."""
+
+    client: Client
+    label: str
+    """As `key=value`; empty: none is asked for, and nothing is read."""
+
+    async def refuse_unlabelled(self, namespace: str) -> Blocked | None:
+        """Return what the namespace lacks, with the command that adds it; unreadable lacks it too."""
+        if not self.label:
+            return None
+        key, _, value = self.label.partition("=")
+        try:
+            body = await self.client.get(Ref(NAMESPACES, "", namespace))
+        except Refused as error:
+            why = f"the label {self.label} of namespace {namespace} cannot be read ({error})"
+            return Blocked(Reason.NAMESPACE_NOT_LABELLED, f"{why}: let the operator get namespaces")
+        found = labels_of(body or {}).get(key)
+        if found == value:
+            return None
+        lacks = f"has no label {key}" if found is None else f"has {key}={found}"
+        command = f"kubectl label {'' if found is None else '--overwrite '}namespace {namespace} {self.label}"
+        return Blocked(
+            Reason.NAMESPACE_NOT_LABELLED,
+            f"namespace {namespace} {lacks}, so its fleets are only diagnosed: {command}",
+        )
 
 
 APPROVALS = Resource(f"{GROUP}/{VERSION}", APPROVAL_PLURAL)

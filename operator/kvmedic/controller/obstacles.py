@@ -410,6 +410,7 @@ async def gate(policy: Policy, record: Record, found: Survey, ports: Ports, now:
     if found.plan is None:
         return None
     blocked = forward_gate(policy, await ports.stop.read())
+    blocked = blocked or await ports.namespaces.refuse_unlabelled(found.view.fleet.namespace)
     return blocked or opening_gate(policy.limits, record.history, health_of(found), now)
 
 

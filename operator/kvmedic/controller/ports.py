@@ -458,6 +458,23 @@ class StopSwitch(Protocol):
         """Return the stop as it is now; unreadable is a value."""
 
 
+class NamespaceGate(Protocol):
+    """Whether fleets of a namespace may be changed at all."""
+
+    async def refuse_unlabelled(self, namespace: str) -> Blocked | None:
+        """Return what the namespace lacks; None: its fleets may be changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EveryNamespace:
+    """Nothing is asked of a namespace."""
+
+    async def refuse_unlabelled(self, namespace: str) -> Blocked | None:
+        """Return nothing."""
+        del namespace
+        return None
+
+
 class Approvals(Protocol):
     """What people approved."""
 
@@ -494,6 +511,7 @@ class Ports:
     trials: Trials = field(default_factory=NoTrials)
     probes: Probes = field(default_factory=NoProbes)
     evaluations: Evaluations = field(default_factory=NoEvaluations)
+    namespaces: NamespaceGate = EveryNamespace()
     examiner: Examiner = field(default_factory=Examiner)
     """Examines now and then whether a change could begin."""
     watch: Stopwatch = field(default_factory=Stopwatch)

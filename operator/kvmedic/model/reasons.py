@@ -440,6 +440,10 @@ class Reason(StrEnum):
         Remedy("to see why", _LOGS))
     OBSERVE_ONLY = row("ObserveOnly", "The mode is Observe: the plan is shown and nothing is changed.",
         Remedy("to have the plan carried out", _patch('"mode":"Auto"')))
+    NAMESPACE_NOT_LABELLED = row("NamespaceNotLabelled",
+        "The namespace lacks the label that the configuration asks for: its fleets are only diagnosed.",
+        Remedy("to let fleets of the namespace be changed; the message has the label",
+            "kubectl label --overwrite namespace $namespace LABEL=VALUE"))
     IN_COOLDOWN = row("InCooldown", "The cooldown after the last run is not over.",
         Remedy("to wait less", _patch('"limits":{"cooldown":"10m"}')))
     BUDGET_EXHAUSTED = row("BudgetExhausted", "The day's runs are used up.",
