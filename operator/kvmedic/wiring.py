@@ -133,6 +133,7 @@ def ports_of(
 ) -> Ports:
     """Return the ports of one process."""
     process = settings.process
+    namespaces = NamespaceLabel(world.client, settings.namespaces.require_label)
     return Ports(
         store=world.store,
         target=target_of(world),
@@ -149,10 +150,11 @@ def ports_of(
         trials=world.trials,
         probes=world.probes,
         evaluations=world.evaluations,
-        namespaces=NamespaceLabel(world.client, settings.namespaces.require_label),
+        namespaces=namespaces,
         examiner=Examiner(
             lambda place, needed: own_lacking_rights(world.client, place, needed),
             TargetSurroundings(world.watches),
+            namespaces.refuse_unlabelled,
         ),
     )
 

@@ -210,6 +210,7 @@ def with_component(folder: Path, *components: str) -> Rendered:
         ("trial-pods", MAKES_TRIALS, "KVMEDIC_PROBE__TRIAL_PODS", {("PriorityClass", PRIORITY_CLASS)}),
         ("evaluations", MAKES_EVALUATIONS, "KVMEDIC_PROBE__EVALUATIONS", set()),
         ("owner-fields", WRITES_FIELDS, "", set()),
+        ("config-files", IN_FILES, "", set()),
     ],
 )
 def test_a_component_of_the_kustomization_adds_the_same(tmp_path, component, added, variable, kinds):

@@ -186,3 +186,14 @@ async def test_a_namespace_with_the_label_may_be_changed_and_nothing_is_read_whe
     assert await NamespaceLabel(labelled, HEAL).refuse_unlabelled("serving") is None
     assert await NamespaceLabel(silent, "").refuse_unlabelled("serving") is None
     assert silent.asked == []
+
+
+@pytest.mark.light
+async def test_one_command_lets_the_fleets_of_a_namespace_be_changed(
+    client: Client, light: LightCluster, namespace: str
+) -> None:
+    before = await NamespaceLabel(client, HEAL).refuse_unlabelled(namespace)
+    assert before is not None
+    light.kubectl(*before.message.rpartition("kubectl ")[2].split())
+
+    assert await NamespaceLabel(client, HEAL).refuse_unlabelled(namespace) is None

@@ -19,7 +19,7 @@ from kvmedic.doctor.examine import default_spec
 from kvmedic.kube.errors import Call, Refused, Unavailable
 from kvmedic.kube.objects import AUTOSCALERS, JsonObject, Ref
 from kvmedic.kube.objects import Resource as Kind
-from kvmedic.model.evidence import Inconclusive
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Condition, ConditionType, Record, Resource, Truth
 from kvmedic.runbooks.workload import View
@@ -178,6 +178,20 @@ async def test_every_reason_is_in_the_message() -> None:
         assert part in told.message
     assert "kvmedic doctor deploy/llm -n serving" in told.message
     assert len(told.message.encode()) <= MESSAGE_BYTES
+
+
+async def test_a_fit_fleet_in_a_namespace_without_the_label_is_not_eligible_and_the_command_is_told() -> None:
+    async def unlabelled(namespace: str) -> Blocked:
+        return Blocked(
+            Reason.NAMESPACE_NOT_LABELLED, f"kubectl label namespace {namespace} kvmedic.io/heal=true"
+        )
+
+    town = Namespace()
+    told = condition_of(await looked(Examiner(Office().ask, TargetSurroundings(town), unlabelled), town))
+
+    assert told is not None
+    assert (told.status, told.reason) == (Truth.FALSE, Reason.NOT_ELIGIBLE)
+    assert told.message.startswith("namespace: kubectl label namespace serving kvmedic.io/heal=true; ")
 
 
 def test_the_command_names_a_stateful_set_by_its_kind() -> None:

@@ -53,6 +53,7 @@ class Result(StrEnum):
 class Topic(StrEnum):
     """What a check is about, in the order of telling."""
 
+    NAMESPACE = "namespace"
     TARGET = "target"
     ENGINE = "engine"
     LEVERS = "levers"

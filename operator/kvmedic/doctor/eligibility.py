@@ -16,6 +16,7 @@ from kvmedic.cluster.rights import CONFIG_FILE, GROUPED, NEEDED, OWNER_FIELD, ST
 from kvmedic.doctor.checks import (
     Check,
     Examination,
+    Result,
     Topic,
     Verdict,
     checks_of,
@@ -27,6 +28,7 @@ from kvmedic.doctor.checks import (
     written_owner,
 )
 from kvmedic.kube.errors import ApiError, Unavailable
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import LEADER_WORKER_SET, STATEFUL_SET
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
@@ -63,6 +65,12 @@ class Around(Protocol):
         """Return who else has a say in a target's replicas and pods."""
 
 
+async def admit_all(namespace: str) -> Blocked | None:
+    """Return that nothing is asked of a namespace."""
+    del namespace
+    return None
+
+
 async def ask_nobody(namespace: str, needed: Sequence[Right]) -> Lacking | str:
     """Return that nobody is asked for rights here."""
     del namespace, needed
@@ -89,6 +97,8 @@ class Examiner:
     ask_rights: Asker = ask_nobody
     around: Around | None = None
     """What is around a target; it may be a moment old. None: nothing is examined."""
+    admit: Callable[[str], Awaitable[Blocked | None]] = admit_all
+    """Returns what a namespace lacks for its fleets to be changed."""
     _rights: dict[tuple[str, Sequence[Right]], tuple[datetime, Lacking | str]] = field(default_factory=dict)
     _visits: dict[str, _Visit] = field(default_factory=dict)
 
@@ -123,10 +133,11 @@ class Examiner:
             room = await around.room_around(view)
             neighbours: Neighbours | str = await around.neighbours_around(view)
             lacking = await self._lacking_rights(resource.namespace, needed_rights(view, policy), now)
+            closed = await self.admit(resource.namespace)
         except Unavailable:
             return None
         except ApiError as error:
-            neighbours, lacking = f"not readable: {error}", f"not readable: {error}"
+            neighbours, lacking, closed = f"not readable: {error}", f"not readable: {error}", None
             room = RoomUnknown(f"not readable: {error}")
         names = names_of(view.fleet, resource.name)
         checks: list[Check] = [
@@ -135,6 +146,8 @@ class Examiner:
             *metrics_checks(diagnosis, len(view.fleet.live), names),
             rights_check(lacking, names),
         ]
+        if closed is not None:
+            checks.append(Check(Topic.NAMESPACE, Result.FAIL, closed.message, reason=closed.reason))
         target = place_of(view.fleet.kind, view.fleet.name)
         return Examination(resource.namespace, target, in_order(checks))
 
