@@ -181,6 +181,19 @@ def test_no_page_has_unfit_words(path: Path, name: str) -> None:
         assert UNFIT[name].findall(path.read_text()) == []
 
 
+def test_every_table_has_a_head() -> None:
+    """A blank line within a table makes text of the rows behind it."""
+    broken = []
+    for path in PAGES:
+        lines = FENCE.sub("", path.read_text()).splitlines()
+        for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+            begins = line.startswith("|") and not before.startswith("|")
+            if begins and not re.fullmatch(r"\|[ :|-]+", after):
+                broken.append(f"{shown(path)}: {line[:60]}")
+
+    assert broken == []
+
+
 def linked_from(start: Path) -> set[Path]:
     """Return every page that a reader reaches from a page by following links."""
     reached, todo = {start}, [start]
