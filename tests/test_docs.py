@@ -181,6 +181,14 @@ def test_no_page_has_unfit_words(path: Path, name: str) -> None:
         assert UNFIT[name].findall(path.read_text()) == []
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """`make docs` demands it as well; here it is found in a second."""
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = (page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md"))
+
+    assert [str(page) for page in pages if page.name[0] != "0" and f": {page}\n" not in navigation] == []
+
+
 def test_every_table_has_a_head() -> None:
     """A blank line within a table makes text of the rows behind it."""
     broken = []
