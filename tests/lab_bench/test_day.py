@@ -25,14 +25,14 @@ def test_the_other_mix_turns_every_90_minutes():
 
 
 def test_a_few_hours_from_end_to_end(capsys: pytest.CaptureFixture[str]):
-    assert main(["--hours", "1", "--mix", "turning every 90 min"]) == 0
+    assert main(["--before", "0", "--hours", "1", "--mix", "turning every 90 min"]) == 0
 
     rows = capsys.readouterr().out.splitlines()
     names = [row[:28].strip() for row in rows[2:]]
     assert names[0] == "best setting of each hour"
     assert names[-3:] == ["only lowered", "both ways", "both ways, from 52"]
     assert "no cap" in names
-    assert float(rows[2].split()[-3].rstrip("%")) == 0
+    assert float(rows[2].split()[-4].rstrip("%")) == 0
 
 
 BINDS = CapUse(

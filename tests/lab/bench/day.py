@@ -4,9 +4,9 @@ Requests do not wait for each other, and their mix turns within two hours, twice
 far less than by day. Beside each other stand no cap, a cap that is only ever lowered (the ratchet), and one
 that goes both ways (`move_cap`): what lowers it is the operator's own plan, with all that speaks against a
 cut, and what raises it are its rules and limits. Each looks every ten minutes at what a fleet exports, and
-changes one replica in four minutes. The measure is tokens per second of requests that are
-served in time, against the best of some settings in each hour, which need no restart. A second mix turns
-every 90 minutes.
+changes one replica in four minutes. It comes to a fleet that has served for some hours, of which its source
+tells. The measure is tokens per second of requests that are served in time, against the best of some settings
+in each hour, which need no restart. A second mix turns every 90 minutes.
 """
 
 import argparse
@@ -67,8 +67,8 @@ TURNS = ((0, 0), (11, 0), (13, 1), (23, 1), (25, 0), (30, 0))
 QUARTER_TURN, HALF_TURN = 1.5, 3.0
 MIDDLE, SWING, WAVE = 0.82, 0.16, 6.0
 """Load over capacity: its middle, how far it swings to either side, and hours of a wave."""
-KNOWN_AFTER = 4
-"""Hours until each mix that turns every 90 minutes was seen once, and what the pool held of it is known."""
+BEFORE = 4
+"""Hours that a fleet has served when a controller comes. Its source tells of them; they are not counted."""
 
 
 def move_cap(use: CapUse, room: int, cut: int | None, changes: Sequence[float]) -> int:
@@ -128,6 +128,9 @@ class World:
     """Requests of many hours, and who serves them."""
 
     hours: int
+    """That count."""
+    before: int
+    """Hours of it that pass until anybody looks."""
     rate: Floats
     share: Floats
     seed: int
@@ -138,13 +141,15 @@ class World:
         return Going(engine_of(CHATS), [cap] * PLACES * GENERATIONS, traffic, RANDOM, PLACES)
 
 
-def world_of(mix: str, hours: int, kinds: tuple[Kind, Kind], seed: int) -> World:
+def world_of(mix: str, lasts: tuple[int, int], kinds: tuple[Kind, Kind], seed: int) -> World:
     """Return a world whose load is a share of what the best setting serves of the mix."""
-    at = np.arange(0, hours * HOUR, GRID_SECONDS) / HOUR
+    before, hours = lasts
+    at = np.arange(0, (before + hours) * HOUR, GRID_SECONDS) / HOUR
     share = MIXES[mix](at)
     seconds = [kind.mean_output / kind.most for kind in kinds]
     load = MIDDLE + SWING * np.sin(2 * np.pi * at / WAVE)
-    return World(hours, PLACES * load / ((1 - share) * seconds[0] + share * seconds[1]), share, seed)
+    rate = PLACES * load / ((1 - share) * seconds[0] + share * seconds[1])
+    return World(hours, before, rate, share, seed)
 
 
 @dataclass(slots=True)
@@ -217,13 +222,14 @@ def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
     """Return how a day goes with a controller."""
     going, engines, generation = world.start(controller.cap), list(range(PLACES)), 0
     caps, swaps, served = [f"{controller.cap}"], list[Swap](), None
-    for end in np.arange(LOOK, world.hours * HOUR + 1, LOOK) if looks else [world.hours * HOUR]:
+    last = world.before + world.hours
+    for end in np.arange(LOOK, last * HOUR + 1, LOOK) if looks else [last * HOUR]:
         was_moving = bool(swaps)
         served, swaps = going.serve(float(end), swaps), []
         if not looks or was_moving:
             continue
         wanted = _look(served, engines, controller, float(end))
-        if wanted != controller.cap:
+        if wanted != controller.cap and end >= world.before * HOUR:
             generation += 1
             fresh = [place + PLACES * (generation % GENERATIONS) for place in range(PLACES)]
             for engine in fresh:
@@ -235,7 +241,8 @@ def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
             caps.append(f"{wanted} ({end / HOUR:.1f} h)")
     if served is None:
         raise ValueError("a day has at least one look")
-    hourly = [served.in_time(hour * HOUR, (hour + 1) * HOUR, LIMIT) for hour in range(world.hours)]
+    counted = range(world.before, last)
+    hourly = [served.in_time(hour * HOUR, (hour + 1) * HOUR, LIMIT) for hour in counted]
     status = served.requests["status"]
     ended = np.count_nonzero(status == LEFT) + np.count_nonzero(status == FINISHED)
     given_up = np.count_nonzero(status == LEFT) / ended
@@ -280,26 +287,27 @@ def play(world: World, settings: Sequence[int], night: int) -> list[Told]:
     return [best, *fixed, *(run(world, each) for each in (Ratchet("only lowered"), *both))]
 
 
-def losses_of(paths: Sequence[Sequence[Told]], row: int, since: int = 0) -> Floats:
-    """Return what a row loses to the best setting of each hour, from an hour on, by path."""
-    return np.array([1 - path[row].hourly[since:].mean() / path[0].hourly[since:].mean() for path in paths])
+def losses_of(paths: Sequence[Sequence[Told]], row: int) -> Floats:
+    """Return what a row loses to the best setting of each hour, by path."""
+    return np.array([1 - path[row].hourly.mean() / path[0].hourly.mean() for path in paths])
 
 
-def compare(mix: str, hours: int, seeds: Sequence[int]) -> str:
+def compare(mix: str, lasts: tuple[int, int], seeds: Sequence[int]) -> str:
     """Return the table of one mix: means over the paths, and how far a path's loss deviates."""
     chats, reasoning = kind_of(CHATS), kind_of(REASONING)
+    before, hours = lasts
     middle = round((chats.bold * reasoning.bold) ** 0.5)
     settings = sorted({chats.bold, chats.safe, middle, reasoning.bold, reasoning.safe, MOST_TABLES})
-    paths = [play(world_of(mix, hours, (chats, reasoning), seed), settings, reasoning.bold) for seed in seeds]
+    paths = [play(world_of(mix, lasts, (chats, reasoning), seed), settings, reasoning.bold) for seed in seeds]
     lines = [
-        f"{mix}, {hours} h, paths {', '.join(map(str, seeds))}: "
+        f"{mix}, {hours} h after {before}, paths {', '.join(map(str, seeds))}: "
         f"the pool holds {chats.bold} chats or {reasoning.bold} of reasoning",
-        f"{'':28}{'in time':>10}{'loss':>8}{'+-':>7}{f'from {KNOWN_AFTER} h':>10}{'a day':>8}{'left':>8}",
+        f"{'':28}{'in time':>10}{'loss':>8}{'+-':>7}{'a day':>8}{'left':>8}",
     ]
     for row, first in enumerate(paths[0]):
         same = [path[row] for path in paths]
         name = "no cap" if first.name == f"always {MOST_TABLES}" else first.name
-        loss, later = losses_of(paths, row), losses_of(paths, row, min(KNOWN_AFTER, hours - 1))
+        loss = losses_of(paths, row)
         in_time, changes, left = (
             float(np.mean(each))
             for each in (
@@ -309,7 +317,7 @@ def compare(mix: str, hours: int, seeds: Sequence[int]) -> str:
             )
         )
         lines.append(
-            f"{name:28}{in_time:10.0f}{loss.mean():8.1%}{loss.std():7.1%}{later.mean():10.1%}{changes:8.1f}"
+            f"{name:28}{in_time:10.0f}{loss.mean():8.1%}{loss.std():7.1%}{changes:8.1f}"
             f"{left:8.1%}  {first.caps if first.changes else ''}"
         )
     return "\n".join(lines)
@@ -319,11 +327,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; return 0."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench.day", description=__doc__)
     parser.add_argument("--hours", type=int, default=30, help="how long it lasts")
+    parser.add_argument("--before", type=int, default=BEFORE, help="hours before, of which a source tells")
     parser.add_argument("--mix", choices=MIXES, action="append", help="one mix alone")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a path of requests for each")
     given = parser.parse_args(arguments)
     for mix in given.mix or MIXES:
-        print(compare(mix, given.hours, given.seeds), flush=True)
+        print(compare(mix, (given.before, given.hours), given.seeds), flush=True)
     return 0
 
 
