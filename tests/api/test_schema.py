@@ -20,7 +20,9 @@ from kvmedic.api.schema import (
     spec_schema,
     status_schema,
     structural,
+    yaml_text,
 )
+from kvmedic.model.edits import Digest
 
 ROOT = Path(__file__).parents[2]
 ADVICE = re.compile(r"\b(use|add|name|raise|lower|remove|delete)\b")
@@ -222,3 +224,9 @@ class TestStructural:
 
     def test_lines_of_a_paragraph_are_joined(self) -> None:
         assert structural({"type": "string", "description": "a\nb\n\nc"}, {})["description"] == "a b\n\nc"
+
+
+def test_a_digest_is_written_as_a_text() -> None:
+    assert yaml_text({"digest": Digest.of("x"), "all": Digest("1" * 32)}) == (
+        f"digest: {Digest.of('x')}\nall: '{'1' * 32}'\n"
+    )

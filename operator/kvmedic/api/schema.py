@@ -316,6 +316,8 @@ def yaml_text(value: Schema) -> str:
     writer = YAML()
     writer.width = 1_000_000  # never folded: one text, one line
     writer.indent(mapping=2, sequence=4, offset=2)
+    # A text that is more than one, as a digest, is written as a text.
+    writer.representer.add_multi_representer(str, lambda to, text: to.represent_str(str(text)))
     out = io.StringIO()
     writer.dump(value, out)
     return out.getvalue()
