@@ -167,15 +167,17 @@ def _inconclusive(gaps: Sequence[tuple[Reason, str, str]]) -> Inconclusive:
     lacking: dict[str, list[str]] = {}
     for _, name, what in gaps:
         lacking.setdefault(what, []).append(name)
-    named = "; ".join(f"{_first_of(names)}: {what}" for what, names in list(lacking.items())[:NAMED_GAPS])
+    named = "; ".join(
+        f"{list_first(names, NAMED_GAPS)}: {what}" for what, names in list(lacking.items())[:NAMED_GAPS]
+    )
     rest = sum(len(names) for names in list(lacking.values())[NAMED_GAPS:])
     return Inconclusive(gaps[0][0], f"{named}; and {rest} more" if rest else named)
 
 
-def _first_of(names: Sequence[str]) -> str:
-    """Return some names in a line, of which the first few are told."""
-    more = f" and {len(names) - NAMED_GAPS} more" if len(names) > NAMED_GAPS else ""
-    return ", ".join(names[:NAMED_GAPS]) + more
+def list_first(names: Sequence[str], most: int) -> str:
+    """Return names in a line, of which the first ones are told and the rest is counted."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 WIDEST_STEP = 2.5

@@ -25,6 +25,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import DEPLOYMENT, ObjectRef
 from kvmedic.model.plan import FlagStep, Plan, Step
+from kvmedic.model.readings import list_first
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
 from kvmedic.model.spec import Limits, Mode, Policy, is_window_open, next_opening
@@ -396,9 +397,8 @@ def _place_in_line(peer: Peer) -> tuple[bool, float, str]:
 
 
 def _name_holders(holders: Sequence[Peer]) -> str:
-    names = ", ".join(str(peer) for peer in holders[:NAMED])
-    more = f" and {len(holders) - NAMED} more" if len(holders) > NAMED else ""
-    return f"{names}{more} {'has a run' if len(holders) == 1 else 'have runs'} open"
+    names = list_first([str(peer) for peer in holders], NAMED)
+    return f"{names} {'has a run' if len(holders) == 1 else 'have runs'} open"
 
 
 def trip(

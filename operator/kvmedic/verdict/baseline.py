@@ -35,6 +35,7 @@ from kvmedic.model.readings import (
     above,
     complete,
     histogram,
+    list_first,
     merge_histograms,
     number_or_none,
     quantile,
@@ -370,9 +371,8 @@ def judged_part(
 
 def quorum_line(judged: int, out: Mapping[str, LeftOut]) -> str:
     """Return who is left out and why, as one clause for a person; the same for as long as that holds."""
-    named = ", ".join(f"{name} ({out[name].why})" for name in sorted(out)[:NAMED])
-    rest = f" and {len(out) - NAMED} more" if len(out) > NAMED else ""
-    return f"judged on {judged} of {judged + len(out)} replicas, without {named}{rest}"
+    named = list_first([f"{name} ({out[name].why})" for name in sorted(out)], NAMED)
+    return f"judged on {judged} of {judged + len(out)} replicas, without {named}"
 
 
 def _left_out(pod: Pod, readings: PodReadings, *, is_young: bool, counts: bool) -> LeftOut | None:
