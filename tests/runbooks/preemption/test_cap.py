@@ -92,7 +92,8 @@ def test_a_pool_for_one_sequence_is_not_mended_by_a_cap(blocks: float, reason: R
         pytest.param(None, CAP + 1, Reason.CAP_RIGHT_SIZED, id="more ran"),
         pytest.param(CAP - 1, 32, Reason.CAP_WITHOUT_EFFECT, id="the present cap is lower"),
         pytest.param(CAP, 32, Reason.CAP_WITHOUT_EFFECT, id="the present cap is the same"),
-        pytest.param(CAP + 1, 32, Reason.CAP_RIGHT_SIZED, id="the present cap is higher"),
+        pytest.param(CAP + 2, 32, Reason.CAP_WITHOUT_EFFECT, id="the present cap is higher by a tenth"),
+        pytest.param(CAP + 3, 32, Reason.CAP_RIGHT_SIZED, id="the present cap is higher"),
     ],
 )
 def test_a_cap_that_changes_nothing_is_not_set(

@@ -205,9 +205,13 @@ def _weigh_cap(case: Case, setting: Setting, wanted: int, cap: int) -> SettingAd
     """Return a cap if it helps; `wanted` is what it would be without the lever's bounds."""
     most_allowed = inf if setting.max_num_seqs is None else setting.max_num_seqs
     ceiling, sizing = min(case.running_max, most_allowed), _sizing_clause(case, wanted, cap)
-    if cap >= ceiling:
+    if not _is_cut(case, setting, cap):
         effect = effect_of(case.strain, case.sequence, case.pool_size, wanted)
-        if wanted < ceiling and carries(case, wanted) and effect.goodput_ratio >= 1 + LEAST_GAIN:
+        if (
+            _is_cut(case, setting, wanted)
+            and carries(case, wanted)
+            and effect.goodput_ratio >= 1 + LEAST_GAIN
+        ):
             return NoChange(
                 Reason.LEVER_NOT_ALLOWED,
                 f"a cap of {wanted} would help ({_gain_line(case, effect)}), and at most {ceiling:.0f} were "
@@ -234,6 +238,12 @@ def _weigh_cap(case: Case, setting: Setting, wanted: int, cap: int) -> SettingAd
     if cap < FEW_SEQUENCES and case.sequence.growth_share > MOSTLY_GROWTH:
         message += "; the pool is small for these lengths: more KV cache or replicas would help more"
     return Assignment(Knob.MAX_NUM_SEQS, cap, Reason.CAP_RIGHT_SIZED, message)
+
+
+def _is_cut(case: Case, setting: Setting, cap: int) -> bool:
+    """Return whether fewer would run by a cap; two looks at one fleet differ by NEAR_THE_CAP."""
+    given = setting.max_num_seqs
+    return cap < case.running_max and (given is None or cap * (1 + NEAR_THE_CAP) < given)
 
 
 def _room(case: Case) -> str:
