@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.bench.verdict import Row, Said, main, summary, table
+from lab.bench.verdict import Row, Said, main, missed_goals, summary, table
 
 pytestmark = pytest.mark.xdist_group("world")
 KEPT, BACK, HELD = Said("kept", 12.0), Said("back", 5.0), Said("held", 40.0)
@@ -64,7 +64,21 @@ def test_the_summary_says_what_the_floors_refuse_and_who_starves():
     assert (
         "by the operator's prediction, lower caps in open worlds: refused 1 of 2 harm, 1 of 1 better" in told
     )
-    assert "starving: 2, kept by today 2, side by side 0" in told
+    assert "starving: 2, kept by before and after 2, side by side 0" in told
+
+
+def test_a_goal_that_is_missed_is_named_with_its_figures():
+    refused, better = replace(ROW, refused_by_prediction=True), replace(ROW, ratio=1.2, whole=KEPT)
+
+    assert missed_goals([refused] * 6 + [ROW] * 4 + [better] * 4) == []
+    assert missed_goals(
+        [refused] * 5 + [replace(ROW, beside=HELD, whole=KEPT)] * 5 + [replace(better, whole=BACK)]
+    ) == [
+        "harm kept: 5 of 10, not 0% to 5%",
+        "better taken back: 1 of 1, not 0% to 30%",
+        "deep harm stopped within 10 minutes: 5 of 10, not 70% to 100%",
+        "harmful plans refused: 5 of 10, not 60% to 100%",
+    ]
 
 
 def test_a_few_fleets_from_end_to_end(capsys: pytest.CaptureFixture[str]):
@@ -72,6 +86,7 @@ def test_a_few_fleets_from_end_to_end(capsys: pytest.CaptureFixture[str]):
 
     told = capsys.readouterr().out
     assert "all: 3 fleets" in told
+    assert told.rstrip().endswith("goals: need 300 fleets")
     rows = told.splitlines()[:5]
     assert [row.split()[0] for row in rows] == ["4", "5", "6", "1000000", "1000001"]
     assert "starves" in rows[0]

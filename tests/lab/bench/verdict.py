@@ -47,6 +47,10 @@ WATCH = WINDOW + DECIDE_SECONDS
 WINDOWS = 3
 """Windows that today's rule waits for a verdict, at most."""
 HARM, BETTER = 0.95, 1.05
+DEEP, SOON = 0.7, 10.0
+"""What deep harm leaves of what is served in time, at most; and minutes within which it should be stopped."""
+ENOUGH = 300
+"""Fleets from which the goals are judged: of fewer, a share of 5 % is one or two."""
 PATIENCE, LIMIT = 120.0, 30.0
 LEAST_GROWTH, LONGEST_ANSWER, MOST_RUNNING = 0.2, 90.0, 60
 """Workloads are drawn until a cap means something there, and a run is soon over."""
@@ -438,7 +442,7 @@ def table(rows: Sequence[Row], title: str) -> str:
 
 def _rules() -> tuple[tuple[str, Rule], ...]:
     return (
-        ("today, before and after", lambda row: row.today),
+        ("before and after", lambda row: row.today),
         ("new beside old", lambda row: row.beside),
         ("+ floor after the walk", lambda row: row.whole),
         ("+ floor at planning", lambda row: row.final),
@@ -464,11 +468,14 @@ def _cells(kinds: Mapping[str, Sequence[Row]], said: Rule, rows: Sequence[Row]) 
     return "".join(f"{each:>26}" for each in cells)
 
 
+def _stops_soon(said: Said) -> bool:
+    return said.outcome == "back" and said.minutes <= SOON
+
+
 def summary(rows: Sequence[Row]) -> str:
     """Return what the goals are about."""
-    deep = [row for row in rows if row.ratio < 0.7]
-    soon = sum(row.beside.outcome == "back" and row.beside.minutes <= 10 for row in deep)
-    planned = sum(row.final.outcome == "back" and row.final.minutes <= 10 for row in deep)
+    deep = [row for row in rows if row.ratio < DEEP]
+    soon, planned = sum(_stops_soon(row.beside) for row in deep), sum(_stops_soon(row.final) for row in deep)
     lines = [
         f"harm over 30 %: {soon} of {len(deep)} stopped within 10 minutes side by side, "
         f"{planned} with the floor at planning"
@@ -485,7 +492,8 @@ def summary(rows: Sequence[Row]) -> str:
         lines.append(f"floor at planning by {name}, lower caps in open worlds: refused {', '.join(parts)}")
     starving = [row for row in rows if row.starves and row.kind == "harm"]
     lines.append(
-        f"starving: {len(starving)}, kept by today {sum(row.today.outcome == 'kept' for row in starving)}, "
+        f"starving: {len(starving)}, kept by before and after "
+        f"{sum(row.today.outcome == 'kept' for row in starving)}, "
         f"side by side {sum(row.beside.outcome == 'kept' for row in starving)}, with both floors "
         f"{sum(row.final.outcome == 'kept' for row in starving)}"
     )
@@ -496,8 +504,35 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def missed_goals(rows: Sequence[Row]) -> list[str]:
+    """Return the goals that the operator's rule, with all floors, misses."""
+    harm, better = ([row for row in rows if row.kind == kind] for kind in ("harm", "better"))
+    deep = [row for row in rows if row.ratio < DEEP]
+    cut = [row for row in rows if row.change == "lower" and row.load != "closed"]
+    goals = (
+        ("harm kept", [row.final.outcome == "kept" for row in harm], (0.0, 0.05)),
+        ("better taken back", [row.final.outcome == "back" for row in better], (0.0, 0.3)),
+        ("deep harm stopped within 10 minutes", [_stops_soon(row.beside) for row in deep], (0.7, 1.0)),
+        (
+            "harmful plans refused",
+            [row.refused_by_prediction for row in cut if row.kind == "harm"],
+            (0.6, 1.0),
+        ),
+        (
+            "helpful plans refused",
+            [row.refused_by_prediction for row in cut if row.kind == "better"],
+            (0.0, 0.2),
+        ),
+    )
+    return [
+        f"{name}: {sum(found)} of {len(found)}, not {least:.0%} to {most:.0%}"
+        for name, found, (least, most) in goals
+        if found and not least <= sum(found) / len(found) <= most
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; return 0."""
+    """Print the tables; return 1 where a goal is missed by as many fleets as goals are about."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench.verdict", description=__doc__)
     parser.add_argument("--fleets", type=int, default=300, help="how many are drawn")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
@@ -521,7 +556,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ROUTINGS:
         print(table([row for row in usual if row.routing == name], name))
     print(summary(rows))
-    return 0
+    missed = missed_goals(usual) if len(usual) >= ENOUGH else []
+    print("goals: " + ("; ".join(missed) or ("met" if len(usual) >= ENOUGH else f"need {ENOUGH} fleets")))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
