@@ -151,6 +151,25 @@ def test_a_router_that_the_spec_names_is_a_front():
     assert (found.result, found.saw) == (Result.PASS, "a router by app=llm leads requests to the pods")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "port", "said"),
+    [
+        ((8000,), 8000, ("at port 8000", "")),
+        ((8000, 5557), 8000, ("at port 8000; several are declared: 5557, 8000", "spec.targetRef.port")),
+        ((8000, 8001, 8002), 8000, ("several are declared: 8000, 8001, 8002", "targetPorts")),
+        ((), 8000, ("at port 8000", "")),
+    ],
+)
+def test_several_unnamed_ports_are_told_and_the_services_counts(numbers, port, said):
+    engine = an_engine(ports=[{"containerPort": each} for each in numbers])
+
+    told = check(examine(a_deployment(engine), a_service()), Topic.PORT)
+
+    assert told.figures["port"] == port
+    assert (told.saw.endswith(said[0]), said[1] in told.fix) == (True, True)
+    assert bool(told.fix) is (len(numbers) > 1)
+
+
 def test_labels_that_change_are_told_as_one_or_as_several():
     assert [labels_that_change(keys) for keys in (("app",), ("app", "tier"))] == [
         "label app changes",

@@ -178,16 +178,16 @@ def _metrics_port(body: Mapping[str, Any], frame: Frame) -> int | None:
     containers = items(section(body, "spec"), "containers")
     named = [each for each in containers if each.get("name") == frame.container]
     engines = named if frame.container else containers
-    declared = {
-        str(port.get("name", "")): int(port["containerPort"]) for each in named for port in _tcp_ports(each)
-    }
-    only = set(declared.values())
+    ports = [port for each in named for port in _tcp_ports(each)]
+    by_name = {str(port["name"]): int(port["containerPort"]) for port in ports if port.get("name")}
+    declared = {int(port["containerPort"]) for port in ports}
     told = (
         *(port_of(each, frame.profiles) for each in engines if len(engines) == 1),
-        *(declared.get(name) for name in NAMED_PORTS),
-        only.pop() if len(only) == 1 else None,
+        *(by_name.get(name) for name in NAMED_PORTS),
+        next(iter(declared)) if len(declared) == 1 else None,
         parse_count(annotations_of(body).get(SCRAPE_PORT, "")),
         frame.front_port,
+        *(each.launch.default_port for each in frame.profiles if each.launch.default_port in declared),
     )
     return next((port for port in told if port and port < 65536), None)
 

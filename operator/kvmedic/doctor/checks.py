@@ -401,16 +401,22 @@ def _usual_checks(view: View, policy: Policy) -> Iterator[Check]:
 def _port(fleet: Fleet) -> Check:
     """Return where replicas are asked for their requests while they drain."""
     ports = {pod.port for pod in fleet.live if pod.port is not None}
+    declared = sorted({port for pod in fleet.live if not pod.engine_ports for port in pod.ports})
+    several = f"; several are declared: {', '.join(map(str, declared))}" if len(declared) > 1 else ""
     if len(ports) == 1:
         port = ports.pop()
-        text = f"each replica is asked for its metrics at port {port}"
-        return Check(Topic.PORT, Result.PASS, text, figures={"port": port})
+        text = f"each replica is asked for its metrics at port {port}{several}"
+        ranks = (
+            "if the engine serves at another: name it in spec.targetRef.port; where each leads to an "
+            "engine of its own: list them in targetPorts of an InferencePool"
+        )
+        return Check(Topic.PORT, Result.PASS, text, ranks if several else "", figures={"port": port})
     if not ports:
         text = (
             "nothing shows where replicas serve metrics, so the operator's own port counts (8000 by default)"
         )
         fix = "if they serve elsewhere: name it in spec.targetRef.port of a new resource"
-        return Check(Topic.PORT, Result.PASS, text, fix, figures={"port": None})
+        return Check(Topic.PORT, Result.PASS, f"{text}{several}", fix, figures={"port": None})
     text = f"replicas serve their metrics at several ports: {', '.join(map(str, sorted(ports)))}"
     return Check(Topic.PORT, Result.PASS, text, figures={"port": None})
 

@@ -323,6 +323,8 @@ class Launch:
     """Regular expressions of the same kind: the image's tag names the engine's version."""
     port: str = "--port"
     """The option that says where it listens, for its metrics too."""
+    default_port: int = 8000
+    """Where it listens without that option (vLLM 0.11, `vllm serve --help`)."""
     host_modules: tuple[str, ...] = ()
     """Python modules that serve and take the engine's options beside options of their own."""
 
