@@ -98,6 +98,47 @@ def test_standard_input_is_a_file_too():
     assert kvmedic("doctor", "-f", "-", given=text).exit_code == 0
 
 
+OWN_IMAGE = {"name": "srv", "image": "example.com/cuda:3.2", "args": ["--model", "m", "--max-num-seqs", "32"]}
+OWN = a_deployment(OWN_IMAGE)
+TWO_OTHERS = {
+    "kind": "List",
+    "items": [OWN, {**OWN, "metadata": {"name": "other"}}],
+}
+RAY = {
+    "apiVersion": "ray.io/v1",
+    "kind": "RayService",
+    "metadata": {"name": "ray"},
+    "spec": {"serveConfigV2": "applications: []"},
+}
+BARE = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [an_engine()]}}
+
+
+@pytest.mark.parametrize("command", ["doctor", "init"])
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (RAY, "not RayService/ray: Ray Serve starts the engine of RayService/ray: set max_num_seqs"),
+        (BARE, "not Pod/p, whose container vllm starts the engine"),
+    ],
+)
+def test_an_engine_that_another_kind_starts_is_refused_by_name(command, document, said):
+    done = kvmedic(command, "-f", "-", given=json.dumps(document))
+
+    assert (done.exit_code, said in done.stderr) == (1, True), done.output
+
+
+def test_an_engine_that_another_kind_starts_is_told_beside_a_deployment(file):
+    done = kvmedic("doctor", "-f", file(a_deployment(), a_service(), RAY))
+
+    assert (done.exit_code, done.stderr.count("RayService/ray: Ray Serve")) == (0, 1), done.output
+
+
+def test_the_only_workload_counts_though_its_image_does_not_tell_its_engine(file):
+    done = kvmedic("doctor", "-f", file(OWN, a_service()))
+
+    assert (done.exit_code, "ELIGIBLE   default/llm" in done.stdout) == (0, True), done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "given", "said"),
     [
@@ -113,6 +154,14 @@ def test_standard_input_is_a_file_too():
         (("-f", "-"), "{{ .Values.x }}: {", "a Helm template must be rendered first"),
         (("-f", "-"), json.dumps(a_service()), "no workload starts a known engine"),
         (("deploy/Bad_Name", "-f", "-"), "", "deploy/Bad_Name: no workload can have this name"),
+        (("-f", "-"), "", "it has no Kubernetes object"),
+        (("-f", "-"), "hello", "it has no Kubernetes object"),
+        (
+            ("-f", "-"),
+            json.dumps(a_deployment(pod={"containers": None})),
+            "Deployment/llm: containers of its",
+        ),
+        (("-f", "-"), json.dumps(TWO_OTHERS), "name the one that does: deploy/llm, deploy/other"),
         (("-f", "-"), json.dumps(MALFORMED), "not what an API server would take"),
     ],
 )

@@ -50,8 +50,8 @@ from kvmedic.doctor.examine import (
     place_in,
     see_target,
     starts_engine,
-    targets_in,
 )
+from kvmedic.doctor.targets import NoTargetError, find_targets, tell_unchanged
 from kvmedic.engines import VOCABULARIES
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
@@ -171,16 +171,25 @@ def _finish(work: Coroutine[Any, Any, T]) -> T:
 
 def _of_files(files: Sequence[Path], name: str, namespace: str) -> tuple[Examination, ...]:
     documents = read_documents(files)
-    names = (name,) if name else targets_in(documents)
-    if not names:
-        listed = ", ".join(map(str, files))
-        end_command(f"{listed}: no workload starts a known engine; name one as deploy/NAME", NOT_KNOWN)
+    names = (name,) if name else targets_of(documents, files)
     try:
         return tuple(examine_manifests(documents, each, namespace) for each in names)
     except SpecInvalid as error:
         end_command(f"KVRemediation in the files: {error}", NOT_KNOWN)
     except DocumentsError as error:
         end_command(f"{', '.join(map(str, files))}: {error}", NOT_KNOWN)
+
+
+def targets_of(documents: Sequence[JsonObject], files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the workloads of files to look at, and tell what is left out; having none ends the command."""
+    try:
+        names = find_targets(documents)
+    except NoTargetError as error:
+        listed = ", ".join(map(str, files))
+        end_command(f"{listed}: {error}", NOT_ELIGIBLE if error.is_known else NOT_KNOWN)
+    for each in tell_unchanged(documents):
+        print(each, file=sys.stderr)
+    return names
 
 
 def read_documents(files: Sequence[Path]) -> list[JsonObject]:

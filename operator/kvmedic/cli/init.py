@@ -10,10 +10,10 @@ from pathlib import Path
 
 from kvmedic.cli.access import NotThere, finish_look, name_in
 from kvmedic.cli.app import NOT_FOUND, USAGE, end_command
-from kvmedic.cli.doctor import read_documents, resource_for, target_name
+from kvmedic.cli.doctor import read_documents, resource_for, target_name, targets_of
 from kvmedic.cli.plan import settings_with
 from kvmedic.doctor.documents import DocumentsError
-from kvmedic.doctor.examine import Seen, namespace_in, see_documents, see_target, targets_in
+from kvmedic.doctor.examine import Seen, namespace_in, see_documents, see_target
 from kvmedic.doctor.fitting import resource_text
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import JsonObject, name_of
@@ -28,7 +28,9 @@ def command(
     """Print the KVRemediation that fits."""
     name = target_name(target)
     if files:
-        seen = _of_documents(read_documents(files), name, namespace)
+        documents = read_documents(files)
+        names = (name,) if name else targets_of(documents, files)
+        seen = _of_documents(documents, names, namespace)
     elif name:
         seen = _of_cluster(ClusterChoice(kubeconfig, context), namespace, name)
     else:
@@ -36,11 +38,9 @@ def command(
     sys.stdout.write(resource_text(seen.view, seen.policy, seen.neighbours, Mode(mode)))
 
 
-def _of_documents(documents: list[JsonObject], name: str, namespace: str) -> Seen:
-    names = (name,) if name else targets_in(documents)
+def _of_documents(documents: list[JsonObject], names: tuple[str, ...], namespace: str) -> Seen:
     if len(names) != 1:
-        listed = ", ".join(map(typed_place, names)) or "no workload starts a known engine"
-        end_command(f"say for which workload: {listed}", USAGE)
+        end_command(f"say for which workload: {', '.join(map(typed_place, names))}", USAGE)
     place = namespace or namespace_in(documents, names[0])
     try:
         seen = see_documents(documents, names[0], place)
