@@ -66,6 +66,8 @@ class Served:
     """Requests that wait on each replica, on average."""
     missing: str = ""
     """A replica of which nothing is known."""
+    untold: str = ""
+    """A replica that does not export how long whole requests take."""
     asked: list[LookSeries] = field(default_factory=list)
 
     async def look_series(
@@ -96,8 +98,9 @@ class Served:
                 (1.0, 30.0), (count * (1 - late), 0, count * late), 9
             ),
             Signal.INTER_TOKEN_SECONDS: Histogram((0.1, 2.0), (199 * count, 0.0, 0.0), 9),
-            Signal.E2E_SECONDS: Histogram((10.0, 60.0), (count, 0.0, 0.0), 9),
         }
+        if name != self.untold:
+            histograms[Signal.E2E_SECONDS] = Histogram((10.0, 60.0), (count, 0.0, 0.0), 9)
         return PodReadings(
             {each: Measured(value, NOW) for each, value in numbers.items()},
             {each: Measured(value, NOW) for each, value in histograms.items()},
@@ -130,6 +133,7 @@ class Watched:
     fleet: Fleet = field(default_factory=mid_walk)
     wish: Wish = Wish.NONE
     verify: Mapping[str, str] = field(default_factory=dict)
+    objectives: Mapping[str, str] = field(default_factory=dict)
     stands: Standing = Standing.AS_RECORDED
     seconds: float = 0.0
     watch: Stopwatch | None = None
@@ -140,7 +144,9 @@ class Watched:
 
     async def look(self) -> ReplicaComparison | None:
         self.watch = self.watch or Stopwatch(lambda: self.seconds)
-        resource = replace(spec(verify={"for": "10m", **self.verify}), wish=self.wish)
+        resource = replace(
+            spec(verify={"for": "10m", **self.verify}, objectives=self.objectives), wish=self.wish
+        )
         pace = SimpleNamespace(spare_limit=timedelta(minutes=5))
         ports: Any = SimpleNamespace(metrics=self.metrics, pace=pace, watch=self.watch)
         now = NOW + timedelta(seconds=self.seconds)
@@ -228,6 +234,22 @@ async def test_missing_figures_are_waited_for_and_then_the_spec_answers(
     assert "old-1: " in nearly.message
     assert found is not None
     assert found.state is state
+
+
+@pytest.mark.parametrize("side", ["old-1", "new-0"])
+@pytest.mark.parametrize(
+    ("objectives", "state"),
+    [({}, ComparisonState.GO_ON), ({"e2eP95": "30s"}, ComparisonState.WATCHING)],
+    ids=["nothing promised", "promised"],
+)
+async def test_the_histogram_of_an_objective_is_needed_with_it(
+    side: str, objectives: Mapping[str, str], state: ComparisonState
+) -> None:
+    found = await Watched(Served(untold=side), objectives=objectives).minutes(12)
+
+    assert found is not None
+    assert found.state is state
+    assert not objectives or f"{side}: e2eSeconds" in found.message
 
 
 async def test_figures_that_come_late_are_compared_all_the_same() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, isnan
 
 import pytest
 
@@ -126,12 +126,100 @@ def test_a_single_stretch_of_time_must_be_the_surer():
     assert judge(arm(replace(MINUTE, in_time=84))).verdict is CanaryVerdict.KEEP_WATCHING
 
 
-def test_few_first_tokens_say_nothing():
-    few = replace(MINUTE, finished=3, tokens=600, first_tokens=3, in_time=0, in_flight_change=97)
+NOBODY = replace(MINUTE, finished=0, tokens=0, first_tokens=0, in_time=0, waiting_seconds=0, gaps=0)
+"""Two replicas that nobody asks."""
+STARVED = replace(NOBODY, in_flight_change=100, waiting_change=100)
 
-    found = judge(minutes(10, few, waiting=9))
 
-    assert (found.verdict, found.decided_by) == (CanaryVerdict.KEEP_WATCHING, "first-tokens")
+@pytest.mark.parametrize(
+    ("old", "new", "verdict", "says"),
+    [
+        pytest.param(
+            minutes(10),
+            minutes(
+                10,
+                replace(MINUTE, finished=3, tokens=600, first_tokens=3, in_time=0, in_flight_change=97),
+                waiting=9,
+            ),
+            CanaryVerdict.KEEP_WATCHING,
+            "30 first tokens on the new",
+            id="few on the new side, and few wait",
+        ),
+        pytest.param(
+            minutes(10),
+            minutes(10, NOBODY),
+            CanaryVerdict.KEEP_WATCHING,
+            "0 first tokens on the new replicas of 40",
+            id="nobody asks the new side",
+        ),
+        pytest.param(
+            minutes(10),
+            minutes(10, replace(NOBODY, in_flight_change=3, waiting_change=3), waiting=30),
+            CanaryVerdict.KEEP_WATCHING,
+            "0 first tokens and 28 requests aborted or overdue on the new replicas of 40",
+            id="hardly anybody is starved",
+        ),
+        pytest.param(
+            minutes(10),
+            arm(STARVED, STARVED, waiting=35),
+            CanaryVerdict.KEEP_WATCHING,
+            "0 first tokens on the new replicas of 40",
+            id="a canary that has just started: its requests wait for less than the limit",
+        ),
+        pytest.param(
+            minutes(10),
+            minutes(10, STARVED, waiting=1000),
+            CanaryVerdict.ROLL_BACK,
+            "x 0.00 of the old",
+            id="the new side answers nobody",
+        ),
+        pytest.param(
+            minutes(10),
+            minutes(10, replace(MINUTE, finished=3, tokens=600, first_tokens=3, in_time=3, aborted=97)),
+            CanaryVerdict.ROLL_BACK,
+            "of the old",
+            id="nearly everybody leaves the new side",
+        ),
+        pytest.param(
+            minutes(10, NOBODY),
+            minutes(10, replace(MINUTE, in_time=0)),
+            CanaryVerdict.KEEP_WATCHING,
+            "0 first tokens on the old replicas of 40",
+            id="nobody asks the old side",
+        ),
+        pytest.param(
+            minutes(10, replace(NOBODY, finished=0.3, first_tokens=0.3, in_time=0.3)),
+            minutes(10, replace(MINUTE, in_time=0)),
+            CanaryVerdict.KEEP_WATCHING,
+            "3 first tokens on the old replicas of 40",
+            id="few on the old side",
+        ),
+        pytest.param(
+            minutes(10, STARVED, waiting=1000),
+            minutes(10),
+            CanaryVerdict.GO_ON,
+            "no test fails",
+            id="the old side answers nobody, the new one all",
+        ),
+    ],
+)
+def test_each_side_counts_by_the_requests_that_are_due(old: Arm, new: Arm, verdict: CanaryVerdict, says: str):
+    found = compare_arms(
+        replace(old, blocks=old.blocks[: len(new.blocks)], waiting=old.waiting[: len(new.blocks)]),
+        new,
+        Limits(),
+    )
+
+    assert found.verdict is verdict
+    assert says in found.message
+
+
+def test_a_side_that_nobody_asks_has_no_share():
+    found = judge(minutes(10), minutes(10, NOBODY))
+
+    assert isnan(found.old.in_time_share)
+    assert isnan(found.old.served_in_time_per_second)
+    assert found.new.in_time_share > 0.99
 
 
 def scaled(counts: Counts, share: float) -> Counts:

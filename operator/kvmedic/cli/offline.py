@@ -64,7 +64,7 @@ from kvmedic.model.evidence import (
 from kvmedic.model.readings import complete
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Objectives
-from kvmedic.verdict.counts import NEEDED, Arm, Counts, Limits, Routing, count_replica
+from kvmedic.verdict.counts import Arm, Counts, Limits, Routing, count_replica, needed_for
 from kvmedic.verdict.side_by_side import SURE, CanaryVerdict, Comparison, compare_arms
 
 ROLLED_BACK = 1
@@ -152,7 +152,7 @@ def _arm(pages: Pages, seconds: float, limits: Limits, signals: SignalTable) -> 
     for earlier, later in pairwise(range(moments)):
         stretch = {name: (many[earlier], many[later]) for name, many in pages.items()}
         seen = observe_pages(stretch, signals)
-        gap = complete(seen, NEEDED)
+        gap = complete(seen, needed_for(limits.objectives))
         if isinstance(gap, Inconclusive):
             return gap
         queues = {name: [_count_waiting(page, signals) for page in two] for name, two in stretch.items()}
@@ -195,7 +195,8 @@ def _objectives(given: Sequence[str]) -> Objectives:
 def _comparison_as_text(found: Comparison) -> str:
     rows = [("", "old", "new"), ("replicas", str(found.old_replicas), str(found.new_replicas))]
     for name, title, form in _ROWS:
-        old, new = (form.format(getattr(side, name)) for side in (found.old, found.new))
+        figures = (getattr(side, name) for side in (found.old, found.new))
+        old, new = (form.format(each) if isfinite(each) else "-" for each in figures)
         rows.append((title, old, new))
     table = "\n".join(f"  {title:<28}{old:>12}{new:>12}" for title, old, new in rows)
     checks = "\n".join(

@@ -26,7 +26,16 @@ from kvmedic.model.spec import OnInconclusive, SideBySide, answer_to_no_verdict
 from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.workload import View
-from kvmedic.verdict.counts import NEEDED, Arm, CapChange, Counts, Limits, Routing, count_replica
+from kvmedic.verdict.counts import (
+    NEEDED,
+    Arm,
+    CapChange,
+    Counts,
+    Limits,
+    Routing,
+    count_replica,
+    needed_for,
+)
 from kvmedic.verdict.side_by_side import (
     DECIDE_SECONDS,
     GO_ON_SECONDS,
@@ -170,7 +179,8 @@ def arm_of(
         names: of the replicas.
         limits: what is too late, and too slow.
     """
-    for seen, signals in (*((each, NEEDED) for each in stretches), *((each, WAITING) for each in ends)):
+    needed = needed_for(limits.objectives)
+    for seen, signals in (*((each, needed) for each in stretches), *((each, WAITING) for each in ends)):
         gap = complete(replace(seen, pods={name: seen.pods[name] for name in names}), signals)
         if isinstance(gap, Inconclusive):
             return gap
@@ -226,7 +236,10 @@ def _without_verdict(tick: Tick, known: ReplicaComparison, watched: timedelta, w
     return replace(known, state=states[answer], message=why)
 
 
-def _side(figures: Figures, replicas: int) -> ComparedSide:
+def _side(figures: Figures, replicas: int) -> ComparedSide | None:
+    """Return what is recorded of a side; None where nobody asked it for anything."""
+    if figures.due <= 0:
+        return None
     return ComparedSide(
         replicas, figures.served_in_time_per_second, figures.in_time_share, figures.first_tokens
     )
@@ -242,10 +255,15 @@ def _say_settling(settling: timedelta) -> str:
 def say_comparison(found: Comparison) -> str:
     """Return which test decided, or is waited for, and the figures of both sides."""
     sides = (("new", found.new_replicas, found.new), ("old", found.old_replicas, found.old))
-    told = "; ".join(
-        f"{count} {name}: {one.served_in_time_per_second:.1f} tokens/s each served in time "
-        f"({one.in_time_share:.0%}), {one.waiting:.1f} waiting"
-        for name, count, one in sides
-    )
+    told = "; ".join(f"{count} {name}: {_say_served(one)}" for name, count, one in sides)
     text = f"{found.decided_by}: {found.message}"
     return f"{text} ({told}; over {found.seconds / 60:.0f} min, routing {found.routing})"
+
+
+def _say_served(figures: Figures) -> str:
+    if figures.due <= 0:
+        return f"no requests, {figures.waiting:.1f} waiting"
+    return (
+        f"{figures.served_in_time_per_second:.1f} tokens/s each served in time "
+        f"({figures.in_time_share:.0%}), {figures.waiting:.1f} waiting"
+    )

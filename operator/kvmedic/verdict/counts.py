@@ -28,6 +28,14 @@ NEEDED = frozenset({*NUMBERS, Signal.INTER_TOKEN_SECONDS, Signal.TIME_TO_FIRST_T
 """Signals without which nothing can be said."""
 
 
+def needed_for(promised: Objectives) -> frozenset[Signal]:
+    """Return the signals without which nothing can be said under these objectives.
+
+    The histogram of an objective is needed with it: one that is missing has nothing beyond the objective.
+    """
+    return NEEDED if promised.e2e_p95_seconds is None else NEEDED | {Signal.E2E_SECONDS}
+
+
 class CapChange(StrEnum):
     """What a change does to the cap on sequences."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from math import exp, log, sqrt
+from math import exp, log, nan, sqrt
 from typing import TypeAlias
 
 from kvmedic.verdict.comparison import WORSE
@@ -36,7 +36,9 @@ SCATTER_IN_TIME, SCATTER_SERVED = 0.15, 0.5
 """Scatter of the logarithm of what is served in time, per root of a first token, beyond what stretches of
 time show: of the share, and of tokens per second (simulated, no change at all)."""
 LEAST_TO_ROLL_BACK, LEAST_TO_GO_ON = 40, 150
-"""First tokens on the new replicas before either can be said."""
+"""Requests due on each side before a rollback: first tokens, and those that were aborted or wait for longer
+than the limit, as a replica that starves everybody gives no first token. And first tokens on the new
+replicas before the change goes on."""
 GO_ON_SECONDS = 600.0
 """Watched for so long, at least, before the change goes on."""
 QUEUED, QUEUED_LEAST = 0.05, 2.0
@@ -90,9 +92,10 @@ class Figures:
     """Of one replica."""
     stalls_per_request: float
     in_time_share: float
-    """Of those that came, the share whose first token came in time and whose answer did not hang."""
+    """Of those that are due, the share whose first token came in time and whose answer did not hang; NaN
+    where none is."""
     served_in_time_per_second: float
-    """Tokens per second of one replica, times that share."""
+    """Tokens per second of one replica, times that share; NaN likewise."""
     silent_seconds: float
     """Per request, before its first token and while preempted (Little's law); infinite where none arrives."""
     queued_share: float
@@ -104,6 +107,8 @@ class Figures:
     full_share: float
     """Share of the time at which requests waited."""
     first_tokens: float
+    due: float
+    """Requests that were answered, or should have been: aborted, or waiting for longer than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +175,14 @@ class Sides:
 
     def log_in_time(self, counts: Counts, waiting_at_end: float, seconds: float) -> float:
         """Return the logarithm of the share that is served in time, of those that came."""
-        firsts = FirstTokens(
-            counts.first_tokens, counts.in_time, counts.aborted, waiting_at_end, counts.arrivals / seconds
-        )
+        firsts = _first_tokens(counts, waiting_at_end, seconds)
         return log(firsts.share_in_time(self.limits.first_token_seconds)) - self.stalls(counts)
 
     def figures(self, arm: Arm) -> Figures:
         """Return one side in the terms of the rule."""
         counts, time = arm.whole, max(arm.whole.replica_seconds, 1e-9)
-        share = exp(self.log_in_time(counts, arm.waiting[-1], self.seconds))
+        due = self._count_due(arm)
+        share = exp(self.log_in_time(counts, arm.waiting[-1], self.seconds)) if due > 0 else nan
         waits = counts.waiting_seconds
         return Figures(
             arrivals_per_second=counts.arrivals / time,
@@ -192,7 +196,12 @@ class Sides:
             in_flight=counts.in_flight_seconds / time,
             full_share=counts.full_seconds / time,
             first_tokens=counts.first_tokens,
+            due=due,
         )
+
+    def _count_due(self, arm: Arm) -> float:
+        firsts = _first_tokens(arm.whole, arm.waiting[-1], self.seconds)
+        return firsts.due(self.limits.first_token_seconds)
 
     def change_in_time(self) -> Change:
         """Return the logarithm of the share that is served in time, new over old."""
@@ -203,7 +212,7 @@ class Sides:
         return self._log_change(self._measure_served, SCATTER_SERVED)
 
     def _log_change(self, measure: Measure, scatter: float) -> Change:
-        counted = sum(self._counting_variance(arm.whole) for arm in (self.old, self.new))
+        counted = sum(self._counting_variance(arm) for arm in (self.old, self.new))
         errors = max(counted, self._jackknife_variance(measure)) + (scatter * self.scatter) ** 2
         return Change(measure(self.new.whole, self.new) - measure(self.old.whole, self.old), sqrt(errors))
 
@@ -213,10 +222,11 @@ class Sides:
     def _measure_served(self, counts: Counts, arm: Arm) -> float:
         return log(max(1.0, counts.tokens) / counts.replica_seconds) + self._measure_in_time(counts, arm)
 
-    def _counting_variance(self, counts: Counts) -> float:
-        """Return the variance of one side's logarithm by its counts alone: late first tokens, and stalls."""
-        share = (counts.in_time + 0.5) / (counts.first_tokens + 1.0)
-        late = max(0.0, 1 - share) / (share * (counts.first_tokens + 1.0))
+    def _counting_variance(self, arm: Arm) -> float:
+        """Return the variance of one side's logarithm by its counts alone: requests late, and stalls."""
+        counts, due = arm.whole, self._count_due(arm)
+        share = (counts.in_time + 0.5) / (due + 1.0)
+        late = max(0.0, 1 - share) / (share * (due + 1.0))
         return late + self.stalls(counts) ** 2 / max(1.0, counts.stalls)
 
     def _jackknife_variance(self, measure: Measure) -> float:
@@ -236,6 +246,12 @@ class Sides:
             for arm in (self.new, self.old)
         )
         return new - old
+
+
+def _first_tokens(counts: Counts, waiting_at_end: float, seconds: float) -> FirstTokens:
+    return FirstTokens(
+        counts.first_tokens, counts.in_time, counts.aborted, waiting_at_end, counts.arrivals / seconds
+    )
 
 
 def compare_arms(old: Arm, new: Arm, limits: Limits) -> Comparison:
@@ -369,8 +385,8 @@ def _decide(
     sides: Sides, old: Figures, new: Figures, routing: Routing, checks: Sequence[Check]
 ) -> tuple[CanaryVerdict, str, str]:
     """Return the verdict of one look, what decided it, and why."""
-    if new.first_tokens < LEAST_TO_ROLL_BACK:
-        return CanaryVerdict.KEEP_WATCHING, "first-tokens", _say_too_few(new, LEAST_TO_ROLL_BACK)
+    if few := _find_too_few(old, new):
+        return CanaryVerdict.KEEP_WATCHING, "first-tokens", few
     if failed := next((each for each in checks if each.fails), None):
         return CanaryVerdict.ROLL_BACK, failed.name, failed.message
     change = sides.change_in_time()
@@ -396,7 +412,7 @@ def _decide(
 def _find_lack(sides: Sides, old: Figures, new: Figures, change: Change) -> tuple[str, str] | None:
     """Return what is missing before the change may go on, and the figures; None: nothing."""
     if new.first_tokens < LEAST_TO_GO_ON:
-        return "first-tokens", _say_too_few(new, LEAST_TO_GO_ON)
+        return "first-tokens", _say_too_few("new", new, LEAST_TO_GO_ON)
     if sides.seconds < GO_ON_SECONDS:
         return "time", f"watched for {sides.seconds:.0f} s of {GO_ON_SECONDS:.0f} s"
     low = change.value - LIKELY * change.error
@@ -435,5 +451,13 @@ def _say_silent(old: Figures, new: Figures) -> str:
     return f"silent seconds per request {old.silent_seconds:.1f} -> {new.silent_seconds:.1f}"
 
 
-def _say_too_few(new: Figures, least: int) -> str:
-    return f"{new.first_tokens:.0f} first tokens on the new replicas of {least} that are needed"
+def _find_too_few(old: Figures, new: Figures) -> str:
+    """Return which side has too few requests to say anything, the new one first; empty: neither."""
+    few = ((name, side) for name, side in (("new", new), ("old", old)) if side.due < LEAST_TO_ROLL_BACK)
+    return next((_say_too_few(name, side, LEAST_TO_ROLL_BACK) for name, side in few), "")
+
+
+def _say_too_few(side: str, figures: Figures, least: int) -> str:
+    unanswered = figures.due - figures.first_tokens
+    more = f" and {unanswered:.0f} requests aborted or overdue" if unanswered >= 1 else ""
+    return f"{figures.first_tokens:.0f} first tokens{more} on the {side} replicas of {least} that are needed"
