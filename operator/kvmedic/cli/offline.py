@@ -106,7 +106,7 @@ def judge_canary(
     except ScrapeError as error:
         end_command(error, USAGE)
     if isinstance(found, Inconclusive):
-        end_command(found.line(), REFUSED)
+        end_command(found.line(), USAGE)
     print(_comparison_as_json(found) if output is Form.JSON else _comparison_as_text(found))
     codes = {CanaryVerdict.GO_ON: 0, CanaryVerdict.ROLL_BACK: ROLLED_BACK}
     raise typer.Exit(codes.get(found.verdict, REFUSED))
@@ -186,6 +186,11 @@ def _objectives(given: Sequence[str]) -> Objectives:
     pairs = [each.partition("=") for each in given]
     if wrong := next((each for each, (_, _, value) in zip(given, pairs, strict=True) if not value), None):
         raise ScrapeError(f"--objective {wrong}: write NAME=DURATION, such as ttftP95=5s")
+    if joined := next((each for each in given if "," in each), None):
+        raise ScrapeError(f"--objective {joined}: give --objective twice, each with one objective")
+    named = Counter(name for name, _, _ in set(pairs))
+    if twice := next((name for name, count in named.items() if count > 1), ""):
+        raise ScrapeError(f"--objective {twice} is given twice with different durations; leave one out")
     try:
         return objectives_from({name: value for name, _, value in pairs})
     except SpecInvalid as error:
