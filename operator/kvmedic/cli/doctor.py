@@ -360,7 +360,7 @@ async def _metrics(
     target = target_of(world)
     senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
     found = await examine(replace(resource, record=Record()), seen.policy, seen.view, senses)
-    told = metrics_checks(found.diagnosis, len(seen.view.fleet.live), names)
+    told = metrics_checks(found.diagnosis, seen.view.fleet, seen.policy, names, world.client.clock.now())
     if any(each.name is Topic.NODE_HEALTH for each in told):
         return told
     return (*told, node_health_check(found.evidence.vitals, seen.policy))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
 from string import Template
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from kvmedic.model.fleet import Fleet, OwnerKind
 from kvmedic.model.reasons import Reason, Trait, command_for
 from kvmedic.model.spec import Ownership, Policy, Spare
 from kvmedic.rollout.draining import start_limit
+from kvmedic.rollout.gates import place_of, typed_place
 from kvmedic.rollout.preconditions import (
     WRITTEN,
     Neighbours,
@@ -465,20 +467,31 @@ def _neighbour_checks(neighbours: Neighbours | str) -> Iterator[Check]:
         yield Check(topic, result, "; ".join(told) or f"there is no {topic} of the pods")
 
 
-def metrics_checks(diagnosis: Diagnosis, replicas: int, names: Mapping[str, str]) -> tuple[Check, ...]:
+def metrics_checks(
+    diagnosis: Diagnosis, fleet: Fleet, policy: Policy, names: Mapping[str, str], now: datetime
+) -> tuple[Check, ...]:
     """Return what a look at a target's metrics says of the metrics, and of its nodes where they are to blame.
 
-    A source that did not answer may answer the next time: that is not known, and no failure.
+    A source that did not answer may answer the next time, and a replica that has just started may not have
+    been scraped for long enough: that is not known, and no failure.
     """
     if not isinstance(diagnosis, Inconclusive) or Trait.NO_METRICS not in diagnosis.reason.traits:
-        text = f"every signal that was asked for has fresh values of {replicas} replicas"
+        text = f"every signal that was asked for has fresh values of {len(fleet.live)} replicas"
         return (Check(Topic.METRICS, Result.PASS, text),)
     found = failure(Blocked(diagnosis.reason, diagnosis.message), names, Topic.METRICS)
     if diagnosis.reason is Reason.SOURCE_UNAVAILABLE:
         return (replace(found, result=Result.UNKNOWN),)
     if diagnosis.reason is Reason.NODE_HEALTH_UNKNOWN:
         return (replace(found, name=Topic.NODE_HEALTH),)
-    return (found,)
+    begins = max((pod.ready_at for pod in fleet.live if pod.ready_at), default=None)
+    full = None if begins is None else begins + policy.windows.trigger + policy.windows.hold
+    if begins is None or full is None or full <= now:
+        return (found,)
+    age, asked = (now - begins).total_seconds(), (full - begins).total_seconds()
+    text = f"a replica is Ready for {age:.0f} s of the {asked:.0f} s that a look goes back: {found.saw}"
+    command = f"kvmedic doctor {typed_place(place_of(fleet.kind, fleet.name))} -n {fleet.namespace}"
+    fix = f"after {full + timedelta(minutes=1):%H:%M} UTC: {command}"
+    return (replace(found, result=Result.UNKNOWN, saw=text, fix=fix, risk=""),)
 
 
 def node_health_check(vitals: Mapping[str, Vitals], policy: Policy) -> Check:

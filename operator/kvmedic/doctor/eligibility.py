@@ -143,7 +143,7 @@ class Examiner:
         checks: list[Check] = [
             *checks_of(view, policy, neighbours, resource.name),
             spare_check(room, view.fleet, policy, names),
-            *metrics_checks(diagnosis, len(view.fleet.live), names),
+            *metrics_checks(diagnosis, view.fleet, policy, names, now),
             rights_check(lacking, names),
         ]
         if closed is not None:
