@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvmedic.doctor.checks import Check, Examination, Result, Topic, Verdict, labels_that_change
-from kvmedic.doctor.documents import as_served
+from kvmedic.doctor.documents import DocumentsError, as_served
 from kvmedic.doctor.examine import examine_manifests, targets_in
 from kvmedic.model.reasons import Reason
 from worlds.documents import a_deployment, a_service, an_engine, an_object
@@ -312,6 +312,33 @@ def test_room_for_a_spare_is_computed_where_the_nodes_are_among_the_documents(gp
     found = examine(*on_node(a_deployment(), a_service(), a_node(gpus)))
 
     assert (check(found, Topic.SPARE).result, check(found, Topic.SPARE).reason) == (result, reason)
+
+
+def test_nodes_without_the_pods_on_them_do_not_show_whether_a_spare_fits():
+    found = check(examine(a_deployment(), a_service(), a_node(8)), Topic.SPARE)
+
+    assert (found.result, "no pods that run on them" in found.saw) == (Result.UNKNOWN, True)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "said"), [(1, "1 replica is asked for"), (2, "2 replicas are asked for")]
+)
+def test_one_replica_is_told_as_one(replicas, said):
+    told = check(examine(a_deployment(replicas=replicas), a_service()), Topic.REPLICAS)
+
+    assert told.saw.startswith(said)
+
+
+def test_a_strategy_that_a_walk_borrows_is_told_to_be_put_back():
+    told = check(examine(a_deployment(strategy={"type": "Recreate"}), a_service()), Topic.STRATEGY)
+
+    assert "RollingUpdate while a run" in told.saw
+
+
+@pytest.mark.parametrize("replicas", ["2", -1, True, 1.5])
+def test_replicas_that_are_no_count_are_refused_by_object_and_field(replicas):
+    with pytest.raises(DocumentsError, match=r"Deployment/llm: spec\.replicas is .*: write a whole number"):
+        examine(a_deployment(replicas=replicas), a_service())
 
 
 def test_a_quota_that_is_full_leaves_no_room_for_a_spare():

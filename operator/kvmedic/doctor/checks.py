@@ -16,7 +16,7 @@ from types import MappingProxyType
 from kvmedic.model.devices import NodeHealth, Vitals
 from kvmedic.model.engine import Knob, Presence
 from kvmedic.model.evidence import Blocked, Inconclusive
-from kvmedic.model.fleet import Fleet, OwnerKind
+from kvmedic.model.fleet import ROLLING, Fleet, OwnerKind
 from kvmedic.model.reasons import Reason, Trait, command_for
 from kvmedic.model.spec import Ownership, Policy, Spare
 from kvmedic.rollout.draining import start_limit
@@ -388,7 +388,11 @@ def _usual_checks(view: View, policy: Policy) -> Iterator[Check]:
     """Yield what is said of a target where nothing is wrong with it."""
     fleet = view.fleet
     yield _drain(fleet)
-    yield Check(Topic.STRATEGY, Result.PASS, f"strategy is {fleet.strategy}")
+    walk = " (RollingUpdate while a run replaces replicas, put back after it)"
+    text = (
+        f"strategy is {fleet.strategy}{walk if fleet.strategy != ROLLING and not fleet.is_stateful else ''}"
+    )
+    yield Check(Topic.STRATEGY, Result.PASS, text)
     owner = fleet.owner.name if fleet.owner else "nobody else"
     given = "gives way (spec.ownership: Apply)" if fleet.owner else "is known to apply the pod template"
     yield Check(Topic.OWNER, Result.PASS, f"{owner} {given}")

@@ -181,6 +181,22 @@ def _fill_metadata(body: JsonObject, namespace: str) -> JsonObject:
     return dict(body)
 
 
+def _replicas_asked(body: JsonObject) -> int:
+    """Return how many replicas a workload asks for; one where it does not say.
+
+    Raises:
+        DocumentsError: it is no number of replicas.
+    """
+    value = section(body, "spec").get("replicas")
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        who = f"{body.get('kind')}/{name_of(body)}"
+        hint = "write a whole number from 0 up, without quotes"
+        raise DocumentsError(f"{who}: spec.replicas is {json.dumps(value)[:40]}: {hint}")
+    return value
+
+
 def _settle(deployment: JsonObject) -> None:
     """Fill in a Deployment as the API server does, with the status of one that is complete (apps/v1)."""
     spec = deployment["spec"] = section(deployment, "spec")
@@ -188,7 +204,7 @@ def _settle(deployment: JsonObject) -> None:
     if strategy.get("type", ROLLING) == ROLLING:
         numbers = {"maxSurge": "25%", "maxUnavailable": "25%", **section(strategy, "rollingUpdate")}
         spec["strategy"] = {"type": ROLLING, "rollingUpdate": numbers}
-    spec["replicas"] = spec["replicas"] if isinstance(spec.get("replicas"), int) else 1
+    spec["replicas"] = _replicas_asked(deployment)
     spec.setdefault("progressDeadlineSeconds", 600)
     replicas = spec["replicas"]
     deployment["status"] = {
@@ -227,7 +243,7 @@ def _settle_set(body: JsonObject) -> None:
     if strategy.get("type", ROLLING) == ROLLING:
         rolling = {"partition": 0, **section(strategy, "rollingUpdate")}
         spec["updateStrategy"] = {"type": ROLLING, "rollingUpdate": rolling}
-    replicas = spec["replicas"] = spec["replicas"] if isinstance(spec.get("replicas"), int) else 1
+    replicas = spec["replicas"] = _replicas_asked(body)
     counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), replicas)
     name = f"{name_of(body)}-{template_hash(section(spec, 'template'))[:10]}"
     status = {"observedGeneration": body["metadata"]["generation"], "currentRevision": name}
@@ -255,7 +271,7 @@ def _settle_groups(body: JsonObject) -> None:
     spec["leaderWorkerTemplate"] = {"size": 1, **groups}
     rolling = {"partition": 0, "maxUnavailable": 1, "maxSurge": 0, **section(body, *ROLLING_FIELDS)}
     spec["rolloutStrategy"] = {"type": ROLLING, "rollingUpdateConfiguration": rolling}
-    replicas = spec["replicas"] = spec["replicas"] if isinstance(spec.get("replicas"), int) else 1
+    replicas = spec["replicas"] = _replicas_asked(body)
     body["status"] = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), replicas)
 
 

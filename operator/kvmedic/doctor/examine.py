@@ -36,7 +36,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy, Spare
 from kvmedic.rollout.gates import place_of, target_at
 from kvmedic.rollout.preconditions import Neighbours
-from kvmedic.rollout.spares.room import Finding
+from kvmedic.rollout.spares.room import Finding, NoRoom, RoomUnknown
 from kvmedic.runbooks.workload import View
 
 
@@ -129,10 +129,13 @@ def examine_manifests(
     seen = see_documents(documents, target, place, None if given is None else spec_from_wire(given))
     if seen is None:
         return absent(place, target, is_live=False)
+    has_pods = any(each.get("kind") == "Pod" for each in documents)
+    if not has_pods and not isinstance(seen.room, NoRoom | RoomUnknown):
+        seen = replace(seen, room=RoomUnknown("the files show nodes, and no pods that run on them"))
     unseen = (Check(topic, Result.UNKNOWN, "a file does not show it") for topic in ONLY_LIVE)
     with taking_malformed():
         found = seen.checks()
-    if not any(each.get("kind") == "Pod" for each in documents):
+    if not has_pods:
         found = tuple(_as_written(each) for each in found)
     return Examination(place, target, in_order([*found, *unseen]), is_live=False)
 
@@ -142,7 +145,8 @@ def _as_written(check: Check) -> Check:
     if check.name is not Topic.REPLICAS or check.result is not Result.PASS:
         return check
     wanted = check.figures["replicas"]
-    text = f"{wanted:g} replicas are asked for; a file does not show how many are Ready"
+    asked = "1 replica is" if wanted == 1 else f"{wanted:g} replicas are"
+    text = f"{asked} asked for; a file does not show how many are Ready"
     return replace(check, saw=text, figures={**check.figures, "ready": None})
 
 
