@@ -272,6 +272,14 @@ class Comparison:
         clearly = self.arrivals >= AS_MANY and gain >= MORE and gain > self.scatter
         return clearly and self._flows()
 
+    def serves_more_sooner(self) -> bool:
+        """Return whether users wait clearly less, clearly more is served in time, and no more answers hang.
+
+        More requests may have come than before: clients that wait less send the next one sooner.
+        """
+        more = self.served_in_time >= MORE and self.served_in_time > self.scatter
+        return more and self.shortens_silence() and self._flows()
+
     def _flows(self) -> bool:
         """Return whether answers hang no more than before, or hardly anybody's does."""
         return self.tail <= MORE or self.after.inter_token_tail_seconds <= STALL_SECONDS

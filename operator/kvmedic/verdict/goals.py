@@ -63,9 +63,13 @@ def compare_for_relief(change: Comparison) -> Judged:
     if not change.is_harmless():
         return change.conclude(Verdict.NOT_RECOVERED)
     if change.was_silence_alone() and not gains:
-        if is_gone and change.shortens_silence():
-            return change.conclude(good)
-        return change.conclude(Verdict.NOT_RECOVERED, "users wait about as long as before; ")
+        if not change.shortens_silence():
+            return change.conclude(Verdict.NOT_RECOVERED, "users wait about as long as before; ")
+        if is_gone or change.serves_more_sooner():
+            return change.conclude(good if is_gone else Verdict.IMPROVED)
+        return change.conclude(
+            Verdict.NOT_RECOVERED, "users wait less, and preemptions are no fewer or answers hang; "
+        )
     if is_gone or change.brings_within():
         return change.conclude(good)
     return change.conclude(Verdict.IMPROVED if gains or change.is_better() else Verdict.NOT_RECOVERED)
