@@ -297,7 +297,7 @@ WRONG = [
     ("twice", ["--scrape=T0", "--scrape=T1", "--log=start.log", "--log=start.log"], "there is a log of"),
     (
         "of one of two",
-        ["--scrape=a=T0", "--scrape=a=T1", "--scrape=b=T0", "--scrape=b=T1", "--log=start.log"],
+        ["--scrape=a=T0", "--scrape=a=T1", "--scrape=b=B0", "--scrape=b=B1", "--log=start.log"],
         "a, b",
     ),
 ]
@@ -305,7 +305,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("argv", "told"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
 def test_wrong_usage_ends_with_2(monkeypatch, tmp_path, argv, told):
-    for name, content in (("T0", IDLE), ("T1", THRASH), ("start.log", STARTED)):
+    pages = {"T0": IDLE, "T1": THRASH, "B0": f"{IDLE}\n# b", "B1": f"{THRASH}\n# b"}
+    for name, content in (*pages.items(), ("start.log", STARTED)):
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
 

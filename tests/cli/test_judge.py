@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,8 @@ LATE = (Moment(100), Moment(400, late=150), Moment(700, late=300))
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[[str, Sequence[Moment]], str]:
     def save_pages(name: str, moments: Sequence[Moment]) -> str:
+        later = zlib.crc32(name.encode()) % 1000  # Each replica starts at a time of its own.
+        moments = [replace(each, started=each.started + later) for each in moments]
         files = [tmp_path / f"{name}-{place}.txt" for place in range(len(moments))]
         for file, moment in zip(files, moments, strict=True):
             file.write_text(page(moment))
@@ -168,15 +171,24 @@ def test_pages_that_cannot_be_compared_are_no_verdict(save: Save, moments: Seque
         pytest.param(
             ("--new", "x={a}", "--old", "x={a}"), "x is on both sides", id="a replica on both sides"
         ),
+        pytest.param(
+            ("--new", "{old}"), "b-0.txt is given as old-1 and as new-1", id="the same page on both sides"
+        ),
+        pytest.param(
+            ("--new", "{a}", "--old", "{a}"), "a-0.txt is given as old-2 and as new-1", id="of another place"
+        ),
+        pytest.param(
+            ("--old", "{old}", "--new", "{a}"), "b-0.txt is given as old-1 and as old-2", id="on one side"
+        ),
         pytest.param(("--new", "{a0},nowhere.txt"), "nowhere.txt: No such file", id="no such file"),
         pytest.param(("--new", "{three}"), "some replicas have more pages", id="other moments"),
     ],
 )
 def test_wrong_usage_says_what_to_write(save: Save, arguments: Sequence[str], expected: str):
     two = save("a", GOOD[:2])
-    known = {"a": two, "a0": two.split(",")[0], "three": save("c", GOOD)}
+    known = {"a": two, "a0": two.split(",")[0], "three": save("c", GOOD), "old": save("b", GOOD[:2])}
 
-    ended = run("--old", save("b", GOOD[:2]), *(each.format(**known) for each in arguments))
+    ended = run("--old", known["old"], *(each.format(**known) for each in arguments))
 
     assert ended.exit_code == 2
     assert expected in ended.stderr

@@ -101,7 +101,7 @@ def judge_canary(
     """Compare both sides, and print the verdict."""
     try:
         limits = Limits(_objectives(objective or ()), Routing(routing) if routing else None)
-        olds, news = _read_side("--old", old), _read_side("--new", new)
+        olds, news = _read_sides(old, new)
         found = judge_pages(olds, news, limits, interval_between(interval))
     except ScrapeError as error:
         end_command(error, USAGE)
@@ -124,10 +124,8 @@ def judge_pages(
         interval: between two pages; None: the engines' busy time, from their steps.
 
     Raises:
-        ScrapeError: some replicas have more pages than others, or one is on both sides.
+        ScrapeError: some replicas have more pages than others.
     """
-    if both := sorted(old.keys() & new.keys()):
-        raise ScrapeError(f"{both[0]} is on both sides: a replica runs the change or does not")
     pages = {**old, **new}
     if len({len(many) for many in pages.values()}) > 1:
         raise ScrapeError("some replicas have more pages than others: give pages of the same moments")
@@ -168,18 +166,26 @@ def _count_waiting(page: Page, signals: SignalTable) -> float:
     return found.value if isinstance(found, Measured) else 0.0
 
 
-def _read_side(option: str, given: Sequence[str]) -> Pages:
-    arguments: list[str] = []
+def _read_sides(old: Sequence[str], new: Sequence[str]) -> tuple[Pages, Pages]:
+    olds, news = _files_of("--old", old), _files_of("--new", new)
+    if both := sorted(olds.keys() & news.keys()):
+        raise ScrapeError(f"{both[0]} is on both sides: a replica runs the change or does not")
+    pages = pages_of([f"{name}={file}" for name, many in {**olds, **news}.items() for file in many])
+    return {name: pages[name] for name in olds}, {name: pages[name] for name in news}
+
+
+def _files_of(option: str, given: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    found: dict[str, Sequence[str]] = {}
     for place, argument in enumerate(given, 1):
         replica, files = named_file(option, argument)
         many = [each.strip() for each in files.split(",") if each.strip()]
         if len(many) < 2:
             raise ScrapeError(f"{option} {argument}: {_ONE_PAGE % option}")
         name = replica or f"{option.removeprefix('--')}-{place}"
-        if any(each.startswith(f"{name}=") for each in arguments):
+        if name in found:
             raise ScrapeError(f"{option} {argument}: {name} is given twice; give all its pages in one option")
-        arguments += [f"{name}={each}" for each in many]
-    return pages_of(arguments)
+        found[name] = many
+    return found
 
 
 def _objectives(given: Sequence[str]) -> Objectives:

@@ -105,9 +105,25 @@ def pages_of(arguments: Sequence[str]) -> Mapping[str, tuple[Page, ...]]:
             f"one scrape{which} shows counters since the start, not what happens now: give two, taken some "
             "minutes apart (--scrape T0.txt --scrape T1.txt)"
         )
-    return {
-        replica: pages_between([(file, _read_page(file)) for file in many]) for replica, many in files.items()
-    }
+    texts = {replica: [(file, _read_page(file)) for file in many] for replica, many in files.items()}
+    _refuse_shared(texts)
+    return {replica: pages_between(many) for replica, many in texts.items()}
+
+
+def _refuse_shared(texts: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Refuse a page of two replicas: each page has its process's start, so no two write the same.
+
+    Raises:
+        ScrapeError: a page was given for two replicas.
+    """
+    owners: dict[str, str] = {}
+    for replica, many in texts.items():
+        for file, text in many:
+            if (other := owners.setdefault(text, replica)) != replica:
+                raise ScrapeError(
+                    f"{file} is given as {other} and as {replica}: save each replica's own page "
+                    "(a curl through a Service reaches any of them)"
+                )
 
 
 def evidence_of(
