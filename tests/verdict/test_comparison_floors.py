@@ -329,7 +329,7 @@ SILENT = replace(
 )
 """Users wait for 10 s, and nothing else is wrong."""
 MORE_TOKENS = {"generated_tokens_per_second": 1.73 * SILENT.generated_tokens_per_second}
-PREEMPTED = {"preemptions_per_request": 0.58, "inter_token_tail_seconds": 1.9}
+PREEMPTED = {"preemptions_per_request": 0.58, "inter_token_tail_seconds": 2.1}
 SILENCE: Mapping[str, tuple[Mapping[str, float], Mapping[str, float], Verdict]] = {
     "as before": ({}, {}, Verdict.NOT_RECOVERED),
     "a fifth shorter": ({}, {"waiting_mean": 80.0}, Verdict.RECOVERED),
@@ -349,19 +349,24 @@ SILENCE: Mapping[str, tuple[Mapping[str, float], Mapping[str, float], Verdict]] 
         {"waiting_mean": 10.0, "preemptions_per_request": 0.3},
         Verdict.NOT_RECOVERED,
     ),
-    "shorter and more in time as more arrive, but it thrashes": (
+    "shorter, and more in time by request, as more arrive": (
         {},
-        {"waiting_mean": 45.0, "requests_per_second": 17.0, **MORE_TOKENS, **PREEMPTED},
+        {"waiting_mean": 45.0, "requests_per_second": 17.2, **MORE_TOKENS, **PREEMPTED},
         Verdict.IMPROVED,
     ),
-    "shorter and more in time as more arrive, but answers hang": (
+    "shorter, but less in time by request, as more arrive": (
+        {},
+        {"waiting_mean": 45.0, "requests_per_second": 17.4, **MORE_TOKENS, **PREEMPTED},
+        Verdict.INCONCLUSIVE,
+    ),
+    "shorter, but answers hang": (
         {},
         {
             "waiting_mean": 45.0,
             "requests_per_second": 12.0,
             **MORE_TOKENS,
             **PREEMPTED,
-            "inter_token_tail_seconds": 2.1,
+            "stalls_per_request": 0.6,
         },
         Verdict.NOT_RECOVERED,
     ),

@@ -67,9 +67,7 @@ def compare_for_relief(change: Comparison) -> Judged:
             return change.conclude(Verdict.NOT_RECOVERED, "users wait about as long as before; ")
         if is_gone or change.serves_more_sooner():
             return change.conclude(good if is_gone else Verdict.IMPROVED)
-        return change.conclude(
-            Verdict.NOT_RECOVERED, "users wait less, and preemptions are no fewer or answers hang; "
-        )
+        return change.conclude(Verdict.NOT_RECOVERED, "users wait less, but no more is served in time; ")
     if is_gone or change.brings_within():
         return change.conclude(good)
     return change.conclude(Verdict.IMPROVED if gains or change.is_better() else Verdict.NOT_RECOVERED)
