@@ -210,10 +210,12 @@ async def owner_field_of(
 
     The write is rehearsed: that shows whether it may be made, and whether the definition takes the value.
     """
-    target = await client.get(Ref(WORKLOADS[fleet.kind], fleet.namespace, fleet.name)) or {}
     edit = step.edit
     if not isinstance(edit, TokenEdit):
         return "the flag is in a configuration file"
+    target = await client.get(Ref(WORKLOADS[fleet.kind], fleet.namespace, fleet.name))
+    if target is None:  # as the garbage collector leaves nothing of an owner that was deleted
+        return f"{fleet.kind}/{fleet.name} is not there"
     reference = next(
         (each for each in items(section(target, "metadata"), "ownerReferences") if each.get("controller")),
         {},
