@@ -488,14 +488,14 @@ def metrics_checks(
     if diagnosis.reason is Reason.NODE_HEALTH_UNKNOWN:
         return (replace(found, name=Topic.NODE_HEALTH),)
     begins = max((pod.ready_at for pod in fleet.live if pod.ready_at), default=None)
-    full = None if begins is None else begins + policy.windows.trigger + policy.windows.hold
-    if begins is None or full is None or full <= now:
+    asked = policy.windows.trigger + policy.windows.hold
+    if begins is None or now - begins >= asked:
         return (found,)
-    age, asked = (now - begins).total_seconds(), (full - begins).total_seconds()
-    text = f"a replica is Ready for {age:.0f} s of the {asked:.0f} s that a look goes back: {found.saw}"
+    age, full = (now - begins).total_seconds(), begins + asked
+    text = f"a replica is Ready for {age:.0f} s of the {asked.total_seconds():.0f} s that a look goes back"
     command = f"kvmedic doctor {typed_place(place_of(fleet.kind, fleet.name))} -n {fleet.namespace}"
     fix = f"after {full + timedelta(minutes=1):%H:%M} UTC: {command}"
-    return (replace(found, result=Result.UNKNOWN, saw=text, fix=fix, risk=""),)
+    return (replace(found, result=Result.UNKNOWN, saw=f"{text}: {found.saw}", fix=fix, risk=""),)
 
 
 def node_health_check(vitals: Mapping[str, Vitals], policy: Policy) -> Check:
