@@ -65,8 +65,8 @@ def test_the_table_counts_each_deployment_once(outcomes: list[Outcome]) -> None:
 
 def a_shape(expected: Expected, args: str) -> Shape:
     manifest = (
-        "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, command: [vllm, serve, m], "
-        f"args: [{args}]}}]}}\n"
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n"
+        f"spec: {{containers: [{{name: c, command: [vllm, serve, m], args: [{args}]}}]}}\n"
     )
     return Shape("a pod", "", manifest, (expected,))
 
@@ -79,6 +79,7 @@ def a_shape(expected: Expected, args: str) -> Shape:
         (Expected(key="Pod/p", at="args[1]", was=32), "the cap goes from 64 to 16; it was 32"),
         (Expected(key="Pod/p", refused="some reason"), "the text is edited, and a refusal was expected"),
         (Expected(key="Pod/q", at="args[1]", was=64), "the text is not edited"),
+        (Expected(key="Pod/q", at="args[1]", was=64), "'Pod/q' is not in doctor's answer (1): -: kvmedic"),
     ],
 )
 def test_what_is_not_as_expected_is_noticed(tmp_path: Path, expected: Expected, fault: str) -> None:

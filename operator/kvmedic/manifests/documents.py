@@ -93,14 +93,19 @@ class ManifestContainer:
         return f"{self.full_name} of {self.kind}/{self.owner}"
 
 
+def rendering_hint(text: str) -> str:
+    """Return what to do first with the text of a template; empty where it looks like none."""
+    return "; a Helm template must be rendered first: helm template" if "{{" in text else ""
+
+
 def containers_of(text: str) -> tuple[ManifestContainer, ...] | Refusal:
     """Return the containers of all objects in a text; init containers are left out."""
     try:
         found = tuple(found for root in roots_of(text) for found in _Document(root).containers())
         return tuple(replace(each, part=_part_of(each, found)) for each in found)
     except YAMLError as error:
-        hint = "; a Helm template must be rendered first" if "{{" in text else ""
-        return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as YAML: {_summary(error)}{hint}")
+        message = f"not readable as YAML: {_summary(error)}{rendering_hint(text)}"
+        return Refusal(RefusalReason.NOT_A_MANIFEST, message)
     except RecursionError:
         message = "the manifest has too many lists and mappings within one another: write it flat"
         return Refusal(RefusalReason.TOO_LARGE, message)

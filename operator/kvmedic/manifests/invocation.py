@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from kvmedic.manifests.custom_resources import FLAGS_IN, places_of_flags
-from kvmedic.manifests.documents import ManifestContainer, containers_of, objects_of
+from kvmedic.manifests.documents import ManifestContainer, containers_of, objects_of, rendering_hint
 from kvmedic.manifests.engine_in_script import (
     SHELLS,
     TRANSPARENT,
@@ -356,5 +356,5 @@ def _none(
         return Refusal(RefusalReason.UNKNOWN_ENTRYPOINT, "; ".join(doubts))
     listed = ", ".join(dict.fromkeys(str(candidate) for candidate, _, _ in seen))
     names = " or ".join(profile.name for profile in profiles)
-    hint = "; a Helm template must be rendered first" if "{{" in text else ""
+    hint = rendering_hint(text)
     return Refusal(RefusalReason.NO_ENGINE, f"no container starts {names}: {listed}{hint}")

@@ -3,8 +3,9 @@
     python -m lab.bench.adoption [--rows]
 
 Each shape of `tests/data/fleets` is examined as `kvmedic doctor -f` examines it, in mode Auto with what
-`kvmedic init` writes. Its cap on running sequences is edited by the operator's own editor, in the live object
-and in the file, and what the engine is given then is compared with what it was given before.
+`kvmedic init` writes; of what is no Deployment the answer must name the object. Its cap on running sequences
+is edited by the operator's own editor, in the live object and in the file, and what the engine is given then
+is compared with what it was given before.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def _try_target(shape: Shape, expected: Expected, oracle: ShellOracle) -> Outcom
     outcome = Outcome(shape.name, expected)
     if expected.is_deployment:
         _examine(shape, outcome, oracle)
+    else:
+        _ask_doctor(shape, outcome)
     _edit_text(shape, outcome, oracle)
     return outcome
 
@@ -115,6 +118,15 @@ def _examine(shape: Shape, outcome: Outcome, oracle: ShellOracle) -> None:
     elif not expected.let_in:
         outcome.faults += _answer_faults(found.failed, seen, expected)
     outcome.faults += _live_faults(seen, outcome, oracle)
+
+
+def _ask_doctor(shape: Shape, outcome: Outcome) -> None:
+    """Note what the answer lacks of a target that is no Deployment: its name, and never that it is let in."""
+    options = ["doctor", "-f", "-"]
+    result = CliRunner().invoke(app_for(options), options, input=shape.manifest)
+    told, says = result.output, outcome.expected.says or "/".join(outcome.expected.key.split("/")[:2])
+    if result.exit_code not in {1, 2} or says not in told:
+        outcome.faults.append(f"{says!r} is not in doctor's answer ({result.exit_code}): {told.strip()}")
 
 
 def _verdict_by(seen: Seen, reader: Documents, namespace: str, ownership: Ownership) -> Verdict | None:

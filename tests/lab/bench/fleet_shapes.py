@@ -31,7 +31,8 @@ class Expected:
     reason: str = ""
     """Of a Deployment that is not let in: the operator's reason."""
     says: str = ""
-    """A part of the answer that is useful then."""
+    """A part of the answer that is useful then; where nothing else is said, KIND/NAME of what is no
+    Deployment."""
     at: str = ""
     """Where the one change is: `args[3]`, `env[1]`, `file NAME`; empty: the text is not edited."""
     live: str = ""
