@@ -26,7 +26,6 @@ SETS = {
 }
 GROUPS = {"groups": {"grouped": True}}
 """A LeaderWorkerSet: it is neither made in order nor drained by taking a leader from its controller."""
-WAYS = pytest.mark.parametrize("way", SETS.values(), ids=SETS)
 REPLICAS = {FLAG: 3, REPLACEMENT: 3, MORE: 3, FEWER: 4}
 NAMES = {FLAG: "a flag", REPLACEMENT: "a replacement", MORE: "more replicas", FEWER: "fewer replicas"}
 
@@ -288,21 +287,27 @@ NUMBER_DEEDS = {
     "deletes the drained one": Deed(delete(out), lost=1, missing=1),
 }
 DRAIN: Callable[[SetOperator], bool] = lambda op: any(pod.busy and not pod.in_rotation for pod in out(op))  # noqa: E731
-NUMBER_PHASES = [
-    pytest.param(REPLACEMENT, DRAIN, id="a replacement, drain"),
-    pytest.param(REPLACEMENT, lambda op: len(op.model.pods) < 3, id="a replacement, gone"),
-    pytest.param(REPLACEMENT, lambda op: not all(p.ready for p in op.model.pods), id="a replacement, made"),
-    pytest.param(MORE, lambda op: op.model.replicas == 4, id="more replicas, asked"),
-    pytest.param(MORE, lambda op: len(op.model.pods) == 4, id="more replicas, made"),
-    pytest.param(FEWER, DRAIN, id="fewer replicas, drain"),
-    pytest.param(FEWER, lambda op: op.model.replicas == 3, id="fewer replicas, lowered"),
+NUMBER_PHASES = {
+    "a replacement, drain": (REPLACEMENT, DRAIN),
+    "a replacement, gone": (REPLACEMENT, lambda op: len(op.model.pods) < 3),
+    "a replacement, made": (REPLACEMENT, lambda op: not all(p.ready for p in op.model.pods)),
+    "more replicas, asked": (MORE, lambda op: op.model.replicas == 4),
+    "more replicas, made": (MORE, lambda op: len(op.model.pods) == 4),
+    "fewer replicas, drain": (FEWER, DRAIN),
+    "fewer replicas, lowered": (FEWER, lambda op: op.model.replicas == 3),
+}
+NUMBER_CASES = [
+    pytest.param(deed, step, phase, way, id=f"{deed}, {when}-{name}")
+    for name, way in {**SETS, **GROUPS}.items()
+    for deed in NUMBER_DEEDS
+    for when, (step, phase) in NUMBER_PHASES.items()
+    if name in SETS or step is REPLACEMENT
 ]
+"""How many groups a LeaderWorkerSet has is not changed."""
 
 
 @DEAD
-@WAYS
-@pytest.mark.parametrize(("step", "phase"), NUMBER_PHASES)
-@pytest.mark.parametrize("deed", NUMBER_DEEDS)
+@pytest.mark.parametrize(("deed", "step", "phase", "way"), NUMBER_CASES)
 def test_a_change_of_replicas_survives_people(deed, step, phase, way, is_dead):
     made, op = NUMBER_DEEDS[deed], begun(step, way)
     op.until(phase)
