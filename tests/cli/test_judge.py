@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import zlib
 from collections.abc import Callable, Sequence
@@ -150,6 +151,73 @@ def test_pages_that_cannot_be_compared_are_no_verdict(save: Save, moments: Seque
     assert expected in ended.stderr
 
 
+def drop(name: str) -> Callable[[str], bytes]:
+    return lambda text: "".join(line for line in text.splitlines(True) if not line.startswith(name)).encode()
+
+
+def put(old: str, new: str) -> Callable[[str], bytes]:
+    def edit(text: str) -> bytes:
+        assert old in text
+        return text.replace(old, new).encode()
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("place", "edit", "expected"),
+    [
+        pytest.param(1, lambda text: b"", "b-1.txt is empty: save it with curl", id="nothing"),
+        pytest.param(0, lambda text: b"HTTP/1.1 200 OK\r\n\r\n", "b-0.txt is empty", id="headers alone"),
+        pytest.param(
+            1, lambda text: gzip.compress(text.encode())[:-20], "b-1.txt is cut off", id="a gzip cut off"
+        ),
+        pytest.param(
+            1, lambda text: f"{text}{text}".encode(), "b-1.txt has a series of process_start", id="appended"
+        ),
+        pytest.param(
+            1,
+            drop("vllm:num_requests_running"),
+            "running in {}b-1.txt: not an engine's",
+            id="no engine's page",
+        ),
+        pytest.param(
+            1,
+            drop("vllm:time_to_first_token_seconds"),
+            "b: timeToFirstTokenSeconds: the replica is scraped, without this",
+            id="no first tokens",
+        ),
+        pytest.param(
+            1,
+            put("generation_tokens_total", "other_tokens_total"),
+            "(in {0}b-0.txt or {0}b-1.txt)",
+            id="no tokens",
+        ),
+    ],
+)
+def test_a_page_that_cannot_be_used_is_named(
+    save: Save, tmp_path: Path, place: int, edit: Callable[[str], bytes], expected: str
+):
+    old, new = save("a", GOOD[:2]), save("b", GOOD[:2])
+    file = tmp_path / f"b-{place}.txt"
+    file.write_bytes(edit(file.read_text()))
+
+    ended = run("--old", f"a={old}", "--new", f"b={new}", "--interval", "5m", "-o", "json")
+
+    found = json.loads(ended.stdout)
+    assert (ended.exit_code, found["verdict"]) == (2, None)
+    assert expected.format(f"{tmp_path}/") in found["error"]
+    assert found["error"] in ended.stderr
+
+
+def test_a_compressed_page_is_read_whole_also_where_it_is_in_parts(save: Save, tmp_path: Path):
+    old, new = save("a", GOOD), save("b", GOOD)
+    for file in tmp_path.glob("*.txt"):
+        text = file.read_bytes()
+        file.write_bytes(gzip.compress(text[:900]) + gzip.compress(text[900:]))
+
+    assert run("--old", old, "--new", new, "--interval", "5m").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -169,7 +237,9 @@ def test_pages_that_cannot_be_compared_are_no_verdict(save: Save, moments: Seque
         ),
         pytest.param(("--new", "x={a}", "--new", "x={a}"), "x is given twice", id="a replica twice"),
         pytest.param(
-            ("--new", "x={a}", "--old", "x={a}"), "x is on both sides", id="a replica on both sides"
+            ("--new", "x={a}", "--old", "x={old}"),
+            "a-0.txt): a replica runs the change or does not",
+            id="a replica on both sides",
         ),
         pytest.param(
             ("--new", "{old}"), "b-0.txt is given as old-1 and as new-1", id="the same page on both sides"
@@ -181,14 +251,14 @@ def test_pages_that_cannot_be_compared_are_no_verdict(save: Save, moments: Seque
             ("--old", "{old}", "--new", "{a}"), "b-0.txt is given as old-1 and as old-2", id="on one side"
         ),
         pytest.param(("--new", "{a0},nowhere.txt"), "nowhere.txt: No such file", id="no such file"),
-        pytest.param(("--new", "{three}"), "some replicas have more pages", id="other moments"),
+        pytest.param(("--new", "{three}"), "3 of new-1 (the last is {here}/c-2.txt)", id="other moments"),
     ],
 )
-def test_wrong_usage_says_what_to_write(save: Save, arguments: Sequence[str], expected: str):
+def test_wrong_usage_says_what_to_write(save: Save, tmp_path: Path, arguments: Sequence[str], expected: str):
     two = save("a", GOOD[:2])
     known = {"a": two, "a0": two.split(",")[0], "three": save("c", GOOD), "old": save("b", GOOD[:2])}
 
-    ended = run("--old", known["old"], *(each.format(**known) for each in arguments))
+    ended = run("--old", known["old"], *(each.format(**known) for each in arguments), "-o", "json")
 
-    assert ended.exit_code == 2
-    assert expected in ended.stderr
+    assert (ended.exit_code, json.loads(ended.stdout)["error"]) == (2, ended.stderr.rstrip("\n"))
+    assert expected.format(here=tmp_path) in ended.stderr

@@ -1,7 +1,5 @@
-"""The commands that need no cluster: `kvmedic judge`, `kvmedic blocks` and `kvmedic flags`.
+"""The commands that need no cluster: `kvmedic blocks` and `kvmedic flags`.
 
-`judge` compares saved pages of new replicas with those of old ones, for a canary by hand or in CI. Both sides
-serve at the same moment under the same arrivals, so neither the hour nor the load explains a difference.
 `blocks` computes how many blocks of a paged KV cache an eviction of tokens frees. `flags` shows what an
 engine's flags are in a manifest file, and changes one of them.
 """
@@ -13,38 +11,23 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from datetime import timedelta
-from itertools import pairwise
-from math import isfinite
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 import typer
 
-from kvmedic.api.resource import SpecInvalid, objectives_from
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.saved import (
-    ScrapeError,
-    doubt_of,
-    interval_between,
-    named_file,
-    pages_of,
-    signals_of,
     version_named,
 )
 from kvmedic.engines import ENGINES, profiles_for
-from kvmedic.engines.signal_sources import (
-    SignalTable,
-)
 from kvmedic.manifests.documents import ManifestContainer
 from kvmedic.manifests.engine_file import ConfigFile, config_file, repoint_manifest
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.invocation import Selector, Unfollowed, engine_in, engines_seen, version_of
 from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.yaml_text import splice_edit
-from kvmedic.metrics.page import Page, gauge, glimpse, observe_pages, replica_of
 from kvmedic.model.compression import (
     Compacted,
     Eviction,
@@ -56,203 +39,6 @@ from kvmedic.model.compression import (
     freed_blocks,
 )
 from kvmedic.model.engine import Engine, EngineProfile, Flag, Kind
-from kvmedic.model.evidence import (
-    Inconclusive,
-    Measured,
-    Signal,
-)
-from kvmedic.model.readings import complete
-from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Objectives
-from kvmedic.verdict.counts import Arm, Counts, Limits, Routing, count_replica, needed_for
-from kvmedic.verdict.side_by_side import SURE, CanaryVerdict, Comparison, compare_arms
-
-ROLLED_BACK = 1
-"""Exit code for: roll the change back."""
-_ONE_PAGE = (
-    "one page shows counters since the start, not what happens now: give two or more pages of each replica, "
-    "taken at the same moments, the oldest first (%s T0.txt,T1.txt)"
-)
-_ROWS = (
-    ("first_tokens", "first tokens", "{:.0f}"),
-    ("arrivals_per_second", "requests/s of a replica", "{:.3g}"),
-    ("tokens_per_second", "tokens/s of a replica", "{:.4g}"),
-    ("in_time_share", "share served in time", "{:.1%}"),
-    ("served_in_time_per_second", "tokens/s served in time", "{:.4g}"),
-    ("stalls_per_request", "stalls over 2 s per request", "{:.3f}"),
-    ("silent_seconds", "silent seconds per request", "{:.1f}"),
-    ("waiting", "waiting on a replica", "{:.1f}"),
-    ("in_flight", "in flight on a replica", "{:.1f}"),
-    ("queued_share", "arrivals that only queued", "{:+.1%}"),
-)
-"""Figures of both sides: field, name, and how it is printed."""
-
-Pages = Mapping[str, tuple[Page, ...]]
-
-
-def judge_canary(
-    old: list[str],
-    new: list[str],
-    objective: list[str] | None,
-    interval: str,
-    routing: str | None,
-    output: Form,
-) -> None:
-    """Compare both sides, and print the verdict."""
-    try:
-        limits = Limits(_objectives(objective or ()), Routing(routing) if routing else None)
-        olds, news = _read_sides(old, new)
-        found = judge_pages(olds, news, limits, interval_between(interval))
-    except ScrapeError as error:
-        end_command(error, USAGE)
-    if isinstance(found, Inconclusive):
-        end_command(found.line(), USAGE)
-    print(_comparison_as_json(found) if output is Form.JSON else _comparison_as_text(found))
-    codes = {CanaryVerdict.GO_ON: 0, CanaryVerdict.ROLL_BACK: ROLLED_BACK}
-    raise typer.Exit(codes.get(found.verdict, REFUSED))
-
-
-def judge_pages(
-    old: Pages, new: Pages, limits: Limits, interval: timedelta | None
-) -> Comparison | Inconclusive:
-    """Return the comparison of both sides, whose pages were saved at the same moments, oldest first.
-
-    A rollback needs two looks in a row: over all pages, and over all but the newest ones. With only two
-    moments, the one look must be surer.
-
-    Args:
-        interval: between two pages; None: the engines' busy time, from their steps.
-
-    Raises:
-        ScrapeError: some replicas have more pages than others.
-    """
-    pages = {**old, **new}
-    if len({len(many) for many in pages.values()}) > 1:
-        raise ScrapeError("some replicas have more pages than others: give pages of the same moments")
-    if doubt := doubt_of(pages):
-        return doubt
-    moments = len(next(iter(pages.values())))
-    signals = signals_of(pages)
-    steps = glimpse(pages, signals, None).observation.window_seconds / (moments - 1)
-    seconds = steps if interval is None else interval.total_seconds()
-    if not isfinite(seconds) or seconds <= 0:
-        return Inconclusive(Reason.METRICS_MISSING, "the time between the pages is unknown: give --interval")
-    before, after = (_arm(side, seconds, limits, signals) for side in (old, new))
-    if isinstance(before, Inconclusive):
-        return before
-    return after if isinstance(after, Inconclusive) else compare_arms(before, after, limits)
-
-
-def _arm(pages: Pages, seconds: float, limits: Limits, signals: SignalTable) -> Arm | Inconclusive:
-    """Return the counts of one side for each stretch of time between two pages."""
-    blocks, waiting = [], []
-    moments = len(next(iter(pages.values())))
-    for earlier, later in pairwise(range(moments)):
-        stretch = {name: (many[earlier], many[later]) for name, many in pages.items()}
-        seen = observe_pages(stretch, signals)
-        gap = complete(seen, needed_for(limits.objectives))
-        if isinstance(gap, Inconclusive):
-            return gap
-        queues = {name: [_count_waiting(page, signals) for page in two] for name, two in stretch.items()}
-        counts = [count_replica(seen.pods[name], seconds, limits, queues[name]) for name in sorted(stretch)]
-        blocks.append(sum((each for each in counts if isinstance(each, Counts)), Counts()))
-        waiting.append(sum(two[-1] for two in queues.values()))
-    return Arm(len(pages), tuple(blocks), tuple(waiting))
-
-
-def _count_waiting(page: Page, signals: SignalTable) -> float:
-    replica = replica_of(page, signals)
-    found = None if replica is None else gauge(replica, Signal.WAITING_MEAN, (page,))
-    return found.value if isinstance(found, Measured) else 0.0
-
-
-def _read_sides(old: Sequence[str], new: Sequence[str]) -> tuple[Pages, Pages]:
-    olds, news = _files_of("--old", old), _files_of("--new", new)
-    if both := sorted(olds.keys() & news.keys()):
-        raise ScrapeError(f"{both[0]} is on both sides: a replica runs the change or does not")
-    pages = pages_of([f"{name}={file}" for name, many in {**olds, **news}.items() for file in many])
-    return {name: pages[name] for name in olds}, {name: pages[name] for name in news}
-
-
-def _files_of(option: str, given: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    found: dict[str, Sequence[str]] = {}
-    for place, argument in enumerate(given, 1):
-        replica, files = named_file(option, argument)
-        many = [each.strip() for each in files.split(",") if each.strip()]
-        if len(many) < 2:
-            raise ScrapeError(f"{option} {argument}: {_ONE_PAGE % option}")
-        name = replica or f"{option.removeprefix('--')}-{place}"
-        if name in found:
-            raise ScrapeError(f"{option} {argument}: {name} is given twice; give all its pages in one option")
-        found[name] = many
-    return found
-
-
-def _objectives(given: Sequence[str]) -> Objectives:
-    pairs = [each.partition("=") for each in given]
-    if wrong := next((each for each, (_, _, value) in zip(given, pairs, strict=True) if not value), None):
-        raise ScrapeError(f"--objective {wrong}: write NAME=DURATION, such as ttftP95=5s")
-    if joined := next((each for each in given if "," in each), None):
-        raise ScrapeError(f"--objective {joined}: give --objective twice, each with one objective")
-    named = Counter(name for name, _, _ in set(pairs))
-    if twice := next((name for name, count in named.items() if count > 1), ""):
-        raise ScrapeError(f"--objective {twice} is given twice with different durations; leave one out")
-    try:
-        return objectives_from({name: value for name, _, value in pairs})
-    except SpecInvalid as error:
-        raise ScrapeError(f"--objective: {'; '.join(error.problems)}") from None
-
-
-def _comparison_as_text(found: Comparison) -> str:
-    rows = [("", "old", "new"), ("replicas", str(found.old_replicas), str(found.new_replicas))]
-    for name, title, form in _ROWS:
-        figures = (getattr(side, name) for side in (found.old, found.new))
-        old, new = (form.format(each) if isfinite(each) else "-" for each in figures)
-        rows.append((title, old, new))
-    table = "\n".join(f"  {title:<28}{old:>12}{new:>12}" for title, old, new in rows)
-    checks = "\n".join(
-        f"  {'FAILS' if each.fails else 'passes':<7} {each.name}: {each.message}" for each in found.checks
-    )
-    return (
-        f"{found.verdict} ({found.decided_by}): {found.message}\n"
-        f"watched {found.seconds:.0f} s, routing {found.routing}\n{table}\n{checks}"
-    ).rstrip()
-
-
-def _comparison_as_json(found: Comparison) -> str:
-    """Return the comparison as JSON; an unknown or infinite number is null."""
-    return json.dumps(
-        {
-            "verdict": found.verdict,
-            "decidedBy": found.decided_by,
-            "message": found.message,
-            "seconds": found.seconds,
-            "routing": found.routing,
-            "old": {"replicas": found.old_replicas, **_in_camel_case(asdict(found.old))},
-            "new": {"replicas": found.new_replicas, **_in_camel_case(asdict(found.new))},
-            "checks": [
-                {
-                    "name": each.name,
-                    "value": each.value,
-                    "interval": [each.value - SURE * each.error, each.value + SURE * each.error],
-                    "limit": each.limit,
-                    "fails": each.fails,
-                    "message": each.message,
-                }
-                for each in found.checks
-            ],
-        },
-        indent=2,
-    )
-
-
-def _in_camel_case(figures: Mapping[str, float]) -> dict[str, float | None]:
-    def camel(name: str) -> str:
-        first, *rest = name.split("_")
-        return first + "".join(each.title() for each in rest)
-
-    return {camel(name): value if isfinite(value) else None for name, value in figures.items()}
-
 
 LEAST_SPREAD = 0.05
 """In blocks; a smaller deviation is not printed."""

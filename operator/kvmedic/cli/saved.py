@@ -56,11 +56,14 @@ class ScrapeError(Exception):
     """The files cannot be used as they were given; the message says why and what to do."""
 
 
-def _read_text(file: str, most_bytes: int, advice: str) -> str:
+def _read_text(file: str, most_bytes: int, advice: str, *, is_whole: bool) -> str:
     """Return a file's text; of a compressed one the first part, without a letter that was cut off.
 
+    Args:
+        is_whole: a compressed file must be all there, too.
+
     Raises:
-        ScrapeError: it cannot be read, is larger than `most_bytes`, or holds no text.
+        ScrapeError: it cannot be read, is larger than `most_bytes`, holds no text, or not all of it.
     """
     try:
         with Path(file).open("rb") as source:
@@ -70,19 +73,40 @@ def _read_text(file: str, most_bytes: int, advice: str) -> str:
     if len(data) > most_bytes:
         raise ScrapeError(f"{file} is larger than {most_bytes >> 20} MiB{advice}")
     try:
-        if data.startswith(_GZIP):
-            data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, most_bytes)
+        data, is_cut = _unpack(data, most_bytes)
         encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
         text = codecs.getincrementaldecoder(encoding)().decode(data)
     except (UnicodeDecodeError, zlib.error):
         raise ScrapeError(f"{file} is neither text nor gzip{advice}") from None
+    if is_whole and is_cut:
+        raise ScrapeError(
+            f"{file} is cut off: its gzip stream has no end, or unpacks to over {most_bytes >> 20} MiB; "
+            "copy it again, or save the page again"
+        )
     if "\0" in text:
         raise ScrapeError(f"{file} is neither text nor gzip{advice}")
     return text.replace("\r\n", "\n")
 
 
+def _unpack(data: bytes, most_bytes: int) -> tuple[bytes, bool]:
+    """Return what was compressed by gzip, in one part or several, and whether some of it is missing.
+
+    Raises:
+        zlib.error: it looks like gzip and is something else.
+    """
+    if not data.startswith(_GZIP):
+        return data, False
+    found, is_cut = bytearray(), False
+    while data.startswith(_GZIP) and not is_cut and len(found) < most_bytes:
+        part = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        found += part.decompress(data, most_bytes - len(found))
+        data, is_cut = part.unused_data, not part.eof
+    return bytes(found), is_cut or data.startswith(_GZIP)
+
+
 ONLY = "replica"
 """Name of the replica where none is given."""
+_SAVE = "save it with curl -s http://POD:8000/metrics"
 LARGEST_PAGE_BYTES = 64 << 20
 """A page of vLLM 0.32 is 50 kB; a file beyond this is something else."""
 
@@ -192,11 +216,11 @@ def doubt_of(pages: Mapping[str, tuple[Page, ...]]) -> Inconclusive | None:
     """Return why the pages themselves say nothing, or None."""
     signals = signals_of(pages)
     for name, many in sorted(pages.items()):
-        if any(replica_of(page, signals) is None for page in many):
+        if foreign := next((page for page in many if replica_of(page, signals) is None), None):
             return Inconclusive(
                 Reason.METRICS_MISSING,
-                f"{name}: no series {signals.presence}: not an engine's page, or one that runs with "
-                "--disable-log-stats; scrape /metrics of the engine's own port",
+                f"{name}: no series {signals.presence} in {foreign.origin}: not an engine's page, or one "
+                "that runs with --disable-log-stats; scrape /metrics of the engine's own port",
             )
         if was_restarted(many, signals):
             return Inconclusive(Reason.METRICS_MISSING, _restart(name, many))
@@ -244,18 +268,26 @@ def pages_between(texts: Sequence[tuple[str, str]]) -> tuple[Page, ...]:
 
 def _page(file: str, text: str, place: int) -> Page:
     try:
-        return parse_page(text, moment(place))
+        page = parse_page(text, moment(place), origin=file)
     except ValueError as error:
         raise ScrapeError(
-            f"{file} is no metrics page in Prometheus' text format ({error}); save it with "
-            "curl -s http://POD:8000/metrics"
+            f"{file} is no metrics page in Prometheus' text format ({error}); {_SAVE}"
         ) from None
+    if page.told_twice:
+        raise ScrapeError(
+            f"{file} has a series of {page.told_twice} twice, as where one page was appended to another (>>) "
+            f"or several replicas' pages were joined; {_SAVE}, each page into a file of its own"
+        )
+    return page
 
 
 def _read_page(file: str) -> str:
     """Return a page's text, with or without the headers that curl -i adds."""
-    text = _read_text(file, LARGEST_PAGE_BYTES, "; save the page as it is served")
-    return text.partition("\n\n")[2] if text.startswith("HTTP/") else text
+    text = _read_text(file, LARGEST_PAGE_BYTES, "; save the page as it is served", is_whole=True)
+    text = text.partition("\n\n")[2] if text.startswith("HTTP/") else text
+    if not text.strip():
+        raise ScrapeError(f"{file} is empty: {_SAVE}, and see that it prints the page")
+    return text
 
 
 LARGEST_LOG_BYTES = 16 << 20
@@ -277,7 +309,7 @@ def starts_of(arguments: Sequence[str], replicas: Collection[str]) -> dict[str, 
             raise ScrapeError(
                 f"--log {argument}: there is a log of {replica} already; give one start of each"
             )
-        text = _read_text(file, LARGEST_LOG_BYTES, f": no start-up log; {_BEGINNING}")
+        text = _read_text(file, LARGEST_LOG_BYTES, f": no start-up log; {_BEGINNING}", is_whole=False)
         lines = text.split("\n")
         starts = [started_of(lines, each.start) for each in VOCABULARIES]
         found[replica] = next((start for start in starts if start != Started()), starts[0])

@@ -96,7 +96,10 @@ def fetch_pages(
         second = {each.name: _fetch(client, each) for each in engines}
     pages = {
         each.name: pages_between(
-            [(f"the first page of {each.shown}", first[each.name]), ("the second", second[each.name])]
+            [
+                (f"the first page of {each.shown}", first[each.name]),
+                (f"the second page of {each.shown}", second[each.name]),
+            ]
         )
         for each in engines
     }

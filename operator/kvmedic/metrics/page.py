@@ -75,26 +75,33 @@ class Page:
     series: Mapping[str, tuple[Series, ...]]
     stamps: Mapping[str, float] = field(default_factory=dict)
     """The oldest time (Unix seconds) that samples of a name carry themselves; engines write none."""
+    origin: str = ""
+    """File or address that the page is from, as complaints about it name it; empty where nobody saved it."""
+    told_twice: str = ""
+    """A metric that the page has the same series of twice; empty: none, as of every page that one process
+    wrote."""
 
     def find(self, *names: str) -> tuple[Series, ...]:
         """Return all series of some names."""
         return tuple(one for name in names for one in self.series.get(name, ()))
 
 
-def parse_page(text: str, at: datetime, names: frozenset[str] | None = None) -> Page:
+def parse_page(text: str, at: datetime, names: frozenset[str] | None = None, origin: str = "") -> Page:
     """Return a page of the Prometheus text format.
 
     Args:
         names: of the metrics that count; None: all.
+        origin: file or address that it is from.
 
     Raises:
         ValueError: the text is not in that format, or a line of a metric that counts is too large.
     """
     try:
         families = text_string_to_metric_families("\n".join(_lines(text, names)))
-        return _collect_samples(at, (sample for family in families for sample in family.samples))
+        page = _collect_samples(at, (sample for family in families for sample in family.samples))
     except _PARSER_ERRORS as error:
         raise ValueError(f"the parser cannot read it ({type(error).__name__})") from None
+    return replace(page, origin=origin)
 
 
 def names_of(table: SignalTable) -> frozenset[str]:
@@ -142,15 +149,19 @@ def _lines(text: str, names: frozenset[str] | None) -> Iterator[str]:
 def _collect_samples(at: datetime, samples: Iterable[Sample]) -> Page:
     found: dict[str, dict[tuple[object, ...], Series]] = {}
     stamps: dict[str, float] = {}
+    told_twice = ""
     for sample in samples:
         if len(sample.labels) > LINE_LABELS:
             raise ValueError(f"a series of {sample.name} has more than {LINE_LABELS} labels")
         one = series_of(dict(sample.labels), float(sample.value))
-        add_once(found.setdefault(sample.name, {}), (one.bound, *sorted(one.labels.items())), one)
+        many, key = found.setdefault(sample.name, {}), (one.bound, *sorted(one.labels.items()))
+        told_twice = told_twice or (sample.name if key in many else "")
+        add_once(many, key, one)
         if sample.timestamp is not None:
             stamp = float(sample.timestamp)
             stamps[sample.name] = min(stamp, stamps.get(sample.name, stamp))
-    return Page(at, {name: tuple(many.values()) for name, many in found.items()}, stamps)
+    series = {name: tuple(many.values()) for name, many in found.items()}
+    return Page(at, series, stamps, told_twice=told_twice)
 
 
 _Identity: TypeAlias = tuple[frozenset[tuple[str, str]], float | None]

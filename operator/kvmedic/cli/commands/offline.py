@@ -10,7 +10,7 @@ from kvmedic.cli.app import Commands, Form
 from kvmedic.cli.options import AsText, EngineVersion, Yes, done_by
 
 
-@done_by("kvmedic.cli.offline:judge_canary")
+@done_by("kvmedic.cli.canary.judge:judge_canary")
 def judge(
     old: Annotated[
         list[str],

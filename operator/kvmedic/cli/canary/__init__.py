@@ -1,0 +1,1 @@
+"""`kvmedic judge`: a canary by saved pages of new replicas beside old ones."""

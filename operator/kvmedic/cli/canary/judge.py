@@ -1,0 +1,201 @@
+"""`kvmedic judge`: saved pages of new replicas beside those of old ones, for a canary by hand or in CI.
+
+Both sides serve at the same moment under the same arrivals, so neither the hour nor the load explains a
+difference. No cluster is asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from math import isfinite
+from typing import NoReturn
+
+import typer
+
+from kvmedic.api.resource import SpecInvalid, objectives_from
+from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
+from kvmedic.cli.canary.figures import comparison_as_json, comparison_as_text, error_as_json
+from kvmedic.cli.saved import (
+    ScrapeError,
+    doubt_of,
+    interval_between,
+    named_file,
+    pages_of,
+    signals_of,
+)
+from kvmedic.engines.signal_sources import (
+    SignalTable,
+)
+from kvmedic.metrics.page import Page, gauge, glimpse, observe_pages, replica_of
+from kvmedic.model.evidence import (
+    Inconclusive,
+    Measured,
+    Observation,
+    Signal,
+)
+from kvmedic.model.readings import complete
+from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import Objectives
+from kvmedic.verdict.counts import Arm, Counts, Limits, Routing, count_replica, needed_for
+from kvmedic.verdict.side_by_side import CanaryVerdict, Comparison, compare_arms
+
+ROLLED_BACK = 1
+"""Exit code for: roll the change back."""
+_ONE_PAGE = (
+    "one page shows counters since the start, not what happens now: give two or more pages of each replica, "
+    "taken at the same moments, the oldest first (%s T0.txt,T1.txt)"
+)
+Pages = Mapping[str, tuple[Page, ...]]
+
+
+def judge_canary(
+    old: list[str],
+    new: list[str],
+    objective: list[str] | None,
+    interval: str,
+    routing: str | None,
+    output: Form,
+) -> None:
+    """Compare both sides, and print the verdict."""
+    try:
+        limits = Limits(_objectives(objective or ()), Routing(routing) if routing else None)
+        olds, news = _read_sides(old, new)
+        found = judge_pages(olds, news, limits, interval_between(interval))
+    except ScrapeError as error:
+        _end_unjudged(str(error), output)
+    if isinstance(found, Inconclusive):
+        _end_unjudged(found.line(), output)
+    print(comparison_as_json(found) if output is Form.JSON else comparison_as_text(found))
+    codes = {CanaryVerdict.GO_ON: 0, CanaryVerdict.ROLL_BACK: ROLLED_BACK}
+    raise typer.Exit(codes.get(found.verdict, REFUSED))
+
+
+def _end_unjudged(message: str, output: Form) -> NoReturn:
+    """End the command without a verdict; a program that reads JSON gets the reason there too."""
+    if output is Form.JSON:
+        print(error_as_json(message))
+    end_command(message, USAGE)
+
+
+def judge_pages(
+    old: Pages, new: Pages, limits: Limits, interval: timedelta | None
+) -> Comparison | Inconclusive:
+    """Return the comparison of both sides, whose pages were saved at the same moments, oldest first.
+
+    A rollback needs two looks in a row: over all pages, and over all but the newest ones. With only two
+    moments, the one look must be surer.
+
+    Args:
+        interval: between two pages; None: the engines' busy time, from their steps.
+
+    Raises:
+        ScrapeError: some replicas have more pages than others.
+    """
+    pages = {**old, **new}
+    _refuse_unequal(pages)
+    if doubt := doubt_of(pages):
+        return doubt
+    moments = len(next(iter(pages.values())))
+    signals = signals_of(pages)
+    steps = glimpse(pages, signals, None).observation.window_seconds / (moments - 1)
+    seconds = steps if interval is None else interval.total_seconds()
+    if not isfinite(seconds) or seconds <= 0:
+        return Inconclusive(Reason.METRICS_MISSING, "the time between the pages is unknown: give --interval")
+    before, after = (_arm(side, seconds, limits, signals) for side in (old, new))
+    if isinstance(before, Inconclusive):
+        return before
+    return after if isinstance(after, Inconclusive) else compare_arms(before, after, limits)
+
+
+def _refuse_unequal(pages: Pages) -> None:
+    """Refuse replicas that were not seen at the same moments.
+
+    Raises:
+        ScrapeError: some replicas have more pages than others.
+    """
+    fewest = min(pages, key=lambda name: len(pages[name]))
+    most = max(pages, key=lambda name: len(pages[name]))
+    if len(pages[fewest]) != len(pages[most]):
+        told = (
+            f"{len(pages[name])} of {name} (the last is {pages[name][-1].origin})" for name in (fewest, most)
+        )
+        raise ScrapeError(
+            f"some replicas have more pages than others: {' and '.join(told)}; give one of each replica for "
+            "every moment"
+        )
+
+
+def _arm(pages: Pages, seconds: float, limits: Limits, signals: SignalTable) -> Arm | Inconclusive:
+    """Return the counts of one side for each stretch of time between two pages."""
+    blocks, waiting = [], []
+    moments = len(next(iter(pages.values())))
+    for earlier, later in pairwise(range(moments)):
+        stretch = {name: (many[earlier], many[later]) for name, many in pages.items()}
+        seen = observe_pages(stretch, signals)
+        if gap := _find_gap(seen, stretch, limits):
+            return gap
+        queues = {name: [_count_waiting(page, signals) for page in two] for name, two in stretch.items()}
+        counts = [count_replica(seen.pods[name], seconds, limits, queues[name]) for name in sorted(stretch)]
+        blocks.append(sum((each for each in counts if isinstance(each, Counts)), Counts()))
+        waiting.append(sum(two[-1] for two in queues.values()))
+    return Arm(len(pages), tuple(blocks), tuple(waiting))
+
+
+def _find_gap(
+    seen: Observation, stretch: Mapping[str, tuple[Page, Page]], limits: Limits
+) -> Inconclusive | None:
+    """Return what is missing of the first replica that lacks something, and in which files; None: nothing."""
+    for name, (first, last) in sorted(stretch.items()):
+        alone = replace(seen, pods={name: seen.pods[name]})
+        gap = complete(alone, needed_for(limits.objectives))
+        if isinstance(gap, Inconclusive):
+            return replace(gap, message=f"{gap.message} (in {first.origin} or {last.origin})")
+    return None
+
+
+def _count_waiting(page: Page, signals: SignalTable) -> float:
+    replica = replica_of(page, signals)
+    found = None if replica is None else gauge(replica, Signal.WAITING_MEAN, (page,))
+    return found.value if isinstance(found, Measured) else 0.0
+
+
+def _read_sides(old: Sequence[str], new: Sequence[str]) -> tuple[Pages, Pages]:
+    olds, news = _files_of("--old", old), _files_of("--new", new)
+    if both := sorted(olds.keys() & news.keys()):
+        files = f"{olds[both[0]][0]} and {news[both[0]][0]}"
+        raise ScrapeError(f"{both[0]} is on both sides ({files}): a replica runs the change or does not")
+    pages = pages_of([f"{name}={file}" for name, many in {**olds, **news}.items() for file in many])
+    return {name: pages[name] for name in olds}, {name: pages[name] for name in news}
+
+
+def _files_of(option: str, given: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    found: dict[str, Sequence[str]] = {}
+    for place, argument in enumerate(given, 1):
+        replica, files = named_file(option, argument)
+        many = [each.strip() for each in files.split(",") if each.strip()]
+        if len(many) < 2:
+            raise ScrapeError(f"{option} {argument}: {_ONE_PAGE % option}")
+        name = replica or f"{option.removeprefix('--')}-{place}"
+        if name in found:
+            raise ScrapeError(f"{option} {argument}: {name} is given twice; give all its pages in one option")
+        found[name] = many
+    return found
+
+
+def _objectives(given: Sequence[str]) -> Objectives:
+    pairs = [each.partition("=") for each in given]
+    if wrong := next((each for each, (_, _, value) in zip(given, pairs, strict=True) if not value), None):
+        raise ScrapeError(f"--objective {wrong}: write NAME=DURATION, such as ttftP95=5s")
+    if joined := next((each for each in given if "," in each), None):
+        raise ScrapeError(f"--objective {joined}: give --objective twice, each with one objective")
+    named = Counter(name for name, _, _ in set(pairs))
+    if twice := next((name for name, count in named.items() if count > 1), ""):
+        raise ScrapeError(f"--objective {twice} is given twice with different durations; leave one out")
+    try:
+        return objectives_from({name: value for name, _, value in pairs})
+    except SpecInvalid as error:
+        raise ScrapeError(f"--objective: {'; '.join(error.problems)}") from None
