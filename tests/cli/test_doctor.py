@@ -113,10 +113,16 @@ RAY = {
 BARE = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [an_engine()]}}
 
 
+SGLANG = a_deployment(
+    {"name": "s", "image": "lmsysorg/sglang:v0.5", "command": ["python3", "-m", "sglang.launch_server"]}
+)
+
+
 @pytest.mark.parametrize("command", ["doctor", "init"])
 @pytest.mark.parametrize(
     ("document", "said"),
     [
+        (SGLANG, "Deployment/llm: container s: it runs SGLang, which kvmedic cannot change"),
         (RAY, "not RayService/ray: Ray Serve starts the engine of RayService/ray: set max_num_seqs"),
         (BARE, "not Pod/p, whose container vllm starts the engine"),
     ],
@@ -131,6 +137,20 @@ def test_an_engine_that_another_kind_starts_is_told_beside_a_deployment(file):
     done = kvmedic("doctor", "-f", file(a_deployment(), a_service(), RAY))
 
     assert (done.exit_code, done.stderr.count("RayService/ray: Ray Serve")) == (0, 1), done.output
+
+
+def test_another_engine_is_refused_by_its_name_where_it_is_named(file):
+    manifest = file(SGLANG, a_service())
+
+    told = kvmedic("doctor", "deploy/llm", "-f", manifest)
+    made = kvmedic("init", "deploy/llm", "-f", manifest)
+
+    assert (told.exit_code, "it runs SGLang" in told.stdout, "engine: vLLM" in told.stdout) == (
+        1,
+        True,
+        False,
+    )
+    assert (made.exit_code, "deploy/llm: container s: it runs SGLang" in made.stderr) == (3, True)
 
 
 def test_the_only_workload_counts_though_its_image_does_not_tell_its_engine(file):

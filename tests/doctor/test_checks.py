@@ -85,6 +85,11 @@ ASKING_FOR_MORE = {
             Reason.ENGINE_UNRECOGNISED,
         ),
         (
+            [a_deployment({"name": "s", "image": "lmsysorg/sglang:v0.5"}), a_service()],
+            Topic.ENGINE,
+            Reason.ENGINE_NOT_SUPPORTED,
+        ),
+        (
             [a_deployment(an_engine(), an_engine(name="second")), a_service()],
             Topic.ENGINE,
             Reason.ENGINE_UNRECOGNISED,

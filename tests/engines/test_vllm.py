@@ -2,8 +2,9 @@ import re
 
 import pytest
 
-from kvmedic.engines import ENGINES
+from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.engine import Arity, Engine, Flag, Kind, Knob, Presence, Version
 
 
@@ -129,6 +130,42 @@ def test_of_an_unknown_version_only_what_all_have_is_known():
 )
 def test_images_of_the_server_are_recognised_by_their_name(image, ours):
     assert any(re.fullmatch(pattern, image) for pattern in VLLM.launch.images) is ours
+
+
+@pytest.mark.parametrize(
+    ("image", "words", "other"),
+    [
+        ("lmsysorg/sglang", (), "SGLang"),
+        ("registry.example/team/sglang-runtime", ("--model-path", "m", "--kv-cache-dtype", "fp8"), "SGLang"),
+        ("own/image", ("python3", "-m", "sglang.launch_server", "--model-path", "m"), "SGLang"),
+        ("own/image", ("sh", "-c", "exec python -m sglang.launch_server --port 1"), "SGLang"),
+        ("ghcr.io/huggingface/text-generation-inference", ("--model-id", "m"), "Text Generation Inference"),
+        ("own/image", ("text-generation-launcher",), "Text Generation Inference"),
+        ("nvcr.io/nvidia/tensorrt-llm/release", (), "TensorRT-LLM"),
+        ("own/image", ("trtllm-serve", "m", "--max_batch_size", "8"), "TensorRT-LLM"),
+        ("nvcr.io/nvidia/tritonserver", (), "Triton Inference Server"),
+        (
+            "own/image",
+            ("/opt/tritonserver/bin/tritonserver", "--model-repository=/m"),
+            "Triton Inference Server",
+        ),
+        ("ghcr.io/ggml-org/llama.cpp", ("-m", "x.gguf"), "llama.cpp"),
+        ("own/image", ("python", "-m", "llama_cpp.server"), "llama.cpp"),
+        ("ollama/ollama", ("serve",), "Ollama"),
+        ("own/image", ("--served-model-name", "tritonserver"), ""),
+        ("own/image", ("org/sglang-tuned-model",), ""),
+        ("lmsysorg/sglang-router", (), ""),
+        ("nvcr.io/nvidia/tritonserver", ("vllm", "serve", "m"), ""),
+        ("vllm/vllm-openai", ("--model", "m"), ""),
+    ],
+)
+def test_another_engine_is_told_by_its_image_or_its_command_whatever_a_person_calls_it(image, words, other):
+    field = "args" if not words or words[0].startswith("-") else "command"
+    container = {"name": "c", "image": image, field: [*words]}
+
+    for profile in (VLLM, *profiles_for("vLLM")):
+        found = invocation_of(container, profile)
+        assert (found.other if isinstance(found, NotAnEngine) else "") == other
 
 
 @pytest.mark.parametrize(

@@ -379,7 +379,7 @@ def test_a_variable_of_the_container_that_is_used_elsewhere_is_not_edited() -> N
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"valueFrom": {"configMapKeyRef": {"name": "x", "key": "y"}}}, "set outside of the manifest"),
+        ({"valueFrom": {"configMapKeyRef": {"name": "x", "key": "y"}}}, "by key y of ConfigMap x: change it"),
         ({"value": "$(OTHER)4"}, "several pieces"),
     ],
 )

@@ -203,7 +203,7 @@ def test_what_is_set_already_stays_as_it_is_written(
             a_container("--max-num-seqs=$(SEQS)", env=[{"name": "SEQS", "valueFrom": FROM_MAP}]),
             "max_num_seqs",
             RefusalReason.FROM_VARIABLE,
-            "$(SEQS) (args[1]), set outside of the manifest",
+            "args[1]), set outside of the manifest by key seqs of ConfigMap limits: change it there, or",
             id="from another object",
         ),
         pytest.param(
@@ -308,7 +308,10 @@ def test_a_variable_that_may_hold_flags_is_one_where_no_model_is_expected() -> N
 
     assert isinstance(refusal, Refusal)
     assert refusal.reason is RefusalReason.FROM_VARIABLE
-    assert "MORE (command[3]) is set outside of the manifest and may hold any flag" in refusal.message
+    assert (
+        "MORE (command[3]) is set outside of the manifest by ConfigMap x and may hold any flag"
+        in refusal.message
+    )
 
 
 def test_a_model_from_another_object_is_a_model() -> None:

@@ -56,7 +56,7 @@ def test_command_comes_before_args() -> None:
 def test_variables_are_replaced_as_kubernetes_does_it(
     text: str, expanded: str, variables: tuple[str, ...], unresolved: tuple[str, ...]
 ) -> None:
-    result = expand(text, Environment({"SEQS": "8"}, frozenset({"FAR"})))
+    result = expand(text, Environment({"SEQS": "8"}, {"FAR": ""}))
 
     assert (result.text, result.variables, result.unresolved) == (expanded, variables, unresolved)
 
@@ -101,7 +101,41 @@ def test_the_environment_is_what_the_manifest_says(
     environment = environment_of(container)
 
     assert dict(environment.values) == values
-    assert environment.elsewhere == elsewhere
+    assert set(environment.elsewhere) == elsewhere
+
+
+SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({"env": [SECRET]}, "key k of Secret s"),
+        (
+            {"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]},
+            "key k of ConfigMap c",
+        ),
+        ({"env": [{**SECRET, "name": "B"}, {"name": "A", "value": "$(B)$(B)"}]}, "key k of Secret s"),
+        (
+            {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}]},
+            "the pod's own field spec.x",
+        ),
+        ({"env": [{"name": "A", "valueFrom": 7}]}, ""),
+        (
+            {"envFrom": [{"configMapRef": {"name": "c"}}, {"secretRef": {"name": "s"}}]},
+            "ConfigMap c or Secret s",
+        ),
+        (
+            {"envFrom": [{"configMapRef": {"name": "c"}, "prefix": "X_"}, {"secretRef": {"name": "s"}}]},
+            "Secret s",
+        ),
+        ({"envFrom": [{"secretRef": {"name": "s"}, "prefix": "A"}]}, "Secret s (key )"),
+        ({"envFrom": ["odd", {"more": {"name": "c"}}]}, "envFrom"),
+        ({"env": [{"name": "A", "value": "1"}]}, ""),
+    ],
+)
+def test_what_sets_a_variable_is_told_by_object_and_key(fields: dict[str, Any], source: str) -> None:
+    assert environment_of(fields).source_of("A") == source
 
 
 def test_a_whole_object_taken_in_may_set_any_name() -> None:

@@ -46,10 +46,9 @@ from kvmedic.model.devices import NodeHealth
 from kvmedic.model.engine import Engine, Version
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import ObjectRef
-from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.runbooks.workload import Workload, workload_of
+from kvmedic.runbooks.workload import Workload, fault_of, workload_of
 
 _ANY = "any"
 """Name of the workload where no spec names one."""
@@ -99,8 +98,7 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
             message += (
                 "; name one in spec.targetRef (name, container) of a KVRemediation, and give that as --spec"
             )
-        unknown = several or chosen.reason is RefusalReason.NO_ENGINE
-        return Blocked(Reason.ENGINE_UNRECOGNISED if unknown else Reason.FLAG_NOT_EDITABLE, message)
+        return Blocked(fault_of(chosen).reason, message)
     found, _ = chosen
     template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
     engines = profiles if version is None else tuple(Engine(profile, version) for profile in profiles)

@@ -51,7 +51,7 @@ from kvmedic.doctor.examine import (
     see_target,
     starts_engine,
 )
-from kvmedic.doctor.targets import NoTargetError, find_targets, tell_unchanged
+from kvmedic.doctor.targets import NoTargetError, find_targets, tell_others, tell_unchanged
 from kvmedic.engines import VOCABULARIES
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
@@ -187,7 +187,7 @@ def targets_of(documents: Sequence[JsonObject], files: Sequence[Path]) -> tuple[
     except NoTargetError as error:
         listed = ", ".join(map(str, files))
         end_command(f"{listed}: {error}", NOT_ELIGIBLE if error.is_known else NOT_KNOWN)
-    for each in tell_unchanged(documents):
+    for each in (*tell_unchanged(documents), *tell_others(documents)):
         print(each, file=sys.stderr)
     return names
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from kvmedic.cli.access import NotThere, finish_look, name_in
-from kvmedic.cli.app import NOT_FOUND, USAGE, end_command
+from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, end_command
 from kvmedic.cli.doctor import read_documents, resource_for, target_name, targets_of
 from kvmedic.cli.plan import settings_with
 from kvmedic.doctor.documents import DocumentsError
@@ -17,6 +17,8 @@ from kvmedic.doctor.examine import Seen, namespace_in, see_documents, see_target
 from kvmedic.doctor.fitting import resource_text
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import JsonObject, name_of
+from kvmedic.model.evidence import Blocked
+from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode
 from kvmedic.rollout.gates import typed_place
 from kvmedic.wiring import open_connections
@@ -30,11 +32,14 @@ def command(
     if files:
         documents = read_documents(files)
         names = (name,) if name else targets_of(documents, files)
-        seen = _of_documents(documents, names, namespace)
+        seen, name = _of_documents(documents, names, namespace), names[0]
     elif name:
         seen = _of_cluster(ClusterChoice(kubeconfig, context), namespace, name)
     else:
         end_command("say for which workload: deploy/NAME, or -f FILE", USAGE)
+    found = seen.view.workload(seen.policy.target)
+    if isinstance(found, Blocked) and found.reason is Reason.ENGINE_NOT_SUPPORTED:
+        end_command(f"{typed_place(name)}: {found.message}", REFUSED)
     sys.stdout.write(resource_text(seen.view, seen.policy, seen.neighbours, Mode(mode)))
 
 

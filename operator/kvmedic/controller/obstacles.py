@@ -181,9 +181,8 @@ def _report_departing(fleet: Fleet) -> Blocked:
 def report_unrecognised(policy: Policy, view: View) -> Blocked | None:
     """Return that no engine can be told in the target; to be known before the fleet is in trouble."""
     engine = engine_of(view, policy)
-    if isinstance(engine, Blocked) and engine.reason in (Reason.ENGINE_UNRECOGNISED, Reason.TARGET_NOT_FOUND):
-        return engine
-    return None
+    early = (Reason.ENGINE_UNRECOGNISED, Reason.ENGINE_NOT_SUPPORTED, Reason.TARGET_NOT_FOUND)
+    return engine if isinstance(engine, Blocked) and engine.reason in early else None
 
 
 async def check_ownership(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+from kvmedic.engines.other_engines import OTHER_ENGINES
 from kvmedic.model.engine import (
     ApiKey,
     Arity,
@@ -158,6 +159,7 @@ LAUNCH = Launch(
     ),
     # Dynamo 0.9, `components/src/dynamo/vllm/args.py`: its own options and `AsyncEngineArgs.add_cli_args`.
     host_modules=("dynamo.vllm",),
+    others=OTHER_ENGINES,
 )
 
 DIALECT = Dialect(

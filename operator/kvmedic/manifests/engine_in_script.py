@@ -507,12 +507,14 @@ class _Script:
     def _token(self, word: Traced) -> Token:
         """Return a word as a token that knows where it stands."""
         site = word.site or word.origin
+        sources = tuple(map(self.variables.source_of, word.unknown))
+        known = word.variables, word.unknown, sources, word
         if site is None:
-            return Token(word.text, word.text, Place(Field.ARGS, 0), word.variables, word.unknown, word)
+            return Token(word.text, word.text, Place(Field.ARGS, 0), *known)
         whole = item_text(self.walk.container, site.field, site.item)
         line = whole.count("\n", 0, site.start) + 1 if "\n" in whole.strip() else 0
         place = Place(site.field, site.item, site.start, line)
-        return Token(word.text, word.text, place, word.variables, word.unknown, word)
+        return Token(word.text, word.text, place, *known)
 
     def _tail(self, last: Node) -> Place | None:
         """Return where a further word of a command would stand: behind its last one."""

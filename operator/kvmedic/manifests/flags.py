@@ -15,9 +15,15 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, parse
-from kvmedic.manifests.invocation import Remembered, digest_of, invocation_of, version_of
+from kvmedic.manifests.invocation import (
+    Remembered,
+    digest_of,
+    invocation_of,
+    report_no_engine,
+    version_of,
+)
 from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
-from kvmedic.manifests.tokens import Malformed, Place, Spot, Token, item_text, read_value
+from kvmedic.manifests.tokens import Malformed, Place, Spot, Token, item_text, read_value, told_source
 from kvmedic.model.edits import Field, TokenEdit, containers_of
 from kvmedic.model.engine import (
     Engine,
@@ -331,11 +337,7 @@ def parsed_of(
         return parse(line, engine)
     if isinstance(line, Refusal):
         return line
-    doubt = f": {line.doubt}" if line.doubt else ""
-    return Refusal(
-        RefusalReason.NO_ENGINE,
-        f"container {container.get('name')} does not start {engine.profile.name}{doubt}",
-    )
+    return report_no_engine(container.get("name"), line, engine.profile)
 
 
 _PORTS: Remembered[int | None] = Remembered()
@@ -418,7 +420,13 @@ def _from_variable(flag: Spelled, token: Token) -> Refusal:
         return Refusal(RefusalReason.FROM_VARIABLE, f"{flag.dest} {why}")
     form = "$({})" if token.place.at is None else "${}"
     names = ", ".join(form.format(name) for name in token.unresolved)
-    message = f"{flag.dest} comes from {names} ({token.place}), set outside of the manifest: change it there"
+    source = told_source(token)
+    # What is kept as a secret is not to be written out for our sake.
+    other = "" if "Secret " in source else ", or write its value into env, where it can be changed from here"
+    message = (
+        f"{flag.dest} comes from {names} ({token.place}), set outside of the manifest{source}: change it"
+    )
+    message += f" there{other}"
     return Refusal(RefusalReason.FROM_VARIABLE, message)
 
 

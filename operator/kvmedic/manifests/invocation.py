@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from threading import Lock
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -40,7 +41,7 @@ from kvmedic.manifests.refusal import (
 from kvmedic.manifests.shell_parser import Variables
 from kvmedic.manifests.tokens import Token, read_environment, tokens_of
 from kvmedic.model.edits import COMMAND_LINE, Field
-from kvmedic.model.engine import EngineProfile, Version
+from kvmedic.model.engine import EngineProfile, Launch, Version
 
 _TAG_VERSION = re.compile(
     r"v?(\d{1,9}(?:\.\d{1,9}){1,3}(?:(?:a|b|rc)\d{1,9})?(?:\.post\d{1,9})?(?:\.dev\d{1,9})?)(?![.\w])"
@@ -116,6 +117,22 @@ class NotAnEngine:
 
     doubt: str = ""
     """What speaks for an engine all the same; empty when nothing does."""
+    other: str = ""
+    """The engine that it starts instead, of which no flag is known; empty when none is recognised."""
+
+    def explain(self, engine: str) -> str:
+        """Return why nothing of the container is changed, to be read after its name; empty: nothing is known.
+
+        Args:
+            engine: the one whose flags are known.
+        """
+        if not self.other:
+            return self.doubt
+        return (
+            f"it runs {self.other}, which kvmedic cannot change: it knows the flags of {engine} alone, and "
+            f"calling this engine {engine} would break it. If it does start {engine}, write that command out "
+            "in command or args"
+        )
 
 
 Invocation: TypeAlias = CommandLine | NotAnEngine | Refusal
@@ -173,7 +190,8 @@ def _invocation(container: Mapping[str, object], profile: EngineProfile, budget:
         return found or NotAnEngine(f"{name} gives no flags")
     if not tokens:
         doubt = f"it has neither command nor args, so its flags are in the image {image}"
-        return NotAnEngine(doubt if ours else "")
+        other = _other_engine(image, (), profile.launch)
+        return NotAnEngine(doubt if ours and not other else "", other)
     line = engine_start(tokens, profile.launch)
     if line is not None:
         return line
@@ -182,6 +200,28 @@ def _invocation(container: Mapping[str, object], profile: EngineProfile, budget:
         within = engine_in_script(shell, container, profile, Variables(environment, budget))
         if within is not None:
             return within
+    if other := _other_engine(image, tokens, profile.launch):
+        return NotAnEngine(other=other)
+    return _by_image(tokens, profile, ours)
+
+
+def _other_engine(image: str, tokens: Sequence[Token], launch: Launch) -> str:
+    """Return the name of another engine that a container starts; empty where none is recognised.
+
+    What is started is told by the words before the first long option, a shell's script among them.
+    """
+    words = " ".join(each.text for each in takewhile(lambda each: not each.text.startswith("--"), tokens))
+    found = (
+        each.name
+        for each in launch.others
+        if any(re.search(pattern, words) for pattern in each.starts)
+        or any(re.fullmatch(pattern, image) for pattern in each.images)
+    )
+    return next(found, "")
+
+
+def _by_image(tokens: Sequence[Token], profile: EngineProfile, ours: bool) -> Invocation:  # noqa: FBT001 - a fact, not a mode
+    """Return what a command line is that names no engine, where the image may start it."""
     # Arguments alone go to the image's entry point, which runs a program that they begin with.
     program = program_of(tokens[0]) in SHELLS | TRANSPARENT or is_python(tokens[0])
     entrypoint = tokens[0].place.field is Field.ARGS and ours and not program
@@ -244,6 +284,14 @@ def _script(program: str, token: Token, engine: str) -> Refusal:
     return Refusal(
         RefusalReason.SHELL_SCRIPT, f"{what}: list the program and its arguments as separate items"
     )
+
+
+def report_no_engine(container: object, how: NotAnEngine, profile: EngineProfile) -> Refusal:
+    """Return the refusal of a container that does not start the engine, by its name."""
+    if how.other:
+        return Refusal(RefusalReason.OTHER_ENGINE, f"container {container}: {how.explain(profile.name)}")
+    doubt = f": {how.doubt}" if how.doubt else ""
+    return Refusal(RefusalReason.NO_ENGINE, f"container {container} does not start {profile.name}{doubt}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,9 +397,16 @@ def _none(
     if not seen:
         listed = ", ".join(str(candidate) for candidate in found)
         return Refusal(RefusalReason.NO_ENGINE, f"no container of that name; the manifest has {listed}")
+    others = [
+        f"container {c}: {how.explain(profile.name)}"
+        for c, profile, how in seen
+        if isinstance(how, NotAnEngine) and how.other
+    ]
     doubts = [
         f"container {c}: {how.doubt}" for c, _, how in seen if isinstance(how, NotAnEngine) and how.doubt
     ]
+    if others and not doubts:
+        return Refusal(RefusalReason.OTHER_ENGINE, "; ".join(others))
     if doubts:
         return Refusal(RefusalReason.UNKNOWN_ENTRYPOINT, "; ".join(doubts))
     listed = ", ".join(dict.fromkeys(str(candidate) for candidate, _, _ in seen))

@@ -23,6 +23,8 @@ class RefusalReason(StrEnum):
     """The text is not a Kubernetes manifest."""
     NO_ENGINE = "NoEngine"
     """No container is recognised as an inference server."""
+    OTHER_ENGINE = "OtherEngine"
+    """The container runs an inference server whose flags are not known."""
     SEVERAL_ENGINES = "SeveralEngines"
     """More than one container could be meant."""
     SHELL_SCRIPT = "ShellScript"

@@ -172,6 +172,11 @@ class Variables:
             return False
         return name not in self._environment.values and not self._environment.knows_nothing_of(name)
 
+    def source_of(self, name: str) -> str:
+        """Return what sets a name that the container's environment has from elsewhere; empty: the script."""
+        is_own = name in self._own or self._unknown & {name, ANY}
+        return "" if is_own else self._environment.source_of(name)
+
     def assign(self, name: str, value: Value | None) -> None:
         """Set a name."""
         self._spend_copy()

@@ -189,8 +189,23 @@ class Token:
     """The variables that the token refers to."""
     unresolved: tuple[str, ...] = ()
     """Those of them whose value is not in the manifest but set elsewhere."""
+    sources: tuple[str, ...] = field(default=(), compare=False)
+    """What sets each of the unresolved ones, by object and key; empty where nothing tells it."""
     trace: Traced = field(default=EMPTY, compare=False, repr=False)
     """The text with where each of its characters is written."""
+
+
+_MOST_OBJECTS = 8
+"""Objects that a message names, at most."""
+
+
+class WholeObject(NamedTuple):
+    """An object each of whose keys becomes a variable."""
+
+    name: str
+    """With its kind: `ConfigMap settings`."""
+    prefix: str = ""
+    """What stands before each key in the variable's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +213,10 @@ class Environment:
     """What a manifest says of a container's environment."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    elsewhere: frozenset[str] = frozenset()
-    """Variables whose value is taken from another object or from the pod itself."""
-    open_ended: bool = False
-    """Whether whole objects are taken in, so that any name may be set."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Variables whose value is taken from another object or from the pod itself, and where it is there."""
+    objects: tuple[WholeObject, ...] = ()
+    """Objects that are taken in whole, so that any name may be set."""
     entries: Mapping[str, int] = field(default_factory=dict)
     """The places in `env` of the values that are written there just as they are."""
 
@@ -216,9 +231,23 @@ class Environment:
         """Return whether a variable is set, but not in the manifest."""
         if name in self.values:
             return False
-        if name in self.elsewhere or self.open_ended:
+        if name in self.elsewhere or self.objects:
             return True
         return len(name) <= _LONGEST_SERVICE_VARIABLE and _SERVICE_VARIABLE.fullmatch(name) is not None
+
+    def source_of(self, name: str) -> str:
+        """Return what sets a variable whose value is not in the manifest; empty where nothing tells it.
+
+        Only names of objects and keys: what they hold is never read here.
+        """
+        if name in self.elsewhere:
+            return self.elsewhere[name]
+        places = (
+            f"{each.name} (key {name.removeprefix(each.prefix)})" if each.prefix else each.name
+            for each in self.objects[:_MOST_OBJECTS]
+            if name.startswith(each.prefix)
+        )
+        return " or ".join(dict.fromkeys(places))
 
 
 _NOTHING = Environment()
@@ -260,7 +289,8 @@ def tokens_of(
             budget.spend(WORD_STEPS)
             expanded = expand(item, environment, budget)
             trace = trace_of(item, place, environment, budget)
-            variables = expanded.variables, expanded.unresolved
+            sources = tuple(environment.source_of(name) for name in expanded.unresolved)
+            variables = expanded.variables, expanded.unresolved, sources
             found.append(Token(item, expanded.text, place, *variables, trace))
     return tuple(found)
 
@@ -297,27 +327,81 @@ def read_environment(container: Mapping[str, object], budget: Budget) -> Environ
     """Return the environment that a container's `env` and `envFrom` give."""
     items = container.get("env")
     values: dict[str, str] = {}
-    elsewhere: set[str] = set()
+    elsewhere: dict[str, str] = {}
     entries: dict[str, int] = {}
-    open_ended = bool(container.get("envFrom"))
+    objects = _whole_objects(container.get("envFrom"))
     for index, entry in enumerate(items if isinstance(items, list) else ()):
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             continue
         name, raw = entry["name"], str(entry.get("value") or "")
         budget.enter_field(f"env[{index}] ({name})")
         budget.spend(1 + (len(elsewhere) // _NAMES_IN_A_STEP if "$" in raw else 0))
-        known = Environment(values, frozenset(elsewhere), open_ended) if "$" in raw else _NOTHING
+        known = Environment(values, elsewhere, objects) if "$" in raw else _NOTHING
         text = expand(raw, known, budget)
         entries.pop(name, None)
         if "valueFrom" in entry or text.unresolved:
-            elsewhere.add(name)
+            elsewhere[name] = (
+                _source(entry["valueFrom"])
+                if "valueFrom" in entry
+                else next(filter(None, map(known.source_of, text.unresolved)), "")
+            )
             values.pop(name, None)
             continue
         values[name] = text.text
-        elsewhere.discard(name)
+        elsewhere.pop(name, None)
         if text.text == raw and isinstance(entry.get("value"), str):
             entries[name] = index
-    return Environment(values, frozenset(elsewhere), open_ended, entries)
+    return Environment(values, elsewhere, objects, entries)
+
+
+_LONGEST_SOURCE = 253
+"""Characters of an object's name, and of a key, at most (Kubernetes 1.36, `validation.IsConfigMapKey`)."""
+_KEYS = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
+_WHOLE = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
+_FIELDS = {
+    "fieldRef": ("fieldPath", "the pod's own field"),
+    "resourceFieldRef": ("resource", "the container's own"),
+}
+
+
+def _whole_objects(entries: object) -> tuple[WholeObject, ...]:
+    """Return the objects that `envFrom` takes in; one of another kind by the field's name alone."""
+    if not isinstance(entries, list):
+        return (WholeObject("envFrom"),) if entries else ()
+    return tuple(
+        WholeObject(_named(each, _WHOLE) or "envFrom", str(each.get("prefix") or ""))
+        for each in entries
+        if isinstance(each, Mapping)
+    )
+
+
+def _source(value_from: object) -> str:
+    """Return where a variable's `valueFrom` takes its value; empty where it says that in no known way."""
+    if not isinstance(value_from, Mapping):
+        return ""
+    if named := _named(value_from, _KEYS):
+        keys = (section.get("key") for section in map(value_from.get, _KEYS) if isinstance(section, Mapping))
+        return f"key {str(next(keys, ''))[:_LONGEST_SOURCE]} of {named}"
+    for kind, (part, said) in _FIELDS.items():
+        section = value_from.get(kind)
+        if isinstance(section, Mapping):
+            return f"{said} {str(section.get(part))[:_LONGEST_SOURCE]}"
+    return ""
+
+
+def _named(entry: Mapping[str, object], kinds: Mapping[str, str]) -> str:
+    """Return kind and name of the object that an entry refers to; empty where it is of no known kind."""
+    for field_name, kind in kinds.items():
+        section = entry.get(field_name)
+        if isinstance(section, Mapping):
+            return f"{kind} {str(section.get('name'))[:_LONGEST_SOURCE]}"
+    return ""
+
+
+def told_source(token: Token) -> str:
+    """Return by what the unresolved variables of a token are set, to be read after "set"."""
+    told = " and ".join(dict.fromkeys(filter(None, token.sources)))
+    return f" by {told}" if told else ""
 
 
 @dataclass(frozen=True, slots=True)

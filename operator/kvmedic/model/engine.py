@@ -305,6 +305,18 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherEngine:
+    """Another engine, of which nothing can be changed: how it is told apart from those that are known."""
+
+    name: str
+    """As its users write it."""
+    images: tuple[str, ...]
+    """Regular expressions on an image's name without tag and digest."""
+    starts: tuple[str, ...]
+    """Regular expressions on the words that start it: a program, or a Python module."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """How a container's command line starts the engine."""
 
@@ -327,6 +339,8 @@ class Launch:
     """Where it listens without that option (vLLM 0.11, `vllm serve --help`)."""
     host_modules: tuple[str, ...] = ()
     """Python modules that serve and take the engine's options beside options of their own."""
+    others: tuple[OtherEngine, ...] = ()
+    """Engines that a container may run instead, whatever a person calls it."""
 
 
 @dataclass(frozen=True, slots=True)

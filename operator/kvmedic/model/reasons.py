@@ -319,6 +319,8 @@ class Reason(StrEnum):
         Trait.NEEDS_A_PERSON)
     ENGINE_UNRECOGNISED = row("EngineUnrecognised", "The target container does not run a known engine.",
         Remedy("to see what is recognised", _FLAGS), Trait.NEEDS_A_PERSON)
+    ENGINE_NOT_SUPPORTED = row("EngineNotSupported",
+        "The target container runs an engine that kvmedic cannot change.", Trait.NEEDS_A_PERSON)
     FIXES_EXHAUSTED = row("FixesExhausted",
         "Every fix that spec.compression.allowedFixes lists was tried.", Trait.NEEDS_A_PERSON)
     TRIAL_IMPOSSIBLE = row("TrialImpossible", "No trial pod can be created from the target's pod template.",

@@ -257,9 +257,9 @@ def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | No
             f"the target has no container {container}: "
             "correct its template, or make a resource that names another in spec.targetRef.container",
         )
-    telling = next((doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE), None)
+    telling = [doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE]
     if telling:
-        return fault_of(telling)
+        return fault_of(min(telling, key=lambda each: each.reason is RefusalReason.OTHER_ENGINE))
     said = "; ".join(dict.fromkeys(doubt.message for doubt in doubts))
     return Blocked(
         Reason.ENGINE_UNRECOGNISED,
@@ -270,6 +270,8 @@ def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | No
 
 def fault_of(refusal: Refusal) -> Blocked:
     """Return why no plan can be made where an edit was refused."""
+    if refusal.reason is RefusalReason.OTHER_ENGINE:
+        return Blocked(Reason.ENGINE_NOT_SUPPORTED, refusal.message)
     if refusal.reason in UNKNOWN_ENGINE:
         return Blocked(Reason.ENGINE_UNRECOGNISED, refusal.message)
     if refusal.reason in NOT_IN_ENGINE:

@@ -238,7 +238,7 @@ UNEDITABLE = {
     "a value from another object": (
         a_template(["m", "--load-format=$(FORMAT)"], [{**SECRET, "name": "FORMAT"}]),
         Setting(flag="--load-format", on="dummy", off="auto"),
-        "load_format comes from $(FORMAT) (args[1]), set outside of the manifest: change it there",
+        "load_format comes from $(FORMAT) (args[1]), set outside of the manifest by key token of Secret hub",
     ),
     "the only argument": (
         a_template([FLAG], command=["vllm", "serve", "m"]),
