@@ -91,7 +91,12 @@ def test_a_canary_that_serves_as_well_goes_on(save: Save):
     ended = run("--old", save("a", GOOD), "--new", save("b", GOOD), "--interval", "5m")
 
     assert ended.exit_code == 0
-    assert ended.stdout.startswith("go-on (served-in-time): x 1.00 of the old replicas")
+    lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]
+    assert lines[0].startswith("go-on (served-in-time): x 1.00 of the old replicas")
+    assert "requests/s of a replica 1 (0.922 to 1.09) 1 (0.922 to 1.09)" in lines
+    assert "waiting on a replica 0.0 0.0" in lines
+    assert any(line.endswith("of the old replicas (x 0.98 to 1.02)") for line in lines)
+    assert "with 95% confidence; what is read off moments has one from 5 of them on" in lines[-1]
 
 
 def test_a_canary_that_makes_users_wait_is_rolled_back(save: Save):
@@ -103,6 +108,12 @@ def test_a_canary_that_makes_users_wait_is_rolled_back(save: Save):
     found = json.loads(ended.stdout)
     assert (ended.exit_code, found["verdict"], found["decidedBy"]) == (1, "roll-back", "served-in-time")
     assert found["new"]["inTimeShare"] < 0.6 < found["old"]["inTimeShare"]
+    assert (
+        found["new"]["intervals"]["inTimeShare"]["high"]
+        < 0.6
+        < found["old"]["intervals"]["inTimeShare"]["low"]
+    )
+    assert (found["confidence"], found["new"]["intervals"]["waiting"]) == (0.95, None)
     assert {each["name"] for each in found["checks"] if each["fails"]} == {"served-in-time", "objective"}
 
 

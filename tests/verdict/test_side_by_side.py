@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf, isnan
+from random import Random
 
 import pytest
 
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.counts import Arm, CapChange, Counts, Limits, Routing
+from kvmedic.verdict.figure_intervals import MOMENTS, find_intervals
 from kvmedic.verdict.side_by_side import DECIDE_SECONDS, CanaryVerdict, Comparison, compare_arms
 
 MINUTE = Counts(
@@ -379,3 +381,53 @@ def test_silence_without_arrivals_is_endless_and_not_an_error():
 
     assert found.new.silent_seconds == inf
     assert found.verdict is CanaryVerdict.KEEP_WATCHING
+
+
+def a_random_minute(random: Random) -> Counts:
+    """A replica over a minute: 20 requests of 100 tokens, a tenth late, a stall for every fifth."""
+    came = sum(random.random() < 0.02 for _ in range(1000))
+    return Counts(
+        replica_seconds=60,
+        finished=came,
+        first_tokens=came,
+        tokens=sum(random.expovariate(0.01) for _ in range(came)),
+        in_time=sum(random.random() < 0.9 for _ in range(came)),
+        stalls=sum(random.random() < 0.2 for _ in range(came)),
+        waiting_seconds=60 * random.expovariate(1.0),
+        in_flight_seconds=60 * (5 + random.expovariate(1.0)),
+    )
+
+
+@pytest.mark.parametrize("stretches", [2, 8])
+def test_intervals_hold_what_is_true_nineteen_times_in_twenty(stretches: int):
+    """True are the figures that the minutes are drawn from."""
+    random = Random(7)
+    true = {"arrivals_per_second": 1 / 3, "tokens_per_second": 100 / 3, "in_time_share": 0.9 * 0.8187}
+    true |= {"stalls_per_request": 0.2, "served_in_time_per_second": 100 / 3 * 0.9 * 0.8187}
+    if stretches >= MOMENTS - 1:
+        true |= {"waiting": 1.0, "in_flight": 6.0}
+    held = dict.fromkeys(true, 0)
+    for _ in range(50):
+        sides = [
+            Arm(1, tuple(a_random_minute(random) for _ in range(stretches)), (0.0,) * stretches) for _ in "ab"
+        ]
+        for found in find_intervals(*sides, Limits()):
+            for name, value in true.items():
+                range_ = found[name]
+                assert range_ is not None
+                held[name] += range_.low <= value <= range_.high
+
+    assert {name: count for name, count in held.items() if not 83 <= count <= 100} == {}
+    assert sum(held.values()) >= 0.93 * 100 * len(held)
+
+
+def test_an_interval_is_around_its_figure_and_missing_where_moments_are_too_few():
+    for number in (1, MOMENTS - 2, MOMENTS - 1, 20):
+        old, new = minutes(number), minutes(number, replace(FULL, stalls=3))
+        found = find_intervals(old, new, Limits())
+
+        for side, ranges in zip((judge(new, old).old, judge(new, old).new), found, strict=True):
+            for name, value in asdict(side).items():
+                interval = ranges.get(name)
+                assert interval is None or interval.low <= value <= interval.high, name
+            assert (ranges["waiting"] is None) is (number < MOMENTS - 1)

@@ -212,7 +212,7 @@ class Sides:
         return self._log_change(self._measure_served, SCATTER_SERVED)
 
     def _log_change(self, measure: Measure, scatter: float) -> Change:
-        counted = sum(self._counting_variance(arm) for arm in (self.old, self.new))
+        counted = sum(self.counting_variance(arm) for arm in (self.old, self.new))
         errors = max(counted, self._jackknife_variance(measure)) + (scatter * self.scatter) ** 2
         return Change(measure(self.new.whole, self.new) - measure(self.old.whole, self.old), sqrt(errors))
 
@@ -222,7 +222,7 @@ class Sides:
     def _measure_served(self, counts: Counts, arm: Arm) -> float:
         return log(max(1.0, counts.tokens) / counts.replica_seconds) + self._measure_in_time(counts, arm)
 
-    def _counting_variance(self, arm: Arm) -> float:
+    def counting_variance(self, arm: Arm) -> float:
         """Return the variance of one side's logarithm by its counts alone: requests late, and stalls."""
         counts, due = arm.whole, self._count_due(arm)
         share = (counts.in_time + 0.5) / (due + 1.0)
@@ -230,15 +230,9 @@ class Sides:
         return late + self.stalls(counts) ** 2 / max(1.0, counts.stalls)
 
     def _jackknife_variance(self, measure: Measure) -> float:
-        """Return the variance of the difference by leaving out each stretch of time in turn; 0 of too few."""
-        blocks = len(self.new.blocks)
-        number = min(blocks, MOST_BLOCKS)
-        if number < FEWEST_BLOCKS:
-            return 0.0
-        bounds = [round(place * blocks / number) for place in range(number + 1)]
-        left = [self._difference_without(begin, end, measure) for begin, end in pairwise(bounds)]
-        mean = sum(left) / number
-        return (number - 1) / number * sum((each - mean) ** 2 for each in left)
+        return jackknife_variance(
+            len(self.new.blocks), lambda begin, end: self._difference_without(begin, end, measure)
+        )
 
     def _difference_without(self, begin: int, end: int, measure: Measure) -> float:
         new, old = (
@@ -246,6 +240,22 @@ class Sides:
             for arm in (self.new, self.old)
         )
         return new - old
+
+
+def jackknife_variance(blocks: int, leave_out: Callable[[int, int], float]) -> float:
+    """Return the variance of a figure by leaving out each stretch of time in turn; 0 of too few.
+
+    Args:
+        blocks: stretches that there are.
+        leave_out: the figure without those from the first number up to the second.
+    """
+    number = min(blocks, MOST_BLOCKS)
+    if number < FEWEST_BLOCKS:
+        return 0.0
+    bounds = [round(place * blocks / number) for place in range(number + 1)]
+    left = [leave_out(begin, end) for begin, end in pairwise(bounds)]
+    mean = sum(left) / number
+    return (number - 1) / number * sum((each - mean) ** 2 for each in left)
 
 
 def _first_tokens(counts: Counts, waiting_at_end: float, seconds: float) -> FirstTokens:
@@ -277,10 +287,15 @@ def compare_arms(old: Arm, new: Arm, limits: Limits) -> Comparison:
     return replace(found, verdict=CanaryVerdict.KEEP_WATCHING, message=why)
 
 
+def sides_of(old: Arm, new: Arm, limits: Limits, sure: float = SURE) -> Sides:
+    """Return both sides with what is taken of both together."""
+    both = old.whole + new.whole
+    return Sides(old, new, both.tokens / max(1.0, both.finished), limits, sure)
+
+
 def _compare_once(old: Arm, new: Arm, limits: Limits, sure: float) -> Comparison:
     """Return what one look says; `sure` are the standard errors before a rollback."""
-    both = old.whole + new.whole
-    sides = Sides(old, new, both.tokens / max(1.0, both.finished), limits, sure)
+    sides = sides_of(old, new, limits, sure)
     before, after = sides.figures(old), sides.figures(new)
     routing = limits.routing or infer_routing(before, after, sides.scatter)
     checks = tuple(_list_checks(sides, before, after, routing))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
-from math import isfinite
+from math import exp, isfinite
 
-from kvmedic.verdict.side_by_side import SURE, Comparison
+from kvmedic.verdict.figure_intervals import CONFIDENCE, MOMENTS, Interval, Intervals
+from kvmedic.verdict.side_by_side import SURE, Check, Comparison, Figures
 
 SCHEMA = "kvmedic.io/judge/v1"
 """Version of the JSON: fields are added under it, and none is taken away or changes its meaning."""
@@ -26,21 +26,53 @@ _ROWS = (
 """Figures of both sides: field, name, and how it is printed."""
 
 
-def comparison_as_text(found: Comparison) -> str:
-    """Return the comparison for a person; what is unknown or infinite is a dash."""
+_LOGARITHMS = frozenset({"served-in-time", "served-when-full", "arrivals"})
+"""Checks whose value is the logarithm of new over old; those of the others are shares."""
+
+
+def comparison_as_text(found: Comparison, old: Intervals, new: Intervals) -> str:
+    """Return the comparison for a person, each figure with its interval; what is unknown is a dash."""
     rows = [("", "old", "new"), ("replicas", str(found.old_replicas), str(found.new_replicas))]
     for name, title, form in _ROWS:
-        figures = (getattr(side, name) for side in (found.old, found.new))
-        old, new = (form.format(each) if isfinite(each) else "-" for each in figures)
-        rows.append((title, old, new))
-    table = "\n".join(f"  {title:<28}{old:>12}{new:>12}" for title, old, new in rows)
+        sides = ((found.old, old), (found.new, new))
+        before, after = (_with_interval(getattr(side, name), many.get(name), form) for side, many in sides)
+        rows.append((title, before, after))
+    table = "\n".join(f"  {title:<28}{before:>26}{after:>26}" for title, before, after in rows)
     checks = "\n".join(
-        f"  {'FAILS' if each.fails else 'passes':<7} {each.name}: {each.message}" for each in found.checks
+        f"  {'FAILS' if each.fails else 'passes':<7} {each.name}: {each.message} ({_range_of(each)})"
+        for each in found.checks
     )
+    few = f"; what is read off moments has one from {MOMENTS} of them on" if old["waiting"] is None else ""
     return (
         f"{found.verdict} ({found.decided_by}): {found.message}\n"
         f"watched {found.seconds:.0f} s, routing {found.routing}\n{table}\n{checks}"
-    ).rstrip()
+    ).rstrip() + f"\nin brackets: the range in which a figure lies with {CONFIDENCE:.0%} confidence{few}"
+
+
+def _with_interval(value: float, interval: Interval | None, form: str) -> str:
+    if not isfinite(value):
+        return "-"
+    told = form.format(value)
+    return told if interval is None else f"{told} ({_from_to(interval, form)})"
+
+
+def _from_to(interval: Interval, form: str) -> str:
+    return f"{form.format(interval.low)} to {form.format(interval.high)}"
+
+
+def _interval_of(check: Check) -> Interval:
+    """Return between what the value of a check lies, in its own unit."""
+    return Interval(check.value - SURE * check.error, check.value + SURE * check.error)
+
+
+def _range_of(check: Check) -> str:
+    """Return the interval of a check as a person reads it."""
+    found = _interval_of(check)
+    if check.name in _LOGARITHMS:
+        return f"x {_from_to(Interval(exp(found.low), exp(found.high)), '{:.2f}')}"
+    if check.name == "queue":
+        return _from_to(found, "{:+.0%}")
+    return _from_to(Interval(max(0.0, found.low), min(1.0, found.high)), "{:.0%}")
 
 
 def error_as_json(message: str) -> str:
@@ -48,8 +80,8 @@ def error_as_json(message: str) -> str:
     return json.dumps({"schema": SCHEMA, "verdict": None, "error": message}, indent=2)
 
 
-def comparison_as_json(found: Comparison) -> str:
-    """Return the comparison as JSON; an unknown or infinite number is null."""
+def comparison_as_json(found: Comparison, old: Intervals, new: Intervals) -> str:
+    """Return the comparison as JSON; an unknown or infinite number is null, and so is an unknown interval."""
     return json.dumps(
         {
             "schema": SCHEMA,
@@ -58,13 +90,14 @@ def comparison_as_json(found: Comparison) -> str:
             "message": found.message,
             "seconds": found.seconds,
             "routing": found.routing,
-            "old": {"replicas": found.old_replicas, **_in_camel_case(asdict(found.old))},
-            "new": {"replicas": found.new_replicas, **_in_camel_case(asdict(found.new))},
+            "confidence": CONFIDENCE,
+            "old": _side_as_json(found.old_replicas, found.old, old),
+            "new": _side_as_json(found.new_replicas, found.new, new),
             "checks": [
                 {
                     "name": each.name,
                     "value": each.value,
-                    "interval": [each.value - SURE * each.error, each.value + SURE * each.error],
+                    "interval": [_interval_of(each).low, _interval_of(each).high],
                     "limit": each.limit,
                     "fails": each.fails,
                     "message": each.message,
@@ -76,9 +109,12 @@ def comparison_as_json(found: Comparison) -> str:
     )
 
 
-def _in_camel_case(figures: Mapping[str, float]) -> dict[str, float | None]:
-    def camel(name: str) -> str:
-        first, *rest = name.split("_")
-        return first + "".join(each.title() for each in rest)
+def _side_as_json(replicas: int, figures: Figures, intervals: Intervals) -> dict[str, object]:
+    told = {_camel(name): value if isfinite(value) else None for name, value in asdict(figures).items()}
+    ranges = {_camel(name): None if each is None else asdict(each) for name, each in intervals.items()}
+    return {"replicas": replicas, **told, "intervals": ranges}
 
-    return {camel(name): value if isfinite(value) else None for name, value in figures.items()}
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(each.title() for each in rest)

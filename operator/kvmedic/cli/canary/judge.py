@@ -41,7 +41,8 @@ from kvmedic.model.readings import complete
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.counts import Arm, Counts, Limits, Routing, count_replica, needed_for
-from kvmedic.verdict.side_by_side import CanaryVerdict, Comparison, compare_arms
+from kvmedic.verdict.figure_intervals import find_intervals
+from kvmedic.verdict.side_by_side import CanaryVerdict, compare_arms
 
 ROLLED_BACK = 1
 """Exit code for: roll the change back."""
@@ -64,12 +65,14 @@ def judge_canary(
     try:
         limits = Limits(_objectives(objective or ()), Routing(routing) if routing else None)
         olds, news = _read_sides(old, new)
-        found = judge_pages(olds, news, limits, interval_between(interval))
+        arms = count_sides(olds, news, limits, interval_between(interval))
     except ScrapeError as error:
         _end_unjudged(str(error), output)
-    if isinstance(found, Inconclusive):
-        _end_unjudged(found.line(), output)
-    print(comparison_as_json(found) if output is Form.JSON else comparison_as_text(found))
+    if isinstance(arms, Inconclusive):
+        _end_unjudged(arms.line(), output)
+    found, intervals = compare_arms(*arms, limits), find_intervals(*arms, limits)
+    as_form = comparison_as_json if output is Form.JSON else comparison_as_text
+    print(as_form(found, *intervals))
     codes = {CanaryVerdict.GO_ON: 0, CanaryVerdict.ROLL_BACK: ROLLED_BACK}
     raise typer.Exit(codes.get(found.verdict, REFUSED))
 
@@ -81,10 +84,10 @@ def _end_unjudged(message: str, output: Form) -> NoReturn:
     end_command(message, USAGE)
 
 
-def judge_pages(
+def count_sides(
     old: Pages, new: Pages, limits: Limits, interval: timedelta | None
-) -> Comparison | Inconclusive:
-    """Return the comparison of both sides, whose pages were saved at the same moments, oldest first.
+) -> tuple[Arm, Arm] | Inconclusive:
+    """Return what both sides did, whose pages were saved at the same moments, oldest first.
 
     A rollback needs two looks in a row: over all pages, and over all but the newest ones. With only two
     moments, the one look must be surer.
@@ -108,7 +111,7 @@ def judge_pages(
     before, after = (_arm(side, seconds, limits, signals) for side in (old, new))
     if isinstance(before, Inconclusive):
         return before
-    return after if isinstance(after, Inconclusive) else compare_arms(before, after, limits)
+    return after if isinstance(after, Inconclusive) else (before, after)
 
 
 def _refuse_unequal(pages: Pages) -> None:
