@@ -475,12 +475,40 @@ def test_where_the_metrics_of_a_pod_are(
 LLM = {"app": "llm"}
 
 
+def _declaring(restart: str, *ports: tuple[str, int, str]) -> dict[str, Any]:
+    keys = ("name", "containerPort", "protocol")
+    return {"restartPolicy": restart, "ports": [dict(zip(keys, port, strict=True)) for port in ports]}
+
+
+NAMED = {
+    "metadata": {"labels": LLM},
+    "spec": {
+        "containers": [
+            _declaring("", ("api", 9000, "TCP"), ("zmq", 5557, "TCP"), ("udp", 9000, "UDP")),
+            _declaring("", ("mesh", 8443, "TCP")),
+        ],
+        "initContainers": [
+            _declaring("Never", ("once", 7000, "TCP")),
+            _declaring("Always", ("late", 8444, "TCP"), ("api", 7001, "TCP")),
+        ],
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("services", "port"),
     [
         ([(LLM, [{"port": 80, "targetPort": 8080}])], 8080),
         ([(LLM, [{"port": 8080}])], 8080),
-        ([(LLM, [{"port": 80, "targetPort": "http"}])], None),
+        ([(LLM, [{"port": 80, "targetPort": "api"}])], 9000),
+        ([(LLM, [{"port": 80, "targetPort": "mesh"}])], 8443),
+        ([(LLM, [{"port": 80, "targetPort": "late"}])], 8444),
+        ([(LLM, [{"port": 80, "targetPort": "api"}]), (LLM, [{"port": 9000}])], 9000),
+        ([(LLM, [{"port": 80, "targetPort": "api"}, {"port": 81, "targetPort": "mesh"}])], None),
+        ([(LLM, [{"port": 80, "targetPort": "udp"}])], None),
+        ([(LLM, [{"port": 80, "targetPort": "once"}])], None),
+        ([(LLM, [{"port": 80, "targetPort": "gone"}])], None),
+        ([(LLM, [{"port": 80, "targetPort": "gone"}, {"port": 9000}])], None),
         ([(LLM, [{"port": 80, "targetPort": 8080}]), (LLM, [{"port": 9000}])], None),
         ([({"app": "other"}, [{"port": 8080}])], None),
         ([], None),
@@ -491,7 +519,7 @@ def test_the_port_that_services_lead_to(
 ) -> None:
     made = [{"spec": {"selector": selector, "ports": ports}} for selector, ports in services]
 
-    assert front_port(made, LLM) == port
+    assert front_port(made, NAMED) == port
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,16 @@ def test_several_unnamed_ports_are_told_and_the_services_counts(numbers, port, s
     assert bool(told.fix) is (len(numbers) > 1)
 
 
+def test_a_named_port_of_the_service_is_the_containers_port_of_that_name():
+    engine = an_engine(ports=[{"containerPort": 9000, "name": "api"}, {"containerPort": 5557, "name": "zmq"}])
+    service = a_service()
+    service["spec"]["ports"] = [{"port": 80, "targetPort": "api"}]
+
+    told = check(examine(a_deployment(engine), service), Topic.PORT)
+
+    assert told.figures["port"] == 9000
+
+
 def test_labels_that_change_are_told_as_one_or_as_several():
     assert [labels_that_change(keys) for keys in (("app",), ("app", "tier"))] == [
         "label app changes",

@@ -349,15 +349,32 @@ def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
             return key not in labels
 
 
-def front_port(services: Iterable[JsonObject], labels: Mapping[str, str]) -> int | None:
-    """Return the one port of pods with these labels that their Services lead to; None: none, or several."""
+def front_port(services: Iterable[JsonObject], template: Mapping[str, Any]) -> int | None:
+    """Return the one port of a template's pods that their Services lead to; None: none, or several."""
+    labels, named = labels_of(template), _ports_by_name(section(template, "spec"))
     ports = [
         port for each in services if selects(each, labels) for port in items(section(each, "spec"), "ports")
     ]
-    numbers = {
-        port.get("targetPort", port.get("port")) for port in ports if port.get("protocol", "TCP") == "TCP"
-    }
+    targets = [
+        port.get("targetPort") or port.get("port") for port in ports if port.get("protocol", "TCP") == "TCP"
+    ]
+    # A name that no container has leads nowhere; that it does is not worth a guess.
+    numbers = {named.get(each) if isinstance(each, str) else each for each in targets}
     return next((int(one) for one in numbers if isinstance(one, int)), None) if len(numbers) == 1 else None
+
+
+def _ports_by_name(pod: Mapping[str, Any]) -> dict[str, int]:
+    """Return the TCP ports of a pod that have a name, as a Service finds them (Kubernetes 1.36, `FindPort`).
+
+    Containers come first, then those that start before them and stay; the first of a name counts.
+    """
+    stays = (each for each in items(pod, "initContainers") if each.get("restartPolicy") == "Always")
+    ports = [port for each in (*items(pod, "containers"), *stays) for port in items(each, "ports")]
+    return {
+        str(port["name"]): int(port["containerPort"])
+        for port in reversed(ports)
+        if port.get("name") and port.get("protocol", "TCP") == "TCP"
+    }
 
 
 def reaches(services: Iterable[JsonObject], deployment: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

@@ -347,7 +347,7 @@ async def snapshot(
     kept = {
         str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
     }
-    front = front_port(parts.services, labels_of(template))
+    front = front_port(parts.services, template)
     way_of_drain = rotation.orphan or rotation.relabel
     serving, pools = in_rotation(parts.slices), way_of_drain.fronts if way_of_drain else ()
     if not rotation.services:
