@@ -29,7 +29,7 @@ from kvmedic.engines.engine_log import Started, phrases, started_of
 from kvmedic.engines.signal_sources import (
     SignalTable,
 )
-from kvmedic.metrics.page import Page, glimpse, moment, parse_page, replica_of, start_of, was_restarted
+from kvmedic.metrics.page import Page, Restart, find_restart, glimpse, moment, parse_page, replica_of
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Blocked,
@@ -222,20 +222,21 @@ def doubt_of(pages: Mapping[str, tuple[Page, ...]]) -> Inconclusive | None:
                 f"{name}: no series {signals.presence} in {foreign.origin}: not an engine's page, or one "
                 "that runs with --disable-log-stats; scrape /metrics of the engine's own port",
             )
-        if was_restarted(many, signals):
-            return Inconclusive(Reason.METRICS_MISSING, _restart(name, many))
+        if restart := find_restart(many, signals):
+            return Inconclusive(Reason.METRICS_MISSING, _say_restart(name, restart))
     return None
 
 
-def _restart(name: str, pages: Sequence[Page]) -> str:
-    starts = [start_of(page) for page in pages]
-    if None not in starts and len(set(starts)) > 1:
+def _say_restart(name: str, found: Restart) -> str:
+    before, after = found.before.origin, found.after.origin
+    if found.is_other_process:
         return (
-            f"{name}: the scrapes are of different processes: the engine restarted in between, or they are "
-            "of several replicas (then write NAME=FILE); scrape twice without a restart"
+            f"{name}: {before} and {after} are of different processes ({found.shown_by}): the engine "
+            "restarted in between, or they are of several replicas (then write NAME=FILE); scrape twice "
+            "without a restart"
         )
     return (
-        f"{name}: counters fell from one scrape to the next: the older scrape must come first, "
+        f"{name}: from {before} to {after} {found.shown_by}: the older scrape must come first, "
         "and the engine must not restart in between"
     )
 

@@ -404,22 +404,56 @@ def glimpse(pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: fl
     return Glimpse(replace(seen, window_seconds=window, pods=readings), resting)
 
 
-def was_restarted(pages: Sequence[Page], table: SignalTable) -> bool:
-    """Return whether pages are of different processes: another start, or a counter that fell."""
-    if len({start_of(page) for page in pages}) > 1:
-        return True
-    sources = [source for source in table.signals.values() if isinstance(source, CounterSource)]
-    names = {name for source in sources for name in source.names}
-    values = [{(name, _same(one)): one.value for name in names for one in page.find(name)} for page in pages]
-    return any(
-        value < before.get(key, value) for before, later in pairwise(values) for key, value in later.items()
-    )
+STARTED = "process_start_time_seconds"
+"""When the process began (Unix time); absent with several API server processes."""
 
 
-def start_of(page: Page) -> float | None:
-    """Return when the replica's process started (Unix time), or None where the page does not tell."""
-    found = page.find("process_start_time_seconds")
-    return found[0].value if found else None
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Two pages of one replica between which its counters began anew."""
+
+    before: Page
+    after: Page
+    shown_by: str
+    """The series that shows it, with both values."""
+    is_other_process: bool
+    """A time of creation changed; else a counter fell, as it does too where the older page comes last."""
+
+
+def find_restart(pages: Sequence[Page], table: SignalTable) -> Restart | None:
+    """Return the first two pages that are of different processes; None: nothing shows any."""
+    return next((found for two in pairwise(pages) for found in _list_restarts(*two, table)), None)
+
+
+def _list_restarts(before: Page, after: Page, table: SignalTable) -> Iterator[Restart]:
+    """Yield what shows a restart: other times of creation first, then whatever never falls and fell."""
+    starts = [_values_of(page, STARTED) for page in (before, after)]
+    if bool(starts[0]) is not bool(starts[1]):
+        yield Restart(before, after, f"{STARTED} is on one of them alone", True)
+    for name in (STARTED, *sorted(name for name in after.series if name.endswith("_created"))):
+        for old, new in _pairs_of(before, after, name):
+            if old != new:
+                yield Restart(before, after, f"{name} {old:.16g} -> {new:.16g}", True)
+    sources = (*table.signals.values(), table.steps, table.ended)
+    counters = {name for one in sources if isinstance(one, CounterSource) for name in one.names}
+    histograms = {name.removesuffix("_bucket") for name in after.series if name.endswith("_bucket")}
+    parts = {f"{name}{part}" for name in histograms for part in ("_bucket", "_count", "_sum")}
+    for name in sorted(counters | parts):
+        for old, new in _pairs_of(before, after, name):
+            if new < old:
+                yield Restart(before, after, f"{name} fell from {old:.16g} to {new:.16g}", False)
+
+
+def _pairs_of(before: Page, after: Page, name: str) -> Iterator[tuple[float, float]]:
+    """Yield both values of each series of a name that both pages have."""
+    known = _values_of(before, name)
+    for same, value in _values_of(after, name).items():
+        if same in known:
+            yield known[same], value
+
+
+def _values_of(page: Page, name: str) -> Mapping[_Identity, float]:
+    return {_same(one): one.value for one in page.find(name)}
 
 
 def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) -> PodReadings:
