@@ -179,10 +179,10 @@ def test_the_only_workload_counts_though_its_image_does_not_tell_its_engine(file
         (
             ("-f", "-"),
             json.dumps(a_deployment(pod={"containers": None})),
-            "Deployment/llm: containers of its",
+            "-: Deployment/llm: spec.template.spec.containers is missing",
         ),
         (("-f", "-"), json.dumps(TWO_OTHERS), "name the one that does: deploy/llm, deploy/other"),
-        (("-f", "-"), json.dumps(MALFORMED), "not what an API server would take"),
+        (("-f", "-"), json.dumps(MALFORMED), "containers[0].ports[0] is a number, not a mapping"),
     ],
 )
 def test_what_cannot_be_looked_at_is_told_and_exits_2(arguments, given, said):
@@ -191,6 +191,58 @@ def test_what_cannot_be_looked_at_is_told_and_exits_2(arguments, given, said):
     assert done.exit_code == 2, done.output
     assert said in done.stderr
     assert "Traceback" not in done.output
+
+
+CONTAINERS = "spec.template.spec.containers"
+
+
+@pytest.mark.parametrize("command", ["doctor", "init"])
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (a_deployment(pod={"containers": {}}), f"{CONTAINERS} is a mapping, not a list"),
+        (a_deployment(an_engine(args="--api-key x")), f"{CONTAINERS}[0].args is a text, not a list"),
+        (a_deployment({**an_engine(), "image": 5}), f"{CONTAINERS}[0].image is 5: write a text"),
+        (a_deployment(an_engine(ports=8000)), f"{CONTAINERS}[0].ports is a number, not a list"),
+        (
+            a_deployment(an_engine(ports=[{"containerPort": [1]}])),
+            "ports[0].containerPort is a list: write a port",
+        ),
+        (
+            a_deployment(an_engine(ports=[{"containerPort": "1"}])),
+            'ports[0].containerPort is "1": write a port',
+        ),
+        (a_deployment(an_engine(ports=[{"name": "x"}])), "ports[0].containerPort is missing or empty"),
+        (
+            a_deployment(an_engine(resources={"limits": {"cpu": "one core"}})),
+            'limits.cpu is "one core": write a',
+        ),
+        (
+            a_deployment(pod={"hostNetwork": "yes"}),
+            'spec.template.spec.hostNetwork is "yes": write true or false',
+        ),
+        (
+            a_deployment(selector={"matchLabels": {"app": 1}}),
+            "spec.selector.matchLabels.app is 1: write a text",
+        ),
+        (
+            a_deployment(strategy={"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "1"}}),
+            'maxSurge is "1":',
+        ),
+        ({**a_deployment(), "metadata": {"name": "A_B"}}, 'metadata.name is "A_B": write lower-case letters'),
+        (
+            {**a_deployment(), "metadata": {"name": "llm", "labels": ["a"]}},
+            "metadata.labels is a list, not a",
+        ),
+        ({**a_deployment(), "spec": None}, "spec is missing or empty"),
+    ],
+)
+def test_a_field_that_no_api_server_takes_is_named_with_what_it_has_and_should_have(command, document, said):
+    done = kvmedic(command, "-f", "-", given=json.dumps(document))
+
+    who = f"-: Deployment/{document['metadata']['name']}: "
+    assert (done.exit_code, done.stderr.startswith(who), said in done.stderr) == (2, True, True), done.output
+    assert "api-key" not in done.output
 
 
 def test_a_deployment_that_a_file_lacks_fails_by_its_name(file):

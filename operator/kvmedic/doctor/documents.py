@@ -29,6 +29,7 @@ from kvmedic.cluster.stateful.groups import (
     leader_template,
 )
 from kvmedic.cluster.stateful.revisions import REVISION_OF_POD
+from kvmedic.doctor.shapes import find_fault
 from kvmedic.kube.objects import (
     WORKLOADS,
     JsonObject,
@@ -78,8 +79,7 @@ def taking_malformed() -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DocumentsError(
-            f"an object is not what an API server would take ({type(error).__name__}: {str(error)[:80]}): "
-            "kubectl apply --dry-run=server names the field"
+            "an object is not what an API server would take: kubectl apply --dry-run=server names the field"
         ) from error
 
 
@@ -98,7 +98,19 @@ def documents_in(text: str) -> list[JsonObject]:
     except (YAMLError, ValueError, TypeError, RecursionError) as error:
         message = f"not readable as objects: {type(error).__name__}{rendering_hint(text)}"
         raise DocumentsError(message) from None
-    return list(_flat(bodies))
+    found = list(_flat(bodies))
+    _refuse_malformed(found)
+    return found
+
+
+def _refuse_malformed(documents: Iterable[JsonObject]) -> None:
+    """Refuse what an API server would not take.
+
+    Raises:
+        DocumentsError: the first fault, by object and field.
+    """
+    if fault := next(filter(None, map(find_fault, documents)), ""):
+        raise DocumentsError(fault)
 
 
 def _flat(bodies: Iterable[object]) -> Iterator[JsonObject]:
@@ -156,7 +168,13 @@ def _group(version: str) -> str:
 
 
 def as_served(documents: Iterable[JsonObject], namespace: str) -> Documents:
-    """Return documents as a namespace would serve them once they are applied and every replica is Ready."""
+    """Return documents as a namespace would serve them once they are applied and every replica is Ready.
+
+    Raises:
+        DocumentsError: an API server would not take one of them.
+    """
+    documents = list(documents)
+    _refuse_malformed(documents)
     bodies = [_fill_metadata(each, namespace) for each in documents]
     for workload in [each for each in bodies if each.get("kind") in WORKLOADS]:
         if not any(controller_uid(each) == uid_of(workload) for each in bodies):
@@ -183,19 +201,9 @@ def _fill_metadata(body: JsonObject, namespace: str) -> JsonObject:
 
 
 def _replicas_asked(body: JsonObject) -> int:
-    """Return how many replicas a workload asks for; one where it does not say.
-
-    Raises:
-        DocumentsError: it is no number of replicas.
-    """
+    """Return how many replicas a workload asks for; one where it does not say."""
     value = section(body, "spec").get("replicas")
-    if value is None:
-        return 1
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        who = f"{body.get('kind')}/{name_of(body)}"
-        hint = "write a whole number from 0 up, without quotes"
-        raise DocumentsError(f"{who}: spec.replicas is {json.dumps(value)[:40]}: {hint}")
-    return value
+    return 1 if value is None else int(value)
 
 
 def _settle(deployment: JsonObject) -> None:
