@@ -196,6 +196,27 @@ def put(old: str, new: str) -> Callable[[str], bytes]:
             id="no tokens",
         ),
         pytest.param(
+            0,
+            drop("vllm:e2e_request_latency_seconds"),
+            "b: {0}b-0.txt has no vllm:e2e_request_latency_seconds, and {0}b-1.txt has it",
+            id="a histogram that the first page lacks",
+        ),
+        pytest.param(
+            0,
+            drop('vllm:time_to_first_token_seconds_bucket{engine="0",model_name="llm",le="10.0"}'),
+            "b-0.txt has no vllm:time_to_first_token_seconds, and",
+            id="a bucket that the first page lacks",
+        ),
+        pytest.param(
+            0, drop("vllm:request_success"), "b-0.txt has no vllm:request_success_total", id="ended"
+        ),
+        pytest.param(
+            0,
+            put('model_name="llm"', 'model_name="chat"'),
+            "{0}b-0.txt (b) is of model chat, and {0}a-0.txt (a) of llm: they do not serve the same requests",
+            id="another model",
+        ),
+        pytest.param(
             1,
             value("process_start_time_seconds", 2000),
             "{0}b-0.txt and {0}b-1.txt are of different processes (process_start_time_seconds 1",
@@ -246,12 +267,23 @@ def test_a_page_that_cannot_be_used_is_named(
     file = tmp_path / f"b-{place}.txt"
     file.write_bytes(edit(file.read_text()))
 
-    ended = run("--old", f"a={old}", "--new", f"b={new}", "--interval", "5m", "-o", "json")
+    options = ("--interval", "5m", "--objective", "e2eP95=1m", "-o", "json")
+    ended = run("--old", f"a={old}", "--new", f"b={new}", *options)
 
     found = json.loads(ended.stdout)
     assert (ended.exit_code, found["verdict"]) == (2, None)
     assert expected.format(f"{tmp_path}/") in found["error"]
     assert found["error"] in ended.stderr
+
+
+def test_series_that_come_with_the_first_request_count_from_nothing(save: Save, tmp_path: Path):
+    """As V0 exports them; the page itself says that no token was generated before."""
+    old, new = save("a", GOOD), save("b", (Moment(0), Moment(300), Moment(600)))
+    file = tmp_path / "b-0.txt"
+    kept = drop("vllm:request_success")(file.read_text()).decode()
+    file.write_bytes(drop("vllm:time_to_first_token_seconds")(kept))
+
+    assert run("--old", old, "--new", new, "--interval", "5m").exit_code == 0
 
 
 def test_a_compressed_page_is_read_whole_also_where_it_is_in_parts(save: Save, tmp_path: Path):

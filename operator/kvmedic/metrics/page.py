@@ -236,6 +236,20 @@ def _rises(name: str, pages: Sequence[Page], *, begins_unseen: bool) -> tuple[Se
     return tuple(_reduce_series(one, born[_same(one)] + histories[_same(one)], _increase) for one in seen)
 
 
+def find_unseen(source: SignalSource, first: Page, last: Page) -> str:
+    """Return a metric of a source that the last page has and the first one lacks, so that it would count
+    since the start; empty: none.
+    """
+    match source:
+        case HistogramSource(names=names):
+            name = next((name for name in names if last.find(f"{name}_bucket")), names[0])
+            before = {_same(one) for one in first.find(f"{name}_bucket")}
+            return "" if before.issuperset(map(_same, last.find(f"{name}_bucket"))) else name
+        case CounterSource(names=names) if not first.find(*names):
+            return next((name for name in names if last.find(name)), "")
+    return ""
+
+
 def _histories(name: str, pages: Sequence[Page]) -> Mapping[_Identity, list[float]]:
     found: dict[_Identity, list[float]] = {}
     for page in pages:

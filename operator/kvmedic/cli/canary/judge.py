@@ -28,9 +28,10 @@ from kvmedic.cli.saved import (
     signals_of,
 )
 from kvmedic.engines.signal_sources import (
+    CounterSource,
     SignalTable,
 )
-from kvmedic.metrics.page import Page, gauge, glimpse, observe_pages, replica_of
+from kvmedic.metrics.page import Page, find_unseen, gauge, glimpse, observe_pages, replica_of
 from kvmedic.model.evidence import (
     Inconclusive,
     Measured,
@@ -51,6 +52,8 @@ _ONE_PAGE = (
     "taken at the same moments, the oldest first (%s T0.txt,T1.txt)"
 )
 Pages = Mapping[str, tuple[Page, ...]]
+Stretch = Mapping[str, tuple[Page, Page]]
+"""Two pages of each replica, one moment and the next."""
 
 
 def judge_canary(
@@ -96,7 +99,7 @@ def count_sides(
         interval: between two pages; None: the engines' busy time, from their steps.
 
     Raises:
-        ScrapeError: some replicas have more pages than others.
+        ScrapeError: some replicas have more pages than others, or are of another model.
     """
     pages = {**old, **new}
     _refuse_unequal(pages)
@@ -104,6 +107,7 @@ def count_sides(
         return doubt
     moments = len(next(iter(pages.values())))
     signals = signals_of(pages)
+    _refuse_other_models(pages, signals)
     steps = glimpse(pages, signals, None).observation.window_seconds / (moments - 1)
     seconds = steps if interval is None else interval.total_seconds()
     if not isfinite(seconds) or seconds <= 0:
@@ -139,7 +143,8 @@ def _arm(pages: Pages, seconds: float, limits: Limits, signals: SignalTable) -> 
     for earlier, later in pairwise(range(moments)):
         stretch = {name: (many[earlier], many[later]) for name, many in pages.items()}
         seen = observe_pages(stretch, signals)
-        if gap := _find_gap(seen, stretch, limits):
+        needed = needed_for(limits.objectives)
+        if gap := _find_gap(seen, stretch, needed) or _find_cut_page(stretch, needed, signals):
             return gap
         queues = {name: [_count_waiting(page, signals) for page in two] for name, two in stretch.items()}
         counts = [count_replica(seen.pods[name], seconds, limits, queues[name]) for name in sorted(stretch)]
@@ -148,16 +153,55 @@ def _arm(pages: Pages, seconds: float, limits: Limits, signals: SignalTable) -> 
     return Arm(len(pages), tuple(blocks), tuple(waiting))
 
 
-def _find_gap(
-    seen: Observation, stretch: Mapping[str, tuple[Page, Page]], limits: Limits
-) -> Inconclusive | None:
+def _find_gap(seen: Observation, stretch: Stretch, needed: frozenset[Signal]) -> Inconclusive | None:
     """Return what is missing of the first replica that lacks something, and in which files; None: nothing."""
     for name, (first, last) in sorted(stretch.items()):
         alone = replace(seen, pods={name: seen.pods[name]})
-        gap = complete(alone, needed_for(limits.objectives))
+        gap = complete(alone, needed)
         if isinstance(gap, Inconclusive):
             return replace(gap, message=f"{gap.message} (in {first.origin} or {last.origin})")
     return None
+
+
+def _find_cut_page(stretch: Stretch, needed: frozenset[Signal], signals: SignalTable) -> Inconclusive | None:
+    """Return which page lacks what the next one counts; None: none does.
+
+    vLLM's V1 exports every series from its start on (0.32, recorded), V0 with the first request that is
+    counted. So what is not there counts from 0 only where the page shows that no token was generated yet.
+    """
+    for name, (first, last) in sorted(stretch.items()):
+        begun = sum(one.value for one in first.find(*_names_of_tokens(signals))) > 0
+        unseen = (find_unseen(signals.signals[each], first, last) for each in sorted(needed))
+        if begun and (metric := next(filter(None, unseen), "")):
+            return Inconclusive(
+                Reason.METRICS_MISSING,
+                f"{name}: {first.origin} has no {metric}, and {last.origin} has it, which would count since "
+                "the start: save whole pages, the first one when some requests have finished",
+            )
+    return None
+
+
+def _names_of_tokens(signals: SignalTable) -> Sequence[str]:
+    source = signals.signals[Signal.GENERATED_TOKENS]
+    return source.names if isinstance(source, CounterSource) else ()
+
+
+def _refuse_other_models(pages: Pages, signals: SignalTable) -> None:
+    """Refuse pages of unlike models: clients ask for one by name, and send these other requests.
+
+    Raises:
+        ScrapeError: a page is of another model than the first one.
+    """
+    known: tuple[str, str] | None = None
+    for name, page in ((name, page) for name, many in pages.items() for page in many):
+        replica, place = replica_of(page, signals), f"{page.origin} ({name})"
+        models = ", ".join(replica.presence.models) if replica else ""
+        if models and known is not None and models != known[0]:
+            raise ScrapeError(
+                f"{place} is of model {models}, and {known[1]} of {known[0]}: they do not serve the same "
+                "requests; compare replicas of one model, under one --served-model-name"
+            )
+        known = known or ((models, place) if models else None)
 
 
 def _count_waiting(page: Page, signals: SignalTable) -> float:
