@@ -136,9 +136,37 @@ def test_several_replicas_of_each_side_count_together(save: Save):
 
 
 def test_without_an_interval_the_engines_steps_tell_the_time(save: Save):
-    found = json.loads(run("--old", save("a", GOOD), "--new", save("b", GOOD), "-o", "json").stdout)
+    old, new = save("a", GOOD), save("b", GOOD)
+
+    found, timed = (
+        json.loads(run("--old", old, "--new", new, *more, "-o", "json").stdout)
+        for more in ((), ("--interval", "2m"))
+    )
 
     assert found["seconds"] == pytest.approx(6000 * 0.03, rel=0.1)
+    assert (found["decidedBy"], timed["decidedBy"]) == ("time", "time")
+    assert "--interval DURATION gives the time between pages" in found["message"]
+    assert timed["message"] == "watched for 240 s of 600 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waiting", "expected"),
+    [
+        pytest.param(9, 0, "more than 10 s passed from {0}b-0.txt to {0}b-1.txt, as requests took", id="9 s"),
+        pytest.param(11, 0, "", id="no page tells more than 10 s"),
+        pytest.param(9, 130, "", id="all may have waited before"),
+    ],
+)
+def test_a_time_between_pages_that_the_pages_contradict_is_refused(
+    save: Save, tmp_path: Path, seconds: int, waiting: int, expected: str
+):
+    """150 first tokens took 10 to 40 s, and 20 requests ran when the first page was written."""
+    late = [replace(each, waiting=waiting) for each in LATE]
+
+    ended = run("--old", save("a", GOOD), "--new", save("b", late), "--interval", f"{seconds}s")
+
+    assert (ended.exit_code == 2) is bool(expected)
+    assert expected.format(f"{tmp_path}/") in ended.stderr
 
 
 def test_too_little_to_say_anything_says_what_is_missing(save: Save):

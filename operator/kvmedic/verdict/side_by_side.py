@@ -57,6 +57,8 @@ DECIDE_SECONDS = 2100.0
 Of the simulated harms of over 30 %, 94 % had been stopped by then."""
 DEADLINE = "deadline"
 """What decides then."""
+TIME = "time"
+"""What decides while it was watched for too short a time."""
 LESS_SILENT = 0.8
 """Silent seconds per request, new over old, under which users clearly wait less."""
 UNEQUAL = 0.2
@@ -429,7 +431,7 @@ def _find_lack(sides: Sides, old: Figures, new: Figures, change: Change) -> tupl
     if new.first_tokens < LEAST_TO_GO_ON:
         return "first-tokens", _say_too_few("new", new, LEAST_TO_GO_ON)
     if sides.seconds < GO_ON_SECONDS:
-        return "time", f"watched for {sides.seconds:.0f} s of {GO_ON_SECONDS:.0f} s"
+        return TIME, f"watched for {sides.seconds:.0f} s of {GO_ON_SECONDS:.0f} s"
     low = change.value - LIKELY * change.error
     if low <= -LOSS:
         return "served-in-time", f"it may be as low as x {exp(low):.2f} of the old replicas"

@@ -38,12 +38,12 @@ from kvmedic.model.evidence import (
     Observation,
     Signal,
 )
-from kvmedic.model.readings import complete
+from kvmedic.model.readings import above, complete
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.counts import Arm, Counts, Limits, Routing, count_replica, needed_for
 from kvmedic.verdict.figure_intervals import find_intervals
-from kvmedic.verdict.side_by_side import CanaryVerdict, compare_arms
+from kvmedic.verdict.side_by_side import TIME, CanaryVerdict, compare_arms
 
 ROLLED_BACK = 1
 """Exit code for: roll the change back."""
@@ -51,6 +51,11 @@ _ONE_PAGE = (
     "one page shows counters since the start, not what happens now: give two or more pages of each replica, "
     "taken at the same moments, the oldest first (%s T0.txt,T1.txt)"
 )
+_BY_STEPS = (
+    " by the engines' own steps, in which idle time is missing; "
+    "--interval DURATION gives the time between pages"
+)
+
 Pages = Mapping[str, tuple[Page, ...]]
 Stretch = Mapping[str, tuple[Page, Page]]
 """Two pages of each replica, one moment and the next."""
@@ -74,6 +79,8 @@ def judge_canary(
     if isinstance(arms, Inconclusive):
         _end_unjudged(arms.line(), output)
     found, intervals = compare_arms(*arms, limits), find_intervals(*arms, limits)
+    if found.decided_by == TIME and not interval:
+        found = replace(found, message=f"{found.message}{_BY_STEPS}")
     as_form = comparison_as_json if output is Form.JSON else comparison_as_text
     print(as_form(found, *intervals))
     codes = {CanaryVerdict.GO_ON: 0, CanaryVerdict.ROLL_BACK: ROLLED_BACK}
@@ -99,7 +106,8 @@ def count_sides(
         interval: between two pages; None: the engines' busy time, from their steps.
 
     Raises:
-        ScrapeError: some replicas have more pages than others, or are of another model.
+        ScrapeError: some replicas have more pages than others, are of another model, or show that more time
+            passed than was given.
     """
     pages = {**old, **new}
     _refuse_unequal(pages)
@@ -112,6 +120,8 @@ def count_sides(
     seconds = steps if interval is None else interval.total_seconds()
     if not isfinite(seconds) or seconds <= 0:
         return Inconclusive(Reason.METRICS_MISSING, "the time between the pages is unknown: give --interval")
+    if interval is not None:
+        _refuse_short(pages, seconds, signals)
     before, after = (_arm(side, seconds, limits, signals) for side in (old, new))
     if isinstance(before, Inconclusive):
         return before
@@ -202,6 +212,40 @@ def _refuse_other_models(pages: Pages, signals: SignalTable) -> None:
                 "requests; compare replicas of one model, under one --served-model-name"
             )
         known = known or ((models, place) if models else None)
+
+
+_SECONDS = (Signal.E2E_SECONDS, Signal.TIME_TO_FIRST_TOKEN_SECONDS, Signal.INTER_TOKEN_SECONDS)
+"""What a request waited for, each told when it ends."""
+_UNCOUNTED, _UNCOUNTED_SHARE = 10, 0.1
+"""Requests that the server may have had at the moment of a page beyond those that its gauges told: some, and
+some more of a full one. A margin that was chosen, so that nothing is refused for a gauge that lagged."""
+
+
+def _refuse_short(pages: Pages, seconds: float, signals: SignalTable) -> None:
+    """Refuse a time between pages that is shorter than what began and ended between them.
+
+    Of the requests that a stretch counts, no more began before it than were in flight then. If more took over
+    some time, one of them did so from its beginning to its end between both pages.
+
+    Raises:
+        ScrapeError: more time passed than was given.
+    """
+    for name, many in pages.items():
+        for first, last in pairwise(many):
+            seen = observe_pages({name: (first, last)}, signals).pods[name]
+            gauges = first.find(*signals.in_flight, *signals.in_flight_optional)
+            before = sum(one.value for one in gauges)
+            most = before + _UNCOUNTED + _UNCOUNTED_SHARE * before
+            found = [each.value for each in map(seen.histogram, _SECONDS) if isinstance(each, Measured)]
+            proven = max(
+                (bound for each in found for bound in each.bounds if above(each, bound) > most), default=0.0
+            )
+            if proven >= seconds:
+                raise ScrapeError(
+                    f"--interval {seconds:g}s: more than {proven:g} s passed from {first.origin} to "
+                    f"{last.origin}, as requests took longer that began and ended between them; give the "
+                    "time that was really between two pages"
+                )
 
 
 def _count_waiting(page: Page, signals: SignalTable) -> float:
