@@ -130,8 +130,46 @@ def test_all_that_stands_in_the_way_is_told_at_once():
 def test_a_failed_check_tells_what_to_type_with_the_names_of_the_fleet():
     found = check(examine(a_deployment(paused=True), a_service()), Topic.ROLLOUT)
 
-    assert found.fix == "kubectl -n default rollout resume deployment/llm"
+    assert found.fix == "in the manifest, Deployment/llm: write spec.paused: false, or leave it out"
     assert "undrained" in found.risk
+
+
+OWN = an_object(
+    "kvmedic.io/v1alpha1", "KVRemediation", "own", targetRef={"name": "llm"}, rollout={"rotation": "Label"}
+)
+FILES = {"Deployment/llm": "a.yaml", "Service/llm": "b.yaml", "KVRemediation/own": "c.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("documents", "fix"),
+    [
+        (
+            [a_deployment(replicas=0), a_service()],
+            "in a.yaml, Deployment/llm: write spec.replicas: 1 or more",
+        ),
+        (
+            [a_deployment(), a_service(), OWN],
+            "in c.yaml, KVRemediation/own: write spec.rollout.rotation: Auto",
+        ),
+        (
+            [a_deployment({"name": "web", "image": "nginx"}), a_service()],
+            "in the KVRemediation of it, which kvmedic init -f a.yaml writes: spec.targetRef.container",
+        ),
+        ([a_deployment(), a_service(), POLICY], "in a.yaml or b.yaml: change the selector of the object"),
+        ([a_deployment()], "make a Service in namespace default that selects the pods"),
+        ([a_deployment(), a_service(), ASKING_FOR_MORE], "once it is applied: kubectl -n default get hpa"),
+        (
+            [a_deployment(an_engine("--config", "/etc/vllm.yaml")), a_service()],
+            "kvmedic flags show -f a.yaml",
+        ),
+    ],
+)
+def test_of_files_the_fix_is_the_field_of_a_manifest_and_its_file(documents, fix):
+    files = {key: file for key, file in FILES.items() if "KVR" not in key or OWN in documents}
+
+    found = examine_manifests(documents, "llm", files=files)
+
+    assert found.failed[0].fix.startswith(fix), found.failed[0].fix
 
 
 def test_a_pool_of_the_gateway_is_a_front_without_a_service():

@@ -170,10 +170,14 @@ def _finish(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _of_files(files: Sequence[Path], name: str, namespace: str) -> tuple[Examination, ...]:
-    documents = read_documents(files)
+    each_file = {file: read_documents([file]) for file in files}
+    documents = [each for found in each_file.values() for each in found]
+    places = {
+        f"{each['kind']}/{name_of(each)}": str(file) for file, found in each_file.items() for each in found
+    }
     names = (name,) if name else targets_of(documents, files)
     try:
-        return tuple(examine_manifests(documents, each, namespace) for each in names)
+        return tuple(examine_manifests(documents, each, namespace, files=places) for each in names)
     except SpecInvalid as error:
         end_command(f"KVRemediation in the files: {error}", NOT_KNOWN)
     except DocumentsError as error:

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from string import Template
 from types import MappingProxyType
 
+from kvmedic.doctor.remedies import LOOKS, UNDRAINED, fix_for
 from kvmedic.model.devices import NodeHealth, Vitals
 from kvmedic.model.engine import Knob, Presence
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import ROLLING, Fleet, OwnerKind
-from kvmedic.model.reasons import Reason, Trait, command_for
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import Ownership, Policy, Spare
 from kvmedic.rollout.draining import start_limit
 from kvmedic.rollout.gates import place_of, typed_place
@@ -158,57 +158,6 @@ TOPICS: Mapping[Reason, Topic] = MappingProxyType(
     }
 )
 """Which check a reason of the operator belongs to; any other is about the rollout that is under way."""
-
-_KUBECTL = "kubectl -n $namespace"
-_UNDRAINED = "a changed pod template replaces every replica undrained"
-_LOOKS = "none: it only looks"
-_APPLY = """kubectl -n $namespace patch kvr $name --type=merge -p '{"spec":{"ownership":"Apply"}}'"""
-
-FIXES: Mapping[Reason, tuple[str, str]] = MappingProxyType(
-    {
-        Reason.NO_REPLICAS: (f"{_KUBECTL} scale deployment/$target --replicas=1", "one replica starts"),
-        Reason.TARGET_PAUSED: (
-            f"{_KUBECTL} rollout resume deployment/$target",
-            "what was changed in its template meanwhile is rolled out undrained",
-        ),
-        Reason.OWNED_BY_CONTROLLER: (
-            "kvmedic plan $name -n $namespace",
-            "none: it prints the owner's change",
-        ),
-        Reason.MANAGED_BY_GITOPS: (
-            _APPLY,
-            "what the tool has no rule for it puts back, undrained: docs/howto/change-what-others-own.md",
-        ),
-        Reason.MANAGED_BY_HELM: (
-            _APPLY,
-            "an upgrade without the value puts it back, undrained; the value is told when a change is kept",
-        ),
-        Reason.DRAIN_IMPOSSIBLE: (
-            f"{_KUBECTL} get services,networkpolicies,poddisruptionbudgets -o wide",
-            f"none: it only looks. A label that is added is another matter: {_UNDRAINED}",
-        ),
-        Reason.TARGET_NOT_SETTLED: (f"{_KUBECTL} rollout status deployment/$target", _LOOKS),
-        Reason.AUTOSCALER_ACTIVE: (f"{_KUBECTL} get hpa,scaledobjects", _LOOKS),
-        Reason.ENGINE_UNRECOGNISED: (
-            "name spec.targetRef.container, and spec.targetRef.engine: vLLM where the image starts it",
-            "none; of an image that starts something else args would be read as flags of vLLM",
-        ),
-        Reason.FLAG_NOT_EDITABLE: (
-            f"{_KUBECTL} get deployment $target -o yaml | kvmedic flags show -f -",
-            f"none: it only looks. Moving a flag is another matter: {_UNDRAINED}",
-        ),
-    }
-)
-"""What to type, and what that does to a fleet that serves. For any other reason its own remedy counts."""
-
-
-def fix_for(reason: Reason, names: Mapping[str, str]) -> tuple[str, str]:
-    """Return what to type against a reason and the risk of it; nothing where only its message helps."""
-    if reason in FIXES:
-        command, risk = FIXES[reason]
-        return Template(command_for(command, names)).substitute(names), risk
-    remedy = reason.remedy
-    return (remedy.typed(names), remedy.purpose) if remedy else ("", "")
 
 
 def names_of(fleet: Fleet, resource: str = "") -> dict[str, str]:
@@ -352,7 +301,7 @@ def _end(workload: Workload) -> Check:
     if workload.given(Knob.SHUTDOWN_TIMEOUT):
         return Check(Topic.LAST_REQUESTS, Result.PASS, text)
     fix = f"give the engine {flag.name}, and a longer terminationGracePeriodSeconds; {held}"
-    return Check(Topic.LAST_REQUESTS, Result.PASS, text, fix, _UNDRAINED)
+    return Check(Topic.LAST_REQUESTS, Result.PASS, text, fix, UNDRAINED)
 
 
 def _follows(why: Blocked, fleet: Fleet) -> bool:
@@ -559,7 +508,7 @@ def rights_check(lacking: Sequence[object] | str, names: Mapping[str, str]) -> C
         names: what fixes are filled in with.
     """
     if isinstance(lacking, str):
-        return Check(Topic.RIGHTS, Result.UNKNOWN, lacking, f"as an administrator: {_can_i(names)}", _LOOKS)
+        return Check(Topic.RIGHTS, Result.UNKNOWN, lacking, f"as an administrator: {_can_i(names)}", LOOKS)
     if not lacking:
         return Check(Topic.RIGHTS, Result.PASS, "the operator may do all that a change needs")
     listed = ", ".join(map(str, lacking))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from kvmedic.api.resource import KIND, policy_of, spec_from_wire
@@ -25,6 +26,7 @@ from kvmedic.doctor.checks import (
 )
 from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served, taking_malformed
 from kvmedic.doctor.fitting import fitting_policy
+from kvmedic.doctor.remedies import file_fix
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
@@ -110,7 +112,11 @@ def absent(namespace: str, name: str, *, is_live: bool = True) -> Examination:
 
 
 def examine_manifests(
-    documents: Sequence[JsonObject], target: str, namespace: str = "", spec: Mapping[str, Any] | None = None
+    documents: Sequence[JsonObject],
+    target: str,
+    namespace: str = "",
+    spec: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> Examination:
     """Return what stands between a Deployment in documents and a change; no cluster is asked.
 
@@ -119,6 +125,7 @@ def examine_manifests(
         target: as `place_of` names it.
         namespace: of the target; empty: its document's own.
         spec: of its KVRemediation; None: that among the documents, else what `kvmedic init` writes.
+        files: of each document, as KIND/NAME, the file that it was read from, where there is one.
 
     Raises:
         SpecInvalid: the spec cannot be followed.
@@ -137,6 +144,8 @@ def examine_manifests(
         found = seen.checks()
     if not has_pods:
         found = tuple(_as_written(each) for each in found)
+    names = names_of(seen.view.fleet, seen.resource)
+    found = tuple(replace(each, fix=file_fix(each.reason, each.fix, names, files)) for each in found)
     return Examination(place, target, in_order([*found, *unseen]), is_live=False)
 
 
@@ -159,7 +168,8 @@ def see_documents(
         DocumentsError: an object is malformed.
     """
     with taking_malformed():
-        return asyncio.run(see_target(as_served(documents, namespace), namespace, target, spec))
+        served, own = as_served(documents, namespace), _resource_in(documents, target)
+        return asyncio.run(see_target(served, namespace, target, spec, own))
 
 
 def targets_in(documents: Iterable[JsonObject]) -> tuple[str, ...]:
@@ -184,6 +194,14 @@ def namespace_in(documents: Sequence[JsonObject], target: str) -> str:
     found = (each for each in documents if (each.get("kind"), name_of(each)) == (ref.kind, ref.name))
     places = (str(section(each, "metadata").get("namespace") or "") for each in found)
     return next(places, "") or DEFAULT_NAMESPACE
+
+
+def _resource_in(documents: Sequence[JsonObject], target: str) -> str:
+    """Return the name of a target's KVRemediation among documents; empty where there is none."""
+    own = (
+        each for each in documents if each.get("kind") == KIND and place_in(section(each, "spec")) == target
+    )
+    return next(map(name_of, own), "")
 
 
 def _spec_in(documents: Sequence[JsonObject], target: str) -> Mapping[str, Any] | None:
