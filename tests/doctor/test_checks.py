@@ -373,6 +373,35 @@ def test_nodes_without_the_pods_on_them_do_not_show_whether_a_spare_fits():
     assert (found.result, "no pods that run on them" in found.saw) == (Result.UNKNOWN, True)
 
 
+CLAIMED = {"volumes": [{"name": "w", "persistentVolumeClaim": {"claimName": "weights"}}]}
+CLAIM = an_object("v1", "PersistentVolumeClaim", "weights", accessModes=["ReadWriteOnce"])
+SHARED = an_object("v1", "PersistentVolumeClaim", "weights", accessModes=["ReadWriteMany"])
+HOST_PORT = an_engine(ports=[{"containerPort": 8000, "hostPort": 8000}])
+
+
+@pytest.mark.parametrize(
+    ("documents", "said"),
+    [
+        ([a_deployment(HOST_PORT)], "takes port 8000: a spare needs a node where no replica has it"),
+        (
+            [a_deployment(an_engine(ports=[{"containerPort": 8001}]), pod={"hostNetwork": True})],
+            "takes port 8001: a spare needs a node",
+        ),
+        (
+            [a_deployment(pod=CLAIMED), CLAIM],
+            "weights is ReadWriteOnce: a spare needs room on the node that has it",
+        ),
+        ([a_deployment(pod=CLAIMED)], "access modes of PersistentVolumeClaim weights are not known"),
+        ([a_deployment(pod=CLAIMED), SHARED], "(no node is listed)"),
+        ([a_deployment()], "(no node is listed)"),
+    ],
+)
+def test_what_leaves_a_spare_few_nodes_is_told_without_any_node(documents, said):
+    told = check(examine(*documents, a_service()), Topic.SPARE)
+
+    assert (told.result, said in told.saw) == (Result.UNKNOWN, True), told.saw
+
+
 @pytest.mark.parametrize(
     ("replicas", "said"), [(1, "1 replica is asked for"), (2, "2 replicas are asked for")]
 )

@@ -268,7 +268,7 @@ def find_room(shape: Shape, around: Surroundings) -> Finding:
     if held := _claim_for_one_pod(shape, around):
         return NoRoom(held)
     if around.unknown or not around.nodes:
-        return RoomUnknown(around.unknown or "no node is listed")
+        return RoomUnknown("; ".join((around.unknown or "no node is listed", *_narrow_needs(shape, around))))
     tied = _nodes_of_claims(shape, around)
     index = _Index(shape, around)
     doubts = {node.name: index.doubt(node, tied) for node in around.nodes}
@@ -468,6 +468,19 @@ def _claim_for_one_pod(shape: Shape, around: Surroundings) -> str:
         if modes == {POD_ALONE}:
             return f"PersistentVolumeClaim {name} is {POD_ALONE}: a second pod cannot mount it"
     return ""
+
+
+def _narrow_needs(shape: Shape, around: Surroundings) -> Iterator[str]:
+    """Yield what leaves a spare few nodes, whatever nodes there are: ports of a node, and shared claims."""
+    if numbers := sorted({number for _, _, number in shape.host_ports}):
+        listed = ", ".join(map(str, numbers))
+        yield f"hostPort or hostNetwork takes port {listed}: a spare needs a node where no replica has it"
+    known = dict(_modes(shape, around))
+    for name in shape.claims:
+        if name not in known:
+            yield f"access modes of PersistentVolumeClaim {name} are not known ({NODE_ALONE}: only on its node)"
+        elif known[name] == {NODE_ALONE}:
+            yield f"PersistentVolumeClaim {name} is {NODE_ALONE}: a spare needs room on the node that has it"
 
 
 def _nodes_of_claims(shape: Shape, around: Surroundings) -> Mapping[str, frozenset[str]]:
