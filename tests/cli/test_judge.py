@@ -140,13 +140,23 @@ def test_without_an_interval_the_engines_steps_tell_the_time(save: Save):
 
     found, timed = (
         json.loads(run("--old", old, "--new", new, *more, "-o", "json").stdout)
-        for more in ((), ("--interval", "2m"))
+        for more in ((), ("--interval", "1m"))
     )
 
     assert found["seconds"] == pytest.approx(6000 * 0.03, rel=0.1)
     assert (found["decidedBy"], timed["decidedBy"]) == ("time", "time")
     assert "--interval DURATION gives the time between pages" in found["message"]
-    assert timed["message"] == "watched for 240 s of 600 s"
+    assert timed["message"] == "watched for 120 s of 600 s"
+
+
+def test_a_time_between_pages_that_steps_alone_speak_against_is_remarked_upon(save: Save):
+    """They took 90 s: 3000 of 30 ms."""
+    old, new = save("a", GOOD), save("b", GOOD)
+
+    said = {each: run("--old", old, "--new", new, "--interval", each).stdout for each in ("55s", "65s")}
+
+    assert "an engine's own steps took about 90 s between two pages, and --interval gives 55 s" in said["55s"]
+    assert "own steps" not in said["65s"]
 
 
 @pytest.mark.parametrize(

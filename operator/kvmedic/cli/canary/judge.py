@@ -51,6 +51,10 @@ _ONE_PAGE = (
     "one page shows counters since the start, not what happens now: give two or more pages of each replica, "
     "taken at the same moments, the oldest first (%s T0.txt,T1.txt)"
 )
+LONGER = 1.5
+"""What an engine's steps took over the time that was given, from which a remark is made: a choice. Their time
+is read off gaps between tokens, of which full steps have more, so it reads too long where short and long steps
+alternate."""
 _BY_STEPS = (
     " by the engines' own steps, in which idle time is missing; "
     "--interval DURATION gives the time between pages"
@@ -73,14 +77,15 @@ def judge_canary(
     try:
         limits = Limits(_objectives(objective or ()), Routing(routing) if routing else None)
         olds, news = _read_sides(old, new)
-        arms = count_sides(olds, news, limits, interval_between(interval))
+        given = interval_between(interval)
+        arms = count_sides(olds, news, limits, given)
     except ScrapeError as error:
         _end_unjudged(str(error), output)
     if isinstance(arms, Inconclusive):
         _end_unjudged(arms.line(), output)
     found, intervals = compare_arms(*arms, limits), find_intervals(*arms, limits)
-    if found.decided_by == TIME and not interval:
-        found = replace(found, message=f"{found.message}{_BY_STEPS}")
+    remark = _remark_on_time({**olds, **news}, given, is_short=found.decided_by == TIME)
+    found = replace(found, message=f"{found.message}{remark}")
     as_form = comparison_as_json if output is Form.JSON else comparison_as_text
     print(as_form(found, *intervals))
     codes = {CanaryVerdict.GO_ON: 0, CanaryVerdict.ROLL_BACK: ROLLED_BACK}
@@ -92,6 +97,31 @@ def _end_unjudged(message: str, output: Form) -> NoReturn:
     if output is Form.JSON:
         print(error_as_json(message))
     end_command(message, USAGE)
+
+
+def _remark_on_time(pages: Pages, given: timedelta | None, *, is_short: bool) -> str:
+    """Return what a reader must know about the time between two pages; empty: nothing.
+
+    What an engine's steps took is no proof against the time that was given, so it is said and not refused.
+
+    Args:
+        is_short: too little time was watched for a verdict.
+    """
+    if given is None:
+        return _BY_STEPS if is_short else ""
+    seconds = _seconds_by_steps(pages, signals_of(pages))
+    if not isfinite(seconds) or seconds <= LONGER * given.total_seconds():
+        return ""
+    return (
+        f"; an engine's own steps took about {seconds:.0f} s between two pages, and --interval gives "
+        f"{given.total_seconds():g} s: see which of them is right, as all that is per second rests on it"
+    )
+
+
+def _seconds_by_steps(pages: Pages, signals: SignalTable) -> float:
+    """Return what the busiest engine's steps took, by the mean of two pages; infinite where none tells."""
+    moments = len(next(iter(pages.values())))
+    return glimpse(pages, signals, None).observation.window_seconds / (moments - 1)
 
 
 def count_sides(
@@ -113,11 +143,9 @@ def count_sides(
     _refuse_unequal(pages)
     if doubt := doubt_of(pages):
         return doubt
-    moments = len(next(iter(pages.values())))
     signals = signals_of(pages)
     _refuse_other_models(pages, signals)
-    steps = glimpse(pages, signals, None).observation.window_seconds / (moments - 1)
-    seconds = steps if interval is None else interval.total_seconds()
+    seconds = _seconds_by_steps(pages, signals) if interval is None else interval.total_seconds()
     if not isfinite(seconds) or seconds <= 0:
         return Inconclusive(Reason.METRICS_MISSING, "the time between the pages is unknown: give --interval")
     if interval is not None:
