@@ -53,7 +53,7 @@ _ONE_PAGE = (
 )
 LONGER = 1.5
 """What an engine's steps took over the time that was given, from which a remark is made: a choice. Their time
-is read off gaps between tokens, of which full steps have more, so it reads too long where short and long steps
+is read off gaps between tokens, of which full steps have more: it reads too long where long and short steps
 alternate."""
 _BY_STEPS = (
     " by the engines' own steps, in which idle time is missing; "
