@@ -421,6 +421,18 @@ def test_intervals_hold_what_is_true_nineteen_times_in_twenty(stretches: int):
     assert sum(held.values()) >= 0.93 * 100 * len(held)
 
 
+def test_where_nothing_was_served_no_interval_says_how_surely():
+    found = find_intervals(minutes(6), minutes(6, replace(MINUTE, tokens=0, finished=0)), Limits())
+
+    nothing = {name for name, interval in found[1].items() if interval is None}
+    assert nothing == {
+        "tokens_per_second",
+        "served_in_time_per_second",
+        "stalls_per_request",
+        "queued_share",
+    } | {"silent_seconds"}
+
+
 def test_an_interval_is_around_its_figure_and_missing_where_moments_are_too_few():
     for number in (1, MOMENTS - 2, MOMENTS - 1, 20):
         old, new = minutes(number), minutes(number, replace(FULL, stalls=3))

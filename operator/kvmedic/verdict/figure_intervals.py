@@ -42,7 +42,7 @@ class Interval:
 
 
 Intervals = Mapping[str, Interval | None]
-"""By the name of a figure; None where too few stretches of time were seen, or the figure is unknown."""
+"""By the name of a figure; None where too few stretches were seen, or nothing to be a figure of."""
 
 
 def find_intervals(old: Arm, new: Arm, limits: Limits) -> tuple[Intervals, Intervals]:
@@ -67,6 +67,10 @@ def _intervals_of_side(sides: Sides, arm: Arm) -> Intervals:
     }
     for name in _RATIOS:
         found[name] = _ratio_interval(values[name], _log_error(sides, arm, name, moved[name]))
+    if counts.tokens <= 0:
+        found["stalls_per_request"] = None
+    if counts.arrivals <= 0:
+        found["queued_share"] = None
     share = found["in_time_share"]
     found["in_time_share"] = None if share is None else Interval(share.low, min(1.0, share.high))
     for name in _BY_GAUGES:
@@ -117,7 +121,9 @@ def _count_interval(count: float, unit: float, moved: float) -> Interval:
 
 
 def _ratio_interval(value: float, error: float) -> Interval | None:
-    return Interval(value * exp(-SURE * error), value * exp(SURE * error)) if isfinite(value) else None
+    """Return the interval of a ratio; None of 0, of which no logarithm says how sure it is."""
+    known = isfinite(value) and value > 0
+    return Interval(value * exp(-SURE * error), value * exp(SURE * error)) if known else None
 
 
 def _interval_around(value: float, error: float) -> Interval | None:

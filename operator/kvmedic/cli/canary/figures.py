@@ -37,7 +37,7 @@ def comparison_as_text(found: Comparison, old: Intervals, new: Intervals) -> str
         sides = ((found.old, old), (found.new, new))
         before, after = (_with_interval(getattr(side, name), many.get(name), form) for side, many in sides)
         rows.append((title, before, after))
-    table = "\n".join(f"  {title:<28}{before:>26}{after:>26}" for title, before, after in rows)
+    table = "\n".join(f"  {title:<28}{before:>29}{after:>29}" for title, before, after in rows)
     checks = "\n".join(
         f"  {'FAILS' if each.fails else 'passes':<7} {each.name}: {each.message} ({_range_of(each)})"
         for each in found.checks
