@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from chart.generated import permissions
+from kvmedic.cluster.fronts import POD_POLICIES
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Proxy
 from worlds.approving import APPROVE, approve, waits_as
@@ -66,6 +67,9 @@ RARE = (
         ("coordination.k8s.io", "leases", "list"),
         ("kvmedic.io", "kvapprovals", "list"),
         ("", "namespaces", "get"),
+        ("cilium.io", "ciliumclusterwidenetworkpolicies", "list"),
+        ("projectcalico.org", "globalnetworkpolicies", "list"),
+        ("crd.projectcalico.org", "globalnetworkpolicies", "list"),
         ("", "nodes", "list"),
         ("", "nodes", "watch"),
         ("", "persistentvolumeclaims", "get"),
@@ -78,8 +82,9 @@ the drained replica is not Ready; after a restart; before a revision is put back
 flag stands in a configuration file; while a resource is being deleted."""
 
 
-BEYOND_A_ROLE = {"/api/v1/nodes"}
-"""What is asked of the whole cluster, and is not known where a Role forbids it: a spare is tried then."""
+BEYOND_A_ROLE = {"/api/v1/nodes", *(kind.path() for _, kind, is_local, _ in POD_POLICIES if not is_local)}
+"""What is asked of the whole cluster, and is not known where a Role forbids it: a spare is tried then, and
+policies of the whole cluster are told to be unknown."""
 
 
 @dataclass(slots=True)
