@@ -15,6 +15,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
+from lab.bench.verdict import RULES
 from lab.bench.workloads import WORKLOADS
 from lab.world.fleet import UNCAPPED, serve
 from lab.world.traffic import Load, capacity, closed_traffic, engine_of, mean_of, open_traffic
@@ -69,12 +70,12 @@ def draw_verdict(path: Path) -> None:
     lines = _rows(path)
     begin = next(place for place, line in enumerate(lines) if line.startswith("all: "))
     names, kept, back = [], [], []
-    for line in lines[begin + 2 : begin + 6]:
+    for line in lines[begin + 2 : begin + 2 + len(RULES)]:
         names.append(line[2:36].strip())
         shares = [100 * int(a) / int(b) for a, b in re.findall(r"(\d+)/(\d+) =", line)]
         kept.append(shares[0])
         back.append(shares[1])
-    figure, axes = plt.subplots(figsize=(7.2, 2.6))
+    figure, axes = plt.subplots(figsize=(7.2, 3.0))
     places = range(len(names))
     axes.barh([each - 0.2 for each in places], kept, 0.38, color=BAD, label="harm kept")
     axes.barh([each + 0.2 for each in places], back, 0.38, color=OTHER, label="better taken back")

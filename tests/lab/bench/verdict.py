@@ -443,6 +443,16 @@ CUTS = 1_000_000
 Rule = Callable[[Row], Said]
 
 
+RULES: tuple[tuple[str, Rule], ...] = (
+    ("before and after, by goodput", lambda row: row.goodput),
+    ("before and after", lambda row: row.today),
+    ("new beside old", lambda row: row.beside),
+    ("+ floor after the walk", lambda row: row.whole),
+    ("+ floor at planning", lambda row: row.final),
+)
+"""Each with a line of its own in every table."""
+
+
 def table(rows: Sequence[Row], title: str) -> str:
     """Return what every rule made of some fleets."""
     kinds = {kind: [row for row in rows if row.kind == kind] for kind in ("harm", "better", "neutral")}
@@ -450,19 +460,9 @@ def table(rows: Sequence[Row], title: str) -> str:
     lines = [f"{title}: {len(rows)} fleets, {counts}"]
     head = "harm kept", "better taken back (held)", "neutral kept/back/held", "minutes to back/keep"
     lines.append(f"  {'':34}" + "".join(f"{each:>26}" for each in head))
-    for name, said in _rules():
+    for name, said in RULES:
         lines.append(f"  {name:34}" + _cells(kinds, said, rows))
     return "\n".join(lines)
-
-
-def _rules() -> tuple[tuple[str, Rule], ...]:
-    return (
-        ("before and after, by goodput", lambda row: row.goodput),
-        ("before and after", lambda row: row.today),
-        ("new beside old", lambda row: row.beside),
-        ("+ floor after the walk", lambda row: row.whole),
-        ("+ floor at planning", lambda row: row.final),
-    )
 
 
 def _cells(kinds: Mapping[str, Sequence[Row]], said: Rule, rows: Sequence[Row]) -> str:
