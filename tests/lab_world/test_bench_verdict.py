@@ -62,7 +62,7 @@ def test_the_summary_says_what_the_floors_refuse_and_who_starves():
         ]
     )
 
-    assert "1 of 2 stopped within 10 minutes side by side" in told
+    assert "1 of 2 stopped within 10 minutes side by side (of several replicas 1 of 2)" in told
     assert "by true capacities, lower caps in open worlds: refused 0 of 2 harm, 0 of 1 better" in told
     assert (
         "by the operator's prediction, lower caps in open worlds: refused 1 of 2 harm, 1 of 1 better" in told
@@ -73,7 +73,10 @@ def test_the_summary_says_what_the_floors_refuse_and_who_starves():
 def test_a_goal_that_is_missed_is_named_with_its_figures():
     refused, better = replace(ROW, refused_by_prediction=True), replace(ROW, ratio=1.2, whole=KEPT)
 
+    lone = replace(refused, replicas=1, changed=0, beside=replace(BACK, minutes=12.0))
+
     assert missed_goals([refused] * 6 + [ROW] * 4 + [better] * 4) == []
+    assert missed_goals([lone] * 6 + [ROW] * 4 + [better] * 4) == []
     assert missed_goals(
         [refused] * 5 + [replace(ROW, beside=HELD, whole=KEPT)] * 5 + [replace(better, whole=BACK)]
     ) == [

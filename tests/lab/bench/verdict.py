@@ -491,9 +491,11 @@ def _stops_soon(said: Said) -> bool:
 def summary(rows: Sequence[Row]) -> str:
     """Return what the goals are about."""
     deep = [row for row in rows if row.ratio < DEEP]
+    several = [row for row in deep if row.changed]
     soon, planned = sum(_stops_soon(row.beside) for row in deep), sum(_stops_soon(row.final) for row in deep)
     lines = [
-        f"harm over 30 %: {soon} of {len(deep)} stopped within 10 minutes side by side, "
+        f"harm over 30 %: {soon} of {len(deep)} stopped within 10 minutes side by side (of several replicas "
+        f"{sum(_stops_soon(row.beside) for row in several)} of {len(several)}), "
         f"{planned} with the floor at planning"
     ]
     cut = [row for row in rows if row.change == "lower" and row.load != "closed"]
@@ -522,9 +524,12 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def missed_goals(rows: Sequence[Row]) -> list[str]:
-    """Return the goals that the operator's rule, with all floors, misses."""
+    """Return the goals that the operator's rule, with all floors, misses.
+
+    A lone replica has none beside it: before and after needs its window, and is over after that.
+    """
     harm, better = ([row for row in rows if row.kind == kind] for kind in ("harm", "better"))
-    deep = [row for row in rows if row.ratio < DEEP]
+    deep = [row for row in rows if row.ratio < DEEP and row.changed]
     cut = [row for row in rows if row.change == "lower" and row.load != "closed"]
     goals = (
         ("harm kept", [row.final.outcome == "kept" for row in harm], (0.0, 0.05)),
