@@ -146,17 +146,8 @@ class Counting:
         return await self._served.list(resource, *about)
 
 
-DRAINING = {
-    "inferencepools": 2,
-    "poddisruptionbudgets": 1,
-    "networkpolicies": 3,
-    "globalnetworkpolicies": 2,
-    "ciliumnetworkpolicies": 1,
-    "ciliumclusterwidenetworkpolicies": 1,
-    "authorizationpolicies": 1,
-    "peerauthentications": 1,
-}
-"""What only draining depends on, and how often it is listed: some in several groups of the API."""
+DRAINING = {"inferencepools": 2, "poddisruptionbudgets": 1, "networkpolicies": 1}
+"""What only draining depends on, and how often it is listed: pools in the API's two groups."""
 
 
 def a_plain_fleet(selector: dict[str, str]) -> Counting:
@@ -196,24 +187,6 @@ def test_a_glance_lists_nothing_that_only_draining_depends_on_and_lets_nothing_b
     assert (again, drain_refusal(whole.fleet)) == (whole, "")
     assert reader.listed == glanced + Counter(DRAINING)
     assert whole.fleet == looked.fleet
-
-
-def test_policies_that_may_not_be_listed_are_told_and_are_no_obstacle() -> None:
-    class Closed(Counting):
-        async def list(self, resource: Resource, *about: str) -> list[dict[str, Any]]:
-            if resource.group_version == "cilium.io/v2":
-                raise Refused(Call("list", resource.path()), 403, "Forbidden")
-            return await super().list(resource, *about)
-
-    reader, drain = Closed(a_plain_fleet({"app": "llm"})._served), DrainWay(RotationWay.ORPHAN)
-
-    seen = asyncio.run(snapshot(reader, "serving", PLAIN, LABEL, drain))
-
-    assert seen is not None
-    orphan = seen.fleet.rotation.orphan
-    assert orphan is not None
-    assert orphan.unread == ("ciliumnetworkpolicies.cilium.io", "ciliumclusterwidenetworkpolicies.cilium.io")
-    assert (orphan.blocked, orphan.keys) == ("", ("app",))
 
 
 def test_a_glance_at_a_fleet_without_a_service_reads_what_leads_requests_to_it() -> None:

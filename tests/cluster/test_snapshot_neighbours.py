@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.appliers import neighbours_of
-from kvmedic.cluster.fronts import network_policy, policies_of_draining
+from kvmedic.cluster.fronts import policies_of_draining
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.kube.objects import AUTOSCALERS, Resource
@@ -154,8 +154,7 @@ def test_who_treats_a_replica_differently_while_it_drains(body: dict[str, Any], 
     budgets, networks = ([body], []) if body["kind"] == "PodDisruptionBudget" else ([], [body])
     labels = {"app": "llm", "serving": "true"}
 
-    policies = map(network_policy, networks)
-    found = policies_of_draining(budgets, policies, labels, {**labels, "serving": "draining"})
+    found = policies_of_draining(budgets, networks, labels, {**labels, "serving": "draining"})
 
     assert list(found) == names
 

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import ClientSession, web
 
 from chart.generated import permissions
-from kvmedic.cluster.fronts import POD_POLICIES
 from lab.cluster.light import LightCluster
 from lab.scripted.proxy import Proxy
 from worlds.approving import APPROVE, approve, waits_as
@@ -67,9 +66,6 @@ RARE = (
         ("coordination.k8s.io", "leases", "list"),
         ("kvmedic.io", "kvapprovals", "list"),
         ("", "namespaces", "get"),
-        ("cilium.io", "ciliumclusterwidenetworkpolicies", "list"),
-        ("projectcalico.org", "globalnetworkpolicies", "list"),
-        ("crd.projectcalico.org", "globalnetworkpolicies", "list"),
         ("", "nodes", "list"),
         ("", "nodes", "watch"),
         ("", "persistentvolumeclaims", "get"),
@@ -82,9 +78,8 @@ the drained replica is not Ready; after a restart; before a revision is put back
 flag stands in a configuration file; while a resource is being deleted."""
 
 
-BEYOND_A_ROLE = {"/api/v1/nodes", *(kind.path() for _, kind, is_local, _ in POD_POLICIES if not is_local)}
-"""What is asked of the whole cluster, and is not known where a Role forbids it: a spare is tried then, and
-policies of the whole cluster are told to be unknown."""
+BEYOND_A_ROLE = {"/api/v1/nodes"}
+"""What is asked of the whole cluster, and is not known where a Role forbids it: a spare is tried then."""
 
 
 @dataclass(slots=True)

@@ -1,13 +1,12 @@
 """What stands between a fleet and a change: each precondition by a namespace that breaks it alone."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvmedic.doctor.checks import Check, Examination, Result, Topic, Verdict, labels_that_change
 from kvmedic.doctor.documents import DocumentsError, as_served
-from kvmedic.doctor.examine import examine_manifests, see_documents, targets_in
+from kvmedic.doctor.examine import examine_manifests, targets_in
 from kvmedic.model.reasons import Reason
 from worlds.documents import a_deployment, a_service, an_engine, an_object
 
@@ -56,84 +55,6 @@ POOL = an_object(
 POLICY = an_object(
     "networking.k8s.io/v1", "NetworkPolicy", "closed", podSelector={"matchLabels": {"app": "llm"}}
 )
-
-
-def of_cilium(kind: str = "CiliumNetworkPolicy", **rule: Any) -> dict[str, Any]:
-    return an_object("cilium.io/v2", kind, "mesh", **rule)
-
-
-def of_calico(
-    selector: str, kind: str = "NetworkPolicy", group: str = "projectcalico.org/v3"
-) -> dict[str, Any]:
-    return an_object(group, kind, "mesh", selector=selector)
-
-
-APP = {"matchLabels": {"app": "llm"}}
-OTHER_PLACE = {"matchLabels": {"k8s:app": "llm", "k8s:io.kubernetes.pod.namespace": "other"}}
-OWN_PLACE = {"matchLabels": {"k8s:app": "llm", "k8s:io.kubernetes.pod.namespace": "default"}}
-SEVERAL_RULES = {**of_cilium(), "spec": None, "specs": [{"endpointSelector": APP}]}
-
-
-@pytest.mark.parametrize(
-    ("policy", "name"),
-    [
-        (of_cilium(endpointSelector=APP), "CiliumNetworkPolicy mesh"),
-        (of_cilium(endpointSelector={"matchLabels": {"any:app": "llm"}}), "CiliumNetworkPolicy mesh"),
-        (
-            of_cilium("CiliumClusterwideNetworkPolicy", endpointSelector=OWN_PLACE),
-            "CiliumClusterwideNetworkPolicy mesh",
-        ),
-        (of_cilium(endpointSelector={}, egress=[{"toEndpoints": [OWN_PLACE]}]), "CiliumNetworkPolicy mesh"),
-        (of_cilium(endpointSelector={}, ingressDeny=[{"fromEndpoints": [APP]}]), "CiliumNetworkPolicy mesh"),
-        (of_cilium(endpointSelector={}, egress=[{"toEndpoints": [OTHER_PLACE]}]), ""),
-        (of_cilium(endpointSelector={}), ""),
-        (of_cilium(endpointSelector={"matchLabels": {"app": "web"}}), ""),
-        (SEVERAL_RULES, "CiliumNetworkPolicy mesh"),
-        (of_calico("app == 'llm'"), "Calico NetworkPolicy mesh"),
-        (of_calico("has(app) && app in {'llm', 'web'}"), "Calico NetworkPolicy mesh"),
-        (of_calico("app == 'llm'", "GlobalNetworkPolicy"), "Calico GlobalNetworkPolicy mesh"),
-        (of_calico("app == 'llm'", group="crd.projectcalico.org/v1"), "Calico NetworkPolicy mesh"),
-        (of_calico("app != 'llm' && projectcalico.org/namespace == 'default'"), "Calico NetworkPolicy mesh"),
-        (of_calico("(app == 'llm' || tier == 'x')"), "Calico NetworkPolicy mesh"),
-        (of_calico("(tier == 'y' || tier == 'x')"), ""),
-        (of_calico("all()"), ""),
-        (of_calico("has(app)"), ""),
-        (of_calico("app not in {'web'}"), ""),
-        (
-            an_object("security.istio.io/v1", "AuthorizationPolicy", "mesh", selector=APP),
-            "AuthorizationPolicy mesh",
-        ),
-        (
-            an_object("security.istio.io/v1beta1", "PeerAuthentication", "mesh", selector=APP),
-            "PeerAuthentication mesh",
-        ),
-        (an_object("security.istio.io/v1", "AuthorizationPolicy", "mesh"), ""),
-    ],
-)
-def test_policies_of_plugins_and_meshes_that_tell_a_released_replica_apart_are_named(policy, name):
-    told = check(examine(a_deployment(), a_service(), policy), Topic.DRAIN)
-
-    assert told.reason is (Reason.DRAIN_IMPOSSIBLE if name else None), told.saw
-    assert told.saw.startswith(
-        f"{name} would treat a replica differently" if name else "a replica is released"
-    )
-
-
-def test_policies_that_may_not_be_listed_are_told_in_the_row_of_the_drain():
-    seen = see_documents([a_deployment(), a_service()], "llm", "default")
-    orphan = replace(seen.view.fleet.rotation.orphan, unread=("ciliumnetworkpolicies.cilium.io",))
-    fleet = replace(seen.view.fleet, rotation=replace(seen.view.fleet.rotation, orphan=orphan))
-
-    told = next(
-        each for each in replace(seen, view=replace(seen.view, fleet=fleet)).checks() if each.name == "drain"
-    )
-
-    assert (told.result, "whether ciliumnetworkpolicies.cilium.io are there" in told.saw) == (
-        Result.PASS,
-        True,
-    )
-
-
 VPA = an_object("autoscaling.k8s.io/v1", "VerticalPodAutoscaler", "size", targetRef=TIED["scaleTargetRef"])
 ASKING_FOR_MORE = {
     **an_object("autoscaling/v2", "HorizontalPodAutoscaler", "hpa", **TIED, maxReplicas=5),
@@ -470,7 +391,7 @@ HOST_PORT = an_engine(ports=[{"containerPort": 8000, "hostPort": 8000}])
             [a_deployment(pod=CLAIMED), CLAIM],
             "weights is ReadWriteOnce: a spare needs room on the node that has it",
         ),
-        ([a_deployment(pod=CLAIMED)], "modes of PersistentVolumeClaim weights are not known"),
+        ([a_deployment(pod=CLAIMED)], "access modes of PersistentVolumeClaim weights are not known"),
         ([a_deployment(pod=CLAIMED), SHARED], "(no node is listed)"),
         ([a_deployment()], "(no node is listed)"),
     ],

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from kvmedic.cluster.fronts import POD_POLICIES
 from kvmedic.cluster.looks import watched_kinds
 from kvmedic.cluster.rights import CONFIG_FILE, GROUPED, NEEDED, OWNER_FIELD, STATEFUL, Right, lacking_in
 from kvmedic.doctor.checks import Result, rights_check
@@ -39,13 +38,12 @@ def test_every_right_of_the_chart_that_a_change_of_a_setting_always_needs_is_ask
     sometimes = {"inferencepools", "scaledobjects", "verticalpodautoscalers", "namespaces", "kvapprovals"}
     sometimes |= {"nodes", "resourcequotas", "persistentvolumeclaims"}
     sometimes |= {"applications", "kustomizations", "helmreleases"}
-    of_plugins = {kind.group_version.partition("/")[0] for _, kind, _, _ in POD_POLICIES}
     always = {
         right
         for row in ROWS
         if row["scope"] == "watched" and not {"only", "names"} & row.keys()
         for right in granted(row)
-        if right.resource not in sometimes and right.group not in of_plugins
+        if right.resource not in sometimes
     }
     of_other_steps = {("horizontalpodautoscalers", "get"), ("horizontalpodautoscalers", "patch")}
 

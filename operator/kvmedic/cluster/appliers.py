@@ -29,9 +29,7 @@ from kvmedic.cluster.fronts import (
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
     list_kind,
-    network_policy,
     policies_of_draining,
-    read_pod_policies,
     takes_labels,
 )
 from kvmedic.cluster.ownership import owner_of_spec, same_object
@@ -194,15 +192,13 @@ async def neighbours_of(
     hpas, scaled, vertical, budgets, networks = await asyncio.gather(
         *(list_kind(client, kind, fleet.namespace) for kind in kinds)
     )
-    others, _ = await read_pod_policies(client, fleet.namespace)
-    policies = (*map(network_policy, networks), *others)
     return Neighbours(
         autoscalers=tuple(autoscalers_of(fleet, scaled, hpas)),
         vertical=tuple(vertical_autoscalers_of(fleet, vertical)),
         disruption_budgets=tuple(
             name_of(each) for each in budgets if takes_labels(section(each, "spec").get("selector"), labels)
         ),
-        of_draining=tuple(policies_of_draining(budgets, policies, labels, drained)),
+        of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
         reversion=await reversion_of(client, fleet, template, step) if step else None,
     )
 

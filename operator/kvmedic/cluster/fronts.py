@@ -7,14 +7,13 @@ pods by label without a Service. Those are recognised by what their charts put o
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
 
 from kvmedic.kube.client import NOT_FOUND, Reader
-from kvmedic.kube.errors import FORBIDDEN, Refused
+from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
     JsonObject,
     Resource,
@@ -145,7 +144,6 @@ async def whole_drain(
         return rotation
     kinds = (*INFERENCE_POOLS, DISRUPTION_BUDGETS, NETWORK_POLICIES)
     *pools, budgets, networks = await asyncio.gather(*(list_kind(client, each, namespace) for each in kinds))
-    others, unread = await read_pod_policies(client, namespace)
     labels = {**labels_of(template), POD_TEMPLATE_HASH: "current"}
     fronts = (
         *(_front_of_pool(pool) for found in pools for pool in found),
@@ -154,7 +152,7 @@ async def whole_drain(
     selectors = [each.selector for each in (*begun.services, *fronts)]
 
     def list_affected(after: Mapping[str, str]) -> tuple[str, ...]:
-        return tuple(policies_of_draining(budgets, (*map(network_policy, networks), *others), labels, after))
+        return tuple(policies_of_draining(budgets, networks, labels, after))
 
     keys = choose_keys(labels, selectors, lambda after: len(list_affected(after)))
     released = {**labels, POD_TEMPLATE_HASH: f"{RELEASED_HASH}current"}
@@ -164,7 +162,7 @@ async def whole_drain(
     taking = tuple(front for front in fronts if front.takes(labels))
     names = [front.name for front in (*begun.services, *taking) if _goes_by_groups(front)]
     blocked = untouched or _groups_obstacle(names) or _drain_obstacle(keys, policies)
-    whole = replace(begun, keys=keys, blocked=blocked, fronts=taking, is_whole=True, unread=unread)
+    whole = replace(begun, keys=keys, blocked=blocked, fronts=taking, is_whole=True)
     return replace(rotation, relabel=whole) if rotation.relabel else replace(rotation, orphan=whole)
 
 
@@ -289,199 +287,16 @@ def _drain_obstacle(keys: Sequence[str], policies: Sequence[str]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class PodPolicy:
-    """A policy that goes by labels of pods: of those that it holds for, and of their peers."""
-
-    name: str
-    """With its kind."""
-    selectors: tuple[object, ...]
-    """Label selectors of Kubernetes; a text is one that cannot be read as such."""
-
-    def tells_apart(self, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-        """Return whether it may treat a pod differently once its labels are others."""
-        changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
-        return any(
-            any(key in by for key in changed)
-            if isinstance(by, str)
-            else takes_labels(by, before) != takes_labels(by, after)
-            for by in self.selectors
-        )
-
-
-def network_policy(body: JsonObject) -> PodPolicy:
-    """Return a NetworkPolicy by the labels that it goes by."""
-    spec = section(body, "spec")
-    selectors = [spec.get("podSelector")]
-    for way, ends in (("ingress", "from"), ("egress", "to")):
-        selectors += [peer.get("podSelector") for rule in items(spec, way) for peer in items(rule, ends)]
-    return PodPolicy(f"NetworkPolicy {name_of(body)}", tuple(selectors))
-
-
-def _selectors_of_cilium(spec: Mapping[str, Any], namespace: str) -> Iterator[object]:
-    """Yield what a rule of Cilium selects (cilium.io/v2, `api.Rule`)."""
-    found = [spec.get("endpointSelector")]
-    for way, ends in (("ingress", "from"), ("egress", "to")):
-        rules = (*items(spec, way), *items(spec, f"{way}Deny"))
-        kinds = (f"{ends}Endpoints", f"{ends}Requires")
-        found += [each for rule in rules for kind in kinds for each in items(rule, kind)]
-    for each in found:
-        terms = [*_equalities(each), *items(each or {}, "matchExpressions")]
-        if any(_names_another(term, namespace) for term in terms):
-            continue
-        named = [{**term, "key": _CILIUM_SOURCE.sub("", str(term.get("key")))} for term in terms]
-        # Where a pod runs and for whom is the same while it drains.
-        yield {"matchExpressions": [term for term in named if not term["key"].startswith(_CILIUM_PLACE)]}
-
-
-def _equalities(selector: object) -> list[JsonObject]:
-    wanted = section(selector, "matchLabels") if isinstance(selector, Mapping) else {}
-    return [{"key": key, "operator": "In", "values": [value]} for key, value in wanted.items()]
-
-
-_CILIUM_SOURCE = re.compile("^(?:k8s|any):")
-"""What a label's key may begin with in a policy of Cilium: where the label comes from."""
-_CILIUM_NAMESPACE = "io.kubernetes.pod.namespace"
-_CILIUM_PLACE = (_CILIUM_NAMESPACE, "io.cilium.", "reserved:")
-
-
-def _names_another(term: Mapping[str, Any], namespace: str) -> bool:
-    key = _CILIUM_SOURCE.sub("", str(term.get("key")))
-    asks = key == _CILIUM_NAMESPACE and term.get("operator") == "In"
-    return asks and namespace not in (term.get("values") or ())
-
-
-def _selectors_of_calico(spec: Mapping[str, Any], _namespace: str) -> Iterator[object]:
-    """Yield what a policy of Calico selects (projectcalico.org/v3)."""
-    rules = (*items(spec, "ingress"), *items(spec, "egress"))
-    ends = [section(rule, end) for rule in rules for end in ("source", "destination")]
-    texts = [spec.get("selector"), *(end.get(kind) for end in ends for kind in ("selector", "notSelector"))]
-    yield from (_read_calico(each) for each in texts if isinstance(each, str))
-
-
-_CALICO_TERM = re.compile(
-    r"\s*(?:(?P<all>all\(\)|global\(\)|)|(?P<no>!\s*)?has\(\s*(?P<has>[\w./-]+)\s*\)"
-    r"|(?P<key>[\w./-]+)\s*(?:(?P<is>==|!=)\s*(?P<value>'[^']*'|\"[^\"]*\")"
-    r"|(?P<among>(?:not\s+)?in)\s*\{(?P<values>[^{}]*)\}))\s*"
-)
-_CALICO_PLACE = "projectcalico.org/"
-"""Beginning of the labels that Calico itself gives a pod, by where it is."""
-
-
-def _read_calico(text: str) -> object:
-    """Return a selector of Calico as one of Kubernetes, where all of its terms must hold; else the text."""
-    terms = [_CALICO_TERM.fullmatch(each) for each in text.split("&&")]
-    if any(each is None for each in terms):
-        return text
-    read = [_read_calico_term(each) for each in terms if each is not None and each["all"] is None]
-    return {"matchExpressions": [each for each in read if not each["key"].startswith(_CALICO_PLACE)]}
-
-
-def _read_calico_term(term: re.Match[str]) -> JsonObject:
-    if term["has"]:
-        return {"key": term["has"], "operator": "DoesNotExist" if term["no"] else "Exists"}
-    negated = term["is"] == "!=" or str(term["among"]).startswith("not")
-    values = [each.strip(" '\"") for each in (term["value"] or term["values"]).split(",")]
-    return {"key": term["key"], "operator": "NotIn" if negated else "In", "values": values}
-
-
-def _selectors_of_istio(spec: Mapping[str, Any], _namespace: str) -> Iterator[object]:
-    """Yield what a policy of Istio selects (type.istio.io/v1beta1, `WorkloadSelector`)."""
-    yield spec.get("selector")
-
-
-SelectorsOf: TypeAlias = Callable[[Mapping[str, Any], str], Iterator[object]]
-
-POD_POLICIES: Sequence[tuple[str, Resource, bool, SelectorsOf]] = (
-    ("CiliumNetworkPolicy", Resource("cilium.io/v2", "ciliumnetworkpolicies"), True, _selectors_of_cilium),
-    (
-        "CiliumClusterwideNetworkPolicy",
-        Resource("cilium.io/v2", "ciliumclusterwidenetworkpolicies"),
-        False,
-        _selectors_of_cilium,
-    ),
-    ("Calico NetworkPolicy", Resource("projectcalico.org/v3", "networkpolicies"), True, _selectors_of_calico),
-    (
-        "Calico GlobalNetworkPolicy",
-        Resource("projectcalico.org/v3", "globalnetworkpolicies"),
-        False,
-        _selectors_of_calico,
-    ),
-    # The same objects where Calico's own API server is not installed.
-    (
-        "Calico NetworkPolicy",
-        Resource("crd.projectcalico.org/v1", "networkpolicies"),
-        True,
-        _selectors_of_calico,
-    ),
-    (
-        "Calico GlobalNetworkPolicy",
-        Resource("crd.projectcalico.org/v1", "globalnetworkpolicies"),
-        False,
-        _selectors_of_calico,
-    ),
-    (
-        "AuthorizationPolicy",
-        Resource("security.istio.io/v1", "authorizationpolicies"),
-        True,
-        _selectors_of_istio,
-    ),
-    (
-        "PeerAuthentication",
-        Resource("security.istio.io/v1", "peerauthentications"),
-        True,
-        _selectors_of_istio,
-    ),
-)
-"""Policies of network plugins and meshes: what they are called, whether they are of one namespace, and where
-they name pods."""
-
-
-async def read_pod_policies(client: Reader, namespace: str) -> tuple[tuple[PodPolicy, ...], tuple[str, ...]]:
-    """Return the policies of plugins and meshes that may hold for a namespace's pods, and what was not read.
-
-    A cluster that lacks a kind has none of it. A kind that may not be listed need not be there either: the
-    API server refuses what is not granted before it looks.
-    """
-    reads = (
-        _list_readable(client, kind, namespace if is_local else "") for _, kind, is_local, _ in POD_POLICIES
-    )
-    found: list[PodPolicy] = []
-    unread: list[str] = []
-    for (name, kind, _, read), bodies in zip(POD_POLICIES, await asyncio.gather(*reads), strict=True):
-        if bodies is None:
-            unread.append(f"{kind.plural}.{kind.group_version.partition('/')[0]}")
-            continue
-        for body in bodies:
-            # Cilium may have several rules in one object.
-            specs = (
-                section(body, "spec"),
-                *(each for each in items(body, "specs") if isinstance(each, Mapping)),
-            )
-            selectors = tuple(by for spec in specs for by in read(spec, namespace))
-            found.append(PodPolicy(f"{name} {name_of(body)}", selectors))
-    return tuple(found), tuple(unread)
-
-
-async def _list_readable(client: Reader, kind: Resource, namespace: str) -> list[JsonObject] | None:
-    try:
-        return await list_kind(client, kind, namespace)
-    except Refused as error:
-        if error.code == FORBIDDEN:
-            return None
-        raise
-
-
 def policies_of_draining(
     budgets: Iterable[JsonObject],
-    networks: Iterable[PodPolicy],
+    networks: Iterable[JsonObject],
     labels: Mapping[str, str],
     drained: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield what treats a replica differently while it drains, by kind and name.
 
-    A budget may stop counting it, as it leaves; it may not start to. A policy of its traffic may do neither:
-    the requests that the replica still answers would get other rules.
+    A budget may stop counting it, as it leaves; it may not start to. A NetworkPolicy may do neither: the
+    requests that the replica still answers would get other rules.
 
     Args:
         drained: the same labels while it drains.
@@ -490,7 +305,14 @@ def policies_of_draining(
         by = section(body, "spec").get("selector")
         if takes_labels(by, drained) and not takes_labels(by, labels):
             yield f"PodDisruptionBudget {name_of(body)}"
-    yield from (each.name for each in networks if each.tells_apart(labels, drained))
+    for body in networks:
+        spec = section(body, "spec")
+        # The pods of its namespace that it holds for, and their peers.
+        selectors = [spec.get("podSelector")]
+        for way, ends in (("ingress", "from"), ("egress", "to")):
+            selectors += [peer.get("podSelector") for rule in items(spec, way) for peer in items(rule, ends)]
+        if any(takes_labels(by, drained) != takes_labels(by, labels) for by in selectors):
+            yield f"NetworkPolicy {name_of(body)}"
 
 
 async def list_kind(client: Reader, kind: Resource, namespace: str) -> list[JsonObject]:

@@ -401,8 +401,6 @@ class OrphanDrain:
     """The Services that lead requests to the pods by their labels."""
     is_whole: bool = True
     """False: only a glance was taken, and what policies and pickers do with the pods was not read."""
-    unread: tuple[str, ...] = ()
-    """Kinds of policies that may not be listed, so that it is not known what they do with the pods."""
 
 
 @dataclass(frozen=True, slots=True)
