@@ -478,7 +478,8 @@ def _narrow_needs(shape: Shape, around: Surroundings) -> Iterator[str]:
     known = dict(_modes(shape, around))
     for name in shape.claims:
         if name not in known:
-            yield f"access modes of PersistentVolumeClaim {name} are not known ({NODE_ALONE}: only on its node)"
+            text = f"access modes of PersistentVolumeClaim {name} are not known"
+            yield f"{text} ({NODE_ALONE}: only on its node)"
         elif known[name] == {NODE_ALONE}:
             yield f"PersistentVolumeClaim {name} is {NODE_ALONE}: a spare needs room on the node that has it"
 
