@@ -88,7 +88,7 @@ def test_a_cap_that_cannot_be_set_back_says_why() -> None:
 STAYS = {
     "as well as before": on_probation(replace(HANGING, stalls=0)),
     "a fifth more to do": on_probation(replace(STARVING, finished=1.2 * 960)),
-    "a fifth less to do": on_probation(replace(STARVING, finished=0.8 * 960)),
+    "a fifth less to do": on_probation(replace(HANGING, finished=0.8 * 960)),
     "users waited as long before": on_probation(cap=replace(CAP, figures=figures(STARVING))),
     "no figures from before": on_probation(cap=replace(CAP, figures=None)),
     "too few requests in the hour": on_probation(replace(STARVING, finished=1)),
