@@ -7,7 +7,7 @@ from typing import Any
 NIGHT = {"days": ["Sat", "Sun"], "start": "22:00", "end": "06:00", "timeZone": "Europe/Berlin"}
 
 LOW: dict[str, Any] = {
-    "targetRef": {"name": "a", "container": "b"},
+    "targetRef": {"name": "a", "container": "b", "ports": [1, 65535]},
     "objectives": {"interTokenP95": "1ms", "e2eP95": "10ms", "ttftP95": "1ms"},
     "trigger": {"preemptionsPerRequest": 0.01, "kvCacheUsage": 0, "window": "1m", "for": "0s"},
     "sizing": {"window": "1m"},

@@ -199,7 +199,7 @@ def test_a_router_that_the_spec_names_is_a_front():
     [
         ((8000,), 8000, ("at port 8000", "")),
         ((8000, 5557), 8000, ("at port 8000; several are declared: 5557, 8000", "spec.targetRef.port")),
-        ((8000, 8001, 8002), 8000, ("several are declared: 8000, 8001, 8002", "targetPorts")),
+        ((8000, 8001, 8002), 8000, ("several are declared: 8000, 8001, 8002", "spec.targetRef.ports")),
         ((), 8000, ("at port 8000", "")),
     ],
 )
@@ -211,6 +211,15 @@ def test_several_unnamed_ports_are_told_and_the_services_counts(numbers, port, s
     assert told.figures["port"] == port
     assert (told.saw.endswith(said[0]), said[1] in told.fix) == (True, True)
     assert bool(told.fix) is (len(numbers) > 1)
+
+
+def test_ports_that_the_spec_names_are_an_engine_each():
+    target = {"name": "llm", "ports": [8001, 8000]}
+
+    told = check(examine(a_deployment(), a_service(), targetRef=target), Topic.PORT)
+
+    assert told.saw == "each replica is asked for its metrics at ports 8000, 8001, an engine each"
+    assert (told.result, told.fix) == (Result.PASS, "")
 
 
 def test_a_named_port_of_the_service_is_the_containers_port_of_that_name():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -154,9 +155,9 @@ POOL = {
 }
 
 
-def orphan_view(*documents: dict[str, Any]) -> Any:
+def orphan_view(*documents: dict[str, Any], target: TargetRef = TARGET) -> Any:
     served = as_served(documents, "serving")
-    return asyncio.run(snapshot(served, "serving", TARGET, LABEL, DrainWay(RotationWay.AUTO)))
+    return asyncio.run(snapshot(served, "serving", target, LABEL, DrainWay(RotationWay.AUTO)))
 
 
 def test_replicas_behind_a_pool_alone_are_in_rotation_while_they_are_ready():
@@ -205,5 +206,17 @@ def test_each_port_that_a_pool_leads_to_may_be_an_engine_of_the_replica():
 
     ranks, single = (orphan_view(a_deployment(), each).fleet.pods[0] for each in (ports, older))
 
-    assert (ranks.ports, ranks.port) == ((8000, 8001), 8000)
+    assert (ranks.ports, ranks.port, ranks.engine_ports) == ((8000, 8001), 8000, (8000, 8001))
     assert (single.ports, single.port) == ((8200,), 8200)
+
+
+def test_ports_that_the_spec_names_count_before_those_that_a_pool_leads_to():
+    ports = {**POOL, "spec": {**POOL["spec"], "targetPorts": [{"number": 8000}, {"number": 8001}]}}
+
+    plain, led = (
+        orphan_view(a_deployment(), each, target=replace(TARGET, ports=(8002, 8001))).fleet.pods[0]
+        for each in (a_service(), ports)
+    )
+
+    for pod in (plain, led):
+        assert (pod.port, pod.engine_ports) == (8002, (8002, 8001))

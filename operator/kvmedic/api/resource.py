@@ -71,6 +71,11 @@ TTFT_SHARE = 0.5
 percentile of a wait is beyond twice its mean."""
 
 
+def _target(spec: KVRemediationSpec) -> TargetRef:
+    named = spec.target_ref
+    return TargetRef(**{**named.model_dump(), "ports": tuple(named.ports or ())})
+
+
 def policy_of(spec: KVRemediationSpec) -> Policy:
     """Return what the core reads of a spec. Levers that are no knob of the engine have their own fields."""
     label = spec.rollout.rotation_label
@@ -78,7 +83,7 @@ def policy_of(spec: KVRemediationSpec) -> Policy:
     scale, rollback = levers.get(LeverName.SCALE_OUT), levers.get(LeverName.REVISION_ROLLBACK)
     within = parse_duration(rollback.within) if rollback and rollback.within else RollbackPolicy().within
     return Policy(
-        target=TargetRef(**spec.target_ref.model_dump()),
+        target=_target(spec),
         mode=spec.mode,
         suspended=spec.suspend,
         runbooks=tuple(spec.runbooks),

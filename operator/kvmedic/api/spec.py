@@ -232,6 +232,22 @@ class TargetRef(Wire):
     the port of its container that is named `metrics` or `http`, else its only port, else the annotation
     `prometheus.io/port` of the pod, else the only port that its Services lead to, else that of the operator's
     configuration (8000)."""
+    ports: (
+        Annotated[
+            list[Annotated[int, Field(strict=True)]],
+            Field(min_length=2, max_length=64),
+            Rule(
+                cel="self.all(port, port >= 1 && port <= 65535)",
+                message="use whole numbers from 1 to 65535",
+                holds=lambda ports: all(1 <= port <= 65535 for port in ports),
+            ),
+            unique(),
+        ]
+        | None
+    ) = Field(default=None, json_schema_extra={"x-kubernetes-list-type": "set"})
+    """TCP ports at which the engines of a replica serve `/metrics`, where each has its own, as ranks of data
+    parallelism behind an external balancer do. 2 to 64, each from 1 to 65535. A replica is idle once all of
+    them are. Absent: the `targetPorts` of an InferencePool that leads to the pods, else `port`."""
 
 
 class Metrics(Wire):
@@ -514,6 +530,13 @@ class KVRemediationSpec(Wire):
             message="targetRef is immutable, because a run's record belongs to one workload: delete this"
             " KVRemediation and create a new one",
             holds=None,
+        ),
+        Rule(
+            cel="!has(self.port) || !has(self.ports)",
+            message="ports names the port of each engine, so port has nothing to add: remove one of them",
+            holds=lambda target: target.port is None or target.ports is None,
+            path=".ports",
+            forbids=True,
         ),
     ]
     mode: Mode = Mode.OBSERVE

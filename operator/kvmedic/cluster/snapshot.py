@@ -108,7 +108,8 @@ class Frame:
     front_port: int | None = None
     """The one port of the pods that the Services lead to; None: none, or several."""
     front_ports: tuple[int, ...] = ()
-    """Ports that InferencePools lead to, declared by containers or not: several are an engine each."""
+    """Ports that the spec names or InferencePools lead to, declared by containers or not: several are an
+    engine each."""
     has_other_engines: bool = False
     """Other containers of the pod run engines, too."""
 
@@ -354,9 +355,8 @@ async def snapshot(
         serving = {**led_by_labels((*parts.pods, *parts.released), pools), **serving}
     ports = tuple(port for each in pools for port in each.ports)
     several = len(_engine_places(template, profiles)) > 1
-    frame = Frame(
-        "", name, rotation, serving, profiles, target.port, front or next(iter(ports), None), ports, several
-    )
+    named, front = target.first_port, front or next(iter(ports), None)
+    frame = Frame("", name, rotation, serving, profiles, named, front, target.ports or ports, several)
     return View(_fleet(parts, frame), template, kept)
 
 

@@ -355,17 +355,21 @@ def _usual_checks(view: View, policy: Policy) -> Iterator[Check]:
 
 def _port(fleet: Fleet) -> Check:
     """Return where replicas are asked for their requests while they drain."""
+    ranks = sorted({port for pod in fleet.live for port in pod.engine_ports})
+    if ranks:
+        text = f"each replica is asked for its metrics at ports {', '.join(map(str, ranks))}, an engine each"
+        return Check(Topic.PORT, Result.PASS, text, figures={"port": ranks[0]})
     ports = {pod.port for pod in fleet.live if pod.port is not None}
-    declared = sorted({port for pod in fleet.live if not pod.engine_ports for port in pod.ports})
+    declared = sorted({port for pod in fleet.live for port in pod.ports})
     several = f"; several are declared: {', '.join(map(str, declared))}" if len(declared) > 1 else ""
     if len(ports) == 1:
         port = ports.pop()
         text = f"each replica is asked for its metrics at port {port}{several}"
-        ranks = (
+        fix = (
             "if the engine serves at another: name it in spec.targetRef.port; where each leads to an "
-            "engine of its own: list them in targetPorts of an InferencePool"
+            "engine of its own: list them in spec.targetRef.ports"
         )
-        return Check(Topic.PORT, Result.PASS, text, ranks if several else "", figures={"port": port})
+        return Check(Topic.PORT, Result.PASS, text, fix if several else "", figures={"port": port})
     if not ports:
         text = (
             "nothing shows where replicas serve metrics, so the operator's own port counts (8000 by default)"

@@ -124,6 +124,8 @@ def _target_lines(view: View, target: TargetRef) -> Iterator[str]:
         yield "    #engine: vLLM"
     if target.port is not None:
         yield f"    port: {target.port}"
+    elif target.ports:
+        yield f"    ports: {list(target.ports)}"
     elif all(pod.port is None for pod in view.fleet.live):
         yield "    # Nothing shows where replicas serve /metrics: the operator's own port counts."
         yield "    #port: 8000"

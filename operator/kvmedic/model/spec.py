@@ -323,6 +323,14 @@ class TargetRef:
     """The engine that the container runs; None: its image's name or its command line shows it."""
     port: int | None = None
     """Where each replica serves its metrics; None: its command line or its pod template shows it."""
+    ports: tuple[int, ...] = ()
+    """Where each of the replica's engines serves its metrics; empty: one page tells of all of them, or an
+    InferencePool names their ports."""
+
+    @property
+    def first_port(self) -> int | None:
+        """Return the port that counts where one is asked; None: none is named."""
+        return self.port or next(iter(self.ports), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +447,8 @@ class Terms:
     """The engine as `targetRef` names it."""
     port: int | None = None
     """The replicas' metrics port as `targetRef` names it."""
+    ports: tuple[int, ...] = ()
+    """The metrics ports of their engines as `targetRef` names them."""
     rotation: RotationWay = RotationWay.LABEL
     """How replicas leave rotation; a version that did not say knew of the label alone."""
 
@@ -450,13 +460,13 @@ def terms_of(policy: Policy) -> Terms:
     """Return what is to be remembered of a spec, so that what is begun by it can be ended without it."""
     rollout, target = policy.rollout, policy.target
     drains = rollout.rotation_label, rollout.drain_timeout, rollout.on_drain_timeout
-    return Terms(*drains, target.engine, target.port, rollout.rotation)
+    return Terms(*drains, target.engine, target.port, target.ports, rollout.rotation)
 
 
 def without_spec(target: TargetRef, terms: Terms) -> Policy:
     """Return a policy with which what was done to a target can be taken back, and nothing else."""
     return Policy(
-        target=replace(target, engine=terms.engine, port=terms.port),
+        target=replace(target, engine=terms.engine, port=terms.port, ports=terms.ports),
         mode=Mode.OBSERVE,
         suspended=True,
         runbooks=(),
