@@ -307,11 +307,11 @@ class Trigger(Wire):
     """Gaps of more than 2.5 s between two tokens, per finished request of one replica, at least. From 0.001
     to 100."""
     window: Window = "5m"
-    """How far back the rates look. 5m spans several requests of ordinary length and at least five scrapes
-    at a one-minute interval."""
+    """How far back the rates look: what they exceed has held that long on average. 5m spans several requests
+    of ordinary length and at least five scrapes at a one-minute interval."""
     hold: Hold = Field(default="2m", alias="for")
-    """How long every look must have exceeded the trigger. A change restarts every replica, which takes
-    minutes, so a burst shorter than 2m is not worth it."""
+    """How long every look, each over `window`, must have exceeded the trigger. A change restarts every
+    replica, which takes minutes, so a burst shorter than 2m is not worth it."""
 
 
 class Sizing(Wire):
