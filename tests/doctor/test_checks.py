@@ -4,10 +4,19 @@ from typing import Any
 
 import pytest
 
-from kvmedic.doctor.checks import Check, Examination, Result, Topic, Verdict, labels_that_change
+from kvmedic.doctor.checks import (
+    Check,
+    Examination,
+    Result,
+    Topic,
+    Verdict,
+    describe_run,
+    labels_that_change,
+)
 from kvmedic.doctor.documents import DocumentsError, as_served
 from kvmedic.doctor.examine import examine_manifests, targets_in
 from kvmedic.model.reasons import Reason
+from run_builder import a_run
 from worlds.documents import a_deployment, a_service, an_engine, an_object
 
 KEDA = {"scaleTargetRef": {"name": "llm"}, "minReplicaCount": 1, "maxReplicaCount": 4}
@@ -495,3 +504,14 @@ def test_whether_an_owners_own_field_is_certain_only_a_plan_shows(kind, version,
     assert check(found, Topic.OWNER).result is result
     assert words in check(found, Topic.OWNER).saw
     assert found.verdict is not Verdict.ELIGIBLE
+
+
+def test_a_run_that_is_open_is_told_in_place_of_a_rollout_at_rest():
+    checks, run = examine(a_deployment(), a_service()).checks, a_run()
+
+    idle, moved = ([describe_run(each, "own", one) for each in checks] for one in (None, run))
+
+    told = {each.name: each.saw for each in moved}
+    assert idle == list(checks)
+    assert told.pop(Topic.ROLLOUT) == f"run {run.id} of KVRemediation own is open: it moves the rollout"
+    assert told == {each.name: each.saw for each in checks if each.name is not Topic.ROLLOUT}

@@ -35,6 +35,7 @@ from kvmedic.doctor.checks import (
     Result,
     Topic,
     Verdict,
+    describe_run,
     in_order,
     metrics_checks,
     names_of,
@@ -296,7 +297,9 @@ async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str)
     operator = (asked.settings.process.namespace, asked.account)
     needed = needed_rights(seen.view, seen.policy)
     lacking = await lacking_rights_of(world.client, operator, namespace, needed)
-    found = Examination(namespace, name, in_order([*checks, rights_check(lacking, names)]))
+    checks = [describe_run(each, seen.resource, resource.record.run) for each in checks]
+    told = in_order([*checks, rights_check(lacking, names)])
+    found = Examination(namespace, name, told, resource=seen.resource)
     if asked.since is None:
         return _Told(found)
     look = f"kvmedic diagnose -n {namespace} --pod-regex '{name}-.*' --prometheus {asked.prometheus or 'URL'}"
@@ -414,6 +417,8 @@ def _next_command(found: Examination) -> str:
     fixes = (each.fix for each in (*found.failed, *found.unknown) if each.fix)
     where = f"{typed_place(found.target)} -n {found.namespace}"
     after = f"kvmedic init {where} >kvr.yaml" if found.is_live else f"kvmedic doctor {where}"
+    if found.resource:
+        after = f"kvmedic get {found.resource} -n {found.namespace}"
     return next(fixes, after)
 
 

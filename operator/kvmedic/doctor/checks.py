@@ -18,6 +18,7 @@ from kvmedic.model.engine import Knob, Presence
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import ROLLING, Fleet, OwnerKind
 from kvmedic.model.reasons import Reason, Trait
+from kvmedic.model.run import Run
 from kvmedic.model.spec import Ownership, Policy, Spare
 from kvmedic.rollout.draining import start_limit
 from kvmedic.rollout.gates import place_of, typed_place
@@ -117,6 +118,8 @@ class Examination:
     checks: tuple[Check, ...]
     is_live: bool = True
     """Its objects were read from a cluster."""
+    resource: str = ""
+    """Name of the KVRemediation that looks after it; empty where there is none."""
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -351,6 +354,13 @@ def _usual_checks(view: View, policy: Policy) -> Iterator[Check]:
     yield Check(Topic.ROLLOUT, Result.PASS, "the rollout is at rest, and no other run has claimed it")
     yield _start(fleet, policy)
     yield _port(fleet)
+
+
+def describe_run(check: Check, resource: str, run: Run | None) -> Check:
+    """Return what is said of the rollout where the target's own resource has a run open: the run moves it."""
+    if run is None or check.name is not Topic.ROLLOUT or check.result is not Result.PASS:
+        return check
+    return replace(check, saw=f"run {run.id} of KVRemediation {resource} is open: it moves the rollout")
 
 
 def _port(fleet: Fleet) -> Check:
