@@ -167,6 +167,17 @@ ROWS: Mapping[str, tuple[Mapping[str, float], Mapping[str, float], Verdict]] = {
         },
         Verdict.RECOVERED,
     ),
+    "fewer tokens and arrivals, a longer queue, and much more of it in time": (  # a loop of 76 clients, capped
+        {"stalls_per_request": 1.56, "time_to_first_token_p95_seconds": 38.0, "waiting_mean": 36.0},
+        {
+            "generated_tokens_per_second": 1720.0,
+            "requests_per_second": 8.6,
+            "stalls_per_request": 0.02,
+            "time_to_first_token_p95_seconds": 80.0,
+            "waiting_mean": 55.0,
+        },
+        Verdict.RECOVERED,
+    ),
     "under nine tenths, arrivals at the bound": (
         {"stalls_per_request": 0.0},
         {

@@ -202,7 +202,8 @@ class Comparison:
 
     def sinks(self) -> str:
         """Return which objective or floor the fleet is below because of the change; empty: none."""
-        less = self._is_served_less(self.served_in_time) and self.served_in_time * self.scatter < 1
+        weighty = self.arrivals >= AS_MANY or self.holds_back()
+        less = weighty and self.served_in_time < LEAST_SERVED and self.served_in_time * self.scatter < 1
         facts = (
             (self.breaks_objective(), "an objective is broken"),
             (self.keeps_waiting(), "users are kept waiting"),
@@ -240,14 +241,15 @@ class Comparison:
         """Return whether first tokens come late, and not because something else waits less for it.
 
         Late is clearly later than before, and later than most sit through. Then requests wait for longer in
-        all, or as many come as before and fewer tokens go out, so that the queue grows.
+        all, or as many come as before and fewer tokens go out, so that the queue grows. Fewer that come while
+        more wait do not count here: tokens of answers that hung before are no loss.
         """
         least = first_token_limit(self.objectives)
         late = max(least, LATER * self.before.time_to_first_token_p95_seconds)
         if not self.after.time_to_first_token_p95_seconds > late:
             return False
         silent = _silent_seconds(self.after) > SILENT_LONGER * _silent_seconds(self.before) + SILENT_SECONDS
-        return silent or self._is_served_less(self.throughput)
+        return silent or (self.arrivals >= AS_MANY and self.throughput < LEAST_SERVED)
 
     def holds_back(self) -> bool:
         """Return whether more requests wait than before, so that fewer arrivals are no lighter load.
@@ -305,14 +307,6 @@ class Comparison:
             limit is not None and now <= limit < then and then > WORSE * now
             for _, limit, then, now in self._judged_by()
         )
-
-    def _is_served_less(self, tokens: float) -> bool:
-        """Return whether clearly fewer tokens come while as many requests do, or more wait to be served.
-
-        Args:
-            tokens: after over before.
-        """
-        return (self.arrivals >= AS_MANY or self.holds_back()) and tokens < LEAST_SERVED
 
     def missed(self) -> tuple[str, ...]:
         """Return the objectives still not met, each with its figure."""
