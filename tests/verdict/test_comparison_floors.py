@@ -167,7 +167,7 @@ ROWS: Mapping[str, tuple[Mapping[str, float], Mapping[str, float], Verdict]] = {
         },
         Verdict.RECOVERED,
     ),
-    "fewer tokens and arrivals, a longer queue, and much more of it in time": (  # a loop of 76 clients, capped
+    "fewer tokens and arrivals, a longer queue, and much more of it in time": (  # 76 clients, capped
         {"stalls_per_request": 1.56, "time_to_first_token_p95_seconds": 38.0, "waiting_mean": 36.0},
         {
             "generated_tokens_per_second": 1720.0,
