@@ -297,7 +297,8 @@ async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str)
     operator = (asked.settings.process.namespace, asked.account)
     needed = needed_rights(seen.view, seen.policy)
     lacking = await lacking_rights_of(world.client, operator, namespace, needed)
-    checks = [describe_run(each, seen.resource, resource.record.run) for each in checks]
+    run = resource.record.run if resource.record else None
+    checks = [describe_run(each, seen.resource, run) for each in checks]
     told = in_order([*checks, rights_check(lacking, names)])
     found = Examination(namespace, name, told, resource=seen.resource)
     if asked.since is None:
