@@ -327,7 +327,7 @@ def await_swapped(fleet: Fleet, revision: str) -> Wait | None:
         return None
     return Wait(
         Reason.DRAIN_IMPOSSIBLE,
-        f"{', '.join(swapped)} started before they could be let go again, so no replica was changed: "
+        f"{', '.join(swapped)} started before they could be let go again, so old ones only change places: "
         f"{_way_out(fleet)}",
     )
 
