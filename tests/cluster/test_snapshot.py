@@ -740,8 +740,8 @@ TWO_ENGINES = {
     ("more", "ports", "only"),
     [
         ({}, (), None),
-        ({"front_ports": (8000,)}, (), None),
-        ({"front_ports": (8000, 8001)}, (8000, 8001), None),
+        ({"engine_ports": (8000,)}, (), None),
+        ({"engine_ports": (8000, 8001)}, (8000, 8001), None),
         ({"has_other_engines": True}, (), 8001),
     ],
     ids=["nothing is declared", "one port", "a pool with two", "another container runs one"],

@@ -107,7 +107,7 @@ class Frame:
     """Where the metrics are, by the spec; None: the pod shows it."""
     front_port: int | None = None
     """The one port of the pods that the Services lead to; None: none, or several."""
-    front_ports: tuple[int, ...] = ()
+    engine_ports: tuple[int, ...] = ()
     """Ports that the spec names or InferencePools lead to, declared by containers or not: several are an
     engine each."""
     has_other_engines: bool = False
@@ -156,9 +156,9 @@ def pod_of(body: Mapping[str, Any], frame: Frame) -> Pod:
         runs_since=min((moment(at) for at in running if at), default=None),
         # Every container that may be the engine's has a status, and none runs.
         is_stopped=bool(engines) and not any("running" in (each.get("state") or {}) for each in engines),
-        ports=tuple(sorted({*(int(port["containerPort"]) for port in ports), *frame.front_ports})),
+        ports=tuple(sorted({*(int(port["containerPort"]) for port in ports), *frame.engine_ports})),
         port=port,
-        engine_ports=frame.front_ports if len(frame.front_ports) > 1 else (),
+        engine_ports=frame.engine_ports if len(frame.engine_ports) > 1 else (),
         only_port=(port or 0) if frame.has_other_engines else None,
         listed_by=frame.serving.get(uid_of(body), ()),
     )

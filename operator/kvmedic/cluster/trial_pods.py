@@ -79,7 +79,7 @@ class Trials:
         body = await _get_own(self.client, Ref(PODS, trial.namespace, trial.name), trial.owner.uid)
         profiles = profiles_for(target.engine)
         frame = Frame(
-            "", target.container, _NOWHERE, {}, profiles, target.first_port, front_ports=target.ports
+            "", target.container, _NOWHERE, {}, profiles, target.first_port, engine_ports=target.ports
         )
         return None if body is None else pod_of(body, frame)
 
