@@ -284,14 +284,45 @@ def test_what_is_left_behind_leaves_rotation_and_is_drained() -> None:
     assert isinstance(leaving_orphan_move(OUT, known(OUT, drains=idle), START), DeletePod)
 
 
-def test_after_two_steps_in_which_the_stand_in_served_a_person_is_asked() -> None:
-    fleet = HEALTHY
-    swapped = replace(fleet, pods=tuple(replace(pod, is_stand_in=pod.name != "p01") for pod in fleet.pods))
-    one_more = replace(swapped, replicas=2)
+def after_steps(steps: str) -> Fleet:
+    """Nine old replicas after steps of which each made a new one (n) or left a stand-in behind (s)."""
+    fleet = OrphanModel.healthy(9 - steps.count("n")).fleet()
+    first, *plain = fleet.pods
+    made = [
+        replace(
+            first,
+            name=f"{step}{number}",
+            revision="new" if step == "n" else "old",
+            is_stand_in=step == "s",
+            created_at=START + number * MINUTE,
+        )
+        for number, step in enumerate(steps, start=1)
+    ]
+    pods = (first, *plain[steps.count("s") :], *made)
+    return replace(fleet, replicas=fleet.told - 1, pods=pods)
 
-    found = next_release(one_more, one_more.serving("old"))
 
-    assert isinstance(found, Wait)
-    assert found.reason is Reason.DRAIN_IMPOSSIBLE
-    first = replace(one_more, pods=(*one_more.pods[:2], replace(one_more.pods[2], is_stand_in=False)))
-    assert next_release(first, first.serving("old")) == ReleasePod(first.pods[0])
+@pytest.mark.parametrize(
+    ("steps", "holds"),
+    [
+        ("ss", False),
+        ("sss", True),
+        ("nssnsnss", False),
+        ("nnnnnsss", True),
+        ("sssn", False),
+        ("ssnnsn", False),
+    ],
+)
+def test_after_three_steps_in_a_row_in_which_the_stand_in_served_a_person_is_asked(steps, holds) -> None:
+    """A rollout that gets on all the same goes on, however many replicas were restarted twice."""
+    fleet = after_steps(steps)
+
+    found = next_release(fleet, fleet.serving("old"))
+
+    if holds:
+        assert isinstance(found, Wait)
+        assert found.reason is Reason.DRAIN_IMPOSSIBLE
+        assert all(f"s{number}" in found.message for number in range(len(steps) - 2, len(steps) + 1))
+    else:
+        assert isinstance(found, ReleasePod)
+        assert found.pod.revision == "old"
