@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from kvmedic.model.fleet import Fleet
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.moves import Effect, Pulse, ReleasePod, Settled, largest_wave
-from kvmedic.rollout.orphan_drain import QUICK_START, can_adopt, may_serve_soon, release_before_turning
+from kvmedic.rollout.orphan_drain import (
+    FOLLOWED_WITHIN,
+    can_adopt,
+    may_serve_soon,
+    release_before_turning,
+)
 from worlds.model_controller import OWN_FIELDS
 from worlds.orphan_model import START_TAKES, OrphanModel, OrphanWalk
 
@@ -129,9 +134,9 @@ SECOND = timedelta(seconds=1)
 @pytest.mark.parametrize(
     ("age", "runs", "soon"),
     [
-        (QUICK_START, True, False),
-        (QUICK_START + SECOND, True, True),
-        (QUICK_START + SECOND, False, False),
+        (START_TAKES - FOLLOWED_WITHIN, True, False),
+        (START_TAKES - FOLLOWED_WITHIN + SECOND, True, True),
+        (START_TAKES, False, False),
         (timedelta(hours=1), False, False),
     ],
     ids=["just made", "its engine runs for a while", "its engine does not run", "it never did"],
@@ -147,12 +152,22 @@ def test_a_new_replica_that_may_serve_soon_is_released_before_the_template_is_pu
     assert found == (ReleasePod(new) if soon else None)
 
 
-def test_where_every_replica_took_long_to_start_one_that_is_younger_than_half_of_it_is_not_ready_soon():
-    fleet, model = starting(3 * QUICK_START)
-    slow = tuple(replace(p, ready_at=p.created_at + 8 * QUICK_START) if p.ready else p for p in fleet.pods)
+@pytest.mark.parametrize(
+    ("quickest", "oldest"),
+    [(5, 2), (8, 4), (10, 6), (16, 12), (20, 15), (30, 15), (120, 60), (None, 15)],
+    ids=lambda value: f"{value}s",
+)
+def test_how_old_a_replica_may_be_that_is_let_go_follows_from_how_soon_others_served(quickest, oldest):
+    """One of three took so many seconds to start, the others longer; or of none it is known."""
+    fleet, model = starting(oldest * SECOND)
+    *served, made = fleet.pods
+    took = [None if quickest is None else (quickest + more) * SECOND for more in (0, 1, 300)]
+    pods = [replace(p, ready_at=each and p.created_at + each) for p, each in zip(served, took, strict=True)]
+    fleet = replace(fleet, pods=(*pods, made))
+    older = replace(made, created_at=made.created_at - SECOND)
 
-    assert may_serve_soon(fleet, fleet.pods[-1], model.now)
-    assert not may_serve_soon(replace(fleet, pods=slow), fleet.pods[-1], model.now)
+    assert not may_serve_soon(fleet, made, model.now)
+    assert may_serve_soon(fleet, older, model.now)
 
 
 def test_a_released_replica_goes_back_only_while_its_stand_in_cannot_serve() -> None:
