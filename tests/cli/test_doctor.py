@@ -315,7 +315,8 @@ def test_a_stateful_set_is_named_by_its_kind_and_goes_one_short(file):
 @pytest.mark.parametrize(
     ("replicas", "spec", "said"),
     [
-        (1, {}, "nobody serves while the only replica is away"),
+        (1, {}, "fix:    write spec.replicas: 2 in StatefulSet/llm"),
+        (1, {"rollout": {"spare": "BestEffort"}}, "fix:    write spec.replicas: 2 in StatefulSet/llm"),
         (3, {"rollout": {"spare": "Required"}}, "set spec.rollout.spare: BestEffort"),
     ],
 )

@@ -165,7 +165,7 @@ FILES = {"Deployment/llm": "a.yaml", "Service/llm": "b.yaml", "KVRemediation/own
             "in the KVRemediation of it, which kvmedic init -f a.yaml writes: spec.targetRef.container",
         ),
         ([a_deployment(), a_service(), POLICY], "in a.yaml or b.yaml: change the selector of the object"),
-        ([a_deployment()], "make a Service in namespace default that selects the pods"),
+        ([a_deployment()], "if another file has it, give both (-f FILE -f FILE); else make a Service in"),
         ([a_deployment(), a_service(), ASKING_FOR_MORE], "once it is applied: kubectl -n default get hpa"),
         (
             [a_deployment(an_engine("--config", "/etc/vllm.yaml")), a_service()],

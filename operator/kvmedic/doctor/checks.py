@@ -488,7 +488,7 @@ def spare_check(seen: Finding, fleet: Fleet, policy: Policy, names: Mapping[str,
         way = way_without_spare(fleet, None, seen.message)
     match way:
         case Blocked():
-            return failure(way, names)
+            return _no_way_check(way, fleet, names)
         case Short(remark) if wish is Spare.BEST_EFFORT:
             text = f"{remark}, if the others carry the load, which is computed right before"
             return Check(Topic.SPARE, Result.UNKNOWN, text, is_decisive=False)
@@ -510,8 +510,20 @@ def _ordinals_check(fleet: Fleet, wish: Spare, names: Mapping[str, str]) -> Chec
             sure = wish is Spare.NONE
             result = Result.PASS if sure else Result.UNKNOWN
             return Check(Topic.SPARE, result, found.remark if sure else text, is_decisive=sure)
-        way = found
+        return _no_way_check(found, fleet, names)
     return failure(way, names)
+
+
+def _no_way_check(why: Blocked, fleet: Fleet, names: Mapping[str, str]) -> Check:
+    """Return the check that fails; where it is the only replica, going one short is no way out."""
+    failed = failure(why, names)
+    if why.reason is not Reason.SPARE_NEEDED:
+        return failed
+    if fleet.is_stateful:
+        text = f"write spec.replicas: 2 in {fleet.kind}/{fleet.name}"
+        return replace(failed, fix=text, risk="a replica more takes its GPUs")
+    text = "write spec.rollout.spare: Required, and leave room for a replica more"
+    return replace(failed, fix=text, risk="none for the fleet")
 
 
 def rights_check(lacking: Sequence[object] | str, names: Mapping[str, str]) -> Check:

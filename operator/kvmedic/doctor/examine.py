@@ -26,7 +26,7 @@ from kvmedic.doctor.checks import (
 )
 from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served, taking_malformed
 from kvmedic.doctor.fitting import fitting_policy
-from kvmedic.doctor.remedies import file_fix
+from kvmedic.doctor.remedies import FIXES, file_fix
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
@@ -145,8 +145,16 @@ def examine_manifests(
     if not has_pods:
         found = tuple(_as_written(each) for each in found)
     names = names_of(seen.view.fleet, seen.resource)
-    found = tuple(replace(each, fix=file_fix(each.reason, each.fix, names, files)) for each in found)
+    found = tuple(_mended_in_files(each, file_fix(each.reason, each.fix, names, files)) for each in found)
     return Examination(place, target, in_order([*found, *unseen]), is_live=False)
+
+
+def _mended_in_files(check: Check, fix: str) -> Check:
+    """Return a check with what is to be done about it in files; a command's risk goes with the command."""
+    if check.name is Topic.FRONT and check.result is Result.FAIL:
+        return replace(check, fix=f"if another file has it, give both (-f FILE -f FILE); else {fix}")
+    goes_with_it = fix == check.fix or check.reason in FIXES
+    return replace(check, fix=fix, risk=check.risk if goes_with_it else "")
 
 
 def _as_written(check: Check) -> Check:

@@ -58,7 +58,10 @@ def fix_for(reason: Reason, names: Mapping[str, str]) -> tuple[str, str]:
         command, risk = FIXES[reason]
         return Template(command_for(command, names)).substitute(names), risk
     remedy = reason.remedy
-    return (remedy.typed(names), remedy.purpose) if remedy else ("", "")
+    if remedy is None:
+        return "", ""
+    only_looks = remedy.purpose.startswith(("to see ", "to watch "))
+    return remedy.typed(names), LOOKS if only_looks else remedy.purpose
 
 
 TARGET, RESOURCE, OTHER = "target", "resource", "other"
