@@ -29,6 +29,12 @@ def file(tmp_path: Path) -> Any:
     return write
 
 
+SLOW_KAITO = {
+    "apiVersion": "kaito.sh/v1alpha1",
+    "kind": "InferenceSet",
+    "metadata": {"name": "llama", "annotations": {"kaito.sh/runtime": "transformers"}},
+    "spec": {"template": {"inference": {"preset": {"name": "llama-3.1-8b-instruct"}}}},
+}
 MALFORMED = a_deployment(an_engine(ports=[7]))
 
 
@@ -113,6 +119,28 @@ RAY = {
     "metadata": {"name": "ray"},
     "spec": {"serveConfigV2": "applications: []"},
 }
+KSERVE = {
+    "apiVersion": "serving.kserve.io/v1beta1",
+    "kind": "InferenceService",
+    "metadata": {"name": "granite"},
+    "spec": {"predictor": {"model": {"modelFormat": {"name": "vLLM"}, "args": ["--max-model-len=4096"]}}},
+}
+"""It gives vLLM flags already: what its kind needs before is no advice."""
+WORKER = {
+    "extraPodSpec": {"mainContainer": {"command": ["python3", "-m", "dynamo.vllm"], "args": ["--model=m"]}}
+}
+DYNAMO = {
+    "apiVersion": "nvidia.com/v1alpha1",
+    "kind": "DynamoGraphDeployment",
+    "metadata": {"name": "pair"},
+    "spec": {"services": {"Decode": WORKER, "Prefill": WORKER}},
+}
+KAITO = {
+    "apiVersion": "kaito.sh/v1alpha1",
+    "kind": "InferenceSet",
+    "metadata": {"name": "llama"},
+    "spec": {"template": {"inference": {"preset": {"name": "llama-3.1-8b-instruct"}}}},
+}
 BARE = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [an_engine()]}}
 
 
@@ -127,7 +155,15 @@ SGLANG = a_deployment(
     [
         (SGLANG, "Deployment/llm: container s: it runs SGLang, which kvmedic cannot change"),
         (RAY, "not RayService/ray: Ray Serve starts the engine of RayService/ray: set max_num_seqs"),
-        (BARE, "not Pod/p, whose container vllm starts the engine"),
+        (
+            BARE,
+            "not Pod/p, whose container vllm starts the engine: set its flags in the manifest: kvmedic flags",
+        ),
+        (KSERVE, "not InferenceService/granite, whose container model starts the engine: set its flags"),
+        (KSERVE, "look at the workload that it renders: kvmedic doctor deploy/NAME"),
+        (DYNAMO, "whose containers Decode/mainContainer and Prefill/mainContainer start an engine each"),
+        (DYNAMO, "kvmedic flags set max_num_seqs=N -f FILE --container Decode/mainContainer"),
+        (KAITO, "the ConfigMap that spec.template.inference.config names"),
     ],
 )
 def test_an_engine_that_another_kind_starts_is_refused_by_name(command, document, said):
@@ -175,10 +211,20 @@ def test_the_only_workload_counts_though_its_image_does_not_tell_its_engine(file
         (("-f", "/gone.yaml"), "", "/gone.yaml: No such file or directory; correct the path"),
         (("-f", "-"), "a: [", "-: not readable as YAML"),
         (("-f", "-"), "{{ .Values.x }}: {", "a Helm template must be rendered first"),
-        (("-f", "-"), json.dumps(a_service()), "no workload starts a known engine"),
+        (("-f", "-"), "{{ .Values.x }}: {{ .Values.y }}", "found unhashable key, line 1; a Helm template"),
+        (
+            ("-f", "-"),
+            json.dumps(a_service()),
+            "known engine: there is only Service/llm. Give what is rendered",
+        ),
+        (("-f", "-"), json.dumps(SLOW_KAITO), "there is only InferenceSet/llama"),
         (("deploy/Bad_Name", "-f", "-"), "", "deploy/Bad_Name: no workload can have this name"),
         (("-f", "-"), "", "it has no Kubernetes object"),
-        (("-f", "-"), "hello", "it has no Kubernetes object"),
+        (
+            ("-f", "-"),
+            "image: {repository: vllm/vllm-openai}",
+            "give what is rendered: helm template, kubectl",
+        ),
         (
             ("-f", "-"),
             json.dumps(a_deployment(pod={"containers": None})),
@@ -238,6 +284,14 @@ CONTAINERS = "spec.template.spec.containers"
             "metadata.labels is a list, not a",
         ),
         ({**a_deployment(), "spec": None}, "spec is missing or empty"),
+        (
+            a_deployment(selector=None),
+            "spec.selector is missing or empty: write it; a patch of a Kustomization is looked at once",
+        ),
+        (
+            a_deployment(replicas="${REPLICAS}"),
+            'spec.replicas is "${REPLICAS}": fill in the variables of the file first',
+        ),
     ],
 )
 def test_a_field_that_no_api_server_takes_is_named_with_what_it_has_and_should_have(command, document, said):

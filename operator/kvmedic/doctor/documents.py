@@ -44,7 +44,7 @@ from kvmedic.kube.objects import (
     takes_selector,
     uid_of,
 )
-from kvmedic.manifests.documents import containers_of, rendering_hint
+from kvmedic.manifests.documents import containers_of, rendering_hint, summarise
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.fleet import (
     DEPLOYMENT,
@@ -96,7 +96,8 @@ def documents_in(text: str) -> list[JsonObject]:
         # Dates become texts again, as they are on the wire.
         bodies = json.loads(json.dumps(list(YAML(typ="safe", pure=True).load_all(text)), default=str))
     except (YAMLError, ValueError, TypeError, RecursionError) as error:
-        message = f"not readable as objects: {type(error).__name__}{rendering_hint(text)}"
+        why = summarise(error) if isinstance(error, YAMLError) else str(error)
+        message = f"not readable as objects: {why}{rendering_hint(text)}"
         raise DocumentsError(message) from None
     found = list(_flat(bodies))
     _refuse_malformed(found)

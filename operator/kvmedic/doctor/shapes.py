@@ -19,6 +19,7 @@ from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of
 LONGEST_NAME = 253
 """Characters of an object's name, at most (a DNS subdomain, RFC 1123)."""
 _LONGEST_SHOWN = 40
+_MISSING = " is missing or empty: write it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ _WORKLOAD = Fields(
         "strategy": Fields({"type": TEXT, "rollingUpdate": _ROLLING}),
         "updateStrategy": Fields({"type": TEXT, "rollingUpdate": _ROLLING}),
     },
-    ("template",),
+    ("selector", "template"),
 )
 _GROUPS = Fields(
     {
@@ -224,6 +225,11 @@ SPECS: Mapping[str, Shape] = MappingProxyType(
 """The spec of each kind that is read, as far as it is."""
 
 
+_VARIABLES = "fill in the variables of the file first, as envsubst or Flux does"
+_PATCH = "; a patch of a Kustomization is looked at once it is merged: kubectl kustomize DIRECTORY"
+"""What a patch has not of what an API server needs it need not have."""
+
+
 def find_fault(document: JsonObject) -> str:
     """Return what is wrong with the first field that an API server would not take; empty where none is."""
     spec = SPECS.get(str(document.get("kind")))
@@ -232,14 +238,15 @@ def find_fault(document: JsonObject) -> str:
     needed = ("spec",) if document["kind"] in WORKLOADS else ()
     whole = Fields({"metadata": _METADATA, "spec": spec, "status": Fields()}, needed)
     fault = next(_faults(document, whole, ""), "")
-    return f"{document['kind']}/{name_of(document)[:LONGEST_NAME]}: {fault}" if fault else ""
+    hint = _PATCH if needed and re.fullmatch(rf"spec(\.\w+)*{_MISSING}", fault) else ""
+    return f"{document['kind']}/{name_of(document)[:LONGEST_NAME]}: {fault}{hint}" if fault else ""
 
 
 def _faults(value: object, shape: Shape | None, path: str) -> Iterator[str]:
     """Yield each fault of a value, one after the other."""
     match shape:
         case Leaf() if not shape.holds(value):
-            yield f"{path} is {_shown(value)}: {shape.expected}"
+            yield f"{path} is {_shown(value)}: {_VARIABLES if '${' in str(value) else shape.expected}"
         case ListOf() if not isinstance(value, list):
             yield f"{path} is {_kind(value)}, not a list: write one item (a line with -) for each"
         case ListOf(item):
@@ -267,7 +274,7 @@ def _faults_of_fields(
         if value.get(key) is not None:
             yield from _faults(value[key], shape, place)
         elif key in needed:
-            yield f"{place} is missing or empty: write it"
+            yield f"{place}{_MISSING}"
 
 
 def _as_list(value: object) -> list[object]:

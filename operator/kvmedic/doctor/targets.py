@@ -14,6 +14,7 @@ from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, pod_template, s
 from kvmedic.manifests.custom_resources import places_of_flags
 from kvmedic.manifests.documents import containers_of
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
+from kvmedic.manifests.owner_fields import RENDERINGS
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.edits import containers_of as template_containers
 from kvmedic.rollout.gates import place_of, typed_place
@@ -49,8 +50,24 @@ def find_targets(documents: Sequence[JsonObject]) -> tuple[str, ...]:
         listed = ", ".join(map(typed_place, places))
         raise NoTargetError(f"no workload starts a known engine; name the one that does: {listed}")
     if not documents:
-        raise NoTargetError("it has no Kubernetes object: each needs apiVersion, kind and metadata.name")
-    raise NoTargetError("no workload starts a known engine; name one as deploy/NAME")
+        raise NoTargetError(
+            "it has no Kubernetes object: each needs apiVersion, kind and metadata.name. Of a chart's values "
+            "or a Kustomization give what is rendered: helm template, kubectl kustomize"
+        )
+    raise NoTargetError(f"no workload starts a known engine: {_tell_what_is_there(documents)}")
+
+
+_MOST_NAMED = 3
+
+
+def _tell_what_is_there(documents: Sequence[JsonObject]) -> str:
+    """Return which objects documents without a workload have, and where their workloads are to be seen."""
+    who = [f"{each.get('kind')}/{name_of(each)}" for each in documents]
+    more = f" and {len(who) - _MOST_NAMED} more" if len(who) > _MOST_NAMED else ""
+    return (
+        f"there is only {', '.join(who[:_MOST_NAMED])}{more}. Give what is rendered from it (helm template, "
+        "kubectl kustomize), or look in the cluster: kvmedic doctor deploy/NAME -n NAMESPACE"
+    )
 
 
 def _choose_from(documents: Sequence[JsonObject]) -> list[JsonObject]:
@@ -76,12 +93,26 @@ def tell_unchanged(documents: Iterable[JsonObject]) -> Iterator[str]:
         if each.get("kind") in WORKLOADS or section(each, "metadata").get("ownerReferences"):
             continue
         who = f"{each.get('kind')}/{name_of(each)}"
-        places = tuple(places_of_flags(each))
-        if places:
-            yield f"{CHANGED}, not {who}: {places[0]}"
-        elif name := _engine_in(each):
-            hint = "set its flags in the manifest: kvmedic flags set --help"
-            yield f"{CHANGED}, not {who}, whose container {name} starts the engine: {hint}"
+        if names := _engines_in(each):
+            yield f"{CHANGED}, not {who}, whose {_tell_where_to_set(names)}{_where_rendered(each)}"
+        elif places := tuple(places_of_flags(each)):
+            yield f"{CHANGED}, not {who}: {places[0]}{_where_rendered(each)}"
+
+
+def _tell_where_to_set(names: Sequence[str]) -> str:
+    """Return which containers start an engine, and the command that sets their flags in the manifest."""
+    typed = "set its flags in the manifest: kvmedic flags set max_num_seqs=N -f FILE"
+    if len(names) == 1:
+        return f"container {names[0]} starts the engine: {typed}"
+    return f"containers {' and '.join(names)} start an engine each: {typed} --container {names[0]}"
+
+
+def _where_rendered(document: JsonObject) -> str:
+    """Return where an object is looked at of whose fields kvmedic writes those that a workload comes from."""
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    if (group, document.get("kind")) not in RENDERINGS:
+        return ""
+    return "; in a cluster look at the workload that it renders: kvmedic doctor deploy/NAME -n NAMESPACE"
 
 
 def tell_others(documents: Iterable[JsonObject]) -> Iterator[str]:
@@ -107,12 +138,11 @@ def _others(documents: Iterable[JsonObject]) -> Iterator[tuple[JsonObject, str]]
             yield each, first
 
 
-def _engine_in(document: JsonObject) -> str:
-    """Return the name of an object's first container that starts a known engine; empty: none does."""
+def _engines_in(document: JsonObject) -> tuple[str, ...]:
+    """Return the names of an object's containers that start a known engine, with the part that each is of."""
     found = containers_of(json.dumps(document))
-    names = (
-        each.name
+    return tuple(
+        each.full_name
         for each in (() if isinstance(found, Refusal) else found)
         if not all(isinstance(invocation_of(each.data, profile), NotAnEngine) for profile in ENGINES)
     )
-    return next(names, "")

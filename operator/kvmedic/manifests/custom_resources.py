@@ -104,6 +104,12 @@ def _has(*path: str) -> Callable[[Mapping[str, object]], bool]:
     return has
 
 
+def _is_kaitos_vllm(document: Mapping[str, object]) -> bool:
+    """Return whether KAITO serves an object by vLLM, as it does unless told otherwise."""
+    notes = _mapping(_mapping(document.get("metadata")).get("annotations"))
+    return notes.get("kaito.sh/runtime", "vllm") == "vllm"
+
+
 _ELSEWHERE: Mapping[str, tuple[Callable[[Mapping[str, object]], bool], str]] = {
     "LLMInferenceService": (
         _has("spec"),
@@ -116,9 +122,14 @@ _ELSEWHERE: Mapping[str, tuple[Callable[[Mapping[str, object]], bool], str]] = {
         "say vllm in its runtime or modelFormat.name",
     ),
     "Workspace": (
-        _has("inference"),
+        lambda document: _has("inference")(document) and _is_kaitos_vllm(document),
         "KAITO starts the engine of {who}: write the flag below `vllm:` in the key inference_config.yaml of "
         "the ConfigMap that inference.config names",
+    ),
+    "InferenceSet": (
+        lambda document: _has("spec", "template", "inference")(document) and _is_kaitos_vllm(document),
+        "KAITO starts the engine of {who}: write the flag below `vllm:` in the key inference_config.yaml of "
+        "the ConfigMap that spec.template.inference.config names",
     ),
     "VLLMRuntime": (
         _has("spec"),

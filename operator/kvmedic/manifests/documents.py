@@ -104,7 +104,7 @@ def containers_of(text: str) -> tuple[ManifestContainer, ...] | Refusal:
         found = tuple(found for root in roots_of(text) for found in _Document(root).containers())
         return tuple(replace(each, part=_part_of(each, found)) for each in found)
     except YAMLError as error:
-        message = f"not readable as YAML: {_summary(error)}{rendering_hint(text)}"
+        message = f"not readable as YAML: {summarise(error)}{rendering_hint(text)}"
         return Refusal(RefusalReason.NOT_A_MANIFEST, message)
     except RecursionError:
         message = "the manifest has too many lists and mappings within one another: write it flat"
@@ -200,7 +200,8 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _summary(error: YAMLError) -> str:
+def summarise(error: YAMLError) -> str:
+    """Return what is wrong with a text that is no YAML, with its line, in one clause."""
     mark = getattr(error, "problem_mark", None)
     where = f", line {mark.line + 1}" if mark is not None else ""
     return f"{getattr(error, 'problem', None) or str(error).splitlines()[0]}{where}"
@@ -341,7 +342,9 @@ def _own(node: Node, key: str) -> Node | None:
         return None
     found = [value for name, value in node.value if _node_key(name) == key]
     if len(found) > 1:
-        raise _UnreadableError(f"{key!r} twice in one mapping, line {found[1].start_mark.line + 1}")
+        raise _UnreadableError(
+            f"{key!r} twice in one mapping, line {found[1].start_mark.line + 1}: leave one of them"
+        )
     return found[0] if found else None
 
 
