@@ -133,6 +133,46 @@ def test_parts_of_one_object_are_told_apart_by_where_they_are() -> None:
     }
 
 
+BRANCH = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: wide}
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.11.0
+        command: [bash, -c]
+        args:
+        - |
+          SPEC_ARGS=""
+          MAX_SEQS=64
+          if [ "${ENABLE_SPEC:-0}" = 1 ]; then SPEC_ARGS="--speculative-config {}"; MAX_SEQS=16; fi
+          exec vllm serve $SPEC_ARGS m --max-num-seqs ${MAX_SEQS}
+"""
+"""As llm-d's wide-EP guide starts it."""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BRANCH, "SPEC_ARGS (args[0] line 4) is set by the script in a way that is not followed"),
+        (BRANCH, "may hold any flag: write its flags where the engine is started"),
+        (
+            BRANCH.replace("serve $SPEC_ARGS", "serve"),
+            "max_num_seqs comes from $MAX_SEQS (args[0] line 4), set by the script in a way",
+        ),
+        (BRANCH.replace("serve $SPEC_ARGS", "serve"), "write the value where the engine is started"),
+    ],
+)
+def test_what_a_branch_of_the_script_sets_is_not_said_to_be_set_outside(text, said) -> None:
+    done = kvmedic(text, "set", "max_num_seqs=8")
+
+    assert (done.exit_code, said in done.stderr) == (3, True), done.stderr
+    assert "outside" not in done.stderr
+
+
 def test_a_variable_that_the_controller_sets_blocks_its_own_flag_alone() -> None:
     text = OME.replace("--max-num-seqs=64", "--max-num-seqs=$SEQS --max-model-len=8192")
 

@@ -23,7 +23,16 @@ from kvmedic.manifests.invocation import (
     version_of,
 )
 from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
-from kvmedic.manifests.tokens import Malformed, Place, Spot, Token, item_text, read_value, told_source
+from kvmedic.manifests.tokens import (
+    Malformed,
+    Place,
+    Spot,
+    Token,
+    is_set_by_script,
+    item_text,
+    read_value,
+    told_source,
+)
 from kvmedic.model.edits import Field, TokenEdit, containers_of
 from kvmedic.model.engine import (
     Engine,
@@ -421,12 +430,12 @@ def _from_variable(flag: Spelled, token: Token) -> Refusal:
     form = "$({})" if token.place.at is None else "${}"
     names = ", ".join(form.format(name) for name in token.unresolved)
     source = told_source(token)
+    if is_set_by_script(token):
+        why = f"comes from {names} ({token.place}), {source}: write the value where the engine is started"
+        return Refusal(RefusalReason.FROM_VARIABLE, f"{flag.dest} {why}")
     # What is kept as a secret is not to be written out for our sake.
     other = "" if "Secret " in source else ", or write its value into env, where it can be changed from here"
-    message = (
-        f"{flag.dest} comes from {names} ({token.place}), set outside of the manifest{source}: change it"
-    )
-    message += f" there{other}"
+    message = f"{flag.dest} comes from {names} ({token.place}), {source}: change it there{other}"
     return Refusal(RefusalReason.FROM_VARIABLE, message)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.tokens import Malformed, Place, Token, read_value, told_source
+from kvmedic.manifests.tokens import Malformed, Place, Token, is_set_by_script, read_value, told_source
 from kvmedic.model.engine import Arity, Engine, Kind, Option, Scalar, Version
 
 
@@ -244,10 +244,10 @@ class MayHoldFlagsError(Exception):
 
     def __init__(self, token: Token) -> None:
         names = ", ".join(token.unresolved)
-        super().__init__(
-            f"{names} ({token.place}) is set outside of the manifest{told_source(token)} and may hold any "
-            "flag: set it in `env`"
+        where = (
+            "write its flags where the engine is started" if is_set_by_script(token) else "set it in `env`"
         )
+        super().__init__(f"{names} ({token.place}) is {told_source(token)} and may hold any flag: {where}")
 
 
 class _Argparse:

@@ -16,7 +16,7 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser, Point, Tree
 
 from kvmedic.manifests.refusal import PARSER_STEPS, WORD_STEPS, Budget, TooLargeError
-from kvmedic.manifests.tokens import EMPTY, Environment, Traced, as_one, connect_pieces, stand_in
+from kvmedic.manifests.tokens import BY_SCRIPT, EMPTY, Environment, Traced, as_one, connect_pieces, stand_in
 
 _PIECE = 1024
 """Bytes that the grammar reads at once."""
@@ -173,9 +173,13 @@ class Variables:
         return name not in self._environment.values and not self._environment.knows_nothing_of(name)
 
     def source_of(self, name: str) -> str:
-        """Return what sets a name that the container's environment has from elsewhere; empty: the script."""
-        is_own = name in self._own or self._unknown & {name, ANY}
-        return "" if is_own else self._environment.source_of(name)
+        """Return what sets a name: the script, or an object that the container's environment is from.
+
+        Empty where nothing tells it, as after a file that the script reads.
+        """
+        if name in self._own or name in self._unknown:
+            return BY_SCRIPT
+        return "" if ANY in self._unknown else self._environment.source_of(name)
 
     def assign(self, name: str, value: Value | None) -> None:
         """Set a name."""

@@ -398,10 +398,21 @@ def _named(entry: Mapping[str, object], kinds: Mapping[str, str]) -> str:
     return ""
 
 
+BY_SCRIPT = "the script"
+"""The source of a variable that the container's own script sets, as in a branch, which is not followed."""
+
+
 def told_source(token: Token) -> str:
-    """Return by what the unresolved variables of a token are set, to be read after "set"."""
-    told = " and ".join(dict.fromkeys(filter(None, token.sources)))
-    return f" by {told}" if told else ""
+    """Return where the unresolved variables of a token are set, to be read after "is" or a comma."""
+    if is_set_by_script(token):
+        return "set by the script in a way that is not followed (in a branch, a loop or by a command)"
+    told = " and ".join(each for each in dict.fromkeys(token.sources) if each not in ("", BY_SCRIPT))
+    return f"set outside of the manifest by {told}" if told else "set outside of the manifest"
+
+
+def is_set_by_script(token: Token) -> bool:
+    """Return whether the container's own script sets all unresolved variables of a token."""
+    return bool(token.sources) and set(token.sources) == {BY_SCRIPT}
 
 
 @dataclass(frozen=True, slots=True)
