@@ -35,6 +35,12 @@ SLOW_KAITO = {
     "metadata": {"name": "llama", "annotations": {"kaito.sh/runtime": "transformers"}},
     "spec": {"template": {"inference": {"preset": {"name": "llama-3.1-8b-instruct"}}}},
 }
+SGLANG_BY_RUNTIME = {
+    "apiVersion": "serving.kserve.io/v1alpha2",
+    "kind": "LLMInferenceService",
+    "metadata": {"name": "opt"},
+    "spec": {"runtime": "kserve-llm-sglang", "template": {"containers": [{"name": "main"}]}},
+}
 MALFORMED = a_deployment(an_engine(ports=[7]))
 
 
@@ -126,6 +132,15 @@ KSERVE = {
     "spec": {"predictor": {"model": {"modelFormat": {"name": "vLLM"}, "args": ["--max-model-len=4096"]}}},
 }
 """It gives vLLM flags already: what its kind needs before is no advice."""
+KSERVE_SGLANG = {
+    "apiVersion": "serving.kserve.io/v1alpha2",
+    "kind": "LLMInferenceService",
+    "metadata": {"name": "opt"},
+    "spec": {
+        "runtime": "kserve-llm-sglang",
+        "template": {"containers": [{"name": "main", "image": "lmsysorg/sglang:v0.5.13-xeon"}]},
+    },
+}
 WORKER = {
     "extraPodSpec": {"mainContainer": {"command": ["python3", "-m", "dynamo.vllm"], "args": ["--model=m"]}}
 }
@@ -154,6 +169,14 @@ SGLANG = a_deployment(
     ("document", "said"),
     [
         (SGLANG, "Deployment/llm: container s: it runs SGLang, which kvmedic cannot change"),
+        (
+            a_deployment({**an_engine(), "command": ["python3", "-m", "vllm.entrypoints.api_server"]}),
+            "container vllm: it runs vLLM's demo server without metrics (vllm.entrypoints.api_server), which",
+        ),
+        (
+            KSERVE_SGLANG,
+            "LLMInferenceService/opt: container main: it runs SGLang, which kvmedic cannot change",
+        ),
         (RAY, "not RayService/ray: Ray Serve starts the engine of RayService/ray: set max_num_seqs"),
         (
             BARE,
@@ -218,6 +241,7 @@ def test_the_only_workload_counts_though_its_image_does_not_tell_its_engine(file
             "known engine: there is only Service/llm. Give what is rendered",
         ),
         (("-f", "-"), json.dumps(SLOW_KAITO), "there is only InferenceSet/llama"),
+        (("-f", "-"), json.dumps(SGLANG_BY_RUNTIME), "there is only LLMInferenceService/opt"),
         (("deploy/Bad_Name", "-f", "-"), "", "deploy/Bad_Name: no workload can have this name"),
         (("-f", "-"), "", "it has no Kubernetes object"),
         (

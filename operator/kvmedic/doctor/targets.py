@@ -6,7 +6,7 @@ Where no workload seems to start an engine, the only one there counts: an image 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvmedic.doctor.examine import starts_engine, targets_in
 from kvmedic.engines import ENGINES
@@ -95,6 +95,8 @@ def tell_unchanged(documents: Iterable[JsonObject]) -> Iterator[str]:
         who = f"{each.get('kind')}/{name_of(each)}"
         if names := _engines_in(each):
             yield f"{CHANGED}, not {who}, whose {_tell_where_to_set(names)}{_where_rendered(each)}"
+        elif other := _tell_other_engine(who, _containers_in(each)):
+            yield other
         elif places := tuple(places_of_flags(each)):
             yield f"{CHANGED}, not {who}: {places[0]}{_where_rendered(each)}"
 
@@ -124,18 +126,30 @@ def _others(documents: Iterable[JsonObject]) -> Iterator[tuple[JsonObject, str]]
     for each in documents:
         if each.get("kind") not in WORKLOADS or starts_engine(each):
             continue
-        seen = (
-            (str(spec.get("name")), profile, invocation_of(spec, profile))
-            for spec in template_containers(pod_template(each))
-            for profile in ENGINES
-        )
-        told = (
-            f"{each['kind']}/{name_of(each)}: container {name}: {how.explain(profile.name)}"
-            for name, profile, how in seen
-            if isinstance(how, NotAnEngine) and how.other
-        )
-        if first := next(told, ""):
-            yield each, first
+        who = f"{each['kind']}/{name_of(each)}"
+        if told := _tell_other_engine(who, template_containers(pod_template(each))):
+            yield each, told
+
+
+def _tell_other_engine(who: str, containers: Iterable[Mapping[str, object]]) -> str:
+    """Return which engine of unknown flags the first container starts that starts one; empty: none does."""
+    seen = (
+        (str(each.get("name")), profile, invocation_of(each, profile))
+        for each in containers
+        for profile in ENGINES
+    )
+    told = (
+        f"{who}: container {name}: {how.explain(profile.name)}"
+        for name, profile, how in seen
+        if isinstance(how, NotAnEngine) and how.other
+    )
+    return next(told, "")
+
+
+def _containers_in(document: JsonObject) -> Iterator[Mapping[str, object]]:
+    """Yield the containers of an object of any kind, as its controller hands them on."""
+    found = containers_of(json.dumps(document))
+    yield from (each.data for each in (() if isinstance(found, Refusal) else found))
 
 
 def _engines_in(document: JsonObject) -> tuple[str, ...]:

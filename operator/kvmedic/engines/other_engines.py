@@ -23,6 +23,12 @@ def _starts(*words: str) -> tuple[str, ...]:
 
 
 OTHER_ENGINES = (
+    # vLLM calls it a demonstration, not for production: it has neither the API nor the metrics.
+    OtherEngine(
+        "vLLM's demo server without metrics (vllm.entrypoints.api_server)",
+        (),
+        _starts(r"vllm\.entrypoints\.api_server"),
+    ),
     OtherEngine(
         "SGLang",
         _images("sglang"),

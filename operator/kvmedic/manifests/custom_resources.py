@@ -112,7 +112,10 @@ def _is_kaitos_vllm(document: Mapping[str, object]) -> bool:
 
 _ELSEWHERE: Mapping[str, tuple[Callable[[Mapping[str, object]], bool], str]] = {
     "LLMInferenceService": (
-        _has("spec"),
+        lambda document: (
+            _has("spec")(document)
+            and "sglang" not in str(_mapping(document.get("spec")).get("runtime")).lower()
+        ),
         "KServe puts the value of VLLM_ADDITIONAL_ARGS behind the `vllm serve` of {who}: give that variable, "
         "with the flag as its value, in the env of the container `main` of spec.template",
     ),
