@@ -233,6 +233,7 @@ def test_the_only_workload_counts_though_its_image_does_not_tell_its_engine(file
         ),
         (("-f", "/gone.yaml"), "", "/gone.yaml: No such file or directory; correct the path"),
         (("-f", "-"), "a: [", "-: not readable as YAML"),
+        (("-f", "-"), "a:\n<<<<<<< HEAD\n  b: 1\n=======\n  b: 2\n>>>>>>> x\n", "resolve that first"),
         (("-f", "-"), "{{ .Values.x }}: {", "a Helm template must be rendered first"),
         (("-f", "-"), "{{ .Values.x }}: {{ .Values.y }}", "found unhashable key, line 1; a Helm template"),
         (

@@ -164,6 +164,10 @@ FILES = {"Deployment/llm": "a.yaml", "Service/llm": "b.yaml", "KVRemediation/own
             [a_deployment({"name": "web", "image": "nginx"}), a_service()],
             "in the KVRemediation of it, which kvmedic init -f a.yaml writes: spec.targetRef.container",
         ),
+        (
+            [a_deployment({**an_engine(), "command": ["/scripts/startup.sh"]}), a_service()],
+            "write what starts the engine into command itself, as [vllm, serve, MODEL]",
+        ),
         ([a_deployment(), a_service(), POLICY], "in a.yaml or b.yaml: change the selector of the object"),
         ([a_deployment()], "if another file has it, give both (-f FILE -f FILE); else make a Service in"),
         ([a_deployment(), a_service(), ASKING_FOR_MORE], "once it is applied: kubectl -n default get hpa"),

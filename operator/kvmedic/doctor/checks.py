@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from kvmedic.doctor.remedies import LOOKS, UNDRAINED, fix_for
 from kvmedic.model.devices import NodeHealth, Vitals
+from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Knob, Presence
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import ROLLING, Fleet, OwnerKind
@@ -240,7 +241,7 @@ def in_order(checks: Sequence[Check]) -> tuple[Check, ...]:
 def _engine_checks(view: View, policy: Policy, names: Mapping[str, str]) -> Iterator[Check]:
     found = view.workload(policy.target)
     if isinstance(found, Blocked):
-        yield failure(found, names, Topic.ENGINE)
+        yield _engine_fault(found, view, policy, names)
         text = "no flag can be changed of an engine that is not recognised"
         yield Check(Topic.LEVERS, Result.UNKNOWN, text)
         return
@@ -250,6 +251,18 @@ def _engine_checks(view: View, policy: Policy, names: Mapping[str, str]) -> Iter
     yield Check(Topic.ENGINE, Result.PASS, f"container {found.container.get('name')} runs {shown}{told}")
     yield _levers(found, policy, names)
     yield _end(found)
+
+
+def _engine_fault(why: Blocked, view: View, policy: Policy, names: Mapping[str, str]) -> Check:
+    """Return the check of an engine that is not recognised; its name does not tell what a command runs."""
+    found = failure(why, names, Topic.ENGINE)
+    named = policy.target.container
+    meant = [each for each in containers_of(view.template) if not named or each.get("name") == named]
+    hidden = bool(meant) and all(each.get("command") for each in meant)
+    if why.reason is not Reason.ENGINE_UNRECOGNISED or not hidden:
+        return found
+    text = "write what starts the engine into command itself, as [vllm, serve, MODEL], not what runs that"
+    return replace(found, fix=text, risk=UNDRAINED)
 
 
 SAMPLES: Mapping[Knob, tuple[float | int, float | int]] = MappingProxyType(

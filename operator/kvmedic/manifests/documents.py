@@ -93,8 +93,13 @@ class ManifestContainer:
         return f"{self.full_name} of {self.kind}/{self.owner}"
 
 
+_CONFLICT = re.compile("^<{7} ", re.MULTILINE)
+
+
 def rendering_hint(text: str) -> str:
-    """Return what to do first with the text of a template; empty where it looks like none."""
+    """Return what to do first with a template, or a half merged text; empty where it looks like neither."""
+    if _CONFLICT.search(text):
+        return "; it has the marks of a merge conflict (<<<<<<<): resolve that first"
     return "; a Helm template must be rendered first: helm template" if "{{" in text else ""
 
 
