@@ -161,8 +161,12 @@ FILES = {"Deployment/llm": "a.yaml", "Service/llm": "b.yaml", "KVRemediation/own
             "in c.yaml, KVRemediation/own: write spec.rollout.rotation: Auto",
         ),
         (
-            [a_deployment({"name": "web", "image": "nginx"}), a_service()],
+            [a_deployment({"name": "web", "image": "nginx", "args": ["--model=m"]}), a_service()],
             "in the KVRemediation of it, which kvmedic init -f a.yaml writes: spec.targetRef.container",
+        ),
+        (
+            [a_deployment({"name": "vllm", "image": "vllm/vllm-openai:v0.9.2"}), a_service()],
+            "write what starts the engine into command itself, as [vllm, serve, MODEL]",
         ),
         (
             [a_deployment({**an_engine(), "command": ["/scripts/startup.sh"]}), a_service()],

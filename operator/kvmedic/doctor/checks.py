@@ -254,14 +254,16 @@ def _engine_checks(view: View, policy: Policy, names: Mapping[str, str]) -> Iter
 
 
 def _engine_fault(why: Blocked, view: View, policy: Policy, names: Mapping[str, str]) -> Check:
-    """Return the check of an engine that is not recognised; its name does not tell what a command runs."""
+    """Return the check of an engine not recognised: to name it helps where there are args, and no command."""
     found = failure(why, names, Topic.ENGINE)
     named = policy.target.container
     meant = [each for each in containers_of(view.template) if not named or each.get("name") == named]
-    hidden = bool(meant) and all(each.get("command") for each in meant)
+    hidden = bool(meant) and all(each.get("command") or not each.get("args") for each in meant)
     if why.reason is not Reason.ENGINE_UNRECOGNISED or not hidden:
         return found
-    text = "write what starts the engine into command itself, as [vllm, serve, MODEL], not what runs that"
+    text = (
+        "write what starts the engine into command itself, as [vllm, serve, MODEL], and its flags into args"
+    )
     return replace(found, fix=text, risk=UNDRAINED)
 
 
