@@ -235,7 +235,8 @@ def test_the_only_workload_counts_though_its_image_does_not_tell_its_engine(file
         (("-f", "-"), "a: [", "-: not readable as YAML"),
         (("-f", "-"), "a:\n<<<<<<< HEAD\n  b: 1\n=======\n  b: 2\n>>>>>>> x\n", "resolve that first"),
         (("-f", "-"), "{{ .Values.x }}: {", "a Helm template must be rendered first"),
-        (("-f", "-"), "{{ .Values.x }}: {{ .Values.y }}", "found unhashable key, line 1; a Helm template"),
+        (("-f", "-"), "kind: Secret\ndata: {key: {{TOKEN}}}", "as a key, line 2; a Helm template must be"),
+        (("-f", "-"), "{{ .Values.x }}: {{ .Values.y }}", "as a key, line 1; a Helm template"),
         (
             ("-f", "-"),
             json.dumps(a_service()),
@@ -394,8 +395,8 @@ def test_a_stateful_set_is_named_by_its_kind_and_goes_one_short(file):
 @pytest.mark.parametrize(
     ("replicas", "spec", "said"),
     [
-        (1, {}, "fix:    write spec.replicas: 2 in StatefulSet/llm"),
-        (1, {"rollout": {"spare": "BestEffort"}}, "fix:    write spec.replicas: 2 in StatefulSet/llm"),
+        (1, {}, "llm: write spec.replicas: 2"),
+        (1, {"rollout": {"spare": "BestEffort"}}, "llm: write spec.replicas: 2"),
         (3, {"rollout": {"spare": "Required"}}, "set spec.rollout.spare: BestEffort"),
     ],
 )

@@ -487,6 +487,7 @@ def test_a_fleet_may_go_one_short_where_its_spec_says_so(spare, gpus, replicas, 
     found = check(examine(*on_node(body, front, a_node(gpus)), rollout={"spare": spare}), Topic.SPARE)
 
     assert (found.result, found.reason) == (result, reason)
+    assert not reason or found.fix.startswith("set spec.rollout.spare: Required")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 
-from kvmedic.doctor.remedies import LOOKS, UNDRAINED, fix_for
+from kvmedic.doctor.remedies import LOOKS, UNDRAINED, fix_for, second_replica
 from kvmedic.model.devices import NodeHealth, Vitals
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Knob, Presence
@@ -535,10 +535,10 @@ def _no_way_check(why: Blocked, fleet: Fleet, names: Mapping[str, str]) -> Check
     if why.reason is not Reason.SPARE_NEEDED:
         return failed
     if fleet.is_stateful:
-        text = f"write spec.replicas: 2 in {fleet.kind}/{fleet.name}"
-        return replace(failed, fix=text, risk="a replica more takes its GPUs")
-    text = "write spec.rollout.spare: Required, and leave room for a replica more"
-    return replace(failed, fix=text, risk="none for the fleet")
+        fix, risk = second_replica(names)
+        return replace(failed, fix=fix, risk=risk)
+    fix = "set spec.rollout.spare: Required, and leave room for a replica more"
+    return replace(failed, fix=fix, risk="a spare takes as many devices as a replica while there is one")
 
 
 def rights_check(lacking: Sequence[object] | str, names: Mapping[str, str]) -> Check:

@@ -64,6 +64,14 @@ def fix_for(reason: Reason, names: Mapping[str, str]) -> tuple[str, str]:
     return remedy.typed(names), LOOKS if only_looks else remedy.purpose
 
 
+def second_replica(names: Mapping[str, str]) -> tuple[str, str]:
+    """Return what lets a target be one replica short that has only one, and the risk of it."""
+    command = command_for(f"{_KUBECTL} scale deployment/$target --replicas=2", names)
+    return Template(command).substitute(
+        names
+    ), "a second replica starts and takes as many devices as the first"
+
+
 TARGET, RESOURCE, OTHER = "target", "resource", "other"
 """Whose field a manifest's fix is of: the workload's, its KVRemediation's, or that of an object that the
 message names."""
@@ -122,6 +130,8 @@ def file_fix(reason: Reason | None, fix: str, names: Mapping[str, str], files: M
     is_own = reason is None or fix != fix_for(reason, names)[0]
     if reason is Reason.FLAG_NOT_EDITABLE and not is_own:
         return f"kvmedic flags show -f {file or 'FILE'}"
+    if fix == second_replica(names)[0]:
+        return f"in {file or 'the manifest'}, {target}: write spec.replicas: 2"
     if reason is None or is_own or reason not in EDITS:
         is_typed = fix.startswith(("kubectl ", "kvmedic "))
         return f"once it is applied: {fix}" if is_typed else fix

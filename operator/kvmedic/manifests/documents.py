@@ -100,7 +100,10 @@ def rendering_hint(text: str) -> str:
     """Return what to do first with a template, or a half merged text; empty where it looks like neither."""
     if _CONFLICT.search(text):
         return "; it has the marks of a merge conflict (<<<<<<<): resolve that first"
-    return "; a Helm template must be rendered first: helm template" if "{{" in text else ""
+    hint = (
+        "; a Helm template must be rendered first: helm template; any other placeholder filled in or quoted"
+    )
+    return hint if "{{" in text else ""
 
 
 def containers_of(text: str) -> tuple[ManifestContainer, ...] | Refusal:
@@ -209,7 +212,8 @@ def summarise(error: YAMLError) -> str:
     """Return what is wrong with a text that is no YAML, with its line, in one clause."""
     mark = getattr(error, "problem_mark", None)
     where = f", line {mark.line + 1}" if mark is not None else ""
-    return f"{getattr(error, 'problem', None) or str(error).splitlines()[0]}{where}"
+    problem = str(getattr(error, "problem", None) or str(error).splitlines()[0])
+    return f"{problem.replace('unhashable key', 'a mapping or a list as a key')}{where}"
 
 
 class _Document:
