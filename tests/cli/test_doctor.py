@@ -115,10 +115,9 @@ def test_standard_input_is_a_file_too():
 
 OWN_IMAGE = {"name": "srv", "image": "example.com/cuda:3.2", "args": ["--model", "m", "--max-num-seqs", "32"]}
 OWN = a_deployment(OWN_IMAGE)
-TWO_OTHERS = {
-    "kind": "List",
-    "items": [OWN, {**OWN, "metadata": {"name": "other"}}],
-}
+TWO_OWN = {"kind": "List", "items": [OWN, {**OWN, "metadata": {"name": "other"}}]}
+UNTOLD = a_deployment({"name": "srv", "image": "example.com/cuda:3.2", "args": ["--model", "m"]})
+TWO_OTHERS = {"kind": "List", "items": [UNTOLD, {**UNTOLD, "metadata": {"name": "other"}}]}
 RAY = {
     "apiVersion": "ray.io/v1",
     "kind": "RayService",
@@ -266,6 +265,21 @@ def test_what_cannot_be_looked_at_is_told_and_exits_2(arguments, given, said):
     assert done.exit_code == 2, done.output
     assert said in done.stderr
     assert "Traceback" not in done.output
+
+
+def test_workloads_whose_images_say_nothing_are_found_by_arguments_beside_one_that_says_it():
+    web = a_deployment({"name": "web", "image": "example.com/web", "args": ["--block-list=x"]})
+    others = [a_deployment(), {**OWN, "metadata": {"name": "own"}}, {**web, "metadata": {"name": "web"}}]
+
+    found = json.loads(kvmedic("doctor", "-f", "-", "-o", "json", given=json.dumps(TWO_OWN)).stdout)
+    mixed = json.loads(
+        kvmedic("doctor", "-f", "-", "-o", "json", given=json.dumps({"kind": "List", "items": others})).stdout
+    )
+
+    assert [each["target"] for each in found["targets"]] == ["llm", "other"]
+    assert [each["target"] for each in mixed["targets"]] == ["llm", "own"]
+    checks = [check for each in found["targets"] + mixed["targets"] for check in each["checks"]]
+    assert [each["passed"] for each in checks if each["name"] == "engine"] == [True] * 4
 
 
 CONTAINERS = "spec.template.spec.containers"

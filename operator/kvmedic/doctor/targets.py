@@ -1,6 +1,7 @@
 """Which workloads of documents are looked at, and what is said of the others.
 
-Where no workload seems to start an engine, the only one there counts: an image need not say what it starts.
+An image need not say what it starts: then arguments that only the engine takes do, and where no workload has
+any, the only one there counts.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from kvmedic.doctor.examine import starts_engine, targets_in
+from kvmedic.doctor.documents import DocumentsError
+from kvmedic.doctor.examine import namespace_in, see_documents, starts_engine
 from kvmedic.engines import ENGINES
 from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, pod_template, section
 from kvmedic.manifests.custom_resources import places_of_flags
@@ -18,6 +20,7 @@ from kvmedic.manifests.owner_fields import RENDERINGS
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.edits import containers_of as template_containers
 from kvmedic.rollout.gates import place_of, typed_place
+from kvmedic.runbooks.workload import Workload
 
 CHANGED = "kvmedic changes Deployments, StatefulSets and LeaderWorkerSets only"
 """What is said of an engine that an object of another kind starts."""
@@ -38,8 +41,11 @@ def find_targets(documents: Sequence[JsonObject]) -> tuple[str, ...]:
     Raises:
         NoTargetError: there is none, or a person has to choose.
     """
-    if found := targets_in(documents):
-        return found
+    others = {id(each) for each, _ in _others(documents)}
+    found = (each for each in documents if each.get("kind") in WORKLOADS and id(each) not in others)
+    named = (each for each in found if starts_engine(each) or _is_told(documents, each))
+    if seen := tuple(place_of(each["kind"], name_of(each)) for each in named):
+        return seen
     if left := tuple(tell_unchanged(documents)):
         raise NoTargetError("; ".join(left), is_known=True)
     workloads = _choose_from(documents)
@@ -68,6 +74,25 @@ def _tell_what_is_there(documents: Sequence[JsonObject]) -> str:
         f"there is only {', '.join(who[:_MOST_NAMED])}{more}. Give what is rendered from it (helm template, "
         "kubectl kustomize), or look in the cluster: kvmedic doctor deploy/NAME -n NAMESPACE"
     )
+
+
+def _is_told(documents: Sequence[JsonObject], workload: JsonObject) -> bool:
+    """Return whether arguments tell what an image starts, so that `kvmedic init` names the engine."""
+    known = {flag.name for profile in ENGINES for flag in profile.flags}
+    given = (
+        str(text).partition("=")[0].replace("_", "-")
+        for each in template_containers(pod_template(workload))
+        if isinstance(args := each.get("args"), list) and not each.get("command")
+        for text in args
+    )
+    if known.isdisjoint(given):
+        return False
+    place = place_of(workload["kind"], name_of(workload))
+    try:
+        seen = see_documents(documents, place, namespace_in(documents, place))
+    except DocumentsError:
+        return False
+    return seen is not None and isinstance(seen.view.workload(seen.policy.target), Workload)
 
 
 def _choose_from(documents: Sequence[JsonObject]) -> list[JsonObject]:
