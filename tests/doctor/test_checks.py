@@ -515,6 +515,29 @@ def test_whether_an_owners_own_field_is_certain_only_a_plan_shows(kind, version,
     assert found.verdict is not Verdict.ELIGIBLE
 
 
+def test_a_config_map_that_no_file_has_is_not_said_to_be_gone():
+    body = a_deployment(
+        {"name": "llm", "image": "vllm/vllm-openai:v0.32.0", "args": ["--config", "/etc/c.yaml"]}
+    )
+    pod = body["spec"]["template"]["spec"]
+    pod["containers"][0]["volumeMounts"] = [{"name": "c", "mountPath": "/etc"}]
+    pod["volumes"] = [{"name": "c", "configMap": {"name": "conf"}}]
+
+    found = check(examine(body, a_service()), Topic.LEVERS)
+
+    assert found.saw.endswith("/etc/c.yaml is in ConfigMap/conf, which is not in the files")
+
+
+@pytest.mark.parametrize("tag", ["v0.5.4", "nightly"])
+def test_a_tag_that_names_no_release_that_is_known_is_told_from_which_one_on_they_are(tag):
+    body = a_deployment({"name": "llm", "image": f"vllm/vllm-openai:{tag}", "args": ["--max-num-seqs=8"]})
+
+    found = check(examine(body, a_service()), Topic.ENGINE)
+
+    assert found.result is Result.PASS
+    assert found.saw.endswith("of no release that is known: the image's tag names none from 0.5.5 on")
+
+
 def test_a_run_that_is_open_is_told_in_place_of_a_rollout_at_rest():
     checks, run = examine(a_deployment(), a_service()).checks, a_run()
 

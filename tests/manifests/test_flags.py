@@ -286,7 +286,7 @@ def test_a_variable_that_is_used_twice_is_not_edited() -> None:
     refusal = outcome_of(container, "max_num_seqs", 16)
 
     assert isinstance(refusal, Refusal)
-    assert "the variable S, which is used elsewhere too" in refusal.message
+    assert "the variable S, which is used elsewhere too: write the value itself" in refusal.message
 
 
 def test_a_variable_in_another_flag_is_no_hindrance() -> None:

@@ -135,6 +135,14 @@ def test_these_start_it_in_a_way_that_is_not_followed(
         pytest.param(
             a_container("sh", "-c", "/start.sh", image=OURS), "`sh` (command[0]) runs", id="a hidden script"
         ),
+        pytest.param(
+            a_container("python3", "-m", "vllm.entrypoints.grpc_server", image=OURS, args=["--port", "1"]),
+            "`python3 -m vllm.entrypoints.grpc_server` (command[0]) runs",
+            id="another module",
+        ),
+        pytest.param(
+            a_container("python3", "/hook.py", image=OURS, args=["--x"]), "`python3 /hook.py` (c", id="a hook"
+        ),
     ],
 )
 def test_these_are_no_engines_as_far_as_can_be_seen(container: dict[str, Any], doubt: str) -> None:
@@ -153,6 +161,13 @@ def test_these_are_no_engines_as_far_as_can_be_seen(container: dict[str, Any], d
         ("vllm/vllm-openai:v0.8.5.post1", "0.8.5.post1"),
         ("registry:5000/vllm/vllm-openai:v0.9.2-x86_64@sha256:0a", "0.9.2"),
         ("vllm:0.32", "0.32"),
+        ("rocm/vllm:rocm6.2_mi300_ubuntu20.04_py3.9_vllm_0.6.4", "0.6.4"),
+        ("rocm/vllm:rocm6.4.1_vllm_0.9.0.1_20250605", "0.9.0.1"),
+        ("rocm/vllm:rocm6.3.1_vllm0.8.5_20250521", "0.8.5"),
+        ("rednotehilab/dots.ocr:vllm-openai-v0.9.1", "0.9.1"),
+        ("rocm/vllm:rocm7.14.0", None),
+        ("team/serving:tvllm-0.9.1", None),
+        ("team/serving:vllm-0.9.1x", None),
         ("vllm/vllm-openai:latest", None),
         ("vllm/vllm-openai", None),
         ("vllm/vllm-openai@sha256:0a", None),

@@ -247,7 +247,8 @@ def _engine_checks(view: View, policy: Policy, names: Mapping[str, str]) -> Iter
         return
     version = found.engine.version
     shown = f"{found.engine.profile.name} {version}" if version else f"{found.engine.profile.name}"
-    told = "" if version else ", whose version the image's tag does not tell"
+    oldest = found.engine.profile.releases[0]
+    told = "" if version else f", of no release that is known: the image's tag names none from {oldest} on"
     yield Check(Topic.ENGINE, Result.PASS, f"container {found.container.get('name')} runs {shown}{told}")
     yield _levers(found, policy, names)
     yield _end(found)

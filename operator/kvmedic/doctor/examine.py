@@ -32,6 +32,7 @@ from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, pod_template, section
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
+from kvmedic.model.config_edits import Unseen
 from kvmedic.model.edits import containers_of
 from kvmedic.model.fleet import DEPLOYMENT
 from kvmedic.model.reasons import Reason
@@ -40,6 +41,9 @@ from kvmedic.rollout.gates import place_of, target_at
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding, NoRoom, RoomUnknown
 from kvmedic.runbooks.workload import View
+
+_ABSENT = f"which {Unseen.GONE}"
+"""What is said of a ConfigMap that a cluster does not have; what files do not show may well be in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,7 @@ def examine_manifests(
     unseen = (Check(topic, Result.UNKNOWN, "a file does not show it") for topic in ONLY_LIVE)
     with taking_malformed():
         found = seen.checks()
+    found = tuple(replace(each, saw=each.saw.replace(_ABSENT, "which is not in the files")) for each in found)
     if not has_pods:
         found = tuple(_as_written(each) for each in found)
     names = names_of(seen.view.fleet, seen.resource)

@@ -98,7 +98,7 @@ def _in_variable(container: Mapping[str, object], change: Change, spot: Spot) ->
     name = shared_variable(container, change, spot)
     if name:
         message = f"{change.token.place} comes from the variable {name}, which is used elsewhere too"
-        return Refusal(RefusalReason.FROM_VARIABLE, f"{message}: change it there")
+        return Refusal(RefusalReason.FROM_VARIABLE, f"{message}: write the value itself in place of it")
     return _edit(container, spot, change.text)
 
 

@@ -43,9 +43,11 @@ from kvmedic.manifests.tokens import Token, read_environment, tokens_of
 from kvmedic.model.edits import COMMAND_LINE, Field
 from kvmedic.model.engine import EngineProfile, Launch, Version
 
-_TAG_VERSION = re.compile(
-    r"v?(\d{1,9}(?:\.\d{1,9}){1,3}(?:(?:a|b|rc)\d{1,9})?(?:\.post\d{1,9})?(?:\.dev\d{1,9})?)(?![.\w])"
-)
+_VERSION = r"v?(\d{1,9}(?:\.\d{1,9}){1,3}(?:(?:a|b|rc)\d{1,9})?(?:\.post\d{1,9})?(?:\.dev\d{1,9})?)"
+_TAG_VERSION = re.compile(rf"{_VERSION}(?![.\w])")
+_NAMED_VERSION = r"(?:^|.*[-_.]){name}(?:-openai)?[-_]?" + _VERSION + r"(?![.a-zA-Z0-9])"
+"""After the engine's own name a tag tells it whatever image it is of: AMD publishes
+`rocm/vllm:rocm6.4.1_vllm_0.9.0.1_20250605`."""
 
 
 Answer = TypeVar("Answer")
@@ -246,10 +248,10 @@ def version_of(container: Mapping[str, object], profile: EngineProfile) -> Versi
     image, name = container.get("image"), image_name(container)
     if not isinstance(image, str):
         return None
-    if not any(re.fullmatch(pattern, name) for pattern in profile.launch.versioned_images):
-        return None
     tag = image.partition("@")[0].removeprefix(name).removeprefix(":")
-    match = _TAG_VERSION.match(tag)
+    match = re.match(_NAMED_VERSION.replace("{name}", re.escape(profile.launch.executable)), tag)
+    if any(re.fullmatch(pattern, name) for pattern in profile.launch.versioned_images):
+        match = _TAG_VERSION.match(tag) or match
     version = Version.parse(match[1]) if match else None
     return version if version and profile.covers(version) else None
 
@@ -271,8 +273,14 @@ def _other(tokens: Sequence[Token], profile: EngineProfile, ours: bool) -> Invoc
         )
         return Refusal(RefusalReason.UNKNOWN_WRAPPER, message)
     return NotAnEngine(
-        f"the image is {profile.name}'s but `{program}` ({tokens[0].place}) runs" if ours else ""
+        f"the image is {profile.name}'s but `{_ran(tokens)}` ({tokens[0].place}) runs" if ours else ""
     )
+
+
+def _ran(tokens: Sequence[Token]) -> str:
+    """Return what runs, as it is told: of Python its script or module, which say more than its own name."""
+    words = [each.text for each in tokens[1:3]] if is_python(tokens[0]) else []
+    return " ".join([program_of(tokens[0]), *(words if words[:1] == ["-m"] else words[:1])])
 
 
 def _script(program: str, token: Token, engine: str) -> Refusal:
