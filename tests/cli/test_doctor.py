@@ -282,6 +282,26 @@ def test_workloads_whose_images_say_nothing_are_found_by_arguments_beside_one_th
     assert [each["passed"] for each in checks if each["name"] == "engine"] == [True] * 4
 
 
+def test_what_only_a_failure_says_is_what_comes_next(file):
+    pod = {"containers": [{"name": "llm", "image": "vllm/vllm-openai:v0.32.0", "args": ["--max-num-seqs=8"]}]}
+    halves = {
+        "leaderTemplate": {"metadata": {"labels": {"app": "llm"}}, "spec": pod},
+        "workerTemplate": {"spec": pod},
+    }
+    group = an_object(
+        "leaderworkerset.x-k8s.io/v1",
+        "LeaderWorkerSet",
+        "llm",
+        replicas=2,
+        leaderWorkerTemplate={"size": 2, **halves},
+    )
+
+    done = kvmedic("doctor", "lws/llm", "-f", file(group, a_service()))
+
+    assert done.exit_code == 1
+    assert "next       container llm of its workerTemplate starts an engine too" in done.stdout
+
+
 CONTAINERS = "spec.template.spec.containers"
 
 

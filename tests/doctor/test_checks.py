@@ -14,7 +14,8 @@ from kvmedic.doctor.checks import (
     labels_that_change,
 )
 from kvmedic.doctor.documents import DocumentsError, as_served
-from kvmedic.doctor.examine import examine_manifests, targets_in
+from kvmedic.doctor.examine import examine_manifests
+from kvmedic.doctor.targets import find_targets
 from kvmedic.model.reasons import Reason
 from run_builder import a_run
 from worlds.documents import a_deployment, a_service, an_engine, an_object
@@ -362,7 +363,7 @@ def test_what_no_document_can_show_is_unknown_and_does_not_count_there():
 def test_only_deployments_that_start_an_engine_are_targets():
     web = marked(a_deployment({"name": "web", "image": "nginx"}), name="web")
 
-    assert targets_in([web, a_deployment(), a_service()]) == ("llm",)
+    assert find_targets([web, a_deployment(), a_service()]) == ("llm",)
 
 
 def a_node(gpus: int) -> dict[str, Any]:

@@ -414,13 +414,14 @@ def _headline(found: Examination) -> str:
 
 
 def _next_command(found: Examination) -> str:
-    """Return what to type next: the first fix, or what comes after a fleet that is fit."""
-    fixes = (each.fix for each in (*found.failed, *found.unknown) if each.fix)
+    """Return what to do next: the first fix, else what a failure says, or what comes after a fit fleet."""
+    fixes = [each.fix for each in (*found.failed, *found.unknown) if each.fix]
+    fixes += [each.saw for each in found.failed]
     where = f"{typed_place(found.target)} -n {found.namespace}"
     after = f"kvmedic init {where} >kvr.yaml" if found.is_live else f"kvmedic doctor {where}"
     if found.resource:
         after = f"kvmedic get {found.resource} -n {found.namespace}"
-    return next(fixes, after)
+    return next(iter(fixes), after)
 
 
 def _as_json(found: Sequence[_Told]) -> str:

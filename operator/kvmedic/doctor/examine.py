@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +30,7 @@ from kvmedic.doctor.remedies import FIXES, file_fix
 from kvmedic.engines import ENGINES
 from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
-from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, pod_template, section
+from kvmedic.kube.objects import JsonObject, name_of, pod_template, section
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.config_edits import Unseen
 from kvmedic.model.edits import containers_of
@@ -183,15 +183,6 @@ def see_documents(
     with taking_malformed():
         served, own = as_served(documents, namespace), _resource_in(documents, target)
         return asyncio.run(see_target(served, namespace, target, spec, own))
-
-
-def targets_in(documents: Iterable[JsonObject]) -> tuple[str, ...]:
-    """Return the workloads that start a known engine, or seem to, in their order, by `place_of`."""
-    return tuple(
-        place_of(each["kind"], name_of(each))
-        for each in documents
-        if each.get("kind") in WORKLOADS and starts_engine(each)
-    )
 
 
 def starts_engine(workload: Mapping[str, Any]) -> bool:
