@@ -201,7 +201,7 @@ def drain_remark(workload: Workload, rollout: RolloutPolicy, step: Step) -> str:
 def end_of_requests(workload: Workload) -> str:
     """Return what becomes of requests that a replica still has when it is ended, in one clause."""
     known = workload.engine.profile.flag(Knob.SHUTDOWN_TIMEOUT)
-    if known is None or workload.engine.presence(known) is not Presence.PRESENT:
+    if known is None or workload.engine.presence(known) is Presence.ABSENT:
         return "this engine aborts requests in flight when a replica is ended (it has no --shutdown-timeout)"
     if Knob.SHUTDOWN_TIMEOUT in workload.unknown_knobs():
         return f"nobody knows for how long requests are finished ({known.name} comes from a variable)"
