@@ -50,8 +50,9 @@ QUICK_START = timedelta(seconds=15)
 """Replicas that start faster than that, and wait for no device, may be Ready before they are let go: once in
 some 70 such steps the stand-in was removed while it served."""
 
-FOLLOWED_WITHIN = timedelta(seconds=4)
-"""What the controllers need until a replica that is let go ends. Measured: 0.5 s; up to 4 s under load."""
+FOLLOWED_WITHIN = timedelta(seconds=1)
+"""What the controllers need until a replica that is let go ends. Measured: 0.5 s; up to 4 s on an overloaded
+machine, where engines take longer to start as well."""
 
 MADE_WITHIN = timedelta(seconds=1)
 """A stand-in is made after its pod was released; Kubernetes writes when in whole seconds, cut off."""
