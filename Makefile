@@ -159,7 +159,7 @@ demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=t
 	@SCENARIO=$(SCENARIO) ENGINE=$(ENGINE) $(PY) -m lab.demo
 
 .PHONY: scenarios
-scenarios: setup ## Play every scenario and its near twin on a real cluster (SCENARIOS="thrash healthy", FIRST="thrash", LANES=5, LIST=1)
+scenarios: setup ## Play every scenario and its near twin on a real cluster (SCENARIOS="thrash healthy", FIRST="thrash", LANES=2, LIST=1)
 	@SCENARIOS="$(SCENARIOS)" FIRST="$(FIRST)" LANES=$(LANES) LIST=$(LIST) $(PY) -m lab.play
 
 .PHONY: random-kills

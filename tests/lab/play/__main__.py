@@ -1,7 +1,7 @@
 """`make scenarios`: play every scenario and its near twin, print one table; exit 1 when one ended otherwise.
 
 SCENARIOS="thrash healthy" plays some of them, FIRST="thrash healthy" plays these first and then the rest,
-LIST=1 only checks and lists them, LANES=2 plays two at once instead of five. The table of what has ended so
+LIST=1 only checks and lists them, LANES=2 plays two at once instead of three. The table of what has ended so
 far is in build/scenarios/table.md.
 """
 
@@ -26,7 +26,7 @@ from lab.play.story import Notes
 
 OUT = ROOT / "build" / "scenarios"
 EXPECTED = (RuntimeError, OSError, LookupError, ValueError, ApiError, httpx.HTTPError)
-LANES = 5
+LANES = 3
 """Plays at once on two cores. Most of a play is waiting: 63 of them, 85 minutes in all, took 24 so."""
 
 
