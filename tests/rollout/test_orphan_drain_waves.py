@@ -154,7 +154,7 @@ def test_a_new_replica_that_may_serve_soon_is_released_before_the_template_is_pu
 
 @pytest.mark.parametrize(
     ("quickest", "oldest"),
-    [(3, 2), (5, 4), (10, 9), (16, 15), (20, 15), (30, 15), (120, 60), (None, 15)],
+    [(1, 2), (3, 2), (5, 4), (10, 9), (16, 15), (20, 15), (30, 15), (120, 60), (None, 15)],
     ids=lambda value: f"{value}s",
 )
 def test_how_old_a_replica_may_be_that_is_let_go_follows_from_how_soon_others_served(quickest, oldest):

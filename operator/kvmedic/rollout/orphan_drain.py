@@ -54,6 +54,9 @@ FOLLOWED_WITHIN = timedelta(seconds=1)
 """What the controllers need until a replica that is let go ends. Measured: 0.5 s; up to 4 s on an overloaded
 machine, where engines take longer to start as well."""
 
+QUICKEST = timedelta(seconds=3)
+"""No engine serves sooner after its pod was made: the lab's, which has no weights to read, takes 3 to 5 s."""
+
 MADE_WITHIN = timedelta(seconds=1)
 """A stand-in is made after its pod was released; Kubernetes writes when in whole seconds, cut off."""
 
@@ -140,7 +143,7 @@ def may_serve_soon(fleet: Fleet, pod: Pod, now: datetime) -> bool:
     """
     if pod.ready or pod.runs_since is None:
         return pod.ready
-    quickest = min(_starts(fleet), default=2 * QUICK_START)
+    quickest = max(QUICKEST, min(_starts(fleet), default=2 * QUICK_START))
     age = (fleet.looked_at or now) - pod.created_at
     return age > max(quickest / 2, min(QUICK_START, quickest - FOLLOWED_WITHIN))
 
