@@ -67,9 +67,8 @@ def fix_for(reason: Reason, names: Mapping[str, str]) -> tuple[str, str]:
 def second_replica(names: Mapping[str, str]) -> tuple[str, str]:
     """Return what lets a target be one replica short that has only one, and the risk of it."""
     command = command_for(f"{_KUBECTL} scale deployment/$target --replicas=2", names)
-    return Template(command).substitute(
-        names
-    ), "a second replica starts and takes as many devices as the first"
+    risk = "a second replica starts and takes as many devices as the first"
+    return Template(command).substitute(names), risk
 
 
 TARGET, RESOURCE, OTHER = "target", "resource", "other"

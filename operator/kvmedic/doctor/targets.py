@@ -14,7 +14,7 @@ from kvmedic.doctor.examine import namespace_in, see_documents, starts_engine
 from kvmedic.engines import ENGINES
 from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, pod_template, section
 from kvmedic.manifests.custom_resources import places_of_flags
-from kvmedic.manifests.documents import containers_of
+from kvmedic.manifests.documents import ManifestContainer, containers_of
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.manifests.owner_fields import RENDERINGS
 from kvmedic.manifests.refusal import Refusal
@@ -118,9 +118,10 @@ def tell_unchanged(documents: Iterable[JsonObject]) -> Iterator[str]:
         if each.get("kind") in WORKLOADS or section(each, "metadata").get("ownerReferences"):
             continue
         who = f"{each.get('kind')}/{name_of(each)}"
-        if names := _engines_in(each):
+        containers = _containers_in(each)
+        if names := _name_engines(containers):
             yield f"{CHANGED}, not {who}, whose {_tell_where_to_set(names)}{_where_rendered(each)}"
-        elif other := _tell_other_engine(who, _containers_in(each)):
+        elif other := _tell_other_engine(who, (one.data for one in containers)):
             yield other
         elif places := tuple(places_of_flags(each)):
             yield f"{CHANGED}, not {who}: {places[0]}{_where_rendered(each)}"
@@ -171,17 +172,16 @@ def _tell_other_engine(who: str, containers: Iterable[Mapping[str, object]]) -> 
     return next(told, "")
 
 
-def _containers_in(document: JsonObject) -> Iterator[Mapping[str, object]]:
-    """Yield the containers of an object of any kind, as its controller hands them on."""
+def _containers_in(document: JsonObject) -> tuple[ManifestContainer, ...]:
+    """Return the containers of an object of any kind, as its controller hands them on."""
     found = containers_of(json.dumps(document))
-    yield from (each.data for each in (() if isinstance(found, Refusal) else found))
+    return () if isinstance(found, Refusal) else found
 
 
-def _engines_in(document: JsonObject) -> tuple[str, ...]:
-    """Return the names of an object's containers that start a known engine, with the part that each is of."""
-    found = containers_of(json.dumps(document))
+def _name_engines(containers: Iterable[ManifestContainer]) -> tuple[str, ...]:
+    """Return the names of those containers that start a known engine, with the part that each is of."""
     return tuple(
         each.full_name
-        for each in (() if isinstance(found, Refusal) else found)
+        for each in containers
         if not all(isinstance(invocation_of(each.data, profile), NotAnEngine) for profile in ENGINES)
     )
