@@ -85,6 +85,12 @@ test: setup ## Run every test; installs and builds what they need (PYTEST=… fo
 	echo "[test] $$spent"; \
 	exit $$worst
 
+.PHONY: faults
+faults: setup ## Run the tests of the catalogue of faults, and write down how they ended (FAULTS="tests/controller/test_faults.py")
+	$(PY) -m lab tools
+	@$(RUN_TESTS) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --junitxml=build/faults.xml $(or $(FAULTS),$$($(PY) -m documentation.faults)); \
+	$(PY) -m documentation.faults build/faults.xml && $(PY) -m chart.generated
+
 .PHONY: test-core
 test-core: setup ## Run the tests that need no cluster, in seconds
 	$(PY) -m pytest -q tests/model tests/verdict tests/rollout tests/runbooks tests/manifests tests/engines tests/cli tests/record tests/test_layout.py $(PYTEST)

@@ -270,18 +270,28 @@ async def serve(operator: Operator, frame: Frame, companions: tuple[Awaitable[No
     watchdog = Watchdog(lambda: operator.lost_work(time.monotonic()), refusal=frame.refusal)
     server = watchdog.answer_at(frame.liveness) if frame.liveness else None
     tasks = [asyncio.ensure_future(each) for each in (operator.loop.run(), watchdog.beat(), *companions)]
+    handlers = registry(operator)
+
+    async def end() -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Otherwise kopf waits 5 s for what our tasks began (1.45.2): until then we would act, and hold the Lease.
+    @kopf.on.cleanup(registry=handlers)
+    async def clean_up(**_: Any) -> None:
+        await end()
+
     try:
         await kopf.operator(
-            registry=registry(operator),
+            registry=handlers,
             settings=kopf_settings(),
             standalone=True,
             clusterwide=not frame.namespaces,
             namespaces=frame.namespaces,
         )
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end()
         if server is not None:
             server.shutdown()
             server.server_close()

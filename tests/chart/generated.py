@@ -4,7 +4,7 @@
 and `fence.yaml` beside it `deploy/fence.yaml`; `crds/` gives the chart's copy, because Helm cannot read
 outside a chart. `chart.values_reference` gives the chart's README, `chart.dashboards` its dashboards,
 `chart.metrics_reference` the page about metrics, `documentation.reference` those about commands and reasons,
-`documentation.generated` what else follows from the code.
+`documentation.faults` the catalogue of faults, and `documentation.generated` what else follows from the code.
 """
 
 import json
@@ -19,6 +19,8 @@ from chart.dashboards import dashboards
 from chart.metrics_reference import PAGE as METRICS_PAGE
 from chart.metrics_reference import metrics_page
 from chart.values_reference import README, readme
+from documentation.faults import PAGE as FAULTS_PAGE
+from documentation.faults import fault_page
 from documentation.generated import pages
 from documentation.reference import reference_pages
 
@@ -198,6 +200,7 @@ def wanted() -> dict[Path, str]:
         PAGE: page(),
         README: readme(),
         METRICS_PAGE: metrics_page(),
+        FAULTS_PAGE: fault_page(),
     }
     shown = {DASHBOARDS / name: text for name, text in dashboards().items()}
     return {**own, **components, **shown, **copies, **pages(), **reference_pages()}

@@ -102,6 +102,29 @@ def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world,
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
 
 
+def test_told_to_end_at_every_write_a_change_that_did_not_help_is_taken_back(a_world):
+    ender = Killer(Fate.TERMINATE)
+    worlds = []
+
+    def decide(write):
+        """Leave a process alone that was told to end: what it still writes is a kind for the next one."""
+        return Fate.PASS if worlds and worlds[0].operators[-1].is_ended else ender.decide(write)
+
+    world = a_world(replicas=2, decide=decide)
+    worlds.append(world)
+    before = world.deployment()["spec"]
+    world.write_script(old="thrash", new="worse", revision=world.revision())
+
+    eye = survive(world, 2, ender)
+
+    assert [run["outcome"] for run in world.status()["history"]] == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert eye.lost == []
+    assert eye.fewest >= 2
+    assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+    assert world.starts > 10
+
+
 def test_killed_at_every_write_a_fleet_without_a_spare_is_one_replica_short_and_no_more(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec=SHORT_SPEC)
 

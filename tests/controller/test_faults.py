@@ -116,23 +116,28 @@ SPOILT = (Fate.CONFLICT, Fate.ERROR, Fate.WITHHOLD)
 without an answer."""
 
 
+REFUSED = (Fate.FORBID, Fate.INVALID)
+"""What becomes of a kind of write at its first sights where rights or rules are not there yet."""
+
+
 class Spoiler:
     """Spoils each kind of write, Leases included, in each way once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *ways: Fate) -> None:
+        self.ways = ways or SPOILT
         self.sights: Counter[Write] = Counter()
 
     def decide(self, write: Write) -> Fate:
         self.sights[write] += 1
         seen = self.sights[write]
-        return SPOILT[seen - 1] if seen <= len(SPOILT) else Fate.PASS
+        return self.ways[seen - 1] if seen <= len(self.ways) else Fate.PASS
 
     def report(self) -> str:
         return f"{len(self.sights)} kinds of write:\n" + "\n".join(f"  {w}" for w in self.sights)
 
     def spoilt(self) -> set[str]:
         """Return what was spoilt in each of the ways."""
-        return {write.object for write, seen in self.sights.items() if seen >= len(SPOILT)}
+        return {write.object for write, seen in self.sights.items() if seen >= len(self.ways)}
 
 
 class Outage:
@@ -178,6 +183,17 @@ def test_each_kind_of_write_spoilt_in_each_way_changes_nothing_about_the_end(a_w
     assert world.outcomes() == ["NotRecovered"]
     assert world.deployment()["spec"] == before
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
+    assert {"deployments", "pods", "kvremediations", "kvremediations/status"} <= spoiler.spoilt()
+
+
+def test_each_kind_of_write_forbidden_and_found_invalid_once_changes_nothing_about_the_end(a_world):
+    spoiler = Spoiler(*REFUSED)
+    world = a_world(2, decide=spoiler.decide)
+
+    eye = healed(world, spoiler, "recovered")
+
+    assert world.outcomes() == ["Recovered"]
+    assert len(eye.seen) == 4, "each replica was replaced once"
     assert {"deployments", "pods", "kvremediations", "kvremediations/status"} <= spoiler.spoilt()
 
 

@@ -20,7 +20,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,6 +226,25 @@ def measure_calm(scale: Scale, seconds: float) -> None:
     say("writes while healthy, the Lease apart", str(written))
 
 
+def measure_restart(scale: Scale, limit: float) -> None:
+    """Print how soon the next process has looked at all fleets, which have records already."""
+    scale.operator.terminate()
+    scale.operator.wait()
+    scale.start()
+    began, seconds = time.monotonic(), None
+    while seconds is None and time.monotonic() - began < limit:
+        time.sleep(1)
+        with suppress(OSError):  # it does not listen yet
+            looks, waiting = map(
+                scale.own_metric, ("kvmedic_tick_seconds_count", "kvmedic_waiting_resources")
+            )
+            if (looks or 0) >= len(scale.fleets) and not waiting:
+                seconds = time.monotonic() - began
+    say(
+        "restart: s until all are looked at; CPU s", f"{_or_never(seconds, limit)}; {scale.cpu_seconds():.1f}"
+    )
+
+
 def measure_one(scale: Scale, seconds: float, limit: float) -> None:
     """Print how soon one sick fleet has a run, and how often that is looked at, while all others are calm."""
     before = scale.spent()
@@ -351,6 +370,7 @@ def main() -> None:
         say("cold start: CPU s; RSS peak (MB)", f"{scale.cpu_seconds():.1f}; {scale.memory_mb('VmHWM'):.0f}")
         time.sleep(ROUND_SECONDS if chosen.seconds > ROUND_SECONDS else 0)
         measure_calm(scale, chosen.seconds)
+        measure_restart(scale, limit)
         measure_one(scale, chosen.seconds, limit)
         if count > 1:
             measure_many(scale, min(50, count - 1), limit)

@@ -88,6 +88,8 @@ class Operator:
 
     def __init__(self, arrangement: Arrangement) -> None:
         self.process = FORKS.Process(target=run, args=(arrangement,), daemon=True)
+        self.is_ended = False
+        """Whether it was told to end."""
 
     def start(self) -> None:
         self.process.start()
@@ -96,6 +98,11 @@ class Operator:
         """End it as a power cut would."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Tell it to end, as a kubelet does."""
+        self.is_ended = True
+        self.signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
         if self.process.pid is not None:

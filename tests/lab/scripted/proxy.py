@@ -34,8 +34,20 @@ class Fate(Enum):
     KILL_BEFORE = "kill before it leaves"
     KILL_AFTER = "kill after it was committed, the answer withheld"
     WITHHOLD = "commit it and withhold the answer"
+    TERMINATE = "commit it, and tell the process to end"
+    FORBID = "answer 403"
     CONFLICT = "answer 409"
+    INVALID = "answer 422"
     ERROR = "answer 500"
+
+
+ANSWERS = {
+    Fate.FORBID: (403, "Forbidden"),
+    Fate.CONFLICT: (409, "Conflict"),
+    Fate.INVALID: (422, "Invalid"),
+    Fate.ERROR: (500, "InternalError"),
+}
+"""What is answered where a write is not sent on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,8 @@ class Proxy:
     token: str
     decide: Callable[[Write], Fate]
     kill: Callable[[], None] = lambda: None
+    end: Callable[[], None] = lambda: None
+    """Tells the process to end."""
     committed: Callable[[Write], None] = lambda write: None
     """Called for each write that the API server has answered, before the operator learns it."""
     writes: list[Write] = field(default_factory=list)
@@ -123,7 +137,7 @@ class Proxy:
     async def _handle(self, request: web.Request, up: ClientSession) -> web.StreamResponse:
         body = await request.read()
         if self.broken():
-            return _answer(500)
+            return _answer(Fate.ERROR)
         if request.method not in WRITES or "dryRun" in request.query or REVIEWS in request.path:
             self.reads.append(request.path)
             return await self._told(request, body, up)
@@ -131,12 +145,11 @@ class Proxy:
         fate = self.decide(write)
         if fate is Fate.KILL_BEFORE:
             return self._killed(request)
-        if fate in (Fate.CONFLICT, Fate.ERROR):
-            return _answer(409 if fate is Fate.CONFLICT else 500)
-        if fate is Fate.PASS:
+        if fate in ANSWERS:
+            return _answer(fate)
+        if fate in (Fate.PASS, Fate.TERMINATE):
             response = await self._forward(request, body, up)
-            self._note(write, body, response.status)
-            self.committed(write)
+            self._tell(write, body, response.status, fate)
             return response
         await self._commit(request, body, up)
         if fate is Fate.KILL_AFTER:
@@ -177,6 +190,13 @@ class Proxy:
         write = Write(request.method, name, self._step)
         self.writes.append(write)
         return write
+
+    def _tell(self, write: Write, body: bytes, status: int, fate: Fate) -> None:
+        """Tell of a write that the API server has answered."""
+        self._note(write, body, status)
+        self.committed(write)
+        if fate is Fate.TERMINATE:
+            self.end()
 
     def _note(self, write: Write, body: bytes, status: int) -> None:
         if write.object == "deployments" and write.verb == "PATCH":
@@ -250,7 +270,7 @@ def _step_of(body: dict[str, Any]) -> str:
     return f"{states} #{intent.get('sequence', 0)} {intent.get('move', 'none')} {victim}"
 
 
-def _answer(status: int) -> web.Response:
-    reason = {409: "Conflict", 500: "InternalError"}[status]
+def _answer(fate: Fate) -> web.Response:
+    status, reason = ANSWERS[fate]
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": status}
     return web.json_response(body, status=status)
