@@ -10,10 +10,16 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from kvmedic.api.resource import approval_manifest
-from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, storm_over_at
+from kvmedic.cluster.switches import (
+    NamespaceLabel,
+    StoredApprovals,
+    read_required_label,
+    read_stop,
+    storm_over_at,
+)
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Call, Refused, Unavailable
-from kvmedic.kube.objects import Resource
+from kvmedic.kube.objects import CONFIG_MAPS, Resource
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.gates import Stop
@@ -186,6 +192,41 @@ async def test_a_namespace_with_the_label_may_be_changed_and_nothing_is_read_whe
     assert await NamespaceLabel(labelled, HEAL).refuse_unlabelled("serving") is None
     assert await NamespaceLabel(silent, "").refuse_unlabelled("serving") is None
     assert silent.asked == []
+
+
+class Configurations:
+    """A cluster with ConfigMaps, or one that does not show them."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    async def list(self, resource: Resource, namespace: str, label_selector: str) -> list[dict[str, Any]]:
+        assert (resource, namespace) == (CONFIG_MAPS, "kvmedic-system")
+        assert label_selector == "app.kubernetes.io/name=kvmedic"
+        if not self.texts:
+            raise Refused(Call("list", "/api/v1/namespaces/kvmedic-system/configmaps"), 403, "no")
+        return [{"data": {"config.yaml": text} if text else None} for text in self.texts]
+
+
+@pytest.mark.parametrize(
+    ("texts", "label"),
+    [
+        (("process: {namespace: kvmedic-system}\nnamespaces: {requireLabel: kvmedic.io/heal=true}",), HEAL),
+        (("", "namespaces: {requireLabel: kvmedic.io/heal=true}"), HEAL),
+        (("namespaces: {}",), ""),
+        (("namespaces:",), ""),
+        (("just text",), ""),
+        (("namespaces: {requireLabel: [",), ""),
+        ((), ""),
+    ],
+    ids=["asked for", "in the second", "not asked for", "empty", "no mapping", "no YAML", "not shown"],
+)
+async def test_the_label_that_an_operator_asks_for_is_read_off_its_configuration(
+    texts: tuple[str, ...], label: str
+) -> None:
+    world: Any = Configurations(*texts)
+
+    assert await read_required_label(world, "kvmedic-system") == label
 
 
 @pytest.mark.light

@@ -73,6 +73,28 @@ def test_the_command_says_the_same_of_the_cluster_and_writes_nothing(calm):
     assert calm.resource()["metadata"]["resourceVersion"] == before
 
 
+def test_the_command_knows_the_label_that_the_operator_asks_of_namespaces(calm):
+    asks = "namespaces: {requireLabel: example.com/heal=true}"
+    named = {"name": "kvmedic-config", "labels": {"app.kubernetes.io/name": "kvmedic"}}
+    calm.cluster.api.create(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": {"config.yaml": asks}},
+        calm.namespace,
+    )
+    own = calm.directory / "own.yaml"
+    own.write_text(f"process: {{namespace: {calm.namespace}}}")
+    where = {"KUBECONFIG": str(calm.cluster.kubeconfig), "KVMEDIC_CONFIG": str(own)}
+
+    def failed() -> list[str]:
+        done = kvmedic(calm, "doctor", "deploy/llm", *NOWHERE, "-o", "json", **where)
+        [found] = json.loads(done.stdout)["targets"]
+        return [each["fix"] for each in found["checks"] if each["reason"] == "NamespaceNotLabelled"]
+
+    [fix] = failed()
+    assert fix == f"kubectl label namespace {calm.namespace} example.com/heal=true"
+    calm.kubectl(*fix.split()[1:])
+    assert failed() == []
+
+
 def test_every_deployment_of_the_cluster_that_starts_an_engine_is_told(calm):
     done = kvmedic(calm, "doctor", "-A", *NOWHERE, "-o", "json")
 

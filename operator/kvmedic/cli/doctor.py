@@ -26,6 +26,7 @@ from kvmedic.cli.plan import settings_with
 from kvmedic.cli.replay import Replay, replay, replay_as_json, replay_as_text
 from kvmedic.cluster.fronts import list_kind
 from kvmedic.cluster.rights import lacking_rights_of
+from kvmedic.cluster.switches import NamespaceLabel, read_required_label
 from kvmedic.cluster.trial_pods import Evaluations
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.survey import examine
@@ -39,6 +40,7 @@ from kvmedic.doctor.checks import (
     in_order,
     metrics_checks,
     names_of,
+    namespace_check,
     node_health_check,
     rights_check,
 )
@@ -297,6 +299,7 @@ async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str)
     operator = (asked.settings.process.namespace, asked.account)
     needed = needed_rights(seen.view, seen.policy)
     lacking = await lacking_rights_of(world.client, operator, namespace, needed)
+    checks += await _label(asked.settings, world.client, namespace)
     run = resource.record.run if resource.record else None
     checks = [describe_run(each, seen.resource, run) for each in checks]
     told = in_order([*checks, rights_check(lacking, names)])
@@ -359,6 +362,19 @@ def _nobody(namespace: str, seen: Seen) -> Resource:
         problem=None,
         record=Record(),
     )
+
+
+async def _label(settings: Settings, client: Client, namespace: str) -> tuple[Check, ...]:
+    """Return what a namespace lacks of what the operator's configuration asks of it, if that can be seen."""
+    label = settings.namespaces.require_label
+    label = label or await read_required_label(client, settings.process.namespace)
+    if not label:
+        return ()
+    try:
+        closed = await NamespaceLabel(client, label).find_missing(namespace)
+    except Refused as error:
+        return (Check(Topic.NAMESPACE, Result.UNKNOWN, f"whether it has the label {label}: {error}"),)
+    return (namespace_check(closed),) if closed else ()
 
 
 async def _metrics(

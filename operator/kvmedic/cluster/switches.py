@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import yaml
+
 from kvmedic.api.resource import APPROVAL_PLURAL, GROUP, VERSION, SpecInvalid, approval_from_wire
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Refused
@@ -58,12 +60,20 @@ class NamespaceLabel:
         """Return what the namespace lacks, with the command that adds it; unreadable lacks it too."""
         if not self.label:
             return None
-        key, _, value = self.label.partition("=")
         try:
-            body = await self.client.get(Ref(NAMESPACES, "", namespace))
+            return await self.find_missing(namespace)
         except Refused as error:
             why = f"the label {self.label} of namespace {namespace} cannot be read ({error})"
             return Blocked(Reason.NAMESPACE_NOT_LABELLED, f"{why}: let the operator get namespaces")
+
+    async def find_missing(self, namespace: str) -> Blocked | None:
+        """Return what the namespace lacks, with the command that adds it.
+
+        Raises:
+            Refused: whoever looks may not read namespaces.
+        """
+        key, _, value = self.label.partition("=")
+        body = await self.client.get(Ref(NAMESPACES, "", namespace))
         found = labels_of(body or {}).get(key)
         if found == value:
             return None
@@ -73,6 +83,26 @@ class NamespaceLabel:
             Reason.NAMESPACE_NOT_LABELLED,
             f"namespace {namespace} {lacks}, so its fleets are only diagnosed: {command}",
         )
+
+
+OPERATORS = "app.kubernetes.io/name=kvmedic"
+CONFIGURATION = "config.yaml"
+"""Key of the operator's configuration in its ConfigMap (`charts/kvmedic/templates/config.yaml`)."""
+
+
+async def read_required_label(client: Client, namespace: str) -> str:
+    """Return the label that the operator of a namespace asks of others, as `key=value`.
+
+    Empty: it asks for none, or whoever looks may not see its configuration. Never raises.
+    """
+    try:
+        found = await client.list(CONFIG_MAPS, namespace, OPERATORS)
+        texts = [str(section(each, "data").get(CONFIGURATION, "")) for each in found]
+        read = [yaml.safe_load(text) for text in texts if text]
+    except (ApiError, yaml.YAMLError):
+        return ""
+    asked = (section(each, "namespaces").get("requireLabel") for each in read if isinstance(each, dict))
+    return next((str(label) for label in asked if label), "")
 
 
 APPROVALS = Resource(f"{GROUP}/{VERSION}", APPROVAL_PLURAL)

@@ -542,6 +542,12 @@ def _no_way_check(why: Blocked, fleet: Fleet, names: Mapping[str, str]) -> Check
     return replace(failed, fix=fix, risk="a spare takes as many devices as a replica while there is one")
 
 
+def namespace_check(closed: Blocked) -> Check:
+    """Return the check of a namespace whose fleets may not be changed: what it lacks, and the command."""
+    saw, _, fix = closed.message.rpartition(": ")
+    return Check(Topic.NAMESPACE, Result.FAIL, saw, fix=fix, reason=closed.reason)
+
+
 def rights_check(lacking: Sequence[object] | str, names: Mapping[str, str]) -> Check:
     """Return whether the operator may do all that a change needs.
 

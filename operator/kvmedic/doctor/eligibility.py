@@ -16,13 +16,13 @@ from kvmedic.cluster.rights import CONFIG_FILE, GROUPED, NEEDED, OWNER_FIELD, ST
 from kvmedic.doctor.checks import (
     Check,
     Examination,
-    Result,
     Topic,
     Verdict,
     checks_of,
     in_order,
     metrics_checks,
     names_of,
+    namespace_check,
     rights_check,
     spare_check,
     written_owner,
@@ -147,7 +147,7 @@ class Examiner:
             rights_check(lacking, names),
         ]
         if closed is not None:
-            checks.append(Check(Topic.NAMESPACE, Result.FAIL, closed.message, reason=closed.reason))
+            checks.append(namespace_check(closed))
         target = place_of(view.fleet.kind, view.fleet.name)
         return Examination(resource.namespace, target, in_order(checks))
 
