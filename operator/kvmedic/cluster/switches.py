@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from kvmedic.api.resource import APPROVAL_PLURAL, GROUP, VERSION, SpecInvalid, approval_from_wire
 from kvmedic.kube.client import Client
@@ -98,8 +99,8 @@ async def read_required_label(client: Client, namespace: str) -> str:
     try:
         found = await client.list(CONFIG_MAPS, namespace, OPERATORS)
         texts = [str(section(each, "data").get(CONFIGURATION, "")) for each in found]
-        read = [yaml.safe_load(text) for text in texts if text]
-    except (ApiError, yaml.YAMLError):
+        read = [YAML(typ="safe", pure=True).load(text) for text in texts if text]
+    except (ApiError, YAMLError):
         return ""
     asked = (section(each, "namespaces").get("requireLabel") for each in read if isinstance(each, dict))
     return next((str(label) for label in asked if label), "")
