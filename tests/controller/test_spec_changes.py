@@ -83,7 +83,7 @@ def is_taken(world: World, edit: dict[str, Any]) -> bool:
     try:
         world.cluster.api.patch("KVRemediation", "llm", {"spec": edit}, world.namespace)
     except ApiError as error:
-        if error.status != 422:
+        if error.code != 422:
             raise
         return False
     return True

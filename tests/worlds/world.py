@@ -30,13 +30,13 @@ SPEED = 60.0
 START_LIMIT_SECONDS = 21_600
 """How long a new replica may take. The API server's times do not run fast: to the operator a pod that is
 made ten seconds after the test began is ten minutes old at once, which is the API's default deadline."""
-DRAINING = "draining"
+SERVING, DRAINING = "active", "draining"
 POLL_SECONDS = 0.2
 """Between two looks at what no watch tells: the operator's log, its process, a Lease."""
 
 
 def deployment(replicas: int, **annotations: str) -> dict[str, Any]:
-    labels = {"app": "llm", "serving": "active"}
+    labels = {"app": "llm", "serving": SERVING}
     container = {
         "name": "vllm",
         "image": "vllm/vllm-openai:v0.32.0",
@@ -64,7 +64,7 @@ SERVICE = {
     "apiVersion": "v1",
     "kind": "Service",
     "metadata": {"name": "llm"},
-    "spec": {"selector": {"app": "llm", "serving": "active"}, "ports": [{"port": 8000}]},
+    "spec": {"selector": {"app": "llm", "serving": SERVING}, "ports": [{"port": 8000}]},
 }
 
 
@@ -384,7 +384,8 @@ class World:
 def is_cordoned(pod: dict[str, Any]) -> bool:
     """Return whether a pod is out of rotation, by the rotation label or as one that was released."""
     labels = pod["metadata"].get("labels", {})
-    return labels.get("serving") == DRAINING or draining_value(pod["metadata"]["uid"]) in labels.values()
+    is_marked = labels.get("serving", SERVING) != SERVING
+    return is_marked or draining_value(pod["metadata"]["uid"]) in labels.values()
 
 
 def _going(pod: dict[str, Any]) -> bool:
