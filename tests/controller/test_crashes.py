@@ -26,7 +26,7 @@ from worlds.bundled import begin, compressing, templates
 from worlds.configured import config_map, configure, copies
 from worlds.deploying import ALLOWED, RAISED_CAP, deploy
 from worlds.ending import LEVERS, PROMPT, TORCH, crash
-from worlds.killing import Killer
+from worlds.killing import UNBOUNDED, Killer
 from worlds.lending import OFTEN, lending, lent, roomy
 from worlds.owned import annotated, applied_once
 from worlds.people import cap
@@ -104,11 +104,14 @@ def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world,
 
 def test_told_to_end_at_every_write_a_change_that_did_not_help_is_taken_back(a_world):
     ender = Killer(Fate.TERMINATE)
-    worlds = []
+    worlds, late = [], []
 
     def decide(write):
         """Leave a process alone that was told to end: what it still writes is a kind for the next one."""
-        return Fate.PASS if worlds and worlds[0].operators[-1].is_ended else ender.decide(write)
+        if not worlds[0].operators[-1].is_ended:
+            return ender.decide(write)
+        late.append(write)
+        return Fate.PASS
 
     world = a_world(replicas=2, decide=decide)
     worlds.append(world)
@@ -123,6 +126,8 @@ def test_told_to_end_at_every_write_a_change_that_did_not_help_is_taken_back(a_w
     assert eye.fewest >= 2
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
     assert world.starts > 10
+    acted = [write for write in late if write.object not in UNBOUNDED]
+    assert len(acted) < world.starts, "they stopped at once, and gave the Lease back"
 
 
 def test_killed_at_every_write_a_fleet_without_a_spare_is_one_replica_short_and_no_more(a_world, killer):
