@@ -118,6 +118,7 @@ def test_service_links_of_kubernetes_are_no_settings(write: Writer, monkeypatch:
     assert load_settings().sources == {}
 
 
+HOOK = "notify: {{oncall: {{url: 'https://hooks/T0', {}}}}}"
 SOURCE = "sources: {{default: {{url: 'http://p:9090', {}}}}}"
 BAD = [
     *(
@@ -212,6 +213,45 @@ BAD = [
         "scrape: {urlTemplate: 'http://{}/'}",
         "scrape.urlTemplate: use only {address}",
     ),
+    ("no URL to notify", "notify: {oncall: {only: all}}", "notify.oncall.url: is required; add it"),
+    (
+        "another scheme to notify by",
+        "notify: {oncall: {url: 'mailto:me@p'}}",
+        "notify.oncall.url: write an http:// or https:// URL",
+    ),
+    (
+        "a file without a URL to notify by",
+        "notify: {oncall: {url: {file: {token}}}}",
+        "notify.oncall.url: write an http:// or https:// URL",
+    ),
+    (
+        "two lines to notify by",
+        'notify: {oncall: {url: "http://p\\nhttp://q"}}',
+        "notify.oncall.url: write printable ASCII characters on one line",
+    ),
+    ("a space", "notify: {oncall: {url: 'http://p /'}}", "notify.oncall.url: write the URL alone"),
+    ("a port", "notify: {oncall: {url: 'http://p:0'}}", "notify.oncall.url: write the port as a number"),
+    (
+        "a URL in the place of a file",
+        "notify: {oncall: {url: {file: 'http://p'}}}",
+        "notify.oncall.url: a URL is no path and no variable's name: give it as value",
+    ),
+    (
+        "a name that is no label's",
+        "notify: {On_Call: {url: 'http://p'}}",
+        "'On_Call' cannot name a destination: use lower-case letters",
+    ),
+    ("an unknown form", HOOK.format("form: teams"), "notify.oncall.form: Input should be 'json' or 'slack'"),
+    ("an unknown choice", HOOK.format("only: tickets"), "notify.oncall.only: Input should be 'all', 'warn"),
+    ("too long to wait", HOOK.format("timeout: 1m"), "notify.oncall.timeout: 1m is out of bounds: use 1s to"),
+    (
+        "a header of ours",
+        HOOK.format("headers: {host: x}"),
+        "notify.oncall.headers: kvmedic sets host itself",
+    ),
+    ("no header", HOOK.format("headers: {'a b': x}"), "notify.oncall.headers: a name has letters, digits"),
+    ("two lines", HOOK.format('headers: {X: "a\\nb"}'), "notify.oncall.headers: X: write printable ASCII"),
+    ("a cluster's name", HOOK.format("cluster: '<!here>'"), "notify.oncall.cluster: String should match"),
 ]
 
 
@@ -281,6 +321,16 @@ SECRETS = [
     "sources: [s3cr3t",
     "probe: {apiKey: [s3cr3t]}",
     "probe: {apiKey: {value: s3cr3t, env: HOME}}",
+    "notify: {a: {url: 'ftp://hooks/s3cr3t'}}",
+    "notify: {a: {url: 'http://me:s3cr3t@hooks/'}}",
+    "notify: {a: {url: 'http://s3cr3t\u2100/'}}",
+    "notify: {a: {url: 'http://[s3cr3t/'}}",
+    "notify: {a: {url: ['http://hooks/s3cr3t']}}",
+    "notify: {a: {url: {file: 'https://hooks/s3cr3t'}}}",
+    "notify: {a: {url: {env: 'https://hooks/s3cr3t'}}}",
+    HOOK.format('headers: {X: "s3cr3t\\n"}'),
+    HOOK.format("headers: {X: [s3cr3t]}"),
+    HOOK.format("token: s3cr3t"),
 ]
 
 
@@ -302,6 +352,28 @@ def test_settings_print_without_secrets(write: Writer) -> None:
 
     assert "s3cr3t" not in f"{settings!r}{settings}{settings.model_dump()}"
     assert settings.sources["default"].secrets() == ("http://u:s3cr3t@proxy", "s3cr3t")
+
+
+def test_a_destination_is_read_from_where_it_is_kept(
+    write: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "url"
+    file.write_text("https://hooks.example/services/s3cr3t?a=b\n")
+    write(
+        f"notify: {{chat: {{url: {{file: {file}}}, form: slack}}, pager: {{url: 'http://p', only: pages}}}}"
+    )
+    monkeypatch.setenv("KVMEDIC_NOTIFY__PAGER__URL", "http://[::1]:9000/s3cr3t")
+    monkeypatch.setenv("KVMEDIC_NOTIFY__PAGER__HEADERS__TOKEN__ENV", "THANOS_PASSWORD")
+
+    notify = load_settings().notify
+
+    assert notify["chat"].read_address() == ("https://hooks.example/services/s3cr3t?a=b", {})
+    assert notify["pager"].read_address() == ("http://[::1]:9000/s3cr3t", {"token": "pa55"})
+    assert (notify["chat"].only, notify["pager"].only) == ("warnings", "pages")
+    assert "s3cr3t" not in f"{notify!r}{notify}"
+    file.write_text("nothing")
+    with pytest.raises(ValueError, match="write an http:// or https:// URL"):
+        notify["chat"].read_address()
 
 
 def test_trial_pods_are_off_and_nobody_has_a_key_by_default(write: Writer) -> None:

@@ -16,8 +16,9 @@ from kvmedic.kube.client import Client, Limits
 from kvmedic.manifests.trial_pod import Evaluation, Owner, Trial
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.trial import Counted, Interrupted, Served, Underway
+from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import ProbeOptions, Settings
-from kvmedic.wiring import evaluations_of, open_connections, trials_of
+from kvmedic.wiring import evaluations_of, open_connections, tellers_of, trials_of
 from run_builder import a_pod
 from worlds.probing import a_step
 
@@ -83,6 +84,27 @@ def test_where_nobody_can_make_tests_none_goes_on() -> None:
 
 async def test_where_nobody_can_make_tests_nothing_is_read() -> None:
     assert await NoProbes().served("serving", a_pod("trial")) == "no tests are made here"
+
+
+@pytest.mark.parametrize(
+    ("notify", "tasks"), [({}, 0), ({"chat": {"url": "http://p"}, "b": {"url": "http://q"}}, 1)]
+)
+async def test_something_runs_for_notifications_only_where_a_destination_is_named(
+    notify: dict[str, object], tasks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(KUBECONFIG)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    settings, telemetry = Settings(notify=notify), Telemetry()
+
+    async with open_connections(settings) as world:
+        reporter, notifications = tellers_of(settings, world, telemetry)
+        companions = notifications.companions()
+
+    assert reporter.events is notifications
+    assert len(companions) == tasks
+    for each in companions:
+        each.close()
 
 
 async def test_with_the_process_its_tests_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

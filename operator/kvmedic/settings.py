@@ -15,104 +15,20 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import SplitResult, urlsplit
 from zlib import crc32
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic.alias_generators import to_camel
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError as UnreadableVariable
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kvmedic.api.rules import LabelPair, within
+from kvmedic.endpoints import NotifyOptions, ReadableFile, Secret, Section, parse_url
 from kvmedic.model.redaction import names_secret
-
-
-def _readable(path: Path) -> Path:
-    if not path.is_file() or not os.access(path, os.R_OK):
-        raise ValueError(f"{path} is not a readable file: mount it, or correct the path")
-    return path
-
-
-ReadableFile = Annotated[Path, AfterValidator(_readable)]
-"""A file that can be read when the operator starts."""
-
-
-class Section(BaseModel):
-    """A part of the configuration. Unknown fields are refused."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        alias_generator=to_camel,
-        populate_by_name=True,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _variables_win(cls, data: object) -> object:
-        """Drop the file's spelling of a field that a variable sets too."""
-        if not isinstance(data, dict):
-            return data
-        doubled = {to_camel(name) for name in cls.model_fields if name in data and to_camel(name) != name}
-        return {key: value for key, value in data.items() if key not in doubled}
-
-
-class Secret(Section):
-    """A value that is never shown: given in place, in a file or in an environment variable."""
-
-    value: SecretStr | None = None
-    file: ReadableFile | None = None
-    """Read each time it is used; white space at the ends is dropped."""
-    env: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain_text(cls, data: object) -> object:
-        return {"value": data} if isinstance(data, str) else data
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
-        if [self.value, self.file, self.env].count(None) != 2:
-            raise ValueError("give exactly one of value, file and env")
-        if self.env is not None and self.env not in os.environ:
-            raise ValueError(f"the environment variable {self.env} is not set: set it, or correct its name")
-        return self
-
-    def read(self) -> str:
-        """Return the secret as it is now.
-
-        Raises:
-            OSError: the file cannot be read any more.
-        """
-        if self.value is not None:
-            return self.value.get_secret_value()
-        if self.file is not None:
-            return self.file.read_text(encoding="utf-8").strip()
-        return os.environ.get(self.env or "", "")
-
 
 MATCHER = re.compile(r'[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\\n]|\\[^\n])*"')
 """One matcher as PromQL writes it."""
-
-
-def _has_usable_port(parts: SplitResult) -> bool:
-    try:
-        return parts.port is None or parts.port > 0
-    except ValueError:
-        return False
 
 
 class BasicAuth(Section):
@@ -208,11 +124,7 @@ class SourceOptions(Section):
     @field_validator("url")
     @classmethod
     def _base_url(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError("write an http:// or https:// URL with a host")
-        if not _has_usable_port(parts):
-            raise ValueError("write the port as a number from 1 to 65535")
+        parts = parse_url(value)
         if parts.username or parts.password:
             raise ValueError("credentials do not belong in the URL: use basicAuth")
         if parts.query or parts.fragment:
@@ -491,6 +403,8 @@ class Settings(BaseSettings):
 
     sources: Mapping[str, SourceOptions] = {}
     """Metrics sources by the name that resources use. A resource without a name uses `default`."""
+    notify: Mapping[str, NotifyOptions] = {}
+    """Where notifications of what Events tell are sent, by a name for logs and metrics. Empty: nowhere."""
     scrape: ScrapeOptions = ScrapeOptions()
     pace: PaceOptions = PaceOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()
@@ -511,6 +425,16 @@ class Settings(BaseSettings):
             if not _SOURCE_NAME.fullmatch(name):
                 raise ValueError(
                     f"{name!r} cannot be named by a resource: use lower-case letters, digits, dashes"
+                )
+        return value
+
+    @field_validator("notify")
+    @classmethod
+    def _destinations(cls, value: Mapping[str, NotifyOptions]) -> Mapping[str, NotifyOptions]:
+        for name in value:
+            if not _SOURCE_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} cannot name a destination: use lower-case letters, digits, dashes"
                 )
         return value
 

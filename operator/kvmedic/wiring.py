@@ -44,6 +44,7 @@ from kvmedic.kube.watches import Watches
 from kvmedic.loop import Backoff, Rounds
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.probes import Beside, GenerationProbes
+from kvmedic.record.notifications import Notifications, Sender
 from kvmedic.record.store import Known, Store, wait_until_defined
 from kvmedic.record.telemetry import Events, Reporter, SourceCosts, Telemetry
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
@@ -207,7 +208,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
     """Run the operator until it is told to end."""
     process, options = settings.process, settings.pace
     async with open_connections(settings) as world:
-        reporter = reporter_of(settings, world, telemetry)
+        reporter, notifications = tellers_of(settings, world, telemetry)
         leadership = installation_of(settings, world.client)
         telemetry.tell_leadership(settings.shard.index, settings.shard.count, leadership.is_held)
         roster = Roster()
@@ -253,7 +254,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
             world.store.holds,
         )
         companions = (leadership.take_part(), rounds.run(), world.watches.follow_while(leadership.is_held))
-        await serve(operator, frame_of(settings, leadership), companions)
+        await serve(operator, frame_of(settings, leadership), (*companions, *notifications.companions()))
 
 
 def frame_of(settings: Settings, installation: Installation) -> Frame:
@@ -262,10 +263,14 @@ def frame_of(settings: Settings, installation: Installation) -> Frame:
     return Frame(process.watch, process.liveness or None, lambda: installation.refusal)
 
 
-def reporter_of(settings: Settings, world: Connected, telemetry: Telemetry) -> Reporter:
-    """Return who tells people, and have the metrics tell what each source cost."""
+def tellers_of(settings: Settings, world: Connected, telemetry: Telemetry) -> tuple[Reporter, Notifications]:
+    """Return who tells people, and who sends what they are told; metrics tell what each source cost."""
     telemetry.registry.register(SourceCosts(world.metrics.spent))
-    return Reporter(Events(world.client, settings.process.identity), telemetry)
+    process = settings.process
+    sender = Sender(f"{process.namespace}/{process.release}", world.client.clock.now)
+    events = Events(world.client, process.identity)
+    notifications = Notifications(events, settings.notify, sender, telemetry.notifications)
+    return Reporter(notifications, telemetry), notifications
 
 
 def pace_of(options: PaceOptions) -> Pace:

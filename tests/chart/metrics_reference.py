@@ -52,6 +52,7 @@ def busy_telemetry() -> Telemetry:
     telemetry.decisions.labels(reason="FleetWideDemand").inc()
     telemetry.tick_seconds.observe(0.2)
     telemetry.failures.labels(kind="Unavailable").inc()
+    telemetry.notifications.labels(destination="oncall", result="sent").inc()
     return telemetry
 
 

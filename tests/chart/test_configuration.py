@@ -39,6 +39,22 @@ EVERYTHING: Values = {
             "ca": {"secret": {"name": "authority", "key": "ca.crt"}},
         },
     },
+    "notify": {
+        "default": {
+            "urlSecret": {"name": "pager", "key": "url"},
+            "headers": {"X-Team": "serving", "Authorization": {"secret": {"name": "pager", "key": "token"}}},
+            "only": "pages",
+            "timeout": "3s",
+            "ca": {"configMap": {"name": "authority", "key": "root.pem"}},
+        },
+        "chat": {
+            "urlSecret": {"name": "slack", "key": "webhook"},
+            "form": "slack",
+            "only": "all",
+            "cluster": "prod-a",
+            "ca": {"secret": {"name": "authority", "key": "ca.crt"}},
+        },
+    },
     "scrape": {
         "timeout": "6s",
         "urlTemplate": "http://{address}:{port}/m",
@@ -64,7 +80,7 @@ def load(rendered: Rendered, directory: Path, monkeypatch: pytest.MonkeyPatch) -
     """What the operator makes of the configuration, with each mounted file holding its own path."""
     for path in mounted(rendered):
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
-        (directory / path).write_text(path)
+        (directory / path).write_text(f"https://{path}" if path.endswith("/url") else path)
     text = rendered["ConfigMap", "kvmedic-config"]["data"]["config.yaml"]
     file = directory / "config.yaml"
     file.write_text(text.replace(MOUNTED, str(directory)))
@@ -86,6 +102,13 @@ def test_the_operator_reads_every_option(tmp_path, monkeypatch):
     assert default.timeout.total_seconds() == 5
     assert default.labels.pod == "exported_pod"
     assert (batch.basic_auth.username, batch.basic_auth.password.read()) == ("kvmedic", "batch/password")
+    pager, chat = read.notify["default"], read.notify["chat"]
+    headers = {"X-Team": "serving", "Authorization": "notify.default/header-authorization"}
+    assert pager.read_address() == ("https://notify.default/url", headers)
+    assert chat.read_address() == ("https://notify.chat/url", {})
+    assert (pager.form, pager.only, pager.timeout.total_seconds()) == ("json", "pages", 3)
+    assert (chat.form, chat.only, chat.cluster) == ("slack", "all", "prod-a")
+    assert pager.ca_file == tmp_path / "notify.default/ca.crt"
     assert (read.scrape.port, read.scrape.url_template) == (8001, "http://{address}:{port}/m")
 
 
@@ -100,6 +123,7 @@ def probe(read: settings.Settings) -> tuple[object, ...]:
 HEALTH = {"nodeHealth": {"nvidiaSmi": True, "timeout": "5s", "atOnce": 2}}
 OPTIONS = {
     "no sources": ({}, lambda read: read.sources, {}),
+    "nobody is notified": ({}, lambda read: read.notify, {}),
     "a log as text": ({}, lambda read: read.process.log_format, "text"),
     "a log in JSON": ({"logFormat": "json"}, lambda read: read.process.log_format, "json"),
     "every namespace will do": ({}, lambda read: read.namespaces.require_label, ""),
@@ -159,6 +183,11 @@ def test_each_secret_is_mounted_from_where_the_value_says():
         "default/tls.key": ("secret", "client", "tls.key"),
         "batch/password": ("secret", "login", "password"),
         "batch/ca.crt": ("secret", "authority", "ca.crt"),
+        "notify.default/url": ("secret", "pager", "url"),
+        "notify.default/header-authorization": ("secret", "pager", "token"),
+        "notify.default/ca.crt": ("configMap", "authority", "root.pem"),
+        "notify.chat/url": ("secret", "slack", "webhook"),
+        "notify.chat/ca.crt": ("secret", "authority", "ca.crt"),
     }
 
 

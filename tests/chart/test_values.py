@@ -15,6 +15,7 @@ from kvmedic.settings import (
     HealthOptions,
     KubernetesOptions,
     LeadershipOptions,
+    NotifyOptions,
     PaceOptions,
     ProbeOptions,
     ScrapeOptions,
@@ -42,6 +43,10 @@ def without(schema: Values, name: str) -> Values:
 
 def source(**fields: Any) -> Values:
     return {"sources": {"default": SOURCE | fields}}
+
+
+def destination(**fields: Any) -> Values:
+    return {"notify": {"oncall": {"urlSecret": {"name": "hook", "key": "url"}} | fields}}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +84,16 @@ def source(**fields: Any) -> Values:
         (source(timeout="10 s"), "/sources/default/timeout"),
         (source(concurrency=0), "/sources/default/concurrency"),
         (source(labels={"node": "node"}), "'node'"),
+        ({"notify": {"On Call": destination()["notify"]["oncall"]}}, "On Call"),
+        ({"notify": {"oncall": {"form": "slack"}}}, "'urlSecret'"),
+        (destination(url="https://hooks/hunter2"), "'url'"),
+        (destination(urlSecret={"name": "a"}), "/notify/oncall/urlSecret"),
+        (destination(form="teams"), "/notify/oncall/form"),
+        (destination(only="tickets"), "/notify/oncall/only"),
+        (destination(timeout=5), "/notify/oncall/timeout"),
+        (destination(cluster="<!here>"), "/notify/oncall/cluster"),
+        (destination(headers={"X-Key": {"secret": {"name": "a"}}}), "/headers/X-Key"),
+        (destination(ca={}), "/notify/oncall/ca"),
         ({"scrape": {"port": 0}}, "/scrape/port"),
         ({"pace": {"idle": "soon"}}, "/pace/idle"),
         ({"leadership": {"lease": "mine"}}, "'lease'"),
@@ -169,6 +184,7 @@ def test_every_object_of_the_schema_is_closed():
     ("options", "schema", "elsewhere"),
     [
         (SourceOptions, SCHEMA["definitions"]["source"], FILES),
+        (NotifyOptions, SCHEMA["definitions"]["destination"], {"url": "urlSecret", "caFile": "ca"}),
         (ScrapeOptions, SCHEMA["properties"]["scrape"], {"addressesFile": None}),
         (PaceOptions, SCHEMA["properties"]["pace"], {}),
         (LeadershipOptions, SCHEMA["properties"]["leadership"], {"lease": None}),
@@ -185,6 +201,7 @@ def test_every_object_of_the_schema_is_closed():
     ],
     ids=[
         "source",
+        "notify",
         "scrape",
         "pace",
         "leadership",

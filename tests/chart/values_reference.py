@@ -21,6 +21,7 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "kvmedic"
 README = CHART / "README.md"
 SECTIONS = {
     "sources": settings.SourceOptions,
+    "notify": settings.NotifyOptions,
     "scrape": settings.ScrapeOptions,
     "pace": settings.PaceOptions,
     "leadership": settings.LeadershipOptions,
@@ -32,6 +33,8 @@ SECTIONS = {
     "compression": settings.CompressionOptions,
 }
 """What the chart hands on, by its value."""
+NAMED = {"sources", "notify"}
+"""Values whose fields stand below a name that the reader chooses."""
 HELMS_OWN = {"global"}
 TYPES = {
     "duration": "duration",
@@ -111,7 +114,7 @@ def _settings(section: str) -> Schema:
 def _setting(path: tuple[str, ...]) -> Schema:
     """What the operator's settings say of a value that the chart hands on."""
     schema = _settings(path[0])
-    for part in path[2:] if path[0] == "sources" else path[1:]:
+    for part in path[2:] if path[0] in NAMED else path[1:]:
         held = schema.get("properties", {}).get(part, {})
         references = [one["$ref"] for one in (held, *held.get("anyOf", [])) if "$ref" in one]
         name = "".join(references[:1]).rpartition("/")[2]
@@ -121,7 +124,7 @@ def _setting(path: tuple[str, ...]) -> Schema:
 
 def _operators_default(path: tuple[str, ...]) -> Any:
     options = SECTIONS.get(path[0])
-    parts = path[2:] if path[0] == "sources" else path[1:]
+    parts = path[2:] if path[0] in NAMED else path[1:]
     if options is None or len(parts) != 1:
         return _setting(path).get("default")
     fields = {field.alias: field.default for field in options.model_fields.values()}
@@ -160,7 +163,7 @@ def _rows(path: tuple[str, ...], held: Schema, definitions: dict[str, Schema]) -
     schema = {**definitions.get(definition, {}), **held}
     parts = {} if definition in TYPES else schema.get("properties", {})
     free = schema.get("additionalProperties")
-    if path == ("sources",) and isinstance(free, dict):
+    if path[0] in NAMED and len(path) == 1 and isinstance(free, dict):
         parts = {"NAME": free}
     yield ValueRow(path, schema, definition, is_section=bool(parts))
     for name, part in parts.items():

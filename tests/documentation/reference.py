@@ -90,11 +90,14 @@ def configuration() -> str:
     rows = []
     for name, field in Settings.model_fields.items():
         options = field.annotation
+        of_each = [one for one in get_args(options) if isinstance(one, type) and issubclass(one, Section)]
         if isinstance(options, type) and issubclass(options, Section):
             rows.append(f"| **`{name}`** | | {_summary(options)} |")
             rows += [_setting(f"{name}.{part.alias}", part) for part in options.model_fields.values()]
         else:
             rows.append(_setting(name, field))
+        for each in of_each:
+            rows += [_setting(f"{name}.NAME.{part.alias}", part) for part in each.model_fields.values()]
     return "\n".join(("| setting | default | meaning |", "| --- | --- | --- |", *rows))
 
 

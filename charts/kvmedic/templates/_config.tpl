@@ -24,6 +24,13 @@ The operator's configuration file. Secrets are never in it: it names the files i
 {{- $_ := set $config $section . -}}
 {{- end -}}
 {{- end -}}
+{{- $notify := dict -}}
+{{- range $name, $destination := .Values.notify -}}
+{{- $_ := set $notify $name (include "kvmedic.destination" (list $name $destination) | fromYaml) -}}
+{{- end -}}
+{{- with $notify -}}
+{{- $_ := set $config "notify" . -}}
+{{- end -}}
 {{- with .Values.namespaces.requireLabel -}}
 {{- $_ := set $config "namespaces" (dict "requireLabel" .) -}}
 {{- end -}}
@@ -79,14 +86,40 @@ probe.api-key
 {{- $_ := set $written "certFile" (printf "%s/tls.crt" $directory) -}}
 {{- $_ := set $written "keyFile" (printf "%s/tls.key" $directory) -}}
 {{- end -}}
+{{- with include "kvmedic.headers" (list $directory $source.headers) | fromYaml -}}
+{{- $_ := set $written "headers" . -}}
+{{- end -}}
+{{ toYaml $written }}
+{{- end -}}
+
+{{/* Headers, with the references to Secrets turned into paths. Takes a list: directory and headers. */}}
+{{- define "kvmedic.headers" -}}
+{{- $directory := index . 0 -}}
 {{- $headers := dict -}}
-{{- range $header, $value := $source.headers -}}
+{{- range $header, $value := index . 1 -}}
 {{- if kindIs "map" $value -}}
 {{- $value = dict "file" (printf "%s/header-%s" $directory (lower $header)) -}}
 {{- end -}}
 {{- $_ := set $headers $header $value -}}
 {{- end -}}
-{{- with $headers -}}
+{{ toYaml $headers }}
+{{- end -}}
+
+{{/* The directory of one destination's Secrets; no source has a name with a dot. */}}
+{{- define "kvmedic.destinationFolder" -}}
+notify.{{ . }}
+{{- end -}}
+
+{{/* One destination of notifications, with the references to Secrets turned into paths. Takes a list: name and destination. */}}
+{{- define "kvmedic.destination" -}}
+{{- $directory := printf "%s/%s" (include "kvmedic.credentialsPath" .) (include "kvmedic.destinationFolder" (index . 0)) -}}
+{{- $destination := index . 1 -}}
+{{- $written := omit $destination "urlSecret" "ca" "headers" -}}
+{{- $_ := set $written "url" (dict "file" (printf "%s/url" $directory)) -}}
+{{- if $destination.ca -}}
+{{- $_ := set $written "caFile" (printf "%s/ca.crt" $directory) -}}
+{{- end -}}
+{{- with include "kvmedic.headers" (list $directory $destination.headers) | fromYaml -}}
 {{- $_ := set $written "headers" . -}}
 {{- end -}}
 {{ toYaml $written }}
@@ -101,7 +134,7 @@ yes
 {{- end -}}
 {{- end -}}
 
-{{/* Sources of the projected volume: the key for engines under test, and each Secret's one key under the name of its metrics source. */}}
+{{/* Sources of the projected volume: the key for engines under test, and each Secret's one key under the name of its metrics source or destination. */}}
 {{- define "kvmedic.credentials" -}}
 {{- if .Values.probe.trialPods }}
 {{- with .Values.probe.apiKeySecret }}
@@ -115,19 +148,28 @@ yes
 {{- with $source.basicAuth }}
 {{ include "kvmedic.mounted" (list "secret" .passwordSecret.name .passwordSecret.key (printf "%s/password" $name)) }}
 {{- end }}
-{{- with $source.ca }}
-{{- range $kind, $from := . }}
-{{ include "kvmedic.mounted" (list $kind $from.name $from.key (printf "%s/ca.crt" $name)) }}
-{{- end }}
-{{- end }}
 {{- with $source.clientCertificateSecret }}
 {{ include "kvmedic.mounted" (list "secret" .name "tls.crt" (printf "%s/tls.crt" $name)) }}
 {{ include "kvmedic.mounted" (list "secret" .name "tls.key" (printf "%s/tls.key" $name)) }}
 {{- end }}
-{{- range $header, $value := $source.headers }}
-{{- if kindIs "map" $value }}
-{{ include "kvmedic.mounted" (list "secret" $value.secret.name $value.secret.key (printf "%s/header-%s" $name (lower $header))) }}
+{{- include "kvmedic.mountedOfBoth" (list $name $source) }}
 {{- end }}
+{{- range $name, $destination := .Values.notify }}
+{{- $folder := include "kvmedic.destinationFolder" $name }}
+{{ include "kvmedic.mounted" (list "secret" $destination.urlSecret.name $destination.urlSecret.key (printf "%s/url" $folder)) }}
+{{- include "kvmedic.mountedOfBoth" (list $folder $destination) }}
+{{- end }}
+{{- end -}}
+
+{{/* Items of what sources and destinations have alike: authorities and headers. Takes a list: folder, and either. */}}
+{{- define "kvmedic.mountedOfBoth" -}}
+{{- $folder := index . 0 }}
+{{- range $kind, $from := (index . 1).ca }}
+{{ include "kvmedic.mounted" (list $kind $from.name $from.key (printf "%s/ca.crt" $folder)) }}
+{{- end }}
+{{- range $header, $value := (index . 1).headers }}
+{{- if kindIs "map" $value }}
+{{ include "kvmedic.mounted" (list "secret" $value.secret.name $value.secret.key (printf "%s/header-%s" $folder (lower $header))) }}
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -432,6 +432,7 @@ class Telemetry:
         )
         self.leading, self.shards = _leaders(registry)
         self.waiting, self.oldest_look = _delays(registry)
+        self.notifications = _notifications(registry)
         for reason in Reason:
             self.decisions.labels(reason=reason.value)
 
@@ -453,6 +454,12 @@ def _leaders(registry: CollectorRegistry) -> tuple[Gauge, Gauge]:
         Gauge("kvmedic_leading", text, ["shard"], registry=registry),
         Gauge("kvmedic_shards", "Operators that divide the namespaces, as was told", registry=registry),
     )
+
+
+def _notifications(registry: CollectorRegistry) -> Counter:
+    """Return the counter of what came of notifications."""
+    text = "Notifications by what came of them: sent, failed (given up), dropped (too many waited)"
+    return Counter("kvmedic_notifications", text, ["destination", "result"], registry=registry)
 
 
 def _delays(registry: CollectorRegistry) -> tuple[Gauge, Gauge]:
