@@ -8,7 +8,7 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -327,6 +327,32 @@ async def test_one_that_hangs_costs_its_time_out_and_is_not_sent_again():
 
     assert messages(server) == ["hangs", "next"]
     assert sent.count("failed") == 1
+
+
+async def test_an_answer_that_comes_in_drops_is_cut_off_by_the_clock():
+    was_left = asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            writer.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            while not writer.is_closing():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.1)
+        writer.close()
+        was_left.set()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with sending(hook={"url": f"http://127.0.0.1:{port}", "timeout": "1s"}) as sent:
+        before = time.monotonic()
+        await sent.tell("drops")
+        await until(lambda: sent.count("failed") == 1)
+        assert time.monotonic() - before < 5
+    async with asyncio.timeout(10):
+        await was_left.wait()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_a_long_answer_is_not_read():
