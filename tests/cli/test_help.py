@@ -80,17 +80,39 @@ PAGES = Path(__file__).parents[1] / "data" / "vllm"
 SAVED = [f"--scrape={PAGES / f'metrics-{name}.txt'}" for name in ("idle", "thrash")]
 
 
-@pytest.mark.parametrize("words", [["flags", "show", "-f", os.devnull], ["diagnose", *SAVED]])
+OF_FILES = (
+    ["flags", "show", "-f", os.devnull],
+    ["diagnose", *SAVED],
+    ["judge", *(f"--{side}={PAGES / name}" for side, name in (("old", "x"), ("new", "y")))],
+)
+NO_PART_OF_FILES = {
+    *("kopf", "kubernetes", "httpx", "requests", "asyncio"),
+    *(f"kvmedic.{part}" for part in ("settings", "api.status", "kube", "cluster", "record", "rollout")),
+    *(f"kvmedic.{part}" for part in ("doctor", "controller", "wiring", "handlers")),
+}
+"""What asks and changes a cluster. `diagnose` of saved pages took 1.0 s of a processor with what the operator
+decides by, and takes 0.85 s without (Python 3.11)."""
+
+
+@pytest.mark.parametrize("words", OF_FILES, ids=lambda words: words[0])
 def test_files_are_read_without_the_operator_and_without_what_asks_a_cluster(words):
     code = (
         "import sys; from kvmedic.cli.app import app_for; a = sys.argv[1:]\n"
         "try: app_for(a)(a)\n"
-        "except SystemExit as end: assert end.code in (0, 3), end\n"
-        "unused = {'kopf', 'kubernetes', 'httpx', 'requests', 'kvmedic.settings', 'kvmedic.api.status'}\n"
-        "print(sorted(unused & set(sys.modules)))"
+        "except SystemExit as end: assert end.code in (0, 2, 3), end\n"
+        f"print(sorted({NO_PART_OF_FILES} & set(sys.modules)))"
     )
 
     assert a_process(code, *words).stdout.splitlines()[-1] == "[]"
+
+
+def test_the_checks_of_a_spec_are_built_when_one_is_read():
+    code = (
+        "from kvmedic.api.resource import KVRemediationSpec as Spec; print(Spec.__pydantic_complete__)\n"
+        "Spec.model_validate({'targetRef': {'name': 'chat'}}); print(Spec.__pydantic_complete__)"
+    )
+
+    assert a_process(code).stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("words", [[], ["diagnose"], ["flags", "show"]], ids=" ".join)

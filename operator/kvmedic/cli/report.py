@@ -13,11 +13,10 @@ from itertools import accumulate
 from math import isfinite
 from shutil import get_terminal_size
 from types import MappingProxyType
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from kvmedic.cli.app import Form
 from kvmedic.cli.saved import Consultation
-from kvmedic.controller.evidence import Survey
 from kvmedic.engines import ENGINES
 from kvmedic.engines.engine_log import Start, Started
 from kvmedic.model.compression import Figures, MethodClass
@@ -63,6 +62,9 @@ from kvmedic.runbooks.branches import (
     diagnose,
 )
 from kvmedic.runbooks.compression.savings import EVICTING, Worth, brought, figures_of
+
+if TYPE_CHECKING:  # the controller loads what asks a cluster, and reports on saved pages need nothing of it
+    from kvmedic.controller.evidence import Survey
 
 WALLS: Mapping[Reason, str] = MappingProxyType(
     {

@@ -22,8 +22,6 @@ from pathlib import Path
 import typer
 
 from kvmedic.api.rules import parse_duration
-from kvmedic.controller.evidence import complete_pools
-from kvmedic.controller.plans import judge_runbooks, with_unanswered
 from kvmedic.engines import VOCABULARIES
 from kvmedic.engines.engine_log import Started, phrases, started_of
 from kvmedic.engines.signal_sources import (
@@ -42,6 +40,7 @@ from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import Assignment, Beyond, Diagnosis, Evidence, NoChange, Setting, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_of
+from kvmedic.runbooks.order import judge_runbooks, with_unanswered
 from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.levers import present_setting
@@ -324,7 +323,7 @@ def with_starts(evidence: Evidence, starts: Mapping[str, Started], null: int) ->
         null: blocks of a pool that hold nothing.
     """
     sizes = {name: start.size for name, start in starts.items() if start.size is not None}
-    burn, sizing = (complete_pools(seen, sizes, null) for seen in (evidence.burn, evidence.sizing))
+    burn, sizing = (seen.with_pools(sizes, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing, started=dict(starts))
 
 

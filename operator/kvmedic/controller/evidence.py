@@ -38,11 +38,9 @@ from kvmedic.model.engine import Engine, EngineProfile
 from kvmedic.model.evidence import (
     Blocked,
     Inconclusive,
-    LoggedSize,
     Look,
     Measured,
     Observation,
-    PodReadings,
     Reading,
     Unsupported,
 )
@@ -194,7 +192,7 @@ async def vitals_of(
 
 def silent_on_pools(evidence: Evidence, view: View) -> tuple[Pod, ...]:
     """Return the replicas whose metrics never tell their pool; their engine's log may."""
-    silent = {name for name, readings in evidence.burn.pods.items() if _lone_tokens(readings) is not None}
+    silent = {name for name, readings in evidence.burn.pods.items() if readings.lone_block_tokens is not None}
     return tuple(pod for pod in expected_pods(view) if pod.name in silent)
 
 
@@ -216,7 +214,7 @@ async def with_logged_pools(
     container = str(workload.container.get("name"))
     told = await logs.logged_pools(namespace, silent, container, signals.logged)
     null = signals.null_blocks
-    burn, sizing = (complete_pools(seen, told, null) for seen in (evidence.burn, evidence.sizing))
+    burn, sizing = (seen.with_pools(told, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing)
 
 
@@ -274,30 +272,6 @@ async def with_drivers(
     expected = whole_devices_of(workload.container)
     told = {name: fill_vitals(vitals[name], answer, expected) for name, answer in answers.items()}
     return {**vitals, **told}
-
-
-def _lone_tokens(readings: PodReadings) -> int | None:
-    """Return the tokens of a block where no metric ever tells how many blocks there are; None elsewhere."""
-    return readings.block_tokens if isinstance(readings.pool, Unsupported) else None
-
-
-def complete_pools(seen: Observation, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
-    """Return a look with the pools that logs told, where no metric tells them.
-
-    Args:
-        seen: as the metrics tell.
-        told: what logs tell, by pod name.
-        null_blocks: blocks of each engine that never hold a token.
-    """
-    pods = dict(seen.pods)
-    for name, readings in seen.pods.items():
-        tokens, size = _lone_tokens(readings), told.get(name)
-        if tokens is None or size is None:
-            continue
-        pool = size.as_pool(tokens, readings.engines, null_blocks)
-        if pool is not None:
-            pods[name] = replace(readings, pool=Measured(pool, seen.at))
-    return replace(seen, pods=pods)
 
 
 async def ask_versions(namespace: str, view: View, metrics: Metrics) -> tuple[Witness, ...]:

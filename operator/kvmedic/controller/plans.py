@@ -5,10 +5,8 @@ The last revision that proved healthy: what proves it, and what is not as it was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import takewhile
 
 from kvmedic.controller.evidence import Survey, engine_of, expected_pods, settable, version_remark
 from kvmedic.controller.ports import Metrics
@@ -22,10 +20,8 @@ from kvmedic.model.status import Attempt, LastGood, Record, Resource, TemporaryC
 from kvmedic.rollout import row_of
 from kvmedic.rollout.gates import stands
 from kvmedic.rollout.preconditions import Purpose
-from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import (
     Beyond,
-    Branch,
     Diagnosed,
     Diagnosis,
     Evaluate,
@@ -39,21 +35,19 @@ from kvmedic.runbooks.branches import (
     Try,
     TurnOff,
     TurnOn,
-    diagnose,
-    first_match,
-    is_content,
 )
 from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
 from kvmedic.runbooks.compression.savings import ASKED, figures_over, is_young
 from kvmedic.runbooks.compression.trial_plans import confirmed_first, gate_plan, trial_plan
 from kvmedic.runbooks.node_health import told_by_driver
+from kvmedic.runbooks.order import judge_runbooks, with_unanswered
 from kvmedic.runbooks.planning import drain_remark, fleet_plan, proposal
 from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.preemption.queueing import queue_behind
 from kvmedic.runbooks.preemption.restore import due_change, plan_restore, restore_advice
 from kvmedic.runbooks.workload import View, Workload
-from kvmedic.verdict.baseline import TRAFFIC, moves, quorum_line, traffic_of
+from kvmedic.verdict.baseline import TRAFFIC, moves, traffic_of
 
 
 def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood | None:
@@ -143,80 +137,6 @@ _PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.RUNBOOK_SWITCHED_TWICE})
 """What passes by itself, or is itself about a switch of the runbooks."""
 
 
-def judge_runbooks(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
-    """Return the first runbook that has something to say, and what it says.
-
-    Where all are content it is the last; what an earlier one noticed is told with it, as is what made it
-    leave the fleet to the next. One that cannot tell does so too: trouble that another finds does not wait.
-
-    Raises:
-        ValueError: the spec names no runbook.
-    """
-    found = _first_word(policy, lambda runbook: _said_by(runbook, evidence))
-    if found is None:
-        raise ValueError("a spec names at least one runbook")
-    return found[0], _name_left_out(found[1], evidence)
-
-
-def calm(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis] | None:
-    """Return the same where each runbook's first branches decide; None where a later one has to be asked."""
-    found = _first_word(policy, lambda runbook: first_match(first_branches(runbook), evidence))
-    return None if found is None else (found[0], _name_left_out(found[1], evidence))
-
-
-def _name_left_out(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
-    """Return a diagnosis that names the replicas it does not rest on."""
-    if not evidence.left_out:
-        return diagnosis
-    line = quorum_line(len(evidence.burn.pods), evidence.left_out)
-    if isinstance(diagnosis, Inconclusive):
-        return Inconclusive(diagnosis.reason, f"{diagnosis.message}; {line}")
-    return replace(diagnosis, findings=(*diagnosis.findings, Finding("fleet", None, None, None, line)))
-
-
-def _said_by(runbook: Runbook, evidence: Evidence) -> Diagnosis:
-    if runbook is Runbook.COMPRESSION_WITHOUT_SAVINGS and evidence.unanswered is not None:
-        return evidence.unanswered
-    return diagnose(RUNBOOKS[runbook], evidence)
-
-
-def _first_word(policy: Policy, ask: Callable[[Runbook], Diagnosis | None]) -> tuple[str, Diagnosis] | None:
-    """Return the first runbook that has something to say, else the last; None where one does not answer.
-
-    A runbook that cannot tell has the word only where no later one finds trouble.
-    """
-    noticed: tuple[Finding, ...] = ()
-    found: tuple[str, Diagnosis] | None = None
-    unknown: tuple[str, Diagnosis] | None = None
-    for runbook in in_order(policy.runbooks):
-        said = ask(runbook)
-        if said is None:
-            return None
-        if isinstance(said, Inconclusive):
-            unknown = unknown or (str(runbook), said)
-            noticed = (*noticed, _left_open(runbook, said))
-            continue
-        noticed = (*noticed, *said.findings)
-        found = str(runbook), replace(said, findings=noticed)
-        if said.branch.then is not None:
-            return found
-    return found if found and unknown and not is_content(found[1]) else unknown or found
-
-
-def _left_open(runbook: Runbook, said: Inconclusive) -> Finding:
-    return Finding("fleet", None, None, None, f"{runbook} cannot go on, {said.reason}: {said.message}")
-
-
-def first_branches(runbook: Runbook) -> tuple[Branch, ...]:
-    """Return a runbook's branches that ask for no change and stand before all that do."""
-    return tuple(takewhile(lambda branch: branch.then is None, RUNBOOKS[runbook]))
-
-
-def in_order(asked: Sequence[Runbook]) -> tuple[Runbook, ...]:
-    """Return runbooks as they are asked: that on compression first, before the other one changes anything."""
-    return tuple(sorted(asked, key=lambda runbook: runbook is not Runbook.COMPRESSION_WITHOUT_SAVINGS))
-
-
 def add_remarks(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return the survey of a trouble with what moved since it was healthy, and doubts of its version."""
     diagnosis = in_context(found.diagnosis, resource, found.view, found.evidence)
@@ -255,13 +175,6 @@ def switch_where_stuck(found: Survey, resource: Resource, policy: Policy) -> Sur
     other = add_remarks(Survey(found.view, evidence, diagnosis, runbook, None, None), resource, policy)
     other = _with_plan(other, resource, policy)
     return found if other.plan is None else other
-
-
-def with_unanswered(evidence: Evidence, diagnosis: Diagnosis, why: Blocked) -> Evidence:
-    """Return evidence that says why the runbook on compression cannot go on, with what it had found."""
-    facts = diagnosis.findings if isinstance(diagnosis, Diagnosed) else ()
-    told = dict.fromkeys((*(fact.text for fact in facts), why.message))
-    return replace(evidence, unanswered=Inconclusive(why.reason, "; ".join(told)))
 
 
 def _with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:

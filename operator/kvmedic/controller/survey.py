@@ -26,10 +26,7 @@ from kvmedic.controller.evidence import (
 )
 from kvmedic.controller.plans import (
     add_remarks,
-    calm,
     due_in,
-    first_branches,
-    judge_runbooks,
     switch_where_stuck,
     unproved_revision,
     with_plan,
@@ -50,6 +47,7 @@ from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_by, eviction_of, standing_answers
 from kvmedic.runbooks.compression.next_fix import Case, Next, fixes_behind_gate, next_fix
 from kvmedic.runbooks.compression.savings import with_baseline_on_record
+from kvmedic.runbooks.order import calm, first_branches, judge_runbooks
 from kvmedic.runbooks.preemption.probation import PROBATION_LOOK, is_on_probation
 from kvmedic.runbooks.severity import signals_of
 from kvmedic.runbooks.workload import View, Workload

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import takewhile
@@ -316,6 +316,11 @@ class PodReadings:
     gauge_samples: int | None = None
     """Moments that the means of gauges rest on, where these are few enough to count; None: many."""
 
+    @property
+    def lone_block_tokens(self) -> int | None:
+        """Return the tokens of a block where no metric ever tells the number of blocks; else None."""
+        return self.block_tokens if isinstance(self.pool, Unsupported) else None
+
     def number(self, signal: Signal) -> Reading[float]:
         """Return the reading of a signal that is a number; ambiguous where no engine can be so."""
         found = self.numbers.get(signal, Unsupported())
@@ -352,6 +357,23 @@ class Observation:
     def only(self, names: Iterable[str]) -> Observation:
         """Return the same look at some of its replicas; KeyError for a name that was not asked for."""
         return Observation(self.at, self.window_seconds, self.hold_seconds, {n: self.pods[n] for n in names})
+
+    def with_pools(self, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
+        """Return the look with the pools that logs told, where no metric ever tells them.
+
+        Args:
+            told: what logs tell, by pod name.
+            null_blocks: blocks of each engine that never hold a token.
+        """
+        pods = dict(self.pods)
+        for name, readings in self.pods.items():
+            tokens, size = readings.lone_block_tokens, told.get(name)
+            if tokens is None or size is None:
+                continue
+            pool = size.as_pool(tokens, readings.engines, null_blocks)
+            if pool is not None:
+                pods[name] = replace(readings, pool=Measured(pool, self.at))
+        return replace(self, pods=pods)
 
 
 def as_reading(value: float, at: datetime) -> Reading[float]:
