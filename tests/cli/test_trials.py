@@ -7,14 +7,14 @@ from datetime import timedelta
 from api.records import switched_record
 from builders import NOW
 from kvmedic.api.status import record_from_wire, record_to_wire
-from kvmedic.cli.explain import Place, as_json, explain_resource, fixes_of, trial_of
+from kvmedic.cli.explain import Place, as_json, explain_resource, fixes_of, tell_tried, trial_of
 from kvmedic.model.compression import Keep, Scattered, used_blocks
 from kvmedic.model.devices import MIB
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Fix
-from kvmedic.model.status import Record, Resource, ShownDiagnosis, TurnedOff, Wish, failed_fix
+from kvmedic.model.status import Attempt, Record, Resource, ShownDiagnosis, TurnedOff, Wish, failed_fix
 from kvmedic.model.trial import Answer, Growth, Prompt, Question, Reclaim, Sample, Score, Scored
-from run_builder import NEW, OLD, UID
+from run_builder import NEW, OLD, UID, a_failure
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
 NO_FIXES = fixes_of(None, OLD, 1)
@@ -47,16 +47,17 @@ def a_resource(record: Record) -> Resource:
     return Resource("serving", "llm", UID, "1", 1, Wish.NONE, False, None, None, record)
 
 
-def test_a_trial_is_told_and_drawn_between_what_is_seen_and_what_is_done():
+def test_a_trial_is_told_and_drawn_between_what_is_seen_and_what_to_type():
     said = lines(ANSWER)
 
     at = said.index(SENTENCE)
-    assert said[at - 1].startswith("It sees BlocksNotFreed")
+    assert said[:2] == ["KVRemediation serving/llm: Unseen.", "No run is open."]
+    assert said[at - 2].startswith("It sees BlocksNotFreed")
     assert said[at + 1].startswith("  blocks that came back (")
     assert said[at + 18] == (
         "  16384 tokens fill 1024 blocks: 190 came back; predicted: Reclaims 921, Scattered 190, None 0"
     )
-    assert said[at + 19] == "No run is open."
+    assert all(each.startswith("To ") for each in said[at + 19 :])
 
 
 def test_the_newest_trial_of_the_present_template_is_told():
@@ -83,7 +84,7 @@ def test_a_status_of_an_older_version_has_no_readings_and_only_the_message_is_to
         del wire["answers"][0][field]
     [old] = record_from_wire(wire).answers
 
-    assert lines(old)[1:3] == [lines()[1], SENTENCE]
+    assert lines(old)[:5] == [*lines()[:4], SENTENCE]
     assert not [line for line in lines(old) if "blocks that came back" in line]
 
 
@@ -159,7 +160,7 @@ def test_prompts_are_told_in_a_table():
         "           2048              41216              256",
         "          16384              57344            16384",
     ]
-    assert said[at + 5] == "No run is open."
+    assert said[at + 5].startswith("To ")
     assert not [line for line in lines(PROMPTS, template=NEW) if "prompt tokens" in line]
 
 
@@ -218,6 +219,23 @@ def test_a_program_gets_no_trial_where_there_was_none_and_no_reading_where_none_
     assert unread["trial"]["isOfPresentTemplate"] is False
 
 
+def in_brief(record: Record) -> list[str]:
+    """What is explained where nobody asked for all of it."""
+    tried = tell_tried(trial_of(record, OLD), fixes_of(record, OLD, 1), whole=False)
+    return list(explain_resource(a_resource(record), PLACE, tried, whole=False))
+
+
+def test_on_what_it_rests_is_told_where_it_is_asked_for():
+    lost = a_failure(Attempt.TURN_LEVER, change="maxNumSeqs 64 -> 16")
+    brief = in_brief(replace(RECORD, failed_attempts=(*FAILED, lost), answers=(ANSWER,)))
+
+    assert SENTENCE in brief
+    assert "  CompactingMethod failed: a loss; the spec was edited since, so it may be tried again." in brief
+    assert "With -v also: changes that did not help, readings of trials, scores." in brief
+    assert not [each for each in brief if "came back" in each or "Accuracy" in each or "was tried" in each]
+    assert not [each for each in in_brief(replace(RECORD, scores=())) if "-v" in each]
+
+
 PASSED = Scored(OLD, "e1e1", "CronJob/aime24 on a trial pod with fp8: 0.870 over 200 samples", NOW, 1)
 SCORED = replace(PASSED, score=Score(0.87, 200))
 REFUSED = replace(
@@ -242,7 +260,7 @@ RECORD = Record(turned_off=OFF, failed_attempts=FAILED, scores=(SCORED, REFUSED)
 def fixes_told(record: Record, template: str = OLD) -> list[str]:
     shown = fixes_of(record, template, generation=1)
     said = list(explain_resource(a_resource(record), PLACE, shown.as_text()))
-    return said[2 : said.index("No run is open.")]
+    return [each for each in said[said.index("Its spec is invalid.") + 1 :] if not each.startswith("To ")]
 
 
 def test_what_was_turned_off_is_told_with_the_wall_and_with_what_failed_since():
@@ -338,9 +356,9 @@ def test_the_newest_switch_is_told_after_the_diagnosis():
 
     said = list(explain_resource(a_resource(replace(SWITCHED, runbook_switches=(newer, older))), PLACE))
 
-    assert said[1].startswith("It sees FleetWideDemand")
+    at = said.index(LINE)
+    assert said[at - 2].startswith("It sees FleetWideDemand")
     assert [line for line in said if "handed the fleet" in line] == [LINE]
-    assert said[2] == LINE
 
 
 def test_a_program_gets_the_same_facts_of_a_switch():

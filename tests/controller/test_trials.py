@@ -57,10 +57,10 @@ def test_a_trial_is_explained_with_its_picture_while_its_template_stands(tried):
     )
     assert world.status()["diagnosis"]["reason"] == "BlocksNotFreed"
 
-    told = kvmedic(world, "explain", "llm")
+    told = kvmedic(world, "explain", "llm", "-v")
     facts = json.loads(kvmedic(world, "explain", "llm", "-o", "json").stdout)["trial"]
     world.kubectl("set", "env", "deployment/llm", "OTHER=1")
-    after = kvmedic(world, "explain", "llm")
+    after = kvmedic(world, "explain", "llm", "-v")
 
     assert told.returncode == 0, told.stderr
     assert " on this pod template: Scattered: on a trial pod " in told.stdout
@@ -100,7 +100,7 @@ def test_where_a_fleet_is_slower_prompts_tell_whether_attention_is_fused(
 
     world.wait(lambda: bool(world.outcomes()), SECONDS, "the trial is over")
     world.wait(lambda: world.status()["diagnosis"]["reason"] == reason, SECONDS, "it counts")
-    told = kvmedic(world, "explain", "llm")
+    told = kvmedic(world, "explain", "llm", "-v")
 
     assert (growths(world), answers(world), trial_pods(world)) == ([growth], [None], [])
     assert "computes prompts of up to 16384 tokens" in world.status()["history"][0]["steps"][0]
@@ -134,7 +134,7 @@ def test_attention_that_is_not_fused_without_the_method_either_is_no_reason_to_t
 
     world.wait(lambda: len(world.outcomes()) == 2, SECONDS, "both halves are shown")
     world.wait(lambda: world.status()["diagnosis"]["reason"] == "BaselineMissing", SECONDS, "it counts")
-    told = kvmedic(world, "explain", "llm")
+    told = kvmedic(world, "explain", "llm", "-v")
 
     assert growths(world) == ["Square", "Square"]
     assert "without Mine it is not either" in world.status()["diagnosis"]["message"]

@@ -39,7 +39,7 @@ SUBCOMMANDS = {
     "plan": ("kvmedic.cli.commands.fleets:plan", "Show the open run, or the plan that would follow now."),
     "explain": (
         "kvmedic.cli.commands.fleets:explain",
-        "Explain a resource: what the operator sees, why it acts or not, what to type next.",
+        "Explain a resource: what is done or why nothing is, what it sees, what to type next.",
     ),
     "history": ("kvmedic.cli.commands.fleets:history", "List runs that ended: change, verdict, time."),
     "report": ("kvmedic.cli.commands.fleets:report", "Report on one run: Markdown, JSON or a page."),

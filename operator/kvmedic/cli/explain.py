@@ -1,4 +1,4 @@
-"""`kvmedic explain`: what the operator sees, why it does or does not act, and what to type next.
+"""`kvmedic explain`: what the operator does or why it does nothing, what it sees, and what to type next.
 
 Everything is read from the resource, as the operator last wrote it; no metrics are asked. Where it remembers
 a trial or a score, the Deployment is read too: both tell of the pod template that they were made of.
@@ -14,6 +14,7 @@ from typing import Any
 
 from kvmedic.cli.access import finish_look, load_resource, name_in
 from kvmedic.cli.app import Form
+from kvmedic.cli.live.rows import state_of
 from kvmedic.cli.plan import settings_with, template_of
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.model.devices import MIB
@@ -146,11 +147,15 @@ class ShownFixes:
 
     def as_text(self) -> Iterator[str]:
         """Yield it line by line; nothing where nothing is on record."""
+        yield from self.turned_off_as_text()
+        yield from (self._score(each) for each in self.scores)
+
+    def turned_off_as_text(self) -> Iterator[str]:
+        """Yield what was turned off and the fixes that failed since, line by line."""
         off = self.turned_off
         if off is not None:
             yield f"{off.method} was turned off ({_moment_text(off.at)}): {off.wall}: {off.wall.sentence}"
             yield from (f"  {self._failure(each)}" for each in self.failed)
-        yield from (self._score(each) for each in self.scores)
 
     def turned_off_as_json(self) -> dict[str, Any] | None:
         """Return what was turned off for a program, with the fixes that failed since; None: nothing was."""
@@ -251,7 +256,7 @@ class Place:
     stop: str
 
 
-def command(name: str, namespace: str, context: str, kubeconfig: str, output: Form) -> None:
+def command(name: str, namespace: str, context: str, kubeconfig: str, verbose: bool, output: Form) -> None:
     """Print the sentences."""
     settings, cluster = settings_with(), ClusterChoice(kubeconfig, context)
     which = name_in(cluster, namespace, name)
@@ -270,8 +275,14 @@ def command(name: str, namespace: str, context: str, kubeconfig: str, output: Fo
     if output is Form.JSON:
         print(json.dumps(as_json(resource, place, trial, fixes), indent=2))
     else:
-        tried = (*(trial.as_text() if trial else ()), *fixes.as_text())
-        print("\n".join(explain_resource(resource, place, tried)))
+        print("\n".join(explain_resource(resource, place, tell_tried(trial, fixes, verbose), verbose)))
+
+
+def tell_tried(trial: ShownTrial | None, fixes: ShownFixes, whole: bool) -> Iterator[str]:
+    """Yield what trials and the fix after the method came to, and only where it is asked for on what."""
+    if trial is not None:
+        yield from trial.as_text() if whole else (trial.sentence(),)
+    yield from fixes.as_text() if whole else fixes.turned_off_as_text()
 
 
 def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: ShownFixes) -> dict[str, Any]:
@@ -288,37 +299,44 @@ def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: S
     }
 
 
-def explain_resource(resource: Resource, place: Place, tried: Iterable[str] = ()) -> Iterator[str]:
-    """Yield what there is to say about a resource, one paragraph a line.
+def explain_resource(
+    resource: Resource, place: Place, tried: Iterable[str] = (), whole: bool = True
+) -> Iterator[str]:
+    """Yield what there is to say about a resource, one paragraph a line: the state and why it is so first,
+    then on what that rests, and what to type last.
 
     Args:
         tried: what there is to say about trials and the fix after the method, line by line.
+        whole: also each change that did not help; else that there are some.
     """
-    yield _task(resource)
+    yield f"KVRemediation {resource.namespace}/{resource.name}: {state_of(resource)}."
     record = resource.record
     if resource.problem is not None:
         yield f"It does nothing: {resource.problem.reason}: {resource.problem.message}."
     if record is not None:
+        yield from _run(record.run) if record.run else _idle(record)
         yield from _describe_evidence(record)
+    yield _task(resource)
+    if record is not None:
         yield from runbook_switch_as_text(record)
         yield from tried
-        yield from _run(record.run) if record.run else _idle(record)
         yield from _memory(record)
+        yield from _describe_failed_attempts(record) if whole else _name_left_out(record)
     yield from _next(resource, place)
 
 
 def _task(resource: Resource) -> str:
     policy = resource.policy
     if policy is None:
-        return f"KVRemediation {resource.namespace}/{resource.name} has an invalid spec."
+        return "Its spec is invalid."
     allowed = [str(lever.knob) for lever in policy.levers]
     allowed += ["scaleOut"] * (policy.scale_out is not None)
     allowed += ["revisionRollback"] * policy.rollback.is_allowed
     levers = ", ".join(allowed) or "none"
     held = " It is suspended." if policy.suspended else ""
     return (
-        f"KVRemediation {resource.namespace}/{resource.name} watches {policy.target.kind} "
-        f"{policy.target.name} in mode {policy.mode}; allowed levers: {levers}.{held}"
+        f"It watches {policy.target.kind} {policy.target.name} in mode {policy.mode}; allowed levers: "
+        f"{levers}.{held}"
     )
 
 
@@ -376,7 +394,6 @@ def _describe_temporary_change(each: TemporaryChange) -> Iterator[str]:
 
 
 def _memory(record: Record) -> Iterator[str]:
-    yield from _describe_failed_attempts(record)
     yield from _describe_temporary(record)
     if record.history:
         last = record.history[0]
@@ -400,12 +417,27 @@ _UNTIL = {
 """On what evidence an attempt is not made again."""
 
 
+def _name_left_out(record: Record) -> Iterator[str]:
+    """Yield what `-v` tells beside; nothing where it tells no more."""
+    kinds = {
+        "changes that did not help": bool(_attempts(record) or record.outgrown),
+        "readings of trials": any(each.seen or each.prompts for each in record.answers),
+        "scores": bool(record.scores),
+    }
+    if any(kinds.values()):
+        yield f"With -v also: {', '.join(kind for kind, is_there in kinds.items() if is_there)}."
+
+
+def _attempts(record: Record) -> list[FailedAttempt]:
+    """Return what is not tried again; fixes are told with the method that they follow."""
+    return [one for one in record.failed_attempts if one.attempt is not Attempt.FIX]
+
+
 def _describe_failed_attempts(record: Record) -> Iterator[str]:
     """Yield what is not tried again."""
-    for one in record.failed_attempts:
-        if one.attempt is not Attempt.FIX:
-            when = f"({one.at:%Y-%m-%dT%H:%M:%SZ}, pod template {one.template})"
-            yield f"{one.change} was tried {when}: {one.why}; not tried again {_UNTIL[one.attempt]}."
+    for one in _attempts(record):
+        when = f"({one.at:%Y-%m-%dT%H:%M:%SZ}, pod template {one.template})"
+        yield f"{one.change} was tried {when}: {one.why}; not tried again {_UNTIL[one.attempt]}."
     for share in record.outgrown:
         yield (
             f"A GPU ran out of memory at a share of {share.share:g} ({share.at:%Y-%m-%dT%H:%M:%SZ}); it "

@@ -243,11 +243,17 @@ def explain(
     namespace: Namespace = "",
     context: Context = "",
     kubeconfig: Kubeconfig = "",
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also readings of trials, scores, and each change that did not help."
+        ),
+    ] = False,
     output: AsText = Form.TEXT,
 ) -> None:
-    """Explain a resource in sentences: what it sees, why it does or does not act, what to type next.
+    """Explain a resource in sentences: what is done or why nothing is, what it sees, what to type next.
 
-    It shows the last trial as a picture or a table; JSON has its readings instead. It also shows a method
+    With -v it shows the last trial as a picture or a table; JSON has its readings. It also shows a method
     that was turned off, the fixes that failed since, each score, and the last switch of runbooks.
 
     Nothing is written and no metrics are asked.

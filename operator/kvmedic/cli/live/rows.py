@@ -55,9 +55,7 @@ class FleetRow:
     @property
     def state(self) -> str:
         """Return the state in one word."""
-        if self.resource.problem is not None:
-            return "NotReady"
-        return phase(self.record) if self.record.conditions else "Unseen"
+        return state_of(self.resource)
 
     @property
     def reason(self) -> str | None:
@@ -143,6 +141,14 @@ class FleetRow:
             "ageSeconds": "the API server did not say when it was created",
         }
         return {field: told for field, told in why.items() if found[field] is None}
+
+
+def state_of(resource: Resource) -> str:
+    """Return a resource's state in one word."""
+    if resource.problem is not None:
+        return "NotReady"
+    record = resource.record
+    return phase(record) if record is not None and record.conditions else "Unseen"
 
 
 def row_from(body: JsonObject, now: datetime) -> FleetRow:
