@@ -19,6 +19,8 @@ _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, er
 
 def main() -> None:
     """Run the command; ends the process with its exit code."""
+    # pydantic would look through every installed package for plugins of its own; none is used.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for stream in (sys.stdout, sys.stderr):
         _write_any_character(stream)
     sys.stdout, sys.stderr = shown_safely(sys.stdout), shown_safely(sys.stderr)

@@ -91,7 +91,7 @@ NO_PART_OF_FILES = {
     *(f"kvmedic.{part}" for part in ("doctor", "controller", "wiring", "handlers")),
 }
 """What asks and changes a cluster. `diagnose` of saved pages took 1.0 s of a processor with what the operator
-decides by, and takes 0.85 s without (Python 3.11)."""
+decides by, and 0.85 s without (Python 3.11)."""
 
 
 @pytest.mark.parametrize("words", OF_FILES, ids=lambda words: words[0])
@@ -104,6 +104,16 @@ def test_files_are_read_without_the_operator_and_without_what_asks_a_cluster(wor
     )
 
     assert a_process(code, *words).stdout.splitlines()[-1] == "[]"
+
+
+def test_installed_packages_are_not_looked_through():
+    code = (
+        "import importlib.metadata as packages, sys; from kvmedic.__main__ import main\n"
+        "packages.distributions = lambda *_, **__: sys.exit('looked through')\n"
+        "main()"
+    )
+
+    assert "diagnosis  " in a_process(code, "diagnose", *SAVED).stdout
 
 
 def test_the_checks_of_a_spec_are_built_when_one_is_read():

@@ -143,11 +143,10 @@ class Wire(BaseModel):
         frozen=True,
         alias_generator=to_camel,
         populate_by_name=True,
-        use_attribute_docstrings=True,
         defer_build=True,
     )
-    # Built for the models that are used, with their parts, when the first one is: to build each by itself
-    # takes longer than all else that a command does with a spec.
+    # Built with its parts when it is first used: to build each part by itself takes longer than all else that
+    # a command does with a spec. The texts beneath the fields are read where the schema is written.
 
     rules: ClassVar[tuple[Rule[Any], ...]] = ()
     """Conditions on the object as a whole."""

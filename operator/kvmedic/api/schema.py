@@ -17,7 +17,7 @@ from inspect import cleandoc, getsource
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from pydantic import ConfigDict
+from pydantic import BaseModel, ConfigDict
 from ruamel.yaml import YAML
 
 from kvmedic.api.resource import (
@@ -31,7 +31,7 @@ from kvmedic.api.resource import (
     KVApproval,
     KVRemediation,
 )
-from kvmedic.api.rules import VALIDATIONS
+from kvmedic.api.rules import VALIDATIONS, Wire
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.status import OPEN, KVRemediationStatus, wire_name
 
@@ -262,9 +262,19 @@ def _loosen_schema(schema: Schema) -> Schema:
     return out
 
 
+def written_schema(model: type[BaseModel]) -> Schema:
+    """Return the JSON schema of a model, with what each part of it says beneath its fields."""
+    written = model.model_json_schema(by_alias=True)
+    parts = {each.__name__: each for each in Wire.__subclasses__()}
+    for name, part in {**written["$defs"], model.__name__: written}.items():
+        for field, text in texts_beneath(parts[name]).items() if name in parts else ():
+            part["properties"][parts[name].model_fields[field].alias]["description"] = text
+    return written
+
+
 def spec_schema() -> Schema:
     """Return the structural schema of `spec`, with the rules about what is not implemented yet."""
-    written = KVRemediationSpec.model_json_schema(by_alias=True)
+    written = written_schema(KVRemediationSpec)
     schema = structural(written, written["$defs"])
     schema[VALIDATIONS] = [*schema[VALIDATIONS], *(rule.wire() for rule in PENDING)]
     return schema
@@ -307,7 +317,7 @@ def status_schema() -> Schema:
 
 def approval_schema() -> Schema:
     """Return the structural schema of an approval's `spec`."""
-    written = KVApproval.model_json_schema(by_alias=True)
+    written = written_schema(KVApproval)
     return structural(written["properties"]["spec"], written["$defs"])
 
 
