@@ -1,14 +1,24 @@
 """What `kvmedic explain` tells of changes that did not help, and what it says to type."""
 
+from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from api.records import holding_record
+from api.records import full_record, holding_record
 from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.model.reasons import LOOK, Reason
-from kvmedic.model.run import ComparisonState, Cost, ReplicaComparison, StepState, Summary
+from kvmedic.model.run import (
+    ComparisonState,
+    Cost,
+    ReplicaComparison,
+    Spending,
+    StepState,
+    Summary,
+    TimedOut,
+    Victim,
+)
 from kvmedic.model.status import (
     Attempt,
     Condition,
@@ -24,6 +34,7 @@ from kvmedic.model.status import (
     Wish,
 )
 from run_builder import CONFIG, NOW, OLD, RECALL, REPLACE, UID, a_failure, a_run, an_intent
+from worlds.api_double import a_command_line, a_resource
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
 
@@ -99,6 +110,27 @@ def test_replicas_that_are_compared_are_told_with_how_to_go_on(state, offers_kee
     told = f"  beside old replicas since 2026-03-01T03:00:00Z: {state}. x 0.97 of the old replicas"
     assert any(line.endswith(told) for line in said)
     assert any("kvmedic keep " in line for line in said) is offers_keep
+
+
+def test_replicas_that_a_run_moves_are_told_in_a_table():
+    run = a_run(StepState.ROLLING_OUT, an_intent())
+    beside = replace(run.current, comparison=ReplicaComparison(NOW, ("llm-new",)))
+    moved = replace(
+        run.with_step(beside),
+        spending=Spending(NOW, 0, 0.0, 1, 2),
+        victims=(Victim("llm-a", "uid-a", NOW), Victim("llm-b", "uid-b", NOW, NOW)),
+        timed_out=(TimedOut("llm-c", "uid-c", timedelta(minutes=10)),),
+    )
+
+    said = lines(Record(run=moved))
+
+    at = said.index("  changed 1 of 3 replicas")
+    assert said[at + 1 : at + 5] == [
+        "    llm-a    taken out of rotation since 2026-03-01T03:00:00Z",
+        "    llm-b    out of rotation since 2026-03-01T03:00:00Z, finishes its requests",
+        "    llm-c    back in rotation, as its drain timed out after 10m",
+        "    llm-new  new, looked at beside old ones",
+    ]
 
 
 def test_how_urgent_it_is_and_what_the_last_run_came_to_are_told():
@@ -189,3 +221,17 @@ def test_a_remedy_that_is_a_look_is_said_once():
 
 def test_a_condition_that_tells_nothing_asks_for_nothing():
     assert len(advice(ConditionType.DIAGNOSED, Truth.FALSE, Reason.HEALTHY)) == 1
+
+
+def test_the_command_tells_the_state_first_and_what_did_not_help_where_it_is_asked_for(tmp_path):
+    record = replace(full_record(), answers=(), scores=())
+    with ExitStack() as stack:
+        kvmedic = a_command_line(stack, tmp_path, NOW, (a_resource("chat", record),))
+        brief, whole = (kvmedic("explain", "chat", *flags).stdout for flags in ((), ("-v",)))
+
+    assert brief.startswith("KVRemediation serving/chat: RollingOut.\nRun 20260301-025500 is open ")
+    assert "With -v also: changes that did not help." in brief
+    assert ("was tried (" in brief, "was tried (" in whole) == (False, True)
+    assert (
+        brief.splitlines()[-1] == whole.splitlines()[-1] == f"To look again right now:  {LOOK.typed(NAMES)}"
+    )

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from kvmedic.api.rules import format_duration
 from kvmedic.cli.access import finish_look, load_resource, name_in
 from kvmedic.cli.app import Form
-from kvmedic.cli.live.rows import state_of
+from kvmedic.cli.live.rows import changed_replicas, state_of
 from kvmedic.cli.plan import settings_with, template_of
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.model.devices import MIB
 from kvmedic.model.reasons import LOOK, Reason, Remedy
-from kvmedic.model.run import Run, StepState
+from kvmedic.model.run import Run, StepState, Victim
 from kvmedic.model.status import (
     Attempt,
     Condition,
@@ -362,8 +363,31 @@ def _run(run: Run) -> Iterator[str]:
         if record.comparison is not None:
             found, since = record.comparison, record.comparison.since
             yield f"  beside old replicas since {since:%Y-%m-%dT%H:%M:%SZ}: {found.state}. {found.message}"
+    yield from _replicas(run)
     if run.ending is not None:
         yield f"It ends as {run.ending.reason}: {run.ending.message}"
+
+
+def _replicas(run: Run) -> Iterator[str]:
+    """Yield how many replicas of a run are changed, and a table of those that it moves right now."""
+    yield f"  changed {changed_replicas(run)} of {run.replicas} replicas"
+    comparison = run.current.comparison
+    rows = [
+        *((each.name, _rotation_text(each)) for each in run.victims),
+        *(
+            (each.name, f"back in rotation, as its drain timed out after {format_duration(each.after)}")
+            for each in run.timed_out
+        ),
+        *((name, "new, looked at beside old ones") for name in (comparison.pods if comparison else ())),
+    ]
+    width = max((len(name) for name, _ in rows), default=0)
+    yield from (f"    {name:<{width}}  {state}" for name, state in rows)
+
+
+def _rotation_text(victim: Victim) -> str:
+    if victim.out_at is None:
+        return f"taken out of rotation since {_moment_text(victim.cordoned_at)}"
+    return f"out of rotation since {_moment_text(victim.out_at)}, finishes its requests"
 
 
 def _idle(record: Record) -> Iterator[str]:
