@@ -544,8 +544,9 @@ def _no_way_check(why: Blocked, fleet: Fleet, names: Mapping[str, str]) -> Check
 
 def namespace_check(closed: Blocked) -> Check:
     """Return the check of a namespace whose fleets may not be changed: what it lacks, and the command."""
-    saw, _, fix = closed.message.rpartition(": ")
-    return Check(Topic.NAMESPACE, Result.FAIL, saw, fix=fix, reason=closed.reason)
+    last = closed.message.rpartition(": ")[2]
+    fix = last if last.startswith("kubectl ") else ""
+    return Check(Topic.NAMESPACE, Result.FAIL, closed.message, fix=fix, reason=closed.reason)
 
 
 def rights_check(lacking: Sequence[object] | str, names: Mapping[str, str]) -> Check:
