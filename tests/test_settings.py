@@ -145,7 +145,7 @@ BAD = [
     (
         "a name that no resource can use",
         "sources: {Team_A: {url: 'http://p'}}",
-        "'Team_A' cannot be named by a resource",
+        "'Team_A' is no name: use lower-case letters",
     ),
     (
         "another scheme",
@@ -239,7 +239,7 @@ BAD = [
     (
         "a name that is no label's",
         "notify: {On_Call: {url: 'http://p'}}",
-        "'On_Call' cannot name a destination: use lower-case letters",
+        "'On_Call' is no name: use lower-case letters",
     ),
     ("an unknown form", HOOK.format("form: teams"), "notify.oncall.form: Input should be 'json' or 'slack'"),
     ("an unknown choice", HOOK.format("only: tickets"), "notify.oncall.only: Input should be 'all', 'warn"),

@@ -380,8 +380,8 @@ FILE_VARIABLE = "KVMEDIC_CONFIG"
 """Names the configuration file; without it only environment variables count."""
 PREFIX = "KVMEDIC_"
 _LEVELS = "__"
-_SOURCE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-"""The same as a resource's `spec.metrics.source`."""
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+"""Of a source, the same as a resource's `spec.metrics.source`, and of a destination."""
 
 
 class SettingsError(ValueError):
@@ -418,24 +418,12 @@ class Settings(BaseSettings):
     storm: StormOptions = StormOptions()
     process: ProcessOptions = Field(default_factory=lambda: ProcessOptions())  # noqa: PLW0108 - mypy cannot see the defaults of a class used as a factory
 
-    @field_validator("sources")
+    @field_validator("sources", "notify")
     @classmethod
-    def _names(cls, value: Mapping[str, SourceOptions]) -> Mapping[str, SourceOptions]:
+    def _names(cls, value: Mapping[str, Section]) -> Mapping[str, Section]:
         for name in value:
-            if not _SOURCE_NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} cannot be named by a resource: use lower-case letters, digits, dashes"
-                )
-        return value
-
-    @field_validator("notify")
-    @classmethod
-    def _destinations(cls, value: Mapping[str, NotifyOptions]) -> Mapping[str, NotifyOptions]:
-        for name in value:
-            if not _SOURCE_NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} cannot name a destination: use lower-case letters, digits, dashes"
-                )
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name: use lower-case letters, digits and dashes")
         return value
 
     @classmethod
