@@ -14,7 +14,6 @@ from builders import THRASHING, an_evidence
 from kvmedic.cli.diagnose import policy_in
 from kvmedic.cli.report import change_of, report_of_consultation
 from kvmedic.cli.saved import consult
-from kvmedic.controller import plans
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import handed_over
 from kvmedic.controller.plans import with_plan
@@ -26,6 +25,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Runbook
 from kvmedic.model.status import Attempt, Record
 from kvmedic.rollout.gates import stands
+from kvmedic.runbooks import order
 from kvmedic.runbooks.branches import Branch, Diagnosed, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.workload import View, Workload
@@ -119,7 +119,7 @@ def test_a_report_names_the_method() -> None:
 @pytest.fixture
 def advising(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one runbook advises to turn the method off, whatever it sees."""
-    monkeypatch.setattr(plans, "RUNBOOKS", {**plans.RUNBOOKS, "PreemptionThrash": (ADVISED,)})
+    monkeypatch.setattr(order, "RUNBOOKS", {**order.RUNBOOKS, "PreemptionThrash": (ADVISED,)})
 
 
 UNKNOWN = Blocked(Reason.ENGINE_UNRECOGNISED, "no engine")
