@@ -187,6 +187,23 @@ def test_looks_that_come_late(tmp_path):
     assert not firing("KvmedicFallsBehind", "45m", inputs + former, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("result", "count", "at", "fires"),
+    [
+        ("sent", "0+1x60", "45m", False),
+        ("failed", "0x60", "45m", False),
+        ("failed", "0x29 1x60", "45m", True),
+        ("dropped", "0x29 1x60", "45m", True),
+        ("failed", "0x9 1x60", "45m", False),
+    ],
+    ids=["all arrive", "none failed", "one failed", "one was dropped", "one failed long ago"],
+)
+def test_notifications_that_did_not_arrive(result, count, at, fires, tmp_path):
+    inputs = series("kvmedic_notifications_total", {"a": count}, destination="oncall", result=result)
+
+    assert firing("KvmedicNotificationsLost", at, inputs, tmp_path) is fires
+
+
 @pytest.mark.parametrize("severity", ["page", "ticket"])
 @pytest.mark.parametrize(
     ("alert", "state", "reason"),
