@@ -307,6 +307,7 @@ async def test_it_waits_for_as_long_as_the_destination_asks():
             LONGEST_PAUSE,
         ),
     ],
+    ids=["seconds", "years", "no number", "none", "negative", "a word", "tomorrow", "yesterday", "no day"],
 )
 def test_a_destination_may_ask_for_a_pause_within_bounds(told, least, most):
     assert least <= wanted_pause(told) <= most
