@@ -270,7 +270,7 @@ def tellers_of(settings: Settings, world: Connected, telemetry: Telemetry) -> tu
     sender = Sender(f"{process.namespace}/{process.release}", world.client.clock.now)
     events = Events(world.client, process.identity)
     notifications = Notifications(events, settings.notify, sender, telemetry.notifications)
-    return Reporter(notifications, telemetry), notifications
+    return Reporter(notifications if settings.notify else events, telemetry), notifications
 
 
 def pace_of(options: PaceOptions) -> Pace:

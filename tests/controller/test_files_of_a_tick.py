@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-MOST_AS_A_RUN_OPENS = 94
+MOST_AS_A_RUN_OPENS = 95
 MOST_OF_A_ROLLOUT = 64
-"""Files of the package in which a function is entered: 94 and 64 when this was written, where 60 and 25 are
-wanted. Six of the 94 ask before a run whether a spare finds a place, and what the owner does with a change;
-four of them, and two of the 64, tell a StatefulSet or a LeaderWorkerSet from a Deployment; two of the 94 are
-what a calm look reads from. Another of the 64 is how much is
-served in time, by which a run without objectives is graded. Figures are scripted here, so `metrics/` is not
-among them; an import does not count."""
+"""Files of the package in which a function is entered: 95 and 64 when this was written, where 60 and 25 are
+wanted. One of the 95 judges the runbooks, for saved pages too. Six ask before a run whether a spare finds a
+place, and what the owner does with a change; four of them, and two of the 64, tell a StatefulSet or a
+LeaderWorkerSet from a Deployment; two of the 95 are what a calm look reads from. Another of the 64 is how
+much is served in time, by which a run without objectives is graded. Figures are scripted here, so `metrics/`
+is not among them; an import does not count."""
 
 
 @pytest.mark.timeout(120)
@@ -24,7 +24,9 @@ def test_a_tick_can_be_followed_through_a_few_files(a_world, tmp_path):
     world.start()
     world.wait(world.is_closed, 60, "the run closes")
 
-    ticks = [json.loads(line) for line in world.ticks.read_text().splitlines()]
+    # The process goes on, and may be in the middle of a line.
+    whole = world.ticks.read_text().rpartition("\n")[0]
+    ticks = [json.loads(line) for line in whole.splitlines()]
     opens = files_of(ticks, "open_run")
     walks = files_of(ticks, "walking_move")
     print(f"a tick that opens a run enters {len(opens)} files, one of a rollout {len(walks)}")
