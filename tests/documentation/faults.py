@@ -55,6 +55,7 @@ class Fault:
     """As `controller/test_faults.py::test_name`, or `/name` of a scenario."""
 
 
+@cache
 def faults() -> tuple[Fault, ...]:
     """Return the catalogue in its own order."""
     return tuple(

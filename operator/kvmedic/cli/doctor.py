@@ -225,6 +225,8 @@ class _Asked:
     """How far back it is told what would have been done; None: it is not."""
     prometheus: str = ""
     """The URL that was given for every source."""
+    label: str = ""
+    """What the operator asks of namespaces, as `key=value`; empty: nothing, or it cannot be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,9 @@ class _Told:
 async def _of_cluster(asked: _Asked, cluster: ClusterChoice, namespace: str, name: str) -> tuple[_Told, ...]:
     """Return the examination of one workload, or of all that start an engine where no name is given."""
     async with open_connections(asked.settings, cluster) as world:
+        label = asked.settings.namespaces.require_label
+        label = label or await read_required_label(world.client, asked.settings.process.namespace)
+        asked = replace(asked, label=label)
         if name:
             return (await _of_target(asked, world, namespace, name),)
         places = await _places_of_engines(world.client)
@@ -299,7 +304,7 @@ async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str)
     operator = (asked.settings.process.namespace, asked.account)
     needed = needed_rights(seen.view, seen.policy)
     lacking = await lacking_rights_of(world.client, operator, namespace, needed)
-    checks += await _label(asked.settings, world.client, namespace)
+    checks += await _label(asked.label, world.client, namespace)
     run = resource.record.run if resource.record else None
     checks = [describe_run(each, seen.resource, run) for each in checks]
     told = in_order([*checks, rights_check(lacking, names)])
@@ -364,10 +369,8 @@ def _nobody(namespace: str, seen: Seen) -> Resource:
     )
 
 
-async def _label(settings: Settings, client: Client, namespace: str) -> tuple[Check, ...]:
-    """Return what a namespace lacks of what the operator's configuration asks of it, if that can be seen."""
-    label = settings.namespaces.require_label
-    label = label or await read_required_label(client, settings.process.namespace)
+async def _label(label: str, client: Client, namespace: str) -> tuple[Check, ...]:
+    """Return what a namespace lacks of the label that the operator asks for, if that can be seen."""
     if not label:
         return ()
     try:
