@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Protocol
 
 from lab.cluster.interface import Cluster
-from lab.cluster.kind import KindCluster
 from lab.cluster.machine import IMAGE_PACKAGES, IMAGES, ROOT, ensure_packages, locked, program, step
 
 PREFIX = "localhost/kvmedic-lab"
@@ -84,8 +83,8 @@ class Builder(Protocol):
 
 
 def builder_for(cluster: Cluster) -> Builder:
-    """Docker for a kind cluster, buildah otherwise."""
-    return DockerBuilder() if isinstance(cluster, KindCluster) else BuildahBuilder()
+    """Docker where it pulls images from a registry, buildah otherwise."""
+    return DockerBuilder() if cluster.has_registry else BuildahBuilder()
 
 
 def provide(cluster: Cluster, recipe: Recipe) -> str:
@@ -133,7 +132,8 @@ class BuildahBuilder:
         with step("building the Python base image from Debian's packages (about 1 min)"):
             context = self.directory / "base"
             shutil.rmtree(context, ignore_errors=True)
-            _debootstrap(context)
+            debootstrap(context / "root", PACKAGES)
+            (context / "root/usr/bin/python").symlink_to("python3")
             (context / "Containerfile").write_text('FROM scratch\nCOPY root /\nCMD ["python3"]\n')
             self._buildah("bud", "-q", "-t", reference, str(context))
             shutil.rmtree(context)
@@ -206,16 +206,14 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             yield from sorted(inside)
 
 
-def _debootstrap(context: Path) -> None:
-    root = context / "root"
-    root.mkdir(parents=True)
-    argv = [
-        program("debootstrap"),
-        "--variant=minbase",
-        f"--include={','.join(PACKAGES)}",
-        SUITE,
-        str(root),
-    ]
+def debootstrap(root: Path, packages: Sequence[str]) -> None:
+    """Put a small Debian with these packages into a folder, without what no program reads.
+
+    Raises:
+        RuntimeError: with the end of debootstrap's output.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    argv = [program("debootstrap"), "--variant=minbase", f"--include={','.join(packages)}", SUITE, str(root)]
     done = subprocess.run(
         [*argv, *_mirror()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -223,7 +221,6 @@ def _debootstrap(context: Path) -> None:
         raise RuntimeError(f"debootstrap failed:\n{done.stdout[-2000:]}")
     for path in TRIMMED:
         shutil.rmtree(root / path, ignore_errors=True)
-    (root / "usr/bin/python").symlink_to("python3")
 
 
 def _mirror() -> list[str]:
@@ -250,28 +247,38 @@ def _environment() -> dict[str, str]:
 
 def write_program_image(binary: Path, reference: str, archive: Path) -> None:
     """An image with nothing but `binary` as its entry point; the same input gives the same bytes."""
-    layer = _tar({binary.name: binary.read_bytes()})
-    config = json.dumps(_config(layer, binary.name)).encode()
-    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": [reference], "Layers": ["layer.tar"]}]
-    files = {config_name: config, "layer.tar": layer, "manifest.json": json.dumps(manifest).encode()}
-    archive.write_bytes(_tar(files))
+    layer = archive.with_suffix(".layer")
+    layer.write_bytes(_tar({binary.name: binary.read_bytes()}))
+    write_image(layer, [reference], {"Entrypoint": [f"/{binary.name}"]}, archive)
+    layer.unlink()
 
 
-def _config(layer: bytes, entry: str) -> dict[str, object]:
-    return {
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {"Entrypoint": [f"/{entry}"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-    }
+def write_image(layer: Path, references: Sequence[str], config: Mapping[str, object], archive: Path) -> None:
+    """A docker-archive of one layer under these names; `config` as in an image's configuration."""
+    with layer.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{digest}"]}
+    text = json.dumps({"architecture": "amd64", "os": "linux", "config": config, "rootfs": rootfs}).encode()
+    name = f"{hashlib.sha256(text).hexdigest()}.json"
+    manifest = [{"Config": name, "RepoTags": list(references), "Layers": ["layer.tar"]}]
+    with tarfile.open(archive, mode="w") as tar:
+        _add(tar, name, text)
+        info = tarfile.TarInfo("layer.tar")
+        info.size = layer.stat().st_size
+        with layer.open("rb") as file:
+            tar.addfile(info, file)
+        _add(tar, "manifest.json", json.dumps(manifest).encode())
 
 
 def _tar(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(content), 0o755
-            tar.addfile(info, io.BytesIO(content))
+            _add(tar, name, content)
     return buffer.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(content), 0o755
+    tar.addfile(info, io.BytesIO(content))

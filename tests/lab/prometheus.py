@@ -24,7 +24,6 @@ import yaml
 
 from lab.cluster.api import Api, Object, until
 from lab.cluster.interface import Cluster
-from lab.cluster.kind import KindCluster
 from lab.cluster.machine import BUILD, PROMETHEUS_PACKAGES, ensure_packages, free_ports, make_scratch, program
 from lab.cluster.pki import Access
 from lab.cluster.process import Component
@@ -44,11 +43,10 @@ class PodScrape:
 
 @dataclass(frozen=True)
 class Discovery:
-    """Which pods are scraped, and whether through the API server because no route leads to them."""
+    """Which pods are scraped."""
 
     access: Access
     scrapes: Sequence[PodScrape] = (PodScrape(),)
-    through_api_server: bool = False
 
     def targets(self, pods: Sequence[Object]) -> list[dict[str, Any]]:
         """file_sd target groups of the pods that run, one for each matching container port."""
@@ -74,10 +72,6 @@ class Discovery:
             "instance": address,
             "__metrics_path__": scrape.path,
         }
-        if self.through_api_server:
-            address = self.access.url.removeprefix("https://")
-            pod_path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{port}"
-            labels |= {"__scheme__": "https", "__metrics_path__": f"{pod_path}/proxy{scrape.path}"}
         return {"targets": [address], "labels": labels}
 
 
@@ -242,9 +236,6 @@ class Prometheus:
         ]
         if self.discovery:
             scrapes.append({"job_name": "pods", "file_sd_configs": [{"files": ["pods.json"]}]})
-            if self.discovery.through_api_server:
-                _write_secret(self.directory / "token", self.discovery.access.token)
-                scrapes[-1] |= _credentials(self.discovery.access)
         timing = {"scrape_interval": self.scrape_interval, "evaluation_interval": self.scrape_interval}
         timing["scrape_timeout"] = self.scrape_timeout or self.scrape_interval
         return {"global": timing, "rule_files": ["rules.yaml"], "scrape_configs": scrapes}
@@ -267,19 +258,10 @@ def cluster_prometheus(
         api.apply(_RIGHTS)
         token = api.token_for(_IDENTITY["name"], _IDENTITY["namespace"], _TOKEN_SECONDS)
     access = Access(cluster.access.url, cluster.access.ca_file, token)
-    discovery = Discovery(access, scrapes, through_api_server=isinstance(cluster, KindCluster))
+    discovery = Discovery(access, scrapes)
     return Prometheus(
         discovery=discovery, scrape_interval=scrape_interval, host=cluster.host_address, port=PORT
     )
-
-
-def _write_secret(path: Path, content: str) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(content)
-
-
-def _credentials(access: Access) -> dict[str, Any]:
-    return {"tls_config": {"ca_file": str(access.ca_file)}, "authorization": {"credentials_file": "token"}}
 
 
 _ROLE = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": _IDENTITY["name"]}
@@ -291,7 +273,6 @@ _RIGHTS: list[dict[str, Any]] = [
         "metadata": {"name": _IDENTITY["name"]},
         "rules": [
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-            {"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]},
         ],
     },
     {

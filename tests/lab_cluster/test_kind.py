@@ -1,17 +1,22 @@
 """What the lab asks of kind and Docker, tried on the real kind with a Docker client that only takes notes.
 
-No engine is needed; that pods run in such a cluster is not shown here.
+No engine is needed; that pods run in such a cluster `make test-kind` shows.
 """
 
 import base64
 import json
 import stat
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from lab.cluster.kind import KindCluster, access_from, docker_answers, gateway
+from lab.cluster import network
 from lab.cluster.native import NativeCluster, choose
-from lab.images import DockerBuilder, Image, Recipe, write_program_image
+from lab.images import BuildahBuilder, DockerBuilder, Image, Recipe, builder_for, write_program_image
+from lab.kind import engine
+from lab.kind.cluster import KindCluster, access_from, gateway
+from lab.kind.engine import docker_answers
 
 NODE = "kvmedic-lab-control-plane"
 IMAGE = "localhost/kvmedic-lab/engine:0123456789abcdef"
@@ -29,12 +34,16 @@ case "$*" in
   -v) echo "Docker version 27.0.0, build abc" ;;
   "info --format {{{{.ServerVersion}}}}") cat {directory}/engine ;;
   info*) echo '{info}' ;;
+  "run --rm"*) ;;
   run*) exit 125 ;;
+  inspect*kindest*|pull*) exit $(cat {directory}/pull) ;;
+  inspect*Config.Image*) cat {directory}/image ;;
+  inspect*IPAddress*) echo 172.18.0.2 ;;
   inspect*kind.role*) echo control-plane ;;
   exec*"containerd config dump") echo 'version = 2'; echo '[plugins."io.containerd.grpc.v1.cri".containerd]'
     echo 'snapshotter = "overlayfs"' ;;
   "ps "*"{{{{.Names}}}}"*) cat {directory}/nodes ;;
-  *crictl*) cat {directory}/images ;;
+  *"images list"*) cat {directory}/images ;;
 esac
 """
 
@@ -47,7 +56,9 @@ class Docker:
         for name, answer in {
             "engine": "27.0.0",
             "nodes": "",
-            "images": '{"images": []}',
+            "images": "",
+            "image": "kindest/node:v1.36.1",
+            "pull": "0",
             "notes": "",
         }.items():
             self.answer(name, answer)
@@ -68,6 +79,8 @@ class Docker:
 def docker(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("LAB_CLUSTER", raising=False)
+    monkeypatch.setattr(network, "bridge_owner", lambda: None)
+    monkeypatch.setattr(engine, "DIRECTORY", tmp_path / "own")
     return Docker(tmp_path)
 
 
@@ -91,7 +104,7 @@ def test_kind_refuses_a_field_that_it_does_not_know(docker, kind, tmp_path, monk
     wrong.write_text(
         "kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nnetworking: {podSubnett: 10.0.0.0/24}\n"
     )
-    monkeypatch.setattr("lab.cluster.kind.CONFIG", wrong)
+    monkeypatch.setattr("lab.kind.cluster.CONFIG", wrong)
 
     with pytest.raises(RuntimeError, match="podSubnett not found"):
         kind.up(2)
@@ -100,11 +113,11 @@ def test_kind_refuses_a_field_that_it_does_not_know(docker, kind, tmp_path, monk
 
 
 def test_an_image_that_the_node_has_is_not_loaded_again(docker, kind, tmp_path):
-    docker.answer("images", json.dumps({"images": [{"repoTags": [IMAGE]}]}))
+    docker.answer("images", f"{IMAGE}\n")
 
     kind.load_image(tmp_path / "engine.tar", IMAGE)
 
-    assert docker.asked(f"exec {NODE} crictl images")
+    assert docker.asked(f"exec {NODE} ctr --namespace=k8s.io images list")
     assert not [line for line in docker.asked("exec") if "import" in line]
 
 
@@ -117,6 +130,81 @@ def test_an_image_that_the_node_lacks_is_imported_there(docker, kind, tmp_path):
 
     (imported,) = [line for line in docker.asked("exec") if "import" in line]
     assert NODE in imported
+
+
+def test_a_node_image_that_cannot_be_pulled_is_built(docker, kind, monkeypatch):
+    docker.answer("pull", "1")
+    monkeypatch.setattr("lab.kind.cluster.provide_node_image", lambda run: IMAGE)
+
+    with pytest.raises(RuntimeError, match="kind create cluster"):
+        kind.up(2)
+
+    (run,) = docker.asked("run")
+    assert run.endswith(IMAGE)
+
+
+def test_kind_is_refused_beside_a_native_cluster_whose_addresses_it_would_take(docker, kind, monkeypatch):
+    monkeypatch.setattr(network, "bridge_owner", lambda: Path("/elsewhere"))
+
+    with pytest.raises(RuntimeError, match="belongs to the cluster of /elsewhere"):
+        kind.up(2)
+
+    assert docker.asked("run") == []
+
+
+@pytest.mark.parametrize("reached", [True, False], ids=["reached", "Docker in a virtual machine"])
+def test_pods_and_services_are_led_to_the_node(docker, kind, monkeypatch, reached):
+    monkeypatch.setattr("lab.kind.cluster._answers", lambda address: reached)
+    monkeypatch.setattr("lab.kind.cluster._REACHED_SECONDS", 0)
+
+    if reached:
+        kind._lead_to_pods()
+    else:
+        with pytest.raises(RuntimeError, match=r"cannot be reached .* LAB_CLUSTER=native"):
+            kind._lead_to_pods()
+
+    lead = "run --rm --net=host --cap-add=NET_ADMIN --entrypoint=ip kindest/node:v1.36.1 route replace"
+    assert docker.asked("run") == [
+        f"{lead} {each} via 172.18.0.2" for each in ("10.77.0.0/24", "10.78.0.0/24")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [("kindest/node:v1.36.1", DockerBuilder), ("localhost/kvmedic-lab/kind-node:abc", BuildahBuilder)],
+    ids=["pulled", "built here"],
+)
+def test_images_are_made_by_docker_only_where_it_can_pull_their_base(
+    docker, kind, image, expected, monkeypatch
+):
+    docker.answer("image", image)
+    monkeypatch.setattr("lab.images.ensure_packages", lambda packages: None)
+
+    assert isinstance(builder_for(kind), expected)
+
+
+def test_the_lab_s_own_engine_is_asked_where_it_runs(docker):
+    assert engine.environment().get("DOCKER_HOST") is None
+    engine.DIRECTORY.mkdir()
+    (engine.DIRECTORY / "sock").touch()
+
+    assert engine.environment()["DOCKER_HOST"] == f"unix://{engine.DIRECTORY}/sock"
+
+
+def test_a_container_is_given_nothing_that_this_machine_s_root_lacks(docker, monkeypatch, tmp_path):
+    monkeypatch.setattr(engine, "program", lambda name: str(tmp_path / name))
+    (tmp_path / "runc").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
+    (tmp_path / "runc").chmod(0o755)
+    engine.DIRECTORY.mkdir()
+    held = ["CAP_CHOWN", "CAP_SYS_RESOURCE"]
+    process = {"capabilities": {"bounding": held, "effective": held}, "rlimits": [{}], "oomScoreAdj": -9}
+    (tmp_path / "config.json").write_text(json.dumps({"process": process, "hostname": "a"}))
+
+    subprocess.run([engine._write_runtime(), "create", "--bundle", str(tmp_path), "a"], check=True)
+
+    given = {"capabilities": {"bounding": ["CAP_CHOWN"], "effective": ["CAP_CHOWN"]}}
+    assert json.loads((tmp_path / "config.json").read_text()) == {"process": given, "hostname": "a"}
+    assert (tmp_path / "asked").read_text() == f"create --bundle {tmp_path} a\n"
 
 
 def test_a_client_without_an_engine_does_not_count(docker):

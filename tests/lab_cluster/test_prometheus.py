@@ -4,7 +4,6 @@ import re
 import signal
 import time
 import urllib.error
-from dataclasses import replace
 
 import pytest
 
@@ -57,12 +56,7 @@ def test_a_rule_that_prometheus_would_refuse_is_refused_before_it_starts():
         pass
 
 
-@pytest.mark.parametrize(
-    "through_api_server", [False, True], ids=["directly", "through the API server, as for kind"]
-)
-def test_pods_are_found_and_labelled_as_prometheus_operator_does(
-    api, cluster, real_namespace, probe_image, through_api_server
-):
+def test_pods_are_found_and_labelled_as_prometheus_operator_does(api, cluster, real_namespace, probe_image):
     code = (
         "import http.server as h\n"
         "class H(h.BaseHTTPRequestHandler):\n"
@@ -81,7 +75,6 @@ def test_pods_are_found_and_labelled_as_prometheus_operator_does(
     spec = {"containers": [container, other], "terminationGracePeriodSeconds": 1}
     api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a-1"}, "spec": spec}, real_namespace)
     found = cluster_prometheus(cluster, [PodScrape(job="lab/probe")], "1s")
-    found.discovery = replace(found.discovery, through_api_server=through_api_server)
     found.port = 0
 
     with found as prometheus:

