@@ -10,10 +10,12 @@ import pytest
 from lab.cluster.api import Api
 from lab.cluster.interface import GPU, Cluster, set_gpus
 from lab.demo import PlainView
-from lab.installation import uninstall
+from lab.installation import NAMESPACE as OPERATOR
+from lab.installation import RELEASE, install, uninstall
 from lab.play.files import read
 from lab.play.lanes import most_gpus
-from lab.play.stage import clear, stage
+from lab.play.stage import Stage, clear, operator_values, stage
+from worlds.inbox import Inbox
 
 NAMESPACE = "serving"
 REPRESENTATIVE = ("thrash", "gpu-fault")
@@ -36,11 +38,38 @@ def swept(cluster: Cluster) -> Iterator[Cluster]:
 def test_a_scenario_ends_as_its_file_says(swept: Cluster, tmp_path: Path, name: str) -> None:
     scenario = read(name)
 
-    with (
-        stage(swept, [scenario], most_gpus([scenario], 1)) as made,
-        made.set(scenario, NAMESPACE, PlainView()) as play,
-    ):
-        result = play.run(tmp_path)
+    with Inbox(swept.host_address) as inbox, stage(swept, [scenario], most_gpus([scenario], 1)) as made:
+        _notify(made, inbox)
+        with made.set(scenario, NAMESPACE, PlainView()) as play:
+            result = play.run(tmp_path)
+        events = _events(made)
 
     assert result.missed == []
     assert result.foreign_writers == (["kvmedic"] if scenario.expect.moves else [])
+    assert events
+    assert events <= {(each["reason"], each["message"]) for each in inbox.received}
+    assert {(each["cluster"], each["installation"]) for each in inbox.received} == {
+        ("lab", f"{OPERATOR}/{RELEASE}")
+    }
+
+
+def _notify(made: Stage, inbox: Inbox) -> None:
+    """Have the operator tell somebody what its Events tell, at a URL from a Secret."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "webhook"}}
+    with Api(made.cluster.access) as api:
+        api.apply({**secret, "stringData": {"url": inbox.url}}, OPERATOR)
+    told = {"urlSecret": {"name": "webhook", "key": "url"}, "only": "all", "cluster": "lab"}
+    way = {"to": [{"ipBlock": {"cidr": f"{inbox.host}/32"}}], "ports": [{"port": inbox.port}]}
+    values = {"notify": {"team": told}, "networkPolicy": {"egress": [way]}}
+    install(made.cluster, operator_values(made.prometheus) | values)
+
+
+def _events(made: Stage) -> set[tuple[str, str]]:
+    """Return reason and message of each Event of the fleet's resource."""
+    with Api(made.cluster.access) as api:
+        found = api.list("Event", NAMESPACE)
+    return {
+        (event["reason"], event["message"])
+        for event in found
+        if event["involvedObject"]["kind"] == "KVRemediation"
+    }
