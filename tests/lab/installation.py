@@ -19,6 +19,7 @@ RESTRICTED = {
 }
 CHART = ROOT / "charts" / "kvmedic"
 WHEELS = ROOT / "build" / "wheels"
+_UPGRADED = "podAnnotations.lab/upgraded=yes"
 
 
 def operator_image(cluster: Cluster) -> str:
@@ -69,6 +70,28 @@ def uninstall(cluster: Cluster, kubeconfig: Path = KUBECONFIG) -> None:
     _helm(kubeconfig, "uninstall", RELEASE, "--wait", "--ignore-not-found")
     with Api(cluster.access) as api:
         until(lambda: not api.list("Pod", NAMESPACE), 60, "the operator's pods are gone")
+
+
+def upgrade(kubeconfig: Path = KUBECONFIG) -> None:
+    """Upgrade the release to the same with another pod template, and wait for nothing."""
+    _helm(kubeconfig, "upgrade", RELEASE, str(CHART), "--reuse-values", f"--set-string={_UPGRADED}")
+
+
+def roll_back(kubeconfig: Path = KUBECONFIG) -> None:
+    """Put the release back to its revision before, and wait for nothing."""
+    _helm(kubeconfig, "rollback", RELEASE)
+
+
+def take_away(kubeconfig: Path = KUBECONFIG) -> dict[str, Any]:
+    """Uninstall the release, wait for nothing, and return the values that it had."""
+    values: dict[str, Any] = json.loads(_helm(kubeconfig, "get", "values", RELEASE, "--output=json"))
+    _helm(kubeconfig, "uninstall", RELEASE)
+    return values
+
+
+def install_again(values: dict[str, Any], kubeconfig: Path = KUBECONFIG) -> None:
+    """Install the release with the values that it had, and wait for nothing."""
+    _helm(kubeconfig, "install", RELEASE, str(CHART), values=values)
 
 
 def _image(reference: str) -> dict[str, str]:

@@ -110,6 +110,31 @@ def test_the_operator_is_killed_and_started_again(light):
     light.api.delete("Deployment", "kvmedic", OPERATOR)
 
 
+@pytest.mark.parametrize("installs", [True, False], ids=["by an incident", "where the play ends before"])
+def test_the_release_is_installed_again_with_the_values_that_it_had(
+    light: LightCluster, monkeypatch: pytest.MonkeyPatch, installs: bool
+) -> None:
+    told: list[object] = []
+    module = "lab.play.hands"
+    monkeypatch.setattr(f"{module}.upgrade", lambda: told.append("upgrade"))
+    monkeypatch.setattr(f"{module}.roll_back", lambda: told.append("roll back"))
+    monkeypatch.setattr(f"{module}.take_away", lambda: {"replicas": 1})
+    light.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}})
+
+    def install_again(values: dict[str, Any]) -> None:
+        told.append(values)
+        light.api.apply(an_operator(), OPERATOR)
+
+    monkeypatch.setattr(f"{module}.install_again", install_again)
+    hands = Hands(light.api, "any", a_scenario().fleet, "image", None)  # type: ignore[arg-type]
+    for action in ("upgrade", "roll-back", "uninstall", *(["install"] if installs else [])):
+        hands.carry_out(happening(do="release", action=action), "")
+    hands.start_operator()
+
+    assert told == ["upgrade", "roll back", {"replicas": 1}]
+    light.api.delete("Deployment", "kvmedic", OPERATOR)
+
+
 def an_operator() -> dict[str, Any]:
     """A Deployment with the name and the labels of the chart's."""
     labels = {"app.kubernetes.io/instance": "kvmedic"}

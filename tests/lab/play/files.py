@@ -26,6 +26,7 @@ from lab.play.schema import (
     Move,
     Patch,
     Registry,
+    Release,
     Restart,
     Resume,
     Scenario,
@@ -41,7 +42,8 @@ LIKE = "like"
 """Field that names the scenario which a file starts from, instead of the defaults."""
 PARTS: tuple[type[BaseModel], ...] = (
     *(Scenario, Fleet, Stream, Evaluation, Limits, Expectation, Move, Bound),
-    *(Devices, Slow, Patch, Kill, Apply, Create, Approve, Stop, Resume, Crash, Restart, Registry),
+    *(Devices, Slow, Patch, Kill, Apply, Create, Approve, Stop, Resume, Crash, Restart),
+    *(Release, Registry),
 )
 """Every model of a file, for suggestions and for the page that lists the fields."""
 

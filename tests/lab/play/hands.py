@@ -19,7 +19,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from lab.cluster.api import Api, ApiError
 from lab.engine.server import DEVICE, SLOWDOWN
-from lab.installation import NAMESPACE, RELEASE
+from lab.installation import NAMESPACE, RELEASE, install_again, roll_back, take_away, upgrade
 from lab.play import schema
 from lab.play.files import merged
 from lab.play.manifests import PORT, workload
@@ -37,6 +37,8 @@ from lab.play.schema import (
     Kill,
     On,
     Patch,
+    Release,
+    ReleaseAction,
     Restart,
     Resume,
     Slow,
@@ -201,6 +203,7 @@ class Hands:
         self._api, self._namespace, self._image = api, namespace, image
         self._fleet, self._exporter, self._registry = fleet, exporter, registry
         self._first: tuple[str, ...] = ()
+        self._uninstalled: dict[str, Any] | None = None
 
     def meet(self, pods: Sequence[str]) -> None:
         """Note the replicas by age: what happens to the first one happens to the same one to the end."""
@@ -234,6 +237,7 @@ class Hands:
             Resume: self._resume,
             Crash: self._crash,
             Restart: self._restart,
+            Release: self._change_release,
             schema.Registry: self._refuse,
         }
         return act[type(incident)](incident)
@@ -261,8 +265,23 @@ class Hands:
         self.start_operator()
         return "the operator is started again"
 
+    def _change_release(self, incident: Release) -> str:
+        match incident.action:
+            case ReleaseAction.UPGRADE:
+                upgrade()
+            case ReleaseAction.ROLL_BACK:
+                roll_back()
+            case ReleaseAction.UNINSTALL:
+                self._uninstalled = take_away()
+            case ReleaseAction.INSTALL:
+                self.start_operator()
+        return f"the operator's release: helm {incident.action.replace('-', '')}"
+
     def start_operator(self) -> None:
         """Have it run; nothing to do where it does."""
+        if self._uninstalled is not None:
+            install_again(self._uninstalled)
+            self._uninstalled = None
         self._api.patch("Deployment", RELEASE, {"spec": {"replicas": 1}}, NAMESPACE)
 
     def _refuse(self, incident: schema.Registry) -> str:

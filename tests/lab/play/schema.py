@@ -578,6 +578,23 @@ class Restart(_Happening):
     do: Literal["restart"]
 
 
+class ReleaseAction(StrEnum):
+    """What an administrator does with the operator's release."""
+
+    UPGRADE = "upgrade"
+    ROLL_BACK = "roll-back"
+    UNINSTALL = "uninstall"
+    INSTALL = "install"
+
+
+class Release(_Happening):
+    """The operator's release is changed by helm; no other play is on meanwhile."""
+
+    do: Literal["release"]
+    action: ReleaseAction
+    """`upgrade`, `roll-back`, `uninstall`, or `install` with the values that it had."""
+
+
 class Registry(_Happening):
     """The registry refuses to answer, or answers again."""
 
@@ -593,7 +610,8 @@ class Approve(_Happening):
 
 
 Incident: TypeAlias = Annotated[
-    Devices | Slow | Patch | Kill | Apply | Create | Approve | Stop | Resume | Crash | Restart | Registry,
+    (Devices | Slow | Patch | Kill | Apply | Create | Approve | Stop | Resume | Crash | Restart)
+    | (Release | Registry),
     Field(discriminator="do"),
 ]
 """Everything that may happen. Another kind joins here and in `lab/play/hands.py`."""
@@ -660,8 +678,8 @@ class Scenario(Part):
 
     @property
     def stops_everything(self) -> bool:
-        """Return whether the operator is stopped as a whole or killed, so that no other play may be on."""
-        return any(isinstance(each, Stop | Crash) for each in self.incidents)
+        """Return whether the operator is stopped as a whole or is away, so that no other play may be on."""
+        return any(isinstance(each, Stop | Crash | Release) for each in self.incidents)
 
     @property
     def gpus(self) -> int:
