@@ -42,6 +42,10 @@ docs: $(DOCS)/.done ## Build the documentation into build/site; fails on a broke
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 	@echo "docs: build/site/index.html; to search too: python3 -m http.server -d build/site"
 
+.PHONY: pictures
+pictures: docs ## Have a browser take the pictures of report, documentation and terminal that are kept in docs/assets
+	@$(PY) -m lab.pictures
+
 .PHONY: words
 words: setup ## Count the words of the documentation, and list the longest pages
 	@$(PY) -m documentation.words

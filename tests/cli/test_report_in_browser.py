@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvmedic import __version__
 from kvmedic.cli.live.report_page import report_as_page
 from lab.browser import LARGEST_PICTURE, PICTURES, SCHEMES, Looked, look_at, started_browser
+from lab.pictures import NAMES, terminal_page
 from worlds.reported import an_example_report
 
 WIDTHS = (380, 1440)
@@ -59,9 +61,16 @@ def test_the_keyboard_reaches_all_that_scrolls_from_top_to_bottom_and_shows_wher
         assert set(each.scroll_tab_indices) <= {0}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_picture_of_it_is_kept_for_the_readme(scheme):
-    assert 20_000 < (PICTURES / f"report-{scheme}.png").stat().st_size < LARGEST_PICTURE
+@pytest.mark.parametrize("name", NAMES)
+def test_a_picture_of_what_people_see_is_kept(name):
+    assert 20_000 < (PICTURES / f"{name}.png").stat().st_size < LARGEST_PICTURE
+
+
+def test_the_terminal_is_pictured_with_what_a_command_prints_there():
+    page = terminal_page(("kvmedic", "version"), 60)
+
+    assert "$ kvmedic version" in page
+    assert f"kvmedic {__version__}, API " in page
 
 
 def test_the_readme_shows_the_light_picture():

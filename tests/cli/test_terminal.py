@@ -7,8 +7,13 @@ import json
 import logging
 import os
 import pty
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
 
 from kvmedic.__main__ import shown_safely
+from kvmedic.cli.app import show_text
 from kvmedic.cli.run import LOG_FORMAT, JsonFormatter, VisibleFormatter
 
 EVIL = "m\x1b]0;owned\x07\x1b[2J\u202egnp.exe\rall is well"
@@ -58,3 +63,66 @@ def test_a_log_in_json_has_one_object_per_line_with_the_traceback_inside() -> No
         "logger": "kvmedic",
         "message": "a b\nc",
     }
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+    """Show a text on a terminal of 40 columns; returns its lines, in a terminal's own words."""
+    ours, theirs = pty.openpty()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+
+    def show(*lines: str) -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", os.fdopen(os.dup(theirs), "w"))
+            show_text(lines)
+            sys.stdout.close()
+        return os.read(ours, 4096).decode().removesuffix("\r\n").split("\r\n")
+
+    yield show
+    os.close(theirs)
+    os.close(ours)
+
+
+def test_a_terminal_shows_each_line_beside_its_label(terminal, monkeypatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    shown = terminal("diagnosis  FleetWideDemand: more requests run at once than fit", "a\nb")
+
+    assert shown == ["diagnosis  FleetWideDemand: more", " " * 11 + "requests run at once than fit", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "next       kvmedic explain chat -n serving --context somewhere-else",
+        f"{'':30} fix:    kubectl annotate deployment/chat a=b",
+        "  patch: {spec: {template: {spec: {containers: [{name: vllm}]}}}}",
+    ],
+    ids=["next", "fix", "a patch"],
+)
+def test_what_is_typed_is_not_broken(terminal, monkeypatch, line) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert terminal(line) == [line]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("plan       14", "\x1b[1mplan\x1b[0m       14"),
+        ("NOT ELIGIBLE a/b: no", "\x1b[31m\x1b[1mNOT ELIGIBLE\x1b[0m a/b: no"),
+        ("  pass     front  seen", "  \x1b[32m\x1b[1mpass\x1b[0m     front  seen"),
+    ],
+)
+def test_a_terminal_sees_the_verdict_at_once(terminal, line, shown) -> None:
+    assert terminal(line) == [shown]
+
+
+def test_elsewhere_a_line_is_one_line_without_colours(capsys) -> None:
+    line = f"diagnosis  {'long ' * 60}"
+
+    show_text([line])
+
+    assert capsys.readouterr().out == f"{line}\n"

@@ -1,7 +1,4 @@
-"""A real browser: Debian's Chromium, driven by Playwright from PyPI under `build/lab/playwright`.
-
-`python -m lab.browser REPORT.html` keeps a light and a dark picture of a report in docs/assets.
-"""
+"""A real browser: Debian's Chromium, driven by Playwright from PyPI under `build/lab/playwright`."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -164,24 +161,8 @@ def _tab_through(page: Any) -> Iterator[dict[str, Any]]:
 def take_picture(browser: Any, page: Path, file: Path, size: tuple[int, int], scheme: str) -> int:
     """Keep what a window of a size shows first as PNG; returns its bytes. A height of 0: the whole page."""
     width, height = size
-    shape = {"width": width, "height": height or 900}
+    shape = {"width": width, "height": height or 100}
     with browser.new_context(viewport=shape, color_scheme=scheme) as context:
         shown = context.new_page()
         shown.goto(page.as_uri())
         return len(shown.screenshot(path=str(file), full_page=not height))
-
-
-def main(page: Path, directory: Path = PICTURES) -> int:
-    """Keep both pictures of a report."""
-    with started_browser() as browser:
-        for scheme in SCHEMES:
-            file = directory / f"report-{scheme}.png"
-            size = take_picture(browser, page.resolve(), file, (1200, 1185), scheme)
-            print(f"{file.relative_to(ROOT)}: {size / 1000:.0f} kB")
-            if size > LARGEST_PICTURE:
-                return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

@@ -6,10 +6,13 @@ Help must come at once, so a subcommand's module is imported only for that subco
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from importlib import import_module
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -152,6 +155,45 @@ class Form(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+COLOURS = {
+    "ELIGIBLE": "green",
+    "NOT ELIGIBLE": "red",
+    "UNKNOWN": "yellow",
+    "pass": "green",
+    "fail": "red",
+    "unknown": "yellow",
+}
+"""Of words with which a line begins."""
+TYPED = ("next", "type", "fix:", "better:")
+"""Labels before what is typed: it is not broken, so that it can be copied."""
+_LABELS = re.compile(r" *(?:\S+ {2,}){1,2}")
+
+
+def show_text(text: Iterable[str]) -> None:
+    """Print the lines of a text; on a terminal each goes on beside its label, and labels stand out."""
+    lines = [line for part in text for line in part.split("\n")]
+    if sys.stdout.isatty():
+        is_coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        width = get_terminal_size().columns
+        lines = [shown for line in lines for shown in _fit(line, width, is_coloured)]
+    print("\n".join(lines))
+
+
+def _fit(line: str, width: int, is_coloured: bool) -> Iterator[str]:
+    """Yield a line of a text as a terminal of that width shows it."""
+    found = _LABELS.match(line)
+    labels = found.group() if found else ""
+    words = labels.split()
+    first, *rest = [line]
+    if words and words[-1] not in TYPED:
+        first, *rest = wrap(line, width, subsequent_indent=" " * min(len(labels), width // 3))
+    word = next((each for each in COLOURS if line.lstrip().startswith(f"{each} ")), "".join(words[:1]))
+    if is_coloured and word:
+        first = first.replace(word, typer.style(word, bold=True, fg=COLOURS.get(word)), 1)
+    yield first
+    yield from rest
 
 
 def end_command(message: object, code: int) -> NoReturn:

@@ -197,7 +197,7 @@ def command(
         end_command(error, USAGE)
     place = f"{name} -n {namespace}" if namespace else name
     report = replace(report, next_command=_next_command(report, place, manifest))
-    print(report.printed(output, verbose))
+    report.show(output, verbose)
     if name:
         call_later("kvmedic.cli.plan:hint_at_source", str(report.diagnosis.reason), prometheus)
     raise typer.Exit(REFUSED if report.is_inconclusive else 0)

@@ -21,7 +21,7 @@ import typer
 from kvmedic.api.resource import SpecInvalid, spec_from_wire
 from kvmedic.api.rules import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
-from kvmedic.cli.app import Form, end_command
+from kvmedic.cli.app import Form, end_command, show_text
 from kvmedic.cli.plan import settings_with
 from kvmedic.cli.replay import Replay, replay, replay_as_json, replay_as_text
 from kvmedic.cluster.fronts import list_kind
@@ -131,7 +131,10 @@ def command(
         settings = settings_with(prometheus)
         place = "" if everywhere else _place(cluster, namespace)
         found = _finish(_of_cluster(_Asked(settings, account, span, prometheus), cluster, place, name))
-    print(_as_json(found) if output is Form.JSON else "\n".join(_as_text(found)))
+    if output is Form.JSON:
+        print(_as_json(found))
+    else:
+        show_text(_as_text(found))
     raise typer.Exit(max((CODES[each.examination.verdict] for each in found), key=_gravity))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvmedic.api.rules import format_duration
 from kvmedic.cli.access import finish_look, load_resource, name_in
-from kvmedic.cli.app import Form
+from kvmedic.cli.app import Form, show_text
 from kvmedic.cli.live.rows import changed_replicas, state_of
 from kvmedic.cli.plan import settings_with, template_of
 from kvmedic.kube.kubeconfig import ClusterChoice
@@ -276,7 +276,7 @@ def command(name: str, namespace: str, context: str, kubeconfig: str, verbose: b
     if output is Form.JSON:
         print(json.dumps(as_json(resource, place, trial, fixes), indent=2))
     else:
-        print("\n".join(explain_resource(resource, place, tell_tried(trial, fixes, verbose), verbose)))
+        show_text(explain_resource(resource, place, tell_tried(trial, fixes, verbose), verbose))
 
 
 def tell_tried(trial: ShownTrial | None, fixes: ShownFixes, whole: bool) -> Iterator[str]:

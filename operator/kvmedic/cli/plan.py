@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from kvmedic.api.resource import APPROVAL_PLURAL, approval_manifest
 from kvmedic.api.schema import yaml_text
 from kvmedic.cli.access import Name, NotThere, finish_look, load_resource, name_in
-from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command
+from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command, show_text
 from kvmedic.cli.report import Change, Report, change_of, report_of_survey
 from kvmedic.cluster.stateful.groups import as_workload
 from kvmedic.cluster.switches import APPROVALS
@@ -207,7 +207,10 @@ def command(name: str, namespace: str, context: str, kubeconfig: str, prometheus
             return Planned(run.id, run.digest, str(run.reason), run.message, changes, "", None)
 
     found = finish_look(look())
-    print(found.printed(output))
+    if output is Form.JSON:
+        print(found.printed(output))
+    else:
+        show_text([found.printed(output)])
     hint_at_source(found.reason, prometheus)
     raise typer.Exit(REFUSED if found.is_inconclusive else 0)
 

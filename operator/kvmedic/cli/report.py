@@ -15,7 +15,7 @@ from shutil import get_terminal_size
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, assert_never
 
-from kvmedic.cli.app import Form
+from kvmedic.cli.app import Form, show_text
 from kvmedic.cli.saved import Consultation
 from kvmedic.engines import ENGINES
 from kvmedic.engines.engine_log import Start, Started
@@ -357,11 +357,12 @@ class Report:
         """Return whether no branch could be named."""
         return isinstance(self.diagnosis, Inconclusive)
 
-    def printed(self, form: Form, with_evidence: bool) -> str:
-        """Return the whole report; a text has every reading only where it is asked for."""
+    def show(self, form: Form, with_evidence: bool) -> None:
+        """Print the whole report; a text has every reading only where it is asked for."""
         if form is Form.JSON:
-            return json.dumps(self.as_json(), indent=2)
-        return "\n".join((*self._verdict(), *self._evidence(with_evidence), *self._next()))
+            print(json.dumps(self.as_json(), indent=2))
+        else:
+            show_text((*self._verdict(), *self._evidence(with_evidence), *self._next()))
 
     def _verdict(self) -> Iterator[str]:
         """Yield what was found, what would be changed, and why: one fact a line, each with what it is."""

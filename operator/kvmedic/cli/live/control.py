@@ -22,7 +22,7 @@ from kvmedic.cli.access import (
     open_client,
     own_settings,
 )
-from kvmedic.cli.app import REFUSED, USAGE, end_command
+from kvmedic.cli.app import REFUSED, USAGE, end_command, show_text
 from kvmedic.cluster.ownership import owner_of_spec
 from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Conflict, Refused
@@ -399,7 +399,7 @@ def _carry_out(act: Callable[[], Coroutine[Any, Any, Told]]) -> None:
         told = finish_look(act())
     except Futile as error:
         end_command(error, REFUSED)
-    print("\n".join(told.lines()))
+    show_text(told.lines())
 
 
 def _ref(asked: Asked) -> Ref:
