@@ -17,6 +17,14 @@ RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/enforce-version": "latest",
 }
+DENY_ALL = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "deny-all"},
+    "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
+}
+"""What many administrators have in each namespace: the chart's own policy must allow all that is needed. The
+native cluster's network does not enforce policies; kind's does."""
 CHART = ROOT / "charts" / "kvmedic"
 WHEELS = ROOT / "build" / "wheels"
 _UPGRADED = "podAnnotations.lab/upgraded=yes"
@@ -51,6 +59,7 @@ def install(cluster: Cluster, values: dict[str, Any], kubeconfig: Path = KUBECON
     }
     with Api(cluster.access) as api:
         api.apply(namespace)
+        api.apply(DENY_ALL, NAMESPACE)
     with step("installing the operator by its chart"):
         clear_unfinished(kubeconfig)
         _helm(

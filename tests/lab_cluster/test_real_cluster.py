@@ -11,6 +11,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lab.cluster.api import ApiError, is_rolled_out, until
+from lab.installation import DENY_ALL
+from lab.kind.cluster import KindCluster
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 SAFE = {
@@ -142,6 +144,31 @@ def test_a_pod_reaches_a_server_of_this_machine(api, cluster, real_namespace, im
     log = outcome(api, real_namespace, pod("dialer", container(image, "python3", "-c", code)))
 
     assert log.strip() == "200"
+
+
+def test_a_policy_that_denies_all_counts_on_kind_alone(api, cluster, real_namespace, image, http_server):
+    api.apply(DENY_ALL, real_namespace)
+    code = f"""
+    import time, urllib.request
+    def reaches():
+        try:
+            return urllib.request.urlopen("http://{cluster.host_address}:{http_server}/", timeout=2).status == 200
+        except OSError:
+            return False
+    for _ in range(10):
+        time.sleep(0.5)
+        if not reaches():
+            print("refused")
+            break
+    else:
+        print("reached")
+    """
+
+    log = outcome(
+        api, real_namespace, pod("dialer", container(image, "python3", "-c", textwrap.dedent(code)))
+    )
+
+    assert log.strip() == ("refused" if isinstance(cluster, KindCluster) else "reached")
 
 
 def test_restricted_pod_security_refuses_root_and_takes_the_safe_pod(api, new_real_namespace, image):

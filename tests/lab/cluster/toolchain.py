@@ -42,7 +42,12 @@ class Tool(Enum):
     KWOK = Build(LAB_SOURCES / "tools", "sigs.k8s.io/kwok/cmd/kwok", "1 min")
     HELM = Build(LAB_SOURCES / "tools", "helm.sh/helm/v3/cmd/helm", "1 min")
     KIND = Build(LAB_SOURCES / "tools", "sigs.k8s.io/kind", "20 s")
-    COREDNS = Build(LAB_SOURCES / "kind", "github.com/coredns/coredns", "2 min")
+    COREDNS = Build(LAB_SOURCES / "kind" / "coredns", "github.com/coredns/coredns", "2 min")
+    KUBE_ROUTER = Build(
+        LAB_SOURCES / "kind" / "kube-router",
+        "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
+        "3 min",
+    )
     # 9 min for both; the adapter compiles nearly nothing that the operator does not.
     KEDA_OPERATOR = Build(LAB_SOURCES / "keda", "github.com/kedacore/keda/v2/cmd/operator", "9 min")
     KEDA_ADAPTER = Build(LAB_SOURCES / "keda", "github.com/kedacore/keda/v2/cmd/adapter", "1 min")

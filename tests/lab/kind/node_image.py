@@ -2,8 +2,8 @@
 
 It is put together as kind's: the files of its base image, which are in kind's Go module; Debian's systemd,
 containerd and CNI plugins; kubelet, kubeadm and the control plane, which are the lab's one binary under many
-names; CoreDNS. Images that kubeadm asks for lie in the node, and a unit of its own imports them at boot.
-The pod network is the `ptp` plugin, as kindnet uses it, with the range of `kind.yaml`. Needs root.
+names; CoreDNS; kube-router for NetworkPolicies. Images that kubeadm asks for lie in the node, and a unit of
+its own imports them at boot. The pod network is the `ptp` plugin, as kindnet uses it.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ PACKAGES = [
     "containernetworking-plugins",
     "iptables",
     "nftables",
+    "ipset",
     "conntrack",
     "iproute2",
     "ethtool",
@@ -65,13 +66,9 @@ Type=oneshot
 RemainAfterExit=yes
 ExecStart=/bin/sh -ec 'for each in /kind/images/*.tar; do ctr --namespace k8s.io images import "$each"; done'
 """
-_NO_MANIFEST = """\
-# The network is a file of the node: /etc/cni/net.d. kind wants something to install.
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: pod-network, namespace: kube-system}
-data: {plugin: ptp}
-"""
+_NETWORK = Path(__file__).with_name("network.yaml")
+_POLICIES = f"{PREFIX}/kube-router:node"
+"""What enforces NetworkPolicies; one of the components' names."""
 
 
 def provide_node_image(docker: Callable[..., str]) -> str:
@@ -101,8 +98,8 @@ def provide_node_image(docker: Callable[..., str]) -> str:
 
 def _key() -> str:
     """Return a hash of all that the image is made of."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
-    for tool in (Tool.KUBE, Tool.COREDNS, Tool.PAUSE, Tool.KIND):
+    digest = hashlib.sha256(Path(__file__).read_bytes() + _NETWORK.read_bytes())
+    for tool in (Tool.KUBE, Tool.COREDNS, Tool.KUBE_ROUTER, Tool.PAUSE, Tool.KIND):
         digest.update(binary(tool).with_suffix(".key").read_bytes())
     return digest.hexdigest()[:16]
 
@@ -169,7 +166,8 @@ def _configure(root: Path, pause: str) -> None:
     network.mkdir(parents=True, exist_ok=True)
     (network / "10-ptp.conflist").write_text(json.dumps(_pod_network(), indent=1))
     (root / "kind/manifests").mkdir()
-    (root / "kind/manifests/default-cni.yaml").write_text(_NO_MANIFEST)
+    manifest = _NETWORK.read_text().replace("IMAGE", _POLICIES)
+    (root / "kind/manifests/default-cni.yaml").write_text(manifest)
 
 
 def _container_defaults(root: Path) -> dict[str, object]:
@@ -196,6 +194,8 @@ def _add_components(root: Path) -> None:
         (root / "usr/bin" / name).symlink_to("kube")
     for name in COMPONENTS:
         (root / "usr/local/bin" / name).symlink_to("/usr/bin/kube")
+    shutil.copyfile(binary(Tool.KUBE_ROUTER), root / "usr/local/bin/kube-router")
+    (root / "usr/local/bin/kube-router").chmod(0o755)
     (root / "sbin/init").symlink_to("/usr/lib/systemd/systemd")
     (root / "etc/kubernetes/manifests").mkdir(parents=True)
     (root / "kind/version").write_text(KUBERNETES)
@@ -210,7 +210,8 @@ def _add_images(root: Path, images: dict[str, str]) -> None:
     layer = folder / "layer"
     left_out = [f"--exclude=./{each}" for each in _NOT_OF_A_COMPONENT]
     _run("tar", "-C", str(root), *left_out, "-cf", str(layer), ".")
-    write_image(layer, [images[name] for name in COMPONENTS], {"Env": [_PATH]}, folder / "components.tar")
+    names = [*(images[name] for name in COMPONENTS), _POLICIES]
+    write_image(layer, names, {"Env": [_PATH]}, folder / "components.tar")
     layer.unlink()
 
 

@@ -1,4 +1,4 @@
-module kvmedic.io/lab/kind
+module kvmedic.io/lab/coredns
 
 go 1.26.0
 
