@@ -150,9 +150,10 @@ def test_a_policy_that_denies_all_counts_on_kind_alone(api, cluster, real_namesp
     api.apply(DENY_ALL, real_namespace)
     code = f"""
     import time, urllib.request
+    url = "http://{cluster.host_address}:{http_server}/"
     def reaches():
         try:
-            return urllib.request.urlopen("http://{cluster.host_address}:{http_server}/", timeout=2).status == 200
+            return urllib.request.urlopen(url, timeout=2).status == 200
         except OSError:
             return False
     for _ in range(10):

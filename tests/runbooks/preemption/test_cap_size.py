@@ -20,6 +20,7 @@ from kvmedic.runbooks.preemption.cap_size import (
     KEEPING_UP,
     MARGIN,
     MOST_PREFILL,
+    OF_HANGING,
     OF_SHORT,
     SAFEST_FIT,
     UNKNOWN_SPREAD_WEIGHT,
@@ -280,6 +281,10 @@ WANTED, WANTED_FULL = 1 + MARGIN + KEEPING_UP, 1 + MARGIN
             replace(FULL, now=1.049), 0.1, WANTED_FULL, id="a little more comes than is given: as now"
         ),
         pytest.param(replace(FULL, now=1.05), 0.1, OF_SHORT, id="it falls short anyway: most of now"),
+        pytest.param(
+            replace(FULL, now=1.05), 0.7, OF_HANGING, id="it falls short, and half of the answers hang"
+        ),
+        pytest.param(replace(FULL, now=1.05), 0.69, OF_SHORT, id="it falls short, and fewer hang"),
         pytest.param(FULL, 9.0, WANTED_FULL, id="stalls excuse no queue where others still come"),
         pytest.param(replace(SERVED, is_steady=True), 9.0, WANTED, id="steady and not full: as it is"),
         pytest.param(SAME_CLIENTS, 0.69, ENOUGH, id="the same clients adapt"),
