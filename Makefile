@@ -21,8 +21,8 @@ build/venv/.done: requirements-dev.lock tests/lab/setup.sh
 
 .PHONY: lock
 lock: setup ## Resolve the Python requirements anew
-	build/venv/bin/uv pip compile pyproject.toml --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements.lock
-	build/venv/bin/uv pip compile pyproject.toml --group dev --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements-dev.lock
+	build/venv/bin/uv pip compile pyproject.toml --extra operator --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements.lock
+	build/venv/bin/uv pip compile pyproject.toml --extra operator --group dev --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements-dev.lock
 	build/venv/bin/uv pip compile --group pyproject.toml:docs --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements-docs.lock
 	build/venv/bin/uv pip compile --group pyproject.toml:release --generate-hashes --no-emit-index-url --no-annotate --no-header -q --python-version 3.11 -o requirements-release.lock
 

@@ -12,6 +12,13 @@ from typing import TextIO
 from kvmedic.cli.app import app_for, typed_words
 from kvmedic.model.redaction import without_controls
 
+NOT_INSTALLED = 2
+"""Exit code where a command needs what is not installed, as for one that is used wrongly."""
+EXTRAS = {
+    **dict.fromkeys(("aiohttp", "kubernetes", "prometheus_api_client"), "cluster"),
+    "kopf": "operator",
+}
+"""The extra of the distribution that brings each package which saved pages and manifests do not need."""
 UNWRITTEN = 5
 """Exit code where the answer could not be written."""
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EPIPE})
@@ -29,6 +36,14 @@ def main() -> None:
             app_for(typed_words())(prog_name=_called_as())
         finally:
             sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        sys.stderr.write(
+            f"{error.name} is not installed, and this needs it: pip install 'kvmedic[{extra}]'\n"
+        )
+        sys.exit(NOT_INSTALLED)
     except OSError as error:
         if error.errno not in _NOT_WRITTEN:
             raise

@@ -27,6 +27,7 @@ from kvmedic.verdict.counts import Routing
 COMMANDS = (*[[name] for name in SUBCOMMANDS if name != "flags"], ["flags", "show"], ["flags", "set"])
 """Every command that does something."""
 HEAVY = ("kopf", "kubernetes", "httpx", "pydantic", "rich", "ruamel")
+PAGES = Path(__file__).parents[1] / "data" / "vllm"
 MOST_SECONDS = 0.3
 """Of a processor, for help. Measured: 0.12 to 0.2 (Python 3.11, a machine with other work)."""
 
@@ -123,6 +124,53 @@ def test_the_checks_of_a_spec_are_built_when_one_is_read():
     )
 
     assert a_process(code).stdout.split() == ["False", "True"]
+
+
+LEFT_OUT = (
+    "import runpy, sys\n"
+    "class LeftOut:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name.partition('.')[0] in ('aiohttp', 'kubernetes', 'prometheus_api_client', 'kopf'):\n"
+    "            raise ModuleNotFoundError(name, name=name)\n"
+    "sys.meta_path.insert(0, LeftOut())\n"
+    "sys.argv[0] = 'kvmedic'\n"
+    "runpy.run_module('kvmedic', run_name='__main__')\n"
+)
+"""A process in which the packages of the extras are not installed."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("diagnose", "--scrape", f"{PAGES}/metrics-idle.txt", "--scrape", f"{PAGES}/metrics-thrash.txt"),
+        ("flags", "--help"),
+        ("judge", "--help"),
+        ("crd",),
+        ("version",),
+        ("completion", "bash"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_asks_no_cluster_needs_no_extra(words):
+    assert a_process(LEFT_OUT, *words).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (("get",), "aiohttp is not installed, and this needs it: pip install 'kvmedic[cluster]'"),
+        (("run",), "is not installed, and this needs it: pip install 'kvmedic["),
+    ],
+    ids=["get", "run"],
+)
+def test_what_asks_a_cluster_says_what_to_install(words, missing):
+    argv = [sys.executable, "-c", LEFT_OUT, *words]
+
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert missing in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["diagnose"], ["flags", "show"]], ids=" ".join)

@@ -162,7 +162,7 @@ COLOURS = {
     "NOT ELIGIBLE": "red",
     "UNKNOWN": "yellow",
     "pass": "green",
-    "fail": "red",
+    "FAIL": "red",
     "unknown": "yellow",
 }
 """Of words with which a line begins."""
