@@ -155,6 +155,22 @@ def test_what_asks_no_cluster_needs_no_extra(words):
     assert a_process(LEFT_OUT, *words).stdout
 
 
+@pytest.mark.parametrize("command", ["doctor", "init"])
+def test_manifests_are_looked_at_without_an_extra(tmp_path, command):
+    file = tmp_path / "fleet.yaml"
+    pod = {"containers": [{"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "args": ["--model=m"]}]}
+    labels = {"app": "chat"}
+    spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}
+    manifest = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat"}, "spec": spec}
+    file.write_text(json.dumps(manifest))
+    argv = [sys.executable, "-c", LEFT_OUT, command, "-f", str(file)]
+
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert "chat" in done.stdout
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("words", "missing"),
     [

@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from kvmedic.cli.app import app_for
-from kvmedic.cli.doctor import _nobody, span_of
+from kvmedic.cli.doctor import span_of
+from kvmedic.cli.live.cluster_doctor import _nobody
 from kvmedic.cli.replay import Found, Replay, replay, replay_as_json, replay_as_text
 from kvmedic.doctor.examine import Seen, default_spec, see_documents
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS

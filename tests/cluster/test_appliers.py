@@ -16,8 +16,9 @@ from kvmedic.cluster.appliers import (
     reversion_of,
     set_owner_field,
 )
-from kvmedic.kube.client import FIELD_MANAGER, Client
+from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
+from kvmedic.kube.objects import FIELD_MANAGER
 from kvmedic.manifests.ignore_rules import Reversion
 from kvmedic.model.config_edits import OwnerField
 from kvmedic.model.edits import EditState, Field, TokenEdit

@@ -17,9 +17,9 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import incluster_config as incluster
 
 from kvmedic import __version__
-from kvmedic.kube.client import Client, Limits, Pace, Preconditions, connect
+from kvmedic.kube.client import Client, Limits, Pace, connect
 from kvmedic.kube.errors import ApiError, Call, Conflict, NoCluster, Refused, Unavailable, error_for
-from kvmedic.kube.objects import CONFIG_MAPS, PODS, Ref, uid_of
+from kvmedic.kube.objects import CONFIG_MAPS, PODS, Preconditions, Ref, uid_of
 from kvmedic.model.edits import PatchOperation
 from lab.cluster.light import LightCluster
 from lab.cluster.pki import Authority

@@ -315,7 +315,8 @@ class TestElection:
 PROCESS = """
 import asyncio, sys, time
 from pathlib import Path
-from kvmedic.kube.client import Limits, connect
+from kvmedic.kube.client import connect
+from kvmedic.kube.client import Limits
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
 from kvmedic.kube.objects import LEASES, Ref
 

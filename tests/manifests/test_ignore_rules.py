@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.kube.client import FIELD_MANAGER
+from kvmedic.kube.objects import FIELD_MANAGER
 from kvmedic.manifests.ignore_rules import (
     DRIFT_DETECTION,
     MANAGER,

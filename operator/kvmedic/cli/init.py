@@ -8,20 +8,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kvmedic.cli.access import NotThere, finish_look, name_in
 from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, end_command
-from kvmedic.cli.doctor import read_documents, resource_for, target_name, targets_of
-from kvmedic.cli.plan import settings_with
+from kvmedic.cli.doctor import read_documents, target_name, targets_of
+from kvmedic.cli.options import call_later
 from kvmedic.doctor.documents import DocumentsError
-from kvmedic.doctor.examine import Seen, namespace_in, see_documents, see_target
+from kvmedic.doctor.examine import Seen, namespace_in, see_documents
 from kvmedic.doctor.fitting import resource_text
-from kvmedic.kube.kubeconfig import ClusterChoice
-from kvmedic.kube.objects import JsonObject, name_of
+from kvmedic.kube.objects import JsonObject
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode
 from kvmedic.rollout.gates import typed_place
-from kvmedic.wiring import open_connections
 
 
 def command(
@@ -34,7 +31,8 @@ def command(
         names = (name,) if name else targets_of(documents, files)
         seen, name = _of_documents(documents, names, namespace), names[0]
     elif name:
-        seen = _of_cluster(ClusterChoice(kubeconfig, context), namespace, name)
+        cluster = (kubeconfig, context)
+        seen = call_later("kvmedic.cli.live.cluster_doctor:see_workload", name, namespace, cluster)
     else:
         end_command("say for which workload: deploy/NAME, or -f FILE", USAGE)
     found = seen.view.workload(seen.policy.target)
@@ -54,20 +52,3 @@ def _of_documents(documents: list[JsonObject], names: tuple[str, ...], namespace
     if seen is None:
         end_command(f"there is no {typed_place(names[0])} in namespace {place}", NOT_FOUND)
     return seen
-
-
-def _of_cluster(cluster: ClusterChoice, namespace: str, name: str) -> Seen:
-    settings, which = settings_with(), name_in(cluster, namespace, name)
-
-    async def look() -> Seen:
-        async with open_connections(settings, cluster) as world:
-            own = await resource_for(world.client, which.namespace, name)
-            if own is not None:
-                text = f"KVRemediation {name_of(own)} looks after {typed_place(name)} already; two may not"
-                print(f"# {text}", file=sys.stderr)
-            seen = await see_target(world.client, which.namespace, name)
-        if seen is None:
-            raise NotThere(f"{typed_place(name)} does not exist in namespace {which.namespace}")
-        return seen
-
-    return finish_look(look())

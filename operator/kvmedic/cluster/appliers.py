@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -33,7 +33,6 @@ from kvmedic.cluster.fronts import (
     takes_labels,
 )
 from kvmedic.cluster.ownership import owner_of_spec, same_object
-from kvmedic.kube.client import Client, Reader
 from kvmedic.kube.errors import FORBIDDEN, Call, Conflict, Refused
 from kvmedic.kube.objects import (
     AUTOSCALERS,
@@ -69,6 +68,9 @@ from kvmedic.model.plan import FlagStep, ReplaceStep, Step
 from kvmedic.rollout.moves import SetOwnerField
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.runbooks.workload import View
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client, Reader
 
 APPLICATIONS = Resource("argoproj.io/v1alpha1", "applications")
 KUSTOMIZATIONS = Resource("kustomize.toolkit.fluxcd.io/v1", "kustomizations")

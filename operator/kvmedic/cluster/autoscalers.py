@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmedic.cluster.ownership import (
     RECORDED,
@@ -21,8 +21,7 @@ from kvmedic.cluster.ownership import (
     owner_of,
     unmark_operations,
 )
-from kvmedic.kube.client import NOT_FOUND, Client
-from kvmedic.kube.errors import Refused
+from kvmedic.kube.errors import NOT_FOUND, Refused
 from kvmedic.kube.objects import (
     AUTOSCALERS,
     WORKLOADS,
@@ -41,6 +40,9 @@ from kvmedic.model.fleet import DEPLOYMENT, Fleet, Minimum, ObjectRef, Owner
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.moves import SetMinimum
 from kvmedic.rollout.preconditions import Autoscaler, VerticalAutoscaler
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 HPA, SCALED_OBJECT = "HorizontalPodAutoscaler", "ScaledObject"
 SCALED_OBJECTS = Resource("keda.sh/v1alpha1", "scaledobjects")

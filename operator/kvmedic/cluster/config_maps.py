@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmedic.cluster.ownership import COPY_OF, DATA, TARGET, owner_of_data
-from kvmedic.kube.client import FIELD_MANAGER, Client, Preconditions, Reader
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
     CONFIG_MAPS,
     DEPLOYMENTS,
+    FIELD_MANAGER,
     PODS,
     REPLICA_SETS,
     STATEFUL_SETS,
+    Preconditions,
     Ref,
     items,
     labels_of,
@@ -35,6 +36,9 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.status import ConfigCopy
 from kvmedic.rollout.config_copy import Files, files_of
 from kvmedic.runbooks.workload import EngineLine
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client, Reader
 
 
 async def config_maps_of(

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvmedic.kube.client import NOT_FOUND, Reader
-from kvmedic.kube.errors import Refused
+from kvmedic.kube.errors import NOT_FOUND, Refused
 from kvmedic.kube.objects import (
     JsonObject,
     Resource,
@@ -28,6 +27,9 @@ from kvmedic.model.fleet import POD_TEMPLATE_HASH, LabelFront, OrphanDrain, Rota
 from kvmedic.model.spec import RotationWay
 from kvmedic.rollout.orphan_drain import GROUP_LABELS, RELEASED_HASH, choose_keys, draining_value
 from kvmedic.runbooks.workload import View
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Reader
 
 DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from kvmedic.cluster.appliers import neighbours_of
 from kvmedic.cluster.config_maps import config_maps_of
@@ -24,7 +25,6 @@ from kvmedic.cluster.fronts import (
 from kvmedic.cluster.ownership import giving_way
 from kvmedic.cluster.room import list_tenants, room_for
 from kvmedic.cluster.snapshot import snapshot
-from kvmedic.kube.client import Reader
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.objects import (
     AUTOSCALERS,
@@ -46,6 +46,9 @@ from kvmedic.model.spec import Policy
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding, Tenant
 from kvmedic.runbooks.workload import View
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Reader
 
 
 async def read_target(

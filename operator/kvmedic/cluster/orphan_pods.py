@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from kvmedic.cluster.ownership import (
     ANNOTATIONS,
@@ -22,11 +22,11 @@ from kvmedic.cluster.ownership import (
     path_of,
     same_object,
 )
-from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import (
     PODS,
     JsonObject,
+    Preconditions,
     Ref,
     annotations_of,
     controller_uid,
@@ -42,6 +42,9 @@ from kvmedic.model.edits import PatchOperation
 from kvmedic.model.fleet import POD_TEMPLATE_HASH, Cordoned, Fleet, Pod
 from kvmedic.rollout.moves import AdoptPod, CordonOrphan, MarkStandIn, OrphanMove, ReleasePod
 from kvmedic.rollout.orphan_drain import LONGEST_DRAIN, RELEASED_HASH, draining_value
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 OWNERS = "/metadata/ownerReferences"
 

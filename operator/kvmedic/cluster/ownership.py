@@ -11,8 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from kvmedic.kube.client import FIELD_MANAGER
-from kvmedic.kube.objects import JsonObject, annotations_of, items, labels_of, section
+from kvmedic.kube.objects import FIELD_MANAGER, JsonObject, annotations_of, items, labels_of, section
 from kvmedic.manifests.proposals import owner_in
 from kvmedic.model.edits import FieldEdit, PatchOperation
 from kvmedic.model.fleet import Cordoned, Minimum, Owner, OwnerKind, Pod, TemplateOwner

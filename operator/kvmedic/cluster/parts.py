@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from kvmedic.cluster.orphan_pods import is_put_back, is_released, owned_by_hash
 from kvmedic.cluster.ownership import CORDONED_FOR
@@ -17,7 +18,6 @@ from kvmedic.cluster.stateful.revisions import (
     pods_of_set,
     revisions_of_set,
 )
-from kvmedic.kube.client import Reader
 from kvmedic.kube.objects import (
     AUTOSCALERS,
     ENDPOINT_SLICES,
@@ -34,6 +34,9 @@ from kvmedic.kube.objects import (
     uid_of,
 )
 from kvmedic.model.fleet import DEPLOYMENT, LEADER_WORKER_SET, STATEFUL_SET, Groups
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Reader
 
 SERVICE_NAME = "kubernetes.io/service-name"
 """Label of an EndpointSlice that names its Service (discovery.k8s.io/v1)."""

@@ -11,9 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
     CLAIMS,
@@ -52,6 +51,9 @@ from kvmedic.rollout.spares.room import (
     Toleration,
     find_room,
 )
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Reader
 
 RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that take a place."""

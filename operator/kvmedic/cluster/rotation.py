@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from kvmedic.cluster.orphan_pods import move_orphan, owner_operations, retire
 from kvmedic.cluster.ownership import (
@@ -24,13 +24,13 @@ from kvmedic.cluster.ownership import (
     path_of,
 )
 from kvmedic.cluster.stateful.relabelling import LABEL_VALUE, relabel_operations, return_operations
-from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import (
     PODS,
     REPLICA_SETS,
     WORKLOADS,
     JsonObject,
+    Preconditions,
     Ref,
     annotations_of,
     items,
@@ -52,6 +52,9 @@ from kvmedic.rollout.moves import (
     ReleasePod,
     Uncordon,
 )
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 _COST, _COST_LIMIT = re.compile("-?[1-9][0-9]{0,9}|0"), 2**31
 """A deletion cost: 32 bits, no plus, no leading zeros (core/v1, GetDeletionCostFromPodAnnotations)."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmedic.cluster.autoscalers import scaler_of
 from kvmedic.cluster.fronts import (
@@ -47,7 +47,6 @@ from kvmedic.cluster.parts import READERS, REVISION, SERVICE_NAME, Parts
 from kvmedic.cluster.stateful.groups import group_fields
 from kvmedic.cluster.stateful.revisions import REVISION_OF_POD, ordinal_of, partition_fields
 from kvmedic.engines import ENGINES, profiles_for
-from kvmedic.kube.client import Reader
 from kvmedic.kube.objects import (
     WORKLOADS,
     JsonObject,
@@ -84,6 +83,9 @@ from kvmedic.model.fleet import (
 from kvmedic.model.redaction import redact
 from kvmedic.model.spec import RotationLabel, RotationWay, TargetRef
 from kvmedic.runbooks.workload import View
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Reader
 
 PLACES = (("state", Instance.PRESENT), ("lastState", Instance.PREVIOUS))
 """Where the kubelet shows how an instance of a container ended, by instance. While it waits before it starts

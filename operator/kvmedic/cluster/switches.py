@@ -14,17 +14,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kvmedic.api.resource import APPROVAL_PLURAL, GROUP, VERSION, SpecInvalid, approval_from_wire
-from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Refused
 from kvmedic.kube.objects import CONFIG_MAPS, NAMESPACES, Ref, Resource, labels_of, moment, section, uid_of
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.gates import Approval, Stop
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 
 async def read_stop(client: Client, namespace: str, name: str) -> Stop:

@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmedic.cluster.containers.engine_logs import last_words_of
 from kvmedic.cluster.fronts import selects
 from kvmedic.cluster.snapshot import Frame, pod_of
 from kvmedic.engines import profiles_for
-from kvmedic.kube.client import Client, Preconditions, Propagation
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.kube.objects import (
     CLAIMS,
@@ -27,6 +26,8 @@ from kvmedic.kube.objects import (
     PODS,
     SERVICES,
     JsonObject,
+    Preconditions,
+    Propagation,
     Ref,
     Resource,
     annotations_of,
@@ -53,6 +54,9 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
 from kvmedic.model.trial import Counted, JobEnd, JobSight, Served
 from kvmedic.rollout.trial import LastWords
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 ONE_AT_A_TIME = frozenset({"ReadWriteOnce", "ReadWriteOncePod"})
 """Access modes under which a second pod may not get the volume, or only on the same node."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmedic.api.resource import KIND, policy_of, spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec, Rollout, TargetRef
@@ -28,7 +28,6 @@ from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served, taking_malfor
 from kvmedic.doctor.fitting import fitting_policy
 from kvmedic.doctor.remedies import FIXES, file_fix
 from kvmedic.engines import ENGINES
-from kvmedic.kube.client import Reader
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import JsonObject, name_of, pod_template, section
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
@@ -41,6 +40,9 @@ from kvmedic.rollout.gates import place_of, target_at
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding, NoRoom, RoomUnknown
 from kvmedic.runbooks.workload import View
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Reader
 
 _ABSENT = f"which {Unseen.GONE}"
 """What is said of a ConfigMap that a cluster does not have; what files do not show may well be in it."""

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.request import getproxies
@@ -26,9 +25,9 @@ from kubernetes.aio.stream.ws_client import get_websocket_url
 
 from kvmedic import __version__
 from kvmedic.kube.clock import ServerClock, loop_seconds
-from kvmedic.kube.errors import ApiError, Call, Expired, Unavailable, error_for
+from kvmedic.kube.errors import NOT_FOUND, ApiError, Call, Expired, Unavailable, error_for
 from kvmedic.kube.kubeconfig import load_configuration, unreadable_certificate
-from kvmedic.kube.objects import JsonObject, Ref, Resource, section
+from kvmedic.kube.objects import FIELD_MANAGER, JsonObject, Preconditions, Propagation, Ref, Resource, section
 from kvmedic.model.edits import PatchOperation
 
 TURNS = 3
@@ -103,9 +102,6 @@ class Pace:
             await asyncio.sleep(delay)
 
 
-FIELD_MANAGER = "kvmedic"
-"""Name under which the API server notes which fields we set."""
-
 SILENCE = timedelta(seconds=150)
 """After which a watch that tells nothing is taken for dead: two bookmarks are missing."""
 EVENT_BYTES = 8 << 20
@@ -114,7 +110,6 @@ EVENT_BYTES = 8 << 20
 PAGE = 500
 """Objects per page of a list (the default of kubectl's `--chunk-size`)."""
 
-NOT_FOUND = 404
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON = "application/json"
@@ -139,23 +134,6 @@ class Limits:
     """Requests a second in the long run (the default of controller-runtime)."""
     burst: int = 60
     """Requests at once: one look at ten fleets."""
-
-
-@dataclass(frozen=True, slots=True)
-class Preconditions:
-    """What an object must still be for a deletion to happen."""
-
-    uid: str
-    resource_version: str
-
-
-class Propagation(StrEnum):
-    """What becomes of the objects that a deleted object owns (`propagationPolicy`)."""
-
-    DEFAULT = ""
-    """What is usual for the kind."""
-    FOREGROUND = "Foreground"
-    """They go first, and the object stays until they are gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from kvmedic.model.redaction import redact
 RETRIABLE = frozenset({408, 410, 429})
 """Codes below 500 that pass by themselves: a time-out, an expired list page, too many requests."""
 
+NOT_FOUND = 404
 CONFLICT = 409
 INVALID = 422
 FORBIDDEN = 403

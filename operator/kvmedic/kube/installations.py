@@ -25,11 +25,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from kvmedic.kube.client import NOT_FOUND, Client
-from kvmedic.kube.errors import ApiError, Conflict, NamespaceEnds, Refused
+from kvmedic.kube.errors import NOT_FOUND, ApiError, Conflict, NamespaceEnds, Refused
 from kvmedic.kube.leadership import Leadership, boot_seconds, lease_time
 from kvmedic.kube.objects import LEASES, JsonObject, Ref, moment, name_of, namespace_of, section, version_of
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 SERVES = "kvmedic-serves"
 """Name of every Lease by which an installation says what it looks after."""

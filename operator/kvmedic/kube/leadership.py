@@ -22,10 +22,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Conflict, NamespaceEnds
 from kvmedic.kube.objects import LEASES, JsonObject, Ref, section
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 LONGEST_SECONDS = 300
 """How long a Lease that does not change is left alone, whatever it says of itself: one that says 68 years, by

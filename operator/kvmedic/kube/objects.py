@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -269,3 +270,24 @@ def different_places(wanted: object, seen: object, place: str) -> tuple[str, ...
     return tuple(
         found for key in keys for found in different_places(wanted.get(key), seen.get(key), f"{place}.{key}")
     )
+
+
+FIELD_MANAGER = "kvmedic"
+"""Name under which the API server notes which fields we set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preconditions:
+    """What an object must still be for a deletion to happen."""
+
+    uid: str
+    resource_version: str
+
+
+class Propagation(StrEnum):
+    """What becomes of the objects that a deleted object owns (`propagationPolicy`)."""
+
+    DEFAULT = ""
+    """What is usual for the kind."""
+    FOREGROUND = "Foreground"
+    """They go first, and the object stays until they are gone."""

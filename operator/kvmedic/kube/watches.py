@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import chain, count
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from kvmedic.kube.client import NOT_FOUND, Client
 from kvmedic.kube.clock import loop_seconds
-from kvmedic.kube.errors import Call, Expired, Refused, Unavailable
+from kvmedic.kube.errors import NOT_FOUND, Call, Expired, Refused, Unavailable
 from kvmedic.kube.objects import (
     JsonObject,
     Ref,
@@ -40,6 +39,9 @@ from kvmedic.kube.objects import (
     takes_selector,
     version_of,
 )
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 LOG = logging.getLogger("kvmedic")
 LASTS = timedelta(minutes=10)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmedic.api.resource import (
     GROUP,
@@ -27,7 +27,6 @@ from kvmedic.api.resource import (
     spec_from_wire,
 )
 from kvmedic.api.status import record_from_wire, record_to_wire
-from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Refused
 from kvmedic.kube.objects import (
     NAMESPACES,
@@ -55,6 +54,9 @@ from kvmedic.record.runs import phase
 from kvmedic.record.surveys import complaint
 from kvmedic.rollout.gates import BadEnd, Peer, place_of
 from kvmedic.runbooks.compression.bundle import AllowedSettings
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 """Start of a run whose own start cannot be read: before all others, so that it keeps its place."""

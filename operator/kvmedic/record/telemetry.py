@@ -11,14 +11,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
-from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Conflict
 from kvmedic.kube.objects import EVENTS, JsonObject, Ref
 from kvmedic.model.edits import DIGITS
@@ -26,6 +25,9 @@ from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.model.redaction import redact
 from kvmedic.model.run import ComparisonState, Run, StepState
 from kvmedic.model.status import SERVED_IN_TIME, ConditionType, Record, Resource, Severity, Truth
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 STATE_REASONS = {
     StepState.PENDING: Reason.PLANNED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,13 +24,13 @@ from kvmedic.cli.access import (
 )
 from kvmedic.cli.app import REFUSED, USAGE, end_command, show_text
 from kvmedic.cluster.ownership import owner_of_spec
-from kvmedic.kube.client import Client, Preconditions
 from kvmedic.kube.errors import Conflict, Refused
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     JsonObject,
+    Preconditions,
     Ref,
     annotations_of,
     name_of,
@@ -44,6 +44,9 @@ from kvmedic.model.run import Run, StepState
 from kvmedic.model.status import Resource
 from kvmedic.record.store import KEEP, RESOURCES, ROLL_BACK, resource_of
 from kvmedic.rollout.gates import Stop, forward_gate
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 OPERATOR = "app.kubernetes.io/name=kvmedic"
 """The labels of the operator's Deployment, in the chart and in deploy/."""

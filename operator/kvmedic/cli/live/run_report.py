@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmedic.cli.access import Name, finish_look, load_body, name_in, open_client
 from kvmedic.cli.app import REFUSED, USAGE, end_command
@@ -24,7 +24,6 @@ from kvmedic.cli.live.report_text import report_as_markdown
 from kvmedic.cli.live.rows import whole_seconds
 from kvmedic.cli.plan import settings_with
 from kvmedic.cli.report import flag_name
-from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import EVENTS, JsonObject, moment, section
@@ -35,6 +34,9 @@ from kvmedic.model.run import Baseline, Run, StepState
 from kvmedic.model.status import ClosedRun, Record, Resource
 from kvmedic.record.store import resource_of
 from kvmedic.settings import Settings
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 SCHEMA = "kvmedic.io/report/v1"
 AROUND = timedelta(minutes=20)

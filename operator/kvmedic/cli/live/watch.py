@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,11 +19,13 @@ from kvmedic.cli.access import NotThere, finish_look, load_body, name_in, open_c
 from kvmedic.cli.app import USAGE, end_command
 from kvmedic.cli.live.get import COLOURS, fleet_table, sort_rows
 from kvmedic.cli.live.rows import FleetRow, change_line, row_from, short_time, whole_seconds
-from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError, Expired, Refused
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.kube.objects import JsonObject, name_of, uid_of
 from kvmedic.record.store import RESOURCES
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 REFRESH = 1.0
 """Seconds between two drawings: ages and lengths of time go on although nothing changes."""

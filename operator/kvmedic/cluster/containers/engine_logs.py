@@ -12,17 +12,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvmedic.engines import VOCABULARIES
 from kvmedic.engines.engine_log import LINE_LENGTH, Start, StartForms, Unread, started_of
-from kvmedic.kube.client import Client
 from kvmedic.kube.errors import ApiError
 from kvmedic.kube.objects import PODS, Ref
 from kvmedic.model.devices import Cause, ContainerEnd, EngineEnd, Instance
 from kvmedic.model.evidence import LogForms, LoggedSize, logged_size
 from kvmedic.model.fleet import Pod
 from kvmedic.rollout.trial import LastWords, refusal_in
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 TAIL_LINES = 500
 """What is read of a log's end: a failed start of vLLM 0.32 ends with two tracebacks of about 60 lines each

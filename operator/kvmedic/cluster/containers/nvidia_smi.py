@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import ClientWebSocketResponse, WSMsgType
 from kubernetes.aio.stream import WsApiClient
 from kubernetes.aio.stream.ws_client import ERROR_CHANNEL
 
-from kvmedic.kube.client import Client
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.errors import FORBIDDEN, ApiError
 from kvmedic.kube.objects import PODS, Ref
 from kvmedic.model.devices import CLOCK_FIELDS, Answer, Silence, devices_told, nvidia_smi_query
 from kvmedic.model.fleet import Pod
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Client
 
 LIMIT_BYTES = 64 << 10
 """What is read of one answer: a line is under 100 bytes, and a node has 16 GPUs at most."""

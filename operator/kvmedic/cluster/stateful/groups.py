@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmedic.cluster.fronts import selects
 from kvmedic.cluster.ownership import PERMIT
 from kvmedic.cluster.stateful.revisions import REVISION_OF_POD, WHOLE, is_complete, permit_operations
 from kvmedic.engines import profiles_for
-from kvmedic.kube.client import Reader
 from kvmedic.kube.objects import (
     CONTROLLER_REVISIONS,
     PODS,
@@ -47,6 +46,9 @@ from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.model.edits import PatchOperation
 from kvmedic.model.fleet import FROZEN_PARTITION, ROLLING, Groups, RolloutFields, template_hash
 from kvmedic.rollout.orphan_drain import GROUP_LABELS
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Reader
 
 NAME, WORKER_INDEX, GROUP_INDEX, REVISION_KEY = (
     f"{GROUP_LABELS}{name}" for name in ("name", "worker-index", "group-index", "template-revision-hash")

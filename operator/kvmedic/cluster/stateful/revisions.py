@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmedic.cluster.ownership import ANNOTATIONS, CORDONED_FOR, PERMIT, path_of
-from kvmedic.kube.client import Reader
 from kvmedic.kube.objects import (
     CONTROLLER_REVISIONS,
     PODS,
@@ -29,6 +28,9 @@ from kvmedic.kube.objects import (
 )
 from kvmedic.model.edits import PatchOperation
 from kvmedic.model.fleet import FROZEN_PARTITION, ON_DELETE, ROLLING, RolloutFields
+
+if TYPE_CHECKING:
+    from kvmedic.kube.client import Reader
 
 REVISION_OF_POD = "controller-revision-hash"
 """Label of a pod: the name of the ControllerRevision that it was made from (apps/v1)."""
