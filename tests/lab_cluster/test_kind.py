@@ -10,14 +10,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lab.cluster import network
 from lab.cluster.native import NativeCluster, choose
 from lab.images import BuildahBuilder, DockerBuilder, Image, Recipe, builder_for, write_program_image
 from lab.kind import engine
-from lab.kind.cluster import KindCluster, access_from, gateway
+from lab.kind.cluster import CONFIG, KindCluster, access_from, gateway
 from lab.kind.engine import docker_answers
 
+POLICIES = CONFIG.with_name("network.yaml")
 NODE = "kvmedic-lab-control-plane"
 IMAGE = "localhost/kvmedic-lab/engine:0123456789abcdef"
 INFO = {
@@ -97,6 +99,15 @@ def test_up_asks_for_one_node_whose_api_server_is_on_loopback(docker, kind):
     assert f"--name {NODE} " in run
     assert "--publish=127.0.0.1:" in run
     assert "kindest/node:v1.36." in run
+
+
+def test_kind_has_the_addresses_of_the_native_cluster():
+    networking = yaml.safe_load(CONFIG.read_text())["networking"]
+    (daemons,) = (each for each in yaml.safe_load_all(POLICIES.read_text()) if each["kind"] == "DaemonSet")
+    (container,) = daemons["spec"]["template"]["spec"]["containers"]
+
+    assert (networking["podSubnet"], networking["serviceSubnet"]) == (network.PODS, network.SERVICES)
+    assert f"--service-cluster-ip-range={network.SERVICES}" in container["command"]
 
 
 def test_kind_refuses_a_field_that_it_does_not_know(docker, kind, tmp_path, monkeypatch):
