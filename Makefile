@@ -172,7 +172,7 @@ demo: setup ## Show a thrashing fleet being healed on a real cluster (SCENARIO=t
 test-kind: setup ## Run the demo and the tests of a real cluster on kind, once a release; starts a Docker engine where none answers
 	LAB_CLUSTER=kind $(PY) -m lab.demo
 	LAB_CLUSTER=kind $(PY) -m lab down
-	LAB_CLUSTER=kind $(PY) -m pytest -v -p no:cacheprovider -m cluster --timeout=600 tests
+	LAB_CLUSTER=kind $(PY) -m pytest -v -p no:cacheprovider -m "cluster and not takes_cluster_down" --timeout=600 tests
 
 .PHONY: scenarios
 scenarios: setup ## Play every scenario and its near twin on a real cluster (SCENARIOS="thrash healthy", FIRST="thrash", LANES=2, LIST=1)

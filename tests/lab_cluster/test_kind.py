@@ -218,6 +218,16 @@ def test_a_container_is_given_nothing_that_this_machine_s_root_lacks(docker, mon
     assert (tmp_path / "asked").read_text() == f"create --bundle {tmp_path} a\n"
 
 
+def test_without_an_engine_it_is_down_and_there_is_nothing_to_take_down(docker, kind):
+    docker.answer("engine", "")
+    docker.answer("nodes", NODE)
+
+    kind.down()
+
+    assert not kind.is_up()
+    assert docker.asked("rm") == []
+
+
 def test_a_client_without_an_engine_does_not_count(docker):
     assert docker_answers()
     docker.answer("engine", "")

@@ -20,7 +20,7 @@ from lab.cluster.machine import BUILD, KUBECONFIG, Stopwatch, say, step
 from lab.cluster.pki import Access
 from lab.cluster.toolchain import Tool, binary
 from lab.images import PREFIX
-from lab.kind.engine import ensure_docker, environment, stop_own_engine
+from lab.kind.engine import docker_answers, ensure_docker, environment, stop_own_engine
 from lab.kind.node_image import provide_node_image
 
 CONFIG = Path(__file__).with_name("kind.yaml")
@@ -84,7 +84,7 @@ class KindCluster:
             _kind("load", "image-archive", str(archive), "--name", NAME)
 
     def _is_known(self) -> bool:
-        return NAME in _kind("get", "clusters").split()
+        return docker_answers() and NAME in _kind("get", "clusters").split()
 
     def _delete(self) -> None:
         if self._is_known():
