@@ -251,7 +251,7 @@ MANY_STALLS, OF_HANGING = 0.7, 0.65
 """Stalls per request from which half of the requests hang: what is given then is not served. And how much of
 it a cap must be predicted to serve where more is offered than a full engine gives: predictions are 20 % too
 low there (median of 23 simulated engines), as most is computed again. Of 600 drawn fleets this let in four
-helpful caps more of 34, and one harmful one of 172."""
+helpful caps more of 34, and one harmful one of 173."""
 
 
 @dataclass(frozen=True, slots=True)
