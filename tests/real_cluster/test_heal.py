@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.cluster.api import Api
+from lab.cluster.api import Api, until
 from lab.cluster.interface import GPU, Cluster, set_gpus
 from lab.demo import PlainView
 from lab.installation import NAMESPACE as OPERATOR
@@ -45,11 +45,11 @@ def test_a_scenario_ends_as_its_file_says(swept: Cluster, tmp_path: Path, name: 
         with made.set(scenario, NAMESPACE, PlainView()) as play:
             result = play.run(tmp_path)
         events = _events(made)
+        until(lambda: not _untold(events, inbox), 30, "a notification of each Event")
 
     assert result.missed == []
     assert result.foreign_writers == (["kvmedic"] if scenario.expect.moves else [])
     assert events
-    assert [event for event in events if not any(map(partial(_tells, event), inbox.received))] == []
     assert {(each["cluster"], each["installation"]) for each in inbox.received} == {
         ("lab", f"{OPERATOR}/{RELEASE}")
     }
@@ -68,6 +68,11 @@ def _notify(made: Stage, inbox: Inbox) -> None:
 
 PAGE = "[page] "
 """What an Event's message has in front; a notification has the severity as a field."""
+
+
+def _untold(events: set[tuple[str, str]], inbox: Inbox) -> list[tuple[str, str]]:
+    """Return the Events of which nobody was notified."""
+    return [event for event in events if not any(map(partial(_tells, event), inbox.received))]
 
 
 def _tells(event: tuple[str, str], told: dict[str, Any]) -> bool:
