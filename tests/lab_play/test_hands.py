@@ -97,6 +97,7 @@ def test_people_edit_kill_approve_create_and_stop_the_operator_as_a_whole(light,
         light.api.get("ConfigMap", "kvmedic-stop", OPERATOR)
 
 
+@pytest.mark.xdist_group("operator")
 def test_the_operator_is_killed_and_started_again(light):
     hands = Hands(light.api, "any", a_scenario().fleet, "image", None)  # type: ignore[arg-type]
     light.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}})
@@ -110,6 +111,7 @@ def test_the_operator_is_killed_and_started_again(light):
     light.api.delete("Deployment", "kvmedic", OPERATOR)
 
 
+@pytest.mark.xdist_group("operator")
 @pytest.mark.parametrize("installs", [True, False], ids=["by an incident", "where the play ends before"])
 def test_the_release_is_installed_again_with_the_values_that_it_had(
     light: LightCluster, monkeypatch: pytest.MonkeyPatch, installs: bool
