@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime
-from functools import partial
+from dataclasses import dataclass
 
 from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
@@ -17,35 +15,29 @@ from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
 from kvmedic.cluster.workloads import DeploymentTarget
 from kvmedic.controller.obstacles import Bounds, Roster, RunLimits
-from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import (
     Drivers,
     Evaluations,
     Leader,
-    Metrics,
     NoEvaluations,
     NotAllowed,
     NoTrials,
     Pace,
     Ports,
-    Probes,
     Trials,
 )
 from kvmedic.doctor.eligibility import Examiner
 from kvmedic.engines import VOCABULARIES
-from kvmedic.handlers import Frame, Operator, serve
 from kvmedic.kube.client import Client, Limits, connect
-from kvmedic.kube.clock import Stopwatch
 from kvmedic.kube.installations import Identity, Installation
 from kvmedic.kube.kubeconfig import AS_KUBECTL, ClusterChoice, find_kubeconfig
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
-from kvmedic.kube.objects import LEASES, WORKLOADS, Ref, anywhere
+from kvmedic.kube.objects import LEASES, Ref, anywhere
 from kvmedic.kube.watches import Watches
-from kvmedic.loop import Backoff, Rounds
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.probes import Beside, GenerationProbes
 from kvmedic.record.notifications import Notifications, Sender
-from kvmedic.record.store import Known, Store, wait_until_defined
+from kvmedic.record.store import Known, Store
 from kvmedic.record.telemetry import Events, Reporter, SourceCosts, Telemetry
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
 from kvmedic.runbooks.compression.bundle import AllowedSettings
@@ -111,17 +103,6 @@ async def open_connections(
         await probes.close()
         await metrics.close()
         await client.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Substitutes:
-    """What may stand in for a part of the world: where nothing serves, something must answer."""
-
-    metrics: Metrics | None = None
-    clock: Callable[[], datetime] | None = None
-    """None: the API server's time."""
-    probes: Probes | None = None
-    watch: Stopwatch | None = None
 
 
 def target_of(world: Connected) -> DeploymentTarget:
@@ -202,65 +183,6 @@ def run_limits_of(settings: Settings, world: Connected, roster: Roster) -> RunLi
         census=lambda: world.store.peers(process.watch),
         storm_over_at=lambda: storm_over_at(world.client, process.namespace, storm.over),
     )
-
-
-async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substitutes = Substitutes()) -> None:
-    """Run the operator until it is told to end."""
-    process, options = settings.process, settings.pace
-    async with open_connections(settings) as world:
-        reporter, notifications = tellers_of(settings, world, telemetry)
-        leadership = installation_of(settings, world.client)
-        telemetry.tell_leadership(settings.shard.index, settings.shard.count, leadership.is_held)
-        roster = Roster()
-        ports = ports_of(settings, world, reporter, leadership, roster)
-        stand_ins = StandIns(ports.store, roster)
-
-        def forget(uid: str) -> None:
-            reporter.forget(uid)
-            world.store.known.forget(uid)
-
-        clock = substitutes.clock or world.client.clock.now
-        telemetry.storm.set_function(lambda: float(ports.run_limits.has_tripped(clock())))
-        operator = Operator(
-            ports=replace(
-                ports,
-                store=stand_ins,
-                metrics=substitutes.metrics or ports.metrics,
-                probes=substitutes.probes or ports.probes,
-                watch=substitutes.watch or ports.watch,
-            ),
-            telemetry=telemetry,
-            backoff=Backoff(options.backoff_first, options.backoff_most),
-            workers=options.workers,
-            forget=forget,
-            roster=roster,
-            stand_ins=stand_ins,
-            known=world.store.known,
-            holds=world.store.holds,
-            clock=clock,
-        )
-        for kind, resource in WORKLOADS.items():
-            world.watches.listeners[resource] = partial(operator.note_workload, kind)
-        telemetry.tell_delays(operator.loop.count_waiting, operator.oldest_look_seconds)
-        await wait_until_defined(world.client, options.idle)
-        rounds = Rounds(
-            operator.ports,
-            operator.loop,
-            roster,
-            forget,
-            lambda: world.store.peers(process.watch),
-            process.watch,
-            stand_ins,
-            world.store.holds,
-        )
-        companions = (leadership.take_part(), rounds.run(), world.watches.follow_while(leadership.is_held))
-        await serve(operator, frame_of(settings, leadership), (*companions, *notifications.companions()))
-
-
-def frame_of(settings: Settings, installation: Installation) -> Frame:
-    """Return where the process watches, and where it answers whether it works and may act."""
-    process = settings.process
-    return Frame(process.watch, process.liveness or None, lambda: installation.refusal)
 
 
 def tellers_of(settings: Settings, world: Connected, telemetry: Telemetry) -> tuple[Reporter, Notifications]:

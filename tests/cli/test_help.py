@@ -126,17 +126,22 @@ def test_the_checks_of_a_spec_are_built_when_one_is_read():
     assert a_process(code).stdout.split() == ["False", "True"]
 
 
-LEFT_OUT = (
-    "import runpy, sys\n"
-    "class LeftOut:\n"
-    "    def find_spec(self, name, path=None, target=None):\n"
-    "        if name.partition('.')[0] in ('aiohttp', 'kubernetes', 'prometheus_api_client', 'kopf'):\n"
-    "            raise ModuleNotFoundError(name, name=name)\n"
-    "sys.meta_path.insert(0, LeftOut())\n"
-    "sys.argv[0] = 'kvmedic'\n"
-    "runpy.run_module('kvmedic', run_name='__main__')\n"
-)
-"""A process in which the packages of the extras are not installed."""
+def without(*packages: str) -> str:
+    """Return a process in which some packages are not installed."""
+    return (
+        "import runpy, sys\n"
+        "class LeftOut:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] in {packages!r}:\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, LeftOut())\n"
+        "sys.argv[0] = 'kvmedic'\n"
+        "runpy.run_module('kvmedic', run_name='__main__')\n"
+    )
+
+
+LEFT_OUT = without("aiohttp", "kubernetes", "prometheus_api_client", "kopf")
+"""What the extras bring."""
 
 
 @pytest.mark.parametrize(
@@ -187,6 +192,26 @@ def test_what_asks_a_cluster_says_what_to_install(words, missing):
     assert done.returncode == 2
     assert missing in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("doctor", "deploy/chat"),
+        ("init", "deploy/chat"),
+        ("get",),
+        *((command, "chat") for command in ("plan", "explain", "history", "report", "approve", "rollback")),
+        ("stop",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_asks_a_cluster_needs_the_operator_s_own_packages_nowhere(tmp_path, words):
+    argv = [sys.executable, "-c", without("kopf"), *words, "--kubeconfig", str(tmp_path / "none")]
+
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert str(tmp_path / "none") in done.stderr.replace("\n", "")
+    assert "not installed" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["diagnose"], ["flags", "show"]], ids=" ".join)

@@ -6,17 +6,29 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from prometheus_client import start_http_server
 
 from kvmedic.cli.app import USAGE, end_command
+from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.orphans import StandIns
+from kvmedic.controller.ports import Metrics, Probes
+from kvmedic.handlers import Frame, Operator, serve
+from kvmedic.kube.clock import Stopwatch
 from kvmedic.kube.errors import NoCluster
+from kvmedic.kube.installations import Installation
 from kvmedic.kube.kubeconfig import AS_KUBECTL, find_context, find_kubeconfig
+from kvmedic.kube.objects import WORKLOADS
+from kvmedic.loop import Backoff, Rounds
 from kvmedic.model.redaction import without_controls
+from kvmedic.record.store import wait_until_defined
 from kvmedic.record.telemetry import Telemetry
-from kvmedic.settings import SettingsError, load_settings
-from kvmedic.wiring import operate
+from kvmedic.settings import Settings, SettingsError, load_settings
+from kvmedic.wiring import installation_of, open_connections, ports_of, tellers_of
 
 LOG_FORMAT = "time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
 
@@ -84,3 +96,73 @@ def _refuse_a_laptop() -> None:
         "beside the one in the cluster; the chart runs it in a pod. To do it all the same say --yes",
         USAGE,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Substitutes:
+    """What may stand in for a part of the world: where nothing serves, something must answer."""
+
+    metrics: Metrics | None = None
+    clock: Callable[[], datetime] | None = None
+    """None: the API server's time."""
+    probes: Probes | None = None
+    watch: Stopwatch | None = None
+
+
+async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substitutes = Substitutes()) -> None:
+    """Run the operator until it is told to end."""
+    process, options = settings.process, settings.pace
+    async with open_connections(settings) as world:
+        reporter, notifications = tellers_of(settings, world, telemetry)
+        leadership = installation_of(settings, world.client)
+        telemetry.tell_leadership(settings.shard.index, settings.shard.count, leadership.is_held)
+        roster = Roster()
+        ports = ports_of(settings, world, reporter, leadership, roster)
+        stand_ins = StandIns(ports.store, roster)
+
+        def forget(uid: str) -> None:
+            reporter.forget(uid)
+            world.store.known.forget(uid)
+
+        clock = substitutes.clock or world.client.clock.now
+        telemetry.storm.set_function(lambda: float(ports.run_limits.has_tripped(clock())))
+        operator = Operator(
+            ports=replace(
+                ports,
+                store=stand_ins,
+                metrics=substitutes.metrics or ports.metrics,
+                probes=substitutes.probes or ports.probes,
+                watch=substitutes.watch or ports.watch,
+            ),
+            telemetry=telemetry,
+            backoff=Backoff(options.backoff_first, options.backoff_most),
+            workers=options.workers,
+            forget=forget,
+            roster=roster,
+            stand_ins=stand_ins,
+            known=world.store.known,
+            holds=world.store.holds,
+            clock=clock,
+        )
+        for kind, resource in WORKLOADS.items():
+            world.watches.listeners[resource] = partial(operator.note_workload, kind)
+        telemetry.tell_delays(operator.loop.count_waiting, operator.oldest_look_seconds)
+        await wait_until_defined(world.client, options.idle)
+        rounds = Rounds(
+            operator.ports,
+            operator.loop,
+            roster,
+            forget,
+            lambda: world.store.peers(process.watch),
+            process.watch,
+            stand_ins,
+            world.store.holds,
+        )
+        companions = (leadership.take_part(), rounds.run(), world.watches.follow_while(leadership.is_held))
+        await serve(operator, frame_of(settings, leadership), (*companions, *notifications.companions()))
+
+
+def frame_of(settings: Settings, installation: Installation) -> Frame:
+    """Return where the process watches, and where it answers whether it works and may act."""
+    process = settings.process
+    return Frame(process.watch, process.liveness or None, lambda: installation.refusal)

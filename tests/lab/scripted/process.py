@@ -21,11 +21,11 @@ import httpcore  # noqa: F401 - httpx imports it when its first client is made
 from kubernetes.client import BatchV1Api
 from kubernetes.config import new_client_from_config
 
+from kvmedic.cli.run import Substitutes, operate
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.metrics.scrape import load_authorities
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import Settings
-from kvmedic.wiring import Substitutes, operate
 from lab.scripted.probes import ScriptedProbes
 from lab.scripted.readings import ScriptedMetrics
 from lab.scripted.ticks import trace_ticks
