@@ -25,6 +25,7 @@ from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import reconcile
+from kvmedic.kube.client import PAGE
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
 from kvmedic.kube.objects import JsonObject, anywhere, name_of, namespace_of
 from kvmedic.kube.watches import DELETED
@@ -246,6 +247,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = Patience()
     settings.watching.server_timeout = 300
     settings.watching.connect_timeout = 5
+    settings.watching.chunk_size = PAGE
     settings.process.ultimate_exiting_timeout = 10
     settings.persistence.finalizer = "kvmedic.io/never-used"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.kvmedic.io")

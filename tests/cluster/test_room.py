@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +50,10 @@ class Cluster:
         node = fields.partition(",")[0].partition("spec.nodeName=")[2]
         found = self.there.get(resource, [])
         return [each for each in found if not node or each["spec"]["nodeName"] == node]
+
+    async def read_each(self, *asked: Any, **fields: str) -> AsyncIterator[Any]:
+        for each in await self.list(*asked, **fields):
+            yield each
 
     async def get(self, ref: Ref) -> Any:
         self._check(ref.resource)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -57,6 +57,10 @@ class Namespace:
             if self.fault:
                 raise self.fault
         return await as_served(self.documents, "serving").list(resource, namespace, label_selector, fields)
+
+    async def read_each(self, *asked: Any, **fields: str) -> AsyncIterator[JsonObject]:
+        for each in await self.list(*asked, **fields):
+            yield each
 
 
 @dataclass

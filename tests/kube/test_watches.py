@@ -59,9 +59,10 @@ class Server:
 
         yield told()
 
-    async def list(self, *_: object) -> list[JsonObject]:
+    async def read_each(self, *_: object) -> AsyncIterator[JsonObject]:
         self.reads += 1
-        return list(self.pods)
+        for pod in self.pods:
+            yield pod
 
     async def get(self, ref: Ref) -> JsonObject | None:
         self.reads += 1

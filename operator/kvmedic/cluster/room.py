@@ -8,7 +8,7 @@ as default requests, tolerations of devices and injected containers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -187,18 +187,19 @@ async def _tenants(client: Reader, shape: Shape, around: Surroundings) -> tuple[
         bodies = [body for each in lists for body in each]
         mounted = await client.list(PODS, shape.namespace) if shape.claims else []
         bodies += [body for body in mounted if section(body, "spec").get("nodeName") not in nodes]
-        return _placed(bodies)
+        return tuple(tenant_of(body) for body in bodies if _has_place(body))
     return await list_tenants(client)
 
 
 async def list_tenants(client: Reader) -> tuple[Tenant, ...]:
     """Return what runs on all nodes."""
-    return _placed(await client.list(PODS, "", fields=RUNNING))
+    return tuple(
+        [tenant_of(pod) async for pod in client.read_each(PODS, "", fields=RUNNING) if _has_place(pod)]
+    )
 
 
-def _placed(bodies: Iterable[JsonObject]) -> tuple[Tenant, ...]:
-    placed = (body for body in bodies if section(body, "spec").get("nodeName") and not is_finished(body))
-    return tuple(tenant_of(body) for body in placed)
+def _has_place(pod: JsonObject) -> bool:
+    return bool(section(pod, "spec").get("nodeName")) and not is_finished(pod)
 
 
 def node_of(body: Mapping[str, Any]) -> Node:

@@ -8,7 +8,7 @@ their own, such as a namespace that was saved with kubectl, are taken as they ar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -156,6 +156,13 @@ class Documents:
             and takes_selector(label_selector, labels_of(each))
             and has_fields(fields, each)
         ]
+
+    async def read_each(
+        self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> AsyncIterator[JsonObject]:
+        """Yield the same one by one."""
+        for body in await self.list(resource, namespace, label_selector, fields):
+            yield body
 
 
 def _is_of(body: JsonObject, resource: Resource) -> bool:

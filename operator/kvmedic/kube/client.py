@@ -107,8 +107,8 @@ SILENCE = timedelta(seconds=150)
 EVENT_BYTES = 8 << 20
 """Size of one event of a watch, at most: etcd takes objects of 1.5 MiB, as JSON they are larger."""
 
-PAGE = 500
-"""Objects per page of a list (the default of kubectl's `--chunk-size`)."""
+PAGE = 100
+"""Objects per page of a list. Of KVRemediations, as text, kubectl's 500 took 20 MB while they were read."""
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -158,6 +158,11 @@ class Reader(Protocol):
         self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
     ) -> list[JsonObject]:
         """Return all objects of a kind in a namespace at one moment; an empty namespace means all."""
+
+    def read_each(
+        self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> AsyncIterator[JsonObject]:
+        """Yield the same one by one, so that thousands are never in memory together."""
 
 
 class Client:
@@ -283,9 +288,15 @@ class Client:
         Raises:
             Unavailable: also when a page expired in the middle.
         """
-        return [
-            each async for page, _ in self.pages(resource, namespace, label_selector, fields) for each in page
-        ]
+        return [body async for body in self.read_each(resource, namespace, label_selector, fields)]
+
+    async def read_each(
+        self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
+    ) -> AsyncIterator[JsonObject]:
+        """Yield the same one by one; only a page of them is in memory."""
+        async for page, _ in self.pages(resource, namespace, label_selector, fields):
+            for body in page:
+                yield body
 
     @asynccontextmanager
     async def watch(

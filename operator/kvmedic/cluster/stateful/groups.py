@@ -349,7 +349,7 @@ def _unfit(body: Mapping[str, Any], size: int) -> str:
     if apart and starting:
         return (
             f"container {starting[0]} of its workerTemplate starts an engine too, and the flags of both must "
-            "agree: change both by hand, or leave out leaderTemplate, so that both have one template"
+            "agree: change both by hand, or leave out leaderTemplate where leader and workers may start alike"
         )
     return ""
 
