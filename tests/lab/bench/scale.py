@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,11 +94,11 @@ class Scale:
         process = {"namespace": "kvmedic-system", "liveness": "", "telemetryPort": self.ports[1]}
         config.write_text(yaml.safe_dump({"sources": sources, "process": process}))
         told = {"KUBECONFIG": str(self.cluster.kubeconfig), "KVMEDIC_CONFIG": str(config)}
-        log = self.log.open("wb")
         argv = [sys.executable, "-m", "kvmedic", "run", "--yes"]
-        self.operator = subprocess.Popen(
-            argv, env={**os.environ, **told}, stdout=log, stderr=subprocess.STDOUT
-        )
+        with self.log.open("wb") as log:
+            self.operator = subprocess.Popen(
+                argv, env={**os.environ, **told}, stdout=log, stderr=subprocess.STDOUT
+            )
 
     def make_sick(self, count: int) -> None:
         """Let some fleets thrash; the answers that the source then needs are its own cost."""
@@ -156,6 +156,7 @@ def _post(url: str) -> None:
 def world(count: int, replicas: int, log: Path | None) -> Iterator[Scale]:
     """Yield a cluster with all fleets, and a source; the operator is not started."""
     with LightCluster() as cluster, tempfile.TemporaryDirectory() as directory:
+        cluster.api.close()
         cluster.api = Api(cluster.access, timeout_seconds=120)
         define(cluster)
         log = log or Path(directory) / "operator.log"
@@ -189,12 +190,48 @@ def say(what: str, figure: str) -> None:
     print(f"{what:<58} {figure}", flush=True)
 
 
-def measure_calm(scale: Scale, seconds: float) -> None:
-    """Print what calm fleets cost."""
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """What fleets cost while nothing happens."""
+
+    spent: Spent
+    """Over `spent.wall` seconds."""
+    requests: Mapping[str, int]
+    """To the API server, but for those of this benchmark."""
+
+    @property
+    def rounds(self) -> float:
+        """Return how many rounds of looks the time would hold."""
+        return self.spent.wall / ROUND_SECONDS
+
+    @property
+    def cpu_per_look(self) -> float:
+        """Return CPU seconds for each look, with all that is done beside looks."""
+        return self.spent.cpu / max(self.spent.looks, 1)
+
+    @property
+    def writes(self) -> int:
+        """Return the requests that wrote anything but a Lease."""
+        return sum(
+            n
+            for what, n in self.requests.items()
+            if what.split()[0] in ("POST", "PUT", "PATCH", "APPLY") and "leases" not in what
+        )
+
+
+def watch_calm(scale: Scale, seconds: float) -> Calm:
+    """Return what all cost for some time."""
     before = scale.spent()
     time.sleep(seconds)
     spent = scale.spent().since(before)
-    rounds, count = spent.wall / ROUND_SECONDS, len(scale.fleets)
+    # What reads /metrics is ours.
+    return Calm(spent, {what: n for what, n in spent.requests.items() if n and not what.endswith(" ")})
+
+
+def measure_calm(scale: Scale, seconds: float) -> None:
+    """Print what calm fleets cost."""
+    calm, count = watch_calm(scale, seconds), len(scale.fleets)
+    spent, per_look = calm.spent, calm.cpu_per_look
     say(
         "RSS, steady / peak since the start (MB)",
         f"{scale.memory_mb('VmRSS'):.0f} / {scale.memory_mb('VmHWM'):.0f}",
@@ -206,24 +243,16 @@ def measure_calm(scale: Scale, seconds: float) -> None:
     )
     say(
         "CPU ms a look; cores needed for a look every 30 s",
-        f"{1e3 * spent.cpu / max(spent.looks, 1):.2f}; {spent.cpu / max(spent.looks, 1) * count / 30:.3f}",
+        f"{1e3 * per_look:.2f}; {per_look * count / ROUND_SECONDS:.3f}",
     )
-    say("queries per round of 30 s", f"{spent.queries / rounds:.1f}")
+    say("queries per round of 30 s", f"{spent.queries / calm.rounds:.1f}")
     say("MB received per minute", f"{spent.received / 1e6 / spent.wall * 60:.2f}")
     oldest = scale.own_metric("kvmedic_oldest_look_age_seconds")
     say("age of the oldest look (s)", "not told" if oldest is None else f"{oldest:.1f}")
-    # What reads /metrics is ours.
-    told = {what: n for what, n in spent.requests.items() if n and not what.endswith(" ")}
-    rate = "; ".join(
-        f"{what} {n / spent.wall:.2f}" for what, n in sorted(told.items(), key=lambda item: -item[1])
-    )
-    say("API requests per second", f"{sum(told.values()) / spent.wall:.2f}: {rate}")
-    written = sum(
-        n
-        for what, n in told.items()
-        if what.split()[0] in ("POST", "PUT", "PATCH", "APPLY") and "leases" not in what
-    )
-    say("writes while healthy, the Lease apart", str(written))
+    told = sorted(calm.requests.items(), key=lambda item: -item[1])
+    rate = "; ".join(f"{what} {n / spent.wall:.2f}" for what, n in told)
+    say("API requests per second", f"{sum(n for _, n in told) / spent.wall:.2f}: {rate}")
+    say("writes while healthy, the Lease apart", str(calm.writes))
 
 
 def measure_restart(scale: Scale, limit: float) -> None:
