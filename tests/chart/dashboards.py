@@ -323,6 +323,18 @@ DASHBOARDS = {"fleets": FLEETS, "target": TARGET}
 """The panels of each by the name of its file."""
 
 
+def queries(namespace: str, workload: str, interval: str) -> Iterator[tuple[str, str]]:
+    """Yield each query of each dashboard by where it is, as Grafana fills in what a reader chose."""
+    chosen = {"$namespace": namespace, "$workload": workload, "$__rate_interval": interval}
+    for name, panels in DASHBOARDS.items():
+        for panel in panels:
+            for number, query in enumerate(panel.queries):
+                text = query.expression
+                for word, instead in chosen.items():
+                    text = text.replace(word, instead)
+                yield f"{name}: {panel.title} {number}", text
+
+
 def dashboards() -> dict[str, str]:
     """Each dashboard as Grafana reads it, by the name of its file."""
     return {

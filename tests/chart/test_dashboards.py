@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,30 +15,18 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from chart.dashboards import DASHBOARDS
+from chart.dashboards import DASHBOARDS, queries
 from chart.generated import CHART, ROOT
 from chart.metrics_reference import RECORDINGS, busy_telemetry, rules_of
 from chart.rendering import render
 
 PAGES = ROOT / "tests" / "data" / "vllm"
 IDLE, THRASH = (PAGES / f"metrics-{name}.txt" for name in ("idle", "thrash"))
-CHOSEN = {"$namespace": "serving", "$workload": "chat", "$__rate_interval": "5m"}
-"""What a reader chose, and what Grafana fills in."""
+ASKED = dict(queries("serving", "chat", "5m"))
 PODS = ("chat-7d9f8b6c5d-x2b4z", "chat-7d9f8b6c5d-24567")
 WORDS = {"and", "or", "unless", "on", "ignoring", "group_left", "group_right", "bool", "offset"}
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with prometheus")
 Series = dict[str, str]
-
-
-def queries() -> Iterator[tuple[str, str]]:
-    """Yield each query of each dashboard, filled in, by where it is."""
-    for name, panels in DASHBOARDS.items():
-        for panel in panels:
-            for number, query in enumerate(panel.queries):
-                text = query.expression
-                for word, chosen in CHOSEN.items():
-                    text = text.replace(word, chosen)
-                yield f"{name}: {panel.title} {number}", text
 
 
 def names_in(expression: str) -> set[str]:
@@ -76,7 +63,7 @@ def inputs() -> list[Series]:
     """Two replicas that go from the idle page to the thrashing one within 10 minutes, and one operator."""
     before, after = samples(IDLE.read_text()), samples(THRASH.read_text())
     needed = set().union(
-        *(names_in(text) for _, text in queries()), *(names_in(r["expr"]) for r in rules_of(RECORDINGS))
+        *(names_in(text) for text in ASKED.values()), *(names_in(r["expr"]) for r in rules_of(RECORDINGS))
     )
     found = [
         line(name, dict(labels) | {"namespace": "serving", "pod": pod}, f"{start}+{(end - start) / 10}x10")
@@ -110,7 +97,7 @@ def promtool(folder: Path, expected: list[dict[str, Any]], series: list[Series])
 
 
 def test_every_query_and_rule_asks_only_for_what_is_exported():
-    asked = {**dict(queries()), **{rule["record"]: rule["expr"] for rule in rules_of(RECORDINGS)}}
+    asked = {**ASKED, **{rule["record"]: rule["expr"] for rule in rules_of(RECORDINGS)}}
 
     unknown = {where: names - exported() for where, text in asked.items() if (names := names_in(text))}
 
@@ -127,7 +114,7 @@ def test_a_name_that_nobody_exports_is_noticed():
 def test_every_query_gets_an_answer_on_recorded_pages(tmp_path):
     some = [
         {"expr": f"count({text}) > bool 0", "exp_samples": [{"labels": "{}", "value": 1}]}
-        for _, text in queries()
+        for text in ASKED.values()
     ]
 
     assert promtool(tmp_path, some, inputs()) == ""

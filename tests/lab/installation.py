@@ -5,6 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lab.cluster.api import Api, until
 from lab.cluster.interface import Cluster
 from lab.cluster.machine import KUBECONFIG, ROOT, step
@@ -28,6 +30,11 @@ native cluster's network does not enforce policies; kind's does."""
 CHART = ROOT / "charts" / "kvmedic"
 WHEELS = ROOT / "build" / "wheels"
 _UPGRADED = "podAnnotations.lab/upgraded=yes"
+
+
+def recording_rules() -> list[dict[str, Any]]:
+    """Return the groups of rules that the chart brings for a Prometheus."""
+    return list(yaml.safe_load((CHART / "files" / "recordings.yaml").read_text())["groups"])
 
 
 def operator_image(cluster: Cluster) -> str:

@@ -181,6 +181,11 @@ class Prometheus:
         """An instant query's result vector; raises HTTPError for an expression that Prometheus refuses."""
         return list(self._get("/api/v1/query", query=expression)["data"]["result"])
 
+    def query_range(self, expression: str, since: float, until: float, step: float) -> list[dict[str, Any]]:
+        """What a graph of an expression shows between two Unix times: series with a value at each step."""
+        moments = {"start": f"{since:.3f}", "end": f"{until:.3f}", "step": f"{step:g}"}
+        return list(self._get("/api/v1/query_range", query=expression, **moments)["data"]["result"])
+
     def await_samples(
         self, expression: str, count: int = 1, timeout_seconds: float = 30
     ) -> list[dict[str, Any]]:
@@ -248,7 +253,10 @@ class Prometheus:
 
 
 def cluster_prometheus(
-    cluster: Cluster, scrapes: Sequence[PodScrape] = (PodScrape(),), scrape_interval: str = "2s"
+    cluster: Cluster,
+    scrapes: Sequence[PodScrape] = (PodScrape(),),
+    scrape_interval: str = "2s",
+    rules: Sequence[Mapping[str, Any]] = (),
 ) -> Prometheus:
     """A Prometheus beside a real cluster: it scrapes pods, and pods reach it at `url`.
 
@@ -260,7 +268,11 @@ def cluster_prometheus(
     access = Access(cluster.access.url, cluster.access.ca_file, token)
     discovery = Discovery(access, scrapes)
     return Prometheus(
-        discovery=discovery, scrape_interval=scrape_interval, host=cluster.host_address, port=PORT
+        discovery=discovery,
+        scrape_interval=scrape_interval,
+        rules=rules,
+        host=cluster.host_address,
+        port=PORT,
     )
 
 

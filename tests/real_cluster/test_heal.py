@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from chart.dashboards import queries
 from lab.cluster.api import Api, until
 from lab.cluster.interface import GPU, Cluster, set_gpus
 from lab.demo import PlainView
@@ -16,6 +18,7 @@ from lab.installation import NAMESPACE as OPERATOR
 from lab.installation import RELEASE, install, uninstall
 from lab.play.files import read
 from lab.play.lanes import most_gpus
+from lab.play.schema import FLEET
 from lab.play.stage import Stage, clear, operator_values, stage
 from worlds.inbox import Inbox
 
@@ -38,21 +41,33 @@ def swept(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_a_scenario_ends_as_its_file_says(swept: Cluster, tmp_path: Path, name: str) -> None:
-    scenario = read(name)
+    scenario, began = read(name), time.time()
 
     with Inbox(swept.host_address) as inbox, stage(swept, [scenario], most_gpus([scenario], 1)) as made:
         _notify(made, inbox)
         with made.set(scenario, NAMESPACE, PlainView()) as play:
             result = play.run(tmp_path)
+        empty = _empty_panels(made, began)
         events = _events(made)
         until(lambda: not _untold(events, inbox), 30, "a notification of each Event")
 
     assert result.missed == []
+    assert empty <= MAY_BE_EMPTY
     assert result.foreign_writers == (["kvmedic"] if scenario.expect.moves else [])
     assert events
     assert {(each["cluster"], each["installation"]) for each in inbox.received} == {
         ("lab", f"{OPERATOR}/{RELEASE}")
     }
+
+
+MAY_BE_EMPTY = {"fleets: Looks 1"}
+"""Looks that failed: most plays have none."""
+
+
+def _empty_panels(made: Stage, began: float) -> set[str]:
+    """Return the dashboards' queries that show nothing of a play, asked as Grafana asks."""
+    asked = queries(NAMESPACE, FLEET, "1m")
+    return {where for where, text in asked if not made.source.query_range(text, began, time.time(), 5)}
 
 
 def _notify(made: Stage, inbox: Inbox) -> None:

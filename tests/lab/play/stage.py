@@ -12,7 +12,7 @@ from lab.cluster.api import Api, ApiError, until
 from lab.cluster.interface import Cluster
 from lab.cluster.machine import LAB_SOURCES, say
 from lab.images import Recipe, builder_for
-from lab.installation import install
+from lab.installation import install, recording_rules
 from lab.keda import installation as keda
 from lab.lws import installation as lws
 from lab.play import manifests, vllm
@@ -23,7 +23,7 @@ from lab.play.registry import Registry
 from lab.play.schema import EVALUATION, FLEET, Engine, Scenario
 from lab.play.story import View
 from lab.play.witness import WORKLOADS, Witness
-from lab.prometheus import PodScrape, cluster_prometheus
+from lab.prometheus import PodScrape, Prometheus, cluster_prometheus
 
 GONE_SECONDS = 120.0
 SERVED_SECONDS = 30.0
@@ -34,8 +34,8 @@ OWNER = "kubectl"
 """The field manager of a person: what a GitOps tool applies again and again is never touched."""
 NOWHERE = "no-service"
 """Host in the clients' URL where no Service leads: they are told of each replica."""
-SCRAPES = tuple(PodScrape(name) for name in manifests.PORT_NAMES)
-"""Each port of a pod is scraped by itself, as a PodMonitor has an endpoint for each."""
+SCRAPES = (*(PodScrape(name) for name in manifests.PORT_NAMES), PodScrape("metrics", "lab/kvmedic"))
+"""Each port of a pod is scraped by itself, as a PodMonitor has an endpoint for each; the operator's, too."""
 SCRAPE_INTERVAL = "2s"
 ENGINE_VERSION = "0.32.0"
 """The vLLM that the lab engine behaves like; its image's tag says so, as the operator reads it there."""
@@ -58,8 +58,13 @@ class Stage:
     image: str
     exporter: Exporter
     registry: Registry
-    prometheus: str
-    """Its URL, from this machine as from pods."""
+    source: Prometheus
+    """At the same address from this machine as from pods."""
+
+    @property
+    def prometheus(self) -> str:
+        """Return its URL."""
+        return self.source.url
 
     @contextmanager
     def set(self, scenario: Scenario, namespace: str, view: View) -> Iterator[Play]:
@@ -130,11 +135,11 @@ def stage(cluster: Cluster, scenarios: Sequence[Scenario], gpus: int) -> Iterato
     with (
         Exporter(cluster.host_address) as exporter,
         Registry(image.archive) as registry,
-        cluster_prometheus(cluster, SCRAPES, scrape_interval=SCRAPE_INTERVAL) as prometheus,
+        cluster_prometheus(cluster, SCRAPES, SCRAPE_INTERVAL, recording_rules()) as prometheus,
     ):
         prometheus.set_targets({exporter.address: LABELS})
         install(cluster, operator_values(prometheus.url))
-        yield Stage(cluster, image.reference, exporter, registry, prometheus.url)
+        yield Stage(cluster, image.reference, exporter, registry, prometheus)
 
 
 def engine_recipe() -> Recipe:
