@@ -348,7 +348,7 @@ async def snapshot(
     if target.kind != DEPLOYMENT:
         rotation = replace(rotation, orphan=None, relabel=rotation.orphan)
     kept = {
-        str(section(rs, "metadata")["name"]): section(rs, "spec", "template") for rs in parts.replica_sets
+        name_of(each): _sharing(template, section(each, "spec", "template")) for each in parts.replica_sets
     }
     front = front_port(parts.services, template)
     way_of_drain = rotation.orphan or rotation.relabel
@@ -360,6 +360,12 @@ async def snapshot(
     named, front = target.first_port, front or next(iter(ports), None)
     frame = Frame("", name, rotation, serving, profiles, named, front, target.ports or ports, several)
     return View(_fleet(parts, frame), template, kept)
+
+
+def _sharing(template: JsonObject, other: JsonObject) -> JsonObject:
+    """Return another template with the same pod as this one has, where they are equal: thousands are kept."""
+    is_same = other.get("spec") == template.get("spec")
+    return {**other, "spec": template.get("spec")} if is_same else other
 
 
 def container_index(
