@@ -1,6 +1,6 @@
 """`make plots`: draw the pictures of the docs from what benchmarks printed, kept in `tests/data/bench`.
 
-    make bench-verdict FLEETS="--first 8001 --starving 100" | tee tests/data/bench/verdict.txt
+    make bench-verdict FLEETS="--first 11001 --starving 100" | tee tests/data/bench/verdict.txt
     make bench-day | tee tests/data/bench/day.txt
     build/venv/bin/python -m lab.plots caps | tee tests/data/bench/caps.txt      # PYTHONPATH=operator:tests
 
