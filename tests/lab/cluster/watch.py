@@ -34,10 +34,11 @@ async def _cut() -> None:
         each.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await loop.shutdown_asyncgens()
-    # asyncio tells nobody what is open: this is its own list (3.4 to 3.14).
-    for transport in list(loop._transports.values()):  # type: ignore[attr-defined]
-        transport.abort()
     for _ in range(TURNS):
+        # asyncio tells nobody what is open: this is its own list (3.4 to 3.14). One that was just accepted
+        # is in it a turn later.
+        for transport in list(loop._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()
         await asyncio.sleep(0)
 
 
