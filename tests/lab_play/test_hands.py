@@ -46,7 +46,7 @@ def fleet(light, namespace, exporter) -> tuple[Hands, str]:
     scenario = a_scenario(fleet=FLEET_OF_TWO)
     for kind in KINDS:
         light.apply(read_manifests(ROOT / "crds" / f"kvmedic.io_{kind}.yaml"))
-    until(lambda: light.api.serves("KVApproval"), what="the CRDs are served")
+    until(lambda: all(map(light.api.serves, ("KVRemediation", "KVApproval"))), what="the CRDs are served")
     for each in objects(scenario, "image"):
         light.api.apply(each, namespace, manager=OWNER)
     until(lambda: len(light.api.list("Pod", namespace)) == 2, what="two pods")
