@@ -315,7 +315,7 @@ def main() -> int:
             made.set(chosen, NAMESPACE, view) as play,
         ):
             result = play.run(OUT)
-            report = write_report(made.prometheus, OUT / "report.html")
+            report = write_report(made.prometheus.url, OUT / "report.html")
     except KeyboardInterrupt:
         say("interrupted; the next `make demo` starts afresh, `make lab-down` removes everything")
         return 130

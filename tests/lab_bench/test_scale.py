@@ -13,7 +13,7 @@ from lab.bench.scale import ROUND_SECONDS, Scale, watch_calm, world
 
 FLEETS = 200
 COLD_SECONDS = 400.0
-"""For the first look at all, beside other tests; 13 s on idle cores."""
+"""For the first look at all, beside other tests."""
 
 
 @pytest.fixture(scope="module")

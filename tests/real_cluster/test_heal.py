@@ -67,7 +67,7 @@ MAY_BE_EMPTY = {"fleets: Looks 1"}
 def _empty_panels(made: Stage, began: float) -> set[str]:
     """Return the dashboards' queries that show nothing of a play, asked as Grafana asks."""
     asked = queries(NAMESPACE, FLEET, "1m")
-    return {where for where, text in asked if not made.source.query_range(text, began, time.time(), 5)}
+    return {where for where, text in asked if not made.prometheus.query_range(text, began, time.time(), 5)}
 
 
 def _notify(made: Stage, inbox: Inbox) -> None:
@@ -78,7 +78,7 @@ def _notify(made: Stage, inbox: Inbox) -> None:
     told = {"urlSecret": {"name": "webhook", "key": "url"}, "only": "all", "cluster": "lab"}
     way = {"to": [{"ipBlock": {"cidr": f"{inbox.host}/32"}}], "ports": [{"port": inbox.port}]}
     values = {"notify": {"team": told}, "networkPolicy": {"egress": [way]}}
-    install(made.cluster, operator_values(made.prometheus) | values)
+    install(made.cluster, operator_values(made.prometheus.url) | values)
 
 
 PAGE = "[page] "

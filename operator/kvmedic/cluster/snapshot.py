@@ -348,7 +348,7 @@ async def snapshot(
     if target.kind != DEPLOYMENT:
         rotation = replace(rotation, orphan=None, relabel=rotation.orphan)
     kept = {
-        name_of(each): _sharing(template, section(each, "spec", "template")) for each in parts.replica_sets
+        name_of(each): _share_pod(template, section(each, "spec", "template")) for each in parts.replica_sets
     }
     front = front_port(parts.services, template)
     way_of_drain = rotation.orphan or rotation.relabel
@@ -362,7 +362,7 @@ async def snapshot(
     return View(_fleet(parts, frame), template, kept)
 
 
-def _sharing(template: JsonObject, other: JsonObject) -> JsonObject:
+def _share_pod(template: JsonObject, other: JsonObject) -> JsonObject:
     """Return another template with the same pod as this one has, where they are equal: thousands are kept."""
     is_same = other.get("spec") == template.get("spec")
     return {**other, "spec": template.get("spec")} if is_same else other

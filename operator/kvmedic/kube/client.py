@@ -108,7 +108,7 @@ EVENT_BYTES = 8 << 20
 """Size of one event of a watch, at most: etcd takes objects of 1.5 MiB, as JSON they are larger."""
 
 PAGE = 100
-"""Objects per page of a list. Of KVRemediations, as text, kubectl's 500 took 20 MB while they were read."""
+"""Objects per page of a list: fewer than kubectl's 500, as a whole page is in memory while it is read."""
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"

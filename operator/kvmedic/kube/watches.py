@@ -55,7 +55,7 @@ FORBIDDEN_WAIT = 300.0
 LOOK_SECONDS = 0.1
 """Between two looks whether the watches are wanted."""
 AT_A_TIME = 100
-"""Objects that are read before others get their turn: 5 ms of pods."""
+"""Objects that are read before others get their turn."""
 _NUMBERS = count(1)
 
 MODIFIED, DELETED, BOOKMARK = "MODIFIED", "DELETED", "BOOKMARK"
@@ -185,7 +185,7 @@ class Watches:
     _stores: dict[tuple[Resource, str], _Store] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Kinds are listed one after the other: a page of each, all at once, took 20 MB (1,000 fleets)."""
+    """Kinds are listed one after the other, so that pages of all are never in memory together."""
     _is_on: bool = False
 
     async def follow_while(self, is_wanted: Callable[[], bool]) -> None:

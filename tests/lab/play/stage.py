@@ -58,13 +58,8 @@ class Stage:
     image: str
     exporter: Exporter
     registry: Registry
-    source: Prometheus
-    """At the same address from this machine as from pods."""
-
-    @property
-    def prometheus(self) -> str:
-        """Return its URL."""
-        return self.source.url
+    prometheus: Prometheus
+    """At the same URL from this machine as from pods."""
 
     @contextmanager
     def set(self, scenario: Scenario, namespace: str, view: View) -> Iterator[Play]:
