@@ -216,8 +216,8 @@ bench-paging: setup ## Let fleets that nobody changes say from which share serve
 	$(PY) -m lab.bench.paging $(PAGING)
 
 .PHONY: bench-scale
-bench-scale: setup ## Measure what one operator costs that looks after N fleets, and how soon it opens runs (N=1000, SCALE="--replicas 2 --seconds 90")
-	$(PY) -m lab.bench.scale $(or $(N),200) $(SCALE)
+bench-scale: setup ## Measure what one operator costs that looks after N fleets, and how soon it opens runs (N=1000, SCALE="--replicas 2 --seconds 90"), or what a bare kopf operator and KEDA cost (PEERS=1)
+	$(PY) -m lab.bench.$(if $(PEERS),scale_peers,scale) $(or $(N),200) $(SCALE)
 
 .PHONY: plots
 plots: setup ## Draw the pictures of the docs from what benchmarks printed (tests/data/bench)

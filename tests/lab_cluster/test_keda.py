@@ -103,4 +103,4 @@ def test_keda_runs_for_objects_of_its_own_and_for_no_others(version, needed):
 
 
 def test_processes_of_others_are_none_of_a_clusters_keda(tmp_path):
-    assert installation._processes(tmp_path) == []
+    assert installation.processes_of(tmp_path) == []

@@ -354,6 +354,13 @@ def test_tokens_and_gaps_count_where_they_arrive_and_requests_where_they_end():
     assert summary.longest_gap_p95 == 0.6
 
 
+def test_a_first_token_counts_where_it_comes_also_of_an_answer_that_is_under_way():
+    early = replace(SMOOTH, started_at=40.0, first_token_at=99.0)
+    under_way = replace(SMOOTH, first_token_at=103.0, outcome=Outcome.CANCELLED, ended_at=200.0)
+
+    assert summarise([early, under_way, SMOOTH], 100.0, 110.0).ttft_p95 == 3.0
+
+
 def test_in_time_leaves_out_requests_that_waited_over_two_seconds():
     summary = summarise([SMOOTH, STALLED], 100.0, 110.0)
 

@@ -29,6 +29,7 @@ import yaml
 
 from lab.bench.scale_fleets import SPARSE, ScaleFleet, fleets, populate
 from lab.bench.scale_runs import Witness, open_runs
+from lab.cluster import usage
 from lab.cluster.api import Api
 from lab.cluster.light import LightCluster
 from lab.cluster.machine import free_ports, step
@@ -47,7 +48,6 @@ SOURCE_TIMEOUT = "1m"
 """Longer than usual: the source takes long for a question that it was never asked, which is none of ours."""
 BUDGET = 4
 """Runs that may be open at once (`budgets.runs`)."""
-_TICKS = 1 / os.sysconf("SC_CLK_TCK")
 _REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
 
 
@@ -104,13 +104,13 @@ class Scale:
         """Let some fleets thrash; the answers that the source then needs are its own cost."""
         _post(f"http://127.0.0.1:{self.ports[0]}/sick?count={count}")
 
-    def memory_mb(self, what: str) -> float:
-        text = Path(f"/proc/{self.operator.pid}/status").read_text()
-        return int(re.search(rf"{what}:\s+(\d+)", text)[1]) / 1000  # type: ignore[index]
+    def memory(self) -> str:
+        """Return what the operator holds, and the most that it held (MB)."""
+        held = (usage.resident_bytes(self.operator.pid), usage.peak_bytes(self.operator.pid))
+        return " / ".join(f"{each / 1e6:.0f}" for each in held)
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.operator.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * _TICKS
+        return usage.cpu_seconds(self.operator.pid)
 
     def own_metric(self, name: str) -> float | None:
         """Return a number of the operator's own metrics, None where it has no such."""
@@ -124,7 +124,7 @@ class Scale:
         looks = self.own_metric("kvmedic_tick_seconds_count") or 0.0
         page = self.cluster.api.http.get("/metrics", timeout=60).text
         return Spent(
-            time.monotonic(), self.cpu_seconds(), looks, told["queries"], told["bytes"], _requests(page)
+            time.monotonic(), self.cpu_seconds(), looks, told["queries"], told["bytes"], requests_of(page)
         )
 
     def wait(self, holds: Callable[[Witness], bool], limit: float) -> float | None:
@@ -136,7 +136,7 @@ class Scale:
         return time.monotonic() - began if held else None
 
 
-def _requests(page: str) -> Counter[str]:
+def requests_of(page: str) -> Counter[str]:
     """Return how many requests of each kind an API server answered."""
     found: Counter[str] = Counter()
     for labels, count in _REQUESTS.findall(page):
@@ -232,10 +232,7 @@ def measure_calm(scale: Scale, seconds: float) -> None:
     """Print what calm fleets cost."""
     calm, count = watch_calm(scale, seconds), len(scale.fleets)
     spent, per_look = calm.spent, calm.cpu_per_look
-    say(
-        "RSS, steady / peak since the start (MB)",
-        f"{scale.memory_mb('VmRSS'):.0f} / {scale.memory_mb('VmHWM'):.0f}",
-    )
+    say("RSS, steady / peak since the start (MB)", scale.memory())
     say("cores used (CPU seconds over wall)", f"{spent.cpu / spent.wall:.3f}")
     say(
         "looks; seconds until each fleet's next one",
@@ -352,7 +349,7 @@ def measure_outage(scale: Scale, outage: float, limit: float) -> None:
     say("  s until all were looked at again; looks that failed", f"{_or_never(seconds, limit)}; {failed:.0f}")
     page = scale.cluster.api.http.get("/metrics", timeout=60).text
     # It counts from its start on; what it asks itself while it starts is among them.
-    told = {what: n for what, n in _requests(page).items() if not what.endswith(" ")}
+    told = {what: n for what, n in requests_of(page).items() if not what.endswith(" ")}
     asked = sum(told.values()) / (time.monotonic() - back)
     say("  API requests per second until then; CPU s", f"{asked:.0f}; {scale.cpu_seconds() - cpu:.1f}")
 
@@ -368,7 +365,7 @@ def say_spent(scale: Scale, what: str, before: Spent) -> None:
     say(
         f"{what}: cores used; looks a second", f"{spent.cpu / spent.wall:.3f}; {spent.looks / spent.wall:.1f}"
     )
-    say(f"{what}: RSS, now / peak (MB)", f"{scale.memory_mb('VmRSS'):.0f} / {scale.memory_mb('VmHWM'):.0f}")
+    say(f"{what}: RSS, now / peak (MB)", scale.memory())
 
 
 def _both(first: float | None, second: float | None, limit: float) -> str:
@@ -396,7 +393,7 @@ def main() -> None:
         say("cold start: s until all are looked at", _or_never(looked, limit))
         if looked is None:
             say("  looked at by then", str(len(scale.witness.looked_at)))
-        say("cold start: CPU s; RSS peak (MB)", f"{scale.cpu_seconds():.1f}; {scale.memory_mb('VmHWM'):.0f}")
+        say("cold start: CPU s; RSS, now / peak (MB)", f"{scale.cpu_seconds():.1f}; {scale.memory()}")
         time.sleep(ROUND_SECONDS if chosen.seconds > ROUND_SECONDS else 0)
         measure_calm(scale, chosen.seconds)
         measure_restart(scale, limit)

@@ -85,17 +85,23 @@ def ensure(access: Access, directory: Path) -> None:
         if is_running(api, directory):
             return
         with step("starting KEDA"):
-            traces.end_processes(lambda: _processes(directory))
+            end(directory)
             _start(api, programs, directory)
 
 
 def is_running(api: Api, directory: Path) -> bool:
     """Return whether a cluster's KEDA runs, both processes of it, and its metrics are served."""
-    return len(_processes(directory)) == len(PROGRAMS) and _is_served(api)
+    return len(processes_of(directory)) == len(PROGRAMS) and _is_served(api)
 
 
-def _processes(directory: Path) -> list[int]:
+def processes_of(directory: Path) -> list[int]:
+    """Return the process ids of a cluster's KEDA, operator and adapter."""
     return [pid for pid, name in traces.processes(directory).items() if name in PROGRAMS]
+
+
+def end(directory: Path) -> None:
+    """Kill both processes of a cluster's KEDA."""
+    traces.end_processes(lambda: processes_of(directory))
 
 
 def _start(api: Api, programs: tuple[Path, Path], directory: Path) -> None:

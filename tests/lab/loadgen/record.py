@@ -94,8 +94,9 @@ class Record:
 class Summary:
     """One window: requests by outcome as they ended in it, tokens as they arrived in it.
 
-    Percentiles of an empty set are NaN, never 0. `in_time_per_second` counts tokens of requests that were
-    served in time.
+    Waits for a first token count where it came, as an engine counts them: of the requests that end in the
+    minutes after a change many had been sent long before it. Percentiles of an empty set are NaN, never 0.
+    `in_time_per_second` counts tokens of requests that were served in time.
     """
 
     seconds: float
@@ -129,7 +130,7 @@ def summarise(
     ended = [record for record in everyone if since <= record.ended_at < until]
     complete = [record for record in ended if record.outcome is Outcome.OK]
     gaps = sorted(gap / 1e3 for record in everyone for gap in gaps_within(record, since, until))
-    ttfts = sorted(record.ttft_seconds for record in complete if record.ttft_seconds is not None)
+    ttfts = sorted(first_waits(everyone, since, until))
     longest = sorted(record.longest_gap_seconds for record in complete)
     arrived = [(record, tokens_within(record, since, until)) for record in everyone]
     good = sum(count for record, count in arrived if record.is_in_time(limit))
@@ -158,6 +159,14 @@ def tokens_within(record: Record, since: float, until: float) -> int:
     if record.started_at >= until or record.ended_at < since:
         return 0
     return sum(since <= at < until for at in record.token_times())
+
+
+def first_waits(records: Iterable[Record], since: float, until: float) -> Iterator[float]:
+    """Yield the seconds to the first tokens that came in the window, however their requests ended."""
+    for record in records:
+        waited, at = record.ttft_seconds, record.first_token_at
+        if waited is not None and at is not None and since <= at < until:
+            yield waited
 
 
 def gaps_within(record: Record, since: float, until: float) -> Iterator[float]:

@@ -1,7 +1,6 @@
 """All that is left of one play, and what must be true of it; each miss is one sentence."""
 
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -9,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.cluster import usage
 from lab.play.course import line
 from lab.play.figures import Figures
 from lab.play.schema import Apply, Move, Scenario, Writes
@@ -239,7 +239,7 @@ def _gained(result: Result) -> Iterator[str]:
 
 COMMAND = b"/opt/kvmedic/bin/kvmedic"
 """Program of the operator's container (Containerfile)."""
-_TICKS = os.sysconf("SC_CLK_TCK")
+MIB = 2**20
 
 
 @dataclass(slots=True)
@@ -252,15 +252,15 @@ class Footprint:
     def start(self) -> None:
         """Note what it has used so far."""
         self._at = time.monotonic()
-        self._cpu = {pid: _cpu_seconds(pid) for pid in _processes()}
+        self._cpu = {pid: usage.cpu_seconds(pid) for pid in _processes()}
 
     def measured(self) -> dict[str, float]:
         """Return `rss_mib`, the most there ever was, and `cpu_share` of one core since `start`."""
         found = _processes()
         if not found:
             return {}
-        used = sum(_cpu_seconds(pid) - self._cpu.get(pid, 0.0) for pid in found)
-        memory = sum(_peak_mib(pid) for pid in found)
+        used = sum(usage.cpu_seconds(pid) - self._cpu.get(pid, 0.0) for pid in found)
+        memory = sum(usage.peak_bytes(pid) for pid in found) / MIB
         return {"rss_mib": round(memory, 1), "cpu_share": round(used / (time.monotonic() - self._at), 4)}
 
 
@@ -271,18 +271,3 @@ def _processes() -> list[int]:
             if COMMAND in (directory / "cmdline").read_bytes().split(b"\0"):
                 found.append(int(directory.name))
     return found
-
-
-def _cpu_seconds(pid: int) -> float:
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
-    return 0.0
-
-
-def _peak_mib(pid: int) -> float:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
