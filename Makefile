@@ -219,6 +219,10 @@ bench-paging: setup ## Let fleets that nobody changes say from which share serve
 bench-scale: setup ## Measure what one operator costs that looks after N fleets, and how soon it opens runs (N=1000, SCALE="--replicas 2 --seconds 90"), or what a bare kopf operator and KEDA cost (PEERS=1)
 	$(PY) -m lab.bench.$(if $(PEERS),scale_peers,scale) $(or $(N),200) $(SCALE)
 
+.PHONY: bench-soak
+bench-soak: setup ## Let one operator look after N fleets through an hour of churn and faults; fails where it grows or leaves a sick fleet (N=300, SOAK="--minutes 60")
+	$(PY) -m lab.bench.soak $(or $(N),300) $(SOAK)
+
 .PHONY: plots
 plots: setup ## Draw the pictures of the docs from what benchmarks printed (tests/data/bench)
 	$(PY) -m lab.plots

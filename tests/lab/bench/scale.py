@@ -85,6 +85,7 @@ class Scale:
     log: Path
     witness: Witness
     operator: subprocess.Popen[bytes] = field(init=False)
+    source: subprocess.Popen[bytes] = field(init=False)
     ports: list[int] = field(default_factory=lambda: free_ports(2))
 
     def start(self) -> None:
@@ -165,14 +166,14 @@ def world(count: int, replicas: int, log: Path | None) -> Iterator[Scale]:
             populate(cluster.api, scale.fleets, SPEC)
         numbers = {"fleets": count, "replicas": replicas, "port": scale.ports[0]}
         argv = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
-        source = subprocess.Popen([sys.executable, "-m", "lab.bench.scale_source", *argv])
+        scale.source = subprocess.Popen([sys.executable, "-m", "lab.bench.scale_source", *argv])
         try:
             with step("the source has its series"):
                 _await_source(scale.ports[0])
             with scale.witness:
                 yield scale
         finally:
-            for process in (source, getattr(scale, "operator", source)):
+            for process in (scale.source, getattr(scale, "operator", scale.source)):
                 process.kill()
                 process.wait()
 
