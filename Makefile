@@ -46,6 +46,10 @@ docs: $(DOCS)/.done ## Build the documentation into build/site; fails on a broke
 pictures: docs ## Have a browser take the pictures of report, documentation and terminal that are kept in docs/assets
 	@$(PY) -m lab.pictures
 
+.PHONY: dashboard-pictures
+dashboard-pictures: setup ## Play a scenario on a real cluster and draw what the chart's dashboards show of it, kept in docs/assets
+	$(PY) -m lab.dashboards
+
 .PHONY: words
 words: setup ## Count the words of the documentation, and list the longest pages
 	@$(PY) -m documentation.words

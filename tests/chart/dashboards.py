@@ -262,7 +262,7 @@ OF_A_TARGET = (
 )
 
 
-def _place(panels: Sequence[Shown]) -> Iterator[tuple[Shown, dict[str, int]]]:
+def places_of(panels: Sequence[Shown]) -> Iterator[tuple[Shown, dict[str, int]]]:
     """Yield each panel with its place: from left to right, a new row where the last one is full."""
     x = y = 0
     tallest = 0
@@ -314,7 +314,7 @@ def _dashboard(uid: str, title: str, panels: Sequence[Shown], variables: Sequenc
         "time": {"from": "now-3h", "to": "now"},
         "refresh": "30s",
         "templating": {"list": [source, *variables]},
-        "panels": [_panel(number, *placed) for number, placed in enumerate(_place(panels), start=1)],
+        "panels": [_panel(number, *placed) for number, placed in enumerate(places_of(panels), start=1)],
     }
     return json.dumps(made, indent=1) + "\n"
 
@@ -323,16 +323,23 @@ DASHBOARDS = {"fleets": FLEETS, "target": TARGET}
 """The panels of each by the name of its file."""
 
 
-def queries(namespace: str, workload: str, interval: str) -> Iterator[tuple[str, str]]:
-    """Yield each query of each dashboard by where it is, as Grafana fills in what a reader chose."""
+def fill_in(expression: str, namespace: str, workload: str, interval: str) -> str:
+    """Return a query as Grafana asks it once a reader has chosen."""
     chosen = {"$namespace": namespace, "$workload": workload, "$__rate_interval": interval}
+    for word, instead in chosen.items():
+        expression = expression.replace(word, instead)
+    return expression
+
+
+def queries(namespace: str, workload: str, interval: str) -> Iterator[tuple[str, str]]:
+    """Yield each query of each dashboard by where it is, as Grafana asks it."""
     for name, panels in DASHBOARDS.items():
         for panel in panels:
             for number, query in enumerate(panel.queries):
-                text = query.expression
-                for word, instead in chosen.items():
-                    text = text.replace(word, instead)
-                yield f"{name}: {panel.title} {number}", text
+                yield (
+                    f"{name}: {panel.title} {number}",
+                    fill_in(query.expression, namespace, workload, interval),
+                )
 
 
 def dashboards() -> dict[str, str]:

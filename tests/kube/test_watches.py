@@ -229,6 +229,17 @@ async def test_a_kind_that_cannot_be_listed(code: int, reads: int) -> None:
     assert (server.reads, server.lists) == (reads, 1)
 
 
+async def test_who_was_told_that_the_cluster_lacks_a_kind_is_not_kept() -> None:
+    async with followed(Server(refusal=Refused(CALL, 404, "no"))) as watches:
+
+        async def frames_of_the_next_refusal() -> int:
+            with pytest.raises(Refused) as told:
+                await watches.list(PODS, "serving")
+            return len(told.traceback)
+
+        assert await frames_of_the_next_refusal() == await frames_of_the_next_refusal()
+
+
 async def test_listeners_hear_of_what_changed_while_nobody_listened() -> None:
     server, heard = Server([a_pod("a", 1), a_pod("b", 2)]), []
     told = {PODS: lambda kind, body: heard.append((kind, body["metadata"]["name"]))}

@@ -156,9 +156,11 @@ def test_a_policy_that_denies_all_counts_on_kind_alone(api, cluster, real_namesp
             return urllib.request.urlopen(url, timeout=2).status == 200
         except OSError:
             return False
+    refused = 0
     for _ in range(10):
         time.sleep(0.5)
-        if not reaches():
+        refused = 0 if reaches() else refused + 1
+        if refused == 3:  # a busy machine may be late once
             print("refused")
             break
     else:

@@ -274,7 +274,8 @@ class Watches:
             return None
         await store.tried.wait()
         if store.refusal is not None and store.is_lacking:
-            raise store.refusal
+            # A new one for each: an error keeps the frames of all who raised it, with what these held.
+            raise Refused(store.refusal.call, store.refusal.code, store.refusal.reason)
         return store if store.is_current else None
 
     def _store_of(self, resource: Resource, namespace: str) -> _Store | None:
