@@ -117,16 +117,21 @@ crd: setup ## Write the CustomResourceDefinitions, their copies and their refere
 manifests: setup ## Write the files that follow from others (chart's CRD, RBAC, tables in docs)
 	$(PY) -m chart.generated
 
-ARCH := $(shell uname -m)
-build/wheels.done: requirements.lock build/venv/.done
+ARCHES ?= $(shell uname -m)
+WHEELS := build/wheels/.$(shell echo $(ARCHES) | tr ' ' -)
+# manylinux tags by which a wheel may name what C library it needs.
+LIBC := manylinux_2_28 manylinux_2_17 manylinux2014
+$(WHEELS): requirements.lock build/venv/.done
 	@rm -rf build/wheels && mkdir -p build/wheels
-	$(PY) -m pip download -q --disable-pip-version-check --require-hashes --only-binary :all: \
-	  --implementation cp --python-version 3.11 $(foreach libc,2_28 2_17 2014,--platform manylinux$(if $(filter 2014,$(libc)),,_)$(libc)_$(ARCH)) \
-	  -d build/wheels -r requirements.lock
+	@for arch in $(ARCHES); do \
+	  $(PY) -m pip download -q --disable-pip-version-check --require-hashes --only-binary :all: \
+	    --implementation cp --python-version 3.11 $(foreach libc,$(LIBC),--platform $(libc)_$$arch) \
+	    -d build/wheels -r requirements.lock || exit 1; \
+	done
 	@touch $@
 
 .PHONY: wheels
-wheels: build/wheels.done ## Fetch the image's requirements, so that its build needs no network
+wheels: $(WHEELS) ## Fetch the image's requirements, so that its build needs no network (ARCHES="x86_64 aarch64")
 
 IMAGE ?= kvmedic:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' operator/kvmedic/__init__.py)
 BASE ?= python:3.11-slim
@@ -149,6 +154,20 @@ audit: $(TOOLS)/.done ## Look up known vulnerabilities of what the image install
 	@$(PY) -m lab.release audit
 
 RELEASE := build/release
+PLATFORMS ?= linux/amd64,linux/arm64
+OCI = $(RELEASE)/$(subst :,-,$(IMAGE)).oci.tar
+.PHONY: release-image
+release-image: setup ## Build the operator's image for PLATFORMS, with the base of a release, into one OCI archive in build/release
+	@$(PY) -m lab.release base '$(BASE)'
+	@$(MAKE) -s wheels ARCHES="x86_64 aarch64"
+	@mkdir -p $(RELEASE); set -- -f Containerfile --build-arg BASE=$(BASE) --platform $(PLATFORMS); \
+	if docker buildx version >/dev/null 2>&1; then docker buildx build "$$@" --output type=oci,dest=$(OCI) .; \
+	elif command -v buildah >/dev/null; then \
+	  buildah manifest rm $(IMAGE) >/dev/null 2>&1 || true; \
+	  buildah build "$$@" --manifest $(IMAGE) . && buildah manifest push -q --all $(IMAGE) oci-archive:$(OCI); \
+	else echo "make release-image needs docker buildx or buildah, and qemu-user-static for another architecture"; exit 1; fi
+	@ls -sh $(OCI)
+
 .PHONY: release
 release: setup $(TOOLS)/.done ## Build packages, chart, manifests, bill of materials and checksums into build/release (BASE=NAME@sha256:…, AUDIT=no); nothing is pushed
 	@$(PY) -m lab.release base '$(BASE)'

@@ -245,8 +245,9 @@ TARGET = (
         "What kvmedic says",
         "max by (resource_name, state, severity, reason) "
         f'(kvmedic_resource_info{{resource_namespace="$namespace"}} {LEADS})',
-        "{{resource_name}}: {{state}} {{reason}} ({{severity}})",
+        "",
         "States of the fleets of this namespace that someone may have to look at.",
+        kind="table",
     ),
 )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from PIL import Image
 
 from chart.dashboards import COLUMNS, DASHBOARDS, Query, Shown, fill_in, places_of
 from lab.browser import LARGEST_PICTURE, PICTURES
@@ -34,9 +35,12 @@ from matplotlib.ticker import FuncFormatter
 
 SCENARIO, STEP, INTERVAL = "thrash", 5.0, "1m"
 """Seconds between two moments of a line, and what Grafana would take for `$__rate_interval`."""
-INCHES, DPI = 0.62, 90
-"""Of one column and one row of the grid (a row is a little over half as high)."""
-ROW = 0.62
+INCHES, DPI = 0.62, 84
+"""Of one column of the grid."""
+ROW, UNDER = 0.62, 2.4
+"""Height of a row in columns, and the rows under a plot that its legend takes."""
+COLOURS = 64
+"""Of a picture: what is drawn has few, and a picture of few is a third as large."""
 GROUND, SOFT = "#ffffff", "#6b7280"
 UNITS = {"percentunit": "{:.0%}", "s": "{:g} s", "ops": "{:g}/s", "Bps": "{:.3g} B/s", "short": "{:g}"}
 _LABEL = re.compile(r"\{\{(\w+)\}\}")
@@ -70,13 +74,15 @@ def draw_lines(axes: Axes, panel: Shown, recorded: Recorded) -> None:
             axes.plot(moments, values, linewidth=1.2, label=name_of(query, one["metric"]))
     axes.set_ylim(0, panel.most)
     axes.set_xlim(*(datetime.fromtimestamp(at, UTC) for at in (recorded.began, recorded.ended)))
+    axes.xaxis.set_major_locator(dates.MinuteLocator())
     axes.xaxis.set_major_formatter(dates.DateFormatter("%H:%M"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: UNITS[panel.unit].format(value)))
     axes.tick_params(labelsize=6, colors=SOFT)
     axes.grid(color="#e5e7eb", linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.lines:
-        axes.legend(fontsize=5.5, loc="upper left", frameon=False, ncols=2)
+        under = {"loc": "upper left", "bbox_to_anchor": (-0.04, -0.09), "ncols": 3}
+        axes.legend(fontsize=5, frameon=False, columnspacing=0.8, **under)
 
 
 def rows_of(panel: Shown, recorded: Recorded) -> Iterator[str]:
@@ -98,9 +104,9 @@ def draw(name: str, recorded: Recorded) -> Path:
         box = figure.add_axes(
             (
                 (place["x"] + 0.75) / COLUMNS,
-                1 - (place["y"] + place["h"] - 1.0) / rows,
+                1 - (place["y"] + place["h"] - UNDER) / rows,
                 (place["w"] - 1.1) / COLUMNS,
-                (place["h"] - 2.2) / rows,
+                (place["h"] - UNDER - 1) / rows,
             )
         )
         box.set_title(panel.title, fontsize=8, loc="left", fontweight="bold")
@@ -114,6 +120,9 @@ def draw(name: str, recorded: Recorded) -> Path:
     file = PICTURES / f"dashboard-{name}.png"
     figure.savefig(file, dpi=DPI)
     plt.close(figure)
+    with Image.open(file) as drawn:
+        few = drawn.convert("RGB").quantize(COLOURS)
+    few.save(file, optimize=True)
     return file
 
 

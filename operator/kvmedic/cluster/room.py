@@ -181,21 +181,17 @@ async def _tenants(client: Reader, shape: Shape, around: Surroundings) -> tuple[
     fits = find_room(shape, around)
     nodes = [] if isinstance(fits, NoRoom | RoomUnknown) else fits.nodes
     if nodes and len(nodes) <= FEW_NODES and not (shape.near or shape.spread):
-        lists = await asyncio.gather(
-            *(client.list(PODS, "", fields=f"spec.nodeName={name},{RUNNING}") for name in nodes)
-        )
-        bodies = [body for each in lists for body in each]
-        mounted = await client.list(PODS, shape.namespace) if shape.claims else []
-        bodies += [body for body in mounted if section(body, "spec").get("nodeName") not in nodes]
-        return tuple(tenant_of(body) for body in bodies if _has_place(body))
+        by_node = (list_tenants(client, fields=f"spec.nodeName={name},{RUNNING}") for name in nodes)
+        there = [tenant for each in await asyncio.gather(*by_node) for tenant in each]
+        mounted = await list_tenants(client, shape.namespace, fields="") if shape.claims else ()
+        return (*there, *(tenant for tenant in mounted if tenant.node not in nodes))
     return await list_tenants(client)
 
 
-async def list_tenants(client: Reader) -> tuple[Tenant, ...]:
-    """Return what runs on all nodes."""
-    return tuple(
-        [tenant_of(pod) async for pod in client.read_each(PODS, "", fields=RUNNING) if _has_place(pod)]
-    )
+async def list_tenants(client: Reader, namespace: str = "", fields: str = RUNNING) -> tuple[Tenant, ...]:
+    """Return what runs on nodes: everything, or what is selected. Of each pod only its facts are kept."""
+    found = client.read_each(PODS, namespace, fields=fields)
+    return tuple([tenant_of(pod) async for pod in found if _has_place(pod)])
 
 
 def _has_place(pod: JsonObject) -> bool:
