@@ -154,10 +154,11 @@ audit: $(TOOLS)/.done ## Look up known vulnerabilities of what the image install
 	@$(PY) -m lab.release audit
 
 RELEASE := build/release
+CHECKSUMS = @cd $(RELEASE) && rm -f SHA256SUMS && sha256sum -- * | tee ../SHA256SUMS && mv ../SHA256SUMS .
 PLATFORMS ?= linux/amd64,linux/arm64
 OCI = $(RELEASE)/$(subst :,-,$(IMAGE)).oci.tar
 .PHONY: release-image
-release-image: setup ## Build the operator's image for PLATFORMS, with the base of a release, into one OCI archive in build/release
+release-image: setup ## Build the operator's image for PLATFORMS into one OCI archive in build/release, after make release (BASE=NAME@sha256:…); nothing is pushed
 	@$(PY) -m lab.release base '$(BASE)'
 	@$(MAKE) -s wheels ARCHES="x86_64 aarch64"
 	@mkdir -p $(RELEASE); set -- -f Containerfile --build-arg BASE=$(BASE) --platform $(PLATFORMS); \
@@ -166,7 +167,7 @@ release-image: setup ## Build the operator's image for PLATFORMS, with the base 
 	  buildah manifest rm $(IMAGE) >/dev/null 2>&1 || true; \
 	  buildah build "$$@" --manifest $(IMAGE) . && buildah manifest push -q --all $(IMAGE) oci-archive:$(OCI); \
 	else echo "make release-image needs docker buildx or buildah, and qemu-user-static for another architecture"; exit 1; fi
-	@ls -sh $(OCI)
+	$(CHECKSUMS)
 
 .PHONY: release
 release: setup $(TOOLS)/.done ## Build packages, chart, manifests, bill of materials and checksums into build/release (BASE=NAME@sha256:…, AUDIT=no); nothing is pushed
@@ -176,7 +177,7 @@ release: setup $(TOOLS)/.done ## Build packages, chart, manifests, bill of mater
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) build/venv/bin/uv build -q --out-dir $(RELEASE)
 	@rm -f $(RELEASE)/.gitignore
 	$(PY) -m lab.release pack $(RELEASE) '$(BASE)'
-	@cd $(RELEASE) && sha256sum -- * | tee ../SHA256SUMS && mv ../SHA256SUMS .
+	$(CHECKSUMS)
 
 GPUS ?= 8
 .PHONY: lab-up

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from chart.dashboards import DASHBOARDS
 from kvmedic import __version__
 from kvmedic.cli.live.report_page import report_as_page
 from lab.browser import LARGEST_PICTURE, PICTURES, SCHEMES, Looked, look_at, started_browser
@@ -61,7 +62,7 @@ def test_the_keyboard_reaches_all_that_scrolls_from_top_to_bottom_and_shows_wher
         assert set(each.scroll_tab_indices) <= {0}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *(f"dashboard-{each}" for each in DASHBOARDS)])
 def test_a_picture_of_what_people_see_is_kept(name):
     assert 20_000 < (PICTURES / f"{name}.png").stat().st_size < LARGEST_PICTURE
 
