@@ -43,7 +43,11 @@ class Cluster:
     refused: frozenset[Resource] = frozenset()
     asked: list[tuple[str, str]] = field(default_factory=list)
 
-    async def list(self, resource: Resource, namespace: str, labels: str = "", fields: str = "") -> Any:
+    async def list(self, resource: Resource, *asked: str, **selected: str) -> Any:
+        assert resource != PODS, "thousands of pods as they are take more memory than all else"
+        return self._select(resource, *asked, **selected)
+
+    def _select(self, resource: Resource, namespace: str, labels: str = "", fields: str = "") -> Any:
         del labels
         self.asked.append((resource.plural, fields))
         self._check(resource)
@@ -52,7 +56,7 @@ class Cluster:
         return [each for each in found if not node or each["spec"]["nodeName"] == node]
 
     async def read_each(self, *asked: Any, **fields: str) -> AsyncIterator[Any]:
-        for each in await self.list(*asked, **fields):
+        for each in self._select(*asked, **fields):
             yield each
 
     async def get(self, ref: Ref) -> Any:
