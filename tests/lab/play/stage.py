@@ -166,7 +166,7 @@ def clear(api: Api, namespace: str) -> None:
         _remove(api, kind, FLEET, namespace)
     _remove(api, "Service", manifests.GOVERNING, namespace)
     _remove(api, "CronJob", EVALUATION, namespace)
-    for each in _scaled_objects(api, namespace):
+    for each in _standing(api, "ScaledObject", namespace):
         api.delete("ScaledObject", each["metadata"]["name"], namespace)
     gone = partial(_is_clear, api, namespace)
     until(gone, GONE_SECONDS, f"the earlier fleet of {namespace} is gone")
@@ -178,7 +178,7 @@ def vacate(api: Api) -> None:
     """Remove the fleet of every namespace that has one."""
     names = [each["metadata"]["name"] for each in api.list("Namespace", None)]
     for name in names:
-        found = (each for kind in WORKLOADS if api.serves(kind) for each in api.list(kind, name))
+        found = (each for kind in WORKLOADS for each in _standing(api, kind, name))
         if any(each["metadata"]["name"] == FLEET for each in found):
             say(f"removing the fleet that an earlier play left in {name}")
             clear(api, name)
@@ -194,12 +194,18 @@ def _await_served(api: Api, body: Mapping[str, Any]) -> None:
 
 
 def _is_clear(api: Api, namespace: str) -> bool:
-    return not api.list("Pod", namespace) and not _scaled_objects(api, namespace)
+    # KEDA takes its finalizer off itself.
+    return not api.list("Pod", namespace) and not _standing(api, "ScaledObject", namespace)
 
 
-def _scaled_objects(api: Api, namespace: str) -> list[dict[str, Any]]:
-    """Return KEDA's objects; it takes its finalizer off itself. None where the cluster has no KEDA."""
-    return api.list("ScaledObject", namespace) if api.serves("ScaledObject") else []
+def _standing(api: Api, kind: str, namespace: str) -> list[dict[str, Any]]:
+    """Return a namespace's objects of a kind; none without its definition, which may come or go."""
+    try:
+        return api.list(kind, namespace) if api.serves(kind) else []
+    except ApiError as error:
+        if error.code != httpx.codes.NOT_FOUND:
+            raise
+        return []
 
 
 def _is_there(api: Api, namespace: str) -> bool:
