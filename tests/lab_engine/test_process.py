@@ -5,12 +5,12 @@ import re
 import signal
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import pytest
 
 from kvmedic.cluster.containers.engine_logs import bears_device_memory
+from lab.cluster import usage
 from lab.engine.__main__ import serve
 from lab.engine.logs import OUT_OF_MEMORY
 from lab.engine.server import TEARDOWN_SECONDS
@@ -216,8 +216,7 @@ def test_a_drain_that_outlasts_its_timeout_aborts_the_rest():
 
 
 def resident_mib(process):
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+    return usage.resident_bytes(process.pid) / 2**20
 
 
 def test_the_hosts_memory_is_taken_once_enough_sequences_run():

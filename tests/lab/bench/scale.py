@@ -138,13 +138,13 @@ class Scale:
 
 
 def requests_of(page: str) -> Counter[str]:
-    """Return how many requests of each kind an API server answered."""
+    """Return how many requests of each kind an API server answered. What has no resource is ours."""
     found: Counter[str] = Counter()
     for labels, count in _REQUESTS.findall(page):
         told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        found[
-            f"{told['verb']} {told['resource']}{'/' if told['subresource'] else ''}{told['subresource']}"
-        ] += int(float(count))
+        if told["resource"]:
+            below = "/" if told["subresource"] else ""
+            found[f"{told['verb']} {told['resource']}{below}{told['subresource']}"] += int(float(count))
     return found
 
 
@@ -154,16 +154,24 @@ def _post(url: str) -> None:
 
 
 @contextmanager
-def world(count: int, replicas: int, log: Path | None) -> Iterator[Scale]:
-    """Yield a cluster with all fleets, and a source; the operator is not started."""
-    with LightCluster() as cluster, tempfile.TemporaryDirectory() as directory:
+def populated(all_fleets: list[ScaleFleet]) -> Iterator[LightCluster]:
+    """Yield a cluster in which all fleets stand, with their resources."""
+    with LightCluster() as cluster:
         cluster.api.close()
         cluster.api = Api(cluster.access, timeout_seconds=120)
         define(cluster)
+        with step(f"{len(all_fleets)} fleets of {all_fleets[0].replicas} replicas are written"):
+            populate(cluster.api, all_fleets, SPEC)
+        yield cluster
+
+
+@contextmanager
+def world(count: int, replicas: int, log: Path | None) -> Iterator[Scale]:
+    """Yield a cluster with all fleets, and a source; the operator is not started."""
+    all_fleets = fleets(count, replicas)
+    with populated(all_fleets) as cluster, tempfile.TemporaryDirectory() as directory:
         log = log or Path(directory) / "operator.log"
-        scale = Scale(cluster, fleets(count, replicas), Path(directory), log, Witness(cluster.api))
-        with step(f"{count} fleets of {replicas} replicas are written"):
-            populate(cluster.api, scale.fleets, SPEC)
+        scale = Scale(cluster, all_fleets, Path(directory), log, Witness(cluster.api))
         numbers = {"fleets": count, "replicas": replicas, "port": scale.ports[0]}
         argv = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
         scale.source = subprocess.Popen([sys.executable, "-m", "lab.bench.scale_source", *argv])
@@ -225,8 +233,7 @@ def watch_calm(scale: Scale, seconds: float) -> Calm:
     before = scale.spent()
     time.sleep(seconds)
     spent = scale.spent().since(before)
-    # What reads /metrics is ours.
-    return Calm(spent, {what: n for what, n in spent.requests.items() if n and not what.endswith(" ")})
+    return Calm(spent, {what: n for what, n in spent.requests.items() if n})
 
 
 def measure_calm(scale: Scale, seconds: float) -> None:
@@ -350,8 +357,7 @@ def measure_outage(scale: Scale, outage: float, limit: float) -> None:
     say("  s until all were looked at again; looks that failed", f"{_or_never(seconds, limit)}; {failed:.0f}")
     page = scale.cluster.api.http.get("/metrics", timeout=60).text
     # It counts from its start on; what it asks itself while it starts is among them.
-    told = {what: n for what, n in requests_of(page).items() if not what.endswith(" ")}
-    asked = sum(told.values()) / (time.monotonic() - back)
+    asked = sum(requests_of(page).values()) / (time.monotonic() - back)
     say("  API requests per second until then; CPU s", f"{asked:.0f}; {scale.cpu_seconds() - cpu:.1f}")
 
 

@@ -23,14 +23,13 @@ from pathlib import Path
 from threading import Thread
 
 from lab.bench import bare_timer
-from lab.bench.scale import ROUND_SECONDS, SPEC, requests_of, say
-from lab.bench.scale_fleets import ScaleFleet, fleets, populate
+from lab.bench.scale import ROUND_SECONDS, populated, requests_of, say
+from lab.bench.scale_fleets import ScaleFleet, fleets
 from lab.cluster import usage
 from lab.cluster.api import Api, Object
 from lab.cluster.light import LightCluster
 from lab.cluster.machine import step
 from lab.keda import installation as keda
-from worlds.world import define
 
 START_SECONDS = 900.0
 """For a neighbour to take in all objects; how many it has is said then."""
@@ -108,9 +107,7 @@ def measure(
 
 
 def answered(cluster: LightCluster) -> Counter[str]:
-    """Return the requests that an API server answered, but for what reads its metrics."""
-    told = requests_of(cluster.api.http.get("/metrics", timeout=60).text)
-    return Counter({what: n for what, n in told.items() if not what.endswith(" ")})
+    return requests_of(cluster.api.http.get("/metrics", timeout=60).text)
 
 
 def measure_bare_timer(cluster: LightCluster, seconds: float) -> None:
@@ -157,13 +154,8 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90.0)
     chosen = parser.parse_args()
-    with LightCluster() as cluster:
-        cluster.api.close()
-        cluster.api = Api(cluster.access, timeout_seconds=120)
-        define(cluster)
-        all_fleets = fleets(chosen.fleets, chosen.replicas)
-        with step(f"{chosen.fleets} fleets of {chosen.replicas} replicas are written"):
-            populate(cluster.api, all_fleets, SPEC)
+    all_fleets = fleets(chosen.fleets, chosen.replicas)
+    with populated(all_fleets) as cluster:
         measure_bare_timer(cluster, chosen.seconds)
         measure_keda(cluster, all_fleets, chosen.seconds)
 

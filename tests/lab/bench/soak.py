@@ -15,12 +15,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
+
+import httpx
 
 from lab.bench.scale import SPEC, Scale, say, world
 from lab.bench.scale_fleets import HASH, SPARSE, ScaleFleet, create
@@ -41,7 +43,7 @@ COLD_SECONDS = 600.0
 GONE_SECONDS = 60.0
 """For the operator to let go of a resource with an open run."""
 GROWN = 1.05
-"""Memory of the last minutes over that of the first: more is growth. Steady ones differ by 2 %."""
+"""Memory of the last minutes over that of the first: more is growth. Of 300 fleets it was 1.03 times."""
 MORE_FILES = 5
 """Files and threads: connections come and go."""
 
@@ -80,9 +82,8 @@ class Soak:
                 told = self._end_sickness(sick)
                 self._begin_sickness(sick)
             if minute % EVERY == FAULT_AT:
-                name, fault = next(faults)
-                with fault(self.scale):
-                    told = name
+                told, fault = next(faults)
+                fault(self.scale)
             for fleet in islice(calm, CHURN):
                 self._make_anew(fleet)
             time.sleep(max(0.0, ends - time.monotonic()))
@@ -125,7 +126,7 @@ class Soak:
                 path, at_once = api.resource(kind).path(place, name), {"gracePeriodSeconds": 0}
                 api.request("DELETE", path, params=at_once)
         # The operator takes its finalizer off, where it has one.
-        until(lambda: not _exists(api, fleet), GONE_SECONDS, f"{place}/{fleet.name} is gone")
+        until(lambda: _is_gone(api, fleet), GONE_SECONDS, f"{place}/{fleet.name} is gone")
         create(api, fleet, SPEC)
 
     def _sample(self, minute: int, told: str) -> None:
@@ -141,35 +142,32 @@ class Soak:
         )
 
 
-@contextmanager
-def _without(scale: Scale, component: str, seconds: float) -> Iterator[None]:
+def _go_without(scale: Scale, component: str, seconds: float) -> None:
     scale.cluster.stop_component(component)
     time.sleep(seconds)
     scale.cluster.start_component(component)
-    yield
 
 
-@contextmanager
-def _frozen(pid: int, seconds: float) -> Iterator[None]:
+def _freeze(pid: int, seconds: float) -> None:
     os.kill(pid, signal.SIGSTOP)
     time.sleep(seconds)
     os.kill(pid, signal.SIGCONT)
-    yield
 
 
-FAULTS: Mapping[str, Callable[[Scale], AbstractContextManager[None]]] = {
-    "API server killed, away for 20 s": lambda scale: _without(scale, "kube-apiserver", 20),
-    "source silent for 45 s": lambda scale: _frozen(scale.source.pid, 45),
-    "operator frozen for 45 s, its Lease lost": lambda scale: _frozen(scale.operator.pid, 45),
-    "etcd killed, away for 10 s": lambda scale: _without(scale, "etcd", 10),
+FAULTS: Mapping[str, Callable[[Scale], None]] = {
+    "API server killed, away for 20 s": lambda scale: _go_without(scale, "kube-apiserver", 20),
+    "source silent for 45 s": lambda scale: _freeze(scale.source.pid, 45),
+    "operator frozen for 45 s, its Lease lost": lambda scale: _freeze(scale.operator.pid, 45),
+    "etcd killed, away for 10 s": lambda scale: _go_without(scale, "etcd", 10),
 }
 
 
-def _exists(api: Api, fleet: ScaleFleet) -> bool:
+def _is_gone(api: Api, fleet: ScaleFleet) -> bool:
     try:
-        return bool(api.get("KVRemediation", fleet.name, fleet.namespace))
-    except ApiError:
-        return False
+        api.get("KVRemediation", fleet.name, fleet.namespace)
+    except ApiError as error:
+        return error.code == httpx.codes.NOT_FOUND
+    return False
 
 
 def verdict(soak: Soak) -> list[str]:
