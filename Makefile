@@ -77,7 +77,7 @@ check: setup docs ## Format, lint, types, import contracts, generated files, doc
 WORKERS ?= 6
 RUN_TESTS = $(PY) -m pytest -q --timeout=600 --durations=10
 .PHONY: test
-test: setup ## Run every test; installs and builds what they need (PYTEST=… for options, WORKERS=6)
+test: setup ## Run every test; installs and builds what they need, and takes the lab's cluster down (PYTEST=… for options, WORKERS=6)
 	@worst=5; spent=; \
 	timed() { began=$$SECONDS; ended=0; "$${@:2}" || ended=$$?; spent+="$${spent:+, }$$1 $$((SECONDS - began)) s"; return $$ended; }; \
 	note() { case $$1 in 0) [ $$worst != 5 ] || worst=0;; 2) exit 2;; 5) ;; *) worst=$$1;; esac; }; \

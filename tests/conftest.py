@@ -136,18 +136,11 @@ def found() -> Found:
 
 @pytest.fixture(scope="session")
 def cluster(found: Found) -> Iterator[Cluster]:
-    """The lab's real cluster, shared by the session; one that was up before stays up."""
+    """The lab's real cluster, shared by the session; one that was up before outlives what shares it."""
     found.cluster.up(REAL_GPUS)
     yield found.cluster
     if not found.was_up:
         found.cluster.down()
-
-
-@pytest.fixture
-def free_machine(found: Found) -> None:
-    """Nobody's cluster is taken down: tests that would do so need a machine without one."""
-    if found.was_up:
-        pytest.skip("the lab's cluster is in use; `make lab-down` first")
 
 
 @pytest.fixture

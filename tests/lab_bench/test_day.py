@@ -38,7 +38,7 @@ def test_a_few_hours_from_end_to_end(capsys: pytest.CaptureFixture[str]):
 BINDS = CapUse(
     cap=40,
     seconds=600,
-    at_cap_share=0.8,
+    running_low=36,
     waiting_mean=0.51,
     preemptions_per_request=0.049,
     kv_cache_usage_ratio=0.849,
@@ -53,7 +53,7 @@ PRESSED = replace(BINDS, preemptions_per_request=1.7, kv_cache_usage_ratio=0.98)
         pytest.param(BINDS, 49, None, 40, id="too little more room"),
         pytest.param(BINDS, 400, None, 400, id="far more room"),
         pytest.param(replace(BINDS, seconds=599), 50, None, 40, id="not for long enough"),
-        pytest.param(replace(BINDS, at_cap_share=0.79), 50, None, 40, id="not at the cap often enough"),
+        pytest.param(replace(BINDS, running_low=35.9), 50, None, 40, id="not enough run"),
         pytest.param(replace(BINDS, waiting_mean=0.5), 50, None, 40, id="nobody waits"),
         pytest.param(replace(BINDS, preemptions_per_request=0.05), 50, None, 40, id="it preempts"),
         pytest.param(replace(BINDS, kv_cache_usage_ratio=0.85), 50, None, 40, id="the cache is full"),

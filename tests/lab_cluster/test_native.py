@@ -34,8 +34,8 @@ def lab(*arguments):
 
 
 @pytest.fixture
-def before(free_machine):
-    """What the machine looks like without a cluster; the cluster is taken down in any case."""
+def before():
+    """What the machine looks like without a cluster; one that is up is taken down, whoever brought it up."""
     lab("down")
     yield footprint()
     lab("down")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvmedic.engines.signal_sources import LOW_QUANTILE
 from kvmedic.metrics.lengths import APART, DAY, lengths_of
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Measured, Observation, PastLengths
@@ -267,7 +268,7 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
     use = CapUse(
         cap=controller.cap,
         seconds=LOOK,
-        at_cap_share=float((gauges[:, 0] >= controller.cap).mean()),
+        running_low=float(np.quantile(gauges[:, 0], LOW_QUANTILE)),
         waiting_mean=float(gauges[:, 1].mean()),
         preemptions_per_request=strain.preemptions_per_request,
         kv_cache_usage_ratio=float(gauges[:, 2].mean()),

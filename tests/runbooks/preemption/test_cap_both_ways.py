@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
 from builders import NOW, THRASHING, an_evidence
+from kvmedic.engines.signal_sources import LOW_QUANTILE
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Histogram, Inconclusive, PastLengths, Signal
 from kvmedic.model.readings import histogram
@@ -20,12 +22,25 @@ from kvmedic.runbooks.preemption.pressure import Case, size_fleet
 BINDS = CapUse(
     cap=40,
     seconds=600,
-    at_cap_share=0.8,
+    running_low=36,
     waiting_mean=0.51,
     preemptions_per_request=0.049,
     kv_cache_usage_ratio=0.849,
 )
 HOUR = 3600.0
+SAMPLES = 40
+"""Of a gauge in ten minutes, at a scrape every 15 s."""
+
+
+def after_steps(cap: int, tokens: int, seed: int) -> CapUse:
+    """Return a cap with a queue behind it, as vLLM's gauge shows it.
+
+    The gauge is that after a step: each of those who ran has ended with probability 1 / `tokens`, and nobody
+    has followed yet.
+    """
+    running = cap - np.random.default_rng(seed).binomial(cap, 1 / tokens, SAMPLES)
+    low = float(np.quantile(running, LOW_QUANTILE))
+    return replace(BINDS, cap=int(running.max()), running_low=low)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +48,7 @@ HOUR = 3600.0
     [
         pytest.param(BINDS, True, id="everything just so"),
         pytest.param(replace(BINDS, seconds=599), False, id="not for long enough"),
-        pytest.param(replace(BINDS, at_cap_share=0.79), False, id="not at the cap often enough"),
+        pytest.param(replace(BINDS, running_low=35.9), False, id="not enough run"),
         pytest.param(replace(BINDS, waiting_mean=0.5), False, id="nobody waits"),
         pytest.param(replace(BINDS, preemptions_per_request=0.05), False, id="it preempts"),
         pytest.param(replace(BINDS, kv_cache_usage_ratio=0.85), False, id="the cache is full"),
@@ -41,6 +56,42 @@ HOUR = 3600.0
 )
 def test_a_cap_binds_beside_room_only_where_every_sign_says_so(use: CapUse, *, binds: bool) -> None:
     assert use.binds_beside_room is binds
+
+
+@pytest.mark.parametrize("tokens", [30, 100, 400])
+@pytest.mark.parametrize("cap", [8, 19, 43, 64, 128, 256, 512])
+def test_a_cap_binds_although_a_step_empties_seats(cap: int, tokens: int) -> None:
+    seen = [after_steps(cap, tokens, seed) for seed in range(50)]
+
+    assert all(use.binds_beside_room and use.is_under(cap) for use in seen)
+
+
+@pytest.mark.parametrize(
+    ("most", "low", "seconds", "taken"),
+    [
+        pytest.param(1, 1, 600, True, id="one seat, always taken"),
+        pytest.param(1, 0, 600, False, id="one seat, not always taken"),
+        pytest.param(3, 2, 600, False, id="a third of few is free"),
+        pytest.param(4, 3, 600, True, id="one of few is free"),
+        pytest.param(8, 6, 600, False, id="two of few are free"),
+        pytest.param(64, 57, 600, True, id="a tenth is free"),
+        pytest.param(64, 56.9, 600, False, id="more than a tenth is free"),
+        pytest.param(64, 64, 599, False, id="not for long enough"),
+        pytest.param(0, 0, 600, True, id="nobody ever ran"),
+    ],
+)
+def test_seats_are_taken_where_hardly_any_is_free(
+    most: int, low: float, seconds: float, *, taken: bool
+) -> None:
+    assert replace(BINDS, cap=most, running_low=low, seconds=seconds).is_taken is taken
+
+
+@pytest.mark.parametrize(
+    ("most", "cap", "under"),
+    [(12, 12, True), (11, 12, True), (9, 12, False), (13, 12, False), (57, 64, True), (56, 64, False)],
+)
+def test_what_runs_is_under_a_cap_that_it_nearly_fills(most: int, cap: int, *, under: bool) -> None:
+    assert replace(BINDS, cap=most).is_under(cap) is under
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,26 @@ def test_a_cap_must_have_bound_for_long(signal: Signal) -> None:
     assert reason_of(unknown) is Reason.METRICS_MISSING
 
 
+@pytest.mark.parametrize(
+    ("low", "reason"),
+    [
+        pytest.param(11, Reason.CAP_TOO_LOW, id="a seat is free after a step"),
+        pytest.param(9, Reason.QUEUE_UNEXPLAINED, id="a quarter is free at one moment in five"),
+    ],
+)
+def test_the_gauge_of_a_cap_that_binds_shows_a_free_seat(low: float, reason: Reason) -> None:
+    seen = with_number(BEHIND_A_LOW_CAP.readings(), Signal.RUNNING_LOW, low)
+
+    assert reason_of(an_evidence(*[seen] * 3)) is reason
+
+
+def test_a_large_cap_that_was_never_seen_full_is_raised() -> None:
+    advice = raise_cap(LOW, replace(FREE, most_sequences=13))
+
+    assert isinstance(advice, Assignment)
+    assert advice.value == ROOM
+
+
 def test_lengths_that_cannot_be_told_raise_nothing() -> None:
     few = replace(BEHIND_A_LOW_CAP, models=("a", "b"))
 
@@ -213,6 +233,7 @@ OURS = SizedCap("rev", "12", NOW)
         pytest.param(LOW, None, False, id="none of ours"),
         pytest.param(LOW, replace(OURS, revision="other"), False, id="of another template"),
         pytest.param(LOW, replace(OURS, cap="24"), False, id="another cap"),
+        pytest.param(LOW, replace(OURS, cap="a dozen"), False, id="a cap that is no number"),
         pytest.param(an_evidence(CALM), OURS, False, id="no queue"),
         pytest.param(
             an_evidence(BEHIND_SOMETHING_ELSE), replace(OURS, cap="14"), False, id="it does not bind"

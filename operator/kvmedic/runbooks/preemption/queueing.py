@@ -19,7 +19,6 @@ from kvmedic.model.status import SizedCap
 from kvmedic.runbooks.branches import Assignment, Evidence, Finding, Found, NoChange, Setting, SettingAdvice
 from kvmedic.runbooks.preemption.cap import (
     BINDING_SECONDS,
-    BINDING_SHARE,
     QUEUED_BEHIND,
     RAISE_FROM,
     CapUse,
@@ -45,8 +44,6 @@ HELD_BY = SEATS | {
 PINNED = 0.95
 """KV-cache usage, on average, from which the cache is full. It saw-tooths below 1 in thrash and averages 0.87
 to 0.94 then (vLLM 0.32.0, CPU build)."""
-ONE_LESS = 0.5
-"""Sequences by which the running set may lie under its most and still stand at it: gauges are averaged."""
 
 
 def waiting_replicas(evidence: Evidence) -> dict[str, float]:
@@ -117,7 +114,7 @@ def queue_needs_replicas(evidence: Evidence) -> Found:
         return use
     if use.kv_cache_usage_ratio > PINNED:
         return *found, _say_use(use, "the cache is full")
-    if use.seconds >= BINDING_SECONDS and use.at_cap_share >= BINDING_SHARE:
+    if use.is_taken:
         return *found, _say_use(use, "the cap is about what the cache holds")
     told = "; ".join(f"{each.subject}: {each.text}" for each in found)
     return Inconclusive(
@@ -152,7 +149,7 @@ def cap_use(evidence: Evidence) -> CapUse | Inconclusive:
     return CapUse(
         cap=round(cap),
         seconds=longer.window_seconds,
-        at_cap_share=BINDING_SHARE if low >= cap - ONE_LESS else 0.0,
+        running_low=low,
         waiting_mean=min(one.numbers[_WAITING] / engines[name] for name, one in now.items()),
         preemptions_per_request=total(now, Signal.PREEMPTIONS)
         / max(1.0, total(now, Signal.REQUESTS_FINISHED)),
@@ -168,10 +165,10 @@ def queue_behind(evidence: Evidence, ours: SizedCap | None, revision: str) -> st
         ours: the cap that was kept last.
         revision: hash of the present pod template.
     """
-    if ours is None or ours.revision != revision or not is_queued(evidence):
+    if ours is None or ours.revision != revision or not ours.cap.isdecimal() or not is_queued(evidence):
         return ""
     use = cap_use(evidence)
-    if isinstance(use, Inconclusive) or use.at_cap_share < BINDING_SHARE or str(use.cap) != ours.cap:
+    if isinstance(use, Inconclusive) or not (use.is_taken and use.is_under(int(ours.cap))):
         return ""
     return f"requests queue behind the cap of {ours.cap} that kvmedic set at {ours.at:%Y-%m-%dT%H:%MZ}"
 
@@ -217,7 +214,7 @@ def _refuse_raise(case: Case, use: CapUse, setting: Setting) -> NoChange | None:
     if setting.most_sequences is None:
         text = f"up to {use.cap} sequences run at once, and nobody knows the present {knob}"
         return NoChange(Reason.PRESENT_VALUE_UNKNOWN, text)
-    if setting.most_sequences != use.cap:
+    if not use.is_under(setting.most_sequences):
         text = (
             f"up to {use.cap} sequences run at once, {knob} is {setting.most_sequences}: another limit binds"
         )
