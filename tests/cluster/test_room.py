@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from kvmedic.cluster.room import room_for
-from kvmedic.kube.errors import Call, Refused
+from kvmedic.cluster.room import SharedTenants, room_for
+from kvmedic.kube.errors import Call, Refused, Unavailable
 from kvmedic.kube.objects import CLAIMS, NODES, PODS, QUOTAS, Ref, Resource
 from kvmedic.model.fleet import Fleet
 from kvmedic.rollout.spares.room import Finding, NoRoom, Room, RoomUnknown
@@ -226,3 +228,59 @@ async def test_a_port_of_several_nodes_or_of_none_that_serves_is_asked_of_the_no
     found = await room_for(Cluster({}), elsewhere, template)
 
     assert isinstance(found, RoomUnknown)
+
+
+@dataclass
+class Town:
+    """A reader of one pod, which answers once it is opened; at first it fails as often as `failures` says."""
+
+    failures: int = 0
+    lists: int = 0
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read_each(self, *_: object, fields: str = "") -> AsyncIterator[dict[str, Any]]:
+        self.lists += 1
+        await self.opened.wait()
+        if self.lists <= self.failures:
+            raise Unavailable(Call("list", "pods"), None, "away")
+        yield {"metadata": {"name": "a", "namespace": "b"}, "spec": {"nodeName": "gpu-node"}}
+
+
+async def test_who_asks_what_runs_on_the_nodes_at_once_shares_one_list() -> None:
+    town = Town()
+    tenants = SharedTenants(town)  # type: ignore[arg-type]
+    impatient, *asking = [asyncio.create_task(tenants.read()) for _ in range(5)]
+    await asyncio.sleep(0)
+    impatient.cancel()
+    town.opened.set()
+
+    found = await asyncio.gather(*asking)
+
+    assert town.lists == 1
+    assert [each.node for answer in found for each in answer] == ["gpu-node"] * 4
+
+
+async def test_what_runs_on_the_nodes_is_forgotten_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvmedic.cluster.room.TENANTS_LAST", timedelta(seconds=0.05))
+    town = Town()
+    town.opened.set()
+    tenants = SharedTenants(town)  # type: ignore[arg-type]
+    await tenants.read()
+    await tenants.read()
+    assert town.lists == 1
+
+    await asyncio.sleep(0.1)
+
+    await tenants.read()
+    assert town.lists == 2
+
+
+async def test_a_list_that_failed_is_read_anew() -> None:
+    town = Town(failures=1)
+    town.opened.set()
+    tenants = SharedTenants(town)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable):
+        await tenants.read()
+    await asyncio.sleep(0.01)
+
+    assert len(await tenants.read()) == 1

@@ -23,7 +23,7 @@ from kvmedic.cluster.fronts import (
     complete_drain,
 )
 from kvmedic.cluster.ownership import giving_way
-from kvmedic.cluster.room import list_tenants, room_for
+from kvmedic.cluster.room import SharedTenants, room_for
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.objects import (
@@ -44,7 +44,7 @@ from kvmedic.model.config_edits import previous
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.spec import Policy
 from kvmedic.rollout.preconditions import Neighbours
-from kvmedic.rollout.spares.room import Finding, Tenant
+from kvmedic.rollout.spares.room import Finding
 from kvmedic.runbooks.workload import View
 
 if TYPE_CHECKING:
@@ -68,17 +68,15 @@ async def read_target(
     return replace(seen, fleet=fleet, config_maps=maps)
 
 
-TENANTS_LAST = timedelta(seconds=30)
-"""How long all examinations share what runs on the nodes: each would read all pods of the cluster anew."""
-
-
 @dataclass(slots=True)
 class TargetSurroundings:
     """What is around a target, as a reader has it."""
 
     reader: Reader
-    _tenants: tuple[Tenant, ...] = ()
-    _read_at: float | None = None
+    _tenants: SharedTenants = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tenants = SharedTenants(self.reader)
 
     async def with_drain(self, view: View, policy: Policy) -> View:
         """Return a target with all that draining depends on, where only a glance was taken."""
@@ -86,17 +84,11 @@ class TargetSurroundings:
 
     async def room_around(self, view: View) -> Finding:
         """Return whether one pod more of the target finds a place now."""
-        return await room_for(self.reader, view.fleet, view.template, self._all_tenants)
+        return await room_for(self.reader, view.fleet, view.template, self._tenants.read)
 
     async def neighbours_around(self, view: View) -> Neighbours:
         """Return who else has a say in a target's replicas and pods."""
         return await neighbours_of(self.reader, view.fleet, view.template)
-
-    async def _all_tenants(self) -> tuple[Tenant, ...]:
-        now = loop_seconds()
-        if self._read_at is None or now - self._read_at > TENANTS_LAST.total_seconds():
-            self._tenants, self._read_at = await list_tenants(self.reader), now
-        return self._tenants
 
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -59,6 +60,8 @@ RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that take a place."""
 FEW_NODES = 16
 """Nodes whose pods are asked for one by one; with more, one list of all pods costs less."""
+TENANTS_LAST = timedelta(seconds=30)
+"""How long all examinations share what runs on the nodes: each would read all pods of the cluster anew."""
 ANY_PRIORITY = 2**31
 """Priority of a pod whose class is named and whose number is not known: nothing is sure to keep it out."""
 KARPENTER = ("karpenter.sh/nodepool", "karpenter.sh/provisioner-name")
@@ -192,6 +195,31 @@ async def list_tenants(client: Reader, namespace: str = "", fields: str = RUNNIN
     """Return what runs on nodes: everything, or what is selected. Of each pod only its facts are kept."""
     found = client.read_each(PODS, namespace, fields=fields)
     return tuple([tenant_of(pod) async for pod in found if _has_place(pod)])
+
+
+@dataclass(slots=True)
+class SharedTenants:
+    """What runs on the nodes, read once for all who ask for it within `TENANTS_LAST`."""
+
+    reader: Reader
+    _found: asyncio.Task[tuple[Tenant, ...]] | None = field(default=None, init=False)
+
+    async def read(self) -> tuple[Tenant, ...]:
+        """Return what runs on all nodes, as it was a moment ago."""
+        if self._found is None:
+            self._found = asyncio.create_task(list_tenants(self.reader), name="list tenants")
+            self._found.add_done_callback(self._forget_later)
+        # One who stops waiting does not take the answer from the others.
+        return await asyncio.shield(self._found)
+
+    def _forget_later(self, read: asyncio.Task[tuple[Tenant, ...]]) -> None:
+        """Forget what was read once it is old: it takes memory where nobody asks. A failure goes at once."""
+        failed = read.cancelled() or read.exception() is not None
+        lasts = 0.0 if failed else TENANTS_LAST.total_seconds()
+        asyncio.get_running_loop().call_later(lasts, self._forget)
+
+    def _forget(self) -> None:
+        self._found = None
 
 
 def _has_place(pod: JsonObject) -> bool:

@@ -3,8 +3,8 @@
 One list and one watch per kind, whatever the number of fleets. What is read here may be a moment old, so
 nothing is written on its word: who is about to change something reads from the API server again.
 
-Each object is kept as compact JSON and read anew for each caller. That takes a tenth of the memory of Python
-objects, and nobody can change what another one reads.
+Each object is kept as compressed JSON and read anew for each caller. That takes a twelfth of the memory of
+Python objects (3.6 of 45 KB for the six of a plain fleet), and nobody can change what another one reads.
 
 A watch may go silent and break nothing: a partition that drops packets, an API server whose etcd was restored
 from a snapshot (it waits for a version that comes much later). So one that tells nothing for `SILENCE` is
@@ -18,6 +18,7 @@ import asyncio
 import json
 import logging
 import sys
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -87,10 +88,10 @@ class Watched:
 class _Kept:
     labels: Mapping[str, str]
     version: str
-    text: bytes
+    packed: bytes
 
     def body(self) -> JsonObject:
-        return dict(json.loads(self.text))
+        return dict(json.loads(zlib.decompress(self.packed)))
 
 
 @dataclass(slots=True)
@@ -410,4 +411,5 @@ class Recording:
 
 def _kept_of(kind: Watched, body: JsonObject) -> _Kept:
     labels = {sys.intern(key): sys.intern(str(value)) for key, value in labels_of(body).items()}
-    return _Kept(labels, version_of(body), json.dumps(kind.trim(body), separators=(",", ":")).encode())
+    text = json.dumps(kind.trim(body), separators=(",", ":")).encode()
+    return _Kept(labels, version_of(body), zlib.compress(text, zlib.Z_BEST_SPEED))
