@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         used = getattr(item, "fixturenames", ())
-        if "found" in used:
+        if "found" in used or item.get_closest_marker("takes_cluster_down") is not None:
             item.add_marker("cluster")
         if "light" not in used and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

@@ -14,7 +14,7 @@ from lab.cluster.api import Api, until
 from lab.cluster.interface import is_ready
 from lab.cluster.machine import KUBECONFIG, program
 from lab.cluster.native import NativeCluster
-from lab.cluster.network import BRIDGE
+from lab.cluster.network import BRIDGE, BRIDGE_MAC
 from lab.cluster.node import PAUSE_IMAGE
 from lab_cluster.footprint import differences, footprint
 
@@ -59,6 +59,7 @@ def test_a_cluster_with_pods_comes_and_goes_without_a_trace(before):
     cluster = NativeCluster()
     with Api(cluster.access) as api:
         run_pods(api, 3)
+    assert Path("/sys/class/net", BRIDGE, "address").read_text().strip() == BRIDGE_MAC
     during = footprint()
 
     down_seconds = lab("down")

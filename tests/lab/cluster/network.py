@@ -10,6 +10,9 @@ from lab.cluster.machine import program
 from lab.cluster.traces import remove_empty
 
 BRIDGE = "kvlab0"
+BRIDGE_MAC = "02:6b:76:6c:61:62"
+"""A bridge without one of its own takes the lowest of its ports', and whenever that pod comes or goes the others
+lose the machine for seconds, until they ask again who has its address."""
 NODE_IP = "10.77.0.1"
 PODS = "10.77.0.0/24"
 SERVICES = "10.78.0.0/24"
@@ -78,7 +81,7 @@ def bridge_owner() -> Path | None:
 def add_bridge(owner: Path) -> None:
     """Make the bridge; service addresses end there too: without kube-proxy none leaves the machine."""
     if not _has_bridge():
-        _ip("link", "add", BRIDGE, "type", "bridge")
+        _ip("link", "add", BRIDGE, "address", BRIDGE_MAC, "type", "bridge")
     _ip("addr", "replace", f"{NODE_IP}/24", "dev", BRIDGE)
     _ip("link", "set", BRIDGE, "up", "alias", str(owner))
     _ip("route", "replace", SERVICES, "dev", BRIDGE)
