@@ -11,8 +11,8 @@ from lab.cluster.traces import remove_empty
 
 BRIDGE = "kvlab0"
 BRIDGE_MAC = "02:6b:76:6c:61:62"
-"""A bridge without one of its own takes the lowest of its ports', and whenever that pod comes or goes the others
-lose the machine for seconds, until they ask again who has its address."""
+"""A bridge without one of its own takes the lowest of its ports', and whenever that pod comes or goes the
+others lose the machine for seconds, until they ask again who has its address."""
 NODE_IP = "10.77.0.1"
 PODS = "10.77.0.0/24"
 SERVICES = "10.78.0.0/24"

@@ -99,7 +99,8 @@ class CapUse:
     @property
     def is_taken(self) -> bool:
         """Return whether the cap's seats were taken, for long enough to say so."""
-        return self.seconds >= BINDING_SECONDS and self.running_low >= self.cap - free_seats(self.cap)
+        taken = self.cap - free_seats(self.cap)
+        return self.seconds >= BINDING_SECONDS and self.running_low >= taken > 0
 
     def is_under(self, cap: int) -> bool:
         """Return whether so many may run: no more ever did, and hardly fewer."""
