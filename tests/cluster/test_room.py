@@ -249,7 +249,7 @@ class Town:
 async def test_who_asks_what_runs_on_the_nodes_at_once_shares_one_list() -> None:
     town = Town()
     tenants = SharedTenants(town)  # type: ignore[arg-type]
-    impatient, *asking = [asyncio.create_task(tenants.read()) for _ in range(5)]
+    impatient, *asking = [asyncio.create_task(tenants.read_tenants()) for _ in range(5)]
     await asyncio.sleep(0)
     impatient.cancel()
     town.opened.set()
@@ -265,13 +265,13 @@ async def test_what_runs_on_the_nodes_is_forgotten_once_it_is_old(monkeypatch: p
     town = Town()
     town.opened.set()
     tenants = SharedTenants(town)  # type: ignore[arg-type]
-    await tenants.read()
-    await tenants.read()
+    await tenants.read_tenants()
+    await tenants.read_tenants()
     assert town.lists == 1
 
     await asyncio.sleep(0.1)
 
-    await tenants.read()
+    await tenants.read_tenants()
     assert town.lists == 2
 
 
@@ -280,7 +280,7 @@ async def test_a_list_that_failed_is_read_anew() -> None:
     town.opened.set()
     tenants = SharedTenants(town)  # type: ignore[arg-type]
     with pytest.raises(Unavailable):
-        await tenants.read()
+        await tenants.read_tenants()
     await asyncio.sleep(0.01)
 
-    assert len(await tenants.read()) == 1
+    assert len(await tenants.read_tenants()) == 1

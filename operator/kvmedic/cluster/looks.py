@@ -84,7 +84,7 @@ class TargetSurroundings:
 
     async def room_around(self, view: View) -> Finding:
         """Return whether one pod more of the target finds a place now."""
-        return await room_for(self.reader, view.fleet, view.template, self._tenants.read)
+        return await room_for(self.reader, view.fleet, view.template, self._tenants.read_tenants)
 
     async def neighbours_around(self, view: View) -> Neighbours:
         """Return who else has a say in a target's replicas and pods."""

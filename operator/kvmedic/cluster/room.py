@@ -204,7 +204,7 @@ class SharedTenants:
     reader: Reader
     _found: asyncio.Task[tuple[Tenant, ...]] | None = field(default=None, init=False)
 
-    async def read(self) -> tuple[Tenant, ...]:
+    async def read_tenants(self) -> tuple[Tenant, ...]:
         """Return what runs on all nodes, as it was a moment ago."""
         if self._found is None:
             self._found = asyncio.create_task(list_tenants(self.reader), name="list tenants")
