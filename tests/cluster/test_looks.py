@@ -16,7 +16,7 @@ from kvmedic.kube.client import Client
 from kvmedic.kube.watches import Watches
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.spec import Policy
-from kvmedic.runbooks.workload import View
+from kvmedic.runbooks.workload import EngineLine, View
 from worlds.asked import a_resource
 from worlds.live_fleet import TARGET, LiveFleet, is_whole
 
@@ -76,7 +76,12 @@ async def test_at_each_stage_a_glance_is_what_the_api_server_has_and_asks_for_no
     calls = beside.client.calls
 
     first, again = await beside.glance(), await beside.glance()
-    assert first is again
+    assert first is not None
+    assert again is not None
+    assert first == again
+    lines = [each.engine_line(TARGET) for each in (first, again)]
+    assert isinstance(lines[0], EngineLine)
+    assert lines[0] == lines[1]
     assert beside.client.calls == calls
 
     def is_new(fleet: Fleet) -> bool:
