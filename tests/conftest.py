@@ -8,7 +8,6 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -82,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         used = getattr(item, "fixturenames", ())
-        if "found" in used or item.get_closest_marker("takes_cluster_down") is not None:
+        if "cluster" in used or item.get_closest_marker("takes_cluster_down") is not None:
             item.add_marker("cluster")
         if "light" not in used and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
@@ -119,28 +118,15 @@ def _order(item: pytest.Item) -> tuple[bool, bool, float]:
     )
 
 
-@dataclass(frozen=True)
-class Found:
-    """The cluster of this machine, and whether it was somebody's before the session."""
-
-    cluster: Cluster
-    was_up: bool
-
-
 @pytest.fixture(scope="session")
-def found() -> Found:
-    """What the session finds."""
-    cluster = choose()
-    return Found(cluster, cluster.is_up())
-
-
-@pytest.fixture(scope="session")
-def cluster(found: Found) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """The lab's real cluster, shared by the session; one that was up before outlives what shares it."""
-    found.cluster.up(REAL_GPUS)
-    yield found.cluster
-    if not found.was_up:
-        found.cluster.down()
+    found = choose()
+    was_up = found.is_up()
+    found.up(REAL_GPUS)
+    yield found
+    if not was_up:
+        found.down()
 
 
 @pytest.fixture

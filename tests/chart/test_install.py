@@ -26,7 +26,7 @@ WATCHED, OTHER = "serving", "elsewhere"
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def server():
     """An API server of this module's own, because the chart's objects are cluster-wide."""
     with LightCluster(controllers=True, kwok=True) as light:
         light.create_namespace(NAMESPACE, RESTRICTED)
@@ -35,25 +35,25 @@ def cluster():
         yield light
 
 
-def run(cluster: LightCluster, *arguments: str, values: Values | None = None) -> str:
+def run(server: LightCluster, *arguments: str, values: Values | None = None) -> str:
     """helm against the cluster; its output."""
-    done = helm([*arguments, "--kubeconfig", str(cluster.kubeconfig), "--namespace", NAMESPACE], values)
+    done = helm([*arguments, "--kubeconfig", str(server.kubeconfig), "--namespace", NAMESPACE], values)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def install(cluster: LightCluster, values: Values | None = None) -> str:
+def install(server: LightCluster, values: Values | None = None) -> str:
     """Install or upgrade, and wait until the operator's (simulated) pods are Ready."""
     return run(
-        cluster, "upgrade", "--install", RELEASE, str(CHART), "--wait", "--timeout=60s", values=values or {}
+        server, "upgrade", "--install", RELEASE, str(CHART), "--wait", "--timeout=60s", values=values or {}
     )
 
 
 @pytest.fixture
-def installed(cluster, request):
+def installed(server, request):
     """An installation with the values that the test names; what helm said."""
-    yield install(cluster, getattr(request, "param", None))
-    run(cluster, "uninstall", RELEASE, "--wait")
+    yield install(server, getattr(request, "param", None))
+    run(server, "uninstall", RELEASE, "--wait")
 
 
 def pod(values: Values) -> dict[str, Any]:
@@ -66,33 +66,33 @@ def pod(values: Values) -> dict[str, Any]:
     }
 
 
-def try_out(cluster: LightCluster, body: dict[str, Any]) -> None:
+def try_out(server: LightCluster, body: dict[str, Any]) -> None:
     """Ask the API server what it would say to a pod."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    cluster.api.request("POST", path, params={"dryRun": "All"}, json=body)
+    server.api.request("POST", path, params={"dryRun": "All"}, json=body)
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "every source option"])
-def test_the_pod_passes_the_restricted_level(cluster, values):
-    try_out(cluster, pod(values))
+def test_the_pod_passes_the_restricted_level(server, values):
+    try_out(server, pod(values))
 
 
-def test_the_pod_of_helm_test_passes_it_too(cluster):
+def test_the_pod_of_helm_test_passes_it_too(server):
     made = hook()
     made["spec"]["serviceAccountName"] = "default"
 
-    try_out(cluster, made)
+    try_out(server, made)
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("allowPrivilegeEscalation", True), ("capabilities", {}), ("runAsUser", 0)]
 )
-def test_the_level_is_really_enforced(cluster, field, value):
+def test_the_level_is_really_enforced(server, field, value):
     loose = copy.deepcopy(pod({}))
     loose["spec"]["containers"][0]["securityContext"][field] = value
 
     with pytest.raises(ApiError, match="violates PodSecurity"):
-        try_out(cluster, loose)
+        try_out(server, loose)
 
 
 def test_the_notes_tell_the_next_two_commands(installed):
@@ -103,81 +103,81 @@ def test_the_notes_tell_the_next_two_commands(installed):
 
 
 @pytest.mark.parametrize("installed", [EVERYTHING], indirect=True)
-def test_the_resource_in_the_notes_is_one_that_the_api_server_takes(cluster, installed):
+def test_the_resource_in_the_notes_is_one_that_the_api_server_takes(server, installed):
     shown = (
         installed.partition("<<'EOF'\n")[2].partition("EOF")[0].replace("MY-", "my-").replace("LLM", "llm")
     )
     manifest = shown.replace("my-NAMESPACE", WATCHED)
 
-    cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", _file(cluster, manifest))
+    server.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", _file(server, manifest))
 
     assert "No metrics source" not in installed
 
 
-def _file(cluster: LightCluster, text: str) -> str:
-    path = Path(cluster.directory) / "manifest.yaml"
+def _file(server: LightCluster, text: str) -> str:
+    path = Path(server.directory) / "manifest.yaml"
     path.write_text(text)
     return str(path)
 
 
 @pytest.mark.parametrize("installed", [EVERY_OBJECT], indirect=True)
-def test_every_object_is_taken_and_the_replicas_become_ready(cluster, installed):
-    deployment = cluster.api.get("Deployment", RELEASE, NAMESPACE)
+def test_every_object_is_taken_and_the_replicas_become_ready(server, installed):
+    deployment = server.api.get("Deployment", RELEASE, NAMESPACE)
 
     assert installed
     assert deployment["status"]["readyReplicas"] == 2
-    assert cluster.api.get("PodDisruptionBudget", RELEASE, NAMESPACE)["spec"]["maxUnavailable"] == 1
-    assert cluster.api.get("NetworkPolicy", RELEASE, NAMESPACE)
+    assert server.api.get("PodDisruptionBudget", RELEASE, NAMESPACE)["spec"]["maxUnavailable"] == 1
+    assert server.api.get("NetworkPolicy", RELEASE, NAMESPACE)
 
 
-def test_uninstalling_leaves_the_crd_and_the_resources_and_installing_takes_them_up_again(cluster):
-    install(cluster)
+def test_uninstalling_leaves_the_crd_and_the_resources_and_installing_takes_them_up_again(server):
+    install(server)
     manifest = {
         "apiVersion": "kvmedic.io/v1alpha1",
         "kind": "KVRemediation",
         "metadata": {"name": "kept", "namespace": WATCHED},
         "spec": {"targetRef": {"name": "llm"}},
     }
-    cluster.apply(manifest, WATCHED)
+    server.apply(manifest, WATCHED)
 
-    run(cluster, "uninstall", RELEASE, "--wait")
-    left = cluster.api.get("KVRemediation", "kept", WATCHED)
-    install(cluster)
+    run(server, "uninstall", RELEASE, "--wait")
+    left = server.api.get("KVRemediation", "kept", WATCHED)
+    install(server)
 
-    assert cluster.api.get("KVRemediation", "kept", WATCHED)["metadata"]["uid"] == left["metadata"]["uid"]
-    cluster.api.delete("KVRemediation", "kept", WATCHED)
-    run(cluster, "uninstall", RELEASE, "--wait")
+    assert server.api.get("KVRemediation", "kept", WATCHED)["metadata"]["uid"] == left["metadata"]["uid"]
+    server.api.delete("KVRemediation", "kept", WATCHED)
+    run(server, "uninstall", RELEASE, "--wait")
 
 
-def test_an_installation_that_was_killed_in_the_middle_can_be_repeated(cluster):
+def test_an_installation_that_was_killed_in_the_middle_can_be_repeated(server):
     never_ready = json.dumps({"nodeSelector": {"no-such": "node"}})
     argv = [binary(Tool.HELM), "install", RELEASE, CHART, "--wait", "-n", NAMESPACE, "-f", "-"]
-    killed = subprocess.Popen([*argv, f"--kubeconfig={cluster.kubeconfig}"], stdin=subprocess.PIPE, text=True)
+    killed = subprocess.Popen([*argv, f"--kubeconfig={server.kubeconfig}"], stdin=subprocess.PIPE, text=True)
     killed.stdin.write(never_ready)
     killed.stdin.close()
-    until(lambda: cluster.api.get("Deployment", RELEASE, NAMESPACE), 30)
+    until(lambda: server.api.get("Deployment", RELEASE, NAMESPACE), 30)
     killed.kill()
     killed.wait()
     with pytest.raises(AssertionError, match="another operation"):
-        install(cluster)
+        install(server)
 
-    clear_unfinished(cluster.kubeconfig)
+    clear_unfinished(server.kubeconfig)
 
-    install(cluster)
-    run(cluster, "uninstall", RELEASE, "--wait")
+    install(server)
+    run(server, "uninstall", RELEASE, "--wait")
 
 
-def test_an_upgrade_brings_the_crd_of_its_own_version(cluster):
-    install(cluster)
+def test_an_upgrade_brings_the_crd_of_its_own_version(server):
+    install(server)
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD}"
-    older = cluster.api.request("GET", path)
+    older = server.api.request("GET", path)
     older["spec"]["names"]["shortNames"] = ["older"]
-    cluster.api.request("PUT", path, json=older)
+    server.api.request("PUT", path, json=older)
 
-    install(cluster, {"replicas": 2})
+    install(server, {"replicas": 2})
 
-    names = cluster.api.request("GET", path)["spec"]["names"]
-    run(cluster, "uninstall", RELEASE, "--wait")
+    names = server.api.request("GET", path)["spec"]["names"]
+    run(server, "uninstall", RELEASE, "--wait")
     assert names["shortNames"] == ["kvr"]
 
 
@@ -207,7 +207,7 @@ NEVER = (
 """Verb, group, resource and name of some of what nothing of the operator's should ever ask for."""
 
 
-def allowed(cluster: LightCluster, verb: str, row: Permission, namespace: str) -> bool:
+def allowed(server: LightCluster, verb: str, row: Permission, namespace: str) -> bool:
     """Whether the operator's ServiceAccount may, as the API server's authorizer sees it."""
     resource, _, subresource = row.resource.partition("/")
     attributes = {
@@ -232,7 +232,7 @@ def allowed(cluster: LightCluster, verb: str, row: Permission, namespace: str) -
         },
     }
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-    return bool(cluster.api.request("POST", path, json=review)["status"]["allowed"])
+    return bool(server.api.request("POST", path, json=review)["status"]["allowed"])
 
 
 def granted(row: Permission, grant: Grant, rows: Sequence[Permission], reach: set[str]) -> set[str]:
@@ -262,34 +262,34 @@ def granted(row: Permission, grant: Grant, rows: Sequence[Permission], reach: se
     ids=["cluster-wide", "one namespace", "nvidia-smi", "trial pods in one namespace", "evaluations"],
     indirect=["installed"],
 )
-def test_the_service_account_may_do_what_the_table_says_where_it_says(cluster, installed, reach, on):
+def test_the_service_account_may_do_what_the_table_says_where_it_says(server, installed, reach, on):
     assert installed
     rows = [row for row in permissions() if row.only in on]
     for row in permissions():
         for grant in row.grants:
             for namespace in (WATCHED, OTHER):
                 expected = namespace in granted(row, grant, rows, reach)
-                assert allowed(cluster, grant.verb, row, namespace) is expected, (row, grant, namespace)
+                assert allowed(server, grant.verb, row, namespace) is expected, (row, grant, namespace)
             if row.scope == "own":
-                assert allowed(cluster, grant.verb, row, NAMESPACE), (row, grant)
+                assert allowed(server, grant.verb, row, NAMESPACE), (row, grant)
 
 
-def test_the_service_account_may_do_nothing_else(cluster, installed):
+def test_the_service_account_may_do_nothing_else(server, installed):
     given = [
         (verb, group, resource)
         for verb, group, resource, name in NEVER
-        if allowed(cluster, verb, Permission("own", group, resource, (name,) if name else (), ()), NAMESPACE)
+        if allowed(server, verb, Permission("own", group, resource, (name,) if name else (), ()), NAMESPACE)
     ]
 
     assert installed
     assert given == []
 
 
-def test_who_may_view_or_edit_a_namespace_may_view_or_edit_its_resources(cluster, installed):
+def test_who_may_view_or_edit_a_namespace_may_view_or_edit_its_resources(server, installed):
     account = f"system:serviceaccount:{WATCHED}:default"
 
     def may(role: str, verb: str, *resource: str) -> bool:
-        cluster.kubectl(
+        server.kubectl(
             "create",
             "rolebinding",
             role,
@@ -300,11 +300,11 @@ def test_who_may_view_or_edit_a_namespace_may_view_or_edit_its_resources(cluster
         )
         argv = ["auth", "can-i", verb, *resource, "-n", WATCHED, f"--as={account}"]
         try:
-            return cluster.kubectl(*argv).strip() == "yes"
+            return server.kubectl(*argv).strip() == "yes"
         except subprocess.CalledProcessError:
             return False
         finally:
-            cluster.kubectl("delete", "rolebinding", role, "-n", WATCHED)
+            server.kubectl("delete", "rolebinding", role, "-n", WATCHED)
 
     kind = "kvremediations.kvmedic.io"
     assert installed
@@ -315,15 +315,15 @@ def test_who_may_view_or_edit_a_namespace_may_view_or_edit_its_resources(cluster
     assert not may("edit", "update", kind, "--subresource=status")
 
 
-def test_the_kustomize_base_is_taken_under_the_restricted_level(cluster):
+def test_the_kustomize_base_is_taken_under_the_restricted_level(server):
     base = kustomize()
     pod = base["Deployment", RELEASE]["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
 
     try_out(
-        cluster,
+        server,
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": NAMESPACE}, "spec": pod},
     )
-    answer = cluster.kubectl(
+    answer = server.kubectl(
         "apply", "--server-side", "--dry-run=server", "--force-conflicts", "-k", str(ROOT / "deploy")
     )
 
