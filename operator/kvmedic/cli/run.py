@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,6 +31,9 @@ from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import Settings, SettingsError, load_settings
 from kvmedic.wiring import installation_of, open_connections, ports_of, tellers_of
 
+TLS_BYTES = 32 << 10
+"""What each TLS connection keeps to read into. asyncio's own is 256 KiB, whatever comes: 13 MB for the fifty
+connections of one operator (measured). A TLS record has 16 KiB at most."""
 LOG_FORMAT = "time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
 
 
@@ -73,6 +77,7 @@ def command(yes: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[logs])
     for chatty in ("kopf", "aiohttp.access"):  # the latter logs each probe of the kubelet
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    SSLProtocol.max_size = TLS_BYTES
     telemetry = Telemetry()
     if settings.process.telemetry_port:
         start_http_server(settings.process.telemetry_port, registry=telemetry.registry)
