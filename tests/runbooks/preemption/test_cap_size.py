@@ -280,7 +280,10 @@ WANTED, WANTED_FULL = 1 + MARGIN + KEEPING_UP, 1 + MARGIN
         pytest.param(
             replace(FULL, now=1.049), 0.1, WANTED_FULL, id="a little more comes than is given: as now"
         ),
-        pytest.param(replace(FULL, now=1.05), 0.1, OF_SHORT, id="it falls short anyway: most of now"),
+        pytest.param(replace(FULL, now=1.05), 0.2, OF_SHORT, id="it falls short anyway: most of now"),
+        pytest.param(
+            replace(FULL, now=1.05), 0.19, 1.0, id="it falls short, and stalls spoil little: all of now"
+        ),
         pytest.param(
             replace(FULL, now=1.05), 0.7, OF_HANGING, id="it falls short, and half of the answers hang"
         ),
@@ -298,6 +301,8 @@ def test_a_cap_must_serve(offered: Offered, stalls: float, least: float) -> None
 def test_outputs_of_one_length_take_a_wider_margin() -> None:
     assert SERVED.least(0.1, spread=0.0) == pytest.approx(WANTED + WAVES_MARGIN)
     assert SERVED.least(0.1, spread=0.5) == pytest.approx(WANTED + WAVES_MARGIN / 2)
+    assert replace(FULL, now=1.05).least(0.1, spread=0.0) == pytest.approx(OF_SHORT + WAVES_MARGIN)
+    assert replace(FULL, now=1.05).least(0.1, spread=0.5) == 1.0
 
 
 @pytest.mark.parametrize(
