@@ -12,6 +12,7 @@ import pytest
 from kvmedic.cluster.fronts import Depth
 from kvmedic.cluster.looks import Glances, read_target, watched_kinds
 from kvmedic.cluster.room import room_for
+from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client
 from kvmedic.kube.watches import Watches
 from kvmedic.model.fleet import Fleet
@@ -100,6 +101,20 @@ async def test_at_each_stage_a_glance_is_what_the_api_server_has_and_asks_for_no
         while await beside.glance() is not None:
             await asyncio.sleep(0.05)
     assert beside.client.calls == calls
+
+
+async def test_a_glance_knows_the_engine_that_a_target_names(beside: Beside) -> None:
+    await beside.live.serving(1)
+    named = replace(TARGET, engine="vLLM")
+    beside.policy = replace(beside.policy, target=named)
+    await beside.is_same()
+
+    view = await beside.glance()
+
+    assert view is not None
+    line = view.engine_line(named)
+    assert isinstance(line, EngineLine)
+    assert line.engine.profile is profiles_for("vLLM")[0]
 
 
 async def test_room_for_a_spare_is_the_same_by_what_watches_keep(beside: Beside) -> None:

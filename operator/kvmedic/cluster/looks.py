@@ -28,7 +28,7 @@ from kvmedic.cluster.fronts import (
 from kvmedic.cluster.ownership import giving_way
 from kvmedic.cluster.room import SharedTenants, room_for
 from kvmedic.cluster.snapshot import snapshot
-from kvmedic.engines import ENGINES
+from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.objects import (
     AUTOSCALERS,
@@ -153,22 +153,25 @@ UNUSED_FOR = timedelta(hours=1)
 """After which a glance that nobody asked for again is forgotten."""
 
 
-_PROFILES = {profile.name: profile for profile in ENGINES}
+_PROFILES = (*ENGINES, *(named for each in ENGINES for named in profiles_for(each.name)))
+"""Every profile that a view may hold: of an engine that is recognised, and of one that a target names."""
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a view with the names of engine profiles in place of their hundreds of options."""
+    """Writes a view with the places of engine profiles in place of their hundreds of options."""
 
-    def persistent_id(self, obj: object) -> str | None:
-        """Return a profile's name; None: the object is written as it is."""
-        return obj.name if isinstance(obj, EngineProfile) and _PROFILES.get(obj.name) is obj else None
+    def persistent_id(self, obj: object) -> int | None:
+        """Return a profile's place; None: the object is written as it is."""
+        if not isinstance(obj, EngineProfile):
+            return None
+        return next((place for place, profile in enumerate(_PROFILES) if profile is obj), None)
 
 
 class _Unpickler(pickle.Unpickler):
     """Reads a view with this process's own profiles."""
 
-    def persistent_load(self, pid: str) -> EngineProfile:
-        """Return a profile by its name."""
+    def persistent_load(self, pid: int) -> EngineProfile:
+        """Return a profile by its place."""
         return _PROFILES[pid]
 
 

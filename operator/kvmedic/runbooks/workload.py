@@ -154,7 +154,9 @@ class View:
         """
         template = self.templates[replica_set] if replica_set else self.template
         chosen = _choices(template, target.container, engines or profiles_for(target.engine))
-        names = tuple((at, each.profile.name, each.version) for at, each in chosen)
+        names = tuple(
+            (at, each.profile.name, each.profile.launch.images, each.version) for at, each in chosen
+        )
         if replica_set not in self._hashes:
             self._hashes[replica_set] = template_hash(template)
         key = self._hashes[replica_set], names or target.container
