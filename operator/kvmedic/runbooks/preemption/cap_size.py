@@ -291,10 +291,11 @@ class Offered:
         hangs = stalls >= MANY_STALLS
         if self.is_full and self.is_steady:
             return 0.0 if hangs else ENOUGH
-        if self.is_full and hangs and self.now >= SHORT:
+        is_short = self.is_full and self.now >= SHORT
+        if is_short and hangs:
             return OF_HANGING
         waves = WAVES_MARGIN * (1 - spread)
-        if self.is_full and self.now >= SHORT:
+        if is_short:
             return max(OF_SHORT + waves, 1.0 if stalls < FEW_STALLS else 0.0)
         if self.is_full:
             return 1 + MARGIN + waves
