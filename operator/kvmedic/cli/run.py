@@ -63,6 +63,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(written, ensure_ascii=False)
 
 
+def limit_tls_buffers() -> None:
+    """Let each TLS connection read into `TLS_BYTES`; asyncio has no option for it."""
+    SSLProtocol.max_size = TLS_BYTES
+
+
 def command(yes: bool) -> None:
     """Run the operator until SIGTERM."""
     if not yes:
@@ -77,7 +82,7 @@ def command(yes: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[logs])
     for chatty in ("kopf", "aiohttp.access"):  # the latter logs each probe of the kubelet
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    SSLProtocol.max_size = TLS_BYTES
+    limit_tls_buffers()
     telemetry = Telemetry()
     if settings.process.telemetry_port:
         start_http_server(settings.process.telemetry_port, registry=telemetry.registry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -270,6 +271,16 @@ def different_places(wanted: object, seen: object, place: str) -> tuple[str, ...
     return tuple(
         found for key in keys for found in different_places(wanted.get(key), seen.get(key), f"{place}.{key}")
     )
+
+
+def pack(body: JsonObject) -> bytes:
+    """Return an object in a fraction of its memory; `unpack` has it back."""
+    return zlib.compress(json.dumps(body, separators=(",", ":")).encode(), zlib.Z_BEST_SPEED)
+
+
+def unpack(packed: bytes) -> JsonObject:
+    """Return what `pack` was given."""
+    return dict(json.loads(zlib.decompress(packed)))
 
 
 FIELD_MANAGER = "kvmedic"

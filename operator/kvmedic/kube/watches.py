@@ -15,10 +15,8 @@ listed, its reads go to the API server as if there were no watches.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -37,7 +35,9 @@ from kvmedic.kube.objects import (
     labels_of,
     name_of,
     namespace_of,
+    pack,
     takes_selector,
+    unpack,
     version_of,
 )
 
@@ -91,7 +91,7 @@ class _Kept:
     packed: bytes
 
     def body(self) -> JsonObject:
-        return dict(json.loads(zlib.decompress(self.packed)))
+        return unpack(self.packed)
 
 
 @dataclass(slots=True)
@@ -411,5 +411,4 @@ class Recording:
 
 def _kept_of(kind: Watched, body: JsonObject) -> _Kept:
     labels = {sys.intern(key): sys.intern(str(value)) for key, value in labels_of(body).items()}
-    text = json.dumps(kind.trim(body), separators=(",", ":")).encode()
-    return _Kept(labels, version_of(body), zlib.compress(text, zlib.Z_BEST_SPEED))
+    return _Kept(labels, version_of(body), pack(kind.trim(body)))

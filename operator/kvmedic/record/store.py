@@ -9,9 +9,7 @@ status counts on the safe side.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,8 +38,10 @@ from kvmedic.kube.objects import (
     items,
     moment,
     namespace_of,
+    pack,
     section,
     uid_of,
+    unpack,
     version_of,
 )
 from kvmedic.kube.objects import Resource as Kind
@@ -158,7 +158,7 @@ class Known:
         if is_earlier(version, before):
             self.forget(uid)
         elif version != before:
-            self._seen[uid] = _Seen(version, zlib.compress(json.dumps(body).encode(), zlib.Z_BEST_SPEED))
+            self._seen[uid] = _Seen(version, pack(body))
 
     def remember(self, body: JsonObject) -> Resource:
         """Return a resource from what the API server answered, and remember it."""
@@ -169,7 +169,7 @@ class Known:
     def find(self, uid: str) -> Resource | None:
         """Return a resource as it was seen last; None: nothing is known of it."""
         seen = self._seen.get(uid)
-        return None if seen is None else resource_of(json.loads(zlib.decompress(seen.packed)), self.allowed)
+        return None if seen is None else resource_of(unpack(seen.packed), self.allowed)
 
     def forget(self, uid: str) -> None:
         """Drop a resource that is gone, or of which nothing is sure."""

@@ -12,7 +12,9 @@ in each hour, which need no restart. A second mix turns every 90 minutes.
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -332,8 +334,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mix", choices=MIXES, action="append", help="one mix alone")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a path of requests for each")
     given = parser.parse_args(arguments)
-    for mix in given.mix or MIXES:
-        print(compare(mix, (given.before, given.hours), given.seeds), flush=True)
+    table_of = partial(compare, lasts=(given.before, given.hours), seeds=given.seeds)
+    with ProcessPoolExecutor(2) as workers:
+        for table in workers.map(table_of, given.mix or MIXES):
+            print(table, flush=True)
     return 0
 
 
