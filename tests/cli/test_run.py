@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import subprocess
+import sys
 from asyncio.sslproto import SSLProtocol
+
+import pytest
 
 from kvmedic.cli.run import TLS_BYTES, limit_tls_buffers
 
@@ -19,3 +23,32 @@ def test_a_tls_connection_reads_into_a_small_buffer(monkeypatch) -> None:
     monkeypatch.setattr(SSLProtocol, "max_size", 256 << 10)
     limit_tls_buffers()
     assert asyncio.run(_buffer_of_a_tls_connection()) == TLS_BYTES
+
+
+LEFT_AFTER_LARGE_BUFFERS = """
+import sys
+from pathlib import Path
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+if sys.argv[1] == "limited":
+    from kvmedic.cli.run import return_freed_memory
+    return_freed_memory()
+for size in (8 << 20, 16 << 20):
+    bytearray(size)  # what glibc raises its thresholds by
+large, kept, before = [], [], resident()
+for _ in range(64):
+    large.append(bytearray(1 << 20))
+    kept.append(bytearray(60_000))
+large.clear()
+print(resident() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "holds"), [("limited", range(8 << 20)), ("as it is", range(32 << 20, 1 << 30))]
+)
+def test_large_buffers_that_are_freed_are_no_longer_held(how: str, holds: range) -> None:
+    argv = [sys.executable, "-c", LEFT_AFTER_LARGE_BUFFERS, how]
+    assert int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout) in holds

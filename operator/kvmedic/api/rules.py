@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import (
@@ -56,6 +57,7 @@ _RFC3339 = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[
 _UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
 
 
+@lru_cache(maxsize=256)
 def parse_duration(text: str) -> timedelta:
     """Return a duration, exact to the microsecond.
 
