@@ -24,7 +24,17 @@ from builders import (
     with_number,
     without,
 )
-from kvmedic.model.evidence import Histogram, Inconclusive, Measured, PodReadings, Pool, Signal
+from kvmedic.model.evidence import (
+    HELD,
+    Absence,
+    Histogram,
+    Inconclusive,
+    Measured,
+    Missing,
+    PodReadings,
+    Pool,
+    Signal,
+)
 from kvmedic.model.readings import (
     NAMED_GAPS,
     above,
@@ -42,6 +52,7 @@ from kvmedic.model.readings import (
 )
 from kvmedic.model.reasons import Reason
 
+NOTHING_FOUND = Missing(Absence.NOTHING_FOUND)
 WANTED = frozenset({Signal.RUNNING_MEAN, Signal.E2E_SECONDS})
 GAPS = [
     pytest.param(NO_SERIES, Reason.METRICS_MISSING, "no series", id="no series"),
@@ -73,6 +84,18 @@ def test_a_gap_names_the_replica_the_signal_and_why(
     assert found.reason is reason
     assert found.message.startswith(f"llm-1: {signal}: ")
     assert text in found.message
+
+
+@pytest.mark.parametrize("signal", sorted(HELD))
+def test_a_replica_that_was_not_seen_throughout_the_hold_is_waited_for(signal: Signal) -> None:
+    young = without(THRASHING.readings(), signal, NOTHING_FOUND)
+    unseen = without(young, Signal.PREEMPTIONS, NOTHING_FOUND)
+
+    for readings, text in ((young, "the last 60 s"), (unseen, "does not export it")):
+        each = complete(an_observation(THRASHING, readings, hold_seconds=60), frozenset({signal}))
+        assert isinstance(each, Inconclusive)
+        assert each.reason is Reason.METRICS_MISSING
+        assert text in each.message
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,11 @@ AT_REST = frozenset(
 )
 """What stands at 0 on a replica that serves without trouble."""
 
+HELD = frozenset(
+    {Signal.PREEMPTIONS_PER_REQUEST_HELD, Signal.SILENT_SECONDS_HELD, Signal.STALLS_PER_REQUEST_HELD}
+)
+"""What is known only of a replica that was seen for as long as the trigger has to hold."""
+
 EVERY_SIGNAL = frozenset(Signal)
 """All that can be asked for."""
 

@@ -14,6 +14,7 @@ from math import inf
 from typing import TypeAlias
 
 from kvmedic.model.evidence import (
+    HELD,
     HISTOGRAMS,
     Absence,
     Histogram,
@@ -67,6 +68,12 @@ _ABSENT = {
 }
 
 
+_NOT_THROUGHOUT = (
+    "the replica was not seen throughout the last {:.0f} s, for which the trigger has to hold "
+    "(spec.trigger.for): it is younger, or was not scraped all the while; wait"
+)
+
+
 AnyReading: TypeAlias = Reading[float] | Reading[Histogram] | Reading[Pool]
 
 
@@ -90,12 +97,12 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
             Reason.NO_REPLICAS,
             "no replica is expected to serve: scale the target out, or leave it; there is nothing to look at",
         )
-    gaps = []
-    for name, pod in sorted(observation.pods.items()):
-        for signal in sorted(signals):
-            reading = pod.histogram(signal) if signal in HISTOGRAMS else pod.number(signal)
-            if (why := _why_missing(reading, observation)) is not None:
-                gaps.append((why[0], name, f"{signal}: {why[1]}"))
+    gaps = [
+        (why[0], name, f"{signal}: {why[1]}")
+        for name, pod in sorted(observation.pods.items())
+        for signal in sorted(signals)
+        if (why := _why_lacking(pod, signal, observation)) is not None
+    ]
     if gaps:
         return _inconclusive(gaps)
     return {
@@ -160,6 +167,16 @@ def _why_missing(reading: AnyReading, observation: Observation) -> tuple[Reason,
         age = (observation.at - reading.at).total_seconds()
         return Reason.METRICS_STALE, f"the newest sample is {age:.0f} s old; check the scrape"
     return Reason.SIGNAL_UNSUPPORTED, "this engine does not export it; a newer version may"
+
+
+def _why_lacking(pod: PodReadings, signal: Signal, observation: Observation) -> tuple[Reason, str] | None:
+    """Return why a replica has no value for a signal, or None where it has one."""
+    reading = pod.histogram(signal) if signal in HISTOGRAMS else pod.number(signal)
+    is_held = signal in HELD and observation.hold_seconds > 0
+    is_seen = isinstance(pod.number(Signal.PREEMPTIONS), Measured)
+    if is_held and is_seen and reading == Missing(Absence.NOTHING_FOUND):
+        return Reason.METRICS_MISSING, _NOT_THROUGHOUT.format(observation.hold_seconds)
+    return _why_missing(reading, observation)
 
 
 def _inconclusive(gaps: Sequence[tuple[Reason, str, str]]) -> Inconclusive:
