@@ -36,9 +36,10 @@ from kvmedic.kube.objects import LEASES, Ref, anywhere
 from kvmedic.kube.watches import Watches
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.probes import Beside, GenerationProbes
+from kvmedic.record.events import Events
 from kvmedic.record.notifications import Notifications, Sender
 from kvmedic.record.store import Known, Store
-from kvmedic.record.telemetry import Events, Reporter, SourceCosts, Telemetry
+from kvmedic.record.telemetry import Reporter, SourceCosts, Telemetry
 from kvmedic.rollout.gates import Breaker, Budgets, Stop
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 from kvmedic.settings import (

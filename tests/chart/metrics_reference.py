@@ -15,7 +15,8 @@ from prometheus_client.core import Metric
 
 from documentation.generated import with_part
 from kvmedic.model.status import Resource, Severity
-from kvmedic.record.telemetry import TROUBLED, Note, Reporter, SourceCosts, Standing, Telemetry
+from kvmedic.record.events import Note
+from kvmedic.record.telemetry import TROUBLED, Reporter, SourceCosts, Standing, Telemetry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "metrics.md"

@@ -19,8 +19,8 @@ from kvmedic.model.plan import Goal, MinimumHolder, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Objectives, ScaleBound
 from kvmedic.model.status import Record, Resource, TemporaryChange
+from kvmedic.record.events import notes
 from kvmedic.record.surveys import REFRESH
-from kvmedic.record.telemetry import notes
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours
 from kvmedic.runbooks.branches import NoChange
 from kvmedic.runbooks.workload import View

@@ -17,7 +17,7 @@ from kvmedic.model.fleet import Fleet, Owner, template_hash
 from kvmedic.model.plan import FlagStep, Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, Resource, TemporaryChange
-from kvmedic.record.telemetry import notes
+from kvmedic.record.events import notes
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from run_builder import NOW

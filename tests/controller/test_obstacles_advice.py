@@ -11,8 +11,8 @@ from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
 from kvmedic.model.fleet import OwnerKind, TemplateOwner
+from kvmedic.record.events import NOTE_LIMIT
 from kvmedic.record.runs import MESSAGE_BYTES
-from kvmedic.record.telemetry import NOTE_LIMIT
 
 COMMAND = "kvmedic plan chat -n ml"
 WHY = "Argo CD Application prod decides what this Deployment looks like"

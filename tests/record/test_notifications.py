@@ -23,6 +23,7 @@ from kvmedic.endpoints import NotifyOptions
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
 from kvmedic.model.status import Record, Resource, Severity, Wish
+from kvmedic.record.events import NOTE_LIMIT, Note
 from kvmedic.record.notifications import (
     LONGEST_PAUSE,
     Notifications,
@@ -31,7 +32,7 @@ from kvmedic.record.notifications import (
     slack_message,
     wanted_pause,
 )
-from kvmedic.record.telemetry import NOTE_LIMIT, Note, Telemetry
+from kvmedic.record.telemetry import Telemetry
 from lab.cluster.pki import Authority
 from worlds.http_double import HangUpError, Reply, Request, Server
 

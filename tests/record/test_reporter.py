@@ -19,7 +19,8 @@ from kvmedic.model.status import (
     Urgency,
     Wish,
 )
-from kvmedic.record.telemetry import MOST_TOLD, Note, Reporter, SourceCosts, Telemetry
+from kvmedic.record.events import Note
+from kvmedic.record.telemetry import MOST_TOLD, Reporter, SourceCosts, Telemetry
 from run_builder import a_run
 
 BY_SEVERITY = ("kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")

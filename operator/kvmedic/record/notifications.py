@@ -28,7 +28,7 @@ from kvmedic.kube.objects import JsonObject
 from kvmedic.model.reasons import Reason
 from kvmedic.model.redaction import redact
 from kvmedic.model.status import Resource, Severity
-from kvmedic.record.telemetry import NOTE_LIMIT, EventSink, Note
+from kvmedic.record.events import NOTE_LIMIT, EventSink, Note
 
 LOG = logging.getLogger("kvmedic.notifications")
 SCHEMA = "kvmedic.io/notification/v1"

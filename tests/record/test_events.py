@@ -16,8 +16,8 @@ from kvmedic.model.status import (
     ShownDiagnosis,
     Urgency,
 )
+from kvmedic.record.events import notes
 from kvmedic.record.runs import report_decision
-from kvmedic.record.telemetry import notes
 from run_builder import NOW, a_run, an_intent
 
 HEALTHY = ShownDiagnosis(Reason.HEALTHY, "all calm", "PreemptionThrash", NOW)
