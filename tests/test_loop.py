@@ -13,7 +13,6 @@ from kvmedic.loop import (
     HALF_LIFE_SECONDS,
     LONGEST_REST_SECONDS,
     Loop,
-    Metered,
     Spending,
     rest_after,
 )
@@ -231,26 +230,3 @@ def test_what_a_namespace_took_is_forgotten() -> None:
 
     assert ranks == [4, 2, 0]
     assert spending.rank("cheap", 0.0) == spending.rank("unknown", 0.0) == 0
-
-
-async def test_a_look_that_is_cancelled_ends_as_it_would_alone() -> None:
-    ended: list[str] = []
-
-    async def look() -> float | None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            await asyncio.sleep(0)
-            ended.append("cleanly")
-        return None
-
-    async def metered() -> float | None:
-        return await Metered(look(), lambda: 0.0)
-
-    task = asyncio.create_task(metered())
-    await asyncio.sleep(0.01)
-    task.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert ended == ["cleanly"]

@@ -20,18 +20,18 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from typing import Any
 
 from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns, free_unclaimed
 from kvmedic.controller.ports import Ports
 from kvmedic.kube.clock import loop_seconds
+from kvmedic.kube.cpu import Metered
 from kvmedic.kube.errors import ApiError
 from kvmedic.kube.objects import anywhere
 from kvmedic.model.status import Key
@@ -78,33 +78,6 @@ to 0.8 s for each look, has two to three hundredths of the loop then."""
 LONGEST_REST_SECONDS = 300.0
 HALF_LIFE_SECONDS = 60.0
 """After which half of what a namespace took is forgotten."""
-
-
-@dataclass(slots=True)
-class Metered:
-    """A look, with the CPU that its steps take: all parsing, judging and planning of a tenant's objects."""
-
-    look: Awaitable[float | None]
-    cpu_clock: Callable[[], float]
-    seconds: float = 0.0
-
-    def __await__(self) -> Generator[Any, None, float | None]:
-        """Go through the look step by step; what others do between its steps is not counted."""
-        steps = self.look.__await__()
-        go_on: Callable[[], Any] = partial(next, steps)
-        while True:
-            began = self.cpu_clock()
-            try:
-                waits_for = go_on()
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            finally:
-                self.seconds += self.cpu_clock() - began
-            try:
-                yield waits_for
-                go_on = partial(next, steps)
-            except BaseException as error:  # noqa: BLE001 - a cancellation is the look's
-                go_on = partial(steps.throw, error)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes.aio.client import Configuration
 
+from kvmedic.cluster.containers import engine_logs
 from kvmedic.cluster.containers.engine_logs import (
     LIMIT_BYTES,
     TAIL_LINES,
@@ -438,3 +439,28 @@ async def test_a_start_is_told_in_known_words_alone() -> None:
             is_whole=True,
         )
     }
+
+
+async def test_logs_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: dict[str, threading.Thread] = {}
+
+    def note(name: str) -> None:
+        read = getattr(engine_logs, name)
+
+        def noted(*args: Any) -> Any:
+            readers[name] = threading.current_thread()
+            return read(*args)
+
+        monkeypatch.setattr(engine_logs, name, noted)
+
+    names = ("_dated_lines", "bears_device_memory", "logged_size", "started_of")
+    for name in names:
+        note(name)
+    answer = log(TORCH)
+
+    await looked(answer, ended())
+    await ask(answer, lambda client: pools_of(client, "serving", [a_pod("llm-0")], "vllm", POOL_LINES))
+    await ask(answer, lambda client: starts_of(client, "serving", [a_pod("llm-0")], "vllm", VLLM_START))
+
+    assert tuple(readers) == names
+    assert threading.current_thread() not in readers.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from kvmedic.kube.client import Client
 from kvmedic.kube.watches import Watches
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.spec import Policy
+from kvmedic.runbooks import workload
 from kvmedic.runbooks.workload import EngineLine, View
 from worlds.asked import a_resource
 from worlds.live_fleet import TARGET, LiveFleet, is_whole
@@ -127,3 +129,24 @@ async def test_room_for_a_spare_is_the_same_by_what_watches_keep(beside: Beside)
     kept = await room_for(beside.glances.watches, view.fleet, view.template)
 
     assert kept == await room_for(beside.live.client, view.fleet, view.template)
+
+
+async def test_command_lines_are_read_in_a_thread_and_once(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await beside.live.serving(1)
+    readers, read = [], workload.parsed_of
+
+    def noted(*args: Any) -> Any:
+        readers.append(threading.current_thread())
+        return read(*args)
+
+    monkeypatch.setattr(workload, "parsed_of", noted)
+    view = await read_target(beside.live.client, beside.live.namespace, beside.policy)
+    assert view is not None
+    reads = len(readers)
+
+    assert isinstance(view.engine_line(TARGET), EngineLine)
+
+    assert threading.current_thread() not in readers
+    assert len(readers) == reads > 0

@@ -30,6 +30,7 @@ from kvmedic.cluster.room import SharedTenants, room_for
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.kube.clock import loop_seconds
+from kvmedic.kube.cpu import in_thread
 from kvmedic.kube.objects import (
     AUTOSCALERS,
     CONTROLLER_REVISIONS,
@@ -46,11 +47,12 @@ from kvmedic.kube.objects import (
 from kvmedic.kube.watches import Asked, Recording, Watched, Watches
 from kvmedic.model.config_edits import previous
 from kvmedic.model.engine import EngineProfile
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
-from kvmedic.model.spec import Policy
+from kvmedic.model.spec import Policy, TargetRef
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding
-from kvmedic.runbooks.workload import View
+from kvmedic.runbooks.workload import EngineLine, View
 
 if TYPE_CHECKING:
     from kvmedic.kube.client import Reader
@@ -65,12 +67,23 @@ async def read_target(
     seen = await snapshot(reader, namespace, policy.target, rollout.rotation_label, drain)
     if seen is None:
         return None
-    earlier = previous(seen.fleet)
-    sets = ("", *([earlier.name] if earlier and earlier.name in seen.templates else []))
-    lines = [seen.engine_line(policy.target, each) for each in sets]
+    lines = await in_thread(_read_lines, seen, policy.target)
     maps = await config_maps_of(reader, namespace, lines)
     fleet = replace(seen.fleet, owner=giving_way(seen.fleet.owner, policy.ownership))
-    return replace(seen, fleet=fleet, config_maps=maps)
+    view = replace(seen, fleet=fleet, config_maps=maps)
+    if maps:
+        await in_thread(_read_lines, view, policy.target)
+    return view
+
+
+def _read_lines(view: View, target: TargetRef) -> list[EngineLine | Blocked]:
+    """Return the command lines of a target now and before its last change, which the view keeps.
+
+    Tenants wrote them: they are read in a thread, and the loop goes on meanwhile.
+    """
+    earlier = previous(view.fleet)
+    sets = ("", *([earlier.name] if earlier and earlier.name in view.templates else []))
+    return [view.engine_line(target, each) for each in sets]
 
 
 @dataclass(slots=True)

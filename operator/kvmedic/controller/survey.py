@@ -35,6 +35,7 @@ from kvmedic.controller.plans import (
 )
 from kvmedic.controller.ports import Senses
 from kvmedic.engines.engine_log import phrases
+from kvmedic.kube.cpu import in_thread
 from kvmedic.kube.errors import Call, Conflict
 from kvmedic.kube.objects import WORKLOADS, Ref
 from kvmedic.model.evidence import Blocked, Inconclusive, Look, Observation, Signal
@@ -172,6 +173,7 @@ async def examine(resource: Resource, policy: Policy, view: View, senses: Senses
     held = due_in(found, resource, policy, now)
     if _asks_for_a_change(diagnosis) or held is not None:
         told = await ask_versions(resource.namespace, view, senses.metrics)
+        await in_thread(engine_of, view, policy, told)  # the view keeps what it read
         found = replace(found, evidence=replace(evidence, versions=told))
     if held is not None:
         planned = with_return(found, resource, policy, held)

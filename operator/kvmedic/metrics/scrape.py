@@ -30,6 +30,7 @@ from kvmedic.engines.signal_sources import (
     HistogramSource,
     SignalTable,
 )
+from kvmedic.kube.cpu import in_thread
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
 from kvmedic.metrics.readings import join_pools, read_pool
 from kvmedic.metrics.series import PodKey, Series, port_of_instance
@@ -380,8 +381,7 @@ class Scraper:
         """Return the page at a URL, within the time-out as a whole; raises like `_text`."""
         async with asyncio.timeout(self._seconds):
             text = await self._read_page(url, "text/plain", self._limit_bytes, patience)
-            loop, at = asyncio.get_running_loop(), datetime.now(UTC)
-            return await loop.run_in_executor(self._parsers, parse_page, text, at, self._names)
+            return await in_thread(parse_page, text, datetime.now(UTC), self._names, pool=self._parsers)
 
     async def pool(self, where: PodAddress, ports: Sequence[int] = ()) -> Reading[Pool]:
         """Return the KV-cache pool of all engines of a replica together.

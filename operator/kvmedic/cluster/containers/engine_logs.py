@@ -1,6 +1,7 @@
 """What logs say of how engines ended last, and of how they started; bounded in size, and so is each line.
 
-Logs may hold prompts: nothing leaves this module but numbers, known marks and known phrases.
+Tenants write logs: they are read in threads, and the loop goes on meanwhile. They may hold prompts: nothing
+leaves this module but numbers, known marks and known phrases.
 Every line is asked for with its time: from Kubernetes 1.32 on a kubelet answers 200 with an undated sentence
 of its own where a log is gone.
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvmedic.engines import VOCABULARIES
 from kvmedic.engines.engine_log import LINE_LENGTH, Start, StartForms, Unread, started_of
+from kvmedic.kube.cpu import in_thread
 from kvmedic.kube.errors import ApiError
 from kvmedic.kube.objects import PODS, Ref
 from kvmedic.model.devices import Cause, ContainerEnd, EngineEnd, Instance
@@ -95,7 +97,8 @@ async def _end_of(client: Client, namespace: str, pod: Pod, end: ContainerEnd) -
         if isinstance(log, NoLog):
             cause, trouble = Cause.UNKNOWN, log.why
         else:
-            cause = Cause.DEVICE_MEMORY if bears_device_memory(log) else Cause.ANOTHER
+            is_memory = await in_thread(bears_device_memory, log)
+            cause = Cause.DEVICE_MEMORY if is_memory else Cause.ANOTHER
     return EngineEnd(cause, end.exit_code, end.ended_at, pod.restarts, trouble)
 
 
@@ -119,7 +122,11 @@ async def last_words_of(
     log = await read_log_of_end(client, namespace, pod.name, pod.last_end)
     if isinstance(log, NoLog):
         return LastWords(trouble=log.why)
-    return LastWords(refusal_in((line for line in log if not CHATTER.search(line)), refusals))
+    return LastWords(await in_thread(_refusal_in, log, refusals))
+
+
+def _refusal_in(log: Sequence[str], refusals: Sequence[re.Pattern[str]]) -> str:
+    return refusal_in((line for line in log if not CHATTER.search(line)), refusals)
 
 
 async def pools_of(
@@ -127,7 +134,11 @@ async def pools_of(
 ) -> dict[str, LoggedSize]:
     """Return the pools that the present logs of replicas name, by pod; one that names none is not there."""
     logs = await _read_starts(client, namespace, pods, container)
-    found = {name: logged_size(log, forms) for name, log in logs.items() if not isinstance(log, NoLog)}
+    found = {
+        name: await in_thread(logged_size, log, forms)
+        for name, log in logs.items()
+        if not isinstance(log, NoLog)
+    }
     return {name: size for name, size in found.items() if size is not None}
 
 
@@ -137,7 +148,7 @@ async def starts_of(
     """Return what the present logs of replicas say of their start, by pod."""
     logs = await _read_starts(client, namespace, pods, container)
     return {
-        name: Unread(log.why) if isinstance(log, NoLog) else started_of(log, forms)
+        name: Unread(log.why) if isinstance(log, NoLog) else await in_thread(started_of, log, forms)
         for name, log in logs.items()
     }
 
@@ -162,10 +173,14 @@ async def _read_dated_lines(
         text = await client.text(pod, "log", (*query, ("timestamps", "true")))
     except ApiError as error:
         return NoLog(str(error))
-    return tuple(_dated_lines(text)) or NoLog("the kubelet has no log any more")
+    return await in_thread(_dated_lines, text) or NoLog("the kubelet has no log any more")
 
 
-def _dated_lines(text: str) -> Iterator[tuple[datetime, str]]:
+def _dated_lines(text: str) -> tuple[tuple[datetime, str], ...]:
+    return tuple(_each_dated_line(text))
+
+
+def _each_dated_line(text: str) -> Iterator[tuple[datetime, str]]:
     # Lines end as the runtime writes them: a carriage return is within one.
     for line in text.split("\n"):
         stamp, _, words = line.partition(" ")
