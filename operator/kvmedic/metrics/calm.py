@@ -12,9 +12,10 @@ Pools are told by labels, which are long and hardly ever change: asked for once,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache, partial
 
 from kvmedic.engines.signal_sources import PoolSource, SignalTable
 from kvmedic.metrics.batches import Moment
@@ -56,13 +57,18 @@ class CalmRounds:
     """When all pools were asked for."""
     _known: datetime | None = None
     """Up to when what is new of them was."""
+    _query_of: Callable[[Span], str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        ask = partial(round_query, table=self.table, labels=self.labels)
+        self._query_of = lru_cache(maxsize=64)(ask)  # spans are a tenant's
 
     async def answers_at(self, moment: Moment, span: Span) -> CalmAnswers | Unanswered:
         """Return the round of a moment, or why there is none."""
         pools = await moment.once("pools", lambda: self._pools_at(moment))
         if isinstance(pools, Unanswered):
             return pools
-        text = round_query(span, self.table, self.labels)
+        text = self._query_of(span)
         return await moment.once(f"round {text}", lambda: self._round_at(moment, text, pools))
 
     async def _round_at(self, moment: Moment, text: str, pools: Answer) -> CalmAnswers | Unanswered:

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf, isfinite, isnan, nan
 from types import MappingProxyType
@@ -182,6 +183,7 @@ def port_of_instance(series: Series) -> int | None:
 _PORT = re.compile(r":(\d{1,5})$")
 
 
+@lru_cache(maxsize=256)  # of each replica twenty series are asked one after the other
 def _host(instance: str) -> IPv4Address | IPv6Address | None:
     """Return the address in `ADDRESS` or `ADDRESS:PORT`; None where there is none."""
     for text in (instance, instance.rpartition(":")[0].strip("[]")):

@@ -105,6 +105,11 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
     ]
     if gaps:
         return _inconclusive(gaps)
+    return told_by(observation, signals)
+
+
+def told_by(observation: Observation, signals: frozenset[Signal]) -> dict[str, Complete]:
+    """Return the values of those replicas that have one for every signal, by pod name."""
     return {
         name: Complete(
             {
@@ -115,6 +120,7 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
             {each: counted for each in signals & HISTOGRAMS if (counted := histogram(pod, each)) is not None},
         )
         for name, pod in sorted(observation.pods.items())
+        if all(_why_lacking(pod, each, observation) is None for each in signals)
     }
 
 

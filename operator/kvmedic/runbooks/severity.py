@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from kvmedic.model.evidence import Histogram, Inconclusive, Observation, Signal
+from kvmedic.model.evidence import Histogram, Observation, Signal
 from kvmedic.model.readings import (
-    Complete,
     above,
-    complete,
     histogram,
     merge_histograms,
     quantile,
+    told_by,
     total,
     total_of_told,
 )
@@ -156,10 +155,7 @@ def share_served(seen: Observation) -> float | None:
     Of all replicas together that tell it. Requests that wait for too long count although none of them was
     answered yet.
     """
-    told: dict[str, Complete] = {}
-    for name in seen.pods:
-        one = complete(seen.only([name]), SERVED - {Signal.REQUESTS_ABORTED})
-        told |= {} if isinstance(one, Inconclusive) else one
+    told = told_by(seen, SERVED - {Signal.REQUESTS_ABORTED})
     aborted = total_of_told(seen.only(told), Signal.REQUESTS_ABORTED)
     firsts, gaps, outputs = (
         [one.histograms[signal] for one in told.values()]

@@ -175,7 +175,7 @@ def _configured_method(
     off = switched_off(known, variables_of(workload.container)) if known is not None else ""
     if not method.is_confirmed and (off or is_off(workload, method.settings)):
         return None
-    asked, template = asked_type(workload), template_hash(workload.template)
+    asked, template = asked_type(workload), template_hash(workload.template) if answers else ""
     start, is_fixed = answer_beside(answers, template, Question.START), bool(workload.fixes_the_pool())
     asks = asked if method.cache_types and asked.startswith(method.cache_types) else ""
     answer = answer_for(answers, template, Question.RECLAMATION)
