@@ -18,7 +18,7 @@ import matplotlib as mpl
 from lab.bench.verdict import RULES
 from lab.bench.workloads import WORKLOADS
 from lab.world.fleet import UNCAPPED, serve
-from lab.world.traffic import Load, capacity, closed_traffic, engine_of, mean_of, open_traffic
+from lab.world.traffic import Load, capacities, closed_traffic, engine_of, mean_of, open_traffic
 
 mpl.use("svg")
 from matplotlib import pyplot as plt  # the backend comes first
@@ -45,7 +45,7 @@ def sweep_caps() -> str:
     """Return what each cap serves in time, of a closed loop and of arrivals that do not wait."""
     mean, sequence = mean_of(CHAT)
     running = CHAT.blocks / sequence.mean_blocks
-    best = max(capacity(CHAT, cap, running)[0] for cap in CAPS)
+    best = max(good for good, _ in capacities(CHAT, CAPS, running).values())
     most = round(1.5 * SECONDS * best / mean)
     worlds = {"closed": closed_traffic(CHAT, CLIENTS, 2 * most, SEED)} | {
         f"open {load}": open_traffic(CHAT, load * best / mean, SECONDS, Load(), SEED) for load in LOADS

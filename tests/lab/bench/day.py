@@ -43,9 +43,9 @@ from lab.bench.workloads import (
     SHARE_PROMPT,
     Workload,
 )
-from lab.world.fleet import MOST_TABLES, Going, Served, Swap
+from lab.world.fleet import MOST_TABLES, Going, Served, Swap, Traffic
 from lab.world.kernel import FINISHED, LEFT, RANDOM, RUNS, Floats
-from lab.world.traffic import GRID_SECONDS, capacity, engine_of, mean_of, mixed_traffic
+from lab.world.traffic import GRID_SECONDS, capacities, engine_of, mean_of, mixed_traffic
 
 HOUR, LOOK, STEP = 3600.0, 600.0, 240.0
 """Seconds of an hour, between two looks, and from one replica's change to the next."""
@@ -122,7 +122,7 @@ def kind_of(workload: Workload) -> Kind:
     mean, sequence = mean_of(workload)
     bold, safe = (cap_at(workload.blocks, sequence, fit) for fit in (BOLDEST_FIT, SAFEST_FIT))
     running = workload.blocks / sequence.mean_blocks
-    most = max(capacity(workload, cap, running)[0] for cap in (bold, safe, MOST_TABLES))
+    most = max(good for good, _ in capacities(workload, (bold, safe, MOST_TABLES), running).values())
     return Kind(mean, bold, safe, most)
 
 
@@ -134,14 +134,11 @@ class World:
     """That count."""
     before: int
     """Hours of it that pass until anybody looks."""
-    rate: Floats
-    share: Floats
-    seed: int
+    traffic: Traffic
 
     def start(self, cap: int) -> Going:
         """Return the fleet at its start, every engine under a cap."""
-        traffic = mixed_traffic(KINDS, self.rate, self.share, self.seed, PATIENCE)
-        return Going(engine_of(CHATS), [cap] * PLACES * GENERATIONS, traffic, RANDOM, PLACES)
+        return Going(engine_of(CHATS), [cap] * PLACES * GENERATIONS, self.traffic, RANDOM, PLACES)
 
 
 def world_of(mix: str, lasts: tuple[int, int], kinds: tuple[Kind, Kind], seed: int) -> World:
@@ -152,7 +149,7 @@ def world_of(mix: str, lasts: tuple[int, int], kinds: tuple[Kind, Kind], seed: i
     seconds = [kind.mean_output / kind.most for kind in kinds]
     load = MIDDLE + SWING * np.sin(2 * np.pi * at / WAVE)
     rate = PLACES * load / ((1 - share) * seconds[0] + share * seconds[1])
-    return World(hours, before, rate, share, seed)
+    return World(hours, before, mixed_traffic(KINDS, rate, share, seed, PATIENCE))
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ from kvmedic.verdict.side_by_side import DECIDE_SECONDS, GO_ON_SECONDS, CanaryVe
 from lab.bench.workloads import WORKLOADS, Workload, drawn
 from lab.world.fleet import EPOCH, UNCAPPED, Served, Swap, Traffic, serve
 from lab.world.kernel import FINISHES, LEAST_LOADED, LEAVES, RANDOM, RUNS, STICKY, TWO_CHOICES, WAITS
-from lab.world.traffic import Load, capacity, closed_traffic, engine_of, mean_of, open_traffic
+from lab.world.traffic import Load, capacities, closed_traffic, engine_of, mean_of, open_traffic
 
 START, TRUTH = 900.0, 2100.0
 """Seconds until the change comes, and that the truth is measured over."""
@@ -105,7 +105,7 @@ def draw_fleet(seed: int, *, cuts: bool = False, load: str | None = None) -> Fle
     change = "lower" if cuts else chance.choices(("lower", "raise", "same"), (70, 16, 14))[0]
     old, new = _draw_caps(chance, change, fits, deep=cuts)
     caps = {max(1, round(fits * share)) for share in (0.6, 0.8, 1.0, 1.3)} | {UNCAPPED, old, new}
-    able = {cap: capacity(workload, cap, running) for cap in caps}
+    able = capacities(workload, caps, running)
     best = max(good for good, _ in able.values())
     name = load or (chance.choices(LOADS, LOAD_WEIGHTS)[0] if not cuts else "constant")
     share = chance.uniform(0.5, 1.3) if not cuts else chance.uniform(0.5, 1.05)

@@ -1,6 +1,7 @@
 """What comes to a fleet: requests that do not wait for each other, drawn beforehand."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,7 +11,7 @@ from kvmedic.model.readings import Moments
 from kvmedic.verdict.occupancy import Occupancy, occupancy
 from lab.bench.workloads import Workload
 from lab.world.fleet import Engine, Traffic, serve
-from lab.world.kernel import Floats
+from lab.world.kernel import TOKENS, Floats
 
 GRID_SECONDS = 5.0
 """The rate of arrivals is constant for so long."""
@@ -136,12 +137,14 @@ def _with_lengths(workload: Workload, arrived: Floats, load: Load, seed: int, pa
     return Traffic(arrived, prompt, output, chances, patience)
 
 
-def capacity(workload: Workload, cap: int, running: float, seconds: float = 400.0) -> tuple[float, float]:
-    """Return tokens per second of a saturated engine: of requests without a stall, and all.
+def capacities(
+    workload: Workload, caps: Collection[int], running: float, seconds: float = 400.0
+) -> dict[int, tuple[float, float]]:
+    """Return tokens per second of a saturated engine by its cap: of requests without a stall, and all.
 
     Args:
-        workload: what comes.
-        cap: of the engine.
+        workload: what comes; the same requests under each cap.
+        caps: of the engine.
         running: sequences that it runs without a cap, about.
         seconds: that are measured, after a quarter of it.
     """
@@ -149,7 +152,11 @@ def capacity(workload: Workload, cap: int, running: float, seconds: float = 400.
     clients = max(4, round(2.5 * running))
     most = round(seconds * 1.25 * (running + 1) / workload.cost.step_seconds / mean) + 2 * clients
     traffic = closed_traffic(workload, clients, most, 3)
-    served = serve(engine_of(workload), [cap], traffic, 0, 1.25 * seconds)
-    pages = served.window(0, 0.25 * seconds, 1.25 * seconds)
-    tokens = pages[-1] - pages[0]
-    return served.in_time(0.25 * seconds, 1.25 * seconds, math.inf), float(tokens[2]) / seconds
+    since, until = 0.25 * seconds, 1.25 * seconds
+    found = {}
+    for cap in caps:
+        served = serve(engine_of(workload), [cap], traffic, 0, until)
+        pages = served.window(0, since, until)
+        tokens = pages[-1] - pages[0]
+        found[cap] = served.in_time(since, until, math.inf), float(tokens[TOKENS]) / seconds
+    return found
