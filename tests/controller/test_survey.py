@@ -38,7 +38,7 @@ from kvmedic.model.status import LastGood, Record, Resource, ShownPlan, Traffic
 from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.compression.savings import ASKED
 from kvmedic.runbooks.planning import plan_of
-from kvmedic.runbooks.preemption.branches import FELT, TRIGGER
+from kvmedic.runbooks.preemption.symptoms import FELT, TRIGGER
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC
 from lab.scripted.readings import State

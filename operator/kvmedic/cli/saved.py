@@ -42,8 +42,8 @@ from kvmedic.runbooks.compression.bundle import bundle_plan
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_of
 from kvmedic.runbooks.order import judge_runbooks, with_unanswered
 from kvmedic.runbooks.planning import proposal
-from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.levers import present_setting
+from kvmedic.runbooks.preemption.scale_out import spent_by
 from kvmedic.runbooks.workload import Workload
 
 _GZIP = b"\x1f\x8b"

@@ -42,10 +42,10 @@ from kvmedic.runbooks.compression.trial_plans import confirmed_first, gate_plan,
 from kvmedic.runbooks.node_health import told_by_driver
 from kvmedic.runbooks.order import judge_runbooks, with_unanswered
 from kvmedic.runbooks.planning import drain_remark, fleet_plan, proposal
-from kvmedic.runbooks.preemption.cap import spent_by
 from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.preemption.queueing import queue_behind
 from kvmedic.runbooks.preemption.restore import due_change, plan_restore, restore_advice
+from kvmedic.runbooks.preemption.scale_out import spent_by
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC, moves, traffic_of
 

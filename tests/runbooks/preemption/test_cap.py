@@ -26,10 +26,11 @@ from kvmedic.model.evidence import Measured, Reading, Signal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Setting
-from kvmedic.runbooks.preemption.branches import pressured_case, right_size
+from kvmedic.runbooks.preemption.branches import right_size
 from kvmedic.runbooks.preemption.cap import LEAST_GAIN, LEAST_GROWTH, cap_of, carries, cut_cap
 from kvmedic.runbooks.preemption.cap_size import BOLDEST_FIT, Offered, cap_at, most_throughput
 from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.preemption.symptoms import pressured_case
 from kvmedic.verdict.occupancy import Occupancy
 from runbooks.cases import CASE
 

@@ -1,8 +1,7 @@
-"""From what a thrashing fleet does to the one cap that mends it, or why no cap does; then to more replicas.
+"""From what a thrashing fleet does to the one cap that mends it, or why no cap does.
 
 A cut that loses to doing nothing is the worst outcome: every refusal here comes before the lever's own
-bounds, and none of them is a matter of taste. More replicas cost GPUs for as long as they are there, so
-they come last and for a while, however early `scaleOut` stands among the levers.
+bounds, and none of them is a matter of taste.
 
 The watermark bounds what is admitted, too: where prompts fill the cache, whoever is admitted last fills it to
 the brim, and the growth of the others soon preempts somebody. Between two ends of requests, which make room
@@ -17,10 +16,10 @@ from dataclasses import dataclass, replace
 from math import ceil, erfc, exp, floor, inf, log, sqrt
 
 from kvmedic.model.engine import Knob
-from kvmedic.model.evidence import Observation, PodReadings, Signal
-from kvmedic.model.readings import histogram, number_or_none, total_of_told
-from kvmedic.model.reasons import Reason, Trait
-from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting, SettingAdvice, Spent
+from kvmedic.model.evidence import PodReadings, Signal
+from kvmedic.model.readings import number_or_none
+from kvmedic.model.reasons import Reason
+from kvmedic.runbooks.branches import Assignment, NoChange, Setting, SettingAdvice
 from kvmedic.runbooks.preemption.cap_size import (
     BOLDEST_FIT,
     SAFEST_FIT,
@@ -33,8 +32,9 @@ from kvmedic.runbooks.preemption.cap_size import (
     wave_cap,
 )
 from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.preemption.symptoms import QUEUED_BEHIND
 from kvmedic.verdict.occupancy import correct_occupancy
-from kvmedic.verdict.served_in_time import STALL_SECONDS, WORST_STALLS
+from kvmedic.verdict.served_in_time import STALL_SECONDS
 
 LEAST_GROWTH = 0.2
 """Growth share under which preemptions are cheap: the prompt, which most of a sequence is then, is
@@ -69,8 +69,6 @@ vLLM's gauges are those after a step, when who finished in it is gone and nobody
 waiting behind a cap of 8, 7.9 run on average (vLLM 0.32.0, CPU build)."""
 BINDING_SECONDS = 600.0
 """How long it must have bound: a shorter queue is gone before a replica has restarted."""
-QUEUED_BEHIND = 0.5
-"""Waiting requests of an engine, on average, from which its cap holds somebody up."""
 FEW_PREEMPTIONS = 0.05
 """Preemptions per request under which more sequences still fit."""
 FREE_USAGE = 0.85
@@ -397,114 +395,3 @@ def is_capped(case: Case, setting: Setting) -> bool:
     given, wanted = setting.max_num_seqs, cap_of(case)
     seen = case.strain.running_mean if case.running_max == inf else case.running_max
     return given is not None and seen <= given <= max(wanted + 1, wanted * (1 + NEAR_THE_CAP))
-
-
-def is_worth_it(case: Case) -> bool:
-    """Return whether goodput would gain more than noise if no request stalled any more."""
-    return exp(min(case.strain.stalls_per_request, WORST_STALLS)) >= 1 + LEAST_GAIN
-
-
-def passes_on(case: Case, setting: Setting) -> bool:
-    """Return whether the trouble is real and no setting is left for it.
-
-    Asked once every lever of the spec has declined, those of demand and those of supply alike. So it is
-    where demand is capped as the lengths and the pool ask for, or was and it did not help. Where a cut that
-    would help is not allowed, or cannot be made, or another lever previously failed, a person is told so;
-    replicas are added instead only where the spec allows that.
-    """
-    if not is_worth_it(case):
-        return False
-    if Knob.MAX_NUM_SEQS in setting.exhausted or is_capped(case, setting):
-        return True
-    if setting.scale_out is None:
-        return False
-    advice = cut_cap(case, setting)
-    harmless = isinstance(advice, NoChange) and Trait.CHEAP in advice.reason.traits
-    return bool(setting.exhausted) or setting.supply.raised_in_vain or not harmless
-
-
-def spent_by(why: NoChange, setting: Setting, replicas: int) -> Spent:
-    """Return what is known once no lever is left; `why` is what the levers say."""
-    bound = setting.scale_out
-    if bound is None:
-        return Spent(f"{why.message}; scaleOut is not in spec.levers", may_scale=False)
-    most = bound.limit(setting.before_scaling or replicas)
-    if replicas >= most:
-        text = f"{why.message}; {replicas} replicas are there and scaleOut allows {most}"
-        return Spent(text, may_scale=False)
-    if setting.scaling_failed:
-        text = f"{why.message}; more replicas were tried on this template and did not help"
-        return Spent(text, may_scale=False)
-    return Spent(why.message, may_scale=True)
-
-
-def more_replicas(evidence: Evidence, seats: int, setting: Setting) -> Resize | NoChange:
-    """Return how many replicas there should be, within the lever's bounds, or why not more.
-
-    As many as hold what runs and waits at once; `seats`: sequences that an engine holds.
-    """
-    bound, replicas, burn = setting.scale_out, evidence.replicas, evidence.burn
-    engines = max(1, min((pod.engines for pod in burn.pods.values()), default=1))
-    room = seats * engines
-    demand = sum(total_of_told(burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
-    enough = max(replicas + 1, ceil(demand / room))
-    told = (
-        f"{demand:.0f} sequences run or wait at once and a replica has room for {room}, so {enough} replicas "
-    )
-    told += "would do"
-    if bound is None:
-        return NoChange(Reason.LEVER_NOT_ALLOWED, f"{told}: add scaleOut to spec.levers, or add them by hand")
-    most = bound.limit(setting.before_scaling or replicas)
-    if replicas >= most:
-        text = f"{told}; {replicas} are there and scaleOut allows {most}"
-        return NoChange(Reason.LEVER_AT_BOUND, text)
-    wanted = min(most, enough, replicas + bound.step)
-    minutes = bound.restore_after.total_seconds() / 60
-    return Resize(
-        wanted,
-        Reason.REPLICAS_ADDED,
-        f"{told}; {replicas} -> {wanted} now (scaleOut allows {most}, {bound.step} at once); given back "
-        f"after {minutes:.0f} minutes of calm, once fewer are predicted to carry the load",
-    )
-
-
-def seats_of(case: Case, setting: Setting) -> int:
-    """Return how many sequences an engine holds at once: by its pool, and by its own cap."""
-    room = max(1, cap_of(case))
-    return room if setting.max_num_seqs is None else min(room, setting.max_num_seqs)
-
-
-def disaggregation(evidence: Evidence, case: Case, setting: Setting) -> NoChange:
-    """Return the advice to serve prompts and answers apart, with the numbers that speak for a split."""
-    replicas, share = evidence.replicas, prefill_share(evidence.sizing)
-    whole = replicas * (setting.gpus or 0)
-    told = "this engine does not tell how long it prefills; "
-    if share is not None:
-        told = f"prefill takes {share:.0%} and decode {1 - share:.0%} of the time that requests are served; "
-        if whole >= 2:
-            prefill = min(whole - 1, max(1, round(share * whole)))
-            told += f"of {whole} GPUs that is {prefill} for prefill and {whole - prefill} for decode; "
-    gpus = "" if setting.gpus is None else f" with {setting.gpus} GPU{'s' if setting.gpus > 1 else ''} each"
-    return NoChange(
-        Reason.CAPACITY_EXHAUSTED,
-        f"open the runbook 'disaggregate prefill and decode': {told}"
-        f"prompts of {case.prompt_tokens:.0f} and answers of {case.output_tokens:.0f} tokens on average; "
-        f"{replicas} replicas{gpus}, room for {seats_of(case, setting)} sequences in each engine; "
-        "more GPUs, a smaller KV cache per token, or fewer requests help too",
-    )
-
-
-def prefill_share(seen: Observation) -> float | None:
-    """Return the share of requests' time on the engines that goes into prefill; None where nobody tells.
-
-    Requests are decoded from their first token to their last.
-    """
-    totals = []
-    for signal in (Signal.E2E_SECONDS, Signal.TIME_TO_FIRST_TOKEN_SECONDS, Signal.PREFILL_SECONDS):
-        counted = [histogram(pod, signal) for pod in seen.pods.values()]
-        known = [one.total for one in counted if one is not None]
-        if not known or len(known) < len(counted):
-            return None
-        totals.append(sum(known))
-    whole, first, prefill = totals
-    return prefill / (prefill + max(0.0, whole - first)) if prefill > 0 else None

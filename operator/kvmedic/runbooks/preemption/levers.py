@@ -39,7 +39,6 @@ from kvmedic.runbooks.preemption.cap import (
     cut_cap,
     growth_exceeds_watermark,
     keep_free,
-    passes_on,
 )
 from kvmedic.runbooks.preemption.cap_size import tokens_per_step
 from kvmedic.runbooks.preemption.memory_levers import (
@@ -56,6 +55,7 @@ from kvmedic.runbooks.preemption.memory_levers import (
     size_host_cache,
 )
 from kvmedic.runbooks.preemption.pressure import POOLS_ALIKE, Case
+from kvmedic.runbooks.preemption.scale_out import passes_on
 from kvmedic.runbooks.workload import FIXES_THE_POOL, Workload
 from kvmedic.verdict.vetoes import Confirmation
 

@@ -3,9 +3,6 @@
 How long a request waits is what users feel, and no preemption shows it. A cap that binds beside free cache is
 too low. Where the cap is what the cache holds, or the cache is full, no setting helps and the fleet is too
 small. Where neither is full something else holds requests up, and nothing is changed.
-
-Silence is one of the signals that an engine need not have: a replica that does not tell it keeps nobody
-waiting, and is judged by its preemptions alone.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from kvmedic.model.status import SizedCap
 from kvmedic.runbooks.branches import Assignment, Evidence, Finding, Found, NoChange, Setting, SettingAdvice
 from kvmedic.runbooks.preemption.cap import (
     BINDING_SECONDS,
-    QUEUED_BEHIND,
     RAISE_FROM,
     CapUse,
     carries,
@@ -29,9 +25,8 @@ from kvmedic.runbooks.preemption.cap import (
 )
 from kvmedic.runbooks.preemption.cap_size import most_throughput
 from kvmedic.runbooks.preemption.pressure import Case, most_of, size_fleet
+from kvmedic.runbooks.preemption.symptoms import waiting_replicas
 
-WAITS = frozenset({Signal.SILENT_SECONDS_HELD, Signal.WAITING_MEAN})
-"""What tells that a replica keeps users waiting."""
 SEATS = frozenset({Signal.RUNNING_LOW, Signal.RUNNING_MAX})
 """What tells whether a cap binds, over each look."""
 HELD_BY = SEATS | {
@@ -44,20 +39,6 @@ HELD_BY = SEATS | {
 PINNED = 0.95
 """KV-cache usage, on average, from which the cache is full. It saw-tooths below 1 in thrash and averages 0.87
 to 0.94 then (vLLM 0.32.0, CPU build)."""
-
-
-def waiting_replicas(evidence: Evidence) -> dict[str, float]:
-    """Return the silent seconds per request of each replica that keeps users waiting, by pod name.
-
-    A single request that waits for long in a quiet hour is no queue.
-    """
-    found = {}
-    for name, pod in evidence.burn.pods.items():
-        silent, waiting = (number_or_none(pod, each) for each in (Signal.SILENT_SECONDS_HELD, _WAITING))
-        is_queue = waiting is not None and waiting > QUEUED_BEHIND * pod.engines
-        if silent is not None and is_queue and silent > evidence.trigger.silent_seconds:
-            found[name] = silent
-    return found
 
 
 def is_queued(evidence: Evidence) -> bool:

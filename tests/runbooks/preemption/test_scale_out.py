@@ -22,19 +22,20 @@ from kvmedic.runbooks.branches import (
     Spent,
     Supply,
 )
-from kvmedic.runbooks.preemption.branches import add_replicas, divert_to_disaggregation, pressured_case
-from kvmedic.runbooks.preemption.cap import (
-    cap_of,
+from kvmedic.runbooks.preemption.cap import cap_of, is_capped
+from kvmedic.runbooks.preemption.levers import first_that_applies
+from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.preemption.scale_out import (
+    add_replicas,
     disaggregation,
-    is_capped,
+    divert_to_disaggregation,
     is_worth_it,
     more_replicas,
     passes_on,
     prefill_share,
     spent_by,
 )
-from kvmedic.runbooks.preemption.levers import first_that_applies
-from kvmedic.runbooks.preemption.pressure import Case
+from kvmedic.runbooks.preemption.symptoms import pressured_case
 from runbooks.cases import CASE
 
 THRASH = an_evidence(*[THRASHING] * 3)
