@@ -22,7 +22,7 @@ from kvmedic.model.fleet import (
 )
 from kvmedic.model.status import Key, Wish
 from kvmedic.record.store import peer_of
-from kvmedic.rollout.gates import Peer
+from kvmedic.rollout.gates.runs_at_once import Peer
 
 
 def a_peer(name: str, **told: Any) -> Peer:

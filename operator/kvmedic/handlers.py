@@ -36,7 +36,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
 from kvmedic.record.store import Known, peer_of
 from kvmedic.record.telemetry import Telemetry
-from kvmedic.rollout.gates import place_of
+from kvmedic.rollout.gates.runs_at_once import place_of
 from kvmedic.watchdog import Watchdog
 
 LOG = logging.getLogger("kvmedic")

@@ -35,7 +35,7 @@ from kvmedic.kube.cpu import Metered
 from kvmedic.kube.errors import ApiError
 from kvmedic.kube.objects import anywhere
 from kvmedic.model.status import Key
-from kvmedic.rollout.gates import Peer
+from kvmedic.rollout.gates.runs_at_once import Peer
 
 LOG = logging.getLogger("kvmedic")
 JITTER_RATIO = 0.1

@@ -22,7 +22,7 @@ from kvmedic.kube.errors import Call, Refused, Unavailable
 from kvmedic.kube.objects import CONFIG_MAPS, Resource
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.gates import Stop
+from kvmedic.rollout.gates.opening import Stop
 from lab.cluster.light import LightCluster
 from worlds.world import APPROVALS_CRD
 

@@ -16,7 +16,7 @@ from kvmedic.kube.errors import Call, Refused
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
 from kvmedic.model.status import ConditionType, Record, Wish
-from kvmedic.rollout.gates import Stop
+from kvmedic.rollout.gates.opening import Stop
 from kvmedic.runbooks.workload import View
 from run_builder import NOW, STEP, a_fleet, a_run, an_intent
 from worlds.asked import a_resource

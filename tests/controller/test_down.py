@@ -26,7 +26,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Run, StepState, Verdict, Victim
 from kvmedic.model.status import Record
 from kvmedic.rollout.draining import Drain
-from kvmedic.rollout.gates import Health, Stop
+from kvmedic.rollout.gates.opening import Health, Stop
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.vetoes import keep_first_replicas
 from lab.scripted.readings import State

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from kvmedic.controller.obstacles import Bounds, Roster, RunLimits
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
-from kvmedic.rollout.gates import BadEnd, Breaker, Budgets, Peer
+from kvmedic.rollout.gates.runs_at_once import BadEnd, Breaker, Budgets, Peer
 from run_builder import NOW
 
 MINUTE = timedelta(minutes=1)

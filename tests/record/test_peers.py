@@ -12,7 +12,7 @@ from kvmedic.model.run import Outcome, StepState
 from kvmedic.model.status import ClosedRun, Record
 from kvmedic.record.runs import report_decision
 from kvmedic.record.store import LONG_AGO, peer_of
-from kvmedic.rollout.gates import BadEnd
+from kvmedic.rollout.gates.runs_at_once import BadEnd
 from run_builder import NOW, a_run, an_intent
 
 BODY = {

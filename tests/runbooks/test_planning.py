@@ -18,7 +18,7 @@ from kvmedic.model.plan import Plan, ReplaceStep, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound, OnDrainTimeout, RolloutPolicy, RotationLabel, Spare, TargetRef
 from kvmedic.model.status import Record
-from kvmedic.rollout.gates import stands
+from kvmedic.rollout.gates.approval import stands
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Relief, RollBack, Setting
 from kvmedic.runbooks.planning import drain_remark, end_of_requests, fleet_plan, proposal
 from kvmedic.runbooks.preemption.levers import present_setting

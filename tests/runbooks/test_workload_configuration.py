@@ -17,7 +17,7 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef, Owner, OwnerKind, TemplateOwner, template_hash
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.gates import stands
+from kvmedic.rollout.gates.approval import stands
 from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.workload import View, Workload, workload_of

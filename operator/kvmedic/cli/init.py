@@ -18,7 +18,7 @@ from kvmedic.kube.objects import JsonObject
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode
-from kvmedic.rollout.gates import typed_place
+from kvmedic.rollout.gates.runs_at_once import typed_place
 
 
 def command(

@@ -32,7 +32,7 @@ from kvmedic.model.plan import OnTrial
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy
 from kvmedic.model.status import ClosedRun, Record, Resource
-from kvmedic.rollout.gates import opening_gate
+from kvmedic.rollout.gates.opening import opening_gate
 from kvmedic.runbooks.branches import Diagnosed, Diagnosis, is_content
 
 IN_TROUBLE = timedelta(minutes=5)

@@ -24,7 +24,8 @@ from kvmedic.kube.errors import ApiError, Refused
 from kvmedic.kube.objects import CONFIG_MAPS, NAMESPACES, Ref, Resource, labels_of, moment, section, uid_of
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.gates import Approval, Stop
+from kvmedic.rollout.gates.approval import Approval
+from kvmedic.rollout.gates.opening import Stop
 
 if TYPE_CHECKING:
     from kvmedic.kube.client import Client

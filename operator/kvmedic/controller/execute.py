@@ -60,7 +60,7 @@ from kvmedic.rollout.decide import (
     outcome_of,
 )
 from kvmedic.rollout.drift import Standing, is_foreign, regain_freeze, target_standing
-from kvmedic.rollout.gates import forward_gate
+from kvmedic.rollout.gates.opening import forward_gate
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
 from kvmedic.rollout.owners.field import field_standing
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial

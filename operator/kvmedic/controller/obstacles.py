@@ -45,18 +45,15 @@ from kvmedic.model.spec import Mode, Ownership, Policy, TargetRef
 from kvmedic.model.status import ClosedRun, Key, Record, Resource
 from kvmedic.record.runs import MESSAGE_BYTES
 from kvmedic.rollout.drift import is_foreign
-from kvmedic.rollout.gates import (
+from kvmedic.rollout.gates.approval import Request, find_approval
+from kvmedic.rollout.gates.opening import Health, forward_gate, opening_gate
+from kvmedic.rollout.gates.runs_at_once import (
     Breaker,
     Budgets,
-    Health,
     Peer,
-    Request,
     Trip,
     any_trip,
-    find_approval,
     find_full_budget,
-    forward_gate,
-    opening_gate,
     stormy,
     trip,
 )

@@ -46,7 +46,7 @@ from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.rollout.decide import outcome_of
 from kvmedic.rollout.drift import is_foreign
-from kvmedic.rollout.gates import Peer, place_of
+from kvmedic.rollout.gates.runs_at_once import Peer, place_of
 from kvmedic.rollout.preconditions import frozen_message
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.summary import Measure, run_of

@@ -18,7 +18,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy, Runbook
 from kvmedic.model.status import Attempt, LastGood, Record, Resource, TemporaryChange, failed_before
 from kvmedic.rollout import row_of
-from kvmedic.rollout.gates import stands
+from kvmedic.rollout.gates.approval import stands
 from kvmedic.rollout.preconditions import Purpose
 from kvmedic.runbooks.branches import (
     Beyond,

@@ -39,7 +39,8 @@ from kvmedic.model.spec import Policy, TargetRef
 from kvmedic.model.status import ConfigCopy, Key, Record, Resource
 from kvmedic.model.trial import Interrupted, JobSight, Progress, Served
 from kvmedic.rollout.config_copy import Files
-from kvmedic.rollout.gates import Approval, Stop
+from kvmedic.rollout.gates.approval import Approval
+from kvmedic.rollout.gates.opening import Stop
 from kvmedic.rollout.moves import Effect
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding

@@ -22,7 +22,7 @@ from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import Run
 from kvmedic.model.spec import Ownership, Policy, Spare
 from kvmedic.rollout.draining import start_limit
-from kvmedic.rollout.gates import place_of, typed_place
+from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
 from kvmedic.rollout.preconditions import (
     WRITTEN,
     Neighbours,

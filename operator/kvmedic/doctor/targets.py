@@ -19,7 +19,7 @@ from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.manifests.owner_fields import RENDERINGS
 from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.edits import containers_of as template_containers
-from kvmedic.rollout.gates import place_of, typed_place
+from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
 from kvmedic.runbooks.workload import Workload
 
 CHANGED = "kvmedic changes Deployments, StatefulSets and LeaderWorkerSets only"

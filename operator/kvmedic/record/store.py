@@ -54,7 +54,7 @@ from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
 from kvmedic.record.runs import phase
 from kvmedic.record.surveys import complaint
-from kvmedic.rollout.gates import BadEnd, Peer, place_of
+from kvmedic.rollout.gates.runs_at_once import BadEnd, Peer, place_of
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from kvmedic.model.status import (
     Truth,
 )
 from kvmedic.record.runs import Claim, action, retold, with_conditions, with_failed_attempts
-from kvmedic.rollout.gates import stands
+from kvmedic.rollout.gates.approval import stands
 from kvmedic.runbooks.branches import Compressed, Diagnosis, is_content
 from kvmedic.runbooks.severity import unmeasured_urgency
 

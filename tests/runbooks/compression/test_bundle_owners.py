@@ -24,7 +24,7 @@ from kvmedic.model.plan import BundleStep, Goal, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Runbook
 from kvmedic.model.status import Attempt, Record
-from kvmedic.rollout.gates import stands
+from kvmedic.rollout.gates.approval import stands
 from kvmedic.runbooks import order
 from kvmedic.runbooks.branches import Branch, Diagnosed, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan

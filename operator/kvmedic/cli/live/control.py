@@ -43,7 +43,7 @@ from kvmedic.model.redaction import without_controls
 from kvmedic.model.run import Run, StepState
 from kvmedic.model.status import Resource
 from kvmedic.record.store import KEEP, RESOURCES, ROLL_BACK, resource_of
-from kvmedic.rollout.gates import Stop, forward_gate
+from kvmedic.rollout.gates.opening import Stop, forward_gate
 
 if TYPE_CHECKING:
     from kvmedic.kube.client import Client

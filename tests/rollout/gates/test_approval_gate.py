@@ -16,7 +16,7 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
-from kvmedic.rollout.gates import CLOCK_SKEW, Approval, Request, find_approval, stands
+from kvmedic.rollout.gates.approval import CLOCK_SKEW, Approval, Request, find_approval, stands
 from run_builder import NEW, NOW, OLD, STEP, UID
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)

@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 
 from kvmedic.model.reasons import Reason, Trait, reasons_with
-from kvmedic.rollout.gates import (
+from kvmedic.rollout.gates.runs_at_once import (
     BadEnd,
     Breaker,
     Budgets,

@@ -26,7 +26,7 @@ from kvmedic.model.spec import (
     Windows,
 )
 from kvmedic.model.status import ClosedRun
-from kvmedic.rollout.gates import Health, Stop, forward_gate, opening_gate
+from kvmedic.rollout.gates.opening import Health, Stop, forward_gate, opening_gate
 from run_builder import NOW
 
 MINUTE = timedelta(minutes=1)
