@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.fronts import INFERENCE_POOLS, NETWORK_POLICIES, DrainWay
+from kvmedic.cluster.fronts import INFERENCE_POOLS, DrainWay
+from kvmedic.cluster.neighbours.pod_policies import NETWORK_POLICIES
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.doctor.documents import Documents, DocumentsError, as_served, documents_in, plural_of
 from kvmedic.kube.objects import AUTOSCALERS, DEPLOYMENTS, PODS, REPLICA_SETS, SERVICES, Ref

@@ -1,4 +1,4 @@
-"""Who else has a say in replicas and pods: autoscalers, disruption budgets, and their definitions."""
+"""Who else has a say in replicas and pods: autoscalers, budgets, policies, and their definitions."""
 
 from __future__ import annotations
 
@@ -78,4 +78,13 @@ def pdb(name: str, **labels: str) -> dict[str, Any]:
         "kind": "PodDisruptionBudget",
         "metadata": {"name": name},
         "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
+    }
+
+
+def network(name: str, selector: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name},
+        "spec": {"podSelector": selector, **spec},
     }

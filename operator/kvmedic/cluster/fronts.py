@@ -1,4 +1,4 @@
-"""What leads requests to pods by their labels, and which policies go by these: the way of draining follows.
+"""What leads requests to pods by their labels: the way of draining follows.
 
 Services, headless ones too, InferencePools of the Gateway API Inference Extension, and routers that watch
 pods by label without a Service. Those are recognised by what their charts put on pods, or named in the spec.
@@ -12,6 +12,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from kvmedic.cluster.neighbours.pod_policies import (
+    DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
+    policies_obstacle,
+    policies_of_draining,
+)
 from kvmedic.kube.errors import NOT_FOUND, Refused
 from kvmedic.kube.objects import (
     JsonObject,
@@ -31,8 +37,6 @@ from kvmedic.runbooks.workload import View
 if TYPE_CHECKING:
     from kvmedic.kube.client import Reader
 
-DISRUPTION_BUDGETS = Resource("policy/v1", "poddisruptionbudgets")
-NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
 INFERENCE_POOLS = (
     Resource("inference.networking.k8s.io/v1", "inferencepools"),
     Resource("inference.networking.x-k8s.io/v1alpha2", "inferencepools"),
@@ -280,41 +284,7 @@ def _drain_obstacle(keys: Sequence[str], policies: Sequence[str]) -> str:
             "nothing leads requests to the pods by their labels: make a Service that selects them, or name "
             "what your router selects by in spec.rollout.routers"
         )
-    if policies:
-        return (
-            f"{', '.join(policies)} would treat a replica differently while it drains, as its label "
-            f"{' and '.join(keys)} changes then: have that policy select by another label of the pods, or "
-            "add a rotation label (spec.rollout.rotationLabel)"
-        )
-    return ""
-
-
-def policies_of_draining(
-    budgets: Iterable[JsonObject],
-    networks: Iterable[JsonObject],
-    labels: Mapping[str, str],
-    drained: Mapping[str, str],
-) -> Iterator[str]:
-    """Yield what treats a replica differently while it drains, by kind and name.
-
-    A budget may stop counting it, as it leaves; it may not start to. A NetworkPolicy may do neither: the
-    requests that the replica still answers would get other rules.
-
-    Args:
-        drained: the same labels while it drains.
-    """
-    for body in budgets:
-        by = section(body, "spec").get("selector")
-        if takes_labels(by, drained) and not takes_labels(by, labels):
-            yield f"PodDisruptionBudget {name_of(body)}"
-    for body in networks:
-        spec = section(body, "spec")
-        # The pods of its namespace that it holds for, and their peers.
-        selectors = [spec.get("podSelector")]
-        for way, ends in (("ingress", "from"), ("egress", "to")):
-            selectors += [peer.get("podSelector") for rule in items(spec, way) for peer in items(rule, ends)]
-        if any(takes_labels(by, drained) != takes_labels(by, labels) for by in selectors):
-            yield f"NetworkPolicy {name_of(body)}"
+    return policies_obstacle(keys, policies)
 
 
 async def list_kind(client: Reader, kind: Resource, namespace: str) -> list[JsonObject]:
@@ -326,29 +296,6 @@ async def list_kind(client: Reader, kind: Resource, namespace: str) -> list[Json
             return []
         raise
     return sorted(found, key=name_of)
-
-
-def takes_labels(selector: object, labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
-    if not isinstance(selector, Mapping):
-        return False
-    wanted = section(selector, "matchLabels")
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
-        _holds(each, labels) for each in items(selector, "matchExpressions")
-    )
-
-
-def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    key, values = str(expression.get("key")), expression.get("values") or []
-    match expression.get("operator"):
-        case "In":
-            return labels.get(key) in values
-        case "NotIn":
-            return labels.get(key) not in values
-        case "Exists":
-            return key in labels
-        case _:
-            return key not in labels
 
 
 def front_port(services: Iterable[JsonObject], template: Mapping[str, Any]) -> int | None:

@@ -16,16 +16,15 @@ from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from kvmedic.cluster.appliers import neighbours_of
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.fronts import (
-    DISRUPTION_BUDGETS,
     INFERENCE_POOLS,
-    NETWORK_POLICIES,
     Depth,
     DrainWay,
     complete_drain,
 )
+from kvmedic.cluster.neighbours.appliers import neighbours_of
+from kvmedic.cluster.neighbours.pod_policies import DISRUPTION_BUDGETS, NETWORK_POLICIES
 from kvmedic.cluster.ownership import giving_way
 from kvmedic.cluster.room import SharedTenants, room_for
 from kvmedic.cluster.snapshot import snapshot

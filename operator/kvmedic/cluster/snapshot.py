@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kvmedic.cluster.autoscalers import scaler_of
 from kvmedic.cluster.fronts import (
     BY_LABEL,
     DrainWay,
@@ -26,6 +25,7 @@ from kvmedic.cluster.fronts import (
     usable_label,
     with_orphan_drain,
 )
+from kvmedic.cluster.neighbours.autoscalers import scaler_of
 from kvmedic.cluster.orphan_pods import (
     is_owned,
     is_relabelled,

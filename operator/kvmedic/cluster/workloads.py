@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, assert_never, cast
 
-from kvmedic.cluster.appliers import neighbours_of, owner_field_of, owner_object, set_owner_field
-from kvmedic.cluster.autoscalers import minimum_of, set_minimum, unmark
 from kvmedic.cluster.containers.engine_logs import ends_of, pools_of, starts_of
 from kvmedic.cluster.fronts import Depth
 from kvmedic.cluster.looks import Glances, read_target
+from kvmedic.cluster.neighbours.appliers import neighbours_of, owner_field_of, owner_object, set_owner_field
+from kvmedic.cluster.neighbours.autoscalers import minimum_of, set_minimum, unmark
 from kvmedic.cluster.orphan_pods import release
 from kvmedic.cluster.ownership import (
     ANNOTATIONS,

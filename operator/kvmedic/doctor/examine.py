@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvmedic.api.resource import KIND, policy_of, spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec, Rollout, TargetRef
-from kvmedic.cluster.appliers import neighbours_of
 from kvmedic.cluster.looks import read_target
+from kvmedic.cluster.neighbours.appliers import neighbours_of
 from kvmedic.cluster.room import room_for
 from kvmedic.doctor.checks import (
     ONLY_LIVE,

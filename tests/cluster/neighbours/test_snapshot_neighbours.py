@@ -6,29 +6,19 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.appliers import neighbours_of
-from kvmedic.cluster.fronts import policies_of_draining
+from kvmedic.cluster.neighbours.appliers import neighbours_of
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.kube.objects import AUTOSCALERS, Resource
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
 from lab.cluster.light import LightCluster
 from run_builder import a_fleet
-from worlds.neighbours import DEFINITIONS, REF, hpa, pdb, scaled, vpa
+from worlds.neighbours import DEFINITIONS, REF, hpa, network, pdb, scaled, vpa
 
 TEMPLATE = {"metadata": {"labels": {"app": "llm", "tier": "gold"}}}
 
 
 NEVER_UP = {"scaleUp": {"selectPolicy": "Disabled"}}
-
-
-def network(name: str, selector: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": name},
-        "spec": {"podSelector": selector, **spec},
-    }
 
 
 async def read(client: Any, namespace: str = "default") -> Neighbours:
@@ -111,52 +101,6 @@ def create_everybody(cluster: LightCluster, namespace: str) -> None:
         network("everywhere", {}),
     ):
         cluster.api.create(each, namespace)
-
-
-SERVES, ANY_VALUE = (
-    {"matchLabels": {"serving": "true"}},
-    {"matchExpressions": [{"key": "serving", "operator": "Exists"}]},
-)
-DRAINS = {"matchExpressions": [{"key": "serving", "operator": "In", "values": ["draining", "off"]}]}
-
-
-@pytest.mark.parametrize(
-    ("body", "names"),
-    [
-        (network("n", DRAINS), ["NetworkPolicy n"]),
-        (network("n", SERVES), ["NetworkPolicy n"]),
-        (network("n", {}, ingress=[{"from": [{"podSelector": SERVES}]}]), ["NetworkPolicy n"]),
-        (
-            network("n", {}, egress=[{}, {"to": [{"ipBlock": {}}, {"podSelector": DRAINS}]}]),
-            ["NetworkPolicy n"],
-        ),
-        (network("n", ANY_VALUE, ingress=None), []),
-        (network("n", {"matchLabels": {"app": "other"}}), []),
-        (pdb("p", serving="draining"), ["PodDisruptionBudget p"]),
-        (pdb("p", serving="true"), []),
-        (pdb("p", app="llm"), []),
-        (pdb("p", app="other", serving="draining"), []),
-    ],
-    ids=[
-        "a policy of what drains",
-        "a policy that stops with it",
-        "a peer that lets only serving ones in",
-        "a peer of what drains",
-        "a policy for any value",
-        "a policy of others",
-        "a budget that starts with it",
-        "a budget that stops with it",
-        "a budget of all",
-        "a budget of others",
-    ],
-)
-def test_who_treats_a_replica_differently_while_it_drains(body: dict[str, Any], names: list[str]) -> None:
-    budgets, networks = ([body], []) if body["kind"] == "PodDisruptionBudget" else ([], [body])
-    labels = {"app": "llm", "serving": "true"}
-
-    found = policies_of_draining(budgets, networks, labels, {**labels, "serving": "draining"})
-
-    assert list(found) == names
 
 
 class Listed:

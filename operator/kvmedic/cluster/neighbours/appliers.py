@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvmedic.cluster.autoscalers import (
+from kvmedic.cluster.fronts import list_kind
+from kvmedic.cluster.neighbours.autoscalers import (
     SCALED_OBJECTS,
     VERTICAL_AUTOSCALERS,
     autoscalers_of,
     vertical_autoscalers_of,
 )
-from kvmedic.cluster.fronts import (
+from kvmedic.cluster.neighbours.pod_policies import (
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
-    list_kind,
+    budgets_of,
     policies_of_draining,
-    takes_labels,
 )
 from kvmedic.cluster.ownership import owner_of_spec, same_object
 from kvmedic.kube.errors import FORBIDDEN, Call, Conflict, Refused
@@ -197,9 +197,7 @@ async def neighbours_of(
     return Neighbours(
         autoscalers=tuple(autoscalers_of(fleet, scaled, hpas)),
         vertical=tuple(vertical_autoscalers_of(fleet, vertical)),
-        disruption_budgets=tuple(
-            name_of(each) for each in budgets if takes_labels(section(each, "spec").get("selector"), labels)
-        ),
+        disruption_budgets=tuple(budgets_of(budgets, labels)),
         of_draining=tuple(policies_of_draining(budgets, networks, labels, drained)),
         reversion=await reversion_of(client, fleet, template, step) if step else None,
     )

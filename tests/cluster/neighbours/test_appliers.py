@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.appliers import (
+from kvmedic.cluster.neighbours.appliers import (
     APPLICATIONS,
     HELM_RELEASES,
     KUSTOMIZATIONS,

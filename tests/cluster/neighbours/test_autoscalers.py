@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.autoscalers import scaler_of
+from kvmedic.cluster.neighbours.autoscalers import scaler_of
 from kvmedic.model.fleet import Owner
 from kvmedic.model.reasons import Reason
 
