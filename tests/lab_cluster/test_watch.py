@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from lab.cluster import watch
-from lab.cluster.api import Api
+from lab.cluster.api import Api, ApiError
 from lab.cluster.pki import Access
 from lab.cluster.watch import Mirror, follow, run_and_cut
 from worlds.http_double import Reply, Server
@@ -119,6 +119,24 @@ def test_threads_share_no_connection_and_each_keeps_its_own():
         api.request("GET", "/b")
 
         assert (server.connections, len(server.requests)) == (2, 4)
+
+
+def test_a_kind_whose_definition_just_changed_is_asked_for_again():
+    status = json.dumps({"kind": "Status", "message": "storage is (re)initializing"}).encode()
+    answers = iter([Reply(429, status), Reply(429, status), Reply(200, b'{"kind": "KVRemediation"}')])
+    with (
+        Server(lambda _: next(answers)) as server,
+        Api(Access(server.url, Path(certifi.where()))) as api,
+    ):
+        assert api.request("PATCH", "/a") == {"kind": "KVRemediation"}
+
+
+def test_another_429_is_told_at_once():
+    refused = Reply(429, b'{"kind": "Status", "message": "too many requests"}')
+    with Server(lambda _: refused) as server, Api(Access(server.url, Path(certifi.where()))) as api:
+        with pytest.raises(ApiError, match="too many requests"):
+            api.request("PATCH", "/a")
+        assert len(server.requests) == 1
 
 
 def test_the_connections_of_all_threads_are_closed_together():

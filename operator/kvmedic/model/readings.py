@@ -105,23 +105,25 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
     ]
     if gaps:
         return _inconclusive(gaps)
-    return told_by(observation, signals)
+    return {name: _told(pod, signals) for name, pod in sorted(observation.pods.items())}
 
 
 def told_by(observation: Observation, signals: frozenset[Signal]) -> dict[str, Complete]:
     """Return the values of those replicas that have one for every signal, by pod name."""
     return {
-        name: Complete(
-            {
-                each: value
-                for each in signals - HISTOGRAMS
-                if (value := number_or_none(pod, each)) is not None
-            },
-            {each: counted for each in signals & HISTOGRAMS if (counted := histogram(pod, each)) is not None},
-        )
+        name: _told(pod, signals)
         for name, pod in sorted(observation.pods.items())
         if all(_why_lacking(pod, each, observation) is None for each in signals)
     }
+
+
+def _told(pod: PodReadings, signals: frozenset[Signal]) -> Complete:
+    numbers = {each: number_or_none(pod, each) for each in signals - HISTOGRAMS}
+    counted = {each: histogram(pod, each) for each in signals & HISTOGRAMS}
+    return Complete(
+        {each: value for each, value in numbers.items() if value is not None},
+        {each: value for each, value in counted.items() if value is not None},
+    )
 
 
 def pools(observation: Observation) -> Mapping[str, Pool] | Inconclusive:

@@ -1,6 +1,6 @@
 """What one operator costs that looks after N fleets, and how soon it heals those that are sick.
 
-    python -m lab.bench.scale 1000 [--replicas 2] [--seconds 90] [--limit 600]
+    python -m lab.bench.scale 1000 [--replicas 2] [--seconds 90] [--limit 600] [--operator DIRECTORY]
 
 The operator runs as a process of its own with its ordinary settings, against a real API server with N fleets
 that stand still (`scale_fleets.py`), and a source that answers for all of them (`scale_source.py`). CPU
@@ -84,6 +84,8 @@ class Scale:
     directory: Path
     log: Path
     witness: Witness
+    package: Path | None = None
+    """Directory of another version's `kvmedic` package, which is measured in place of this one."""
     operator: subprocess.Popen[bytes] = field(init=False)
     source: subprocess.Popen[bytes] = field(init=False)
     ports: list[int] = field(default_factory=lambda: free_ports(2))
@@ -94,12 +96,16 @@ class Scale:
         sources = {"default": {"url": f"http://127.0.0.1:{self.ports[0]}", "timeout": SOURCE_TIMEOUT}}
         process = {"namespace": "kvmedic-system", "liveness": "", "telemetryPort": self.ports[1]}
         config.write_text(yaml.safe_dump({"sources": sources, "process": process}))
-        told = {"KUBECONFIG": str(self.cluster.kubeconfig), "KVMEDIC_CONFIG": str(config)}
-        argv = [sys.executable, "-m", "kvmedic", "run", "--yes"]
+        told = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig), "KVMEDIC_CONFIG": str(config)}
+        if self.package is not None:
+            told["PYTHONPATH"] = str(self.package)
+        argv = [sys.executable, "-m", "kvmedic", "run"]
+        usage_of = subprocess.run([*argv, "--help"], env=told, capture_output=True, text=True, check=True)
+        # Versions that asked nothing before they ran in a person's name had no such option.
+        if "--yes" in usage_of.stdout:
+            argv.append("--yes")
         with self.log.open("wb") as log:
-            self.operator = subprocess.Popen(
-                argv, env={**os.environ, **told}, stdout=log, stderr=subprocess.STDOUT
-            )
+            self.operator = subprocess.Popen(argv, env=told, stdout=log, stderr=subprocess.STDOUT)
 
     def make_sick(self, count: int) -> None:
         """Let some fleets thrash; the answers that the source then needs are its own cost."""
@@ -166,12 +172,12 @@ def populated(all_fleets: list[ScaleFleet]) -> Iterator[LightCluster]:
 
 
 @contextmanager
-def world(count: int, replicas: int, log: Path | None) -> Iterator[Scale]:
+def world(count: int, replicas: int, log: Path | None, package: Path | None = None) -> Iterator[Scale]:
     """Yield a cluster with all fleets, and a source; the operator is not started."""
     all_fleets = fleets(count, replicas)
     with populated(all_fleets) as cluster, tempfile.TemporaryDirectory() as directory:
         log = log or Path(directory) / "operator.log"
-        scale = Scale(cluster, all_fleets, Path(directory), log, Witness(cluster.api))
+        scale = Scale(cluster, all_fleets, Path(directory), log, Witness(cluster.api), package)
         numbers = {"fleets": count, "replicas": replicas, "port": scale.ports[0]}
         argv = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
         scale.source = subprocess.Popen([sys.executable, "-m", "lab.bench.scale_source", *argv])
@@ -391,9 +397,10 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600.0)
     parser.add_argument("--outage", type=float, default=0.0, help="s for which the API server is away, last")
     parser.add_argument("--log", type=Path, help="where the operator's log is kept")
+    parser.add_argument("--operator", type=Path, help="directory of another version's kvmedic package")
     chosen = parser.parse_args()
     count, limit = chosen.fleets, chosen.limit
-    with world(count, chosen.replicas, chosen.log) as scale:
+    with world(count, chosen.replicas, chosen.log, chosen.operator) as scale:
         say("fleets; replicas of each", f"{count}; {chosen.replicas}")
         scale.start()
         looked = scale.wait(lambda seen: len(seen.looked_at) == count, limit)

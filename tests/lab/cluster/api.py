@@ -24,6 +24,11 @@ _ACCOUNT_SECONDS = 60
 start at once on two cores."""
 
 
+INITIALIZING = "storage is (re)initializing"
+"""Answered with 429 for a moment after somebody else on the same cluster changed the kind's definition."""
+INITIALIZING_SECONDS = 10.0
+
+
 class ApiError(RuntimeError):
     """The API server refused; `code` is the HTTP status, the message is the server's."""
 
@@ -92,9 +97,12 @@ class Api:
             return False
 
     def request(self, method: str, path: str, **arguments: Any) -> Object:
-        response = self.http.request(method, path, **arguments)
-        if response.is_error:
-            raise ApiError(response.status_code, _message(response))
+        deadline = time.monotonic() + INITIALIZING_SECONDS
+        while (response := self.http.request(method, path, **arguments)).is_error:
+            told = _message(response)
+            if INITIALIZING not in told or time.monotonic() > deadline:
+                raise ApiError(response.status_code, told)
+            time.sleep(0.2)
         return dict(response.json())
 
     def apply(
