@@ -150,8 +150,8 @@ $(TOOLS)/.done: requirements-release.lock build/venv/.done
 	@touch $@
 
 .PHONY: audit
-audit: $(TOOLS)/.done ## Look up known vulnerabilities of what the image installs; fails where nobody answers, too
-	@$(PY) -m lab.release audit
+audit: $(TOOLS)/.done ## Look up known vulnerabilities of what the image installs; fails where nobody answers, too (AUDIT=if-answered: only says so)
+	@$(PY) -m lab.release audit || { code=$$?; [ "$(AUDIT) $$code" = "if-answered 3" ] || exit $$code; }
 
 RELEASE := build/release
 CHECKSUMS = @cd $(RELEASE) && rm -f SHA256SUMS && sha256sum -- * | tee ../SHA256SUMS && mv ../SHA256SUMS .
