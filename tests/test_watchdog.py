@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from kvmedic.watchdog import HUNG_SECONDS, Watchdog
+from kvmedic.watchdog import BEAT_SECONDS, HUNG_SECONDS, Watchdog
 
 
 class Clock:
@@ -37,6 +37,24 @@ def test_only_a_loop_that_hangs_or_lost_its_work_is_started_anew(
 
     assert watchdog.diagnose().startswith(told)
     assert bool(watchdog.diagnose()) is bool(told)
+
+
+async def test_the_worst_lag_of_the_last_minute_is_told_and_so_is_the_one_that_lasts() -> None:
+    clock = Clock()
+    watchdog = Watchdog(lambda: "", clock)
+    assert watchdog.lag_seconds() == 0
+
+    clock.now += BEAT_SECONDS + 7
+    assert watchdog.lag_seconds() == 7
+
+    beating = asyncio.create_task(watchdog.beat())
+    await asyncio.sleep(0)
+    assert watchdog.lag_seconds() == 0
+
+    clock.now += BEAT_SECONDS + 3
+    await asyncio.sleep(1.2 * BEAT_SECONDS)
+    beating.cancel()
+    assert watchdog.lag_seconds() == 3
 
 
 async def ask(url: str) -> httpx.Response:

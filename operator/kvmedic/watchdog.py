@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -21,6 +22,8 @@ HUNG_SECONDS = 60.0
 """A loop that has not beaten for so long hangs. All that runs on it is bounded: the most costly pod template
 takes about a second of CPU, and a container that is throttled to a tenth of a core ten times as long."""
 BEAT_SECONDS = 1.0
+LAG_SECONDS = 60.0
+"""Over which the worst lag is told: longer than what commonly lies between two scrapes."""
 READINESS = "/readyz"
 PATIENCE_SECONDS = 5
 """How long is waited for a question that somebody began to send."""
@@ -36,6 +39,9 @@ class Watchdog:
     refusal: Callable[[], str] = str
     """Returns why this process, though it works, does not act; empty where it may."""
     _beaten_at: float = field(default=0.0, init=False)
+    _lags: deque[float] = field(
+        default_factory=lambda: deque([0.0], maxlen=int(LAG_SECONDS / BEAT_SECONDS)), init=False
+    )
 
     def __post_init__(self) -> None:
         """Count from now on."""
@@ -46,6 +52,15 @@ class Watchdog:
         while True:
             self._beaten_at = self.clock()
             await asyncio.sleep(BEAT_SECONDS)
+            self._lags.append(self._late_by())
+
+    def _late_by(self) -> float:
+        """Return for how many seconds a beat is due."""
+        return max(0.0, self.clock() - self._beaten_at - BEAT_SECONDS)
+
+    def lag_seconds(self) -> float:
+        """Return by how much the loop came late at worst to what was due in the last minute or is due now."""
+        return max(*self._lags, self._late_by())
 
     def diagnose(self) -> str:
         """Return why this process is to be restarted; empty where it is not. Any thread may ask."""

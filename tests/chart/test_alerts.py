@@ -178,13 +178,20 @@ def test_resources_in_trouble(alert, state, counts, tmp_path, *, fires):
     assert firing(alert, "45m", inputs, tmp_path) is fires
 
 
-def test_looks_that_come_late(tmp_path):
+@pytest.mark.parametrize(
+    ("alert", "metric", "late"),
+    [
+        ("KvmedicFallsBehind", "kvmedic_oldest_look_age_seconds", 400),
+        ("KvmedicLoopLags", "kvmedic_loop_lag_seconds", 6),
+    ],
+)
+def test_what_comes_late_at_the_one_who_leads(alert, metric, late, tmp_path):
     inputs = series("kvmedic_leading", LEADING)
-    late = series("kvmedic_oldest_look_age_seconds", {"a": "400+0x60", "b": "0+0x60"})
-    former = series("kvmedic_oldest_look_age_seconds", {"a": "30+0x60", "b": "400+0x60"})
+    slow = series(metric, {"a": f"{late}+0x60", "b": "0+0x60"})
+    former = series(metric, {"a": "1+0x60", "b": f"{late}+0x60"})
 
-    assert firing("KvmedicFallsBehind", "45m", inputs + late, tmp_path)
-    assert not firing("KvmedicFallsBehind", "45m", inputs + former, tmp_path)
+    assert firing(alert, "45m", inputs + slow, tmp_path)
+    assert not firing(alert, "45m", inputs + former, tmp_path)
 
 
 @pytest.mark.parametrize(

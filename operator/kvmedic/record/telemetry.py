@@ -202,7 +202,7 @@ class Telemetry:
             registry=registry,
         )
         self.leading, self.shards = _leaders(registry)
-        self.waiting, self.oldest_look = _delays(registry)
+        self.waiting, self.oldest_look, self.loop_lag = _delays(registry)
         self.notifications = _notifications(registry)
         for reason in Reason:
             self.decisions.labels(reason=reason.value)
@@ -216,6 +216,10 @@ class Telemetry:
         """Tell how many resources wait for a look, and for how long one was not looked at."""
         self.waiting.set_function(waiting)
         self.oldest_look.set_function(oldest_look_seconds)
+
+    def tell_loop_lag(self, lag_seconds: Callable[[], float]) -> None:
+        """Tell by how much the event loop comes late."""
+        self.loop_lag.set_function(lag_seconds)
 
 
 def _leaders(registry: CollectorRegistry) -> tuple[Gauge, Gauge]:
@@ -233,13 +237,18 @@ def _notifications(registry: CollectorRegistry) -> Counter:
     return Counter("kvmedic_notifications", text, ["destination", "result"], registry=registry)
 
 
-def _delays(registry: CollectorRegistry) -> tuple[Gauge, Gauge]:
-    """Return the gauges of what waits for a look, and for how long."""
+def _delays(registry: CollectorRegistry) -> tuple[Gauge, Gauge, Gauge]:
+    """Return the gauges of what waits for a look, for how long, and of how late the event loop comes."""
     return (
         Gauge("kvmedic_waiting_resources", "Resources that are due and wait for a worker", registry=registry),
         Gauge(
             "kvmedic_oldest_look_age_seconds",
             "For how long the resource that waits longest was not looked at; 0 while another process leads",
+            registry=registry,
+        ),
+        Gauge(
+            "kvmedic_loop_lag_seconds",
+            "By how much the event loop came late at worst to what was due, over the last minute",
             registry=registry,
         ),
     )
