@@ -28,8 +28,9 @@ COMMANDS = (*[[name] for name in SUBCOMMANDS if name != "flags"], ["flags", "sho
 """Every command that does something."""
 HEAVY = ("kopf", "kubernetes", "httpx", "pydantic", "rich", "ruamel")
 PAGES = Path(__file__).parents[1] / "data" / "vllm"
-MOST_SECONDS = 0.3
-"""Of a processor, for help. Measured: 0.12 to 0.2 (Python 3.11, a machine with other work)."""
+MOST_OF_HTTPX = 0.75
+"""What help may take of a processor, as a share of what `import httpx` alone takes. Measured in one run: 0.5;
+seconds are the machine's, and twice as many where its other work shares a core."""
 
 
 def kvmedic(*arguments: str, **env: str) -> Result:
@@ -218,12 +219,15 @@ def test_what_asks_a_cluster_needs_the_operator_s_own_packages_nowhere(tmp_path,
 def test_help_costs_little(words):
     code = (
         "import resource, subprocess, sys\n"
-        "subprocess.run([sys.executable, '-m', 'kvmedic', *sys.argv[1:], '--help'], stdout=-3, check=True)\n"
+        "subprocess.run([sys.executable, *sys.argv[1:]], stdout=-3, check=True)\n"
         "used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime + used.ru_stime)"
     )
 
-    # The better of two: the first one may have to compile.
-    assert min(float(a_process(code, *words).stdout) for _ in range(2)) < MOST_SECONDS
+    def least(*argv: str) -> float:
+        # The better of two: the first one may have to compile.
+        return min(float(a_process(code, *argv).stdout) for _ in range(2))
+
+    assert least("-m", "kvmedic", *words, "--help") < MOST_OF_HTTPX * least("-c", "import httpx")
 
 
 def work_of(place: str) -> Callable[..., Any]:
