@@ -33,6 +33,7 @@ from lab.cluster import usage
 from lab.cluster.api import Api
 from lab.cluster.light import LightCluster
 from lab.cluster.machine import free_ports, step
+from lab.cluster.process import REAPER
 from worlds.world import define
 
 ROUND_SECONDS = 30.0
@@ -92,9 +93,13 @@ class Scale:
 
     def start(self) -> None:
         """Start the operator."""
-        config = self.directory / "config.yaml"
+        self.operator = self.start_process(self.ports[1], self.log)
+
+    def start_process(self, telemetry_port: int, log: Path) -> subprocess.Popen[bytes]:
+        """Start one process of the operator, which waits where another one leads."""
+        config = self.directory / f"{telemetry_port}.yaml"
         sources = {"default": {"url": f"http://127.0.0.1:{self.ports[0]}", "timeout": SOURCE_TIMEOUT}}
-        process = {"namespace": "kvmedic-system", "liveness": "", "telemetryPort": self.ports[1]}
+        process = {"namespace": "kvmedic-system", "liveness": "", "telemetryPort": telemetry_port}
         config.write_text(yaml.safe_dump({"sources": sources, "process": process}))
         told = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig), "KVMEDIC_CONFIG": str(config)}
         if self.package is not None:
@@ -104,8 +109,8 @@ class Scale:
         # Versions that asked nothing before they ran in a person's name had no such option.
         if "--yes" in usage_of.stdout:
             argv.append("--yes")
-        with self.log.open("wb") as log:
-            self.operator = subprocess.Popen(argv, env=told, stdout=log, stderr=subprocess.STDOUT)
+        with log.open("wb") as output:
+            return _start(argv, env=told, stdout=output, stderr=subprocess.STDOUT)
 
     def make_sick(self, count: int) -> None:
         """Let some fleets thrash; the answers that the source then needs are its own cost."""
@@ -180,7 +185,7 @@ def world(count: int, replicas: int, log: Path | None, package: Path | None = No
         scale = Scale(cluster, all_fleets, Path(directory), log, Witness(cluster.api), package)
         numbers = {"fleets": count, "replicas": replicas, "port": scale.ports[0]}
         argv = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
-        scale.source = subprocess.Popen([sys.executable, "-m", "lab.bench.scale_source", *argv])
+        scale.source = _start([sys.executable, "-m", "lab.bench.scale_source", *argv])
         try:
             with step("the source has its series"):
                 _await_source(scale.ports[0])
@@ -190,6 +195,13 @@ def world(count: int, replicas: int, log: Path | None, package: Path | None = No
             for process in (scale.source, getattr(scale, "operator", scale.source)):
                 process.kill()
                 process.wait()
+
+
+def _start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that ends with this one, however that ends."""
+    process = subprocess.Popen(argv, process_group=0, **options)
+    REAPER.watch(process.pid)
+    return process
 
 
 def _await_source(port: int) -> None:
@@ -264,6 +276,20 @@ def measure_calm(scale: Scale, seconds: float) -> None:
     rate = "; ".join(f"{what} {n / spent.wall:.2f}" for what, n in told)
     say("API requests per second", f"{sum(n for _, n in told) / spent.wall:.2f}: {rate}")
     say("writes while healthy, the Lease apart", str(calm.writes))
+
+
+def measure_standby(scale: Scale, seconds: float) -> None:
+    """Print what a second process costs that waits until the first one ends."""
+    standby = scale.start_process(free_ports(1)[0], scale.directory / "standby.log")
+    try:
+        time.sleep(ROUND_SECONDS)
+        before = usage.cpu_seconds(standby.pid)
+        time.sleep(seconds)
+        spent, held = usage.cpu_seconds(standby.pid) - before, usage.resident_bytes(standby.pid)
+        say("standby: cores used; RSS (MB)", f"{spent / seconds:.4f}; {held / 1e6:.0f}")
+    finally:
+        standby.kill()
+        standby.wait()
 
 
 def measure_restart(scale: Scale, limit: float) -> None:
@@ -410,6 +436,7 @@ def main() -> None:
         say("cold start: CPU s; RSS, now / peak (MB)", f"{scale.cpu_seconds():.1f}; {scale.memory()}")
         time.sleep(ROUND_SECONDS if chosen.seconds > ROUND_SECONDS else 0)
         measure_calm(scale, chosen.seconds)
+        measure_standby(scale, chosen.seconds)
         measure_restart(scale, limit)
         measure_one(scale, chosen.seconds, limit)
         if count > 1:
