@@ -73,7 +73,7 @@ async def test_a_plain_replica_costs_two_queries_whatever_it_tells(
         await looked.observe([PodKey(NAMESPACE, pod)], GLANCE)
         looked.close()
 
-    assert len(proxy.requests) == len(["round", "pools"])
+    assert len(proxy.requests) == len(["round", "pools", "several pages"])
 
 
 async def test_what_a_round_leaves_out_is_asked_for_by_the_replicas_names(history: PrometheusServer) -> None:
@@ -84,8 +84,9 @@ async def test_what_a_round_leaves_out_is_asked_for_by_the_replicas_names(histor
         looked.close()
 
     assert seen.pods == await closely(history, ["calm"], look)
-    assert len(proxy.requests) == len(["round", "pools", "presence", "histogram"])
-    assert all("calm" in request.text for request in proxy.requests[2:])
+    of_all, of_one = ["round", "pools", "several pages"], ["presence", "histogram", "several pages"]
+    assert len(proxy.requests) == len(of_all) + len(of_one)
+    assert all("calm" in request.text for request in proxy.requests[len(of_all) :])
 
 
 @pytest.fixture(scope="module")
@@ -158,20 +159,23 @@ def pool(blocks: int, port: str = "10.0.0.1:8000") -> Series:
 
 
 async def test_pools_are_told_once_and_then_what_is_new() -> None:
+    nobody = Answer({})
     told = Told(
         [
             Answer({A: (pool(1),), B: (pool(2),)}),
+            nobody,
             Answer({}),
             Unanswered("down"),
             Answer({A: (pool(3),)}),
             Answer({B: (pool(4, "10.0.0.2:8000"),)}),
             Answer({A: (pool(5),)}),
+            nobody,
         ]
     )
     rounds, found = CalmRounds(VLLM_SIGNALS, Labels()), []
     for at in (0, 10, 20, 30, 40, POOLS_LAST.total_seconds()):
         moment = told.moment(END + timedelta(seconds=at))
-        reply = await rounds._pools_at(moment)
+        reply = await rounds._pools_at(moment, Span(FIVE))
         found.append(reply if isinstance(reply, Unanswered) else dict(reply.by_pod))
 
     both = {A: (pool(1),), B: (pool(2),)}
@@ -179,7 +183,8 @@ async def test_pools_are_told_once_and_then_what_is_new() -> None:
     assert found[3] == {**both, A: (pool(3),)}
     assert found[4] == {A: (pool(3),), B: (pool(2), pool(4, "10.0.0.2:8000"))}
     assert found[5] == {A: (pool(5),)}
-    assert ["offset 10s" in text or "offset 20s" in text for text in told.asked] == [
+    asked = [text for text in told.asked if VLLM_SIGNALS.pool.name in text]
+    assert ["offset 10s" in text or "offset 20s" in text for text in asked] == [
         False,
         True,
         True,
@@ -187,7 +192,7 @@ async def test_pools_are_told_once_and_then_what_is_new() -> None:
         True,
         False,
     ]
-    assert "offset 20s" in told.asked[3]
+    assert "offset 20s" in asked[3]
 
 
 async def test_without_an_answer_about_pools_no_replica_is_plain() -> None:
@@ -280,12 +285,16 @@ async def test_a_round_of_many_is_asked_in_parts_and_told_as_one() -> None:
     present = Series({"instance": "10.0.0.1:8000", "kvmedic_signal": "present"}, END.timestamp())
     halves = [pods[::2], pods[1::2]]
     told = Told(
-        [Answer({pod: (pool(1),) for pod in pods}), *(Answer(dict.fromkeys(h, (present,))) for h in halves)]
+        [
+            Answer({pod: (pool(1),) for pod in pods}),
+            *(Answer({}) for _ in range(5)),  # of none several pages tell
+            *(Answer(dict.fromkeys(h, (present,))) for h in halves),
+        ]
     )
 
     found = await CalmRounds(VLLM_SIGNALS, Labels()).answers_at(told.moment(END), Span(FIVE))
 
     assert not isinstance(found, Unanswered)
-    assert len(told.asked) == 3
+    assert len(told.asked) == len(["pools"]) + 5 + len(halves)
     assert len(found.presence.by_pod) == len(pods) == 2100
     assert all(len(answer.by_pod) == len(pods) for answer in found.signals.values())

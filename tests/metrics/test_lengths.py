@@ -31,8 +31,8 @@ MINUTE = timedelta(minutes=1)
 HALF_HOUR = APART.total_seconds()
 MEAN = 60 / 1.25
 DOWN = Reply(500, b"")
-QUERIES = 4
-"""Who is there, the pool, and lengths of prompts and outputs."""
+QUERIES = 5
+"""Who is there, the pool, lengths of prompts and outputs, and whose series several pages write."""
 SILENT = PodReadings({}, {}, Missing(Absence.NO_SERIES))
 
 

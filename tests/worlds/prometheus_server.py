@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.cluster.machine import free_ports
@@ -13,15 +13,23 @@ from lab.cluster.process import Component
 
 
 class PrometheusServer:
-    """Debian's Prometheus over a directory that may hold backfilled blocks; scrapes every 200 ms."""
+    """Debian's Prometheus over a directory that may hold backfilled blocks.
 
-    def __init__(self, directory: Path, targets: Sequence[tuple[str, dict[str, str]]] = ()) -> None:
+    It scrapes its targets every 200 ms, or as a configuration says.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        targets: Sequence[tuple[str, dict[str, str]]] = (),
+        config: Mapping[str, object] | None = None,
+    ) -> None:
         self.directory = directory
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = directory / "prometheus.json"
-        config.write_text(json.dumps(_config(targets)))
-        self._process = Component("prometheus", self._argv(config), directory)
+        file = directory / "prometheus.json"
+        file.write_text(json.dumps(config or _config(targets)))
+        self._process = Component("prometheus", self._argv(file), directory)
 
     def __enter__(self) -> PrometheusServer:
         self._process.start()

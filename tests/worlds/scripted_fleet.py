@@ -63,6 +63,8 @@ class Engine:
     blocks: int = 150
     answers: tuple[str, ...] = ("stop", "length", "abort")
     """How requests ended so far; engines of old export no other."""
+    began_anew: float = -math.inf
+    """When its process last did."""
     index: str | None = "0"
     """Value of the label `engine`; None: an engine of old without that label."""
 
@@ -105,7 +107,7 @@ STEADY = Engine()
 SINGLES = {
     "thrashing": STEADY,
     "calm": Engine(preemptions=constant(7.0), usage=constant(0.4)),
-    "quick-restart": Engine(preemptions=restarted(0.5, at=-150)),
+    "quick-restart": Engine(preemptions=restarted(0.5, at=-150), began_anew=-150.0),
     "stuck": Engine(preemptions=rising(0.1), finished=constant(4.0), ended_by_length=0.0),
     "silent": Engine(last=-180.0),
     "silent-long": Engine(last=-1500.0),
@@ -170,7 +172,9 @@ async def observed(server: PrometheusServer, look: Look, *pods: str, **options: 
 def _record(tape: Tape, pod: str, engine: Engine, **scraped: str) -> None:
     """Write the series of a process with one engine as one scraper sees them."""
     target = _target(pod) | scraped
-    tape.add("process_start_time_seconds", target, engine.alive(constant(1_700_000_000.0)))
+    began, anew = 1_700_000_000.0, END.timestamp() + engine.began_anew
+    start = engine.alive(lambda at: began if at < engine.began_anew else max(began, anew))
+    tape.add("process_start_time_seconds", target, start)
     _record_engine(tape, target, engine)
 
 

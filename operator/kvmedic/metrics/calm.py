@@ -6,7 +6,8 @@ tells, from one port: no scrapers have to agree, no engines are combined, and no
 Nothing is hidden by that: a replica that is not plain is not in the answer, and is asked about by its name,
 series by series. How old the newest sample is comes along, so that one that fell silent is stale as ever.
 
-Pools are told by labels, which are long and hardly ever change: asked for once, then what is new since.
+Pools are told by labels, which are long and hardly ever change: asked for once, then what is new since. As
+seldom is asked whose series several pages write.
 """
 
 from __future__ import annotations
@@ -19,13 +20,20 @@ from functools import lru_cache, partial
 
 from kvmedic.engines.signal_sources import PoolSource, SignalTable
 from kvmedic.metrics.batches import Moment
-from kvmedic.metrics.promql import LOOKBACK, Span, duration_text, expression, narrowed_by
+from kvmedic.metrics.promql import (
+    LOOKBACK,
+    MARK,
+    Span,
+    duration_text,
+    expression,
+    marked,
+    narrowed_by,
+    several_pages_query,
+)
 from kvmedic.metrics.series import Answer, PodKey, Series, Unanswered
 from kvmedic.model.evidence import AT_REST, Look, Signal
 from kvmedic.settings import Labels
 
-_TOLD = "kvmedic_signal"
-"""Label by which the series of several signals in one answer are told apart."""
 _PRESENT = "present"
 _PORT = "instance"
 """Label by which a source names the port that it scraped."""
@@ -65,7 +73,7 @@ class CalmRounds:
 
     async def answers_at(self, moment: Moment, span: Span) -> CalmAnswers | Unanswered:
         """Return the round of a moment, or why there is none."""
-        pools = await moment.once("pools", lambda: self._pools_at(moment))
+        pools = await moment.once("pools", lambda: self._pools_at(moment, span))
         if isinstance(pools, Unanswered):
             return pools
         text = self._query_of(span)
@@ -73,7 +81,11 @@ class CalmRounds:
 
     async def _round_at(self, moment: Moment, text: str, pools: Answer) -> CalmAnswers | Unanswered:
         """Return the answers to a round's query: of so many replicas at a time as the source has time for."""
-        parts = parts_of_pods(len(pools.by_pod), self.labels.pod)
+        told = await self._ask_in_parts(moment, text, len(pools.by_pod))
+        return told if isinstance(told, Unanswered) else _sort_by_signal(told, pools, self.table.model_label)
+
+    async def _ask_in_parts(self, moment: Moment, text: str, replicas: int) -> Answer | Unanswered:
+        parts = parts_of_pods(replicas, self.labels.pod)
         narrows = (narrowed_by(matchers, moment.engine_names) for matchers in parts)
         replies = await asyncio.gather(*(moment.reply(narrow(text)) for narrow in narrows))
         told: dict[PodKey, tuple[Series, ...]] = {}
@@ -81,10 +93,13 @@ class CalmRounds:
             if isinstance(reply, Unanswered):
                 return reply
             told |= reply.by_pod
-        return _sort_by_signal(Answer(told), pools, self.table.model_label)
+        return Answer(told)
 
-    async def _pools_at(self, moment: Moment) -> Answer | Unanswered:
-        """Return the pools of all replicas: those that are known, and what is new since."""
+    async def _pools_at(self, moment: Moment, span: Span) -> Answer | Unanswered:
+        """Return the pools of all replicas: those that are known, and what is new since.
+
+        A replica whose series several pages write has none, so that it is looked at closely.
+        """
         at, since = moment.at, self._known
         if since is None or self._begun is None or not since < at < self._begun + POOLS_LAST:
             since = None
@@ -93,7 +108,15 @@ class CalmRounds:
         )
         if isinstance(reply, Unanswered):
             return reply
-        told = reply.by_pod if since is None else {**self._pools, **_replace_ports(self._pools, reply.by_pod)}
+        if since is None:
+            target = (self.labels.namespace, self.labels.pod)
+            text = several_pages_query(span, self.table, target, counts_requests=False)
+            shared = await self._ask_in_parts(moment, text, HEAVIER * len(reply.by_pod))
+            if isinstance(shared, Unanswered):
+                return shared
+            told = {pod: many for pod, many in reply.by_pod.items() if not shared.series_of(pod)}
+        else:
+            told = {**self._pools, **_replace_ports(self._pools, reply.by_pod)}
         # Where another moment was answered meanwhile, what is new since that one is not known.
         if since is None or self._known == since:
             self._pools, self._known = told, at
@@ -116,6 +139,8 @@ def _replace_ports(
 MOST_AT_ONCE = 2000
 """Replicas in one query of a round. A source evaluates a query by one processor: Prometheus 2.42 took 1.8 ms
 a replica, 3.6 of the usual 10 s of `timeout`."""
+HEAVIER = 4
+"""Times a round's work that it takes to tell whose series several pages write. A choice: its moments."""
 MOST_PARTS = 9
 """Parts of a round, at most: each pod's last character is one part's, and a ReplicaSet draws it of 27."""
 LAST_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789013aeiouy"
@@ -140,14 +165,14 @@ def _sort_by_signal(reply: Answer, pools: Answer, model: str) -> CalmAnswers:
     present: dict[PodKey, tuple[Series, ...]] = {}
     signals: dict[Signal, dict[PodKey, tuple[Series, ...]]] = {signal: {} for signal in AT_REST}
     for pod, series in reply.by_pod.items():
-        newest = [one for one in series if one.labels.get(_TOLD) == _PRESENT]
+        newest = [one for one in series if one.labels.get(MARK) == _PRESENT]
         if len(newest) != 1:
             continue
         here = newest[0].labels.get(_PORT)
         if sum(one.labels.get(_PORT) == here for one in pools.series_of(pod)) != 1:
             continue
         present[pod] = (_without_mark(newest[0]),)
-        risen = {one.labels.get(_TOLD): one for one in series if one.labels.get(_PORT) == here}
+        risen = {one.labels.get(MARK): one for one in series if one.labels.get(_PORT) == here}
         port = {name: text for name, text in present[pod][0].labels.items() if name != model}
         at_rest = (Series(port, 0.0),)
         for signal, by_pod in signals.items():
@@ -158,7 +183,7 @@ def _sort_by_signal(reply: Answer, pools: Answer, model: str) -> CalmAnswers:
 
 
 def _without_mark(one: Series) -> Series:
-    return Series({name: text for name, text in one.labels.items() if name != _TOLD}, one.value)
+    return Series({name: text for name, text in one.labels.items() if name != MARK}, one.value)
 
 
 def is_glance(look: Look, table: SignalTable) -> bool:
@@ -180,14 +205,14 @@ def round_query(span: Span, table: SignalTable, labels: Labels) -> str:
     target, seen = (labels.namespace, labels.pod), table.presence
     port, replica = ", ".join((*target, _PORT)), ", ".join(target)
     signals = {signal: expression(table.signals[signal], span, table, target) for signal in sorted(AT_REST)}
-    once = [_mark(f"count by ({port}) ({text}) == 1", signal.value) for signal, text in signals.items()]
-    once.append(_mark(f"count by ({port}) ({table.pool.name}) == 1", "pool"))
+    once = [marked(f"count by ({port}) ({text}) == 1", signal.value) for signal, text in signals.items()]
+    once.append(marked(f"count by ({port}) ({table.pool.name}) == 1", "pool"))
     told = f"count by ({port}) ({' or '.join(once)}) == {len(once)}"
     lately = f"last_over_time({seen}[{duration_text(max(span.window, LOOKBACK))}])"
     alone = f"count by ({replica}) ({lately}) == 1"
     newest = f"max by ({port}, {table.model_label}) (timestamp({seen}))"
-    present = _mark(f"{newest} and on ({replica}) ({alone}) and on ({port}) ({told})", _PRESENT)
-    risen = (_mark(f"max by ({port}) ({text}) != 0", signal.value) for signal, text in signals.items())
+    present = marked(f"{newest} and on ({replica}) ({alone}) and on ({port}) ({told})", _PRESENT)
+    risen = (marked(f"max by ({port}) ({text}) != 0", signal.value) for signal, text in signals.items())
     return " or ".join((present, *risen))
 
 
@@ -208,7 +233,3 @@ def pools_query(table: SignalTable, labels: Labels, since: timedelta | None) -> 
 def _labels_of(source: PoolSource) -> Sequence[str]:
     named = (source.blocks, *source.block_tokens, source.engine_tokens, source.cache_dtype)
     return tuple(filter(None, (*named, source.caches_prefixes, source.window)))
-
-
-def _mark(text: str, mark: str) -> str:
-    return f'label_replace({text}, "{_TOLD}", "{mark}", "", "")'

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -157,6 +157,15 @@ def presence(span: Span, table: SignalTable) -> str:
     return f"timestamp({table.presence}) or max_over_time(timestamp({table.presence})[{window}:{step}])"
 
 
+MARK = "kvmedic_signal"
+"""Label by which the series of several parts of one answer are told apart."""
+
+
+def marked(text: str, mark: str) -> str:
+    """Return a query whose series say which part of an answer they are."""
+    return f'label_replace({text}, "{MARK}", "{mark}", "", "")'
+
+
 def _target(target_labels: tuple[str, str]) -> str:
     """Return the matching of series by the endpoint they were scraped from."""
     return f"on ({', '.join((*target_labels, 'instance', 'job'))})"
@@ -218,6 +227,100 @@ def _total(source: CounterSource, window: str, table: SignalTable) -> str:
 def sum_of_replica(generations: Sequence[str], table: SignalTable) -> str:
     """Return the sum over a replica: of the first generation's series, and of others where that has none."""
     return f"sum without ({', '.join(sorted(table.own_labels))}) ({' or '.join(generations)})"
+
+
+MOST_RESTARTS = 4
+"""Of a process that does not tell when it began, within `LOOKBACK`: the kubelet waits 10, 20, 40 and 80 s."""
+MORE_SAMPLES = 1.25
+"""Times as many samples as others of the page. A choice: sources that are written by several Prometheus and
+keep one's samples (Thanos, Mimir) may drop some of one series and not of the other."""
+SPARE_SAMPLES = 2
+"""As many more may be a short stretch's."""
+STRAYED = "1m"
+"""How long other times must last: what is written from afar (remote write) may come in parts."""
+
+
+def several_pages_query(
+    span: Span, table: SignalTable, target_labels: tuple[str, str], *, counts_requests: bool
+) -> str:
+    """Return the query for targets whose series several pages wrote; it answers with nothing where none did.
+
+    A source that is told to honor labels takes namespace, pod, `instance` and `job` from the page that it
+    scrapes, so that any tenant's page can write into another's series. Nothing in a label tells them apart
+    then, but what is written does, since one page is scraped as a whole, and told by one process, whose
+    counters never fall:
+
+    * a counter fell more often than its process began anew;
+    * a process began before it had begun: the start times of two alternate;
+    * some series have more samples than others of the same page;
+    * some have other times than all that was scraped with them: of samples that come out of turn the later
+      ones alone are kept, so that another page's may stand in place of the replica's own.
+
+    What cannot be told so is a page that repeats all of the replica's own but its gauges.
+
+    Args:
+        span: of the look.
+        table: what engines export.
+        target_labels: names of the labels of namespace and pod.
+        counts_requests: also by the histograms of requests, which make up most of a page.
+    """
+    window = duration_text(max(span.window, LOOKBACK))
+    target = ", ".join((*target_labels, "instance", "job"))
+    counters = _counters(table, counts_requests=counts_requests)
+    found = [
+        *_falls(table, counters, window, target),
+        *_surplus(table, window, target),
+        *_strays(table, counters, duration_text(span.resolution), target),
+    ]
+    return " or ".join(marked(text, str(place)) for place, text in enumerate(found))
+
+
+def _falls(table: SignalTable, counters: Iterable[str], window: str, target: str) -> Iterator[str]:
+    """Yield what finds counters that fell although no process began anew."""
+    starts = [one.name for one in table.signals.values() if isinstance(one, StartSource)]
+    for start in starts:
+        yield f"max by ({target}) (resets({start}[{window}])) > 0"
+    for name in counters:
+        fell = f"max by ({target}) (resets({name}[{window}]))"
+        known = " or ".join(f"max by ({target}) (changes({start}[{window}]))" for start in starts)
+        if starts:
+            yield f"{fell} > on ({target}) ({known})"
+        unknown = f" unless on ({target}) ({known})" if starts else ""
+        yield f"({fell} > {MOST_RESTARTS}){unknown}"
+
+
+def _surplus(table: SignalTable, window: str, target: str) -> Iterator[str]:
+    """Yield what finds gauges with more samples than the one that every engine exports, or fewer."""
+    seen, *others = (
+        f"max by ({target}) (count_over_time({name}[{window}]))" for name in (table.presence, *_gauges(table))
+    )
+    for name, told in zip(_gauges(table), others, strict=True):
+        yield f"{told} > {MORE_SAMPLES:g} * {seen} + {SPARE_SAMPLES}"
+        # Of others each process may export a copy of its own, with the samples of its own time.
+        if name in table.in_flight:
+            yield f"{seen} > {MORE_SAMPLES:g} * {told} + {SPARE_SAMPLES}"
+
+
+def _strays(table: SignalTable, counters: Iterable[str], step: str, target: str) -> Iterator[str]:
+    """Yield what finds series that were sampled at other times than the one that every engine exports."""
+    seen = f"max by ({target}) (timestamp({table.presence}))"
+    for name in (*_gauges(table), *counters):
+        differs = f"max by ({target}) (timestamp({name})) != bool on ({target}) {seen}"
+        yield f"min_over_time(({differs})[{STRAYED}:{step}]) == 1"
+
+
+def _gauges(table: SignalTable) -> Sequence[str]:
+    """Return the gauges beside the one that every engine exports."""
+    names = [one.names for one in table.signals.values() if isinstance(one, GaugeSource)]
+    found = dict.fromkeys((*table.in_flight, *(name for each in names for name in each)))
+    return [name for name in found if name != table.presence]
+
+
+def _counters(table: SignalTable, *, counts_requests: bool) -> Iterable[str]:
+    sources = [table.ended, *table.signals.values()]
+    counted = [name for one in sources if isinstance(one, CounterSource) for name in one.names]
+    buckets = [f"{name}_bucket" for one in sources if isinstance(one, HistogramSource) for name in one.names]
+    return dict.fromkeys((*counted, *(buckets if counts_requests else ())))
 
 
 DEVICE_NAMES = frozenset(

@@ -32,6 +32,7 @@ from kvmedic.metrics.promql import (
     presence,
     sampled_query,
     sampled_stretch,
+    several_pages_query,
 )
 from kvmedic.metrics.readings import (
     Presence,
@@ -59,6 +60,7 @@ from kvmedic.model.devices import Device
 from kvmedic.model.evidence import (
     AT_REST,
     EVERY_SIGNAL,
+    HISTOGRAMS,
     Absence,
     Look,
     LookSeries,
@@ -139,10 +141,12 @@ class _Answers:
     presence: Reply
     pool: Reply
     signals: Mapping[Signal, Reply]
+    shared: Reply = NOTHING
+    """Targets whose series several pages write."""
 
     def trouble(self) -> Unanswered | None:
         """Return the worst that a query met: partial data before any other trouble."""
-        replies = (self.presence, self.pool, *self.signals.values())
+        replies = (self.presence, self.pool, self.shared, *self.signals.values())
         troubles = [reply for reply in replies if isinstance(reply, Unanswered)]
         return max(troubles, key=lambda trouble: trouble.partial, default=None)
 
@@ -168,6 +172,8 @@ class _Answers:
             return absent(self.signals, presence)
         if presence.at < self.at - self.freshness:
             return absent(self.signals, Stale(presence.at))
+        if isinstance(self.shared, Answer) and own_series(self.shared.series_of(pod), place.address):
+            return absent(self.signals, Missing(Absence.SEVERAL_PAGES))
         pools, *found = (
             None if isinstance(reply, Unanswered) else reply.series_of(pod)
             for reply in (self.pool, *self.signals.values())
@@ -270,16 +276,22 @@ class PrometheusSource:
         batch, span = await moment.batch_of(pods, closeness), self._span(look.window, look.hold)
         seen = await batch.reply(presence(span, self._table))
         # A source that does not answer the first query is not asked the others.
-        pool, signals = seen, dict.fromkeys(look.signals, seen)
+        pool, shared, signals = seen, seen, dict.fromkeys(look.signals, seen)
         if isinstance(seen, Answer):
             target = (self._options.labels.namespace, self._options.labels.pod)
             wanted = [signal for signal in Signal if signal in look.signals and signal in self._table.signals]
             texts = [expression(self._table.signals[signal], span, self._table, target) for signal in wanted]
             texts += [pool_query(span, self._table, target)] if pools is None else []
-            replies = await asyncio.gather(*map(batch.reply, texts))
+            counted = not HISTOGRAMS.isdisjoint(wanted)
+            # Of pools alone no page can say anything that another one's would not contradict.
+            texts += (
+                [several_pages_query(span, self._table, target, counts_requests=counted)] if wanted else []
+            )
+            replies = list(await asyncio.gather(*map(batch.reply, texts)))
+            shared = replies.pop() if wanted else NOTHING
             signals = dict(zip(wanted, replies, strict=False))
             pool = replies[-1] if pools is None else pools
-        return _Answers(self._table, moment.at, self._options.freshness, seen, pool, signals)
+        return _Answers(self._table, moment.at, self._options.freshness, seen, pool, signals, shared)
 
     async def _tell_oddities(
         self, moment: Moment, pods: Sequence[PodKey], seen: Answer, places: Mapping[str, Place]

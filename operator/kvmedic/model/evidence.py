@@ -249,6 +249,8 @@ class Absence(StrEnum):
     """The source answered with several series that contradict each other."""
     OTHER_ADDRESS = "OtherAddress"
     """All series under the name of the replica come from targets at other addresses than its pod's."""
+    SEVERAL_PAGES = "SeveralPages"
+    """Several pages wrote the replica's series, as labels are honored; which is its own is not known."""
     UNREADABLE = "Unreadable"
     """The source answered with something else than what was asked for."""
 

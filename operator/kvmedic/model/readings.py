@@ -61,6 +61,11 @@ _ABSENT = {
         "its series come from a target that is not at the pod's IP address, so they are not used; have the "
         "scrape leave the label instance at ADDRESS:PORT of the pod, and see who else exports the pod's name",
     ),
+    Absence.SEVERAL_PAGES: (
+        Reason.METRICS_AMBIGUOUS,
+        "several pages write its series; set honorLabels (honor_labels) to false in each job that reads "
+        "others' pages, and see whose page exports the replica's labels",
+    ),
     Absence.UNREADABLE: (
         Reason.METRICS_MISSING,
         "the source answered with something else; see what the replica itself exports",

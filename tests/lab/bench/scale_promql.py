@@ -124,7 +124,10 @@ class _Query:
             return self._unary()
         left = self.binary(level + 1)
         while self._peek() in _LEVELS[level]:
-            sign, matching = self._take(), self._matching()
+            sign = self._take()
+            if self._peek() == "bool":
+                self._take()  # nobody differs here
+            matching = self._matching()
             left = _join(sign, left, self.binary(level + 1), matching)
         return left
 
@@ -269,7 +272,7 @@ def _over_time(name: str, one: Element, over: Range) -> float:
             return one.rate
         case "count_over_time":
             return float(over.samples)
-        case "stddev_over_time":
+        case "stddev_over_time" | "resets" | "changes":
             return 0.0
         case _:
             return one.value
