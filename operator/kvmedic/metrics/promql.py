@@ -266,47 +266,54 @@ def several_pages_query(
     """
     window = duration_text(max(span.window, LOOKBACK))
     target = ", ".join((*target_labels, "instance", "job"))
-    counters = _counters(table, counts_requests=counts_requests)
-    found = [
+    counters = tuple(_counters(table, counts_requests=counts_requests))
+    found = (
         *_falls(table, counters, window, target),
         *_surplus(table, window, target),
-        *_strays(table, counters, duration_text(span.resolution), target),
-    ]
-    return " or ".join(marked(text, str(place)) for place, text in enumerate(found))
+        _strays(table, counters, duration_text(span.resolution), target),
+    )
+    return " or ".join(found)
 
 
 def _falls(table: SignalTable, counters: Iterable[str], window: str, target: str) -> Iterator[str]:
     """Yield what finds counters that fell although no process began anew."""
     starts = [one.name for one in table.signals.values() if isinstance(one, StartSource)]
-    for start in starts:
-        yield f"max by ({target}) (resets({start}[{window}])) > 0"
-    for name in counters:
-        fell = f"max by ({target}) (resets({name}[{window}]))"
-        known = " or ".join(f"max by ({target}) (changes({start}[{window}]))" for start in starts)
-        if starts:
-            yield f"{fell} > on ({target}) ({known})"
-        unknown = f" unless on ({target}) ({known})" if starts else ""
-        yield f"({fell} > {MOST_RESTARTS}){unknown}"
+    begun = [f"max by ({target}) (changes({start}[{window}]))" for start in starts]
+    unknown = f"0 * max by ({target}) (count_over_time({table.presence}[{window}])) + {MOST_RESTARTS}"
+    if starts:
+        yield f"({_of_each(starts, 'resets', window, target)}) > 0"
+    fell = _of_each(counters, "resets", window, target)
+    yield f"({fell}) > on ({target}) group_left () ({' or '.join((*begun, unknown))})"
 
 
 def _surplus(table: SignalTable, window: str, target: str) -> Iterator[str]:
     """Yield what finds gauges with more samples than the one that every engine exports, or fewer."""
-    seen, *others = (
-        f"max by ({target}) (count_over_time({name}[{window}]))" for name in (table.presence, *_gauges(table))
-    )
-    for name, told in zip(_gauges(table), others, strict=True):
-        yield f"{told} > {MORE_SAMPLES:g} * {seen} + {SPARE_SAMPLES}"
-        # Of others each process may export a copy of its own, with the samples of its own time.
-        if name in table.in_flight:
-            yield f"{seen} > {MORE_SAMPLES:g} * {told} + {SPARE_SAMPLES}"
+    seen = f"max by ({target}) (count_over_time({table.presence}[{window}]))"
+    told = _of_each(_gauges(table), "count_over_time", window, target)
+    yield f"({told}) > on ({target}) group_left () ({MORE_SAMPLES:g} * {seen} + {SPARE_SAMPLES})"
+    # Of others each process may export a copy of its own, with the samples of its own time.
+    shared = [name for name in table.in_flight if name != table.presence]
+    told = _of_each(shared, "count_over_time", window, target)
+    if shared:
+        yield f"{MORE_SAMPLES:g} * ({told}) + {SPARE_SAMPLES} < on ({target}) group_left () {seen}"
 
 
-def _strays(table: SignalTable, counters: Iterable[str], step: str, target: str) -> Iterator[str]:
-    """Yield what finds series that were sampled at other times than the one that every engine exports."""
+def _strays(table: SignalTable, counters: Iterable[str], step: str, target: str) -> str:
+    """Return what finds series that were sampled at other times than the one that every engine exports."""
+    sampled = _of_each((*_gauges(table), *counters), "timestamp", "", target)
     seen = f"max by ({target}) (timestamp({table.presence}))"
-    for name in (*_gauges(table), *counters):
-        differs = f"max by ({target}) (timestamp({name})) != bool on ({target}) {seen}"
-        yield f"min_over_time(({differs})[{STRAYED}:{step}]) == 1"
+    differs = f"({sampled}) != bool on ({target}) group_left () {seen}"
+    return f"min_over_time(({differs})[{STRAYED}:{step}]) == 1"
+
+
+def _of_each(names: Iterable[str], function: str, window: str, target: str) -> str:
+    """Return the most that a function of some metrics comes to at each target, a series for each metric.
+
+    Metrics are told apart by number: matchers are put wherever a metric's name stands in a query.
+    """
+    over = f"[{window}]" if window else ""
+    most = (f"max by ({target}) ({function}({name}{over}))" for name in names)
+    return " or ".join(marked(text, str(place)) for place, text in enumerate(most))
 
 
 def _gauges(table: SignalTable) -> Sequence[str]:

@@ -135,7 +135,11 @@ class _Query:
         if self._peek() not in ("on", "ignoring"):
             return Matching()
         ignores = self._take() == "ignoring"
-        return Matching(frozenset(self._names()), ignores)
+        names = frozenset(self._names())
+        if self._peek() == "group_left":
+            self._take()  # every join keeps the labels of its left side, of which there may be many
+            self._names()
+        return Matching(names, ignores)
 
     def _names(self) -> list[str]:
         self._take("(")
