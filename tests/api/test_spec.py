@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from api.bad_specs import MINIMAL, ROWS, Row, window
 from api.good_specs import GOOD
 from kvmedic.api import resource
 from kvmedic.api.resource import SpecInvalid, not_implemented, resource_from_manifest, spec_from_wire
-from kvmedic.api.rules import Rule
+from kvmedic.api.rules import OneOf, Rule
 from kvmedic.api.spec import KVRemediationSpec
+from kvmedic.engines import ENGINES
 from kvmedic.model.spec import Mode, Waves
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"))
@@ -61,6 +63,20 @@ def test_an_unknown_field_is_refused() -> None:
         spec_from_wire({**MINIMAL, "trigger": {"windows": "5m"}})
 
     assert refusal.value.problems == ("spec.trigger.windows: unknown field, remove it",)
+
+
+@pytest.mark.parametrize("name", [each.name for each in ENGINES])
+def test_every_engine_that_is_known_can_be_named(name: str) -> None:
+    assert spec_from_wire({"targetRef": {"name": "llm", "engine": name}}).target_ref.engine == name
+
+
+def test_what_a_table_names_is_an_enumeration_and_nothing_else_is_taken() -> None:
+    adapter = TypeAdapter(Annotated[str, OneOf(("vLLM", "Other"))])
+
+    assert adapter.json_schema() == {"type": "string", "enum": ["vLLM", "Other"]}
+    assert adapter.validate_python("Other") == "Other"
+    with pytest.raises(ValidationError, match="'vLLM' or 'Other'"):
+        adapter.validate_python("other")
 
 
 def test_a_spec_that_is_no_object_is_refused() -> None:

@@ -13,10 +13,11 @@ from kvmedic.controller import reconcile, spares
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.obstacles import check_ownership
 from kvmedic.controller.ports import Senses
-from kvmedic.controller.spares import check_spare
+from kvmedic.controller.spares import check_spare, needs_spare
 from kvmedic.controller.survey import examine
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import OrphanDrain, Rotation
+from kvmedic.model.plan import Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Spare
 from kvmedic.model.status import ClosedRun, Record
@@ -26,9 +27,10 @@ from kvmedic.runbooks.branches import NoChange
 from kvmedic.runbooks.preemption.restore import Fits
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
-from run_builder import NOW
+from run_builder import BUNDLE, NOW, RECALL, REPLACE, STEP
 from worlds.asked import Asked, a_resource
 from worlds.settled import TEMPLATE, Town, a_settled_fleet
+from worlds.steps import GATE, MINIMUM, TRIAL
 
 FULL = NoRoom("none of 1 node takes it (gpu-1: 8 of 8 nvidia.com/gpu taken)")
 
@@ -236,3 +238,25 @@ async def test_while_a_plan_waits_for_something_else_nobody_looks_for_room(
 
     assert why is not None
     assert (why.reason, town.measured) == (reason, asked)
+
+
+@pytest.mark.parametrize(
+    ("step", "needs"),
+    [
+        *((each, True) for each in (STEP, BUNDLE, RECALL, REPLACE, MINIMUM)),
+        *((each, False) for each in (replace(MINIMUM, before=4, after=2), TRIAL, GATE)),
+    ],
+)
+def test_a_step_needs_a_spare_where_it_makes_one_pod_more(step: Step, needs: bool) -> None:
+    fleet = a_settled_fleet()
+
+    assert fleet.told == fleet.replicas
+    assert needs_spare(step, fleet) is needs
+
+
+@pytest.mark.parametrize("step", [STEP, BUNDLE, RECALL, REPLACE])
+def test_a_rollout_that_is_turned_back_has_its_spare_already(step: Step) -> None:
+    fleet = a_settled_fleet()
+    turned = replace(fleet, replicas=fleet.replicas - 1)
+
+    assert not needs_spare(step, turned)

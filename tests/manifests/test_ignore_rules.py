@@ -25,6 +25,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import BundleStep, FlagStep, MinimumHolder, ReplaceStep, ReplicasStep, RevisionStep
 from kvmedic.model.reasons import Reason
+from worlds.steps import GATE, TRIAL
 
 ARGS = "/spec/template/spec/containers/1/args"
 TEMPLATE = {"spec": {"containers": [{"name": "proxy"}, {"name": "vllm", "args": ["--max-num-seqs=64"]}]}}
@@ -251,6 +252,8 @@ HPA = MinimumHolder(ObjectRef("HorizontalPodAutoscaler", "llm"), "uid", is_given
         (ReplaceStep(TARGET, "vllm", "llm-0", "uid", 3, "old", Reason.HEALTHY), ("/spec/replicas",)),
         (ReplicasStep(TARGET, "vllm", 2, 3, "old", Reason.HEALTHY), ("/spec/replicas",)),
         (ReplicasStep(TARGET, "vllm", 2, 3, "old", Reason.HEALTHY, holder=HPA), ()),
+        (TRIAL, ()),
+        (GATE, ()),
     ],
 )
 def test_each_kind_of_step_names_its_fields(step: Any, fields: tuple[str, ...]) -> None:

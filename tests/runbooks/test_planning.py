@@ -24,6 +24,7 @@ from kvmedic.runbooks.planning import drain_remark, end_of_requests, fleet_plan,
 from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.workload import Workload, workload_of
 from run_builder import NEW, OLD, RECALL, REPLACE, STEP, a_fleet, a_pod
+from worlds.steps import GATE, TRIAL
 from worlds.workloads import a_workload
 from worlds.world import deployment
 
@@ -266,3 +267,5 @@ def test_a_plan_says_what_becomes_of_a_replica_whose_drain_times_out(way: OnDrai
         remark = drain_remark(a_container(), rollout, step)
         assert said in remark
         assert "aborts requests in flight" in remark
+    for step in (TRIAL, GATE):
+        assert drain_remark(a_container(), rollout, step) == ""

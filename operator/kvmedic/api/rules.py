@@ -170,6 +170,16 @@ class Wire(BaseModel):
         return written
 
 
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The texts that a field may have, where a table of the program has them; else `Literal` says it."""
+
+    texts: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, _source: object, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.literal_schema(list(self.texts))
+
+
 def number_between(low: float, high: float) -> Rule[float]:
     """Return the rule that a number lies within bounds, both included."""
     return Rule(

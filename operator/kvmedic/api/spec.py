@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from kvmedic.api.compression import CompressionSpec
 from kvmedic.api.rules import (
     DURATION_LENGTH,
+    OneOf,
     Rule,
     Wire,
     dns_subdomain,
@@ -30,6 +31,7 @@ from kvmedic.api.rules import (
     unique,
     whole,
 )
+from kvmedic.engines import ENGINES
 from kvmedic.model.devices import NodeHealth
 from kvmedic.model.spec import (
     Fix,
@@ -223,7 +225,7 @@ class TargetRef(Wire):
     container: Annotated[str, Field(max_length=63), DNS_LABEL] | None = None
     """Name of the engine's container in the pod template. Optional if exactly one of the template's
     containers runs a known engine; otherwise `ActionRequired` asks for it."""
-    engine: Literal["vLLM"] | None = None
+    engine: Annotated[str, OneOf(tuple(each.name for each in ENGINES))] | None = None
     """The engine that the container runs. Needed only where neither the image's name nor the command line
     says so, as with an image of your own that is given `args` alone: these are read as the engine's flags
     then. Where the pod has several containers, name the engine's in `container` too."""

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import assert_never
 
 from kvmedic.controller.ports import Ports
 from kvmedic.model.config_edits import EditedTemplate
@@ -60,7 +61,9 @@ from kvmedic.rollout.moves import (
     Pause,
     Pulse,
     Regain,
+    Release,
     ReleasePod,
+    Restore,
     Retarget,
     Revert,
     ScaleIn,
@@ -400,15 +403,7 @@ def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
     An assignment that was written down and never committed gives its number to the next one, so the
     claim and the record can never be more than one apart.
     """
-    run = tick.run
-    if run.current.state is StepState.PENDING:
-        run = run.with_step(replace(run.current, state=StepState.ROLLING_OUT))
-    if isinstance(effect, Freeze | Hold):
-        run = replace(run, recorded=fleet.fields)
-    if isinstance(effect, Pulse | ScaleIn | Retarget):
-        # One goes: whoever was put back before gets another try.
-        run = replace(run, timed_out=())
-    uid = tick.resource.uid
+    run, uid = _begin_assignment(tick.run, fleet, effect), tick.resource.uid
     committed = committed_sequence(run, uid, fleet.fence)
     before, after = _fields(fleet, effect)
     fewest, most = _numbers(run, fleet, effect)
@@ -417,9 +412,7 @@ def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         move=type(effect).__name__,
         template_before=fleet.revision,
         template_after=_template_after(run, fleet, effect),
-        is_frozen=after.is_frozen
-        if isinstance(effect, Regain)
-        else isinstance(effect, Freeze | Hold | Retarget | Pause | Pulse),
+        is_frozen=_leaves_frozen(effect, after),
         at=tick.now,
         was_frozen=before.is_frozen,
         replicas_before=fewest,
@@ -429,6 +422,35 @@ def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         owner_generation=run.intent.owner_generation if run.intent else None,
     )
     return replace(run, intent=intent)
+
+
+def _begin_assignment(run: Run, fleet: Fleet, effect: DeploymentMove) -> Run:
+    """Return the run with what an assignment changes of it, beside the intent."""
+    if run.current.state is StepState.PENDING:
+        run = run.with_step(replace(run.current, state=StepState.ROLLING_OUT))
+    match effect:
+        case Freeze() | Hold():
+            return replace(run, recorded=fleet.fields)
+        case Pulse() | ScaleIn() | Retarget():
+            # One goes: whoever was put back before gets another try.
+            return replace(run, timed_out=())
+        case Pause() | Restore() | Revert() | Release() | ScaleOut() | Claim() | Regain():
+            return run
+        case _:
+            assert_never(effect)
+
+
+def _leaves_frozen(effect: DeploymentMove, after: RolloutFields) -> bool:
+    """Return whether the rollout is frozen once an assignment is committed; `after`: its fields then."""
+    match effect:
+        case Regain():
+            return after.is_frozen
+        case Freeze() | Hold() | Retarget() | Pause() | Pulse():
+            return True
+        case Restore() | Revert() | Release() | ScaleOut() | ScaleIn() | Claim():
+            return False
+        case _:
+            assert_never(effect)
 
 
 def _fields(fleet: Fleet, effect: DeploymentMove) -> tuple[RolloutFields, RolloutFields]:
@@ -442,8 +464,10 @@ def _fields(fleet: Fleet, effect: DeploymentMove) -> tuple[RolloutFields, Rollou
             return wanted, wanted
         case ScaleOut() | ScaleIn() | Claim():
             return fleet.fields, fleet.fields
-        case _:
+        case Freeze() | Hold() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
             return fleet.fields, effect.fields
+        case _:
+            assert_never(effect)
 
 
 def _numbers(run: Run, fleet: Fleet, effect: DeploymentMove) -> tuple[int | None, int | None]:
@@ -453,8 +477,12 @@ def _numbers(run: Run, fleet: Fleet, effect: DeploymentMove) -> tuple[int | None
             return before, after
         case Regain() if run.intent is not None and run.intent.replicas_after is not None:
             return fleet.replicas, fleet.replicas
-        case _:
+        case Freeze() | Hold() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
             return None, None
+        case Claim() | Regain():
+            return None, None
+        case _:
+            assert_never(effect)
 
 
 def _template_after(run: Run, fleet: Fleet, effect: DeploymentMove) -> str:
@@ -464,5 +492,9 @@ def _template_after(run: Run, fleet: Fleet, effect: DeploymentMove) -> str:
             return template_hash(template)
         case Freeze() | Retarget() | Revert():
             return step.after_template if fleet.revision == step.before_template else step.before_template
-        case _:
+        case Hold() | Pause() | Pulse() | Restore() | Release():
             return fleet.revision
+        case ScaleOut() | ScaleIn() | Claim() | Regain():
+            return fleet.revision
+        case _:
+            assert_never(effect)

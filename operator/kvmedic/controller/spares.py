@@ -14,7 +14,16 @@ from kvmedic.controller.ports import Target
 from kvmedic.model.config_edits import Roller
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import ReplaceStep, ReplicasStep, Step
+from kvmedic.model.plan import (
+    BundleStep,
+    FlagStep,
+    GateStep,
+    ReplaceStep,
+    ReplicasStep,
+    RevisionStep,
+    Step,
+    TrialStep,
+)
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Spare
 from kvmedic.model.status import Record, Resource
@@ -81,10 +90,15 @@ def needs_spare(step: Step, fleet: Fleet) -> bool:
 
     Somebody's rollout that is turned back has its own one already.
     """
-    if isinstance(step, ReplicasStep):
-        return not step.gives_back
-    makes = step.template_change is not None or isinstance(step, ReplaceStep)
-    return makes and fleet.told <= fleet.replicas
+    match step:
+        case ReplicasStep():
+            return not step.gives_back
+        case FlagStep() | BundleStep() | RevisionStep() | ReplaceStep():
+            return fleet.told <= fleet.replicas
+        case TrialStep() | GateStep():
+            return False
+        case _:
+            assert_never(step)
 
 
 def _found_none(resource: Resource) -> bool:

@@ -14,9 +14,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
-from kvmedic.model.edits import BundleEdit, Field, ReferenceEdit, TokenEdit, container_at
-from kvmedic.model.plan import BundleStep, FlagStep, ReplaceStep, ReplicasStep, RevisionStep, Step
+from kvmedic.model.edits import BundleEdit, Field, ReferenceEdit, TemplateEdit, TokenEdit, container_at
+from kvmedic.model.plan import (
+    BundleStep,
+    FlagStep,
+    GateStep,
+    ReplaceStep,
+    ReplicasStep,
+    RevisionStep,
+    Step,
+    TrialStep,
+)
 
 MANAGER = "kvmedic"
 """Our field manager: what Argo CD ignores of it are exactly the fields of a run."""
@@ -60,27 +70,36 @@ class Changed:
 def fields_of(step: Step) -> tuple[str, ...]:
     """Return what a step changes of a Deployment, as JSON pointers; nothing where it changes none."""
     match step:
-        case FlagStep(edit=TokenEdit() as edit):
-            changed: tuple[str, ...] = (_container_field(edit.container_index, edit.field),)
-        case FlagStep(edit=ReferenceEdit() as edit):
-            changed = (f"/spec/template/spec/volumes/{edit.volume_index}",)
-        case BundleStep(edit=BundleEdit(parts)):
-            found = (
-                _container_field(
-                    part.container_index, part.field if isinstance(part, TokenEdit) else Field.ENV
-                )
-                for part in parts
-            )
-            changed = tuple(dict.fromkeys(found))
+        case FlagStep() | BundleStep():
+            return (*_fields_of_edit(step.edit), *ROLLOUT_FIELDS)
         case RevisionStep():
-            changed = ("/spec/template",)
+            return ("/spec/template", *ROLLOUT_FIELDS)
         case ReplaceStep():
             return ("/spec/replicas",)
         case ReplicasStep():
             return () if step.holder else ("/spec/replicas",)
-        case _:
+        case TrialStep() | GateStep():
             return ()
-    return (*changed, *ROLLOUT_FIELDS)
+        case _:
+            assert_never(step)
+
+
+def _fields_of_edit(edit: TemplateEdit) -> tuple[str, ...]:
+    match edit:
+        case TokenEdit():
+            return (_container_field(edit.container_index, edit.field),)
+        case ReferenceEdit():
+            return (f"/spec/template/spec/volumes/{edit.volume_index}",)
+        case BundleEdit():
+            found = (
+                _container_field(
+                    part.container_index, part.field if isinstance(part, TokenEdit) else Field.ENV
+                )
+                for part in edit.parts
+            )
+            return tuple(dict.fromkeys(found))
+        case _:
+            assert_never(edit)
 
 
 def _container_field(index: int, field: Field) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import assert_never
 
 from kvmedic.manifests.engine_file import Configuration, edit_file
 from kvmedic.manifests.flags import AlreadySet, edit, remove_flag, setting_of
@@ -21,6 +22,7 @@ from kvmedic.model.engine import Flag, Knob, Presence, Scalar
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, ObjectRef, template_hash
 from kvmedic.model.plan import (
+    BundleStep,
     FlagStep,
     GateStep,
     Plan,
@@ -190,12 +192,16 @@ def plan_for(
 
 def drain_remark(workload: Workload, rollout: RolloutPolicy, step: Step) -> str:
     """Return what a step does to requests whose drain times out; empty where it drains nobody for good."""
-    if isinstance(step, TrialStep | GateStep):
-        return ""
-    end = end_of_requests(workload)
-    if rollout.on_drain_timeout is OnDrainTimeout.HOLD:
-        return f"a replica whose drain times out is not ended (onDrainTimeout: Hold); {end}"
-    return f"a replica whose drain times out is ended all the same (onDrainTimeout: Proceed); {end}"
+    match step:
+        case FlagStep() | BundleStep() | RevisionStep() | ReplaceStep() | ReplicasStep():
+            end = end_of_requests(workload)
+            if rollout.on_drain_timeout is OnDrainTimeout.HOLD:
+                return f"a replica whose drain times out is not ended (onDrainTimeout: Hold); {end}"
+            return f"a replica whose drain times out is ended all the same (onDrainTimeout: Proceed); {end}"
+        case TrialStep() | GateStep():
+            return ""
+        case _:
+            assert_never(step)
 
 
 def end_of_requests(workload: Workload) -> str:
