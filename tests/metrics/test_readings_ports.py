@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.metrics.series import Place, PodKey
+from kvmedic.metrics.series import Place, PodKey, Series, own_series
 from kvmedic.model.evidence import Absence, Look, Measured, Missing, PodReadings, Pool, Signal
 from worlds.prometheus_server import PrometheusServer
 from worlds.scripted_fleet import END, FIVE, NAMESPACE, TWO, source
@@ -100,3 +100,24 @@ async def test_the_load_of_ranks_with_a_port_each_is_added_up(history: Prometheu
     assert isinstance(one, Measured)
     assert one == both["thrashing"]
     assert both["processes"] == Measured(pytest.approx(2 * one.value), END)
+
+
+@pytest.mark.parametrize(
+    ("instance", "address", "counts"),
+    [
+        ("10.0.0.1:8000", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.11:8000", "10.0.0.1", False),
+        ("[fd00::1]:8000", "fd00::1", True),
+        ("[fd00:0::1]:8000", "fd00::1", True),
+        ("fd00::1:8000", "fd00::1", False),
+        ("gateway:8000", "10.0.0.1", True),
+        ("", "10.0.0.1", True),
+    ],
+)
+def test_a_series_of_another_address_does_not_count(instance: str, address: str, counts: bool) -> None:
+    told = (Series({"instance": instance}, 1.0),)
+    beside = Series({"instance": "10.0.0.9:8000"}, 2.0)
+
+    assert own_series(told, address) == (told if counts else ())
+    assert own_series((*told, beside), address) == (told if counts else ())

@@ -16,12 +16,14 @@ from kvmedic.model.engine import Engine, Knob, Version
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import TargetRef
+from kvmedic.runbooks import workload
 from kvmedic.runbooks.revisions import differences
 from kvmedic.runbooks.workload import View, Workload
 from run_builder import a_fleet
 
 TARGET = TargetRef("Deployment", "llm", None)
 LIMITS = {"limits": ConfigMap(Contents({"engine.yaml": "max-num-seqs: 8\n"}))}
+FEWER = ConfigMap(Contents({"engine.yaml": "max-num-seqs: 4\n"}))
 
 
 def template(*args: str, image: str = "vllm/vllm-openai:v0.32.0", **labels: str) -> dict[str, Any]:
@@ -75,6 +77,22 @@ def test_a_look_knows_a_file_as_soon_as_it_is_read(parsed: Counter[str]) -> None
 
     assert (given(unread), given(read), given(unread)) == (None, 8, None)
     assert parsed.total() == 1
+
+
+def test_another_state_of_a_fleet_has_what_was_read_of_its_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[object] = []
+    real = workload.template_hash
+    monkeypatch.setattr(workload, "template_hash", lambda each: hashed.append(each) or real(each))
+    view = View(a_fleet(), CONFIGURED, {"llm-4a": BEFORE}, LIMITS)
+    asked = [given(view), given(view, replica_set="llm-4a")]
+
+    later = view.with_fleet(a_fleet(replicas=5))
+
+    assert [given(later), given(later, replica_set="llm-4a")] == asked == [8, 32]
+    assert hashed == [CONFIGURED, BEFORE]
+    assert later.fleet.replicas == 5
+    assert given(replace(later, config_maps={"limits": FEWER})) == 4
+    assert given(replace(later, template=NOW)) == 64
 
 
 def test_another_template_is_another_command_line() -> None:

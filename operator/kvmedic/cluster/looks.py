@@ -67,12 +67,13 @@ async def read_target(
     seen = await snapshot(reader, namespace, policy.target, rollout.rotation_label, drain)
     if seen is None:
         return None
+    seen = seen.with_fleet(replace(seen.fleet, owner=giving_way(seen.fleet.owner, policy.ownership)))
     lines = await in_thread(_read_lines, seen, policy.target)
     maps = await config_maps_of(reader, namespace, lines)
-    fleet = replace(seen.fleet, owner=giving_way(seen.fleet.owner, policy.ownership))
-    view = replace(seen, fleet=fleet, config_maps=maps)
-    if maps:
-        await in_thread(_read_lines, view, policy.target)
+    if not maps:
+        return seen
+    view = replace(seen, config_maps=maps)
+    await in_thread(_read_lines, view, policy.target)
     return view
 
 

@@ -131,7 +131,7 @@ class DeploymentTarget:
         return self._with_time(await self.glances.at(namespace, policy))
 
     def _with_time(self, seen: View | None) -> View | None:
-        return seen and replace(seen, fleet=replace(seen.fleet, looked_at=self.client.clock.now()))
+        return seen and seen.with_fleet(replace(seen.fleet, looked_at=self.client.clock.now()))
 
     async def with_minimum(self, view: View, holder: ObjectRef) -> View:
         """Return the target with the minimum that an autoscaler has for it now."""

@@ -229,8 +229,10 @@ def flags_in(parsed: Parsed, engine: Engine, file: Parsed | None = None) -> Flag
     """Return the flags that a command line gives, and for those it does not give the configuration file's."""
     found: list[FlagValue] = []
     unknown: list[UnknownValue] = []
+    lines = (file, parsed) if file else (parsed,)
+    deciding = {use.option.dest: use for line in lines for use in line.given}
     for flag in engine.profile.flags:
-        given = parsed.last(flag.dest) or (file.last(flag.dest) if file else None)
+        given = deciding.get(flag.dest)
         if given is None:
             continue
         token = given.held_by

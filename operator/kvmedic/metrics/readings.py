@@ -220,6 +220,8 @@ def _number_of(source: SignalSource, series: Sequence[Series], process_label: st
     # Only those of the engine as a whole, where there are any.
     copies = [whole] if whole or not by_process else list(by_process.values())
     said = [_fold_values(source, many) for many in copies]
+    if len(said) == 1:
+        return said[0]
     values = [one for one in said if not isinstance(one, Missing)]
     if len(values) < len(said):
         return Missing(Absence.NOT_A_NUMBER)
@@ -259,7 +261,9 @@ def _per_engine(
         return Missing(Absence.NOTHING_FOUND)
     values = []
     for _, scraped in sorted(found.items()):
-        order = sorted(scraped, key=lambda s: (-presence.scrapers[s].timestamp(), sorted(s)))
+        order = list(scraped)
+        if len(order) > 1:
+            order.sort(key=lambda s: (-presence.scrapers[s].timestamp(), sorted(s)))
         chosen, *others = (fold(scraped[scraper]) for scraper in order)
         if isinstance(chosen, Missing):
             return chosen

@@ -141,13 +141,18 @@ def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
         address: of the pod; empty where nobody knows it, as of one that is gone: all count then, unless they
             are of several addresses, as a pod has but one.
     """
-    if not series:
+    if not series or (":" not in address and all(_host_text(one) == address for one in series)):
         return series
     hosts = [(one, _host(one.labels.get("instance", ""))) for one in series]
     if not address:
         return () if len({host for _, host in hosts if host is not None}) > 1 else series
     own = tuple(one for one, host in hosts if host == _host(address))
     return own or tuple(one for one, host in hosts if host is None)
+
+
+def _host_text(series: Series) -> str:
+    """Return what an `instance` has before its port, as it is written; empty where it has no port."""
+    return series.labels.get("instance", "").rpartition(":")[0]
 
 
 def foreign_instances(series: tuple[Series, ...], address: str) -> tuple[str, ...]:

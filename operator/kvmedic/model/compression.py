@@ -488,10 +488,12 @@ def with_older_names(method: Method, environment: Mapping[str, str]) -> dict[str
 
 def _recognise_method(method: Method, told: Told) -> Recognised | None:
     """Return a method that is on: what its running engine logged counts before what settings ask for."""
-    environment = with_older_names(method, told.environment)
     proof, wish = _proof(method, told), _wish(method, told)
+    if not (proof or wish):
+        return None
+    environment = with_older_names(method, told.environment)
     off = switched_off(method, environment)
-    if not (proof or wish) or (off and not proof):
+    if off and not proof:
         return None
     budget, every = (_whole(environment, name) for name in (method.budget, method.every))
     return Recognised(

@@ -5,7 +5,7 @@ Pod templates and ConfigMaps may hold secrets: they are never printed and never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -137,9 +137,14 @@ class View:
     _engines: dict[object, EngineLine | Blocked] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """The same with what configuration files give, which depends on the ConfigMaps of this view."""
-    _hashes: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of each template by its ReplicaSet's name; empty: the Deployment's own."""
+    """The same with what configuration files give, by what was asked: of the templates and ConfigMaps of this
+    view alone."""
+
+    def with_fleet(self, fleet: Fleet) -> View:
+        """Return the view with another state of its fleet; what was read of its templates stays."""
+        made = replace(self, fleet=fleet)
+        made._engines.update(self._engines)
+        return made
 
     def engine_line(
         self,
@@ -153,18 +158,18 @@ class View:
         own. Of a mere profile in `engines` the image's tag tells the version; empty: all that it may run.
         """
         template = self.templates[replica_set] if replica_set else self.template
-        chosen = _choices(template, target.container, engines or profiles_for(target.engine))
-        names = tuple(
-            (at, each.profile.name, each.profile.launch.images, each.version) for at, each in chosen
-        )
-        if replica_set not in self._hashes:
-            self._hashes[replica_set] = template_hash(template)
-        key = self._hashes[replica_set], names or target.container
-        if key not in self._lines:
-            self._lines[key] = _read_line(template, target.container, chosen)
-        if key not in self._engines:
-            self._engines[key] = _with_file(self._lines[key], self.config_maps)
-        return self._engines[key]
+        known = engines or profiles_for(target.engine)
+        asked = replica_set, target.container, tuple(_name_of(each) for each in known)
+        if asked not in self._engines:
+            chosen = _choices(template, target.container, known)
+            names = tuple(
+                (at, each.profile.name, each.profile.launch.images, each.version) for at, each in chosen
+            )
+            key = template_hash(template), names or target.container
+            if key not in self._lines:
+                self._lines[key] = _read_line(template, target.container, chosen)
+            self._engines[asked] = _with_file(self._lines[key], self.config_maps)
+        return self._engines[asked]
 
     def workload(
         self,
@@ -201,6 +206,13 @@ def with_template(workload: Workload, template: Mapping[str, object]) -> Workloa
         return fault_of(line)
     changed = EngineLine(template, workload.container_index, workload.engine, line, workload.file)
     return _as_workload(changed, workload.target, workload.target_uid)
+
+
+def _name_of(engine: EngineProfile | Engine) -> Hashable:
+    """Return what tells an engine from all others; of a mere profile the image's tag tells the version."""
+    if isinstance(engine, Engine):
+        return engine.profile.name, engine.profile.launch.images, engine.version
+    return engine.name, engine.launch.images
 
 
 def _choices(
