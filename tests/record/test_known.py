@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -29,6 +31,22 @@ def test_the_latest_that_was_told_counts() -> None:
 
     assert mode_of(known) == "Observe"
     assert known.find("uid-1") == known.remember(a_body("8", "Observe"))
+
+
+def test_of_who_edited_a_resource_nothing_is_kept() -> None:
+    plain, noted = Known(), Known()
+    body = a_body("7")
+    plain.take_over(body)
+    body["metadata"] |= {
+        "managedFields": [{"manager": "kubectl", "fieldsV1": {f"f:{each}": {} for each in range(500)}}],
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(body)},
+    }
+
+    noted.take_over(body)
+
+    assert noted.find("uid-1") == plain.find("uid-1")
+    assert len(pickle.dumps(noted)) < len(pickle.dumps(plain)) + 50
+    assert len(body["metadata"]["managedFields"]) == 1
 
 
 @pytest.mark.parametrize("way", [Known.take_over, Known.remember])

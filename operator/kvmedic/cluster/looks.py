@@ -43,6 +43,7 @@ from kvmedic.kube.objects import (
     JsonObject,
     items,
     section,
+    without_bookkeeping,
 )
 from kvmedic.kube.watches import Asked, Recording, Watched, Watches
 from kvmedic.model.config_edits import previous
@@ -110,7 +111,6 @@ class TargetSurroundings:
         return await neighbours_of(self.reader, view.fleet, view.template)
 
 
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OF_CONTAINERS = frozenset(
     {
         "volumeMounts",
@@ -130,11 +130,11 @@ def watched_kinds() -> tuple[Watched, ...]:
     """Return what is watched for glances."""
     return (
         *(Watched(each, _keep_all) for each in WORKLOADS.values()),
-        *(Watched(each, _light) for each in (REPLICA_SETS, CONTROLLER_REVISIONS, SERVICES)),
-        *(Watched(each, _light) for each in (ENDPOINT_SLICES, AUTOSCALERS, DISRUPTION_BUDGETS)),
-        *(Watched(each, _light) for each in (NETWORK_POLICIES, *INFERENCE_POOLS)),
+        *(Watched(each, without_bookkeeping) for each in (REPLICA_SETS, CONTROLLER_REVISIONS, SERVICES)),
+        *(Watched(each, without_bookkeeping) for each in (ENDPOINT_SLICES, AUTOSCALERS, DISRUPTION_BUDGETS)),
+        *(Watched(each, without_bookkeeping) for each in (NETWORK_POLICIES, *INFERENCE_POOLS)),
         Watched(PODS, _light_pod, is_shared=True),
-        Watched(NODES, _light, clusterwide=True),
+        Watched(NODES, without_bookkeeping, clusterwide=True),
     )
 
 
@@ -143,20 +143,13 @@ def _keep_all(body: JsonObject) -> JsonObject:
     return body
 
 
-def _light(body: JsonObject) -> JsonObject:
-    metadata = section(body, "metadata")
-    notes = {key: text for key, text in section(metadata, "annotations").items() if key != LAST_APPLIED}
-    metadata.pop("managedFields", None)
-    return {**body, "metadata": {**metadata, "annotations": notes}}
-
-
 def _light_pod(body: JsonObject) -> JsonObject:
     spec = section(body, "spec")
     for kind in ("containers", "initContainers"):
         if kind in spec:
             spec[kind] = [_without(each, OF_CONTAINERS) for each in items(spec, kind)]
     spec["volumes"] = [each for each in items(spec, "volumes") if "persistentVolumeClaim" in each]
-    return {**_light(body), "spec": spec}
+    return {**without_bookkeeping(body), "spec": spec}
 
 
 def _without(body: JsonObject, fields: frozenset[str]) -> JsonObject:

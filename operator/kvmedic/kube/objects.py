@@ -273,6 +273,17 @@ def different_places(wanted: object, seen: object, place: str) -> tuple[str, ...
     )
 
 
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def without_bookkeeping(body: JsonObject) -> JsonObject:
+    """Return an object without who edited which of its fields, and without what kubectl applied last."""
+    metadata = section(body, "metadata")
+    notes = {key: text for key, text in section(metadata, "annotations").items() if key != LAST_APPLIED}
+    metadata.pop("managedFields", None)
+    return {**body, "metadata": {**metadata, "annotations": notes}}
+
+
 def pack(body: JsonObject) -> bytes:
     """Return an object in a fraction of its memory; `unpack` has it back."""
     return zlib.compress(json.dumps(body, separators=(",", ":")).encode(), zlib.Z_BEST_SPEED)

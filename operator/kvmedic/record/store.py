@@ -43,6 +43,7 @@ from kvmedic.kube.objects import (
     uid_of,
     unpack,
     version_of,
+    without_bookkeeping,
 )
 from kvmedic.kube.objects import Resource as Kind
 from kvmedic.model.edits import PatchOperation
@@ -158,7 +159,7 @@ class Known:
         if is_earlier(version, before):
             self.forget(uid)
         elif version != before:
-            self._seen[uid] = _Seen(version, pack(body))
+            self._seen[uid] = _Seen(version, pack(without_bookkeeping(body)))
 
     def remember(self, body: JsonObject) -> Resource:
         """Return a resource from what the API server answered, and remember it."""
