@@ -141,7 +141,9 @@ def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
         address: of the pod; empty where nobody knows it, as of one that is gone: all count then, unless they
             are of several addresses, as a pod has but one.
     """
-    if not series or (":" not in address and all(_host_text(one) == address for one in series)):
+    if not series:
+        return series
+    if address and ":" not in address and all(_host_text(one) == address for one in series):
         return series
     hosts = [(one, _host(one.labels.get("instance", ""))) for one in series]
     if not address:
