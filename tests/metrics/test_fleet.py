@@ -333,13 +333,13 @@ async def test_one_caller_that_gives_up_does_not_take_the_answer_from_others(
     assert isinstance(seen.pods["calm"].pool, Measured)
 
 
-async def test_the_peak_of_the_day_is_one_query_for_all_replicas(history: PrometheusServer) -> None:
+async def test_the_peak_of_the_day_is_asked_once_for_all_replicas(history: PrometheusServer) -> None:
     with Server(lambda request: forwarded(request, history.url)) as proxy:
         looked = source(proxy.url)
         found = await looked.peaks([PodKey(NAMESPACE, name) for name in ("thrashing", "calm", "nobody")])
         looked.close()
 
-    assert len(proxy.requests) == 1
+    assert len(proxy.requests) == 2, "the peak, and whose series several pages write"
     ended, outputs = 1 + 0.25 + 0.1, 60 / 1.25
     for name in ("thrashing", "calm"):
         told = found[name]
@@ -424,6 +424,8 @@ class Scripted:
     is_narrowed: bool = False
 
     async def query(self, expression: str, at: datetime) -> Answer:
+        if "resets(" in expression:
+            return Answer({})  # one page alone writes its series
         if "timestamp(" in expression:
             return self._answer({engine: (at - 2 * MINUTE).timestamp() for engine in ("0", "1")})
         name = RUNNING if RUNNING in expression else WAITING if WAITING in expression else ""

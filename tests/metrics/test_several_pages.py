@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -89,7 +90,10 @@ FORGERIES: Mapping[str, Forgery] = {
 }
 HIDES_CALM = frozenset({"another-engine", "an-older-page", "a-page-ahead", "finished", "no-preemptions"})
 """What a glance at calm fleets must tell, too: it changes what it asks for."""
+CHANGES_WAITING = frozenset({"running", "waiting"})
 HONEST = "nobody"
+OUT = timedelta(minutes=5)
+"""For how long a replica that cannot be asked got no request."""
 
 
 def labels_of(pod: str, number: int) -> dict[str, str]:
@@ -149,14 +153,28 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServ
             yield prometheus
 
 
-async def observed(server: PrometheusServer, look: Look) -> Mapping[str, PodReadings]:
+PODS = [PodKey(NAMESPACE, pod) for pod in PLACES]
+PLACED = {pod: Place(f"10.0.0.{number}") for pod, number in PLACES.items()}
+
+
+@contextmanager
+def source_of(server: PrometheusServer) -> Iterator[PrometheusSource]:
     options = SourceOptions(url=server.url, timeout="30s", resolution="1s")
     source = PrometheusSource("default", PrometheusClient(options), options, VLLM_SIGNALS)
-    places = {pod: Place(f"10.0.0.{number}") for pod, number in PLACES.items()}
     try:
-        return (await source.observe([PodKey(NAMESPACE, pod) for pod in PLACES], look, places)).pods
+        yield source
     finally:
         source.close()
+
+
+async def observed(server: PrometheusServer, look: Look) -> Mapping[str, PodReadings]:
+    with source_of(server) as source:
+        return (await source.observe(PODS, look, PLACED)).pods
+
+
+def is_forged(pod: str) -> bool:
+    """Whether another's page writes into its own series."""
+    return pod.endswith("honored") and not pod.startswith(HONEST)
 
 
 async def test_a_close_look_tells_a_replicas_own_figures_or_none(scraped: PrometheusServer) -> None:
@@ -166,7 +184,7 @@ async def test_a_close_look_tells_a_replicas_own_figures_or_none(scraped: Promet
     told = {signal: reading for signal, reading in honest.numbers.items() if isinstance(reading, Measured)}
     assert {Signal.PREEMPTIONS, Signal.RUNNING_MEAN, Signal.KV_CACHE_USAGE_MEAN} <= told.keys()
     for pod, readings in seen.items():
-        if pod.endswith("honored") and not pod.startswith(HONEST):
+        if is_forged(pod):
             assert {*readings.numbers.values(), *readings.histograms.values(), readings.pool} == {
                 Missing(Absence.SEVERAL_PAGES)
             }, pod
@@ -187,3 +205,26 @@ async def test_a_glance_at_calm_fleets_does_the_same(scraped: PrometheusServer) 
             assert {*readings.numbers.values()} == {Missing(Absence.SEVERAL_PAGES)}, pod
         elif kind == HONEST or pod.endswith("renamed"):
             assert isinstance(readings.number(Signal.PREEMPTIONS_PER_REQUEST_HELD), Measured), pod
+
+
+async def test_a_replica_that_cannot_be_asked_is_idle_by_its_own_samples_alone(
+    scraped: PrometheusServer,
+) -> None:
+    samples = _SAMPLE.findall(PAGE)
+    in_hand = sum(float(value) for name, _, value in samples if name in VLLM_SIGNALS.in_flight)
+    with source_of(scraped) as source:
+        for pod, place in PLACED.items():
+            found = await source.samples(PodKey(NAMESPACE, pod), place.address, OUT, frozenset())
+            if pod.endswith("honored") and pod.rpartition("-")[0] in HIDES_CALM | CHANGES_WAITING:
+                assert found == Missing(Absence.SEVERAL_PAGES), pod
+            elif found != Missing(Absence.SEVERAL_PAGES) or not is_forged(pod):
+                assert isinstance(found, Measured), (pod, found)
+                assert found.value == in_hand, pod
+
+
+async def test_a_peak_is_of_a_replicas_own_series(scraped: PrometheusServer) -> None:
+    with source_of(scraped) as source:
+        found = await source.peaks(PODS, PLACED)
+
+    for pod, told in found.items():
+        assert (told == Missing(Absence.SEVERAL_PAGES)) is is_forged(pod), (pod, told)

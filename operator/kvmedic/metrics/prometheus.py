@@ -413,6 +413,8 @@ class PrometheusClient:
     async def _ask_in_time(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
         course = _Course()
         future = asyncio.wrap_future(self._threads.submit(self._ask, expression, moments, course))
+        # Where whoever asked was cancelled, nobody else takes what it failed with, and asyncio would log it.
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         done, _ = await asyncio.wait({future}, timeout=self._timeout + _GRACE_SECONDS)
         if not done and course.answered is not None:
             done, _ = await asyncio.wait({future}, timeout=_READING_SECONDS)

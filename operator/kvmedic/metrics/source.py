@@ -24,6 +24,7 @@ from kvmedic.metrics.page import names_of
 from kvmedic.metrics.promql import (
     CLOCKS,
     DEVICE_NAMES,
+    LOOKBACK,
     Span,
     expression,
     narrowed_by,
@@ -172,7 +173,7 @@ class _Answers:
             return absent(self.signals, presence)
         if presence.at < self.at - self.freshness:
             return absent(self.signals, Stale(presence.at))
-        if isinstance(self.shared, Answer) and own_series(self.shared.series_of(pod), place.address):
+        if isinstance(self.shared, Answer) and not _is_own(self.shared, pod, place.address):
             return absent(self.signals, Missing(Absence.SEVERAL_PAGES))
         pools, *found = (
             None if isinstance(reply, Unanswered) else reply.series_of(pod)
@@ -284,9 +285,7 @@ class PrometheusSource:
             texts += [pool_query(span, self._table, target)] if pools is None else []
             counted = not HISTOGRAMS.isdisjoint(wanted)
             # Of pools alone no page can say anything that another one's would not contradict.
-            texts += (
-                [several_pages_query(span, self._table, target, counts_requests=counted)] if wanted else []
-            )
+            texts += [self._several_pages(span, counts_requests=counted)] if wanted else []
             replies = list(await asyncio.gather(*map(batch.reply, texts)))
             shared = replies.pop() if wanted else NOTHING
             signals = dict(zip(wanted, replies, strict=False))
@@ -364,12 +363,18 @@ class PrometheusSource:
     ) -> dict[str, Reading[float]]:
         """Return the most tokens per second that replicas were asked for of late, by pod name.
 
-        A day of history may be too much for a source, which says nothing about its other answers.
+        A day of history may be too much for a source, which says nothing about its other answers. Whose
+        series several pages write of late has none; what they wrote before is not told from its own.
         """
         moment, found = self._current(), dict[str, Reading[float]]()
+        asked = peak_query(self._table), self._several_pages(self._span(LOOKBACK), counts_requests=True)
         for part in parts_of(pods):
-            reply = await (await moment.batch_of(part, Closeness.WHOLE)).reply(peak_query(self._table))
-            found |= totals_of(part, reply, moment.at, places)
+            batch = await moment.batch_of(part, Closeness.WHOLE)
+            reply, shared = await asyncio.gather(*map(batch.reply, asked))
+            told = totals_of(part, reply, moment.at, places)
+            for pod in part:
+                is_own = _is_own(shared, pod, places.get(pod.name, NOWHERE).address)
+                found[pod.name] = told[pod.name] if is_own else _untold_by(shared)
         return found
 
     async def past_lengths(
@@ -433,6 +438,11 @@ class PrometheusSource:
         newest = [one.value for one in own_series(later.series_of(pod), address)]
         if not newest or max(newest) > now.timestamp():
             return untold  # no sample of late, or the source's clock is ahead of ours
+        shared = await self._query(
+            narrow(self._several_pages(self._span(stretch), counts_requests=False)), now
+        )
+        if not _is_own(shared, pod, address):
+            return _untold_by(shared)
         largest = 0.0
         for name in (*self._table.in_flight, *self._table.in_flight_optional):
             reply = await self._query(narrow(sampled_query(name, stretch)), now)
@@ -462,6 +472,10 @@ class PrometheusSource:
 
     def _span(self, window: timedelta, hold: timedelta = timedelta(0)) -> Span:
         return Span(window, hold, self._options.resolution, self._options.freshness)
+
+    def _several_pages(self, span: Span, *, counts_requests: bool) -> str:
+        target = (self._options.labels.namespace, self._options.labels.pod)
+        return several_pages_query(span, self._table, target, counts_requests=counts_requests)
 
     def _current(self) -> Moment:
         now, moment = self._now(), self._moment
@@ -499,6 +513,16 @@ class PrometheusSource:
         elif self.trouble and not text:
             _LOG.info("metrics source %s answers again", self.name)
         self.trouble = text
+
+
+def _is_own(shared: Reply, pod: PodKey, address: str) -> bool:
+    """Return whether one page alone writes a replica's series; no where the source does not tell."""
+    return isinstance(shared, Answer) and not own_series(shared.series_of(pod), address)
+
+
+def _untold_by(shared: Reply) -> Missing:
+    is_told = isinstance(shared, Answer)
+    return Missing(Absence.SEVERAL_PAGES if is_told else Absence.SOURCE_UNAVAILABLE)
 
 
 def _join_readings(one: PodReadings, more: PodReadings) -> PodReadings:
