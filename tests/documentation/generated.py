@@ -2,15 +2,17 @@
 
 * each runbook's decision table, from its branches, and the table of levers;
 * docs/howto/when-it-refuses.md: every reason for which nothing is done, and what to type;
-* docs/images/overview.svg: the README's picture.
+* docs/explanation/flow.md: the layers, as `lint-imports` holds them;
+* docs/images/: the README's picture, and that of one tick.
 """
 
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from inspect import getdoc
 from pathlib import Path
 
-from documentation.picture import picture
+from documentation.picture import picture, tick_picture
 from kvmedic.model.reasons import EXPLAIN, Reason, Trait, reasons_with
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Branch
@@ -18,7 +20,8 @@ from kvmedic.runbooks.preemption.levers import LEVERS, Lever
 from worlds.complaints import COMPLAINTS, Complaint
 
 ROOT = Path(__file__).resolve().parents[2]
-PICTURE = ROOT / "docs" / "images" / "overview.svg"
+IMAGES = ROOT / "docs" / "images"
+FLOW = ROOT / "docs" / "explanation" / "flow.md"
 REFUSALS = ROOT / "docs" / "howto" / "when-it-refuses.md"
 NAMES = {
     "namespace": "NS",
@@ -55,7 +58,15 @@ def pages() -> dict[Path, str]:
     refusals = with_part(_text(REFUSALS), "bad input", _complaints(COMPLAINTS.items()))
     for name, reasons in GROUPS.items():
         refusals = with_part(refusals, name, _reasons(one for one in Reason if one in reasons))
-    return {**found, REFUSALS: refusals, PICTURE: picture()}
+    flow = with_part(_text(FLOW), "layers", _layers())
+    pictures = {IMAGES / "overview.svg": picture(), IMAGES / "tick.svg": tick_picture()}
+    return {**found, REFUSALS: refusals, FLOW: flow, **pictures}
+
+
+def _layers() -> str:
+    contracts = tomllib.loads(_text(ROOT / "pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (each["layers"] for each in contracts if each["type"] == "layers")
+    return "\n".join(("```", *layers, "```"))
 
 
 def _text(page: Path) -> str:

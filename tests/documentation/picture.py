@@ -1,9 +1,9 @@
-"""The picture of the README: what the operator does, and what a change does to three replicas.
+"""The pictures that follow from code: the README's, and that of one tick in docs/explanation/flow.md.
 
-`chart.generated` writes it to docs/images/overview.svg with the other files that follow from code.
+`chart.generated` writes them to docs/images/ with the other files that follow from code.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 
@@ -37,23 +37,70 @@ WALK = (
     Moment("after", "---nnn", "kept if users are better off; else taken back in the same way"),
 )
 
+TICK_HEIGHT = 300
+WITHOUT_RUN = (
+    ("look", "survey.py", "evidence.py"),
+    ("diagnose, plan", "plans.py", ""),
+    ("may it begin?", "obstacles.py", "spares.py"),
+    ("open a run", "reconcile.py", "temporary.py"),
+)
+WITH_RUN = (
+    ("judge", "comparison.py", "verify.py"),
+    ("decide", "execute.py", "next_move.py"),
+    ("save the intent", "execute.py", ""),
+    ("one effect", "trial.py", "temporary.py"),
+)
+"""What a tick does one after the other without an open run, and with one: each with its files."""
+
 
 def picture() -> str:
-    """Return the picture as an SVG document."""
+    """Return the README's picture as an SVG document."""
+    told = "What kvmedic does, and what a change does to three replicas"
+    return _document(told, HEIGHT, (*_loop(), *_walk()))
+
+
+def tick_picture() -> str:
+    """Return the way of one tick through the files of `controller/` as an SVG document."""
+    return _document("One tick: the files that it goes through", TICK_HEIGHT, _tick())
+
+
+def _document(told: str, height: int, parts: Iterable[str]) -> str:
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
             'font-family="Helvetica, Arial, sans-serif" font-size="13">',
-            "<title>What kvmedic does, and what a change does to three replicas</title>",
-            f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
+            f"<title>{told}</title>",
+            f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
             f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{INK}"/></marker></defs>',
-            *_loop(),
-            *_walk(),
+            *parts,
             "</svg>",
             "",
         ]
     )
+
+
+def _tick() -> Iterator[str]:
+    wide, tall, middle = 140, 66, TICK_HEIGHT / 2
+    yield from _stage(20, middle - tall / 2, wide, ("load", "reconcile.py", "orphans.py, finalizer.py"))
+    yield from _stage(700, middle - tall / 2, 160, ("save the outcome", "through ports.py, by record/", ""))
+    for top, name, stages in ((50, "no open run", WITHOUT_RUN), (204, "an open run", WITH_RUN)):
+        yield _text(190, top - 14, name, bold=True)
+        for index, stage in enumerate(stages):
+            left = 190 + index * 124
+            yield from _stage(left, top, 112, stage)
+            if index:
+                yield _arrow(f"M{left - 12} {top + tall / 2}H{left - 1}")
+        yield _arrow(f"M{160} {middle}H{174}V{top + tall / 2}H{189}")
+        yield _arrow(f"M{674} {top + tall / 2}H{686}V{middle}H{699}")
+
+
+def _stage(left: float, top: float, wide: float, stage: tuple[str, str, str]) -> Iterator[str]:
+    name, *files = stage
+    yield f'<rect x="{left:g}" y="{top:g}" width="{wide:g}" height="66" rx="6" fill="{PALE}"/>'
+    yield _text(left + wide / 2, top + 22, name, bold=True, middle=True)
+    lines = (_text(left + wide / 2, top + 40 + row * 15, file, middle=True) for row, file in enumerate(files))
+    yield f'<g font-size="10">{"".join(lines)}</g>'
 
 
 def _loop() -> Iterator[str]:
