@@ -260,6 +260,17 @@ def count_lacking(fleet: Fleet, may_lack: int) -> int:
     return min(may_lack, max(0, fleet.replicas - 1))
 
 
+def edit_in(move: DeploymentMove) -> TemplateChange | EditedTemplate | None:
+    """Return what a move changes of the pod template; None: the template stays."""
+    match move:
+        case Freeze() | Retarget() | Revert():
+            return move.edit
+        case Hold() | Pause() | Pulse() | Restore() | Release() | ScaleOut() | ScaleIn() | Claim() | Regain():
+            return None
+        case _:
+            assert_never(move)
+
+
 def takes_replica(move: Move) -> bool:
     """Return whether a move begins to take a replica away, or takes one out of rotation for good.
 
