@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lab.scripted.proxy import Write
 from worlds.configured import (
     CHANGED,
     NAME,
@@ -24,7 +25,7 @@ from worlds.configured import (
 from worlds.deploying import ALLOWED, settle
 from worlds.phases import PATIENCE_SECONDS, Phase, conditions, let_go, reach
 from worlds.unlabelled import make_unlabelled, orphans, stands_still
-from worlds.world import Eye, World
+from worlds.world import Eye, World, is_cordoned, remediation
 
 
 def settled(world: World) -> None:
@@ -202,6 +203,37 @@ def test_a_fleet_without_a_label_releases_nobody_while_there_is_no_config_map_to
     assert world.deployment()["spec"] == before
     assert (world.traces(), orphans(world)) == ([], [])
     assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+def test_without_a_spare_a_released_replica_serves_on_while_there_is_no_config_map_to_go_back_to(a_world):
+    """The one to come in its place cannot start, so the fleet would be one short until a person acts."""
+    rollout = {**remediation()["spec"]["rollout"], "spare": "None", "rotation": "Orphan", "settle": "1s"}
+    world = make_unlabelled(a_world, 2, spec={"rollout": rollout})
+    configure(world)
+    before, original = world.deployment()["spec"], config_map(world)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
+    world.cluster.api.create({**quota, "spec": {"hard": {"pods": "2"}}}, world.namespace)
+    deleted: list[bool] = []
+
+    def lets_go(write: Write) -> None:
+        told = str(write)
+        if write.object == "deployments" and "RollingBack" in told and "Pulse" in told and not deleted:
+            deleted.append(True)
+            world.cluster.api.delete("ConfigMap", NAME, world.namespace)
+
+    world.proxy.committed = lets_go
+    world.rewrite(new="worse")
+    world.start()
+    world.wait(lambda: is_asked_for_the_config_map(world), PATIENCE_SECONDS, "a person is asked")
+    stands_still(world)
+    (released,) = orphans(world)
+    assert (is_cordoned(released), world.endpoints(), world.step_state()) == (False, 2, "RollingBack")
+    make_again(world, original)
+    settled(world)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert (world.traces(), orphans(world)) == ([], [])
 
 
 def test_a_change_is_not_even_begun_to_be_taken_back_while_there_is_no_config_map_to_go_back_to(a_world):
