@@ -148,7 +148,7 @@ def test_functions_are_named_by_what_they_do():
     assert len(lone) <= MOST_LONE_PARTICIPLES * len(names), sorted(lone)
 
 
-IN_MANY_MODULES = {"close", "command", "forget", "get", "inverse", "line", "look"}
+IN_MANY_MODULES = {"close", "command", "forget", "get", "line", "look"}
 """What every command, step, port or record has. Any other name says which of several things it is about."""
 
 
@@ -156,7 +156,17 @@ def test_a_name_leads_to_one_place():
     found = Counter(name for path in MODULES for name in set(functions(path)))
 
     many = {name for name, places in found.items() if places >= 4 and not name.startswith("__")}
-    assert many <= IN_MANY_MODULES
+    assert many == IN_MANY_MODULES
+
+
+def test_no_test_module_is_imported_by_another_module():
+    tests = ROOT / "tests"
+    names = {".".join(path.relative_to(tests).with_suffix("").parts) for path in tests.rglob("test_*.py")}
+
+    found = {
+        str(path.relative_to(tests)): sorted(imported_modules(path) & names) for path in tests.rglob("*.py")
+    }
+    assert {path: taken for path, taken in found.items() if taken} == {}
 
 
 @pytest.mark.parametrize("name", ["utils", "helpers", "common", "base", "manager", "misc"])

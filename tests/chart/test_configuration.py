@@ -7,61 +7,12 @@ import pytest
 import yaml
 
 from chart.generated import CHART
-from chart.rendering import Rendered, Values, configuration, pod_of, render
+from chart.rendering import EVERYTHING, Rendered, Values, configuration, pod_of, render
 from kvmedic import settings
 
 pytestmark = pytest.mark.light
 
 MOUNTED = "/var/run/kvmedic/credentials"
-EVERYTHING: Values = {
-    "sources": {
-        "default": {
-            "url": "https://prometheus.monitoring.svc:9090/prefix",
-            "headers": {"X-Scope-OrgID": "team-a", "X-Api-Key": {"secret": {"name": "api", "key": "key"}}},
-            "params": {"dedup": "true"},
-            "bearerTokenSecret": {"name": "prometheus", "key": "token"},
-            "ca": {"configMap": {"name": "authority", "key": "root.pem"}},
-            "clientCertificateSecret": {"name": "client"},
-            "proxy": "http://proxy:3128",
-            "timeout": "5s",
-            "freshness": "1m30s",
-            "resolution": "5s",
-            "reuse": "5s",
-            "concurrency": 2,
-            "responseLimitMib": 64,
-            "labels": {"namespace": "exported_namespace", "pod": "exported_pod"},
-            "matchers": ['cluster="a"', 'replica!~"b|c"'],
-            "deviceMatchers": ['job="nvidia-dcgm-exporter"', 'namespace="gpu-operator"'],
-        },
-        "batch": {
-            "url": "http://batch:9090",
-            "basicAuth": {"username": "kvmedic", "passwordSecret": {"name": "login", "key": "password"}},
-            "ca": {"secret": {"name": "authority", "key": "ca.crt"}},
-        },
-    },
-    "notify": {
-        "default": {
-            "urlSecret": {"name": "pager", "key": "url"},
-            "headers": {"X-Team": "serving", "Authorization": {"secret": {"name": "pager", "key": "token"}}},
-            "only": "pages",
-            "timeout": "3s",
-            "ca": {"configMap": {"name": "authority", "key": "root.pem"}},
-        },
-        "chat": {
-            "urlSecret": {"name": "slack", "key": "webhook"},
-            "form": "slack",
-            "only": "all",
-            "cluster": "prod-a",
-            "ca": {"secret": {"name": "authority", "key": "ca.crt"}},
-        },
-    },
-    "scrape": {
-        "timeout": "6s",
-        "urlTemplate": "http://{address}:{port}/m",
-        "port": 8001,
-        "responseLimitMib": 4,
-    },
-}
 
 
 def mounted(rendered: Rendered) -> dict[str, tuple[str, str, str]]:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from chart.generated import CHART, NAMESPACE, ROOT, Grant, Permission, permissions
-from chart.rendering import RELEASE, Values, helm, hook, kustomize, pod_of, render
-from chart.test_configuration import EVERYTHING
+from chart.rendering import EVERYTHING, RELEASE, Values, helm, hook, kustomize, pod_of, render
 from lab.cluster.api import ApiError, until
 from lab.cluster.light import LightCluster
 from lab.cluster.toolchain import Tool, binary

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.ownership import RECORDED, RUN
-from kvmedic.cluster.workloads import assign, field_operations, guards, notes_on, unclaim
+from kvmedic.cluster.ownership import RECORDED, RUN, notes_on
+from kvmedic.cluster.workloads import assign, field_operations, guards, unclaim
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref

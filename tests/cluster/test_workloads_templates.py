@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.fronts import reaches
-from kvmedic.cluster.workloads import note_of, template_of, template_operations
+from kvmedic.cluster.ownership import note_of
+from kvmedic.cluster.workloads import template_of, template_operations
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import REPLICA_SETS, Ref
 from kvmedic.model.config_edits import Revision, TemplateSwap

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
+from lab.scripted.proxy import Write
 from worlds.configured import (
     CHANGED,
     NAME,
@@ -22,12 +24,27 @@ from worlds.configured import (
 )
 from worlds.deploying import ALLOWED, settle
 from worlds.phases import PATIENCE_SECONDS, Phase, conditions, let_go, reach
-from worlds.world import Eye, World
+from worlds.unlabelled import make_unlabelled, orphans, stands_still
+from worlds.world import Eye, World, is_cordoned, remediation
 
 
 def settled(world: World) -> None:
     world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
     world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
+
+
+def is_asked_for_the_config_map(world: World) -> bool:
+    return world.condition("ActionRequired") == ("True", "ConfigMapUnavailable")
+
+
+def make_again(world: World, config_map: dict[str, Any]) -> None:
+    """Have a person make the ConfigMap that was deleted again."""
+    world.cluster.api.create({**config_map, "metadata": {"name": NAME}}, world.namespace)
+
+
+def mounted_by(pod: dict[str, Any]) -> str:
+    """Return the ConfigMap that a replica reads."""
+    return str(pod["spec"]["volumes"][0]["configMap"]["name"])
 
 
 def test_a_change_that_did_not_help_is_taken_back_and_its_copy_goes_with_its_replica_set(a_world):
@@ -147,14 +164,94 @@ def test_without_a_config_map_to_go_back_to_the_fleet_stands_still_and_says_so(a
         reach(world, Phase.WAY_BACK)
         world.kubectl("delete", "configmap", NAME)
         let_go(world)
-        world.wait(
-            lambda: world.condition("ActionRequired") == ("True", "ConfigMapUnavailable"),
-            PATIENCE_SECONDS,
-            "a person is asked",
-        )
+        world.wait(lambda: is_asked_for_the_config_map(world), PATIENCE_SECONDS, "a person is asked")
         assert world.step_state() == "RollingBack"
-        metadata = {"name": NAME}
-        world.cluster.api.create({**original, "metadata": metadata}, world.namespace)
+        make_again(world, original)
+        settled(world)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert world.traces() == []
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+def reach_first_return(world: World) -> None:
+    """Start the operator and wait until the first replica without the change is made on the way back."""
+    world.rewrite(new="worse")
+    world.start()
+    world.wait(lambda: world.step_state() == "RollingBack", PATIENCE_SECONDS, "the change is taken back")
+    world.wait(lambda: NAME in map(mounted_by, world.pods()), PATIENCE_SECONDS, "a replica is made for it")
+
+
+def test_a_fleet_without_a_label_releases_nobody_while_there_is_no_config_map_to_go_back_to(a_world):
+    """The replica that is made for a released one would have to go for one that cannot start."""
+    world = make_unlabelled(a_world, 2)
+    configure(world)
+    before, original = world.deployment()["spec"], config_map(world)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        reach_first_return(world)
+        world.kubectl("delete", "configmap", NAME)
+        world.wait(lambda: is_asked_for_the_config_map(world), PATIENCE_SECONDS, "a person is asked")
+        stands_still(world)
+        assert is_asked_for_the_config_map(world)
+        assert (world.step_state(), orphans(world)) == ("RollingBack", [])
+        make_again(world, original)
+        settled(world)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert (world.traces(), orphans(world)) == ([], [])
+    assert (eye.lost, eye.fewest >= 2) == ([], True)
+
+
+def test_without_a_spare_a_released_replica_serves_on_while_there_is_no_config_map_to_go_back_to(a_world):
+    """The one to come in its place cannot start, so the fleet would be one short until a person acts."""
+    rollout = {**remediation()["spec"]["rollout"], "spare": "None", "rotation": "Orphan", "settle": "1s"}
+    world = make_unlabelled(a_world, 2, spec={"rollout": rollout})
+    configure(world)
+    before, original = world.deployment()["spec"], config_map(world)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
+    world.cluster.api.create({**quota, "spec": {"hard": {"pods": "2"}}}, world.namespace)
+    deleted: list[bool] = []
+
+    def lets_go(write: Write) -> None:
+        told = str(write)
+        if write.object == "deployments" and "RollingBack" in told and "Pulse" in told and not deleted:
+            deleted.append(True)
+            world.cluster.api.delete("ConfigMap", NAME, world.namespace)
+
+    world.proxy.committed = lets_go
+    world.rewrite(new="worse")
+    world.start()
+    world.wait(lambda: is_asked_for_the_config_map(world), PATIENCE_SECONDS, "a person is asked")
+    stands_still(world)
+    (released,) = orphans(world)
+    assert (is_cordoned(released), world.endpoints(), world.step_state()) == (False, 2, "RollingBack")
+    make_again(world, original)
+    settled(world)
+
+    assert world.outcomes() == ["NotRecovered"]
+    assert world.deployment()["spec"] == before
+    assert (world.traces(), orphans(world)) == ([], [])
+
+
+def test_a_change_is_not_even_begun_to_be_taken_back_while_there_is_no_config_map_to_go_back_to(a_world):
+    world = a_world(2)
+    configure(world)
+    before, original = world.deployment()["spec"], config_map(world)
+
+    with Eye(world.cluster, world.namespace, 2) as eye:
+        world.rewrite(new="worse")
+        world.start()
+        world.wait(lambda: world.step_state() == "Verifying", PATIENCE_SECONDS, "the window opens")
+        world.kubectl("delete", "configmap", NAME)
+        generation = world.deployment()["metadata"]["generation"]
+        world.wait(lambda: world.step_state() == "RollingBack", PATIENCE_SECONDS, "it did not help")
+        world.wait(lambda: is_asked_for_the_config_map(world), PATIENCE_SECONDS, "a person is asked")
+        stands_still(world)
+        assert world.deployment()["metadata"]["generation"] == generation
+        make_again(world, original)
         settled(world)
 
     assert world.outcomes() == ["NotRecovered"]

@@ -13,11 +13,22 @@ is walked is killed before and after each write in the pure worlds (`tests/rollo
 
 from __future__ import annotations
 
-from typing import get_args
+import re
+from collections.abc import Callable
+from typing import Any, get_args
 
 import pytest
 
-from kvmedic.model.plan import Step
+from kvmedic.model.plan import (
+    BundleStep,
+    FlagStep,
+    GateStep,
+    ReplaceStep,
+    ReplicasStep,
+    RevisionStep,
+    Step,
+    TrialStep,
+)
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Fate
 from worlds import gating, trying
@@ -36,10 +47,38 @@ from worlds.replacing import names, press_one
 from worlds.runs import SHORT_SPEC, recreate
 from worlds.scaling import calm, held, press, spec
 from worlds.trying import allow, evicting, trial_pods
-from worlds.world import Eye, remediation
+from worlds.world import Eye, World, remediation
 
 SECONDS = 400
 pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
+PLAYED: dict[str, type[Step]] = {}
+"""A kind of step by the test whose run has it."""
+STEP_LOGGED = re.compile(r" step=(\w+) ")
+
+
+def plays(kind: type[Step]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Say of a test which kind of step its run has; it fails where no process logged that."""
+
+    def note(test: Callable[..., None]) -> Callable[..., None]:
+        PLAYED[test.__name__] = kind
+        return test
+
+    return note
+
+
+@pytest.fixture
+def a_world(a_world, request):
+    """Makes a world as anywhere; its run must have had the kind of step that the test says of itself."""
+    made: list[World] = []
+
+    def make(**options: Any) -> World:
+        made.append(a_world(**options))
+        return made[-1]
+
+    yield make
+    logged = {kind for world in made for kind in STEP_LOGGED.findall(world.log)}
+    if kind := PLAYED.get(request.function.__name__):
+        assert kind.__name__ in logged
 
 
 @pytest.fixture
@@ -88,6 +127,7 @@ def test_killed_at_every_write_replicas_with_requests_serve_on_until_a_person_le
     assert eye.fewest >= 2
 
 
+@plays(FlagStep)
 def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world, thorough):
     world = a_world(replicas=2, decide=thorough.decide)
     before = world.deployment()["spec"]
@@ -266,6 +306,7 @@ def test_killed_at_every_write_an_upgrade_in_the_middle_ends_it(a_world, killer)
     assert eye.fewest >= 1
 
 
+@plays(ReplaceStep)
 def test_killed_at_every_write_one_replica_is_replaced_all_the_same(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide)
     before, spec = names(world), world.deployment()["spec"]
@@ -348,6 +389,7 @@ def test_killed_at_every_write_a_replica_out_of_memory_is_met_all_the_same(a_wor
     assert killer.kills
 
 
+@plays(RevisionStep)
 def test_killed_at_every_write_a_rollback_that_did_not_help_is_taken_back(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec=ALLOWED)
     deploy(world, new="worse")
@@ -390,6 +432,7 @@ def test_killed_at_every_write_a_change_in_a_file_is_taken_back_and_no_copy_is_l
     assert config_maps_written(killer) == {"POST", "DELETE"}
 
 
+@plays(ReplicasStep)
 def test_killed_at_every_write_replicas_are_added_and_given_back_all_the_same(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec=spec())
     before, deployed = names(world), world.deployment()["spec"]
@@ -495,6 +538,7 @@ def test_killed_at_every_write_a_cap_on_probation_is_taken_back_all_the_same(a_w
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
 
 
+@plays(TrialStep)
 def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, killer):
     given = trying.alone(trying.spec(allowedFixes=[]))
     world = a_world(replicas=2, decide=killer.decide, spec=given, change=evicting)
@@ -513,6 +557,7 @@ def test_killed_at_every_write_a_trial_is_answered_and_leaves_nothing(a_world, k
     assert {("POST", "pods"), ("DELETE", "pods")} <= {(write.verb, write.object) for write in killer.kills}
 
 
+@plays(BundleStep)
 def test_killed_at_every_write_a_method_that_was_needed_is_turned_on_again(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, change=compressing)
     before, revision = world.deployment()["spec"], world.revision()
@@ -532,14 +577,7 @@ def test_killed_at_every_write_a_method_that_was_needed_is_turned_on_again(a_wor
     assert "Freeze" in killer.words()
 
 
-def test_every_kind_of_step_is_killed_at_every_write():
-    """The runs above have every kind of step there is; a new kind needs a run of its own."""
-    killed = {"FlagStep", "ReplaceStep", "RevisionStep", "ReplicasStep"}
-    killed |= {"BundleStep", "TrialStep", "GateStep"}
-
-    assert {kind.__name__ for kind in get_args(Step)} == killed
-
-
+@plays(GateStep)
 def test_killed_at_every_write_a_fix_is_evaluated_once_and_turned_on(a_world, killer):
     compression = gating.FP8 | {"baseline": {}}
     world = a_world(replicas=2, decide=killer.decide, spec=gating.spec(**compression), change=gating.roomy)
@@ -559,3 +597,8 @@ def test_killed_at_every_write_a_fix_is_evaluated_once_and_turned_on(a_world, ki
     assert eye.fewest >= 2
     made = {("POST", "pods"), ("DELETE", "pods"), ("POST", "jobs"), ("DELETE", "jobs")}
     assert made <= {(write.verb, write.object) for write in killer.kills}
+
+
+def test_every_kind_of_step_is_killed_at_every_write():
+    """The runs above have every kind of step there is; a new kind needs a run of its own."""
+    assert set(PLAYED.values()) == set(get_args(Step))

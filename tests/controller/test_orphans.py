@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.cluster.workloads import Note, note_in, notes_on
+from kvmedic.cluster.ownership import Note, note_in, notes_on
 from kvmedic.controller.orphans import run_that_gives_back
 from kvmedic.model.edits import BundleEdit, Field, TokenEdit
 from kvmedic.model.fleet import STILL, ReplicaSet, template_hash

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import get_args
+
 import pytest
 
 from kvmedic.model.config_edits import ConfigMap, Contents, Sight, Unseen
-from kvmedic.model.fleet import frozen
+from kvmedic.model.fleet import Orphan, frozen
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.config_copy import (
     CopyState,
@@ -18,18 +21,35 @@ from kvmedic.rollout.config_copy import (
     needs_source,
 )
 from kvmedic.rollout.moves import (
+    AdoptPod,
+    Claim,
     Cordon,
+    CordonOrphan,
     DeletePod,
     Failed,
+    Freeze,
+    Hold,
     MakeCopy,
+    MarkStandIn,
+    Move,
     Pause,
     Pulse,
     Refused,
+    Regain,
+    Release,
+    ReleasePod,
     Restore,
+    Retarget,
+    Revert,
+    ScaleIn,
+    ScaleOut,
+    SetMinimum,
+    SetOwnerField,
     Settled,
+    Uncordon,
     Wait,
 )
-from run_builder import OWN_FIELDS, a_pod
+from run_builder import OWN_FIELDS, STEP, a_pod
 from worlds.config_maps import CONTENTS, an_edit
 
 EDIT = an_edit()
@@ -93,9 +113,47 @@ def test_only_a_config_map_that_is_not_there_or_not_readable_hinders(source: Sou
     assert await_config_map(EDIT, Files(source, CopyState.READY)) == Wait(Reason.CONFIG_MAP_UNAVAILABLE, text)
 
 
-def test_moves_after_which_a_replica_reads_the_config_map() -> None:
-    pod, fields = a_pod("a"), frozen(max_unavailable=0, paused=True)
-    needing = [Cordon(pod), DeletePod(pod), Pulse(("a",), fields)]
+POD, FIELDS = a_pod("a"), frozen(max_unavailable=0, paused=True)
+ORPHAN = Orphan(POD, is_owned=False, has_ended=False)
+HELD: list[Move] = [
+    Freeze(STEP.edit, FIELDS),
+    Retarget(STEP.edit, FIELDS),
+    Pulse(("a",), FIELDS),
+    Cordon(POD),
+    DeletePod(POD),
+    ReleasePod(POD),
+    MarkStandIn(POD),
+    CordonOrphan(ORPHAN, ("app",), timedelta(minutes=5)),
+]
+"""One replica after the other makes room for one that reads the ConfigMap."""
+MADE: list[Move] = [
+    Uncordon(POD),
+    AdoptPod(ORPHAN),
+    Hold(STEP.edit, FIELDS),
+    Pause(FIELDS),
+    Revert(STEP.edit, OWN_FIELDS),
+    Restore(OWN_FIELDS, 3),
+    Release(OWN_FIELDS),
+    Regain(STEP.edit, OWN_FIELDS, FIELDS),
+    Wait(Reason.HOLDING, ""),
+    Settled(),
+    Failed(Reason.REPLICA_NOT_STARTING, ""),
+    Refused(Reason.TARGET_NOT_SETTLED, ""),
+]
+"""Whoever serves goes on serving, and nobody is asked for who would have to start."""
+OF_OTHER_STEPS = {Claim, ScaleOut, ScaleIn, SetMinimum, SetOwnerField}
+"""A flag in a file comes to none of these."""
 
-    assert all(needs_source(move) for move in needing)
-    assert not any(needs_source(move) for move in [Pause(fields), Restore(OWN_FIELDS, 3), Settled()])
+
+@pytest.mark.parametrize("move", HELD, ids=lambda move: type(move).__name__)
+def test_a_move_toward_a_replica_that_reads_the_config_map_needs_it(move: Move) -> None:
+    assert needs_source(move)
+
+
+@pytest.mark.parametrize("move", MADE, ids=lambda move: type(move).__name__)
+def test_a_move_that_keeps_replicas_or_ends_the_rollout_needs_no_config_map(move: Move) -> None:
+    assert not needs_source(move)
+
+
+def test_every_move_of_a_change_in_a_file_is_asked_whether_it_needs_the_config_map() -> None:
+    assert {type(move) for move in (*HELD, *MADE)} == set(get_args(Move)) - OF_OTHER_STEPS

@@ -14,9 +14,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvmedic.cluster.fronts import DrainWay
+from kvmedic.cluster.ownership import notes_on
 from kvmedic.cluster.rotation import move_pod
 from kvmedic.cluster.snapshot import snapshot
-from kvmedic.cluster.workloads import assign, notes_on
+from kvmedic.cluster.workloads import assign
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.edits import Field, TokenEdit

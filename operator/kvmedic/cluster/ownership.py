@@ -6,17 +6,56 @@ template. The patches that set them test what was looked at.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, assert_never
 
 from kvmedic.kube.objects import FIELD_MANAGER, JsonObject, annotations_of, items, labels_of, section
 from kvmedic.manifests.proposals import owner_in
-from kvmedic.model.edits import FieldEdit, PatchOperation
-from kvmedic.model.fleet import Cordoned, Minimum, Owner, OwnerKind, Pod, TemplateOwner
+from kvmedic.model.config_edits import TemplateChange, TemplateSwap
+from kvmedic.model.edits import (
+    BundleEdit,
+    EditState,
+    EnvEdit,
+    Field,
+    FieldEdit,
+    Json,
+    PatchOperation,
+    ReferenceEdit,
+    TemplateEdit,
+    TokenEdit,
+)
+from kvmedic.model.fleet import (
+    ROLLING,
+    Cordoned,
+    Fleet,
+    Minimum,
+    Owner,
+    OwnerKind,
+    Pod,
+    RolloutFields,
+    TemplateOwner,
+    template_hash,
+)
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Ownership
+from kvmedic.model.spec import Ownership, RotationLabel, RotationWay
+from kvmedic.rollout.moves import (
+    Claim,
+    DeploymentMove,
+    Freeze,
+    Hold,
+    Pause,
+    Pulse,
+    Regain,
+    Release,
+    Restore,
+    Retarget,
+    Revert,
+    ScaleIn,
+    ScaleOut,
+)
 
 PREFIX = "kvmedic.io/"
 
@@ -284,3 +323,156 @@ def _applier(body: Mapping[str, Any], fields: Iterable[str], *within: str) -> Te
         if entry.get("operation") == "Apply" and not manager.startswith(BY_HAND):
             return TemplateOwner(OwnerKind.APPLIER, f"field manager {manager}")
     return None
+
+
+def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
+    """Return the annotations that let a person undo a run by hand: the values from before.
+
+    Only the first move has any: the one that freezes an untouched rollout, or makes room for a spare. The
+    note stays until the claim goes; a move that regains a target writes it anew.
+    """
+    match move:
+        case ScaleOut():
+            return {RECORDED: json.dumps({"replicas": move.before, "pod": move.pod})}
+        case Regain():
+            return {} if move.edit is None else _note_rollout(fleet, move.recorded, move.edit)
+        case Freeze() | Hold():
+            return {} if fleet.fields.is_frozen else _note_rollout(fleet, fleet.fields, move.edit)
+        case Pause() | Retarget() | Pulse() | Restore() | Revert() | Release() | ScaleIn() | Claim():
+            return {}
+        case _:
+            assert_never(move)
+
+
+def _note_rollout(fleet: Fleet, fields: RolloutFields, edit: TemplateChange) -> dict[str, str]:
+    """Return the note on a rollout; `fields`: as they were, and are put back."""
+    noted = {
+        "paused": fields.paused,
+        "maxSurge": fields.max_surge,
+        "maxUnavailable": fields.max_unavailable,
+        "minReadySeconds": fields.min_ready_seconds,
+        "progressDeadlineSeconds": fields.progress_deadline_seconds,
+        **({} if fields.strategy == ROLLING else {"strategy": fields.strategy}),
+        **({} if fields.partition is None else {"partition": fields.partition}),
+        **note_of(edit),
+        "rotationLabel": fleet.rotation.label,
+        "draining": fleet.rotation.draining,
+        "rotation": RotationWay.ORPHAN if fleet.rotation.orphan else RotationWay.LABEL,
+    }
+    return {RECORDED: json.dumps(noted)}
+
+
+def note_of(change: TemplateChange) -> dict[str, Json]:
+    """Return what a person needs to know to take a change back by hand."""
+    match change:
+        case TokenEdit():
+            return _note_of_part(change)
+        case BundleEdit():
+            return {"parts": tuple(_note_of_part(part) for part in change.parts)}
+        case ReferenceEdit():
+            projected: dict[str, Json] = {} if change.source is None else {"source": change.source}
+            return {
+                "volume": change.volume,
+                "volumeIndex": change.volume_index,
+                "before": change.before,
+                "after": change.after,
+                **projected,
+            }
+        case TemplateSwap():
+            return {"replicaSet": change.before.replica_set, "template": change.before.template}
+        case _:
+            assert_never(change)
+
+
+def _note_of_part(part: TokenEdit | EnvEdit) -> dict[str, Json]:
+    where: dict[str, Json] = {"container": part.container, "containerIndex": part.container_index}
+    values: dict[str, Json] = {"index": part.index, "before": part.before, "after": part.after}
+    match part:
+        case EnvEdit():
+            return {**where, "env": part.name, **values}
+        case TokenEdit():
+            within: dict[str, Json] = {} if part.at is None else {"at": part.at}
+            return {**where, "field": str(part.field), **values, **within}
+        case _:
+            assert_never(part)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a run wrote down on its target before it froze it."""
+
+    fields: RolloutFields
+    """As they were."""
+    edit: TemplateEdit | None
+    """What it changed of the pod template; None: it put a whole template."""
+    template: str
+    """Hash of the pod template from before; empty where the edit tells."""
+    rotation_label: RotationLabel | None = None
+    """By which its replicas are drained; None: the note does not say."""
+    rotation: RotationWay = RotationWay.LABEL
+    """How they are drained."""
+
+    def is_undone(self, template: Mapping[str, object]) -> bool:
+        """Return whether a pod template is as it was before."""
+        if self.edit is None:
+            return template_hash(template) == self.template
+        return self.edit.state(template) is EditState.BEFORE
+
+
+def note_in(text: str) -> Note | None:
+    """Return what a note says; None where it is none, or not of a rollout, or cannot be read."""
+    try:
+        said = json.loads(text)
+        fields = RolloutFields(
+            paused=bool(said["paused"]),
+            max_surge=_parse_number(said["maxSurge"]),
+            max_unavailable=_parse_number(said["maxUnavailable"]),
+            min_ready_seconds=int(said["minReadySeconds"]),
+            progress_deadline_seconds=_optional(said["progressDeadlineSeconds"]),
+            strategy=str(said.get("strategy", ROLLING)),
+            partition=_optional(said.get("partition")),
+        )
+        key, draining = _parse_text(said.get("rotationLabel")), _parse_text(said.get("draining"))
+        label = RotationLabel(key, draining) if key and draining else None
+        way = RotationWay(said.get("rotation", RotationWay.LABEL))
+        edit = None if "replicaSet" in said else _edit(said)
+        before = str(said["template"]) if edit is None else ""
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    # A note of frozen fields says nothing of those from before.
+    return None if fields.is_frozen else Note(fields, edit, before, label, way)
+
+
+def _edit(said: Mapping[str, Any]) -> TemplateEdit:
+    if "parts" in said:
+        return BundleEdit(tuple(_part(part) for part in said["parts"]))
+    if "volume" in said:
+        where = (str(said["volume"]), int(said["volumeIndex"]), _optional(said.get("source")))
+        return ReferenceEdit(*where, before=str(said["before"]), after=str(said["after"]))
+    return part if isinstance(part := _part(said), TokenEdit) else BundleEdit((part,))
+
+
+def _part(said: Mapping[str, Any]) -> TokenEdit | EnvEdit:
+    container, index = str(said["container"]), int(said["containerIndex"])
+    place, before, after = int(said["index"]), _parse_text(said["before"]), _parse_text(said["after"])
+    if "env" in said:
+        return EnvEdit(container, index, str(said["env"]), place, before, after)
+    return TokenEdit(container, index, Field(said["field"]), place, before, after, _optional(said.get("at")))
+
+
+def _parse_number(value: object) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"{value!r} is no number of replicas")
+    return value
+
+
+def _optional(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise TypeError(f"{value!r} is no whole number")
+
+
+def _parse_text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{value!r} is no text")

@@ -10,8 +10,7 @@ goes from one API call into the next, and is nowhere else.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, assert_never, cast
@@ -25,9 +24,9 @@ from kvmedic.cluster.orphan_pods import release
 from kvmedic.cluster.ownership import (
     ANNOTATIONS,
     CORDONED_FOR,
-    RECORDED,
     RUN,
     annotate_operations,
+    notes_on,
     path_of,
     same_object,
     same_version,
@@ -62,13 +61,9 @@ from kvmedic.model.config_edits import EditedTemplate, OwnerField, TemplateChang
 from kvmedic.model.devices import EngineEnd
 from kvmedic.model.edits import (
     BundleEdit,
-    EditState,
-    EnvEdit,
-    Field,
     Json,
     PatchOperation,
     ReferenceEdit,
-    TemplateEdit,
     TokenEdit,
 )
 from kvmedic.model.evidence import LogForms, LoggedSize
@@ -84,7 +79,7 @@ from kvmedic.model.fleet import (
     template_hash,
 )
 from kvmedic.model.plan import FlagStep, Step
-from kvmedic.model.spec import Policy, RotationLabel, RotationWay
+from kvmedic.model.spec import Policy
 from kvmedic.rollout.moves import (
     Claim,
     DeploymentMove,
@@ -103,6 +98,7 @@ from kvmedic.rollout.moves import (
     ScaleOut,
     SetMinimum,
     SetOwnerField,
+    edit_in,
 )
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding
@@ -218,9 +214,10 @@ async def template_of(
     Raises:
         Conflict: the ReplicaSet is gone, is another Deployment's, or keeps another template.
     """
-    if not isinstance(move, Freeze | Retarget | Revert) or not isinstance(move.edit, TemplateSwap):
+    edit = edit_in(move)
+    if not isinstance(edit, TemplateSwap):
         return None
-    wanted = move.edit.after
+    wanted = edit.after
     kind = CONTROLLER_REVISIONS if fleet.is_stateful else REPLICA_SETS
     ref = Ref(kind, fleet.namespace, wanted.replica_set)
     body = await client.get(ref)
@@ -282,41 +279,6 @@ def template_after(
             assert_never(change)
 
 
-def note_of(change: TemplateChange) -> dict[str, Json]:
-    """Return what a person needs to know to take a change back by hand."""
-    match change:
-        case TokenEdit():
-            return _note_of_part(change)
-        case BundleEdit():
-            return {"parts": tuple(_note_of_part(part) for part in change.parts)}
-        case ReferenceEdit():
-            projected: dict[str, Json] = {} if change.source is None else {"source": change.source}
-            return {
-                "volume": change.volume,
-                "volumeIndex": change.volume_index,
-                "before": change.before,
-                "after": change.after,
-                **projected,
-            }
-        case TemplateSwap():
-            return {"replicaSet": change.before.replica_set, "template": change.before.template}
-        case _:
-            assert_never(change)
-
-
-def _note_of_part(part: TokenEdit | EnvEdit) -> dict[str, Json]:
-    where: dict[str, Json] = {"container": part.container, "containerIndex": part.container_index}
-    values: dict[str, Json] = {"index": part.index, "before": part.before, "after": part.after}
-    match part:
-        case EnvEdit():
-            return {**where, "env": part.name, **values}
-        case TokenEdit():
-            within: dict[str, Json] = {} if part.at is None else {"at": part.at}
-            return {**where, "field": str(part.field), **values, **within}
-        case _:
-            assert_never(part)
-
-
 DOES_NOT_REHEARSE = "does not support dry run"
 """What the API server says of a webhook with side effects (apiserver/pkg/admission/plugin/webhook/errors)."""
 ALTERED = (
@@ -356,14 +318,14 @@ async def assign(
         *on_groups(live, _changes(live, move, template, kept)),
         *annotate_operations(live, {**notes, RUN: claim}),
     )
-    if isinstance(move, Freeze | Retarget | Revert):
-        await _rehearse(client, ref, operations, move, template_after(move.edit, template, kept))
+    if (edit := edit_in(move)) is not None:
+        await _rehearse(client, ref, operations, move, template_after(edit, template, kept))
     await client.json_patch(ref, operations)
 
 
 def _template_for(live: JsonObject, move: DeploymentMove) -> JsonObject:
     """Return the pod template that a move is made on: as it is hashed, where the whole takes its place."""
-    swaps = isinstance(move, Freeze | Retarget | Revert) and isinstance(move.edit, TemplateSwap)
+    swaps = isinstance(edit_in(move), TemplateSwap)
     return shown_template(live) if swaps else pod_template(live)
 
 
@@ -371,7 +333,7 @@ async def _rehearse(
     client: Client,
     ref: Ref,
     operations: Sequence[PatchOperation],
-    move: Freeze | Retarget | Revert,
+    move: DeploymentMove,
     wanted: Mapping[str, object],
 ) -> None:
     """Make a patch of the template as a dry run: an admission policy may alter it on its way in.
@@ -404,57 +366,36 @@ async def unclaim(client: Client, fleet: Fleet) -> None:
         await client.json_patch(ref, [same_object(fleet.uid), _claim_test(fleet), *removals])
 
 
-def notes_on(fleet: Fleet, move: DeploymentMove) -> dict[str, str]:
-    """Return the annotations that let a person undo a run by hand: the values from before.
-
-    Only the first move has any: the one that freezes an untouched rollout, or makes room for a spare. The
-    note stays until the claim goes; a move that regains a target writes it anew.
-    """
-    if isinstance(move, ScaleOut):
-        return {RECORDED: json.dumps({"replicas": move.before, "pod": move.pod})}
-    if isinstance(move, Regain):
-        fields, edit = move.recorded, move.edit
-    elif isinstance(move, Freeze | Hold) and not fleet.fields.is_frozen:
-        fields, edit = fleet.fields, move.edit
-    else:
-        return {}
-    if edit is None:
-        return {}
-    noted = {
-        "paused": fields.paused,
-        "maxSurge": fields.max_surge,
-        "maxUnavailable": fields.max_unavailable,
-        "minReadySeconds": fields.min_ready_seconds,
-        "progressDeadlineSeconds": fields.progress_deadline_seconds,
-        **({} if fields.strategy == ROLLING else {"strategy": fields.strategy}),
-        **({} if fields.partition is None else {"partition": fields.partition}),
-        **note_of(edit),
-        "rotationLabel": fleet.rotation.label,
-        "draining": fleet.rotation.draining,
-        "rotation": RotationWay.ORPHAN if fleet.rotation.orphan else RotationWay.LABEL,
-    }
-    return {RECORDED: json.dumps(noted)}
-
-
 def guards(fleet: Fleet, move: DeploymentMove) -> tuple[PatchOperation, ...]:
     """Return the tests that a move's patch begins with."""
-    tests = [
+    return (
         same_object(fleet.uid),
         PatchOperation("test", "/metadata/generation", fleet.generation),
         _claim_test(fleet),
-    ]
-    if isinstance(move, Restore):
-        # The API server leaves out a count of zero, and a test for null holds where nothing is.
-        expected = move.replicas or None
-        # A StatefulSet's own count is always there.
-        own = move.replicas if fleet.kind == STATEFUL_SET else expected
-        tests.append(PatchOperation("test", "/status/replicas", own))
-        tests.append(PatchOperation("test", "/status/updatedReplicas", expected))
-    if isinstance(move, ScaleOut | ScaleIn):
-        tests.append(PatchOperation("test", "/spec/replicas", move.before))
-    if isinstance(move, ScaleIn) and move.ready is not None:
-        tests.append(PatchOperation("test", "/status/readyReplicas", move.ready))
-    return tuple(tests)
+        *_count_tests(fleet, move),
+    )
+
+
+def _count_tests(fleet: Fleet, move: DeploymentMove) -> Iterator[PatchOperation]:
+    """Yield the tests of the numbers of replicas on which a move rests."""
+    match move:
+        case Restore(replicas=replicas):
+            # The API server leaves out a count of zero, and a test for null holds where nothing is.
+            expected = replicas or None
+            # A StatefulSet's own count is always there.
+            own = replicas if fleet.kind == STATEFUL_SET else expected
+            yield PatchOperation("test", "/status/replicas", own)
+            yield PatchOperation("test", "/status/updatedReplicas", expected)
+        case ScaleOut(before=before):
+            yield PatchOperation("test", "/spec/replicas", before)
+        case ScaleIn(before=before, ready=ready):
+            yield PatchOperation("test", "/spec/replicas", before)
+            if ready is not None:
+                yield PatchOperation("test", "/status/readyReplicas", ready)
+        case Freeze() | Hold() | Pause() | Retarget() | Pulse() | Revert() | Release() | Claim() | Regain():
+            return
+        case _:
+            assert_never(move)
 
 
 def field_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOperation, ...]:
@@ -517,84 +458,3 @@ def _claim_test(fleet: Fleet) -> PatchOperation:
     if fleet.fence:
         return PatchOperation("test", path_of(ANNOTATIONS, RUN), fleet.fence)
     return same_version(fleet.resource_version)
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What a run wrote down on its target before it froze it."""
-
-    fields: RolloutFields
-    """As they were."""
-    edit: TemplateEdit | None
-    """What it changed of the pod template; None: it put a whole template."""
-    template: str
-    """Hash of the pod template from before; empty where the edit tells."""
-    rotation_label: RotationLabel | None = None
-    """By which its replicas are drained; None: the note does not say."""
-    rotation: RotationWay = RotationWay.LABEL
-    """How they are drained."""
-
-    def is_undone(self, template: Mapping[str, object]) -> bool:
-        """Return whether a pod template is as it was before."""
-        if self.edit is None:
-            return template_hash(template) == self.template
-        return self.edit.state(template) is EditState.BEFORE
-
-
-def note_in(text: str) -> Note | None:
-    """Return what a note says; None where it is none, or not of a rollout, or cannot be read."""
-    try:
-        said = json.loads(text)
-        fields = RolloutFields(
-            paused=bool(said["paused"]),
-            max_surge=_parse_number(said["maxSurge"]),
-            max_unavailable=_parse_number(said["maxUnavailable"]),
-            min_ready_seconds=int(said["minReadySeconds"]),
-            progress_deadline_seconds=_optional(said["progressDeadlineSeconds"]),
-            strategy=str(said.get("strategy", ROLLING)),
-            partition=_optional(said.get("partition")),
-        )
-        key, draining = _parse_text(said.get("rotationLabel")), _parse_text(said.get("draining"))
-        label = RotationLabel(key, draining) if key and draining else None
-        way = RotationWay(said.get("rotation", RotationWay.LABEL))
-        edit = None if "replicaSet" in said else _edit(said)
-        before = str(said["template"]) if edit is None else ""
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    # A note of frozen fields says nothing of those from before.
-    return None if fields.is_frozen else Note(fields, edit, before, label, way)
-
-
-def _edit(said: Mapping[str, Any]) -> TemplateEdit:
-    if "parts" in said:
-        return BundleEdit(tuple(_part(part) for part in said["parts"]))
-    if "volume" in said:
-        where = (str(said["volume"]), int(said["volumeIndex"]), _optional(said.get("source")))
-        return ReferenceEdit(*where, before=str(said["before"]), after=str(said["after"]))
-    return part if isinstance(part := _part(said), TokenEdit) else BundleEdit((part,))
-
-
-def _part(said: Mapping[str, Any]) -> TokenEdit | EnvEdit:
-    container, index = str(said["container"]), int(said["containerIndex"])
-    place, before, after = int(said["index"]), _parse_text(said["before"]), _parse_text(said["after"])
-    if "env" in said:
-        return EnvEdit(container, index, str(said["env"]), place, before, after)
-    return TokenEdit(container, index, Field(said["field"]), place, before, after, _optional(said.get("at")))
-
-
-def _parse_number(value: object) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError(f"{value!r} is no number of replicas")
-    return value
-
-
-def _optional(value: object) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise TypeError(f"{value!r} is no whole number")
-
-
-def _parse_text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise TypeError(f"{value!r} is no text")

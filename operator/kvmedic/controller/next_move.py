@@ -72,6 +72,7 @@ from kvmedic.rollout.moves import (
     SetOwnerField,
     Uncordon,
     Wait,
+    takes_replica,
 )
 from kvmedic.rollout.orphan_drain import linger_of
 from kvmedic.rollout.owners.field import what_became_of
@@ -140,7 +141,7 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     row = row_of(step if forward else step.inverse())
     known = replace(_known(tick, fleet, await drains_of(tick, fleet)), is_back=not forward)
     move = _with_arrivals(tick, row.next_move(fleet, known))
-    if forward and isinstance(move, Cordon | ReleasePod | CordonOrphan):
+    if forward and takes_replica(move):
         return await _refused_canary(tick, fleet, row.canaries(fleet)) or move
     return move
 
@@ -149,7 +150,9 @@ def takes_old_replica(tick: Tick, fleet: Fleet) -> bool:
     """Return whether the walk is about to take one more replica without the change out of rotation."""
     fleet = _watched_fleet(tick, fleet)
     row = row_of(tick.run.current.step)
-    return isinstance(row.next_move(fleet, _known(tick, fleet, {})), Cordon | ReleasePod)
+    move = row.next_move(fleet, _known(tick, fleet, {}))
+    # A released one was taken when it was released: what is asked before that is not asked again.
+    return takes_replica(move) and not isinstance(move, CordonOrphan)
 
 
 async def leaving_move(tick: Tick, view: View) -> Move:

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import assert_never
 
 from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.plans import obstacle_to
@@ -38,7 +39,18 @@ from kvmedic.model.devices import Cause
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet, Owner, OwnerKind, TemplateOwner
-from kvmedic.model.plan import BundleStep, FlagStep, Goal, OnTrial, Plan, ReplicasStep, RevisionStep
+from kvmedic.model.plan import (
+    BundleStep,
+    FlagStep,
+    GateStep,
+    Goal,
+    OnTrial,
+    Plan,
+    ReplaceStep,
+    ReplicasStep,
+    RevisionStep,
+    TrialStep,
+)
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
 from kvmedic.model.spec import Mode, Ownership, Policy, TargetRef
@@ -90,8 +102,10 @@ def handed_over(
             return bundle_proposal_for(owner, namespace, step)
         case RevisionStep() as step:
             return _revision_of(owner, namespace, workload, step, view)
-        case _:
+        case ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
             return None
+        case other:
+            assert_never(other)
 
 
 def _flag_of(owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep) -> Proposal | None:

@@ -26,10 +26,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvmedic.cluster.ownership import RECORDED, RUN
+from kvmedic.cluster.ownership import RECORDED, RUN, Note, note_in
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.stateful.groups import as_workload
-from kvmedic.cluster.workloads import Note, note_in
 from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.ports import Ports, Store, Target, save
 from kvmedic.kube.errors import Conflict, Refused

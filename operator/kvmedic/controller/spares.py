@@ -32,8 +32,10 @@ from kvmedic.rollout.spares.ways import (
     WAYS_OUT,
     Beside,
     Short,
+    SpareUse,
     no_spare_of,
     spare_required,
+    spare_use,
     way_without_spare,
     weigh_room,
 )
@@ -53,9 +55,10 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
     if not needs_spare(step, found.view.fleet):
         return found
     by_owner = step.through is not None and step.through.rolled_by is Roller.OWNER
-    wish = Spare.REQUIRED if isinstance(step, ReplicasStep) or by_owner else policy.rollout.spare
+    is_wanted = spare_use(step) is SpareUse.WANTED
+    wish = Spare.REQUIRED if is_wanted or by_owner else policy.rollout.spare
     way: Beside | Short | Blocked
-    if found.view.fleet.is_stateful and not isinstance(step, ReplicasStep):
+    if found.view.fleet.is_stateful and not is_wanted:
         way = _way_of_ordinals(found, resource, policy)
     elif wish is Spare.NONE:
         way = way_without_spare(found.view.fleet, step, "spec.rollout.spare is None")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 from kvmedic.api.resource import GROUP, KIND, VERSION
 from kvmedic.controller.evidence import Survey, engine_of
@@ -31,7 +31,7 @@ from kvmedic.model.plan import GateStep, OnTrial, TrialStep
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import TargetRef
 from kvmedic.model.status import Resource
-from kvmedic.model.trial import Answer, Scored
+from kvmedic.model.trial import Answer, JobSight, Scored
 from kvmedic.record.runs import with_answer, with_score
 from kvmedic.rollout.moves import Failed
 from kvmedic.rollout.trial import (
@@ -61,16 +61,31 @@ async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | GateMove:
     ports, namespace = tick.ports, tick.resource.namespace
     try:
         pod = await ports.trials.look(trial_of(tick, step), _target(tick, step))
-        job = await ports.evaluations.look(evaluation_of(tick, step)) if isinstance(step, GateStep) else None
+        job = await _look_at_job(tick, step)
     except Conflict:
         return Failed(Reason.TRIAL_UNANSWERED, "a pod or Job of the trial's name belongs to someone else")
     seen, words = watch_readiness(tick, pod) if pod else None, await _last_words(tick, pod)
     run, limits = as_watched(tick), start_limits(tick)
-    if isinstance(step, GateStep):
-        served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
-        return gate_move(GateSight(seen, served, job, words), step, run, limits, tick.now)
-    progress = ports.probes.progress(pod) if pod else None
-    return trial_move(TrialSight(seen, progress, words), step, run, limits, tick.now)
+    match step:
+        case GateStep():
+            served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
+            return gate_move(GateSight(seen, served, job, words), step, run, limits, tick.now)
+        case TrialStep():
+            progress = ports.probes.progress(pod) if pod else None
+            return trial_move(TrialSight(seen, progress, words), step, run, limits, tick.now)
+        case _:
+            assert_never(step)
+
+
+async def _look_at_job(tick: Tick, step: OnTrial) -> JobSight | None:
+    """Return the Job that evaluates the trial pod; None where there is none, or the step has none."""
+    match step:
+        case GateStep():
+            return await tick.ports.evaluations.look(evaluation_of(tick, step))
+        case TrialStep():
+            return None
+        case _:
+            assert_never(step)
 
 
 async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
@@ -88,9 +103,7 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
     step = found.plan.steps[0] if found.plan else None
     if not isinstance(step, OnTrial) or found.obstacle is not None:
         return found
-    why = ports.trials.forbidden()
-    if isinstance(step, GateStep):
-        why = why or ports.evaluations.forbidden()
+    why = ports.trials.forbidden() or _why_no_job(step, ports)
     if not why:
         engine = resource.policy.target.engine if resource.policy else None
         manifest = await _manifest(found.view, step, _trial(resource, "", step), engine, ports)
@@ -99,6 +112,17 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
         if isinstance(workload, Workload):
             why = why or remote_cache_in_file(workload.file, workload.engine.profile)
     return replace(found, obstacle=Blocked(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
+
+
+def _why_no_job(step: OnTrial, ports: Ports) -> str:
+    """Return why the step's Job cannot be made; empty where it can be, or the step has none."""
+    match step:
+        case GateStep():
+            return ports.evaluations.forbidden()
+        case TrialStep():
+            return ""
+        case _:
+            assert_never(step)
 
 
 async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
@@ -130,12 +154,16 @@ def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
     if Trait.TRIAL_FAILED not in failed.reason.traits:
         return tick
     message, generation = failed.message, tick.run.spec_generation
-    if isinstance(step, GateStep):
-        scored = Scored(step.tried, step.evaluation, message, tick.now, generation)
-        return replace(tick, record=with_score(tick.record, scored))
-    beside = step.template if step.without else ""
-    answer = Answer(step.question, step.told_of, message, tick.now, generation, beside=beside)
-    return replace(tick, record=with_answer(tick.record, answer))
+    match step:
+        case GateStep():
+            scored = Scored(step.tried, step.evaluation, message, tick.now, generation)
+            return replace(tick, record=with_score(tick.record, scored))
+        case TrialStep():
+            beside = step.template if step.without else ""
+            answer = Answer(step.question, step.told_of, message, tick.now, generation, beside=beside)
+            return replace(tick, record=with_answer(tick.record, answer))
+        case _:
+            assert_never(step)
 
 
 async def delete_trial(tick: Tick) -> bool:

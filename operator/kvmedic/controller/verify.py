@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import timedelta
+from typing import assert_never
 
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.next_move import Tick, elapsed_time, unjudged_answer
@@ -24,8 +25,14 @@ from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import (
     BundleStep,
     FlagStep,
+    GateStep,
     Goal,
     OnTrial,
+    ReplaceStep,
+    ReplicasStep,
+    RevisionStep,
+    Step,
+    TrialStep,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Run, StepState
@@ -45,6 +52,7 @@ from kvmedic.verdict.baseline import (
     preemptions,
     pressured_replicas,
 )
+from kvmedic.verdict.blocks_reclaimed import Expectation
 from kvmedic.verdict.goals import judge, share_of
 from kvmedic.verdict.vetoes import (
     LATELY,
@@ -95,16 +103,36 @@ async def verdict_input(tick: Tick, view: View, pods: tuple[Pod, ...], looked: O
         objectives=policy.objectives,
         trigger=policy.trigger,
         restarts=restarts,
-        confirmed_by=confirmation_of(step.knob) if isinstance(step, FlagStep) else Confirmation.FIGURES,
+        confirmed_by=_confirmation_for(step),
         ends=ends,
         free_mib=least_free_mib(devices.values()),
         cache_types=_new_cache_types(run, pods, looked),
-        expected=expectation_of(step, policy.compression, tick.record.answers, view.template)
-        if isinstance(step, BundleStep)
-        else None,
+        expected=_expected_of(tick, step, view),
         first_up=sum(pod.ready for pod in pods) if is_first else 0,
         on_inconclusive=unjudged_answer(tick),
     )
+
+
+def _confirmation_for(step: Step) -> Confirmation:
+    """Return what must show that a step is what helped."""
+    match step:
+        case FlagStep(knob=knob):
+            return confirmation_of(knob)
+        case BundleStep() | RevisionStep() | ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
+            return Confirmation.FIGURES
+        case _:
+            assert_never(step)
+
+
+def _expected_of(tick: Tick, step: Step, view: View) -> Expectation | None:
+    """Return what is to be seen of a step on the fleet; None: nothing but its figures."""
+    match step:
+        case BundleStep():
+            return expectation_of(step, tick.policy.compression, tick.record.answers, view.template)
+        case FlagStep() | RevisionStep() | ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
+            return None
+        case _:
+            assert_never(step)
 
 
 def count_new_ends(tick: Tick, pods: tuple[Pod, ...], ends: Mapping[str, EngineEnd]) -> int:

@@ -4,10 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import assert_never
 
 from kvmedic.model.config_edits import ConfigMap, FileEdit, Sight, Unseen
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.moves import Cordon, DeletePod, Failed, MakeCopy, Move, Pulse, Refused, Retarget, Wait
+from kvmedic.rollout.moves import (
+    AdoptPod,
+    Claim,
+    Cordon,
+    CordonOrphan,
+    DeletePod,
+    Failed,
+    Freeze,
+    Hold,
+    MakeCopy,
+    MarkStandIn,
+    Move,
+    Pause,
+    Pulse,
+    Refused,
+    Regain,
+    Release,
+    ReleasePod,
+    Restore,
+    Retarget,
+    Revert,
+    ScaleIn,
+    ScaleOut,
+    SetMinimum,
+    SetOwnerField,
+    Settled,
+    Uncordon,
+    Wait,
+)
 
 
 class SourceState(StrEnum):
@@ -96,8 +125,34 @@ def hindrance(file: FileEdit, files: Files) -> str:
 
 
 def needs_source(move: Move) -> bool:
-    """Return whether a move on the way back leads to a new replica that reads the ConfigMap."""
-    return isinstance(move, Cordon | DeletePod | Pulse | Retarget)
+    """Return whether a move of the way back leads to a new replica that reads the ConfigMap.
+
+    While there is no ConfigMap that replica cannot start, so whoever makes room for it would do so in vain.
+    """
+    match move:
+        case Freeze() | Retarget() | Pulse():
+            # The template refers to the ConfigMap from then on, or its controller makes one more replica.
+            return True
+        case Cordon() | ReleasePod() | MarkStandIn() | CordonOrphan() | DeletePod():
+            # One replica after the other on the way out. Whoever is past that already is seen to at rest.
+            return True
+        case ScaleOut() | SetOwnerField():
+            # No step in a file comes to these; they make replicas of the template all the same.
+            return True
+        case Uncordon() | AdoptPod():
+            # A replica that serves already comes back.
+            return False
+        case Revert():
+            # Replicas of the template that is put back are all there already, or none are wanted.
+            return False
+        case Restore() | Release() | Regain() | Hold() | Pause() | ScaleIn() | SetMinimum() | Claim():
+            # The template stays, and the target is not told to have more replicas of it.
+            return False
+        case Wait() | Settled() | Failed() | Refused():
+            # Nothing is assigned.
+            return False
+        case _:
+            assert_never(move)
 
 
 def await_config_map(file: FileEdit, files: Files) -> Wait:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from math import ceil
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from kvmedic.model.config_edits import EditedTemplate, FileEdit, OwnerField, TemplateChange
 from kvmedic.model.fleet import SURGE, Fleet, Minimum, Orphan, OwnerObject, Pod, RolloutFields, frozen
@@ -258,6 +258,38 @@ def kubectl_name(fleet: Fleet) -> str:
 def count_lacking(fleet: Fleet, may_lack: int) -> int:
     """Return how many replicas may be missing now: never the only one."""
     return min(may_lack, max(0, fleet.replicas - 1))
+
+
+def edit_in(move: DeploymentMove) -> TemplateChange | EditedTemplate | None:
+    """Return what a move changes of the pod template; None: the template stays."""
+    match move:
+        case Freeze() | Retarget() | Revert():
+            return move.edit
+        case Hold() | Pause() | Pulse() | Restore() | Release() | ScaleOut() | ScaleIn() | Claim() | Regain():
+            return None
+        case _:
+            assert_never(move)
+
+
+def takes_replica(move: Move) -> bool:
+    """Return whether a move begins to take a replica away, or takes one out of rotation for good.
+
+    Until then everybody serves on, so whatever has to hold before a replica goes is asked here. A pulse, a
+    deletion and a lower number end those that were taken before, or that serve nobody.
+    """
+    match move:
+        case Cordon() | ReleasePod() | CordonOrphan():
+            return True
+        case Uncordon() | AdoptPod() | MarkStandIn() | DeletePod():
+            return False
+        case Freeze() | Hold() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():
+            return False
+        case ScaleOut() | ScaleIn() | SetMinimum() | SetOwnerField() | Claim() | Regain():
+            return False
+        case Wait() | Settled() | Failed() | Refused():
+            return False
+        case _:
+            assert_never(move)
 
 
 def still_fields(fleet: Fleet, may_lack: int = 0) -> RolloutFields:

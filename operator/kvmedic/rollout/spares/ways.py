@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
 
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import ReplaceStep, Step
+from kvmedic.model.plan import (
+    BundleStep,
+    FlagStep,
+    GateStep,
+    ReplaceStep,
+    ReplicasStep,
+    RevisionStep,
+    Step,
+    TrialStep,
+)
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy
 from kvmedic.rollout.spares.room import Finding, NoRoom, Room, RoomUnknown
@@ -37,6 +48,34 @@ class Short:
     """None is made: one replica is missing for each drain and start."""
 
     remark: str
+
+
+class SpareUse(Enum):
+    """What a step needs a replica more for, than the fleet has."""
+
+    NOTHING = "nothing"
+    """It makes none."""
+    WANTED = "wanted"
+    """That replica is what the step is for, so there is no way without it."""
+    FIRST = "first"
+    """The step begins with it."""
+    BESIDE = "beside"
+    """It serves while another one is replaced: without it the fleet is one short."""
+
+
+def spare_use(step: Step) -> SpareUse:
+    """Return what a step needs a replica more for."""
+    match step:
+        case ReplicasStep():
+            return SpareUse.WANTED
+        case ReplaceStep():
+            return SpareUse.FIRST
+        case FlagStep() | BundleStep() | RevisionStep():
+            return SpareUse.BESIDE
+        case TrialStep() | GateStep():
+            return SpareUse.NOTHING
+        case _:
+            assert_never(step)
 
 
 def weigh_room(seen: Finding, policy: Policy) -> Beside | Blocked:
@@ -78,6 +117,6 @@ def way_without_spare(fleet: Fleet, step: Step | None, why: str) -> Short | Bloc
         return Blocked(
             Reason.SPARE_NEEDED, f"{why}, and nobody serves while the only replica is away: {ways}"
         )
-    if isinstance(step, ReplaceStep) and not fleet.is_stateful:
+    if step is not None and spare_use(step) is SpareUse.FIRST and not fleet.is_stateful:
         return Blocked(Reason.SPARE_NEEDED, f"{why}, and a replacement begins with a spare: {ways}")
     return Short(f"{why}: the fleet is one replica short for each drain and start")

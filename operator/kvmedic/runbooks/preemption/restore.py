@@ -26,15 +26,26 @@ Memory of the host: as many replicas have the same room on their devices. How ma
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import inf, sqrt
+from typing import assert_never
 
 from kvmedic.model.engine import Knob, Scalar
 from kvmedic.model.evidence import Blocked, Inconclusive, Signal
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
+from kvmedic.model.plan import (
+    BundleStep,
+    FlagStep,
+    GateStep,
+    Plan,
+    ReplaceStep,
+    ReplicasStep,
+    RevisionStep,
+    TrialStep,
+)
 from kvmedic.model.readings import complete, total
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import Outcome, Run, StepState
@@ -69,18 +80,28 @@ def temporary_after(
     held: tuple[TemporaryChange, ...], run: Run, fleet: Fleet | None, outcome: Outcome, now: datetime
 ) -> tuple[TemporaryChange, ...]:
     """Return the temporary changes once a run is closed, replicas first; `fleet` None: the target is gone."""
-    step, mine, left = run.current.step, None, None
-    if isinstance(step, ReplicasStep):
-        mine = next((one for one in held if one.adds_replicas), None)
-        number = None
-        if fleet is not None and Trait.REPLICAS_TAKEN not in outcome.reason.traits:
-            number = _present_number(step, fleet)
-        left = None if number is None else _replicas_left(mine, run, step, number, now)
-    elif isinstance(step, FlagStep):
-        mine = next((one for one in held if one.knob is step.knob), None)
-        left = _setting_left(mine, run, step, outcome, now)
+    step = run.current.step
+    match step:
+        case ReplicasStep():
+            mine = next((one for one in held if one.adds_replicas), None)
+            number = None
+            if fleet is not None and Trait.REPLICAS_TAKEN not in outcome.reason.traits:
+                number = _present_number(step, fleet)
+            left = None if number is None else _replicas_left(mine, run, step, number, now)
+        case FlagStep():
+            mine = next((one for one in held if one.knob is step.knob), None)
+            left = _setting_left(mine, run, step, outcome, now)
+        case BundleStep() | RevisionStep() | ReplaceStep() | TrialStep() | GateStep():
+            return _in_order(held)
+        case _:
+            assert_never(step)
     others = (one for one in held if one is not mine)
-    return tuple(sorted((*((left,) if left else ()), *others), key=lambda one: not one.adds_replicas))[:MOST]
+    return _in_order((*((left,) if left else ()), *others))
+
+
+def _in_order(changes: Iterable[TemporaryChange]) -> tuple[TemporaryChange, ...]:
+    """Return the temporary changes as they are kept: replicas first, as they are restored first."""
+    return tuple(sorted(changes, key=lambda one: not one.adds_replicas))[:MOST]
 
 
 def _present_number(step: ReplicasStep, fleet: Fleet) -> int | None:
