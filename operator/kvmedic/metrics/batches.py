@@ -3,19 +3,23 @@
 All looks within a source's reuse time share a moment. A close look names its replicas in the queries; those
 who look closely at about the same time share a batch, and so their queries. However many fleets are in
 trouble at once, a batch costs as many queries as one of them, and the source reads no other series.
+
+What one tenant's pages say may make an answer too large or too slow for all of a batch. Then its halves are
+asked about, down to the replicas of one look; those that it was are asked about apart from then on.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from enum import Enum
+from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
 from kvmedic.metrics.promql import Narrow, devices_among, narrowed_by
-from kvmedic.metrics.series import PodKey, Reply
+from kvmedic.metrics.series import NOTHING, Answer, Excess, PodKey, Reply, Unanswered
 from kvmedic.settings import Labels
 
 GATHERED_SECONDS = 0.1
@@ -37,6 +41,36 @@ class Closeness(Enum):
     WHOLE = "whole"
 
 
+KEPT_APART = timedelta(minutes=10)
+"""How long replicas are asked about apart after an answer about them was too much. A choice: what they cost
+others once in that time is a few queries."""
+MOST_SLOW = 8
+"""Parts that are kept apart because they are slow. Twice the queries that a source gets at the same time:
+where there are more, the source is slow, and asking it more often helps nobody."""
+
+
+@dataclass
+class Outliers:
+    """Replicas about which an answer was too large or too slow of late."""
+
+    _known: dict[PodKey, tuple[int, Excess, datetime]] = field(default_factory=dict)
+    """By which number they are asked about together, why, and until when."""
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def number_of(self, pods: Iterable[PodKey], at: datetime) -> int:
+        """Return by which number replicas are kept apart from those of any other; 0: they are not."""
+        known = (self._known[pod] for pod in pods if pod in self._known)
+        return max((number for number, _, until in known if at < until), default=0)
+
+    def keep_apart(self, pods: Set[PodKey], excess: Excess, at: datetime) -> None:
+        """Have replicas asked about apart from all others for a while."""
+        self._known = {pod: told for pod, told in self._known.items() if at < told[-1]}
+        others = (told for pod, told in self._known.items() if pod not in pods)
+        slow = {number for number, why, _ in others if why is Excess.TIME}
+        if excess is Excess.SIZE or len(slow) < MOST_SLOW:
+            self._known |= dict.fromkeys(pods, (next(self._numbers), excess, at + KEPT_APART))
+
+
 @dataclass
 class Moment:
     """What a source answered about one moment, shared by all who ask."""
@@ -48,8 +82,9 @@ class Moment:
     gathered_seconds: float = GATHERED_SECONDS
     is_narrowed: bool = False
     """Whoever asks has narrowed the queries already: none names replicas."""
+    outliers: Outliers = field(default_factory=Outliers)
     _shared: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
-    _batches: dict[Closeness, list[Batch]] = field(default_factory=dict)
+    _batches: dict[tuple[Closeness, int], list[Batch]] = field(default_factory=dict)
 
     async def reply(self, text: str) -> Reply:
         """Return the answer to a query about everybody; the first to ask sends it, all others wait for it."""
@@ -65,13 +100,15 @@ class Moment:
 
     async def batch_of(self, pods: Sequence[PodKey], closeness: Closeness) -> Batch:
         """Return the batch in which some replicas are asked about, as soon as it is closed to others."""
-        wanted, known = set(pods), self._batches.setdefault(closeness, [])
+        wanted, number = frozenset(pods), self.outliers.number_of(pods, self.at)
+        known = self._batches.setdefault((closeness, number), [])
         found = next((each for each in known if wanted <= each.pods or each.takes(wanted)), None)
         if found is None:
-            found = Batch(self)
+            found = Batch(self, is_apart=number > 0)
             known.append(found)
         if not found.is_closed:
             found.pods |= wanted
+            found.looks[wanted] = None
             await self.once(f"batch {id(found)}", found.close_in_time)
         return found
 
@@ -85,12 +122,45 @@ class Moment:
 
 
 @dataclass(eq=False)
+class _Part:
+    """Replicas of some looks, which one query is about; or two halves, once an answer was too much."""
+
+    looks: Sequence[frozenset[PodKey]]
+    may_wait: bool = True
+    """False: others have waited for half of an answer in vain; the rest is for the next moment."""
+    halves: Sequence[_Part] = ()
+
+    @property
+    def pods(self) -> frozenset[PodKey]:
+        """Return all replicas."""
+        return frozenset[PodKey]().union(*self.looks)
+
+    def divide(self, excess: Excess) -> bool:
+        """Divide it where nobody has, and return whether it is divided."""
+        is_slow = excess is Excess.TIME
+        if not self.halves and len(self.looks) > 1 and (self.may_wait or not is_slow):
+            middle = len(self.looks) // 2
+            halves = self.looks[:middle], self.looks[middle:]
+            self.halves = [_Part(half, may_wait=self.may_wait and not is_slow) for half in halves]
+        return bool(self.halves)
+
+
+@dataclass(eq=False)
 class Batch:
     """Replicas that are asked about together."""
 
     moment: Moment
     pods: set[PodKey] = field(default_factory=set)
     is_closed: bool = False
+    is_apart: bool = False
+    """An answer about them was too much of late."""
+    looks: dict[frozenset[PodKey], None] = field(default_factory=dict)
+    """The replicas of each who asks."""
+    crowded: set[PodKey] = field(default_factory=set)
+    """Those about whom nothing more is asked, so that what is not told of them means nothing."""
+    _whole: _Part | None = None
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    _too_slow: Unanswered | None = None
 
     def takes(self, pods: Set[PodKey]) -> bool:
         """Return whether others may still join."""
@@ -101,20 +171,76 @@ class Batch:
         await asyncio.sleep(0 if self.moment.is_narrowed else self.moment.gathered_seconds)
         self.is_closed = True
 
-    async def reply(self, text: str) -> Reply:
-        """Return the answer to a query about the engines of the batch."""
-        if self.moment.is_narrowed:
-            return await self.moment.reply(text)
-        return await self.moment.reply(
-            narrowed_to(self.pods, self.moment.labels, self.moment.engine_names)(text)
-        )
+    def leave_out(self, crowded: Set[PodKey]) -> None:
+        """Ask nothing more about some replicas, and keep those whose looks they are in apart from now on."""
+        for look in self.looks if crowded - self.crowded else ():
+            if not look.isdisjoint(crowded):
+                self.moment.outliers.keep_apart(look, Excess.SIZE, self.moment.at)
+        self.crowded |= crowded
 
-    async def reply_on_devices(self, text: str) -> Reply:
+    async def reply(self, text: str, pods: Iterable[PodKey] = ()) -> Reply:
+        """Return the answer to a query about the engines of the batch.
+
+        Args:
+            text: the query.
+            pods: those of the batch about whom the answer has to be complete; none: all of them.
+        """
+        labels, names = self.moment.labels, self.moment.engine_names
+        return await self._reply(text, pods, lambda asked: narrowed_to(asked, labels, names)(text))
+
+    async def reply_on_devices(self, text: str, pods: Iterable[PodKey] = ()) -> Reply:
         """Return the answer to a query about devices, as far as it is about the batch."""
+
+        def narrow(asked: Set[PodKey]) -> str:
+            namespaces, names = (pattern(names) for names in zip(*asked, strict=True))
+            return devices_among(text, self.moment.labels, namespaces, names)
+
+        return await self._reply(text, pods, narrow)
+
+    async def _reply(self, text: str, pods: Iterable[PodKey], narrow: Callable[[Set[PodKey]], str]) -> Reply:
         if self.moment.is_narrowed:
             return await self.moment.reply(text)
-        namespaces, names = (pattern(names) for names in zip(*self.pods, strict=True))
-        return await self.moment.reply(devices_among(text, self.moment.labels, namespaces, names))
+        self._whole = self._whole or _Part(tuple(self.looks))
+        return await self._ask_part(self._whole, frozenset(pods) or frozenset(self.pods), narrow)
+
+    async def _ask_part(
+        self, part: _Part, wanted: Set[PodKey], narrow: Callable[[Set[PodKey]], str]
+    ) -> Reply:
+        """Return the answer about those of a part who are wanted, from its halves where it is divided."""
+        if not part.halves:
+            reply = await self._ask_at_once(part, narrow)
+            if not isinstance(reply, Unanswered) or reply.excess is None:
+                return reply
+            if not part.divide(reply.excess):
+                self.moment.outliers.keep_apart(part.pods, reply.excess, self.moment.at)
+                return replace(reply, is_apart=self.is_apart or part is not self._whole)
+        halves = [half for half in part.halves if not half.pods.isdisjoint(wanted)]
+        return join_replies(await asyncio.gather(*(self._ask_part(half, wanted, narrow) for half in halves)))
+
+    async def _ask_at_once(self, part: _Part, narrow: Callable[[Set[PodKey]], str]) -> Reply:
+        asked = part.pods - self.crowded
+        if not asked:
+            return NOTHING
+        if not self.is_apart:
+            return await self.moment.reply(narrow(asked))
+        # They take one of the source's turns, and no more of its time than one query's.
+        async with self._turns:
+            if self._too_slow is not None:
+                return self._too_slow
+            reply = await self.moment.reply(narrow(asked))
+        if isinstance(reply, Unanswered) and reply.excess is Excess.TIME:
+            self._too_slow = reply
+        return reply
+
+
+def join_replies(replies: Iterable[Reply]) -> Reply:
+    """Return what parts of an answer come to; nothing where one of them is missing."""
+    joined = Answer({})
+    for reply in replies:
+        if isinstance(reply, Unanswered):
+            return reply
+        joined = Answer({**joined.by_pod, **reply.by_pod}, joined.unlabelled + reply.unlabelled)
+    return joined
 
 
 def narrowed_to(pods: Iterable[PodKey], labels: Labels, engine_names: Iterable[str]) -> Narrow:

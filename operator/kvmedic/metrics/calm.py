@@ -13,10 +13,11 @@ seldom is asked whose series several pages write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 from kvmedic.engines.signal_sources import PoolSource, SignalTable
 from kvmedic.metrics.batches import Moment
@@ -40,6 +41,11 @@ _PORT = "instance"
 POOLS_LAST = timedelta(minutes=10)
 """How long pools are known by what is new alone. A choice: then all are asked for again, which drops replicas
 that are gone, and costs a hundredth of the round."""
+
+SPARED = timedelta(minutes=2)
+"""How long everybody is asked about by name after a round that was too much for the source, or for us. A
+choice: a time-out (10 s) in vain is a twelfth of it."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class CalmRounds:
     """When all pools were asked for."""
     _known: datetime | None = None
     """Up to when what is new of them was."""
+    _spared: Mapping[str, tuple[datetime, Unanswered]] = field(default_factory=dict)
+    """What was too much to be asked, and until when it is not asked again."""
     _query_of: Callable[[Span], str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,11 +81,24 @@ class CalmRounds:
 
     async def answers_at(self, moment: Moment, span: Span) -> CalmAnswers | Unanswered:
         """Return the round of a moment, or why there is none."""
-        pools = await moment.once("pools", lambda: self._pools_at(moment, span))
+        pools = await self._ask_or_spare(moment, "pools", lambda: self._pools_at(moment, span))
         if isinstance(pools, Unanswered):
             return pools
         text = self._query_of(span)
-        return await moment.once(f"round {text}", lambda: self._round_at(moment, text, pools))
+        return await self._ask_or_spare(moment, f"round {text}", lambda: self._round_at(moment, text, pools))
+
+    async def _ask_or_spare(
+        self, moment: Moment, key: str, work: Callable[[], Coroutine[Any, Any, T | Unanswered]]
+    ) -> T | Unanswered:
+        """Return what is asked about everybody, but for a while after it was too much."""
+        known = self._spared.get(key)
+        if known is not None and known[0] - SPARED <= moment.at < known[0]:
+            return known[1]
+        found = await moment.once(key, work)
+        if isinstance(found, Unanswered) and found.excess is not None:
+            still = {each: told for each, told in self._spared.items() if moment.at < told[0]}
+            self._spared = still | {key: (moment.at + SPARED, found)}
+        return found
 
     async def _round_at(self, moment: Moment, text: str, pools: Answer) -> CalmAnswers | Unanswered:
         """Return the answers to a round's query: of so many replicas at a time as the source has time for."""
@@ -110,7 +131,8 @@ class CalmRounds:
             return reply
         if since is None:
             target = (self.labels.namespace, self.labels.pod)
-            text = several_pages_query(span, self.table, target, counts_requests=False)
+            found = several_pages_query(span, self.table, target, counts_requests=False)
+            text = f"max by ({', '.join(target)}) ({found})"
             shared = await self._ask_in_parts(moment, text, HEAVIER * len(reply.by_pod))
             if isinstance(shared, Unanswered):
                 return shared
@@ -136,6 +158,8 @@ def _replace_ports(
     return found
 
 
+MOST_OF_A_LABEL = 500
+"""Characters of a label's value that a round returns. A choice: a model's name may be a path."""
 MOST_AT_ONCE = 2000
 """Replicas in one query of a round. A source evaluates a query by one processor: Prometheus 2.42 took 1.8 ms
 a replica, 3.6 of the usual 10 s of `timeout`."""
@@ -210,14 +234,18 @@ def round_query(span: Span, table: SignalTable, labels: Labels) -> str:
     told = f"count by ({port}) ({' or '.join(once)}) == {len(once)}"
     lately = f"last_over_time({seen}[{duration_text(max(span.window, LOOKBACK))}])"
     alone = f"count by ({replica}) ({lately}) == 1"
-    newest = f"max by ({port}, {table.model_label}) (timestamp({seen}))"
+    newest = f"max by ({port}, {table.model_label}) (timestamp({seen}{_with_short([table.model_label])}))"
     present = marked(f"{newest} and on ({replica}) ({alone}) and on ({port}) ({told})", _PRESENT)
     risen = (marked(f"max by ({port}) ({text}) != 0", signal.value) for signal, text in signals.items())
-    return " or ".join((present, *risen))
+    # One series for each of them at most, whatever else names the replica.
+    here = f"{lately} and on ({replica}) ({alone})"
+    return f"{present} or ({' or '.join(risen)}) and on ({port}) ({here})"
 
 
 def pools_query(table: SignalTable, labels: Labels, since: timedelta | None) -> str:
     """Return the query for the labels that tell of pools: all of them, or those that were not so before.
+
+    One series of each replica that has one: any other is not plain.
 
     Args:
         table: what engines export.
@@ -225,9 +253,20 @@ def pools_query(table: SignalTable, labels: Labels, since: timedelta | None) -> 
         since: how long ago all of them were known; None: nothing is.
     """
     source = table.pool
-    told = f"max by ({', '.join((labels.namespace, labels.pod, _PORT, *_labels_of(source)))})"
-    now = f"{told} ({source.name})"
-    return now if since is None else f"{now} unless {told} ({source.name} offset {duration_text(since)})"
+    replica, short = f"{labels.namespace}, {labels.pod}", _with_short(_labels_of(source))
+
+    def told_before(offset: str) -> str:
+        told = f"max by ({replica}, {_PORT}, {', '.join(_labels_of(source))}) ({source.name}{short}{offset})"
+        return f"({told} and on ({replica}) (count by ({replica}) ({source.name}{offset}) == 1))"
+
+    now = told_before("")
+    return now if since is None else f"{now} unless {told_before(f' offset {duration_text(since)}')}"
+
+
+def _with_short(names: Iterable[str]) -> str:
+    """Return matchers that leave out series whose labels take much of an answer for everybody."""
+    matchers = (f'{name}=~".{{0,{MOST_OF_A_LABEL}}}"' for name in names)
+    return f"{{{', '.join(matchers)}}}"
 
 
 def _labels_of(source: PoolSource) -> Sequence[str]:

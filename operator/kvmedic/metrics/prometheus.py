@@ -33,7 +33,16 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from kvmedic.metrics.promql import duration_text
-from kvmedic.metrics.series import Answer, Reply, Series, Unanswered, by_pod, series_of
+from kvmedic.metrics.series import (
+    Answer,
+    Excess,
+    Reply,
+    Series,
+    Unanswered,
+    by_pod,
+    vector_of,
+    vectors_at,
+)
 from kvmedic.model.redaction import redact
 from kvmedic.settings import SourceOptions
 
@@ -68,6 +77,11 @@ class _Course:
             f"was not heard within {lasted:.1f} s, for {busy:.1f} s of which kvmedic itself was busy; raise "
             "kvmedic's CPU limit"
         )
+
+    def error_of(self, otherwise: str) -> QueryError:
+        """Return what an exchange ends with that took too long."""
+        told = self.why_late(otherwise)
+        return (LateError if told == otherwise else SourceDownError)(told)
 
 
 class _Exchange(threading.local):
@@ -174,8 +188,20 @@ class QueryError(Exception):
     """A query has no complete answer. The text is for a person, and free of secrets."""
 
 
+class ExcessError(QueryError):
+    """The query asked for too much; the same about fewer replicas may fare better."""
+
+    def __init__(self, text: str, excess: Excess) -> None:
+        super().__init__(text)
+        self.excess = excess
+
+
 class SourceDownError(QueryError):
     """The source cannot be reached, is too slow or refuses us: no other query will fare better."""
+
+
+class LateError(SourceDownError):
+    """It did not answer in time: it is down, or the query was too much for it."""
 
 
 class PartialDataError(QueryError):
@@ -214,14 +240,14 @@ class _BoundedBody:
                 seen += len(piece)
                 if seen > self._limit:
                     self._raw.close()
-                    raise QueryError(
+                    raise ExcessError(
                         f"answered with more than {self._limit >> 20} MiB; raise responseLimitMib, or keep "
-                        "fewer series: drop labels and metrics that are not used when scraping"
+                        "fewer series: drop labels and metrics that are not used when scraping",
+                        Excess.SIZE,
                     )
                 yield piece
         except ReadTimeoutError:
-            text = _EXCHANGE.course.why_late("answers too slowly; raise timeout")
-            raise SourceDownError(text) from None
+            raise _EXCHANGE.course.error_of("answers too slowly; raise timeout") from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
@@ -289,13 +315,24 @@ def _response_check(options: SourceOptions) -> Any:
     return check
 
 
+_EXCESSIVE = {"execution": Excess.SIZE, "timeout": Excess.TIME}
+"""Prometheus' word (`errorType`) for what it refused because of what the query selects: too many samples, or
+too much time."""
+
+
 def _refusal(status: int, body: bytes) -> QueryError:
-    """Return why the source refused: 400 and 422 concern the one query, everything else all of them."""
+    """Return why the source refused: 400 and 422 concern the one query, everything else all of them.
+
+    All but the source's own word that a query takes too long.
+    """
     try:
-        told = redact(str(json.loads(body)["error"]))[:_QUOTED]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        told = ""
+        error = json.loads(body)
+        told, kind = redact(str(error["error"]))[:_QUOTED], str(error.get("errorType"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        told, kind = "", ""
     text = f"answered {status}" + (f": {told}" if told else "")
+    if kind in _EXCESSIVE:
+        return ExcessError(text, _EXCESSIVE[kind])
     if status in {requests.codes.bad_request, requests.codes.unprocessable}:
         return QueryError(text)
     if status in {requests.codes.unauthorized, requests.codes.forbidden}:
@@ -323,6 +360,11 @@ _GRACE_SECONDS = 1.0
 _READING_SECONDS = 5.0
 """How long reading an answer may take, once it is there. The largest that is let in by default (12 MiB) took
 0.5 s of one core."""
+
+_PULSE = "vector(1)"
+"""A query that costs nothing."""
+_PULSE_SECONDS = 2.0
+"""How long a source may take for it. A choice: Prometheus answers within milliseconds."""
 
 _FOREIGN = "did not answer as Prometheus does; check url"
 
@@ -371,7 +413,8 @@ class PrometheusClient:
     async def query(self, expression: str, at: datetime) -> Reply:
         """Return what the source answers to one query, evaluated at a moment.
 
-        Once the source was found down for a moment, further queries for that moment are not sent.
+        Once the source was found down for a moment, further queries for that moment are not sent. A source
+        that answers another query is not down: then the one was too much for it.
         """
         answers = await self._answer(expression, (at,))
         return answers if isinstance(answers, Unanswered) else answers[0]
@@ -393,8 +436,12 @@ class PrometheusClient:
             if self._down is not None and self._down[0] == at:
                 return self._down[1]
             try:
-                answers = await self._ask_in_time(expression, moments)
+                answers = await self._ask_in_time(expression, moments, self._timeout)
+            except ExcessError as failure:
+                return Unanswered(self._redact_secrets(str(failure)), excess=failure.excess)
             except SourceDownError as failure:
+                if isinstance(failure, LateError) and await self._has_pulse(at):
+                    return Unanswered(self._redact_secrets(str(failure)), excess=Excess.TIME)
                 self._down = (at, Unanswered(self._redact_secrets(str(failure))))
                 return self._down[1]
             except QueryError as failure:
@@ -410,23 +457,35 @@ class PrometheusClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._session.close()
 
-    async def _ask_in_time(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
+    async def _has_pulse(self, at: datetime) -> bool:
+        """Return whether the source answers a query that costs it nothing."""
+        try:
+            await self._ask_in_time(_PULSE, (at,), min(_PULSE_SECONDS, self._timeout))
+        except QueryError:
+            return False
+        return True
+
+    async def _ask_in_time(
+        self, expression: str, moments: Sequence[datetime], seconds: float
+    ) -> Sequence[Answer]:
         course = _Course()
-        future = asyncio.wrap_future(self._threads.submit(self._ask, expression, moments, course))
+        future = asyncio.wrap_future(self._threads.submit(self._ask, expression, moments, course, seconds))
         # Where whoever asked was cancelled, nobody else takes what it failed with, and asyncio would log it.
         future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        done, _ = await asyncio.wait({future}, timeout=self._timeout + _GRACE_SECONDS)
+        done, _ = await asyncio.wait({future}, timeout=seconds + _GRACE_SECONDS)
         if not done and course.answered is not None:
             done, _ = await asyncio.wait({future}, timeout=_READING_SECONDS)
         if done:
             return future.result()
         future.cancel()
-        raise SourceDownError(course.why_late(f"did not answer within {self._timeout:g} s"))
+        raise course.error_of(f"did not answer within {seconds:g} s")
 
-    def _ask(self, expression: str, moments: Sequence[datetime], course: _Course) -> Sequence[Answer]:
+    def _ask(
+        self, expression: str, moments: Sequence[datetime], course: _Course, seconds: float
+    ) -> Sequence[Answer]:
         """Ask in this thread, a second time where an idle connection had been closed at the other end."""
         _EXCHANGE.course = course
-        with ended_within(self._timeout):
+        with ended_within(seconds):
             try:
                 return self._once(expression, moments)
             except _DroppedError:
@@ -453,8 +512,7 @@ class PrometheusClient:
         except requests.exceptions.InvalidJSONError:
             raise SourceDownError(_FOREIGN) from None
         except requests.exceptions.Timeout:
-            text = _EXCHANGE.course.why_late(f"did not answer within {self._timeout:g} s")
-            raise SourceDownError(text) from None
+            raise _EXCHANGE.course.error_of(f"did not answer within {self._timeout:g} s") from None
         except requests.exceptions.SSLError:
             raise SourceDownError(
                 "its certificate or ours was refused; check caFile, certFile and keyFile"
@@ -481,7 +539,7 @@ class PrometheusClient:
         first, last = moments[0], moments[-1]
         if first == last:
             told = self._prometheus.custom_query(expression, params=self._params(time=first))
-            return [_vector(told)]
+            return [vector_of(told)]
         # The client would round to whole seconds.
         told = self._prometheus.custom_query_range(
             expression,
@@ -490,7 +548,7 @@ class PrometheusClient:
             duration_text((last - first) / (len(moments) - 1)),
             params=self._params(start=first, end=last),
         )
-        return _vectors_at(told, moments)
+        return vectors_at(told, moments)
 
     def _params(self, **times: datetime) -> Mapping[str, str]:
         extra = {name: value.get_secret_value() for name, value in self._options.params.items()}
@@ -505,60 +563,3 @@ class PrometheusClient:
 
 class _DroppedError(SourceDownError):
     """The other end closed the connection before it answered."""
-
-
-def _vector(result: object) -> Iterable[Series]:
-    """Yield an instant vector's elements; those without a plain value (native histograms) are left out.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: a value is no number.
-    """
-    if not isinstance(result, list):
-        raise TypeError("no vector")
-    for one in result:
-        match one:
-            case {"metric": dict(labels), "value": [int() | float(), str(value)]}:
-                if not all(isinstance(text, str) for text in labels.values()):
-                    raise TypeError("a label is no text")
-                yield series_of(labels, float(value))
-            case {"metric": dict(), "histogram": list()}:
-                pass
-            case _:
-                raise TypeError("no element of a vector")
-
-
-_OFF_SECONDS = 0.002
-"""How far a time may be from the one that was asked for: both are told in milliseconds."""
-
-
-def _vectors_at(result: object, moments: Sequence[datetime]) -> Sequence[list[Series]]:
-    """Return a range's elements as one vector per moment; nothing where it tells of other moments.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: a value is no number.
-    """
-    if not isinstance(result, list):
-        raise TypeError("no matrix")
-    first, step = moments[0].timestamp(), (moments[1] - moments[0]).total_seconds()
-    found: tuple[list[Series], ...] = tuple([] for _ in moments)
-    for one in result:
-        for at, element in _elements(one):
-            place = round((at - first) / step)
-            if not 0 <= place < len(moments) or abs(first + place * step - at) > _OFF_SECONDS:
-                return ()
-            found[place].append(element)
-    return found
-
-
-def _elements(one: object) -> Iterator[tuple[float, Series]]:
-    match one:
-        case {"metric": dict(labels), "values": list(values)}:
-            for value in values:
-                (element,) = _vector([{"metric": dict(labels), "value": value}])
-                yield float(value[0]), element
-        case {"metric": dict(), "histograms": list()}:
-            pass
-        case _:
-            raise TypeError("no element of a matrix")

@@ -166,6 +166,32 @@ def marked(text: str, mark: str) -> str:
     return f'label_replace({text}, "{MARK}", "{mark}", "", "")'
 
 
+MOST_SERIES = 5000
+"""Of one replica, of all metrics that are asked for, that are looked at; of a replica with more not one is.
+vLLM 0.32 has 153 for each engine (tests/data/vllm): those of 16 ranks fit in twice, as of two scrapers."""
+CROWDED = "crowded"
+"""Marks a replica of which there are more."""
+
+
+def replicas_query(span: Span, table: SignalTable, target_labels: tuple[str, str]) -> str:
+    """Return the query for the presence of replicas, and for a mark of those with too many series of it.
+
+    Anybody's page may have any number of series, and one query is about many fleets.
+    """
+    replica, window = ", ".join(target_labels), duration_text(max(span.window, LOOKBACK))
+    counted = f"count by ({replica}) (last_over_time({table.presence}[{window}]))"
+    few = f"({presence(span, table)}) and on ({replica}) ({counted} <= {MOST_SERIES})"
+    return f"{few} or {marked(f'{counted} > {MOST_SERIES}', CROWDED)}"
+
+
+def crowded_query(target_labels: tuple[str, str], names: Iterable[str]) -> str:
+    """Return the query for replicas that have had too many series of some metrics of late: a mark of each."""
+    replica, window = ", ".join(target_labels), duration_text(LOOKBACK)
+    each = (f"count by ({replica}) (last_over_time({name}[{window}]))" for name in sorted(names))
+    counted = " or ".join(marked(text, str(place)) for place, text in enumerate(each))
+    return marked(f"sum by ({replica}) ({counted}) > {MOST_SERIES}", CROWDED)
+
+
 def _target(target_labels: tuple[str, str]) -> str:
     """Return the matching of series by the endpoint they were scraped from."""
     return f"on ({', '.join((*target_labels, 'instance', 'job'))})"

@@ -7,10 +7,11 @@ counts is told by where a series was scraped.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf, isfinite, isnan, nan
@@ -62,6 +63,13 @@ class Answer:
         return self.by_pod.get(pod, ())
 
 
+class Excess(Enum):
+    """What was too much of one query, so that the same about fewer replicas may be answered."""
+
+    SIZE = "size"
+    TIME = "time"
+
+
 @dataclass(frozen=True, slots=True)
 class Unanswered:
     """A query without a complete answer."""
@@ -70,6 +78,10 @@ class Unanswered:
     """Why, in words for a person; without secrets."""
     partial: bool = False
     """The source answered and said that data is missing, so nothing that it says now can be relied on."""
+    excess: Excess | None = None
+    """None: it is not for the query that there is no answer, or nobody knows."""
+    is_apart: bool = False
+    """Some replicas were asked about apart from all others: it is their answer alone."""
 
 
 Reply: TypeAlias = Answer | Unanswered
@@ -91,6 +103,63 @@ def series_of(labels: dict[str, str], value: float) -> Series:
     with suppress(ValueError):
         bound = float(text)
     return Series(labels, told, -inf if isnan(bound) else bound)
+
+
+def vector_of(result: object) -> Iterable[Series]:
+    """Yield an instant vector's elements; those without a plain value (native histograms) are left out.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a value is no number.
+    """
+    if not isinstance(result, list):
+        raise TypeError("no vector")
+    for one in result:
+        match one:
+            case {"metric": dict(labels), "value": [int() | float(), str(value)]}:
+                if not all(isinstance(text, str) for text in labels.values()):
+                    raise TypeError("a label is no text")
+                yield series_of(labels, float(value))
+            case {"metric": dict(), "histogram": list()}:
+                pass
+            case _:
+                raise TypeError("no element of a vector")
+
+
+_OFF_SECONDS = 0.002
+"""How far a time may be from the one that was asked for: both are told in milliseconds."""
+
+
+def vectors_at(result: object, moments: Sequence[datetime]) -> Sequence[list[Series]]:
+    """Return a range's elements as one vector per moment; nothing where it tells of other moments.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a value is no number.
+    """
+    if not isinstance(result, list):
+        raise TypeError("no matrix")
+    first, step = moments[0].timestamp(), (moments[1] - moments[0]).total_seconds()
+    found: tuple[list[Series], ...] = tuple([] for _ in moments)
+    for one in result:
+        for at, element in _elements(one):
+            place = round((at - first) / step)
+            if not 0 <= place < len(moments) or abs(first + place * step - at) > _OFF_SECONDS:
+                return ()
+            found[place].append(element)
+    return found
+
+
+def _elements(one: object) -> Iterator[tuple[float, Series]]:
+    match one:
+        case {"metric": dict(labels), "values": list(values)}:
+            for value in values:
+                (element,) = vector_of([{"metric": dict(labels), "value": value}])
+                yield float(value[0]), element
+        case {"metric": dict(), "histograms": list()}:
+            pass
+        case _:
+            raise TypeError("no element of a matrix")
 
 
 def by_pod(series: Iterable[Series], namespace_label: str, pod_label: str) -> Answer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import isfinite
@@ -16,21 +16,34 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from kvmedic.engines.signal_sources import SignalTable
-from kvmedic.metrics.batches import GATHERED_SECONDS, Closeness, Moment, narrowed_to, parts_of, pattern
+from kvmedic.metrics.batches import (
+    GATHERED_SECONDS,
+    Batch,
+    Closeness,
+    Moment,
+    Outliers,
+    narrowed_to,
+    parts_of,
+    pattern,
+)
 from kvmedic.metrics.calm import CalmRounds, is_glance
 from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_that_do_not_count
 from kvmedic.metrics.lengths import LengthHistory
 from kvmedic.metrics.page import names_of
 from kvmedic.metrics.promql import (
     CLOCKS,
+    CROWDED,
     DEVICE_NAMES,
     LOOKBACK,
+    MARK,
     Span,
+    crowded_query,
     expression,
     narrowed_by,
     peak_query,
     pool_query,
     presence,
+    replicas_query,
     sampled_query,
     sampled_stretch,
     several_pages_query,
@@ -48,6 +61,7 @@ from kvmedic.metrics.series import (
     NOTHING,
     NOWHERE,
     Answer,
+    Excess,
     Place,
     PodKey,
     Reply,
@@ -144,12 +158,14 @@ class _Answers:
     signals: Mapping[Signal, Reply]
     shared: Reply = NOTHING
     """Targets whose series several pages write."""
+    crowded: Set[PodKey] = frozenset()
+    """Replicas that have more series than are looked at."""
 
     def trouble(self) -> Unanswered | None:
-        """Return the worst that a query met: partial data before any other trouble."""
+        """Return the worst that a query met: partial data first, then what is the source's own."""
         replies = (self.presence, self.pool, self.shared, *self.signals.values())
         troubles = [reply for reply in replies if isinstance(reply, Unanswered)]
-        return max(troubles, key=lambda trouble: trouble.partial, default=None)
+        return max(troubles, key=lambda trouble: (trouble.partial, not trouble.is_apart), default=None)
 
     def readings(self, pod: PodKey, place: Place) -> PodReadings:
         """Return one replica's readings; a replica that fell silent is stale in every one of them.
@@ -158,8 +174,13 @@ class _Answers:
             pod: the replica.
             place: where it is; where nobody knows its address, whoever names the pod is believed.
         """
+        trouble = self.trouble()
+        is_own = trouble is not None and trouble.is_apart
+        untold = Missing(Absence.TOO_MUCH if is_own else Absence.SOURCE_UNAVAILABLE)
         if isinstance(self.presence, Unanswered):
-            return unavailable(self.signals)
+            return absent(self.signals, untold)
+        if pod in self.crowded:
+            return absent(self.signals, Missing(Absence.TOO_MUCH))
         named = self.presence.series_of(pod)
         of_pod = own_series(named, place.address)
         if named and not of_pod:
@@ -179,7 +200,6 @@ class _Answers:
             None if isinstance(reply, Unanswered) else reply.series_of(pod)
             for reply in (self.pool, *self.signals.values())
         )
-        untold = Missing(Absence.SOURCE_UNAVAILABLE)
         series = dict(zip(self.signals, found, strict=True))
         return readings_of(Replica(presence, self.table), series, pools, untold)
 
@@ -208,6 +228,7 @@ class PrometheusSource:
         self._moment: Moment | None = None
         self._rounds: CalmRounds | None = CalmRounds(table, options.labels)
         """None: of the past, where no other fleet is looked at."""
+        self._outliers = Outliers()
         self._past = LengthHistory(self._look_back)
         self._told_unlabelled = False
         self._told_once: set[tuple[PodKey, str]] = set()
@@ -261,9 +282,15 @@ class PrometheusSource:
         for part in parts_of(pods):
             answers = await self._ask_closely(moment, part, look, pools)
             trouble, seen = answers.trouble(), answers.presence
-            self._report_change(trouble)
+            if trouble is None or not trouble.is_apart:
+                self._report_change(trouble)
+            elif (part[0], trouble.trouble) not in self._told_once:
+                self._told_once.add((part[0], trouble.trouble))
+                text = "metrics source %s, asked about nothing but the replicas of %s/%s and its like: %s"
+                _LOG.warning(text, self.name, *part[0], trouble.trouble)
             if isinstance(seen, Answer):
-                await self._tell_oddities(moment, part, seen, places)
+                others = [pod for pod in part if pod not in answers.crowded]
+                await self._tell_oddities(moment, others, seen, places)
             if trouble is not None and trouble.partial:
                 found |= {pod.name: unavailable(look.signals) for pod in part}
             else:
@@ -275,7 +302,7 @@ class PrometheusSource:
     ) -> _Answers:
         closeness = Closeness.WHOLE if look.signals == EVERY_SIGNAL else Closeness.GLANCE
         batch, span = await moment.batch_of(pods, closeness), self._span(look.window, look.hold)
-        seen = await batch.reply(presence(span, self._table))
+        seen = await self._ask_who_is_there(batch, pods, span)
         # A source that does not answer the first query is not asked the others.
         pool, shared, signals = seen, seen, dict.fromkeys(look.signals, seen)
         if isinstance(seen, Answer):
@@ -286,11 +313,22 @@ class PrometheusSource:
             counted = not HISTOGRAMS.isdisjoint(wanted)
             # Of pools alone no page can say anything that another one's would not contradict.
             texts += [self._several_pages(span, counts_requests=counted)] if wanted else []
-            replies = list(await asyncio.gather(*map(batch.reply, texts)))
+            replies = list(await asyncio.gather(*(batch.reply(text, pods) for text in texts)))
             shared = replies.pop() if wanted else NOTHING
             signals = dict(zip(wanted, replies, strict=False))
             pool = replies[-1] if pools is None else pools
-        return _Answers(self._table, moment.at, self._options.freshness, seen, pool, signals, shared)
+        at, crowded = moment.at, frozenset(batch.crowded)
+        return _Answers(self._table, at, self._options.freshness, seen, pool, signals, shared, crowded)
+
+    async def _ask_who_is_there(self, batch: Batch, pods: Sequence[PodKey], span: Span) -> Reply:
+        """Return the presence of some replicas; about those with too many series nothing more is asked."""
+        target = (self._options.labels.namespace, self._options.labels.pod)
+        there, crowded = replicas_query(span, self._table, target), crowded_query(target, self._engine_names)
+        seen = await batch.reply(f"{there} or {crowded}", pods)
+        if isinstance(seen, Unanswered) and not seen.partial and seen.excess is not Excess.TIME:
+            seen = await batch.reply(there, pods)  # what one metric is refused for says nothing about others
+        batch.leave_out(_crowded_of(seen))
+        return seen
 
     async def _tell_oddities(
         self, moment: Moment, pods: Sequence[PodKey], seen: Answer, places: Mapping[str, Place]
@@ -350,7 +388,7 @@ class PrometheusSource:
         queries = device_queries(self._span(window), self._options.labels)
         for part in parts_of(pods):
             batch = await moment.batch_of(part, Closeness.WHOLE)
-            replies = await asyncio.gather(*(batch.reply_on_devices(text) for text in queries.values()))
+            replies = await asyncio.gather(*(batch.reply_on_devices(text, part) for text in queries.values()))
             by_vital = dict(zip(queries, replies, strict=True))
             for pod in part:
                 others = nodes_that_do_not_count(pod, by_vital, nodes.get(pod.name, ""))
@@ -370,11 +408,12 @@ class PrometheusSource:
         asked = peak_query(self._table), self._several_pages(self._span(LOOKBACK), counts_requests=True)
         for part in parts_of(pods):
             batch = await moment.batch_of(part, Closeness.WHOLE)
-            reply, shared = await asyncio.gather(*map(batch.reply, asked))
+            reply, shared = await asyncio.gather(*(batch.reply(text, part) for text in asked))
             told = totals_of(part, reply, moment.at, places)
             for pod in part:
                 is_own = _is_own(shared, pod, places.get(pod.name, NOWHERE).address)
                 found[pod.name] = told[pod.name] if is_own else _untold_by(shared)
+            found |= {pod.name: Missing(Absence.TOO_MUCH) for pod in part if pod in batch.crowded}
         return found
 
     async def past_lengths(
@@ -392,7 +431,8 @@ class PrometheusSource:
             prefix: with which their names begin.
         """
         moment, freshness, labels = self._current(), self._options.freshness, self._options.labels
-        text, begins = presence(self._span(window), self._table), pattern([prefix])
+        text = replicas_query(self._span(window), self._table, (labels.namespace, labels.pod))
+        begins = pattern([prefix])
         if namespace and not self._client.is_narrowed:
             matchers = f'{labels.namespace}="{namespace}"', f'{labels.pod}=~"{begins}.*"'
             text = narrowed_by(matchers, self._engine_names)(text)
@@ -406,12 +446,12 @@ class PrometheusSource:
         fresh = (
             p for p, one in found.items() if isinstance(one, Presence) and one.at >= moment.at - freshness
         )
-        return tuple(sorted(fresh))
+        return tuple(sorted({*fresh, *_crowded_of(seen)}))
 
     async def engines(self, pod: PodKey, address: str = "") -> frozenset[Engine]:
         """Return the engines that the source has seen of a replica lately; none where it does not answer."""
         batch = await self._current().batch_of([pod], Closeness.WHOLE)
-        seen = await batch.reply(presence(self._span(timedelta(0)), self._table))
+        seen = await batch.reply(presence(self._span(timedelta(0)), self._table), [pod])
         if isinstance(seen, Unanswered):
             return frozenset()
         return engines_of(own_series(seen.series_of(pod), address), self._table)
@@ -482,7 +522,8 @@ class PrometheusSource:
         if moment is None or not moment.at <= now < moment.at + self._options.reuse:
             gathered = GATHERED_SECONDS if self._rounds else 0.0
             labels, names = self._options.labels, self._engine_names
-            moment = Moment(now, self._query, labels, names, gathered, self._client.is_narrowed)
+            is_narrowed = self._client.is_narrowed
+            moment = Moment(now, self._query, labels, names, gathered, is_narrowed, self._outliers)
             self._moment = moment
         return moment
 
@@ -523,6 +564,14 @@ def _is_own(shared: Reply, pod: PodKey, address: str) -> bool:
 def _untold_by(shared: Reply) -> Missing:
     is_told = isinstance(shared, Answer)
     return Missing(Absence.SEVERAL_PAGES if is_told else Absence.SOURCE_UNAVAILABLE)
+
+
+def _crowded_of(seen: Reply) -> frozenset[PodKey]:
+    """Return the replicas that are marked for having more series than are looked at."""
+    by_pod = {} if isinstance(seen, Unanswered) else seen.by_pod
+    return frozenset(
+        pod for pod, many in by_pod.items() if any(one.labels.get(MARK) == CROWDED for one in many)
+    )
 
 
 def _join_readings(one: PodReadings, more: PodReadings) -> PodReadings:

@@ -251,6 +251,8 @@ class Absence(StrEnum):
     """All series under the name of the replica come from targets at other addresses than its pod's."""
     SEVERAL_PAGES = "SeveralPages"
     """Several pages wrote the replica's series, as labels are honored; which is its own is not known."""
+    TOO_MUCH = "TooMuch"
+    """What the source has of the replica, or of its fleet, is more than can be answered beside others."""
     UNREADABLE = "Unreadable"
     """The source answered with something else than what was asked for."""
 

@@ -66,6 +66,11 @@ _ABSENT = {
         "several pages write its series; set honorLabels (honor_labels) to false in each job that reads "
         "others' pages, and see whose page exports the replica's labels",
     ),
+    Absence.TOO_MUCH: (
+        Reason.METRICS_MISSING,
+        "its series are more than one query can answer: too many, with labels too long, or too slow for the "
+        "source; see what its page exports, and set sampleLimit (sample_limit) in its scrape",
+    ),
     Absence.UNREADABLE: (
         Reason.METRICS_MISSING,
         "the source answered with something else; see what the replica itself exports",
