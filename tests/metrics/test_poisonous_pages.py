@@ -74,6 +74,7 @@ POISON: Mapping[str, Callable[[], str]] = {
     "bounds": lambda: PAGE + many("vllm:time_to_first_token_seconds_bucket", "le"),
     "reasons": lambda: PAGE + many("vllm:request_success_total", "finished_reason"),
     "long-model": lambda: renamed(LONG),
+    "ports": lambda: PAGE + many("vllm:num_requests_waiting", "instance"),
 }
 """What a page says, by the pod whose it is."""
 PLACES = {pod: f"10.0.0.{number}" for number, pod in enumerate((*HONEST, *POISON), 1)}
@@ -105,7 +106,11 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServ
         ]
         config = {
             "global": {"scrape_interval": "3s", "scrape_timeout": "3s"},
-            "scrape_configs": [{"job_name": "vllm", "static_configs": targets}],
+            "scrape_configs": [
+                {"job_name": "vllm", "static_configs": targets[:-1]},
+                # Only so may a page say that it is at other ports than where it was scraped.
+                {"job_name": "honored", "honor_labels": True, "static_configs": targets[-1:]},
+            ],
         }
         with PrometheusServer(tmp_path_factory.mktemp("poisoned"), config=config) as prometheus:
             prometheus.wait_for(f"min(sum_over_time(up[5m])) >= {SCRAPES}", 120)
@@ -181,6 +186,7 @@ async def test_a_round_beside_poisonous_pages_tells_of_all_honest_fleets(scraped
         later = watched.spent.queries - asked
         watched.later()
         poisoned = await watched.look(glance, *HONEST, *POISON)
+        present = await watched.source.present(WINDOW, "tenant", "model")
     finally:
         watched.source.close()
 
@@ -188,8 +194,10 @@ async def test_a_round_beside_poisonous_pages_tells_of_all_honest_fleets(scraped
     assert later == len(["new pools", "round"])
     for seen in (first, second, poisoned):
         assert [pod for pod in HONEST if untold(seen[pod])] == []
-    for pod in CROWDED - {"bounds", "reasons"}:  # which the round adds up to one number
+    # Of these a round tells the sums, and what is told of their own port.
+    for pod in CROWDED - {"bounds", "reasons", "ports"}:
         assert set(poisoned[pod].numbers.values()) == {Missing(Absence.TOO_MUCH)}, pod
+    assert present == (PodKey("tenant", "models"),)  # it is there, though nothing is known of it
 
 
 TOO_LONG = json.dumps({"status": "error", "errorType": "timeout", "error": "query timed out"}).encode()
