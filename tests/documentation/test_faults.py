@@ -7,7 +7,10 @@ import pytest
 
 from documentation import faults as catalogue
 from documentation.faults import (
+    OPERATOR,
     CatalogueError,
+    Fault,
+    digest_of,
     fault_page,
     faults,
     named_tests,
@@ -65,14 +68,53 @@ def test_what_a_report_has_is_written_down_and_the_rest_stays(report, monkeypatc
         "controller/test_people.py::test_a_run_survives_people",
         "controller/test_people.py::test_gone",
     )
-    kept = {"passed": 3, "failed": 0, "at": "abc"}
+    kept = {"passed": 3, "failed": 0, "at": "abc", "operator": "123"}
     path = tmp_path / "recorded.json"
     path.write_text(json.dumps({other: kept, gone: kept}))
     monkeypatch.setattr(catalogue, "RECORDED", path)
     monkeypatch.setattr(catalogue, "named_tests", lambda: {node_id(test): test for test in (TEST, other)})
 
     assert record(report, "def") == 1
-    assert json.loads(path.read_text()) == {TEST: {"passed": 1, "failed": 1, "at": "def"}, other: kept}
+    new = {"passed": 1, "failed": 1, "at": "def", "operator": digest_of(OPERATOR)}
+    assert json.loads(path.read_text()) == {TEST: new, other: kept}
+
+
+@pytest.mark.parametrize(
+    ("operator", "shown"),
+    [
+        ("the same", "| 3 passed at abc |"),
+        ("123", "| 3 passed at abc, `operator/` changed since |"),
+        (None, "| 3 passed at abc, `operator/` changed since |"),
+    ],
+)
+def test_a_result_of_another_operator_says_so(monkeypatch, tmp_path, operator, shown):
+    found = digest_of(OPERATOR) if operator == "the same" else operator
+    path = tmp_path / "recorded.json"
+    path.write_text(json.dumps({TEST: {"passed": 3, "failed": 0, "at": "abc", "operator": found}}))
+    monkeypatch.setattr(catalogue, "RECORDED", path)
+    monkeypatch.setattr(catalogue, "named_tests", lambda: {node_id(TEST): TEST})
+    monkeypatch.setattr(catalogue, "faults", lambda: (Fault("Metrics", "they lie", (TEST,)),))
+
+    page = fault_page()
+
+    assert shown in page
+    assert f"{int(operator == 'the same')} of 1 tests ran on the `operator/` of this tree" in page
+
+
+def test_an_edit_a_new_file_and_another_name_are_another_operator(tmp_path):
+    (tmp_path / "a.py").write_text("1")
+    seen = [digest_of(tmp_path)]
+    (tmp_path / "a.py").write_text("2")
+    seen.append(digest_of(tmp_path))
+    (tmp_path / "b.py").write_text("")
+    seen.append(digest_of(tmp_path))
+    (tmp_path / "b.py").rename(tmp_path / "c.py")
+    seen.append(digest_of(tmp_path))
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").write_text("compiled")
+
+    assert len(set(seen)) == len(seen)
+    assert digest_of(tmp_path) == seen[-1]
 
 
 def test_a_page_with_a_test_that_was_never_run_is_refused_with_what_to_run(monkeypatch, tmp_path):

@@ -18,7 +18,16 @@ from kubernetes.aio.config import incluster_config as incluster
 
 from kvmedic import __version__
 from kvmedic.kube.client import Client, Limits, Pace, connect
-from kvmedic.kube.errors import ApiError, Call, Conflict, NoCluster, Refused, Unavailable, error_for
+from kvmedic.kube.errors import (
+    ApiError,
+    Call,
+    Conflict,
+    NoCluster,
+    Refused,
+    Unavailable,
+    WebhookSilent,
+    error_for,
+)
 from kvmedic.kube.objects import CONFIG_MAPS, PODS, Preconditions, Ref, uid_of
 from kvmedic.model.edits import PatchOperation
 from lab.cluster.light import LightCluster
@@ -321,6 +330,7 @@ class TestAnswers:
 
         error = error_for(Call("patch", "/llm"), 500, {"reason": "InternalError", "message": words})
 
+        assert isinstance(error, WebhookSilent)
         assert isinstance(error, Unavailable)
         assert str(error) == "patch /llm: 500 InternalError: webhook mleaderworkerset.kb.io does not answer"
 

@@ -167,6 +167,8 @@ class World:
     """Sections of the operator's configuration beside the usual ones."""
     ticks: Path | None = None
     """Where the operator writes which files each of its ticks enters; None: nowhere."""
+    make_operator: Callable[[Arrangement], Any] = Operator
+    """Makes the next process: of this version, or of another (`worlds.versions`)."""
     changed: threading.Event = field(default_factory=threading.Event)
     """Set by whatever changes about the fleet or its resource."""
     _mirrors: dict[str, Mirror] = field(default_factory=dict)
@@ -250,7 +252,7 @@ class World:
         }
         settings |= self.settings
         log = self.directory / "operator.log"
-        operator = Operator(
+        operator: Operator = self.make_operator(
             Arrangement(settings, kubeconfig, self.script, log, self.began, self.speed, self.ticks)
         )
         self.operators.append(operator)

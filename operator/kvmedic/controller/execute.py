@@ -36,6 +36,7 @@ from kvmedic.controller.trial import (
 )
 from kvmedic.controller.verify import grade_urgency, judged_window
 from kvmedic.kube.errors import Refused as ServerRefused
+from kvmedic.kube.errors import WebhookSilent
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import OnTrial
@@ -285,12 +286,16 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
                 await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, number))
             except ServerRefused as error:
                 return await _report_refusal(replace(tick, resource=resource, run=run), error)
+            except WebhookSilent as error:
+                await _report_refusal(replace(tick, resource=resource, run=run), error)
+                raise  # most come back within seconds: back-offs find that sooner than the next idle look
             return pace.controller
 
 
-async def _report_refusal(tick: Tick, error: ServerRefused) -> timedelta:
+async def _report_refusal(tick: Tick, error: ServerRefused | WebhookSilent) -> timedelta:
     """Say whose no it is: a person has to allow the write, and the run goes on then."""
-    text = f"{error}; the fleet stands as it is, and the run goes on by itself once this is allowed"
+    until = "it answers" if isinstance(error, WebhookSilent) else "this is allowed"
+    text = f"{error}; the fleet stands as it is, and the run goes on by itself once {until}"
     tick = replace(tick, record=tick.resource.record or tick.record)
     await _save(tick, tick.run, Reason.CHANGE_REFUSED, text)
     return tick.ports.pace.idle

@@ -63,6 +63,10 @@ class Unavailable(ApiError):  # noqa: N818 - the name says what to do
     """Nobody knows whether it happened, or the server was too busy: look again later."""
 
 
+class WebhookSilent(Unavailable):
+    """An admission webhook did not answer in time, so nothing was stored: whoever runs it should look."""
+
+
 class Expired(Unavailable):
     """A watch cannot go on from its version: list anew."""
 
@@ -89,9 +93,10 @@ def error_for(call: Call, code: int, body: Mapping[str, Any]) -> ApiError:
     Args:
         body: the `Status` object of the answer; empty where the answer was none.
     """
-    reason = str(body.get("reason") or "no reason given") + _silent_webhook(body)
+    reason = str(body.get("reason") or "no reason given")
     if code in RETRIABLE or code >= 500:
-        return Unavailable(call, code, reason)
+        silent = _silent_webhook(body)
+        return (WebhookSilent if silent else Unavailable)(call, code, reason + silent)
     if denial := _denial(body):
         return Refused(call, code, redact(f"{reason}: {denial}")[:TEXT_LIMIT])
     if code == CONFLICT:
