@@ -4,7 +4,7 @@ Whoever writes a Deployment, a page or a log writes text that is read here: the 
 the look pays for it. Each reader bounds its own text.
 
 What is so short that it is read on the loop, with what the worst text of the largest size that was found cost
-there (ms of one core):
+there (ms of one core; tests/test_tenant_text.py has such texts):
 
 * an answer of `nvidia-smi`, of 64 lines and 64 KiB at most (`MOST_LINES`, `LIMIT_BYTES`): 3;
 * an engine's `/version`, 4 KiB (`LIMIT_BYTES` of metrics/page.py): 0.4;

@@ -523,8 +523,9 @@ def parse_score(message: str) -> Score | NotPassed:
     score, samples = found.get("score"), found.get("samples")
     if not isinstance(score, int | float) or isinstance(score, bool) or not 0 <= score <= 1:
         return NotPassed(f"the evaluation's score is no number from 0 to 1: {wanted}")
-    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-        return NotPassed(f"the evaluation's number of samples is no whole number above 0: {wanted}")
+    if not isinstance(samples, int) or isinstance(samples, bool) or not 0 < samples <= MOST_SAMPLES:
+        text = f"no whole number from 1 to {MOST_SAMPLES}"
+        return NotPassed(f"the evaluation's number of samples is {text}: {wanted}")
     right = found.get("right", "")
     # Single answers are those of a score, which may be rounded to two digits.
     is_whole = isinstance(right, str) and len(right) == samples and set(right) <= {"0", "1"}
