@@ -9,6 +9,7 @@ import pytest
 
 from kvmedic.cluster.ownership import Note, note_in, notes_on
 from kvmedic.controller.orphans import run_that_gives_back
+from kvmedic.kube.objects import NOTE_LENGTH
 from kvmedic.model.edits import BundleEdit, Field, TokenEdit
 from kvmedic.model.fleet import STILL, ReplicaSet, template_hash
 from kvmedic.model.reasons import Reason
@@ -58,6 +59,9 @@ GOOD = json.loads(written(EDIT))
         json.dumps({**GOOD, "index": -1}),
         json.dumps({**GOOD, "progressDeadlineSeconds": "soon"}),
         json.dumps({**GOOD, "field": "image"}),
+        json.dumps({**GOOD, "minReadySeconds": float("inf")}),
+        json.dumps({**GOOD, "rotationLabel": "x" * NOTE_LENGTH}),
+        "[" * 60_000,
         json.dumps({"parts": [7], **GOOD}),
     ],
 )

@@ -486,3 +486,35 @@ def test_silence_is_not_saved_up_beyond_the_burst() -> None:
 def test_a_bound_that_lets_nothing_through_is_refused(rate: float, burst: int) -> None:
     with pytest.raises(ValueError, match="need more than 0"):
         Pace(rate, burst)
+
+
+@pytest.mark.parametrize("variable", ["", "http_proxy", "https_proxy", "no_proxy"])
+async def test_no_netrc_is_read_for_requests(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token beside it would make aiohttp refuse to send anything."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"default login someone password {SECRET}\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    for each in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(each, raising=False)
+        monkeypatch.delenv(each.upper(), raising=False)
+    answer = Reply(200, json.dumps(body()).encode(), {"Content-Type": "application/json"})
+
+    with Server(lambda _: answer) as server, Server(lambda _: answer) as proxy:
+        if variable:
+            monkeypatch.setenv("http_proxy", proxy.url)
+            monkeypatch.setenv(variable, "127.0.0.1" if variable == "no_proxy" else proxy.url)
+        for token in ("", "Bearer mine"):
+            key = {"BearerToken": token} if token else {}
+            configuration = Configuration(host=server.url, api_key=key)
+            async with Client(configuration, Limits()) as client:
+                assert await client.get(config_map("serving")) is not None
+
+        is_proxied = variable in {"http_proxy", "https_proxy"}
+        asked, idle = (proxy, server) if is_proxied else (server, proxy)
+        headers = [{name.lower(): text for name, text in each.headers.items()} for each in asked.requests]
+        sent = [each.get("authorization") for each in headers]
+
+    assert (sent, idle.requests) == ([None, "Bearer mine"], [])

@@ -12,10 +12,12 @@ import httpx
 import pytest
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.kube.cpu import Metered
 from kvmedic.metrics.generation import (
     MOST_EVENT_BYTES,
     NO_KEY,
     PROMPT,
+    READ_AT_ONCE_BYTES,
     Course,
     Engine,
     Rhythm,
@@ -166,6 +168,34 @@ async def test_an_event_without_end_is_not_waited_for() -> None:
     seen = await asked(answer(b"data: " + b"x" * (MOST_EVENT_BYTES + 1)))
 
     assert seen == Interrupted("after 0 of 10 tokens the engine sent an event that is too large")
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "in_thread"),
+    [
+        ("data:{}", READ_AT_ONCE_BYTES // len("data:{}\n"), False),
+        ("data:{}", READ_AT_ONCE_BYTES // len("data:{}\n") + 1, True),
+        ("", READ_AT_ONCE_BYTES, False),
+        ("", READ_AT_ONCE_BYTES + 1, True),
+    ],
+)
+async def test_many_events_at_once_are_read_in_a_thread(line: str, count: int, *, in_thread: bool) -> None:
+    async def look() -> None:
+        seen = await asked(answer(f"{line}\n".encode() * count))
+        assert seen == Interrupted("the engine ended the answer after 0 of 10 tokens")
+
+    metered = Metered(look(), lambda: 0.0)
+    await metered
+
+    assert (metered.seconds > 0) is in_thread
+
+
+async def test_what_came_before_an_event_that_cannot_be_read_is_counted_also_in_a_thread() -> None:
+    comments = b": ping\n" * READ_AT_ONCE_BYTES
+
+    seen = await asked(answer(b'data:{"choices":[{}]}\n' * 3 + comments + b"data: no JSON\n"))
+
+    assert seen == Interrupted("after 3 of 10 tokens the engine sent what is no event of a completion")
 
 
 async def test_an_engine_without_a_pool_in_its_metrics_tells_nothing() -> None:

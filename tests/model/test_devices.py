@@ -10,6 +10,7 @@ from builders import NO_SERIES, NOT_A_NUMBER, NOW, SOURCE_UNAVAILABLE
 from kvmedic.model.devices import (
     BY_DEFAULT,
     CLOCK_FIELDS,
+    MOST_LINES,
     NEEDED,
     OTHER_FIELDS,
     SILENCES,
@@ -200,6 +201,12 @@ def test_a_line_that_cannot_be_read_makes_a_gpu_of_which_nothing_is_known(noise:
 
     assert verdict(devices) == UNKNOWN
     assert devices[1].unknown() == BY_DEFAULT
+
+
+def test_an_answer_of_more_lines_than_a_node_has_gpus_is_not_read() -> None:
+    assert len(told(line() * MOST_LINES)) == MOST_LINES
+    assert len(told(line() * MOST_LINES + "\n" * MOST_LINES)) == MOST_LINES
+    assert devices_told(0, line() * (MOST_LINES + 1), NOW) is Silence.TOO_LONG
 
 
 def test_nothing_of_what_is_printed_is_kept_but_numbers() -> None:

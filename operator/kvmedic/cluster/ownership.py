@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, assert_never
 
-from kvmedic.kube.objects import FIELD_MANAGER, JsonObject, annotations_of, items, labels_of, section
+from kvmedic.kube.objects import (
+    FIELD_MANAGER,
+    JsonObject,
+    annotations_of,
+    items,
+    labels_of,
+    parse_note,
+    section,
+)
 from kvmedic.manifests.proposals import owner_in
 from kvmedic.model.config_edits import TemplateChange, TemplateSwap
 from kvmedic.model.edits import (
@@ -422,7 +430,7 @@ class Note:
 def note_in(text: str) -> Note | None:
     """Return what a note says; None where it is none, or not of a rollout, or cannot be read."""
     try:
-        said = json.loads(text)
+        said = parse_note(text)
         fields = RolloutFields(
             paused=bool(said["paused"]),
             max_surge=_parse_number(said["maxSurge"]),
@@ -437,7 +445,7 @@ def note_in(text: str) -> Note | None:
         way = RotationWay(said.get("rotation", RotationWay.LABEL))
         edit = None if "replicaSet" in said else _edit(said)
         before = str(said["template"]) if edit is None else ""
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError):
         return None
     # A note of frozen fields says nothing of those from before.
     return None if fields.is_frozen else Note(fields, edit, before, label, way)

@@ -59,6 +59,9 @@ DEFAULT_NAMESPACE = "default"
 """Where kubectl puts what names no namespace."""
 CREATED_AT = datetime(2000, 1, 1, tzinfo=UTC)
 """When objects of a document that tells no time were made: long ago, so that nothing is new."""
+MOST_REPLICAS = 5000
+"""Of a workload in a document, at most: a cluster has 5000 nodes at most (Kubernetes, Considerations for
+large clusters), and each pod is made in memory."""
 START = timedelta(minutes=5)
 """How long a replica of a document took to start, since none shows it. The operator waits twice as long for
 another, which is then what a Deployment that names no `progressDeadlineSeconds` allows (10 m, apps/v1)."""
@@ -185,6 +188,9 @@ def as_served(documents: Iterable[JsonObject], namespace: str) -> Documents:
     _refuse_malformed(documents)
     bodies = [_fill_metadata(each, namespace) for each in documents]
     for workload in [each for each in bodies if each.get("kind") in WORKLOADS]:
+        if _replicas_asked(workload) > MOST_REPLICAS:
+            text = f"{workload['kind']}/{name_of(workload)} asks for more than {MOST_REPLICAS} replicas"
+            raise DocumentsError(f"{text}: write fewer, as a pod is made of each")
         if not any(controller_uid(each) == uid_of(workload) for each in bodies):
             settle, make = _MADE[workload["kind"]]
             settle(workload)

@@ -15,8 +15,8 @@ from kvmedic.model.evidence import LogForms, SizeUnit
 
 POOL_LINES = LogForms(
     sizes=(
-        (re.compile(r"KV cache size: ([\d,]+) tokens"), SizeUnit.TOKENS),
-        (re.compile(r"# \w+ blocks: (\d+)"), SizeUnit.BLOCKS),
+        (re.compile(r"KV cache size: (\d[\d,]{0,17}) tokens"), SizeUnit.TOKENS),
+        (re.compile(r"# \w{1,40} blocks: (\d{1,18})(?!\d)"), SizeUnit.BLOCKS),
     ),
     serving=re.compile(
         r"Application startup complete|Avg prompt throughput: |Received request |HTTP/1\.[01]\" \d{3}"
@@ -25,6 +25,8 @@ POOL_LINES = LogForms(
 """`# GPU blocks: 1234, # CPU blocks: 2048` on V0 and V1 up to 0.7.3, from 0.7.3 to 0.10.2 with the device's
 name on V0 (`# cuda blocks: …`, `executor_base.py`); `GPU KV cache size: 1,234 tokens` on V1 from 0.8.0, from
 0.30 with `CPU`, `XPU` or `GPU + host` before it (`v1/core/kv_cache_utils.py`).
+A number has 18 digits at most, as any that a device has room for, and words are bounded too, lest a search
+take the square of a line's length: whoever writes a log writes what suits a pattern worst.
 After `Application startup complete` requests are taken; where that was rotated away, statistics, requests and
 the access log show that they were."""
 
@@ -32,7 +34,7 @@ the access log show that they were."""
 _NAMES = (
     r"Flash ?Attention(?:-\d)?|FlashInfer|XFormers|Triton(?: Attention)?|(?:Flash|Triton |Cutlass )MLA"
     r"|FlexAttention|Torch SDPA|Pallas(?: V1)?|ROCmFlashAttention|AITER(?: MLA)?"
-    r"|[A-Z0-9_]*(?:ATTN|ATTENTION|MLA|FLASHINFER|XFORMERS|SDPA|PALLAS)[A-Z0-9_]*"
+    r"|[A-Z0-9_]{0,40}(?:ATTN|ATTENTION|MLA|FLASHINFER|XFORMERS|SDPA|PALLAS)[A-Z0-9_]{0,40}"
 )
 """What computes attention; the same words stand before `backend` for experts and sampling too, with more
 between: `Using FLASHINFER_TRTLLM Fp8 MoE backend out of potential backends: […]`."""

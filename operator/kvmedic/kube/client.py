@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self
-from urllib.request import getproxies
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 from weakref import WeakSet
 
 import aiohttp
@@ -173,13 +174,10 @@ class Client:
         self._api = ApiClient(configuration)
         rest = self._api.rest_client
         self._connections = Connections(limit=rest.maxsize, ssl=rest.ssl_context)
-        # Where the environment names no proxy, nothing in it is asked: aiohttp 3.14 reads ~/.netrc for each
-        # request, in a thread, which is a quarter of what a request costs.
-        self._asks_environment = bool(getproxies())
-        configuration.client_session_kwargs = {
-            "connector": self._connections,
-            "trust_env": self._asks_environment,
-        }
+        # Of the environment only the proxy counts: aiohttp 3.14, left to ask it, reads ~/.netrc for each
+        # request too, and sends nothing where both that and the token say who asks.
+        rest.proxy = rest.proxy or _proxy_for(configuration.host)
+        configuration.client_session_kwargs = {"connector": self._connections, "trust_env": False}
         self._api.user_agent = f"kvmedic/{__version__}"
         self._limits = limits
         self._timeout = aiohttp.ClientTimeout(
@@ -243,7 +241,7 @@ class Client:
             _, address, headers, _, _ = await self._serialize_request(request)
             url = get_websocket_url(address)  # type: ignore[no-untyped-call]
             async with aiohttp.ClientSession(
-                connector=self._connections, connector_owner=False, trust_env=self._asks_environment
+                connector=self._connections, connector_owner=False, trust_env=False
             ) as session:
                 opened = await session.ws_connect(url, headers=headers, protocols=(protocol,), **options)
                 try:
@@ -476,6 +474,13 @@ async def connect(kubeconfig: Path | str | None, limits: Limits, context: str = 
 
 
 _AS_US = (("fieldManager", FIELD_MANAGER),)
+
+
+def _proxy_for(address: str) -> str | None:
+    """Return the proxy that the environment names for an API server; None where it names none."""
+    url = urlsplit(address)
+    bypassed = proxy_bypass(url.hostname or "")
+    return None if bypassed else getproxies().get(url.scheme)
 
 
 async def _close_socket(socket: aiohttp.ClientWebSocketResponse) -> None:

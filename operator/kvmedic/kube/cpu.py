@@ -2,6 +2,18 @@
 
 Whoever writes a Deployment, a page or a log writes text that is read here: the loop goes on meanwhile, and
 the look pays for it. Each reader bounds its own text.
+
+What is so short that it is read on the loop, with what the worst text of the largest size that was found cost
+there (ms of one core; tests/test_tenant_text.py has such texts):
+
+* an answer of `nvidia-smi`, of 64 lines and 64 KiB at most (`MOST_LINES`, `LIMIT_BYTES`): 3;
+* an engine's `/version`, 4 KiB (`LIMIT_BYTES` of metrics/page.py): 0.4;
+* events of a probe that come together, 4 KiB (`READ_AT_ONCE_BYTES`; more go to a thread): 1;
+* an engine's `/v1/models`, 64 KiB (`MOST_EVENT_BYTES`): 3;
+* a Job's termination message, 12 KiB (`MESSAGE_LENGTH`): 0.6;
+* a note in an annotation, 64 Ki characters (`NOTE_LENGTH`): 3.
+
+Answers of Prometheus are read in the threads of their source.
 """
 
 from __future__ import annotations

@@ -114,10 +114,20 @@ def annotations_of(body: Mapping[str, Any]) -> dict[str, str]:
     return section(body, "metadata", "annotations")
 
 
+NOTE_LENGTH = 64 << 10
+"""Characters of a note that are read, at most: an API server takes 256 KiB of annotations
+(`TotalAnnotationSizeLimitB`), and the longest that we write are a pod's labels and an edit's few tokens."""
+
+
 def note_on(body: Mapping[str, Any], annotation: str) -> JsonObject:
     """Return the JSON object in one of an object's annotations, or an empty one where none can be read."""
+    return parse_note(annotations_of(body).get(annotation, ""))
+
+
+def parse_note(text: str) -> JsonObject:
+    """Return the JSON object in a note, or an empty one where none can be read."""
     try:
-        note = json.loads(annotations_of(body).get(annotation, ""))
+        note = json.loads(text) if len(text) <= NOTE_LENGTH else None
     except (ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}

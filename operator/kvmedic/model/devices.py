@@ -360,6 +360,8 @@ WORDS: Mapping[str, int] = MappingProxyType(
 )
 """How it says, in place of a value or of the whole line, that a device cannot be used, by the driver's own
 code. Every other word, such as `[N/A]`, `[Unknown Error]` and `ERR!`, says that a value is not known."""
+MOST_LINES = 64
+"""Of an answer that are read: a node has 16 GPUs at most, and each may have warnings of its own beside it."""
 SUCCESS, INVALID_ARGUMENT = 0, 2
 _IDENTITY = re.compile(r"GPU-[0-9a-fA-F-]{8,40}")
 _FAULTS = sum(CLOCK_FAULTS)
@@ -385,7 +387,10 @@ def devices_told(exit_code: int, text: str, at: datetime) -> Answer:
     """
     if exit_code == INVALID_ARGUMENT:
         return Silence.UNKNOWN_FIELD
-    devices = tuple(_device(line, at) for line in text.splitlines() if line.strip())
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > MOST_LINES:
+        return Silence.TOO_LONG
+    devices = tuple(_device(line, at) for line in lines)
     if exit_code in DRIVER_FAULTS and not any(_is_faulty(device) for device in devices):
         devices = (*devices, _faulty(exit_code, at))
     if any(_is_faulty(device) for device in devices):
@@ -435,7 +440,8 @@ def _gaps(device: Device) -> Iterator[Vital]:
 
 def _device(line: str, at: datetime) -> Device:
     """Return the device of one line; one of which nothing is known where the line cannot be read."""
-    fault = next((code for word, code in WORDS.items() if word in line.lower()), 0)
+    said = line.lower()
+    fault = next((code for word, code in WORDS.items() if word in said), 0)
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != len(OTHER_FIELDS) + 1:
         return _faulty(fault, at) if fault else Device(_UNNAMED, {})

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvmedic.model.trial import JobEnd, Score
 from kvmedic.runbooks.compression.next_fix import (
+    MESSAGE_LENGTH,
     Evaluation,
     Gated,
     NotPassed,
@@ -69,6 +70,10 @@ def test_a_better_score_than_before_passes() -> None:
         ({"message": '{"score": true, "samples": 1000}'}, "no number from 0 to 1"),
         ({"message": '{"score": 1' + 400 * "0" + ', "samples": 1000}'}, "no number from 0 to 1"),
         ({"message": 4096 * "["}, "left no score"),
+        (
+            {"message": f'{{"right": "{MESSAGE_LENGTH * "1"}", "score": 0.79, "samples": 1000}}'},
+            "left no score",
+        ),
         ({"message": '{"samples": 1000}'}, "no number from 0 to 1"),
         ({"message": '{"score": 0.79}'}, "number of samples"),
         ({"message": '{"score": 0.79, "samples": 0}'}, "number of samples"),

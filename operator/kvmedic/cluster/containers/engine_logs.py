@@ -173,10 +173,11 @@ async def _read_dated_lines(
         text = await client.text(pod, "log", (*query, ("timestamps", "true")))
     except ApiError as error:
         return NoLog(str(error))
-    return await in_thread(_dated_lines, text) or NoLog("the kubelet has no log any more")
+    return await in_thread(dated_lines, text) or NoLog("the kubelet has no log any more")
 
 
-def _dated_lines(text: str) -> tuple[tuple[datetime, str], ...]:
+def dated_lines(text: str) -> tuple[tuple[datetime, str], ...]:
+    """Return the lines of a log with their times; those without one are not of the log."""
     return tuple(_each_dated_line(text))
 
 

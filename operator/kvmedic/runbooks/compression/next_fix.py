@@ -369,6 +369,9 @@ POWER = 0.8416
 """A change that costs nothing passes in four cases of five: quantile of the normal distribution for 80 %."""
 SURE = 1.645
 """Standard errors by which a loss must lie beyond what is accepted before it is called one (95 %)."""
+MESSAGE_LENGTH = 12 << 10
+"""Characters of a termination message that are read, at most: a kubelet keeps as many of a pod's containers
+together (4 KiB of one), but whoever may write a pod's status may write more."""
 ROUNDED = 0.0051
 """A score of two digits is off by half a hundredth."""
 MOST_SAMPLES = 1_000_000
@@ -513,15 +516,16 @@ def parse_score(message: str) -> Score | NotPassed:
     """Return the score of a termination message such as `{"score": 0.57, "samples": 200}`."""
     wanted = 'write {"score": 0.57, "samples": 200} to the termination message'
     try:
-        body = json.loads(message)
+        body = json.loads(message[:MESSAGE_LENGTH])
     except (ValueError, RecursionError):
         return NotPassed(f"the evaluation left no score: {wanted}")
     found: dict[str, object] = body if isinstance(body, dict) else {}
     score, samples = found.get("score"), found.get("samples")
     if not isinstance(score, int | float) or isinstance(score, bool) or not 0 <= score <= 1:
         return NotPassed(f"the evaluation's score is no number from 0 to 1: {wanted}")
-    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-        return NotPassed(f"the evaluation's number of samples is no whole number above 0: {wanted}")
+    if not isinstance(samples, int) or isinstance(samples, bool) or not 0 < samples <= MOST_SAMPLES:
+        text = f"no whole number from 1 to {MOST_SAMPLES}"
+        return NotPassed(f"the evaluation's number of samples is {text}: {wanted}")
     right = found.get("right", "")
     # Single answers are those of a score, which may be rounded to two digits.
     is_whole = isinstance(right, str) and len(right) == samples and set(right) <= {"0", "1"}
