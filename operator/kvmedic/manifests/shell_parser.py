@@ -83,8 +83,8 @@ class _Reading:
     def piece(self, start: int, _point: Point) -> bytes:
         """Return the piece from some byte on, and take steps for it.
 
-        Also where none are left, until the grammar asks next: at an end in the middle of 30,000 pipes it looked
-        for a way on for six seconds, and asked nothing (tree-sitter 0.26, measured).
+        Also where none are left, until the grammar asks next: at an end in the middle of 14,000 pipes it
+        looked for a way on for six seconds, and asked nothing (tree-sitter 0.26, measured).
         """
         self.runs_out(0, False)
         return self._data[start : start + _PIECE]
