@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster import snapshot
+from kvmedic.cluster import looks, snapshot
 from kvmedic.cluster.fronts import Depth
 from kvmedic.cluster.looks import Glances, read_target, watched_kinds
 from kvmedic.cluster.room import room_for
@@ -171,3 +171,21 @@ async def test_engines_and_ports_are_found_in_a_thread(
 
     assert len(readers) >= 2
     assert threading.current_thread() not in readers
+
+
+async def test_a_view_is_packed_in_a_thread(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    await beside.live.serving(1)
+    hands, pack = [], looks._pack
+
+    def noted(view: View) -> bytes:
+        hands.append(threading.current_thread())
+        return pack(view)
+
+    monkeypatch.setattr(looks, "_pack", noted)
+
+    async with asyncio.timeout(30):
+        while not hands:
+            await beside.glance()
+            await asyncio.sleep(0.05)
+
+    assert threading.current_thread() not in hands
