@@ -196,6 +196,32 @@ async def test_a_tenant_with_poison_waits_behind_everybody_else_and_rests() -> N
     assert max(index for index, each in enumerate(ticks.looked) if each.namespace == "team-0") < 410
 
 
+async def test_dear_looks_of_a_namespace_come_one_after_another() -> None:
+    """Others would wait for their texts to be read behind all those that are under way."""
+    dear = {f"p{number}" for number in range(8)}
+    under_way: set[str] = set()
+    most, looked, cpu = 0, 0, 0.0
+
+    async def look(which: Key) -> float | None:
+        nonlocal most, looked, cpu
+        under_way.add(which.name)
+        # The first looks of all: nobody knows yet that they are dear.
+        most = max(most, len(under_way & dear)) if looked >= len(dear) else 0
+        cpu += 0.15 if which.name in dear else 0.0
+        await asyncio.sleep(0.01)
+        under_way.discard(which.name)
+        looked += 1
+        return 0.0 if looked < 24 else 60.0
+
+    loop = Loop(look, 8, cpu_clock=lambda: cpu)
+    for name in dear:
+        loop.wake(key(name, "poison"))
+
+    await run(loop, lambda: looked >= 24)
+
+    assert most == 1
+
+
 async def test_looks_as_cheap_as_usual_rest_for_nothing() -> None:
     ticks = a_costly_loop(seconds=0.2)
     ticks.loop.wake(key("p", "poison"))

@@ -69,6 +69,9 @@ class Backoff:
 CHEAP_SECONDS = 0.2
 """CPU that a look may take as often as it likes, and the grain in which namespaces are compared. A calm look
 takes 0.5 to 5 ms, a whole one of two replicas 25 to 31 ms, the worst pod template 0.4 s (measured)."""
+DEAR_SECONDS = CHEAP_SECONDS / 2
+"""CPU from which on a look is dear: readers take one text at a time, so others would wait behind all that are
+under way."""
 ALLOWANCE_SECONDS = 1.0
 """CPU beyond that, of all looks at one resource, after which it rests. The first look of a process, and one
 at a fleet of hundreds of replicas, may take longer."""
@@ -127,6 +130,8 @@ class _Entry:
     woken: bool = False
     waiting: bool = False
     """It is due, and waits for a worker."""
+    is_dear: bool = False
+    """Its last look took much CPU."""
     rests_until: float = 0.0
     """Its last look was costly: before that nobody wakes it."""
 
@@ -145,9 +150,9 @@ class Loop:
     """The queue of resources with its pace.
 
     Of what is due, resources with an open run come first, then one of each namespace in turn: whoever has a
-    thousand resources waits for himself. A namespace whose looks take much CPU comes after all others, and a
-    costly resource rests before its next look, unless it has an open run. `workers` bounds how many are
-    worked on at once.
+    thousand resources waits for himself. A namespace whose looks take much CPU comes after all others, its
+    dear looks come one after another, and a costly resource rests before its next look, unless it has an open
+    run. `workers` bounds how many are worked on at once.
     """
 
     tick: Tick
@@ -165,6 +170,8 @@ class Loop:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=count)
+    _with_dear_look: set[str] = field(default_factory=set)
+    """Namespaces of which a dear look is under way."""
     _spending: Spending = field(default_factory=Spending)
     _costly: Spending = field(default_factory=Spending)
     """Of single resources, beyond what is cheap."""
@@ -233,16 +240,18 @@ class Loop:
             entry.waiting, entry.working, entry.due = False, True, math.inf
             task = asyncio.create_task(self._work(key), name=f"tick {key.namespace}/{key.name}")
             self._tasks.add(task)
-            task.add_done_callback(self._drop_task)
+            dear = key.namespace if entry.is_dear and not self.is_urgent(key) else None
+            if dear is not None:
+                self._with_dear_look.add(dear)
+            task.add_done_callback(partial(self._drop_task, dear))
 
     def _next_waiting(self) -> Key | None:
-        """Take the next one that is due out of the queues; None: nothing is."""
+        """Take the next one that is due out of the queues; None: nothing is that may begin now."""
         while self._urgent:
             key = self._urgent.popleft()
             if self._is_waiting(key):
                 return key
-        while self._waiting:
-            namespace = self._next_namespace()
+        while (namespace := self._next_namespace()) is not None:
             keys = self._waiting.pop(namespace)
             key = keys.popleft()
             if keys:
@@ -251,19 +260,26 @@ class Loop:
                 return key
         return None
 
-    def _next_namespace(self) -> str:
+    def _next_namespace(self) -> str | None:
         """Return whose turn it is. Of thousands the first is mostly as cheap as usual: none is cheaper."""
         now = loop_seconds()
         rank = partial(self._spending.rank, now=now)
-        cheap = next((each for each in self._waiting if rank(each) == 0), None)
-        return min(self._waiting, key=rank) if cheap is None else cheap
+        cheap = next((each for each in self._waiting if rank(each) == 0 and self._may_begin(each)), None)
+        return cheap or min(filter(self._may_begin, self._waiting), key=rank, default=None)
+
+    def _may_begin(self, namespace: str) -> bool:
+        """Return whether a namespace's next look is cheap, or no dear one of it is under way."""
+        entry = self._entries.get(self._waiting[namespace][0])
+        return namespace not in self._with_dear_look or entry is None or not entry.is_dear
 
     def _is_waiting(self, key: Key) -> bool:
         entry = self._entries.get(key)
         return entry is not None and entry.waiting
 
-    def _drop_task(self, task: asyncio.Task[None]) -> None:
+    def _drop_task(self, dear: str | None, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if dear is not None:
+            self._with_dear_look.discard(dear)
         self._changed.set()
 
     async def _work(self, key: Key) -> None:
@@ -278,7 +294,7 @@ class Loop:
             self.forget(key)
             return
         costly = self._costly.add(key, max(0.0, look.seconds - CHEAP_SECONDS), now)
-        entry.working, entry.looked_at = False, now
+        entry.working, entry.looked_at, entry.is_dear = False, now, look.seconds > DEAR_SECONDS
         stretched = delay * (1 + random.uniform(0, JITTER_RATIO))  # noqa: S311 - spreads load, hides nothing
         entry.rests_until = now + rest_after(costly)
         if entry.rests_until > now and not self.is_urgent(key):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from kvmedic.cluster import looks, snapshot
 from kvmedic.cluster.fronts import Depth
 from kvmedic.cluster.looks import Glances, read_target, watched_kinds
 from kvmedic.cluster.room import room_for
@@ -150,3 +151,41 @@ async def test_command_lines_are_read_in_a_thread_and_once(
 
     assert threading.current_thread() not in readers
     assert len(readers) == reads > 0
+
+
+async def test_engines_and_ports_are_found_in_a_thread(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await beside.live.serving(1)
+    readers = []
+    for name in ("invocation_of", "port_of"):
+        read = getattr(snapshot, name)
+
+        def noted(*args: Any, read: Callable[..., Any] = read) -> Any:
+            readers.append(threading.current_thread())
+            return read(*args)
+
+        monkeypatch.setattr(snapshot, name, noted)
+
+    await read_target(beside.live.client, beside.live.namespace, beside.policy)
+
+    assert len(readers) >= 2
+    assert threading.current_thread() not in readers
+
+
+async def test_a_view_is_packed_in_a_thread(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    await beside.live.serving(1)
+    hands, pack = [], looks._pack
+
+    def noted(view: View) -> bytes:
+        hands.append(threading.current_thread())
+        return pack(view)
+
+    monkeypatch.setattr(looks, "_pack", noted)
+
+    async with asyncio.timeout(30):
+        while not hands:
+            await beside.glance()
+            await asyncio.sleep(0.05)
+
+    assert threading.current_thread() not in hands

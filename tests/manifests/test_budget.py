@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -98,6 +99,7 @@ MONSTERS = [
     pytest.param(nested("echo $(", ")", 5_000, "vllm"), SPENT, id="5,000 nested `$(`"),
     pytest.param(filled("a=("), SPENT, id="the grammar reads the rest again: arrays"),
     pytest.param(filled("a|"), SPENT, id="the grammar's own work grows: pipes"),
+    pytest.param(a_shell("a|" * 32_000 + SERVE), SPENT, id="the steps end between two pieces of the text"),
     pytest.param(filled("<<<"), SPENT, id="the grammar reads the rest again: here strings"),
     pytest.param(filled("for ((;"), SPENT, id="the grammar reads the rest again: loops"),
     pytest.param(filled("[[ a =~ ("), SPENT, id="the grammar reads the rest again: patterns"),
@@ -133,6 +135,17 @@ def test_no_more_steps_are_taken_than_there_are(container: dict[str, Any], messa
     invocation_of({**container, "name": "counted"}, VLLM, budget)
 
     assert 0 <= budget.steps < STEPS
+
+
+def test_the_grammar_does_not_go_on_for_long_where_the_steps_end_between_two_pieces_of_the_text() -> None:
+    seconds = []
+    for pipes in (16_000, 32_000):
+        began = time.thread_time()
+        invocation_of({**a_shell("a|" * pipes + SERVE), "name": "timed"}, VLLM, Budget(STEPS))
+        seconds.append(time.thread_time() - began)
+
+    # Twice the text, and the same steps. It was 40 times as long.
+    assert seconds[1] < 8 * seconds[0]
 
 
 ORDINARY = [

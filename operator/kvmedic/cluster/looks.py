@@ -247,7 +247,7 @@ class Glances:
             view = await read_target(reader, namespace, policy, Depth.GLANCE)
             if view is None or not reader.is_whole:
                 return view
-            last = _Glance(policy, _pack(view), reader.asked, now)
+            last = _Glance(policy, await in_thread(_pack, view), reader.asked, now)
         self._last[where] = replace(last, used_at=now)
         oldest = next(iter(self._last))
         if now - self._last[oldest].used_at > UNUSED_FOR.total_seconds():

@@ -47,6 +47,7 @@ from kvmedic.cluster.parts import READERS, REVISION, SERVICE_NAME, Parts
 from kvmedic.cluster.stateful.groups import group_fields
 from kvmedic.cluster.stateful.revisions import REVISION_OF_POD, ordinal_of, partition_fields
 from kvmedic.engines import ENGINES, profiles_for
+from kvmedic.kube.cpu import in_thread
 from kvmedic.kube.objects import (
     WORKLOADS,
     JsonObject,
@@ -334,7 +335,7 @@ async def snapshot(
     deployment = parts.deployment
     template = section(deployment, "spec", "template")
     profiles = profiles_for(target.engine)
-    index = container_index(template, target.container, profiles)
+    index, several = await in_thread(_engine_of, template, target.container, profiles)
     name = None if index is None else str(items(section(template, "spec"), "containers")[index].get("name"))
     uids = frozenset(uid_of(pod) for pod in (*parts.pods, *parts.released))
     listing, way = listing_services(parts.slices, uids), drain.way
@@ -356,10 +357,10 @@ async def snapshot(
     if not rotation.services:
         serving = {**led_by_labels((*parts.pods, *parts.released), pools), **serving}
     ports = tuple(port for each in pools for port in each.ports)
-    several = len(_engine_places(template, profiles)) > 1
     named, front = target.first_port, front or next(iter(ports), None)
     frame = Frame("", name, rotation, serving, profiles, named, front, target.ports or ports, several)
-    return View(_fleet(parts, frame), template, kept)
+    # A pod's port is read from its command line too.
+    return View(await in_thread(_fleet, parts, frame), template, kept)
 
 
 def _share_pod(template: JsonObject, other: JsonObject) -> JsonObject:
@@ -380,6 +381,16 @@ def container_index(
         return 0
     engines = _engine_places(template, profiles)
     return engines[0] if len(engines) == 1 else None
+
+
+def _engine_of(
+    template: Mapping[str, Any], name: str | None, profiles: Sequence[EngineProfile]
+) -> tuple[int | None, bool]:
+    """Return the place of the engine's container, and whether several start one.
+
+    A tenant wrote the command lines: they are read in a thread.
+    """
+    return container_index(template, name, profiles), len(_engine_places(template, profiles)) > 1
 
 
 def _engine_places(template: Mapping[str, Any], profiles: Sequence[EngineProfile]) -> list[int]:

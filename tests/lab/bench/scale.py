@@ -1,6 +1,7 @@
 """What one operator costs that looks after N fleets, and how soon it heals those that are sick.
 
     python -m lab.bench.scale 1000 [--replicas 2] [--seconds 90] [--limit 600] [--operator DIRECTORY]
+    python -m lab.bench.scale 400 --poison 50
 
 The operator runs as a process of its own with its ordinary settings, against a real API server with N fleets
 that stand still (`scale_fleets.py`), and a source that answers for all of them (`scale_source.py`). CPU
@@ -23,11 +24,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
 
 from lab.bench.scale_fleets import SPARSE, ScaleFleet, fleets, populate
+from lab.bench.scale_poison import (
+    BOUND,
+    SETTLING_SECONDS,
+    Reaction,
+    poisoned,
+    react,
+    write_workloads,
+)
 from lab.bench.scale_runs import Witness, open_runs
 from lab.cluster import usage
 from lab.cluster.api import Api
@@ -44,11 +54,18 @@ SPEC: dict[str, Any] = {
     "levers": [{"name": "maxNumSeqs", "min": 8}],
     "trigger": {"window": "2m", "for": "1m"},
 }
-"""Held for a minute, so that a measurement ends: until a run is open it takes that much longer."""
+"""Held for a minute, which is over at once: the source tells of a sick fleet as if it had always been so. So
+what is measured is the reaction beyond `for`."""
+REACTION_GOAL_SECONDS = ROUND_SECONDS + 2
+"""From the threshold's crossing to the first move, beyond `for`: the pace and 2 s. A scrape, of which this
+source has none, may take its time on top."""
 SOURCE_TIMEOUT = "1m"
 """Longer than usual: the source takes long for a question that it was never asked, which is none of ours."""
 BUDGET = 4
 """Runs that may be open at once (`budgets.runs`)."""
+SICK = BUDGET
+"""Fleets that become sick beside poison."""
+POISON_TIMES = 3
 _REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
 
 
@@ -90,6 +107,8 @@ class Scale:
     operator: subprocess.Popen[bytes] = field(init=False)
     source: subprocess.Popen[bytes] = field(init=False)
     ports: list[int] = field(default_factory=lambda: free_ports(2))
+    sick: int = 0
+    """Fleets that thrash, as `SPARSE` orders them; the resources of those that had a run are gone."""
 
     def start(self) -> None:
         """Start the operator."""
@@ -114,7 +133,19 @@ class Scale:
 
     def make_sick(self, count: int) -> None:
         """Let some fleets thrash; the answers that the source then needs are its own cost."""
+        self.sick = count
         _post(f"http://127.0.0.1:{self.ports[0]}/sick?count={count}")
+
+    def next_sick(self, count: int) -> list[ScaleFleet]:
+        """Return the fleets that become sick where that many more do."""
+        return sorted(self.fleets, key=SPARSE)[self.sick : self.sick + count]
+
+    def wake(self, some: list[ScaleFleet]) -> None:
+        """Have fleets looked at now: their next look is a round later."""
+        for fleet in some:
+            # An annotation would be a new generation, which a controller would have to see.
+            woken = {"metadata": {"labels": {"lab/woken": f"{time.monotonic():.0f}"}}}
+            self.cluster.api.patch("Deployment", fleet.name, woken, fleet.namespace)
 
     def memory(self) -> str:
         """Return what the operator holds, and the most that it held (MB)."""
@@ -138,6 +169,12 @@ class Scale:
         return Spent(
             time.monotonic(), self.cpu_seconds(), looks, told["queries"], told["bytes"], requests_of(page)
         )
+
+    def let_all_go(self, limit: float) -> None:
+        """Abandon and delete each resource that has an open run, and wait until they are gone."""
+        for place in tuple(self.witness.open_now):
+            self.witness.let_go(place)
+        self.wait(lambda seen: not seen.open_now, limit)
 
     def wait(self, holds: Callable[[Witness], bool], limit: float) -> float | None:
         """Return after how many seconds something was seen, None where it was not in time."""
@@ -318,19 +355,26 @@ def measure_one(scale: Scale, seconds: float, limit: float) -> None:
     say(
         "1 sick: s until its run is open; until its first move", _both(told.first_run, told.first_move, limit)
     )
+    say(
+        "1 sick: s beyond `for` until its first move; goal",
+        f"{_or_never(told.first_move, limit)}; {REACTION_GOAL_SECONDS:.0f}",
+    )
     if told.first_move is None:
         say("  why not", why_not(scale, 0))
     else:
-        held = scale.spent()
-        time.sleep(max(seconds / 3, 10))
-        since = scale.spent().since(held)
-        # Of calm resources none is read from the API server.
-        looks = since.requests["GET kvremediations"]
-        say("1 open run: s from one of its looks to the next", f"{since.wall / max(looks, 1):.2f}")
+        gap = seconds_between_looks(scale, max(seconds / 3, 10))
+        say("1 open run: s from one of its looks to the next", f"{gap:.2f}")
     say_spent(scale, "1 sick", before)
-    for place in tuple(scale.witness.open_now):
-        scale.witness.let_go(place)
-    scale.wait(lambda seen: not seen.open_now, limit)
+    scale.let_all_go(limit)
+
+
+def seconds_between_looks(scale: Scale, seconds: float) -> float:
+    """Return how long it takes from one look at the only open run to the next."""
+    held = scale.spent()
+    time.sleep(seconds)
+    since = scale.spent().since(held)
+    # Of calm resources none is read from the API server.
+    return since.wall / max(since.requests["GET kvremediations"], 1)
 
 
 def measure_many(scale: Scale, sick: int, limit: float) -> None:
@@ -346,6 +390,8 @@ def measure_many(scale: Scale, sick: int, limit: float) -> None:
         f"{sick} sick: s until {BUDGET} runs are open; until all were served",
         _both(told.budget_full, told.all_moved, limit),
     )
+    rounds = "never" if told.budget_full is None else f"{told.budget_full / ROUND_SECONDS:.1f}"
+    say(f"{sick} sick: rounds beyond `for` until {BUDGET} runs are open", rounds)
     waits = sorted(told.waits)
     if waits:
         say(
@@ -356,6 +402,38 @@ def measure_many(scale: Scale, sick: int, limit: float) -> None:
         say("  why not the others", why_not(scale, sick))
     say(f"{sick} sick: runs open at once, at most (budget {BUDGET})", str(told.most_open))
     say_spent(scale, f"{sick} sick", before)
+
+
+def measure_poison(scale: Scale, poisonous: int, limit: float) -> None:
+    """Print how soon fleets react without and beside the poison of another tenant, each several times."""
+    poison = write_workloads(scale, poisonous)
+    alone: list[Reaction] = []
+    beside: list[Reaction] = []
+    for number in range(POISON_TIMES):
+        alone += _say_reaction(scale, f"{number + 1}: {SICK} sick, without poison", limit)
+        with poisoned(scale, poison, SPEC):
+            time.sleep(SETTLING_SECONDS)
+            beside += _say_reaction(scale, f"{number + 1}: {SICK} sick, beside {poisonous} of poison", limit)
+    if len(alone) == len(beside) == POISON_TIMES:
+        without, with_poison = (median(each.seconds for each in some) for some in (alone, beside))
+        say(
+            f"poison: s until the first move, without and with {poisonous}",
+            f"{without:.1f}; {with_poison:.1f}",
+        )
+        cores = (median(each.cores for each in some) for some in (alone, beside))
+        say("poison: cores used until then, without and with", "; ".join(f"{each:.3f}" for each in cores))
+        spent = (median(each.cpu_seconds for each in some) for some in (alone, beside))
+        say("poison: CPU s until then, without and with", "; ".join(f"{each:.1f}" for each in spent))
+        say(f"poison: ratio of reactions (goal: < {BOUND})", f"{with_poison / without:.2f}")
+
+
+def _say_reaction(scale: Scale, what: str, limit: float) -> list[Reaction]:
+    told = react(scale, SICK, limit)
+    if told is None:
+        say(f"{what}: s until the first move", f"> {limit:.0f}")
+        return []
+    say(f"{what}: s; CPU s; cores", f"{told.seconds:.1f}; {told.cpu_seconds:.1f}; {told.cores:.3f}")
+    return [told]
 
 
 def why_not(scale: Scale, sick: int) -> str:
@@ -422,6 +500,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--limit", type=float, default=600.0)
     parser.add_argument("--outage", type=float, default=0.0, help="s for which the API server is away, last")
+    parser.add_argument("--poison", type=int, default=0, help="fleets of a tenant who makes his looks dear")
     parser.add_argument("--log", type=Path, help="where the operator's log is kept")
     parser.add_argument("--operator", type=Path, help="directory of another version's kvmedic package")
     chosen = parser.parse_args()
@@ -435,6 +514,9 @@ def main() -> None:
             say("  looked at by then", str(len(scale.witness.looked_at)))
         say("cold start: CPU s; RSS, now / peak (MB)", f"{scale.cpu_seconds():.1f}; {scale.memory()}")
         time.sleep(ROUND_SECONDS if chosen.seconds > ROUND_SECONDS else 0)
+        if chosen.poison:
+            measure_poison(scale, chosen.poison, limit)
+            return
         measure_calm(scale, chosen.seconds)
         measure_standby(scale, chosen.seconds)
         measure_restart(scale, limit)

@@ -6,7 +6,7 @@ server is asked afterwards is the operator's doing alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -62,22 +62,26 @@ class ScaleFleet:
             for i, pod in enumerate(self.pods())
         ]
 
+    def engine(self) -> dict[str, Any]:
+        """What its pods' container says of the engine."""
+        args = ["--max-model-len", "2048", "--max-num-seqs=64", "--block-size=32"]
+        return {"command": ["vllm", "serve", "/models/tiny"], "args": args}
+
+    def template(self) -> dict[str, Any]:
+        """What its Deployment makes pods from."""
+        container = {
+            "name": "vllm",
+            "image": "vllm/vllm-openai:v0.32.0",
+            **self.engine(),
+            "ports": [{"name": "http", "containerPort": 8000}],
+            "resources": {"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "1"}},
+            "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}},
+        }
+        return {"metadata": {"labels": {"app": self.name}}, "spec": {"containers": [container]}}
+
 
 def fleets(count: int, replicas: int) -> list[ScaleFleet]:
     return [ScaleFleet(number, replicas) for number in range(count)]
-
-
-def _template(fleet: ScaleFleet) -> dict[str, Any]:
-    container = {
-        "name": "vllm",
-        "image": "vllm/vllm-openai:v0.32.0",
-        "command": ["vllm", "serve", "/models/tiny"],
-        "args": ["--max-model-len", "2048", "--max-num-seqs=64", "--block-size=32"],
-        "ports": [{"name": "http", "containerPort": 8000}],
-        "resources": {"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "1"}},
-        "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}},
-    }
-    return {"metadata": {"labels": {"app": fleet.name}}, "spec": {"containers": [container]}}
 
 
 def _deployment(fleet: ScaleFleet) -> Object:
@@ -88,7 +92,7 @@ def _deployment(fleet: ScaleFleet) -> Object:
         "spec": {
             "replicas": fleet.replicas,
             "selector": {"matchLabels": {"app": fleet.name}},
-            "template": _template(fleet),
+            "template": fleet.template(),
         },
     }
 
@@ -133,6 +137,25 @@ def _pod_status(fleet: ScaleFleet, replica: int, now: str) -> dict[str, Any]:
 
 
 def create(api: Api, fleet: ScaleFleet, spec: dict[str, Any]) -> None:
+    """Write one fleet with everything that its controllers would have made of it, and its resource."""
+    create_workload(api, fleet)
+    create_resource(api, fleet, spec)
+
+
+def create_resource(api: Api, fleet: ScaleFleet, spec: dict[str, Any]) -> None:
+    """Write the resource that has a fleet looked after."""
+    api.create(
+        {
+            "apiVersion": "kvmedic.io/v1alpha1",
+            "kind": "KVRemediation",
+            "metadata": {"name": fleet.name},
+            "spec": {"targetRef": {"kind": "Deployment", "name": fleet.name}, **spec},
+        },
+        fleet.namespace,
+    )
+
+
+def create_workload(api: Api, fleet: ScaleFleet) -> None:
     """Write one fleet with everything that its controllers would have made of it."""
     now, place = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), fleet.namespace
     deployment = api.create(_deployment(fleet), place)
@@ -140,7 +163,7 @@ def create(api: Api, fleet: ScaleFleet, spec: dict[str, Any]) -> None:
     status = {"observedGeneration": 1, "updatedReplicas": fleet.replicas, **_counts(fleet)}
     api.patch("Deployment", fleet.name, {"status": {**status, "conditions": available}}, place, "status")
     labels = {"app": fleet.name, "pod-template-hash": HASH}
-    template = _template(fleet)
+    template = fleet.template()
     template["metadata"]["labels"] = labels
     made = _owned(deployment, f"{fleet.name}-{HASH}", labels=labels)
     made["annotations"] = {"deployment.kubernetes.io/revision": "1"}
@@ -167,15 +190,6 @@ def create(api: Api, fleet: ScaleFleet, spec: dict[str, Any]) -> None:
         uids.append(api.create(pod, place)["metadata"]["uid"])
         api.patch("Pod", name, {"status": _pod_status(fleet, replica, now)}, place, "status")
     _create_front(api, fleet, uids)
-    api.create(
-        {
-            "apiVersion": "kvmedic.io/v1alpha1",
-            "kind": "KVRemediation",
-            "metadata": {"name": fleet.name},
-            "spec": {"targetRef": {"kind": "Deployment", "name": fleet.name}, **spec},
-        },
-        place,
-    )
 
 
 def _create_front(api: Api, fleet: ScaleFleet, uids: list[str]) -> None:
@@ -223,8 +237,14 @@ def populate(api: Api, all_fleets: list[ScaleFleet], spec: dict[str, Any]) -> No
         {"status": {"capacity": gpus, "allocatable": gpus, "conditions": ready}},
         subresource="status",
     )
-    for name in ("kvmedic-system", *sorted({fleet.namespace for fleet in all_fleets})):
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kvmedic-system"}})
+    create_all(api, all_fleets, lambda fleet: create(api, fleet, spec))
+
+
+def create_all(api: Api, all_fleets: Sequence[ScaleFleet], write: Callable[[ScaleFleet], None]) -> None:
+    """Write fleets, several at once, and their namespaces."""
+    for name in sorted({fleet.namespace for fleet in all_fleets}):
         api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     with ThreadPoolExecutor(WRITERS) as writers:
-        for _ in writers.map(lambda fleet: create(api, fleet, spec), all_fleets):
+        for _ in writers.map(write, all_fleets):
             pass

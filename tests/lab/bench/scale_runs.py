@@ -136,7 +136,7 @@ def open_runs(
     Where there are more than the budget allows, none is let go before the budget is full.
     """
     opened, moved = set(witness.opened), set(witness.moved)
-    witness.most_open = 0
+    witness.most_open, witness.lets_go = 0, False
     make_sick()
     began = time.monotonic()
 
