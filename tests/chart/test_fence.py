@@ -333,11 +333,11 @@ def test_by_default_no_other_image_identity_or_secret_comes_with_a_revision(by_d
 
 
 def test_a_pod_template_of_many_parts_is_not_too_dear_to_compare(by_default, light):
-    many = [{"name": f"v{n}", "secret": {"secretName": f"s{n}", "optional": True}} for n in range(50)]
+    many = [{"name": f"v{n}", "secret": {"secretName": f"s{n}", "optional": True}} for n in range(100)]
     mounts = [{"name": each["name"], "mountPath": f"/v/{each['name']}"} for each in many]
     variables = [{"name": f"SECRET_{n}", "value": "a" * 100} for n in range(100)]
     parts = {"image": "registry.example/vllm:1", "args": ["a" * 100] * 50, "env": variables}
-    containers = [{"name": f"c{n}", **parts, "volumeMounts": mounts} for n in range(12)]
+    containers = [{"name": f"c{n}", **parts, "volumeMounts": mounts} for n in range(24)]
     body = deepcopy(DEPLOYMENT)
     body["metadata"]["name"] = "large"
     body["spec"]["template"]["spec"] = {"containers": containers, "volumes": many}
@@ -610,6 +610,8 @@ OWNED = {
 }
 PRIVILEGED = pod(**OWNED)
 PRIVILEGED["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+PRIVILEGED_FIRST = pod(**OWNED)
+PRIVILEGED_FIRST["spec"]["initContainers"] = [{**PRIVILEGED["spec"]["containers"][0], "name": "first"}]
 BATCH = "/apis/batch/v1/namespaces/fenced/jobs"
 JOB = {
     "apiVersion": "batch/v1",
@@ -624,12 +626,21 @@ JOB = {
     [
         ("POST", "/api/v1/namespaces/fenced/pods", pod(), "trial pods only"),
         ("POST", "/api/v1/namespaces/fenced/pods", PRIVILEGED, "trial pods only"),
+        ("POST", "/api/v1/namespaces/fenced/pods", PRIVILEGED_FIRST, "trial pods only"),
         ("POST", "/api/v1/namespaces/fenced/pods", pod(**OWNED), ""),
         ("POST", BATCH, JOB, "its own Jobs"),
         ("POST", BATCH, {**JOB, "metadata": {"name": "a", "labels": OWNED["labels"]}}, ""),
         ("DELETE", "/api/v1/namespaces/fenced/configmaps/limits", None, "own copies"),
     ],
-    ids=["a pod", "a privileged trial", "a trial pod", "a job", "a job of a trial", "somebody's ConfigMap"],
+    ids=[
+        "a pod",
+        "a privileged trial",
+        "one whose first container is",
+        "a trial pod",
+        "a job",
+        "a job of a trial",
+        "somebody's ConfigMap",
+    ],
 )
 def test_of_what_it_makes_and_removes_only_its_own_passes(account, method, path, body, message):
     found = refusal(account, method, path, body)
