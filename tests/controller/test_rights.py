@@ -216,6 +216,22 @@ def test_the_charts_rights_suffice_to_roll_a_revision_back(a_world, with_rights_
     assert ("apps", "replicasets", "get") in proxy.used
 
 
+def test_a_revision_whose_image_is_of_another_repository_is_not_put_back(a_world, with_rights_of_the_chart):
+    world = a_world(replicas=2, spec=ALLOWED)
+    deploy(world, image="vllm/another:v0.32.0")
+    proxy = with_rights_of_the_chart(world)
+    before = world.deployment()["spec"]
+
+    world.start(proxy=proxy)
+    refused = lambda: world.condition("ActionRequired") == ("True", "ChangeRefused")  # noqa: E731
+    world.wait(refused, 90, "the fence refuses it")
+
+    told = [each["message"] for each in world.status()["conditions"]]
+    assert any("goes back to no revision with other containers, image repositories" in each for each in told)
+    assert any("the fleet stands as it is" in each for each in told)
+    assert world.deployment()["spec"] == before
+
+
 def test_the_charts_rights_suffice_for_a_flag_in_a_file_there_and_back(a_world, with_rights_of_the_chart):
     world = a_world()
     configure(world, history=0)

@@ -17,9 +17,19 @@ ALLOWED: dict[str, Any] = {"levers": [ROLLBACK, CAP]}
 SETTLING_SECONDS = 60
 
 
-def deploy(world: World, **script: Any) -> None:
-    """Have a person raise the cap of a calm fleet, which thrashes then; return when that is rolled out."""
-    patch_args(world, lambda args: [RAISED_CAP if arg == CALM_CAP else arg for arg in args])
+def deploy(world: World, *, image: str = "", **script: Any) -> None:
+    """Have a person raise the cap of a calm fleet, which thrashes then; return when that is rolled out.
+
+    Args:
+        world: the fleet.
+        image: that comes with it; empty: it stays.
+        script: of the load, beside that.
+    """
+    args = [RAISED_CAP if arg == CALM_CAP else arg for arg in world.args()]
+    engine = "/spec/template/spec/containers/0"
+    patch = [{"op": "replace", "path": f"{engine}/args", "value": args}]
+    patch += [{"op": "replace", "path": f"{engine}/image", "value": image}] if image else []
+    world.kubectl("patch", "deployment", "llm", "--type=json", "-p", json.dumps(patch))
     settle(world)
     state = {"old": "thrash", "new": "recovered", "before": "recovered", "revision": world.revision()}
     world.write_script(**{**state, **script})
