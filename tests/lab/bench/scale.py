@@ -283,8 +283,19 @@ class Calm:
         )
 
 
+QUIET_SECONDS, MOST_WRITING_SECONDS = 2.0, 60.0
+"""For how long nobody writes once the first looks are over, and how long that may take on a busy machine."""
+
+
 def watch_calm(scale: Scale, seconds: float) -> Calm:
-    """Return what all cost for some time."""
+    """Return what all cost for some time, from when Events of the looks before it have been sent."""
+    begun = time.monotonic()
+    while _cost(scale, QUIET_SECONDS).writes and time.monotonic() - begun < MOST_WRITING_SECONDS:
+        pass
+    return _cost(scale, seconds)
+
+
+def _cost(scale: Scale, seconds: float) -> Calm:
     before = scale.spent()
     time.sleep(seconds)
     spent = scale.spent().since(before)
