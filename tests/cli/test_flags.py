@@ -284,7 +284,7 @@ def test_a_manifest_that_would_never_be_read_is_refused_in_a_sentence(tmp_path):
     for result in results:
         assert result.exit_code == 3
         assert "TooLarge" in result.stderr
-        assert "env[14] (V14) of container vllm comes to more than 65536 characters" in result.stderr
+        assert "env[13] (V13) of container vllm takes more than the 20000 steps" in result.stderr
 
 
 ENVIRONMENT = """\

@@ -82,7 +82,7 @@ def test_a_manifest_that_would_never_be_read_is_a_fault_in_a_sentence(tmp_path):
     found = workload_in(str(path), policy_in(""), None)
 
     assert isinstance(found, Blocked)
-    assert "env[14] (V14) of container vllm comes to more than 65536 characters" in found.message
+    assert "env[13] (V13) of container vllm takes more than the 20000 steps" in found.message
 
 
 def test_a_manifest_with_numbers_that_nobody_quoted_is_told_apart_by_them(tmp_path):

@@ -257,11 +257,8 @@ def sum_of_replica(generations: Sequence[str], table: SignalTable) -> str:
 
 MOST_RESTARTS = 4
 """Of a process that does not tell when it began, within `LOOKBACK`: the kubelet waits 10, 20, 40 and 80 s."""
-MORE_SAMPLES = 1.25
-"""Times as many samples as others of the page. A choice: sources that are written by several Prometheus and
-keep one's samples (Thanos, Mimir) may drop some of one series and not of the other."""
-SPARE_SAMPLES = 2
-"""As many more may be a short stretch's."""
+LAGS = 2
+"""Scrapes of which not all series may have come yet: what is written from afar may come in parts."""
 STRAYED = "1m"
 """How long other times must last: what is written from afar (remote write) may come in parts."""
 
@@ -278,7 +275,7 @@ def several_pages_query(
 
     * a counter fell more often than its process began anew;
     * a process began before it had begun: the start times of two alternate;
-    * some series have more samples than others of the same page;
+    * some gauges have more samples than others of the same page, be it by one, which can make a mean;
     * some have other times than all that was scraped with them: of samples that come out of turn the later
       ones alone are kept, so that another page's may stand in place of the replica's own.
 
@@ -295,7 +292,7 @@ def several_pages_query(
     counters = tuple(_counters(table, counts_requests=counts_requests))
     found = (
         *_falls(table, counters, window, target),
-        *_surplus(table, window, target),
+        *_surplus(table, f"[{window}] offset {duration_text(LAGS * span.resolution)}", target),
         _strays(table, counters, duration_text(span.resolution), target),
     )
     return " or ".join(found)
@@ -304,24 +301,28 @@ def several_pages_query(
 def _falls(table: SignalTable, counters: Iterable[str], window: str, target: str) -> Iterator[str]:
     """Yield what finds counters that fell although no process began anew."""
     starts = [one.name for one in table.signals.values() if isinstance(one, StartSource)]
+    selected = f"[{window}]"
     begun = [f"max by ({target}) (changes({start}[{window}]))" for start in starts]
     unknown = f"0 * max by ({target}) (count_over_time({table.presence}[{window}])) + {MOST_RESTARTS}"
     if starts:
-        yield f"({_of_each(starts, 'resets', window, target)}) > 0"
-    fell = _of_each(counters, "resets", window, target)
+        yield f"({_of_each(starts, 'resets', selected, target)}) > 0"
+    fell = _of_each(counters, "resets", selected, target)
     yield f"({fell}) > on ({target}) group_left () ({' or '.join((*begun, unknown))})"
 
 
-def _surplus(table: SignalTable, window: str, target: str) -> Iterator[str]:
-    """Yield what finds gauges with more samples than the one that every engine exports, or fewer."""
-    seen = f"max by ({target}) (count_over_time({table.presence}[{window}]))"
-    told = _of_each(_gauges(table), "count_over_time", window, target)
-    yield f"({told}) > on ({target}) group_left () ({MORE_SAMPLES:g} * {seen} + {SPARE_SAMPLES})"
+def _surplus(table: SignalTable, selected: str, target: str) -> Iterator[str]:
+    """Yield what finds gauges with more samples than the one that every engine exports, or fewer.
+
+    Thanos and VictoriaMetrics drop doubles by the times of samples, which all series of a page share.
+    """
+    seen = f"max by ({target}) (count_over_time({table.presence}{selected}))"
+    told = _of_each(_gauges(table), "count_over_time", selected, target)
+    yield f"({told}) > on ({target}) group_left () {seen}"
     # Of others each process may export a copy of its own, with the samples of its own time.
     shared = [name for name in table.in_flight if name != table.presence]
-    told = _of_each(shared, "count_over_time", window, target)
+    told = _of_each(shared, "count_over_time", selected, target)
     if shared:
-        yield f"{MORE_SAMPLES:g} * ({told}) + {SPARE_SAMPLES} < on ({target}) group_left () {seen}"
+        yield f"({told}) < on ({target}) group_left () {seen}"
 
 
 def _strays(table: SignalTable, counters: Iterable[str], step: str, target: str) -> str:
@@ -332,13 +333,12 @@ def _strays(table: SignalTable, counters: Iterable[str], step: str, target: str)
     return f"min_over_time(({differs})[{STRAYED}:{step}]) == 1"
 
 
-def _of_each(names: Iterable[str], function: str, window: str, target: str) -> str:
+def _of_each(names: Iterable[str], function: str, selected: str, target: str) -> str:
     """Return the most that a function of some metrics comes to at each target, a series for each metric.
 
     Metrics are told apart by number: matchers are put wherever a metric's name stands in a query.
     """
-    over = f"[{window}]" if window else ""
-    most = (f"max by ({target}) ({function}({name}{over}))" for name in names)
+    most = (f"max by ({target}) ({function}({name}{selected}))" for name in names)
     return " or ".join(marked(text, str(place)) for place, text in enumerate(most))
 
 
