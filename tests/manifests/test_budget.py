@@ -69,6 +69,8 @@ MONSTERS = [
     pytest.param(a_list("--port=$(A)", A="x" * 70_000), WORD, id="a variable of 70,000 characters"),
     pytest.param(a_list("x" * 70_000), WORD, id="an item of 70,000 characters"),
     pytest.param(a_list(*["--max-num-seqs=64"] * 60_000), SPENT, id="1 MB of flags"),
+    pytest.param(a_list(*["--max-num-seqs=64"] * 410), "more than 400 words", id="410 flags"),
+    pytest.param(a_shell(SERVE + " --max-num-seqs=64" * 410), "more than 400 words", id="410 in a script"),
     pytest.param(a_shell(SERVE + " --max-num-seqs=64" * 60_000), WORD, id="1 MB of flags in a script"),
     pytest.param(
         a_shell("A=12345678\n" + "A=${A}${A}\n" * 14 + SERVE),

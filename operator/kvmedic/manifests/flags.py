@@ -22,7 +22,7 @@ from kvmedic.manifests.invocation import (
     report_no_engine,
     version_of,
 )
-from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
+from kvmedic.manifests.refusal import MOST_TOKENS, Budget, Refusal, RefusalReason
 from kvmedic.manifests.tokens import (
     Malformed,
     Place,
@@ -345,7 +345,10 @@ def parsed_of(
     """
     line = invocation_of(container, engine.profile, budget)
     if isinstance(line, CommandLine):
-        return parse(line, engine)
+        if len(line.tokens) <= MOST_TOKENS:
+            return parse(line, engine)
+        message = f"the engine of container {container.get('name')} has more than {MOST_TOKENS} words"
+        return Refusal(RefusalReason.TOO_LARGE, f"{message}: shorten its command line")
     if isinstance(line, Refusal):
         return line
     return report_no_engine(container.get("name"), line, engine.profile)

@@ -291,19 +291,18 @@ def several_pages_query(
     target = ", ".join((*target_labels, "instance", "job"))
     counters = tuple(_counters(table, counts_requests=counts_requests))
     found = (
-        *_falls(table, counters, window, target),
+        *_falls(table, counters, f"[{window}]", target),
         *_surplus(table, f"[{window}] offset {duration_text(LAGS * span.resolution)}", target),
         _strays(table, counters, duration_text(span.resolution), target),
     )
     return " or ".join(found)
 
 
-def _falls(table: SignalTable, counters: Iterable[str], window: str, target: str) -> Iterator[str]:
+def _falls(table: SignalTable, counters: Iterable[str], selected: str, target: str) -> Iterator[str]:
     """Yield what finds counters that fell although no process began anew."""
     starts = [one.name for one in table.signals.values() if isinstance(one, StartSource)]
-    selected = f"[{window}]"
-    begun = [f"max by ({target}) (changes({start}[{window}]))" for start in starts]
-    unknown = f"0 * max by ({target}) (count_over_time({table.presence}[{window}])) + {MOST_RESTARTS}"
+    begun = [f"max by ({target}) (changes({start}{selected}))" for start in starts]
+    unknown = f"0 * max by ({target}) (count_over_time({table.presence}{selected})) + {MOST_RESTARTS}"
     if starts:
         yield f"({_of_each(starts, 'resets', selected, target)}) > 0"
     fell = _of_each(counters, "resets", selected, target)
