@@ -14,7 +14,7 @@ from kvmedic.settings import SourceOptions
 from worlds.prometheus_server import PrometheusServer
 from worlds.scripted_fleet import END, FIVE, NAMESPACE, TWO, observed
 
-SELECTOR = re.compile(r"(?:vllm:|DCGM_|process_start)\w+(\{[^}]*\})?")
+SELECTOR = re.compile(r"(?:vllm:|DCGM_|process_start|scrape_)\w+(\{[^}]*\})?")
 OURS = 'cluster="a", env=~"prod|x{2}"'
 
 

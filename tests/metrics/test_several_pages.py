@@ -1,14 +1,16 @@
 """A fleet's figures are its own, or none, whatever pages of other tenants say that a real Prometheus scrapes.
 
 One server has every page, at a path of its own. Each victim is scraped as usual; a forger's page carries all
-labels of its victim, and is scraped by a job of its own that honors them, or does not.
+labels of its victim, and is scraped by a job of its own that honors them, or does not. When pages are scraped
+differs from run to run, as Prometheus spreads them by their targets. So a forger may come when none of its
+samples is taken, or, as replicas take a while to write their pages, none of its victim's.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,10 +25,13 @@ from kvmedic.metrics.source import PrometheusSource
 from kvmedic.model.evidence import (
     AT_REST,
     Absence,
+    Histogram,
     Look,
     Measured,
     Missing,
     PodReadings,
+    Pool,
+    Reading,
     Signal,
 )
 from kvmedic.settings import SourceOptions
@@ -40,6 +45,8 @@ SCRAPES = 24
 """Of each page, before anybody looks: as many as lie in the window, and some more."""
 PER_SECOND = 10.0
 """By what each counter of a page rises: the recording's numbers stand still."""
+READ_SECONDS = 0.1
+"""How long a replica takes for its page. One that is scraped meanwhile has later samples: they are taken."""
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)$", re.MULTILINE)
 _COUNTER = re.compile(r"(_total|_bucket|_sum|_count)$")
 
@@ -87,10 +94,15 @@ FORGERIES: Mapping[str, Forgery] = {
     "waiting": Forgery(lambda at: only(page_at(at), "vllm:num_requests_waiting", factor=50.0)),
     "running": Forgery(lambda at: only(page_at(at), "vllm:num_requests_running", factor=50.0)),
     "start": Forgery(lambda at: only(page_at(at), "process_start_time_seconds", factor=0.9)),
+    "another-rank": Forgery(
+        lambda at: only(page_at(at), "vllm:num_preemptions_total", factor=3.0).replace(
+            'engine="0"', 'engine="7"'
+        )
+    ),
+    "another-reason": Forgery(
+        lambda at: only(page_at(at), "vllm:request_success_total").replace('reason="stop"', 'reason="other"')
+    ),
 }
-HIDES_CALM = frozenset({"another-engine", "an-older-page", "a-page-ahead", "finished", "no-preemptions"})
-"""What a glance at calm fleets must tell, too: it changes what it asks for."""
-CHANGES_WAITING = frozenset({"running", "waiting"})
 HONEST = "nobody"
 OUT = timedelta(minutes=5)
 """For how long a replica that cannot be asked got no request."""
@@ -124,6 +136,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServ
         _, kind, pod = request.path.split("/")
         at = time.monotonic() - began
         if kind == "own":
+            time.sleep(READ_SECONDS)
             return Reply(200, page_at(at).encode())
         lies = FORGERIES[pod.rpartition("-")[0]].text(at)
         return Reply(200, forged(lies, labels_of(pod, PLACES[pod])).encode())
@@ -177,54 +190,86 @@ def is_forged(pod: str) -> bool:
     return pod.endswith("honored") and not pod.startswith(HONEST)
 
 
-async def test_a_close_look_tells_a_replicas_own_figures_or_none(scraped: PrometheusServer) -> None:
+@pytest.fixture(scope="module")
+def untold(scraped: PrometheusServer) -> frozenset[str]:
+    """Victims whose forger is scraped within the same millisecond, which nothing in a source tells."""
+    moments: dict[str, list[set[float]]] = {}
+    for one in scraped.results("scrape_duration_seconds[1h]"):
+        pod = one["metric"]["pod"].removeprefix("forger-")
+        moments.setdefault(pod, []).append({at for at, _ in one["values"]})
+    found = frozenset(pod for pod, each in moments.items() if len(each) > 1 and set.intersection(*each))
+    # One in 500 pairs is of the same moment, and some more where a busy machine delays both.
+    assert len(found) <= 4, found
+    return found
+
+
+def check_own_or_none(
+    readings: Mapping[str, Mapping[object, Reading[object]]], honest: str, untold: Collection[str]
+) -> None:
+    """Check each victim's readings against those of one that nobody writes for."""
+    refused = []
+    for pod, found in readings.items():
+        if Missing(Absence.SEVERAL_PAGES) in found.values():
+            assert is_forged(pod), pod
+            assert set(found.values()) == {Missing(Absence.SEVERAL_PAGES)}, (pod, found)
+            refused.append(pod)
+        elif pod not in untold:
+            for key, own in readings[honest].items():
+                assert is_about(found[key], own), (pod, key, found[key], own)
+    # Of the others no sample was taken, or none that was asked for.
+    assert len(refused) >= 2 / 3 * sum(map(is_forged, readings)), refused
+
+
+def is_about(reading: object, own: object) -> bool:
+    """Whether two replicas' readings are of the same page, which is not scraped of both at one moment."""
+    if not isinstance(reading, Measured) or not isinstance(own, Measured):
+        return reading == own
+    values = [
+        (*one.counts, one.total) if isinstance(one, Histogram) else one for one in (reading.value, own.value)
+    ]
+    return values[0] == (
+        values[1] if isinstance(own.value, Pool) else pytest.approx(values[1], rel=0.2, abs=1e-6)
+    )
+
+
+async def test_a_close_look_tells_a_replicas_own_figures_or_none(
+    scraped: PrometheusServer, untold: Collection[str]
+) -> None:
     seen = await observed(scraped, Look(WINDOW, timedelta(seconds=4)))
     honest = seen[f"{HONEST}-honored"]
+    measured = {signal for signal, one in honest.numbers.items() if isinstance(one, Measured)}
 
-    told = {signal: reading for signal, reading in honest.numbers.items() if isinstance(reading, Measured)}
-    assert {Signal.PREEMPTIONS, Signal.RUNNING_MEAN, Signal.KV_CACHE_USAGE_MEAN} <= told.keys()
-    for pod, readings in seen.items():
-        if is_forged(pod):
-            assert {*readings.numbers.values(), *readings.histograms.values(), readings.pool} == {
-                Missing(Absence.SEVERAL_PAGES)
-            }, pod
-        else:
-            for signal, reading in told.items():
-                own = readings.number(signal)
-                assert isinstance(own, Measured), (pod, signal, own)
-                # Scrapes of different targets are not of the same moment.
-                assert own.value == pytest.approx(reading.value, rel=0.2, abs=1e-6), (pod, signal)
+    assert {Signal.PREEMPTIONS, Signal.RUNNING_MEAN, Signal.KV_CACHE_USAGE_MEAN} <= measured
+    readings = {pod: {**one.numbers, **one.histograms, "pool": one.pool} for pod, one in seen.items()}
+    check_own_or_none(readings, f"{HONEST}-honored", untold)
 
 
-async def test_a_glance_at_calm_fleets_does_the_same(scraped: PrometheusServer) -> None:
+async def test_a_glance_at_calm_fleets_does_the_same(
+    scraped: PrometheusServer, untold: Collection[str]
+) -> None:
     seen = await observed(scraped, Look(WINDOW, signals=AT_REST))
 
-    for pod, readings in seen.items():
-        kind = pod.rpartition("-")[0]
-        if pod.endswith("honored") and kind in HIDES_CALM:
-            assert {*readings.numbers.values()} == {Missing(Absence.SEVERAL_PAGES)}, pod
-        elif kind == HONEST or pod.endswith("renamed"):
-            assert isinstance(readings.number(Signal.PREEMPTIONS_PER_REQUEST_HELD), Measured), pod
+    check_own_or_none({pod: one.numbers for pod, one in seen.items()}, f"{HONEST}-honored", untold)
 
 
 async def test_a_replica_that_cannot_be_asked_is_idle_by_its_own_samples_alone(
-    scraped: PrometheusServer,
+    scraped: PrometheusServer, untold: Collection[str]
 ) -> None:
+    with source_of(scraped) as source:
+        asked = {
+            pod: await source.samples(PodKey(NAMESPACE, pod), place.address, OUT, frozenset())
+            for pod, place in PLACED.items()
+        }
+
     samples = _SAMPLE.findall(PAGE)
     in_hand = sum(float(value) for name, _, value in samples if name in VLLM_SIGNALS.in_flight)
-    with source_of(scraped) as source:
-        for pod, place in PLACED.items():
-            found = await source.samples(PodKey(NAMESPACE, pod), place.address, OUT, frozenset())
-            if pod.endswith("honored") and pod.rpartition("-")[0] in HIDES_CALM | CHANGES_WAITING:
-                assert found == Missing(Absence.SEVERAL_PAGES), pod
-            elif found != Missing(Absence.SEVERAL_PAGES) or not is_forged(pod):
-                assert isinstance(found, Measured), (pod, found)
-                assert found.value == in_hand, pod
+    assert isinstance(asked[f"{HONEST}-honored"], Measured)
+    assert asked[f"{HONEST}-honored"].value == in_hand
+    check_own_or_none({pod: {"in hand": one} for pod, one in asked.items()}, f"{HONEST}-honored", untold)
 
 
-async def test_a_peak_is_of_a_replicas_own_series(scraped: PrometheusServer) -> None:
+async def test_a_peak_is_of_a_replicas_own_series(scraped: PrometheusServer, untold: Collection[str]) -> None:
     with source_of(scraped) as source:
         found = await source.peaks(PODS, PLACED)
 
-    for pod, told in found.items():
-        assert (told == Missing(Absence.SEVERAL_PAGES)) is is_forged(pod), (pod, told)
+    check_own_or_none({pod: {"peak": one} for pod, one in found.items()}, f"{HONEST}-honored", untold)

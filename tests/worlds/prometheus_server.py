@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lab.cluster.machine import free_ports
 from lab.cluster.process import Component
@@ -45,13 +46,18 @@ class PrometheusServer:
     def wait_for(self, query: str, seconds: float = 15) -> None:
         """Wait until a query has a result."""
         deadline = time.monotonic() + seconds
-        path = f"/api/v1/query?query={urllib.request.quote(query)}"
         while time.monotonic() < deadline:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
-                if json.load(answer)["data"]["result"]:
-                    return
+            if self.results(query):
+                return
             time.sleep(0.1)
         raise TimeoutError(f"no result for {query} within {seconds} s")
+
+    def results(self, query: str) -> list[Any]:
+        """Return the series of a query's answer as the API gives them."""
+        path = f"/api/v1/query?query={urllib.request.quote(query)}"
+        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            found: list[Any] = json.load(answer)["data"]["result"]
+            return found
 
     def _answers(self, path: str) -> bool:
         try:

@@ -259,8 +259,11 @@ MOST_RESTARTS = 4
 """Of a process that does not tell when it began, within `LOOKBACK`: the kubelet waits 10, 20, 40 and 80 s."""
 LAGS = 2
 """Scrapes of which not all series may have come yet: what is written from afar may come in parts."""
-STRAYED = "1m"
-"""How long other times must last: what is written from afar (remote write) may come in parts."""
+SCRAPED = "scrape_duration_seconds"
+"""What is written beside each page that is scraped, at the page's own time, by Prometheus, vmagent, Alloy and
+the OpenTelemetry collector: it tells of a page of which nothing else was taken."""
+_AT = "kvmedic_at"
+"""Label of a series that tells when others were sampled."""
 
 
 def several_pages_query(
@@ -276,10 +279,12 @@ def several_pages_query(
     * a counter fell more often than its process began anew;
     * a process began before it had begun: the start times of two alternate;
     * some gauges have more samples than others of the same page, be it by one, which can make a mean;
-    * some have other times than all that was scraped with them: of samples that come out of turn the later
-      ones alone are kept, so that another page's may stand in place of the replica's own.
+    * some series have other times than what was scraped with them: a sample that comes after a later one is
+      refused, so that another page's may stand in place of the replica's own; in place of all of them, where
+      that page is scraped while the replica's own is still being read.
 
-    What cannot be told so is a page that repeats all of the replica's own but its gauges.
+    What cannot be told so is a page that repeats all of the replica's own but its gauges, or that repeats
+    `SCRAPED`, too, and is scraped in each of those moments, or within the same millisecond.
 
     Args:
         span: of the look.
@@ -290,22 +295,26 @@ def several_pages_query(
     window = duration_text(max(span.window, LOOKBACK))
     target = ", ".join((*target_labels, "instance", "job"))
     counters = tuple(_counters(table, counts_requests=counts_requests))
+    beside = (*_gauges(table), *_starts(table), SCRAPED)
+    late, step = f" offset {duration_text(LAGS * span.resolution)}", duration_text(span.resolution)
     found = (
         *_falls(table, counters, f"[{window}]", target),
-        *_surplus(table, f"[{window}] offset {duration_text(LAGS * span.resolution)}", target),
-        _strays(table, counters, duration_text(span.resolution), target),
+        *_surplus(table, f"[{window}]{late}", target),
+        # Who wrote into a counter, and does no more, made it fall when the replica's own samples came back.
+        _last_strays(counters, late, table, target),
+        f"max by ({target}) (max_over_time(({_strays(beside, table, target)})[{window}:{step}]{late}))",
     )
     return " or ".join(found)
 
 
 def _falls(table: SignalTable, counters: Iterable[str], selected: str, target: str) -> Iterator[str]:
     """Yield what finds counters that fell although no process began anew."""
-    starts = [one.name for one in table.signals.values() if isinstance(one, StartSource)]
-    begun = [f"max by ({target}) (changes({start}{selected}))" for start in starts]
+    starts, fold = _starts(table), f"max by ({target}) ("
+    begun = [f"{fold}changes({start}{selected}))" for start in starts]
     unknown = f"0 * max by ({target}) (count_over_time({table.presence}{selected})) + {MOST_RESTARTS}"
     if starts:
-        yield f"({_of_each(starts, 'resets', selected, target)}) > 0"
-    fell = _of_each(counters, "resets", selected, target)
+        yield f"({_of_each(starts, 'resets', selected, fold)}) > 0"
+    fell = _of_each(counters, "resets", selected, fold)
     yield f"({fell}) > on ({target}) group_left () ({' or '.join((*begun, unknown))})"
 
 
@@ -314,31 +323,41 @@ def _surplus(table: SignalTable, selected: str, target: str) -> Iterator[str]:
 
     Thanos and VictoriaMetrics drop doubles by the times of samples, which all series of a page share.
     """
-    seen = f"max by ({target}) (count_over_time({table.presence}{selected}))"
-    told = _of_each(_gauges(table), "count_over_time", selected, target)
+    fold = f"max by ({target}) ("
+    seen = f"{fold}count_over_time({table.presence}{selected}))"
+    told = _of_each(_gauges(table), "count_over_time", selected, fold)
     yield f"({told}) > on ({target}) group_left () {seen}"
     # Of others each process may export a copy of its own, with the samples of its own time.
     shared = [name for name in table.in_flight if name != table.presence]
-    told = _of_each(shared, "count_over_time", selected, target)
+    told = _of_each(shared, "count_over_time", selected, fold)
     if shared:
         yield f"({told}) < on ({target}) group_left () {seen}"
 
 
-def _strays(table: SignalTable, counters: Iterable[str], step: str, target: str) -> str:
+def _strays(names: Iterable[str], table: SignalTable, target: str) -> str:
     """Return what finds series that were sampled at other times than the one that every engine exports."""
-    sampled = _of_each((*_gauges(table), *counters), "timestamp", "", target)
-    seen = f"max by ({target}) (timestamp({table.presence}))"
-    differs = f"({sampled}) != bool on ({target}) group_left () {seen}"
-    return f"min_over_time(({differs})[{STRAYED}:{step}]) == 1"
+    seen = f"on ({target}) group_left () max by ({target}) (timestamp({table.presence}))"
+    return " or ".join(f"timestamp({name}) != {seen}" for name in (table.presence, *names))
 
 
-def _of_each(names: Iterable[str], function: str, selected: str, target: str) -> str:
-    """Return the most that a function of some metrics comes to at each target, a series for each metric.
+def _last_strays(names: Iterable[str], selected: str, table: SignalTable, target: str) -> str:
+    """Return what finds them at one moment, of many metrics, in a query half as long."""
+    fold = f'count_values by ({target}) ("{_AT}", '
+    seen, *others = (f"{fold}timestamp({name}{selected}))" for name in (table.presence, *names))
+    return f"({' or '.join(others)}) unless on ({target}, {_AT}) {seen} and on ({target}) {seen}"
+
+
+def _of_each(names: Iterable[str], function: str, selected: str, fold: str) -> str:
+    """Return what some metrics come to at each target by a function and a fold that lacks its last bracket.
 
     Metrics are told apart by number: matchers are put wherever a metric's name stands in a query.
     """
-    most = (f"max by ({target}) ({function}({name}{selected}))" for name in names)
-    return " or ".join(marked(text, str(place)) for place, text in enumerate(most))
+    found = (f"{fold}{function}({name}{selected}))" for name in names)
+    return " or ".join(marked(text, str(place)) for place, text in enumerate(found))
+
+
+def _starts(table: SignalTable) -> Sequence[str]:
+    return [one.name for one in table.signals.values() if isinstance(one, StartSource)]
 
 
 def _gauges(table: SignalTable) -> Sequence[str]:

@@ -36,6 +36,7 @@ from kvmedic.metrics.promql import (
     DEVICE_NAMES,
     LOOKBACK,
     MARK,
+    SCRAPED,
     Span,
     crowded_query,
     expression,
@@ -222,7 +223,7 @@ class PrometheusSource:
         self.trouble = ""
         """What is wrong with the source as of its last answer, for a person; empty when nothing is."""
         self._client, self._options, self._table, self._now = client, options, table, now
-        self._engine_names = names_of(table)
+        self._engine_names = names_of(table) | {SCRAPED}
         self._narrow_engines = narrowed_by(options.matchers, self._engine_names)
         self._narrow_devices = narrowed_by((*options.matchers, *options.device_matchers), DEVICE_NAMES)
         self._moment: Moment | None = None

@@ -183,23 +183,25 @@ class _Query:
             found = self.binary(0)
             self._take(")")
             return found
-        if text in _FOLDS and self._peek() in ("by", "without", "("):
-            return self._fold(_FOLDS[text])
+        if text in (*_FOLDS, "count_values") and self._peek() in ("by", "without", "("):
+            return self._fold(text)
         if self._peek() == "(":
             return _call(text, self._arguments())
         return self._select(text)
 
-    def _fold(self, fold: Callable[[list[float]], float]) -> list[Element]:
+    def _fold(self, name: str) -> list[Element]:
         matching = Matching(ignores=False)
         if self._peek() != "(":
             ignores = self._take() == "without"
             matching = Matching(frozenset(self._names()), ignores)
-        (found,) = self._arguments()
+        *told, found = self._arguments()
         assert isinstance(found, list)
         groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
         for one in found:
-            groups.setdefault(matching.key(one.labels), []).append(one.value)
+            own = ((told[0], f"{one.value:.3f}"),) if told else ()
+            groups.setdefault(matching.key(one.labels) + own, []).append(one.value)
         named = (({k: v for k, v in key if v}, values) for key, values in groups.items())
+        fold = len if told else _FOLDS[name]
         return [Element(labels, float(fold(values))) for labels, values in named]
 
     def _arguments(self) -> list[Value]:
