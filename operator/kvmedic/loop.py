@@ -68,8 +68,7 @@ class Backoff:
 
 CHEAP_SECONDS = 0.2
 """CPU that a look may take as often as it likes, and the grain in which namespaces are compared. A calm look
-takes 0.5 to 5 ms, a whole one of two replicas 25 to 31 ms, the worst pod template 0.1 s, and 0.24 s where
-steps end while the shell's grammar looks for a way on (measured)."""
+takes 0.5 to 5 ms, a whole one of two replicas 25 to 31 ms, the worst pod template 0.1 s (measured)."""
 DEAR_SECONDS = CHEAP_SECONDS / 2
 """CPU from which on a look is dear: readers take one text at a time, so others would wait behind all that are
 under way."""

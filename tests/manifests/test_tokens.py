@@ -3,9 +3,26 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
-from kvmedic.manifests.tokens import Environment, Expanded, Place, Token, Unquoted, read_environment
+from kvmedic.manifests.tokens import (
+    Environment,
+    Expanded,
+    Place,
+    Spot,
+    Token,
+    Traced,
+    Unquoted,
+    as_one,
+    connect_pieces,
+    join_spots,
+    read_environment,
+    stand_in,
+    unwritten,
+    write_text,
+)
 from kvmedic.manifests.tokens import expand as expand_within
 from kvmedic.manifests.tokens import tokens_of as tokens_within
 from kvmedic.model.edits import Field
@@ -177,3 +194,49 @@ def test_a_command_that_is_no_list_is_refused() -> None:
     refusal = tokens_of({"name": "vllm", "command": "vllm serve"})
 
     assert refusal == Refusal(RefusalReason.NOT_TEXT, "command of container vllm is not a list")
+
+
+ITEM = write_text("0123456789", Field.ARGS, 0)
+REFERENCE = Spot(Field.ARGS, 1, 3, 7)
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> Traced:
+    """Return a part of an item, as it is or after something that a shell does to it."""
+    start, length = draw(st.integers(0, 9)), draw(st.integers(0, 4))
+    part = ITEM.piece(start, start + length)
+    made = [part, part.through("A", REFERENCE), unwritten(part.text), stand_in(part.text, "B", REFERENCE)]
+    return draw(st.sampled_from([*made, as_one("x", ITEM.piece(start, start + 2))]))
+
+
+@given(st.lists(pieces(), max_size=5), st.integers(0, 20), st.integers(0, 20))
+def test_a_part_of_a_text_of_several_pieces_is_known_by_its_characters(
+    parts: list[Traced], start: int, stop: int
+) -> None:
+    characters = [part.piece(at, at + 1) for part in parts for at in range(len(part.text))]
+
+    whole = connect_pieces(parts)
+    part, expected = whole.piece(start, stop), characters[start:stop]
+
+    assert [whole.piece(at, at + 1) for at in range(len(whole.text))] == characters
+    assert part.text == "".join(each.text for each in expected)
+    assert part.origin == join_spots(each.origin for each in expected)
+    assert part.variables == tuple(dict.fromkeys(name for each in expected for name in each.variables))
+    assert part.depth == max((each.depth for each in expected), default=0)
+    assert part.hide_unknown() == "".join("?" if each.unknown else each.text for each in expected)
+
+
+@given(st.text(max_size=20), st.integers(0, 20))
+def test_each_character_that_is_written_stands_for_itself(text: str, at: int) -> None:
+    part = write_text(text, Field.ENV, 2).piece(at, at + 1)
+
+    spot = Spot(Field.ENV, 2, at, at + 1) if at < len(text) else None
+    assert (part.origin, part.site) == (spot, spot)
+
+
+def test_characters_of_a_variable_stand_for_its_reference_together() -> None:
+    value = ITEM.through("A", REFERENCE)
+
+    assert value.piece(2, 5).site == REFERENCE
+    assert as_one("x", value.piece(2, 4)).site is None
+    assert as_one("x", ITEM.piece(2, 4)).site == Spot(Field.ARGS, 0, 2, 4)

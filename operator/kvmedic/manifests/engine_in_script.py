@@ -17,7 +17,7 @@ from tree_sitter import Node
 from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
 from kvmedic.manifests.shell_parser import Expansion, Source, Variables, assigned_in
-from kvmedic.manifests.tokens import EMPTY, Mark, Place, Token, Traced, item_text
+from kvmedic.manifests.tokens import EMPTY, Place, Token, Traced, item_text, unwritten
 from kvmedic.model.edits import Field
 from kvmedic.model.engine import EngineProfile, Launch
 
@@ -218,7 +218,7 @@ def engine_in_variable(
     value = variables.value(name)
     given = value if isinstance(value, Traced) else EMPTY
     walk = Walk(profile, container, variables.budget)
-    walk.run_text(Traced(start, (Mark(),) * len(start)) + given, Place(Field.ENV, 0), variables, ())
+    walk.run_text(unwritten(start) + given, Place(Field.ENV, 0), variables, ())
     return _one_start(walk, profile)
 
 
@@ -256,7 +256,7 @@ class Walk:
 
     def run_shell(self, shell: ShellStart, variables: Variables, within: tuple[str, ...]) -> None:
         """Walk through the script that a shell is given."""
-        zero = shell.zero.trace if shell.zero else Traced(shell.program, (Mark(),) * len(shell.program))
+        zero = shell.zero.trace if shell.zero else unwritten(shell.program)
         variables.assign("0", zero)
         traces = tuple(token.trace for token in shell.parameters)
         _set_parameters(variables, traces)
@@ -518,12 +518,12 @@ class _Script:
 
     def _tail(self, last: Node) -> Place | None:
         """Return where a further word of a command would stand: behind its last one."""
-        marks = self.source.piece(last).marks
-        spot = marks[-1].site if marks else None
+        stretches = self.source.piece(last).stretches
+        spot = stretches[-1].site if stretches else None
         return None if spot is None else Place(spot.field, spot.item, spot.stop)
 
 
-_BLANK = Traced(" ", (Mark(),))
+_BLANK = unwritten(" ")
 
 
 def _words_of(node: Node, redirects: Sequence[Node]) -> list[Node]:

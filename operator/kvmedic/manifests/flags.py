@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, parse
+from kvmedic.manifests.grammar import CommandLine, Given, Malformed, Parsed, options_of, parse, read_value
 from kvmedic.manifests.invocation import (
     Remembered,
     digest_of,
@@ -24,13 +24,11 @@ from kvmedic.manifests.invocation import (
 )
 from kvmedic.manifests.refusal import MOST_TOKENS, Budget, Refusal, RefusalReason
 from kvmedic.manifests.tokens import (
-    Malformed,
     Place,
     Spot,
     Token,
     is_set_by_script,
     item_text,
-    read_value,
     told_source,
 )
 from kvmedic.model.edits import Field, TokenEdit, containers_of
@@ -129,8 +127,8 @@ def _within_reach(container: Mapping[str, object], spot: Spot) -> str:
 
 def _path(change: Change) -> tuple[str, ...]:
     """Return the variables that a piece came through, one for each reference; `$1` and `$@` are none."""
-    marks = change.token.trace.marks[change.start :]
-    longest = max((mark.variables for mark in marks), key=len, default=())
+    piece = change.token.trace.piece(change.start, len(change.token.text))
+    longest = max((each.variables for each in piece.stretches), key=len, default=())
     return tuple(name for name in longest if not re.fullmatch(r"[@*]|\d+", name))
 
 

@@ -6,6 +6,7 @@ keeps its tokens. What the engine would not accept gives a `Refusal` with the en
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.tokens import Malformed, Place, Token, is_set_by_script, read_value, told_source
+from kvmedic.manifests.tokens import Place, Token, is_set_by_script, told_source
 from kvmedic.model.engine import Arity, Engine, Kind, Option, Scalar, Version
 
 
@@ -434,3 +435,97 @@ def options_of(engine: Engine) -> tuple[Option, ...]:
     known: Mapping[str, Option] = {name: option for option in options for name in option.names}
     later = (o for o in engine.profile.options_of(high) if not any(name in known for name in o.names))
     return (*options, *later)
+
+
+_SUFFIXED = re.compile(r"(?P<number>\d+(?P<fraction>\.\d+)?)(?P<suffix>[kKmMgGtT])")
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+"""vLLM 0.32, `human_readable_int` in utils/argparse_utils.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """The engine does not accept a text; why, in its own words where these are known."""
+
+    message: str
+
+
+LARGEST = 2**63 - 1
+"""The largest whole number that an engine can hold: its tensors and its allocator count in int64."""
+_LONGEST = 100
+"""Characters of a value that a message quotes."""
+
+
+def _quote_text(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
+
+
+def read_value(option: Option, text: str) -> Scalar | Malformed:
+    """Return the value that an option takes from a text."""
+    if option.nullable and text in {"", "None"}:
+        return None
+    value = _typed_value(option.kind, text)
+    if option.choices and not isinstance(value, Malformed) and str(value) not in option.choices:
+        listed = ", ".join(repr(choice) for choice in option.choices)
+        return Malformed(f"invalid choice: {_quote_text(text)} (choose from {listed})")
+    return value
+
+
+def _typed_value(kind: Kind, text: str) -> Scalar | Malformed:
+    match kind:
+        case Kind.INT:
+            return _integer(text, "int")
+        case Kind.HUMAN_INT:
+            return _human(text)
+        case Kind.HUMAN_INT_OR_AUTO:
+            return -1 if text.strip() == "-1" or text.strip().lower() == "auto" else _human(text)
+        case Kind.FLOAT:
+            return _decimal(text)
+        case Kind.TRUTH | Kind.SWITCH | Kind.PRESENCE:
+            return _truth(text)
+        case Kind.TEXT | Kind.HELP:
+            return text
+
+
+def _integer(text: str, kind: str) -> int | Malformed:
+    try:
+        return _bounded_whole(int(text), text)
+    except ValueError:
+        return Malformed(f"invalid {kind} value: {_quote_text(text)}")
+
+
+def _bounded_whole(value: float, text: str) -> int | Malformed:
+    """Return a whole number as it is, where an engine can hold it."""
+    if abs(value) > LARGEST:
+        return Malformed(f"{_quote_text(text)} is more than an engine can hold: at most {LARGEST}")
+    return int(value)
+
+
+def _human(text: str) -> int | Malformed:
+    match = _SUFFIXED.fullmatch(text.strip())
+    if match is None:
+        return _integer(text, "human_readable_int")
+    number, suffix = match["number"], match["suffix"]
+    if suffix in _DECIMAL:
+        return _bounded_whole(float(number) * _DECIMAL[suffix], text)
+    if match["fraction"] is None:
+        whole = _integer(number, "human_readable_int")
+        return whole if isinstance(whole, Malformed) else _bounded_whole(whole * _BINARY[suffix], text)
+    return Malformed(
+        f"Decimals are not allowed with binary suffixes like {suffix}. "
+        f"Did you mean to use {number}{suffix.lower()} instead?"
+    )
+
+
+def _decimal(text: str) -> float | Malformed:
+    try:
+        value = float(text)
+    except ValueError:
+        return Malformed(f"invalid float value: {_quote_text(text)}")
+    return value if math.isfinite(value) else Malformed(f"not a finite number: {_quote_text(text)}")
+
+
+def _truth(text: str) -> bool | Malformed:
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    return Malformed(f"invalid boolean value: {_quote_text(text)}; expected true or false")

@@ -6,15 +6,15 @@ Kubernetes joins `command` and `args`, and replaces `$(NAME)` by the container's
 
 from __future__ import annotations
 
-import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from kvmedic.manifests.refusal import LONGEST_WORD, WORD_STEPS, Budget, Refusal, RefusalReason, TooLargeError
 from kvmedic.model.edits import COMMAND_LINE, Field
-from kvmedic.model.engine import Kind, Option, Scalar
 
 
 class Spot(NamedTuple):
@@ -32,79 +32,116 @@ class Spot(NamedTuple):
         same = (self.field, self.item) == (other.field, other.item)
         return same and self.start <= other.start and other.stop <= self.stop
 
+    def piece(self, start: int, stop: int) -> Spot:
+        """Return a part of it, counted from its own start."""
+        return Spot(self.field, self.item, self.start + start, self.start + stop)
 
-class Mark(NamedTuple):
-    """What is known of one character."""
 
+class Stretch(NamedTuple):
+    """Characters beside one another of which the same is known."""
+
+    length: int
     origin: Spot | None = None
-    """Where the character itself is written; None where the manifest does not have it."""
+    """Where they are written, one for one; a single character may be written as several. None where the
+    manifest does not have them."""
     site: Spot | None = None
-    """What it stands for on the command line: the character itself, or the whole reference."""
+    """What they stand for on the command line: each for itself, or all of them for one reference."""
+    shares_site: bool = False
+    """Whether all of them stand for one reference."""
     variables: tuple[str, ...] = ()
-    """The variables that it came through."""
+    """The variables that they came through."""
     unknown: str = ""
-    """The variable whose value is not in the manifest; the character only stands for it."""
+    """The variable whose value is not in the manifest; the characters only stand for it."""
+
+    def piece(self, start: int, stop: int) -> Stretch:
+        """Return a part of the characters."""
+        if stop - start == self.length:
+            return self
+        origin = self.origin and self.origin.piece(start, stop)
+        site = self.site if self.shares_site else self.site and self.site.piece(start, stop)
+        return Stretch(stop - start, origin, site, self.shares_site, self.variables, self.unknown)
+
+    def through(self, variable: str, site: Spot | None) -> Stretch:
+        """Return the characters as those of a variable that is referred to at a place."""
+        return Stretch(self.length, self.origin, site, True, (variable, *self.variables), self.unknown)
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A text and the mark of each of its characters."""
+    """A text and what is known of its characters, by stretches: most texts are a single one."""
 
     text: str = ""
-    marks: tuple[Mark, ...] = ()
+    stretches: tuple[Stretch, ...] = ()
+    _stops: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    """Where each stretch ends, so that a piece is found without a walk over what is before it."""
+
+    def __post_init__(self) -> None:
+        """Note where each stretch ends: a single one where the text does."""
+        is_one = len(self.stretches) == 1
+        stops = (len(self.text),) if is_one else tuple(accumulate([each.length for each in self.stretches]))
+        object.__setattr__(self, "_stops", stops)
 
     def __add__(self, other: Traced) -> Traced:
-        return Traced(self.text + other.text, self.marks + other.marks)
+        return Traced(self.text + other.text, self.stretches + other.stretches)
 
     def piece(self, start: int, stop: int) -> Traced:
         """Return a part of the text."""
-        return Traced(self.text[start:stop], self.marks[start:stop])
+        stop = min(stop, len(self.text))
+        if start >= stop:
+            return EMPTY
+        found: list[Stretch] = []
+        for index in range(bisect_right(self._stops, start), len(self.stretches)):
+            whole = self.stretches[index]
+            begin = self._stops[index] - whole.length
+            if begin >= stop:
+                break
+            found.append(whole.piece(max(start - begin, 0), min(stop - begin, whole.length)))
+        return Traced(self.text[start:stop], tuple(found))
 
     def through(self, variable: str, site: Spot | None) -> Traced:
         """Return the text as the value of a variable that is referred to at a place."""
-        marks: list[Mark] = []
-        before: tuple[str, ...] | None = None
-        names: tuple[str, ...] = ()
-        for mark in self.marks:
-            if mark.variables is not before:
-                before, names = mark.variables, (variable, *mark.variables)
-            marks.append(Mark(mark.origin, site, names, mark.unknown))
-        return Traced(self.text, tuple(marks))
+        return Traced(self.text, tuple(each.through(variable, site) for each in self.stretches))
 
     def standing_at(self, site: Spot | None) -> Traced:
         """Return the text as what stands for something else on the command line."""
-        marks = (Mark(mark.origin, site, mark.variables, mark.unknown) for mark in self.marks)
-        return Traced(self.text, tuple(marks))
+        return Traced(self.text, tuple(each._replace(site=site, shares_site=True) for each in self.stretches))
 
     @property
     def variables(self) -> tuple[str, ...]:
         """Return the variables that any of the characters came through."""
-        paths = dict.fromkeys(mark.variables for mark in self.marks)
-        return tuple(dict.fromkeys(name for path in paths for name in path))
+        return tuple(dict.fromkeys(name for each in self.stretches for name in each.variables))
 
     @property
     def depth(self) -> int:
         """Return how many variables any of the characters came through."""
-        return max((len(mark.variables) for mark in self.marks), default=0)
+        return max((len(each.variables) for each in self.stretches), default=0)
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """Return the variables whose value is not in the manifest."""
-        return tuple(dict.fromkeys(mark.unknown for mark in self.marks if mark.unknown))
+        return tuple(dict.fromkeys(each.unknown for each in self.stretches if each.unknown))
 
     @property
     def origin(self) -> Spot | None:
         """Return the one unbroken piece that the text is written as, or None."""
-        return join_spots(mark.origin for mark in self.marks)
+        return join_spots(each.origin for each in self.stretches)
 
     @property
     def site(self) -> Spot | None:
         """Return the stretch of the command line that the text stands in, or None over several items."""
-        spots = [mark.site for mark in self.marks]
-        first, last = (spots[0], spots[-1]) if spots else (None, None)
+        if not self.stretches:
+            return None
+        first, last = self.stretches[0].piece(0, 1).site, self.stretches[-1].site
         if first is None or last is None or first[:2] != last[:2]:
             return None
         return first._replace(stop=max(first.stop, last.stop))
+
+    def hide_unknown(self) -> str:
+        """Return the text with a question mark for each character that only stands for something."""
+        ends = zip(self.stretches, self._stops, strict=True)
+        return "".join(
+            "?" * each.length if each.unknown else self.text[end - each.length : end] for each, end in ends
+        )
 
 
 EMPTY = Traced()
@@ -114,26 +151,32 @@ def connect_pieces(pieces: Sequence[Traced]) -> Traced:
     """Return one text of several pieces."""
     if len(pieces) < 2:
         return pieces[0] if pieces else EMPTY
-    marks = tuple(mark for piece in pieces for mark in piece.marks)
-    return Traced("".join(piece.text for piece in pieces), marks)
+    stretches = tuple(each for piece in pieces for each in piece.stretches)
+    return Traced("".join(piece.text for piece in pieces), stretches)
 
 
-def write_text(text: str, field: Field, index: int, start: int = 0) -> Traced:
+def unwritten(text: str) -> Traced:
+    """Return a text that the manifest does not have."""
+    return Traced(text, (Stretch(len(text)),) if text else ())
+
+
+def write_text(text: str, field: Field, index: int) -> Traced:
     """Return a text as it is written in one item of a container."""
-    spots = (Spot(field, index, at, at + 1) for at in range(start, start + len(text)))
-    return Traced(text, tuple(Mark(spot, spot) for spot in spots))
+    spot = Spot(field, index, 0, len(text))
+    return Traced(text, (Stretch(len(text), spot, spot),) if text else ())
 
 
 def stand_in(text: str, name: str, site: Spot | None) -> Traced:
     """Return a text that stands for what is not known: the value of a variable, a command's output."""
-    return Traced(text, (Mark(None, site, (name,), name),) * len(text))
+    return Traced(text, (Stretch(len(text), None, site, True, (name,), name),) if text else ())
 
 
 def as_one(text: str, piece: Traced) -> Traced:
     """Return one character that is written as several: an escape, a doubled sign."""
-    site = join_spots(mark.site for mark in piece.marks)
-    last = piece.marks[-1]
-    return Traced(text, (Mark(piece.origin, site, last.variables, last.unknown),))
+    shared = (each.shares_site and each.length > 1 for each in piece.stretches)
+    site = None if any(shared) else join_spots(each.site for each in piece.stretches)
+    last = piece.stretches[-1]
+    return Traced(text, (Stretch(1, piece.origin, site, False, last.variables, last.unknown),))
 
 
 def join_spots(spots: Iterable[Spot | None]) -> Spot | None:
@@ -225,7 +268,7 @@ class Environment:
         text = self.values.get(name, "")
         if name in self.entries:
             return write_text(text, Field.ENV, self.entries[name])
-        return Traced(text, (Mark(),) * len(text))
+        return unwritten(text)
 
     def knows_nothing_of(self, name: str) -> bool:
         """Return whether a variable is set, but not in the manifest."""
@@ -477,102 +520,8 @@ def trace_of(raw: str, place: Place, environment: Environment, budget: Budget) -
             site = Spot(place.field, place.index, start, stop)
             pieces.append(environment.traced(name).through(name, site))
         elif environment.knows_nothing_of(name):
-            marks = (mark._replace(variables=(name,), unknown=name) for mark in piece.marks)
-            pieces.append(Traced(piece.text, tuple(marks)))
+            unknown = (each._replace(variables=(name,), unknown=name) for each in piece.stretches)
+            pieces.append(Traced(piece.text, tuple(unknown)))
         else:
             pieces.append(piece)
     return connect_pieces([*pieces, whole.piece(done, len(raw))])
-
-
-_SUFFIXED = re.compile(r"(?P<number>\d+(?P<fraction>\.\d+)?)(?P<suffix>[kKmMgGtT])")
-_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-"""vLLM 0.32, `human_readable_int` in utils/argparse_utils.py."""
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """The engine does not accept a text; why, in its own words where these are known."""
-
-    message: str
-
-
-LARGEST = 2**63 - 1
-"""The largest whole number that an engine can hold: its tensors and its allocator count in int64."""
-_LONGEST = 100
-"""Characters of a value that a message quotes."""
-
-
-def _quote_text(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
-
-
-def read_value(option: Option, text: str) -> Scalar | Malformed:
-    """Return the value that an option takes from a text."""
-    if option.nullable and text in {"", "None"}:
-        return None
-    value = _typed_value(option.kind, text)
-    if option.choices and not isinstance(value, Malformed) and str(value) not in option.choices:
-        listed = ", ".join(repr(choice) for choice in option.choices)
-        return Malformed(f"invalid choice: {_quote_text(text)} (choose from {listed})")
-    return value
-
-
-def _typed_value(kind: Kind, text: str) -> Scalar | Malformed:
-    match kind:
-        case Kind.INT:
-            return _integer(text, "int")
-        case Kind.HUMAN_INT:
-            return _human(text)
-        case Kind.HUMAN_INT_OR_AUTO:
-            return -1 if text.strip() == "-1" or text.strip().lower() == "auto" else _human(text)
-        case Kind.FLOAT:
-            return _decimal(text)
-        case Kind.TRUTH | Kind.SWITCH | Kind.PRESENCE:
-            return _truth(text)
-        case Kind.TEXT | Kind.HELP:
-            return text
-
-
-def _integer(text: str, kind: str) -> int | Malformed:
-    try:
-        return _bounded_whole(int(text), text)
-    except ValueError:
-        return Malformed(f"invalid {kind} value: {_quote_text(text)}")
-
-
-def _bounded_whole(value: float, text: str) -> int | Malformed:
-    """Return a whole number as it is, where an engine can hold it."""
-    if abs(value) > LARGEST:
-        return Malformed(f"{_quote_text(text)} is more than an engine can hold: at most {LARGEST}")
-    return int(value)
-
-
-def _human(text: str) -> int | Malformed:
-    match = _SUFFIXED.fullmatch(text.strip())
-    if match is None:
-        return _integer(text, "human_readable_int")
-    number, suffix = match["number"], match["suffix"]
-    if suffix in _DECIMAL:
-        return _bounded_whole(float(number) * _DECIMAL[suffix], text)
-    if match["fraction"] is None:
-        whole = _integer(number, "human_readable_int")
-        return whole if isinstance(whole, Malformed) else _bounded_whole(whole * _BINARY[suffix], text)
-    return Malformed(
-        f"Decimals are not allowed with binary suffixes like {suffix}. "
-        f"Did you mean to use {number}{suffix.lower()} instead?"
-    )
-
-
-def _decimal(text: str) -> float | Malformed:
-    try:
-        value = float(text)
-    except ValueError:
-        return Malformed(f"invalid float value: {_quote_text(text)}")
-    return value if math.isfinite(value) else Malformed(f"not a finite number: {_quote_text(text)}")
-
-
-def _truth(text: str) -> bool | Malformed:
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    return Malformed(f"invalid boolean value: {_quote_text(text)}; expected true or false")

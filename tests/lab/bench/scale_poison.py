@@ -45,8 +45,8 @@ def _arguments(*args: str, **env: str) -> dict[str, Any]:
 
 DEAREST: tuple[dict[str, Any], ...] = (
     # The first three are followed to the end, as near to the limit as texts of their kind come: CPU seconds
-    # for one reading 0.02, 0.01 and 0.01, and 0.04 to pack and unpack the second. The others are refused
-    # after 0.10, 0.01 and 0.24 (measured). tests/manifests/test_budget.py has more of them.
+    # for one reading 0.02, 0.004 and 0.006, and 0.013 to pack and unpack the second. The others are refused
+    # after 0.001, 0.01 and less than 0.001 (measured). tests/manifests/test_budget.py has more of them.
     _script("true;" * 300 + _SERVE),
     _arguments(*["--max-num-seqs=64"] * 390),
     _script("A=1\n" * 300 + _SERVE),
