@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TENANT = "poison"
 REWRITES_PER_SECOND = 5.0
-"""Of all poisonous fleets together: five looks of some 0.2 CPU seconds a second are more than a processor."""
+"""Of all poisonous fleets together."""
 HALF_A_ROUND_SECONDS = 15.0
 SETTLING_SECONDS = 20.0
 """Until the poison's looks have a price."""
@@ -44,12 +44,14 @@ def _arguments(*args: str, **env: str) -> dict[str, Any]:
 
 
 DEAREST: tuple[dict[str, Any], ...] = (
-    # The first three are followed to the end, as near to the limit as texts of their kind come: CPU seconds
-    # for one reading 0.02, 0.004 and 0.006, and 0.013 to pack and unpack the second. The others are refused
-    # after 0.001, 0.01 and less than 0.001 (measured). tests/manifests/test_budget.py has more of them.
+    # The first four are followed to the end, as near to the limit as texts of their kind come: CPU seconds
+    # for one reading 0.02, 0.004, 0.006 and 0.05, and to pack and unpack 0.013 of the second and 0.04 of the
+    # fourth. The others are refused after 0.001, 0.01 and less than 0.001 (measured).
+    # tests/manifests/test_budget.py has more of them.
     _script("true;" * 300 + _SERVE),
     _arguments(*["--max-num-seqs=64"] * 390),
     _script("A=1\n" * 300 + _SERVE),
+    _script(f'{_SERVE} --served-model-name="' + 'a\\"' * 4_000 + '"'),
     _arguments(*["$(A)" * 100] * 20, A="x" * 600),
     _arguments(*["--max-num-seqs=64"] * 4_000),
     _script("a|" * 32_000 + _SERVE),
