@@ -24,6 +24,7 @@ from kvmedic.metrics.generation import (
     generate,
 )
 from kvmedic.metrics.page import Page, names_of, parse_page
+from kvmedic.metrics.scrape import MOST_PIECES
 from kvmedic.model.compression import Keep
 from kvmedic.model.trial import Interrupted, Reclaim, Watched
 from kvmedic.runbooks.compression.probes import Generation, Reclamation, judge
@@ -120,17 +121,18 @@ async def test_an_answer_that_the_model_cannot_hold_ends_early_and_tells_nothing
 
 
 class _Stream(httpx.AsyncByteStream):
-    """What an engine sends, in one piece."""
+    """What an engine sends, in pieces."""
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
+    def __init__(self, piece: bytes, pieces: int) -> None:
+        self._piece, self._pieces = piece, pieces
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._content
+        for _ in range(self._pieces):
+            yield self._piece
 
 
-def answer(content: bytes) -> httpx.Response:
-    return httpx.Response(200, stream=_Stream(content))
+def answer(piece: bytes, pieces: int = 1) -> httpx.Response:
+    return httpx.Response(200, stream=_Stream(piece, pieces))
 
 
 async def asked(response: httpx.Response, rhythm: Rhythm = RHYTHM) -> Watched | Interrupted:
@@ -168,6 +170,13 @@ async def test_an_event_without_end_is_not_waited_for() -> None:
     seen = await asked(answer(b"data: " + b"x" * (MOST_EVENT_BYTES + 1)))
 
     assert seen == Interrupted("after 0 of 10 tokens the engine sent an event that is too large")
+
+
+async def test_comments_without_end_are_not_read_on() -> None:
+    seen = await asked(answer(b":\n", 2 * MOST_PIECES))
+
+    pieces = f"the answer comes in more than {MOST_PIECES + 40} pieces"
+    assert seen == Interrupted(f"after 0 of 10 tokens the engine's answer cannot be read: {pieces}")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, observe_pages, parse_page
-from kvmedic.metrics.scrape import Engine, PodAddress, Scraper, engines_of, in_flight_on, resolver_of
+from kvmedic.metrics.scrape import (
+    MOST_PIECES,
+    PIECES_AT_ONCE,
+    Engine,
+    PodAddress,
+    Scraper,
+    engines_of,
+    in_flight_on,
+    resolver_of,
+)
 from kvmedic.metrics.series import PodKey, Series
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
@@ -291,6 +300,27 @@ async def test_a_replica_that_hangs_is_left_after_the_time_out() -> None:
 async def test_a_page_beyond_the_limit_is_refused() -> None:
     with Server(answering("# " + "x" * (2 << 20))) as server:
         assert await in_flight(server.url, response_limit_mib=1) == UNAVAILABLE
+
+
+async def test_a_page_whose_bytes_come_one_by_one_leaves_others_their_turns() -> None:
+    """Up to 11,000 pieces, all of the 64 KiB that were there, were read before others had a turn."""
+    text = (IDLE + "# " + "x" * 2 * MOST_PIECES)[: 2 * MOST_PIECES].encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    with Server(lambda _: Reply(200, chunks, {"Transfer-Encoding": "chunked"})) as server:
+        others = asyncio.create_task(take_turns())
+        found = await in_flight(server.url, timeout="30s")
+        others.cancel()
+
+    assert found == UNAVAILABLE
+    assert turns > MOST_PIECES / PIECES_AT_ONCE
 
 
 async def test_a_page_that_is_encoded_is_not_even_unpacked() -> None:

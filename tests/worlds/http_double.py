@@ -111,7 +111,9 @@ class Server:
                     self.send_response_only(reply.status)
                 else:
                     self.send_response(reply.status)
-                for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
+                chunked = "Transfer-Encoding" in reply.headers
+                length_of_body = {} if chunked else {"Content-Length": str(len(reply.body))}
+                for name, value in {**length_of_body, **reply.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(reply.body)

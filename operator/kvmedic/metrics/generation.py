@@ -27,7 +27,7 @@ from kvmedic.kube.cpu import in_thread
 from kvmedic.metrics.page import Page, gauge, replica_of
 from kvmedic.metrics.readings import read_pool as pool_of
 from kvmedic.metrics.readings import window
-from kvmedic.metrics.scrape import counted_of
+from kvmedic.metrics.scrape import MOST_PIECES, counted_of, pieces_of, read_body
 from kvmedic.model.devices import MIB, Device, Vital
 from kvmedic.model.evidence import (
     Measured,
@@ -158,10 +158,11 @@ async def _stream(engine: Engine, model: str, tokens: int, course: Course, silen
     # Compressed text could grow beyond all bounds before a line of it is seen.
     headers = {**engine.headers, "Accept-Encoding": "identity"}
     url, limit = engine.url + PATH, httpx.Timeout(silence_seconds)
+    most = MOST_PIECES + 4 * tokens  # each comes in a piece of its own, or in two
     async with (
         asyncio.timeout(silence_seconds) as patience,
         engine.http.stream("POST", url, json=body, headers=headers, timeout=limit) as response,
-        aclosing(_lines(accept_response(response, engine.no_key))) as pieces,
+        aclosing(_lines(accept_response(response, engine.no_key), most)) as pieces,
     ):
         async for lines in pieces:
             before = course.tokens
@@ -184,15 +185,19 @@ def accept_response(response: httpx.Response, no_key: str) -> httpx.Response:
     return response
 
 
-async def _lines(response: httpx.Response) -> AsyncGenerator[Sequence[bytes], None]:
-    """Yield the lines of an answer as they come, those that come together at once."""
+async def _lines(response: httpx.Response, most: int) -> AsyncGenerator[Sequence[bytes], None]:
+    """Yield the lines of an answer of so many pieces as they come, those that come together at once."""
     rest = b""
-    async for piece in response.aiter_raw():
-        *whole, rest = (rest + piece).split(b"\n")
-        if whole:
-            yield whole
-        if len(rest) > MOST_EVENT_BYTES:
-            raise BrokenOffError("the engine sent an event that is too large")
+    try:
+        async with aclosing(pieces_of(response, most)) as pieces:
+            async for piece in pieces:
+                *whole, rest = (rest + piece).split(b"\n")
+                if whole:
+                    yield whole
+                if len(rest) > MOST_EVENT_BYTES:
+                    raise BrokenOffError("the engine sent an event that is too large")
+    except ValueError as error:
+        raise BrokenOffError(f"the engine's answer cannot be read: {error}") from None
 
 
 def _count_tokens(lines: Sequence[bytes], events: int, tokens: int, course: Course) -> int:
@@ -394,12 +399,10 @@ async def _send(engine: Engine, sent: Sent, place: int, tokens: int) -> None:
 
 async def _drain_answer(response: httpx.Response) -> bytes:
     """Return an answer, read to its end."""
-    body = b""
-    async for piece in response.aiter_raw():
-        body += piece
-        if len(body) > MOST_EVENT_BYTES:
-            raise BrokenOffError("the engine sent an answer that is too large")
-    return body
+    try:
+        return await read_body(response, MOST_EVENT_BYTES)
+    except ValueError as error:
+        raise BrokenOffError(f"the engine's answer cannot be read: {error}") from None
 
 
 async def _memory(sent: Sent) -> dict[str, Device]:

