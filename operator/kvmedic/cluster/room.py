@@ -49,6 +49,7 @@ from kvmedic.rollout.spares.room import (
     Surroundings,
     Taint,
     Tenant,
+    Tenants,
     Toleration,
     find_room,
 )
@@ -72,7 +73,7 @@ SCALE_DOWN = "cluster-autoscaler.kubernetes.io/"
 """Prefix of annotations for the cluster autoscaler."""
 
 
-AllTenants: TypeAlias = Callable[[], Awaitable[tuple[Tenant, ...]]]
+AllTenants: TypeAlias = Callable[[], Awaitable[Tenants]]
 """Returns what runs on all nodes."""
 
 
@@ -147,9 +148,9 @@ async def _without_tenants(client: Reader, shape: Shape) -> Surroundings:
         _nodes(client), _quotas(client, shape), _access_modes(client, shape)
     )
     if isinstance(nodes, str):
-        return Surroundings((), (), quotas, access, unknown=nodes)
+        return Surroundings((), Tenants(), quotas, access, unknown=nodes)
     return Surroundings(
-        tuple(node_of(each) for each in nodes), (), quotas, access, adds_nodes=_who_adds_nodes(nodes)
+        tuple(node_of(each) for each in nodes), Tenants(), quotas, access, adds_nodes=_who_adds_nodes(nodes)
     )
 
 
@@ -180,21 +181,21 @@ async def _access_modes(client: Reader, shape: Shape) -> Mapping[str, frozenset[
     return modes
 
 
-async def _tenants(client: Reader, shape: Shape, around: Surroundings) -> tuple[Tenant, ...]:
+async def _tenants(client: Reader, shape: Shape, around: Surroundings) -> Tenants:
     fits = find_room(shape, around)
     nodes = [] if isinstance(fits, NoRoom | RoomUnknown) else fits.nodes
     if nodes and len(nodes) <= FEW_NODES and not (shape.near or shape.spread):
         by_node = (list_tenants(client, fields=f"spec.nodeName={name},{RUNNING}") for name in nodes)
         there = [tenant for each in await asyncio.gather(*by_node) for tenant in each]
-        mounted = await list_tenants(client, shape.namespace, fields="") if shape.claims else ()
-        return (*there, *(tenant for tenant in mounted if tenant.node not in nodes))
+        mounted = await list_tenants(client, shape.namespace, fields="") if shape.claims else Tenants()
+        return Tenants((*there, *(tenant for tenant in mounted if tenant.node not in nodes)))
     return await list_tenants(client)
 
 
-async def list_tenants(client: Reader, namespace: str = "", fields: str = RUNNING) -> tuple[Tenant, ...]:
+async def list_tenants(client: Reader, namespace: str = "", fields: str = RUNNING) -> Tenants:
     """Return what runs on nodes: everything, or what is selected. Of each pod only its facts are kept."""
     found = client.read_each(PODS, namespace, fields=fields)
-    return tuple([tenant_of(pod) async for pod in found if _has_place(pod)])
+    return Tenants([tenant_of(pod) async for pod in found if _has_place(pod)])
 
 
 @dataclass(slots=True)
@@ -202,9 +203,9 @@ class SharedTenants:
     """What runs on the nodes, read once for all who ask for it within `TENANTS_LAST`."""
 
     reader: Reader
-    _found: asyncio.Task[tuple[Tenant, ...]] | None = field(default=None, init=False)
+    _found: asyncio.Task[Tenants] | None = field(default=None, init=False)
 
-    async def read_tenants(self) -> tuple[Tenant, ...]:
+    async def read_tenants(self) -> Tenants:
         """Return what runs on all nodes, as it was a moment ago."""
         if self._found is None:
             self._found = asyncio.create_task(list_tenants(self.reader), name="list tenants")
@@ -212,7 +213,7 @@ class SharedTenants:
         # One who stops waiting does not take the answer from the others.
         return await asyncio.shield(self._found)
 
-    def _forget_later(self, read: asyncio.Task[tuple[Tenant, ...]]) -> None:
+    def _forget_later(self, read: asyncio.Task[Tenants]) -> None:
         """Forget what was read once it is old: it takes memory where nobody asks. A failure goes at once."""
         failed = read.cancelled() or read.exception() is not None
         lasts = 0.0 if failed else TENANTS_LAST.total_seconds()

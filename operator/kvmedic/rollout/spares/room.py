@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from typing import TypeAlias
 
 Amounts: TypeAlias = Mapping[str, Decimal]
@@ -204,6 +205,58 @@ class Tenant:
     """PersistentVolumeClaims of its namespace that it has mounted."""
 
 
+@dataclass(slots=True)
+class Taken:
+    """What the pods of one node take."""
+
+    pods: list[Tenant] = field(default_factory=list)
+    by_priority: dict[int, dict[str, Decimal]] = field(default_factory=dict)
+    """Amounts by resource, of the pods of each priority; of `PODS` their number."""
+
+    def count_pod(self, tenant: Tenant) -> None:
+        """Count a pod."""
+        self.pods.append(tenant)
+        amounts = self.by_priority.setdefault(tenant.priority, {})
+        for name, amount in (*tenant.requests.items(), (PODS, Decimal(1))):
+            amounts[name] = amounts.get(name, Decimal(0)) + amount
+
+    def amount_of(self, name: str, least: int | None) -> Decimal:
+        """Return how much of a resource pods of a priority, or a higher one, take; None: all pods."""
+        found = (each for priority, each in self.by_priority.items() if least is None or priority >= least)
+        return sum((each.get(name, Decimal(0)) for each in found), Decimal(0))
+
+
+class Tenants(tuple[Tenant, ...]):
+    """What runs on nodes: counted once, however many fleets ask for room."""
+
+    @cached_property
+    def by_node(self) -> Mapping[str, Taken]:
+        """What the pods of each node take."""
+        found: dict[str, Taken] = {}
+        for tenant in self:
+            found.setdefault(tenant.node, Taken()).count_pod(tenant)
+        return found
+
+    @cached_property
+    def by_namespace(self) -> Mapping[str, Sequence[Tenant]]:
+        """The pods of each namespace."""
+        found: dict[str, list[Tenant]] = {}
+        for tenant in self:
+            found.setdefault(tenant.namespace, []).append(tenant)
+        return found
+
+    @cached_property
+    def keeping_apart(self) -> Sequence[Tenant]:
+        """The pods that keep others off their domains."""
+        return [tenant for tenant in self if tenant.apart]
+
+    def running_in(self, namespaces: Iterable[str] | None) -> Iterable[Tenant]:
+        """Return the pods of some namespaces; None: of all."""
+        if namespaces is None:
+            return self
+        return (tenant for name in namespaces for tenant in self.by_namespace.get(name, ()))
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
     """A ResourceQuota that the pod counts against."""
@@ -218,7 +271,7 @@ class Surroundings:
     """The cluster as far as it decides whether one pod more finds a place."""
 
     nodes: tuple[Node, ...]
-    tenants: tuple[Tenant, ...]
+    tenants: Tenants
     quotas: tuple[Quota, ...] = ()
     access: Mapping[str, frozenset[str]] | None = None
     """Access modes of the fleet's claims by name; None, or one that is missing: not known."""
@@ -291,19 +344,21 @@ class _Doubt:
     text: str
 
 
+_NOTHING = Taken()
+
+
 class _Index:
-    """The tenants of a cluster as the nodes are asked one after the other."""
+    """What a pod more meets on the nodes, as they are asked one after the other."""
 
     def __init__(self, shape: Shape, around: Surroundings) -> None:
         self.shape = shape
         self.by_name = {node.name: node for node in around.nodes}
         self.tenants = around.tenants
-        self.on: dict[str, list[Tenant]] = {}
-        for tenant in around.tenants:
-            self.on.setdefault(tenant.node, []).append(tenant)
+        self.least = shape.priority if shape.preempts else None
+        """The least priority of pods that stay: the scheduler would end others for the fleet's."""
         theirs = (
             (term, tenant.node)
-            for tenant in around.tenants
+            for tenant in around.tenants.keeping_apart
             for term in tenant.apart
             if term.is_about(shape.namespace, shape.labels)
         )
@@ -342,7 +397,8 @@ class _Index:
         return None
 
     def _port_doubt(self, node: Node) -> _Doubt | None:
-        for tenant in self._pods_that_stay(node):
+        staying = self._pods_that_stay(node) if self.shape.host_ports else ()
+        for tenant in staying:
             for port in sorted(self.shape.host_ports):
                 if any(_collide(port, other) for other in tenant.host_ports):
                     text = f"port {port[2]} of the host is taken"
@@ -366,23 +422,19 @@ class _Index:
         """Return how many pods that a constraint counts are in each domain that the pod may go to."""
         allowed = [each.labels for each in self.by_name.values() if _selects(self.shape, each)]
         counts = Counter({labels[spread.topology]: 0 for labels in allowed if spread.topology in labels})
-        for tenant in self.tenants:
+        for tenant in self.tenants.running_in((self.shape.namespace,)):
             where = self.by_name.get(tenant.node)
             value = where.labels.get(spread.topology, "") if where else ""
-            own = tenant.namespace == self.shape.namespace
-            if value in counts and own and all(each.is_met_by(tenant.labels) for each in spread.selector):
+            if value in counts and all(each.is_met_by(tenant.labels) for each in spread.selector):
                 counts[value] += 1
         return counts
 
     def _lacking_resource(self, node: Node) -> _Doubt | None:
         """Return which resource is taken; the one of which the node has the least in proportion."""
-        staying = self._pods_that_stay(node)
+        there = self.tenants.by_node.get(node.name, _NOTHING)
         lacks: list[tuple[Decimal, str, str]] = []
         for name, wanted in {**self.shape.requests, PODS: Decimal(1)}.items():
-            has = node.allocatable.get(name, Decimal(0))
-            taken = sum((each.requests.get(name, Decimal(0)) for each in staying), Decimal(0))
-            if name == PODS:
-                taken = Decimal(len(staying))
+            has, taken = node.allocatable.get(name, Decimal(0)), there.amount_of(name, self.least)
             if wanted > 0 and taken + wanted > has:
                 figures = f"{_amount(name, taken)} of {_amount(name, has)} {name} taken"
                 lacks.append((has - taken - wanted, name, figures if has else f"has no {name}"))
@@ -392,18 +444,17 @@ class _Index:
         _, name, text = min(devices or lacks, key=lambda each: each[1])
         return _Doubt(1, f"without enough {name}", text)
 
-    def _pods_that_stay(self, node: Node) -> list[Tenant]:
-        """Return the pods of a node that the scheduler would not end for the fleet's."""
-        if not self.shape.preempts:
-            return self.on.get(node.name, [])
-        return [each for each in self.on.get(node.name, []) if each.priority >= self.shape.priority]
+    def _pods_that_stay(self, node: Node) -> Iterator[Tenant]:
+        """Yield the pods of a node that the scheduler would not end for the fleet's."""
+        there = self.tenants.by_node.get(node.name, _NOTHING).pods
+        return (each for each in there if self.least is None or each.priority >= self.least)
 
     def _matches(self, terms: Iterable[PodTerm]) -> list[tuple[PodTerm, str]]:
         """Return where the pods are that some terms are about."""
         return [
             (term, each.node)
             for term in terms
-            for each in self.tenants
+            for each in self.tenants.running_in(term.namespaces)
             if term.is_about(each.namespace, each.labels)
         ]
 
@@ -488,7 +539,7 @@ def _nodes_of_claims(shape: Shape, around: Surroundings) -> Mapping[str, frozens
     """Return the nodes to which each claim ties the pod: those where it is mounted, if one node alone may."""
     tied = {}
     for name, modes in _modes(shape, around):
-        users = [each for each in around.tenants if each.namespace == shape.namespace and name in each.claims]
+        users = [each for each in around.tenants.running_in((shape.namespace,)) if name in each.claims]
         if modes == {NODE_ALONE} and users:
             tied[name] = frozenset(each.node for each in users)
     return tied
