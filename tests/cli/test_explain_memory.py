@@ -24,7 +24,7 @@ from kvmedic.model.status import (
     Condition,
     ConditionType,
     ConfigCopy,
-    OutgrownShare,
+    OomShare,
     Record,
     Resource,
     Severity,
@@ -79,7 +79,7 @@ def test_what_did_not_help_is_told_with_what_it_rests_on(attempt):
 
 def test_a_share_that_was_too_much_and_what_is_borrowed_are_told():
     record = Record(
-        outgrown=(OutgrownShare(0.92, OLD, NOW),),
+        oom_shares=(OomShare(0.92, OLD, NOW),),
         temporary=holding_record().temporary[1:],
     )
 

@@ -377,7 +377,7 @@ def test_killed_at_every_write_a_replica_out_of_memory_is_met_all_the_same(a_wor
 
     assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
     assert world.status()["history"][0]["reason"] == "CudaOutOfMemory"
-    assert [one["share"] for one in world.status()["outgrown"]] == [0.92], "never gone back to"
+    assert [one["share"] for one in world.status()["oomShares"]] == [0.92], "never gone back to"
     assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
     assert "--max-num-seqs=64" in world.args()
     assert PROMPT not in world.log

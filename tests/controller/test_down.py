@@ -320,7 +320,7 @@ def test_a_fleet_that_is_down_as_a_whole_is_healed(a_world, replicas):
 
     assert world.outcomes() == ["Recovered"]
     assert world.status()["history"][0]["reason"] == "CudaOutOfMemory"
-    assert [one["share"] for one in world.status()["outgrown"]] == [0.92], "never gone back to"
+    assert [one["share"] for one in world.status()["oomShares"]] == [0.92], "never gone back to"
     assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
     assert "--max-num-seqs=64" in world.args()
     for private in (PROMPT, "Tried to allocate"):

@@ -444,7 +444,7 @@ _UNTIL = {
 def _name_left_out(record: Record) -> Iterator[str]:
     """Yield what `-v` tells beside; nothing where it tells no more."""
     kinds = {
-        "changes that did not help": bool(_attempts(record) or record.outgrown),
+        "changes that did not help": bool(_attempts(record) or record.oom_shares),
         "readings of trials": any(each.seen or each.prompts for each in record.answers),
         "scores": bool(record.scores),
     }
@@ -462,7 +462,7 @@ def _describe_failed_attempts(record: Record) -> Iterator[str]:
     for one in _attempts(record):
         when = f"({one.at:%Y-%m-%dT%H:%M:%SZ}, pod template {one.template})"
         yield f"{one.change} was tried {when}: {one.why}; not tried again {_UNTIL[one.attempt]}."
-    for share in record.outgrown:
+    for share in record.oom_shares:
         yield (
             f"A GPU ran out of memory at a share of {share.share:g} ({share.at:%Y-%m-%dT%H:%M:%SZ}); it "
             "is not raised to that share again with this image, these devices and volumes."

@@ -148,7 +148,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Keep(judged):
             await _save(tick, run.keep_step(judged), judged.reason, judged.message)
         case TurnBack(outcome, verdict, after):
-            tick = _outgrown(tick, view)
+            tick = _record_oom_share(tick, view)
             await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
         case Recover():
             found = regain_freeze(run, tick.resource.uid, view.fleet, tick.now)
@@ -184,7 +184,7 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
             ending = run.ending or outcome_of(Reason.NOT_RECOVERED)
             await _save(tick, run.end_reverted(), ending.reason, ending.message)
         case Failed(reason, message) if direction is Direction.FORWARD:
-            tick = _outgrown(tick, view)
+            tick = _record_oom_share(tick, view)
             await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
         case Refused(reason, message) if run.intent is None:
             return await _close(tick, view, Outcome(reason, message))
@@ -301,7 +301,7 @@ async def _report_refusal(tick: Tick, error: ServerRefused | WebhookSilent) -> t
     return tick.ports.pace.idle
 
 
-def _outgrown(tick: Tick, view: View) -> Tick:
+def _record_oom_share(tick: Tick, view: View) -> Tick:
     return replace(tick, record=after_trouble(tick.record, tick.run, view.fleet, view.template, tick.now))
 
 

@@ -24,7 +24,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, StepState
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConfigCopy, Record, TemporaryChange
-from kvmedic.record.runs import with_outgrown
+from kvmedic.record.runs import with_oom_share
 from kvmedic.record.surveys import REFRESH
 from kvmedic.rollout.config_copy import SourceState, await_config_map, copying_move, hindrance, needs_source
 from kvmedic.rollout.decide import Decision, Direction, Walk, Watch
@@ -92,7 +92,7 @@ def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetim
     share = memory_share(workload) if isinstance(workload, Workload) else None
     if share is None or share.ratio is None or share.fixed_by or share.unread:
         return record
-    return with_outgrown(record, share.ratio, found.view.template, now)
+    return with_oom_share(record, share.ratio, found.view.template, now)
 
 
 FORWARD = frozenset({StepState.PENDING, StepState.ROLLING_OUT, StepState.VERIFYING})

@@ -372,7 +372,7 @@ def failed_before(
 
 
 @dataclass(frozen=True, slots=True)
-class OutgrownShare:
+class OomShare:
     """A share of GPU memory at which a replica ran out of memory. No run sets it again."""
 
     share: float
@@ -470,7 +470,7 @@ class Record:
     answers: tuple[Answer, ...] = ()
     """What trials showed, newest first."""
     copies: tuple[ConfigCopy, ...] = ()
-    outgrown: tuple[OutgrownShare, ...] = ()
+    oom_shares: tuple[OomShare, ...] = ()
     temporary: tuple[TemporaryChange, ...] = ()
     """What stays for a while after its run: replicas that were added first, then settings."""
     history: tuple[ClosedRun, ...] = field(default=())

@@ -32,7 +32,7 @@ from kvmedic.model.status import (
     Condition,
     ConditionType,
     FailedAttempt,
-    OutgrownShare,
+    OomShare,
     Record,
     SizedCap,
     Truth,
@@ -332,16 +332,16 @@ def _why_it_failed(record: StepRecord, outcome: Outcome) -> str:
 _DUST = 1e-9
 
 
-def with_outgrown(record: Record, share: float, template: Mapping[str, object], now: datetime) -> Record:
+def with_oom_share(record: Record, share: float, template: Mapping[str, object], now: datetime) -> Record:
     """Return the record with a share of the devices' memory that was too much for a pod template.
 
     Of one template the lowest counts; equal to the old record where that is known already.
     """
     body = body_hash(template)
-    if any(one.body == body and one.share <= share + _DUST for one in record.outgrown):
+    if any(one.body == body and one.share <= share + _DUST for one in record.oom_shares):
         return record
-    others = tuple(one for one in record.outgrown if one.body != body)
-    return replace(record, outgrown=(OutgrownShare(share, body, now), *others)[:HISTORY_LENGTH])
+    others = tuple(one for one in record.oom_shares if one.body != body)
+    return replace(record, oom_shares=(OomShare(share, body, now), *others)[:HISTORY_LENGTH])
 
 
 def after_trouble(
@@ -355,7 +355,7 @@ def after_trouble(
     step = run.current.step
     share = raised_share(step)
     ended = any(pod.ends for pod in fleet.pods if pod.revision == step.after_template)
-    return record if share is None or not ended else with_outgrown(record, share, template, now)
+    return record if share is None or not ended else with_oom_share(record, share, template, now)
 
 
 def raised_share(step: Step) -> float | None:

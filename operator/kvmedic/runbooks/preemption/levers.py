@@ -134,7 +134,7 @@ def present_setting(
             leaves_prefixes=not is_given and said is False and prefixes is not False,
             memory_in_use=used,
             memory_unknown=unseen,
-            oom_limit=lowest_oom_share(record.outgrown, workload.template),
+            oom_limit=lowest_oom_share(record.oom_shares, workload.template),
             raised_in_vain=bool(failed_on_this(Attempt.RAISE_MEMORY, tried, revision, evidence)),
             host=host_terms(workload),
         ),

@@ -20,7 +20,7 @@ from kvmedic.model.evidence import Measured
 from kvmedic.model.fleet import body_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import OutgrownShare
+from kvmedic.model.status import OomShare
 from kvmedic.runbooks.branches import (
     GIB,
     Assignment,
@@ -86,7 +86,7 @@ def memory_in_use(evidence: Evidence) -> tuple[float | None, str]:
     )
 
 
-def lowest_oom_share(shares: Sequence[OutgrownShare], template: Mapping[str, object]) -> float | None:
+def lowest_oom_share(shares: Sequence[OomShare], template: Mapping[str, object]) -> float | None:
     """Return the lowest share at which a pod template ran out of memory, whatever its command line says."""
     body = body_hash(template) if shares else ""
     return min((one.share for one in shares if one.body == body), default=None)

@@ -51,7 +51,7 @@ async def test_the_share_at_which_memory_ran_out_is_written_down(
     record = with_known_limit(Record(), seen, policy, NOW)
 
     assert seen.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
-    assert [(one.share, one.body) for one in record.outgrown] == [(share, body_hash(view.template))]
+    assert [(one.share, one.body) for one in record.oom_shares] == [(share, body_hash(view.template))]
     assert with_known_limit(record, seen, policy, NOW) == record
 
 
@@ -73,7 +73,7 @@ async def test_a_share_that_is_not_known_is_not(view: Any) -> None:
     )
     seen, policy = await found(view)
 
-    assert with_known_limit(Record(), seen, policy, NOW).outgrown == ()
+    assert with_known_limit(Record(), seen, policy, NOW).oom_shares == ()
 
 
 @pytest.mark.parametrize(
