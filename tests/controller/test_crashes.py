@@ -277,7 +277,7 @@ def test_killed_at_every_write_a_change_of_what_helm_owns_is_kept_and_told(a_wor
 
     (run,) = world.status()["history"]
     assert (run["outcome"], cap(world)) == ("Recovered", "--max-num-seqs=14")
-    assert "helm upgrade chat CHART" in run["handover"]
+    assert "helm upgrade chat CHART" in run["ownerPatch"]
     assert world.traces() == []
     assert (eye.lost, eye.fewest >= 2) == ([], True)
 

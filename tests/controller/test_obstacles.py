@@ -13,7 +13,7 @@ from kvmedic.cli import plan as live
 from kvmedic.cli.app import Form
 from kvmedic.cli.plan import _of_survey
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import check_ownership, handover_of
+from kvmedic.controller.obstacles import check_ownership, owner_patch_of
 from kvmedic.controller.ports import NotAllowed, Senses
 from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
@@ -188,7 +188,7 @@ async def test_an_owner_that_gives_way_is_given_what_keeps_the_change() -> None:
 
     assert found.obstacle is None
     assert found.plan.message.endswith(f"; {told}"), "said before the first write"
-    given = handover_of(found)
+    given = owner_patch_of(found)
     assert given.startswith("Helm release chat: set it in the release's values")
     assert "undrained" not in given, "the change is there already"
     assert "--max-num-seqs=" in given
@@ -204,11 +204,11 @@ async def test_what_keeps_the_change_is_printed() -> None:
     assert (told["proposal"], told["toKeep"]["change"]) == (None, found.proposal.text)
 
 
-async def test_half_a_patch_is_no_handover() -> None:
+async def test_half_a_patch_is_no_owner_patch() -> None:
     found = await looked(owner=YIELDING)
     long = replace(found, proposal=replace(found.proposal, text="x" * 1000))
 
-    assert handover_of(long) == f"Helm release chat: {found.proposal.how}"
+    assert owner_patch_of(long) == f"Helm release chat: {found.proposal.how}"
 
 
 async def test_a_change_that_is_known_to_be_put_back_at_once_is_not_begun() -> None:

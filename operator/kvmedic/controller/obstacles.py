@@ -334,7 +334,7 @@ def _to_keep(offer: _Offer) -> Survey:
     return replace(offer.found, proposal=given and given.for_keeping())
 
 
-def handover_of(found: Survey) -> str:
+def owner_patch_of(found: Survey) -> str:
     """Return what the owner of a target needs so that a plan's change stays; empty: nobody owns it.
 
     It is kept with the run, and told when the change is kept. Half a patch is none: one that is too long is

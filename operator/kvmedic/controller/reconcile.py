@@ -19,7 +19,7 @@ from kvmedic.controller.obstacles import (
     claimed_by_another,
     consent,
     gate,
-    handover_of,
+    owner_patch_of,
     report_unrecognised,
     unfit,
 )
@@ -192,7 +192,7 @@ async def _begin_run(
     measure = Measure(found.goal, baseline, found.blocks())
     run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)
     run = replace(run, reason=found.diagnosis.reason, terms=terms_of(policy), approval=granted)
-    run = replace(run, handover=handover_of(found), may_lack=found.may_lack)
+    run = replace(run, owner_patch=owner_patch_of(found), may_lack=found.may_lack)
     async with ports.run_limits.reserve(resource.uid, now) as blocked:
         if blocked is None:
             await save(resource, open_run(seen, run, resource.generation, now), ports)

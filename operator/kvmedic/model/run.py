@@ -454,7 +454,7 @@ class Run:
     """How often the rollout's fields were put back because somebody else had set them."""
     regained_at: datetime | None = None
     """When that was last."""
-    handover: str = ""
+    owner_patch: str = ""
     """What the owner of the target needs so that the change stays: a value or a patch. Empty: nobody's."""
     may_lack: int = 0
     """Replicas that may be missing while it walks: 1 where no spare is made, else 0."""

@@ -445,7 +445,7 @@ class ClosedRun:
     """The run used its own trial pod: nothing of the fleet was changed."""
     template_after: str = ""
     """Hash of the pod template that the run changed and kept. Empty if it kept no change of the template."""
-    handover: str = ""
+    owner_patch: str = ""
     """What the owner of the Deployment needs so that the change stays: a value or a patch. Empty if nobody
     else owns it, or nothing was kept."""
 

@@ -325,7 +325,7 @@ def _undo(resource: Resource, run: Run | ClosedRun) -> Iterator[tuple[str, str]]
         if not found or not flag or target is None or found[2].startswith("("):
             continue
         kind, setting = target.kind.lower(), f"{flag.strip('-').replace('-', '_')}={found[2]}"
-        owner = "; its owner would set that back, so change it there" if run.handover else ""
+        owner = "; its owner would set that back, so change it there" if run.owner_patch else ""
         yield (
             f"kubectl -n {resource.namespace} get {kind} {target.name} -o yaml | "
             f"kvmedic flags set {setting} -f - | kubectl replace -f -",
