@@ -10,7 +10,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Outcome, Spending, StepState
-from kvmedic.model.spec import RotationLabel, Terms
+from kvmedic.model.spec import RotationLabel, RunSpec
 from kvmedic.model.status import (
     Attempt,
     CapChange,
@@ -48,7 +48,7 @@ def approved_record() -> Record:
 
 def holding_record() -> Record:
     """Return a record that holds replicas for a while, with a run that gives them back."""
-    terms = Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
+    run_spec = RunSpec(RotationLabel("serving", "draining"), timedelta(minutes=10))
     held = TemporaryChange(
         step=replace(SCALE, template=OLD),
         run="20260301-020000",
@@ -56,7 +56,7 @@ def holding_record() -> Record:
         at=NOW - timedelta(hours=2),
         fewest=3,
         load=Load(20.0, 380.0, 64.0, 190.0),
-        terms=terms,
+        run_spec=run_spec,
         calm_since=NOW - timedelta(hours=1),
         outlook="3 replicas would run 9.1 sequences each",
         looked_at=NOW,
@@ -69,7 +69,7 @@ def holding_record() -> Record:
         target_uid="uid-1",
         at=NOW - timedelta(hours=3),
         load=Load(20.0, 380.0, 64.0, 190.0),
-        terms=terms,
+        run_spec=run_spec,
         calm_since=NOW - timedelta(hours=1),
         outlook="without it 3 replicas would run 9.1 sequences each",
         looked_at=NOW,
@@ -81,7 +81,7 @@ def holding_record() -> Record:
     )
     return replace(
         full_record(),
-        run=replace(run, goal=Goal.CALM, baseline=None, terms=terms),
+        run=replace(run, goal=Goal.CALM, baseline=None, run_spec=run_spec),
         temporary=(held, setting),
         failed_attempts=tried,
     )

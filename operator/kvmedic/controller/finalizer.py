@@ -109,17 +109,17 @@ async def _open_restoring_run(
         why = Blocked(plan.reason, f"{plan.message}; it is deleted once {held.line()} is restored")
         await save(resource, complaint(record, why, resource.generation, now), ports)
         return ports.pace.idle
-    run = replace(run_of(plan, view.fleet, view.template, Measure(Goal.CALM), now), terms=held.terms)
+    run = replace(run_of(plan, view.fleet, view.template, Measure(Goal.CALM), now), run_spec=held.run_spec)
     await save(resource, open_run(record, run, resource.generation, now), ports)
     return timedelta(0)
 
 
 def _policy(resource: Resource, held: TemporaryChange) -> Policy | None:
     """Return what restoring goes by, also where the spec cannot be followed; None: nothing says enough."""
-    if resource.policy is not None or held.terms is None:
+    if resource.policy is not None or held.run_spec is None:
         return resource.policy
     target = held.step.target
-    return without_spec(TargetRef(target.kind, target.name, held.step.container), held.terms)
+    return without_spec(TargetRef(target.kind, target.name, held.step.container), held.run_spec)
 
 
 def _plan_restore(

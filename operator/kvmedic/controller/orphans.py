@@ -40,7 +40,7 @@ from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, ReplicaSet, template
 from kvmedic.model.plan import Goal, Plan, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Run, StepState
-from kvmedic.model.spec import OnDrainTimeout, Policy, TargetRef, Terms, terms_of, without_spec
+from kvmedic.model.spec import OnDrainTimeout, Policy, RunSpec, TargetRef, run_spec_of, without_spec
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.rollout.decide import outcome_of
@@ -73,8 +73,8 @@ async def adopt_fleet(
     if not resource.finalized and resource.wish is Wish.NONE:
         await ports.store.finalize(resource, present=True)
         return AT_ONCE
-    terms = terms_of(resource.policy) if resource.policy else None
-    await save(resource, open_run(record, replace(run, terms=terms), resource.generation, now), ports)
+    run_spec = run_spec_of(resource.policy) if resource.policy else None
+    await save(resource, open_run(record, replace(run, run_spec=run_spec), resource.generation, now), ports)
     return AT_ONCE
 
 
@@ -347,8 +347,8 @@ def frozen_fleet(target: ObjectRef, body: Mapping[str, Any]) -> FrozenFleet | No
         section(as_workload(dict(body)), "spec", "template")
     ):
         return None
-    terms = Terms(note.rotation_label, DRAIN_TIMEOUT, OnDrainTimeout.HOLD, rotation=note.rotation)
-    return FrozenFleet(uid_of(body), claim, without_spec(TargetRef(target.kind, target.name, None), terms))
+    run_spec = RunSpec(note.rotation_label, DRAIN_TIMEOUT, OnDrainTimeout.HOLD, rotation=note.rotation)
+    return FrozenFleet(uid_of(body), claim, without_spec(TargetRef(target.kind, target.name, None), run_spec))
 
 
 def _stand_in(key: Key, fleet: FrozenFleet) -> Resource:

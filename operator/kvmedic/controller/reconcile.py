@@ -40,7 +40,7 @@ from kvmedic.controller.verify import pressed_baseline
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import policy_during
-from kvmedic.model.spec import Policy, terms_of
+from kvmedic.model.spec import Policy, run_spec_of
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.record.surveys import (
@@ -75,9 +75,9 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if record is None:
         return await _report_unreadable(resource, ports, now)
     run = record.run
-    if run is not None and (terms := policy_during(run, policy)) is not None:
+    if run is not None and (run_policy := policy_during(run, policy)) is not None:
         problem = None if policy else _problem(resource)
-        return await pursue(Tick(resource, terms, record, run, ports, now, problem))
+        return await pursue(Tick(resource, run_policy, record, run, ports, now, problem))
     if run is None and resource.wish in (Wish.DELETE, Wish.ABANDON):
         return await release_resource(resource, record, ports, now)
     if run is not None or policy is None:
@@ -191,7 +191,7 @@ async def _begin_run(
         return None
     measure = Measure(found.goal, baseline, found.blocks())
     run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)
-    run = replace(run, reason=found.diagnosis.reason, terms=terms_of(policy), approval=granted)
+    run = replace(run, reason=found.diagnosis.reason, run_spec=run_spec_of(policy), approval=granted)
     run = replace(run, owner_patch=owner_patch_of(found), may_lack=found.may_lack)
     async with ports.run_limits.reserve(resource.uid, now) as blocked:
         if blocked is None:

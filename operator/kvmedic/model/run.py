@@ -31,7 +31,7 @@ from kvmedic.model.plan import (
     Step,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Policy, TargetRef, Terms, without_spec
+from kvmedic.model.spec import Policy, RunSpec, TargetRef, without_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +438,7 @@ class Run:
     """The pods that are being taken out of rotation and drained: one, or those of a wave."""
     ending: Outcome | None = None
     """Set as soon as it is known how the run ends; what remains only puts things back."""
-    terms: Terms | None = None
+    run_spec: RunSpec | None = None
     """None: written by a version that did not say; the spec's own count then."""
     goal: Goal = Goal.RELIEF
     """By what the change is judged."""
@@ -555,15 +555,15 @@ def policy_during(run: Run, policy: Policy | None) -> Policy | None:
 
     How replicas are drained is always as the run began with: some may carry its marks.
     """
-    if run.terms is None:
+    if run.run_spec is None:
         return policy
     if policy is None:
-        return policy_from(run.current.step, run.terms)
-    terms, own = run.terms, policy.rollout
-    rollout = replace(own, rotation_label=terms.rotation_label, rotation=terms.rotation)
+        return policy_from(run.current.step, run.run_spec)
+    begun, own = run.run_spec, policy.rollout
+    rollout = replace(own, rotation_label=begun.rotation_label, rotation=begun.rotation)
     return replace(policy, rollout=rollout)
 
 
-def policy_from(step: Step, terms: Terms) -> Policy:
+def policy_from(step: Step, run_spec: RunSpec) -> Policy:
     """Return a policy with which a step can be taken back, and nothing else can be done."""
-    return without_spec(TargetRef(step.target.kind, step.target.name, step.container), terms)
+    return without_spec(TargetRef(step.target.kind, step.target.name, step.container), run_spec)

@@ -17,7 +17,7 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Baseline, Run, Summary
-from kvmedic.model.spec import Fix, Policy, Terms
+from kvmedic.model.spec import Fix, Policy, RunSpec
 from kvmedic.model.trial import Answer, Scored
 
 
@@ -71,7 +71,7 @@ class TemporaryChange:
     load: Load | None = None
     """Load of a replica without the change, when that load was too much. Absent if it was not measured;
     another measure decides then."""
-    terms: Terms | None = None
+    run_spec: RunSpec | None = None
     """The rollout settings for the restore if the spec cannot be followed."""
     calm_since: datetime | None = None
     """Since when no replica is beyond the trigger; absent while one is, or while it is unknown."""

@@ -11,7 +11,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Verdict
-from kvmedic.model.spec import RotationLabel, Terms
+from kvmedic.model.spec import RotationLabel, RunSpec
 from kvmedic.model.status import Attempt, Load, Record, TemporaryChange
 from kvmedic.record.runs import close_run
 from kvmedic.runbooks.preemption.restore import is_value, temporary_after
@@ -28,7 +28,7 @@ BACK = replace(
     after_template=OLD,
     reason=Reason.HOST_MEMORY_GIVEN_BACK,
 )
-TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
+RUN_SPEC = RunSpec(RotationLabel("serving", "draining"), timedelta(minutes=10))
 FIGURES = replace(BASELINE, running_mean=60.0)
 THEN = Load(20, 380, BASELINE.prompt_tokens_mean, 190)
 HELD = TemporaryChange(
@@ -37,7 +37,7 @@ HELD = TemporaryChange(
     target_uid="uid-1",
     at=NOW - timedelta(hours=3),
     load=THEN,
-    terms=TERMS,
+    run_spec=RUN_SPEC,
     calm_since=NOW - timedelta(hours=2),
     outlook="up to 9 at once",
     looked_at=NOW,
@@ -47,7 +47,7 @@ KEPT = Outcome(Reason.IMPROVED, "smoother")
 
 def verified(step: FlagStep, **changes: object) -> Run:
     run = a_run(StepState.VERIFYING, an_intent(), step=step)
-    return replace(run, baseline=FIGURES, terms=TERMS, **changes)
+    return replace(run, baseline=FIGURES, run_spec=RUN_SPEC, **changes)
 
 
 def kept(step: FlagStep) -> Run:
@@ -68,7 +68,7 @@ def test_what_helped_is_lent_with_what_was_before_and_the_load_that_was_too_much
 
     assert (lent.step.before, lent.step.after, lent.step) == (before, "32", step)
     assert (lent.run, lent.at, lent.target_uid) == (run.id, NOW, run.target_uid)
-    assert (lent.load, lent.terms) == (THEN, TERMS)
+    assert (lent.load, lent.run_spec) == (THEN, RUN_SPEC)
     assert (lent.calm_since, lent.outlook) == (None, "")
     assert "kvOffloadingSize" in lent.line()
 
