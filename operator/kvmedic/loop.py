@@ -84,7 +84,7 @@ HALF_LIFE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Spending:
+class RecentCpuCost:
     """The CPU that looks took of late, by namespace or by resource."""
 
     _spent: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
@@ -172,8 +172,8 @@ class Loop:
     _numbers: Iterator[int] = field(default_factory=count)
     _with_dear_look: set[str] = field(default_factory=set)
     """Namespaces of which a dear look is under way."""
-    _spending: Spending = field(default_factory=Spending)
-    _costly: Spending = field(default_factory=Spending)
+    _cpu_cost: RecentCpuCost = field(default_factory=RecentCpuCost)
+    _costly: RecentCpuCost = field(default_factory=RecentCpuCost)
     """Of single resources, beyond what is cheap."""
     cpu_clock: Callable[[], float] = time.thread_time
 
@@ -263,7 +263,7 @@ class Loop:
     def _next_namespace(self) -> str | None:
         """Return whose turn it is. Of thousands the first is mostly as cheap as usual: none is cheaper."""
         now = loop_seconds()
-        rank = partial(self._spending.rank, now=now)
+        rank = partial(self._cpu_cost.rank, now=now)
         cheap = next((each for each in self._waiting if rank(each) == 0 and self._may_begin(each)), None)
         return cheap or min(filter(self._may_begin, self._waiting), key=rank, default=None)
 
@@ -286,7 +286,7 @@ class Loop:
         look = Metered(self.tick(key), self.cpu_clock)
         delay = await look
         now = loop_seconds()
-        self._spending.add(key.namespace, look.seconds, now)
+        self._cpu_cost.add(key.namespace, look.seconds, now)
         entry = self._entries.get(key)
         if entry is None:
             return

@@ -9,7 +9,7 @@ from kvmedic.model.compression import Figures
 from kvmedic.model.engine import Knob
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Outcome, Spending, StepState
+from kvmedic.model.run import Approved, CostSoFar, Outcome, StepState
 from kvmedic.model.spec import RotationLabel, RunSpec
 from kvmedic.model.status import (
     Attempt,
@@ -128,10 +128,10 @@ def urgent_record() -> Record:
     figures = replace(record.run.baseline, models=("chat",), aborted_share=0.01, memory_free_mib=4000)
     figures = replace(figures, peak_tokens_per_second=900.0)
     step = replace(record.run.steps[0], after=figures)
-    spent = Spending(NOW, 1, 120.5, 2, 1)
+    spent = CostSoFar(NOW, 1, 120.5, 2, 1)
     return replace(
         record,
-        run=replace(record.run, baseline=figures, steps=(step,), gpus=4, spending=spent),
+        run=replace(record.run, baseline=figures, steps=(step,), gpus=4, cost_so_far=spent),
         sized=SizedCap(OLD, "16", NOW, True, "64", (CapChange("64", "16", NOW),), figures),
         urgency=Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",)),
     )

@@ -157,7 +157,7 @@ def test_a_status_with_an_urgency_and_a_counted_run_still_reads() -> None:
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [(("sized", "at"), "soon"), (("sized", "cap"), None), (("run", "spending", "above"), "many")],
+    [(("sized", "at"), "soon"), (("sized", "cap"), None), (("run", "costSoFar", "above"), "many")],
 )
 def test_a_status_of_which_a_part_cannot_be_read_is_no_record(
     path: tuple[str | int, ...], value: Any

@@ -12,8 +12,8 @@ from kvmedic.model.reasons import LOOK, Reason
 from kvmedic.model.run import (
     ComparisonState,
     Cost,
+    CostSoFar,
     ReplicaComparison,
-    Spending,
     StepState,
     Summary,
     TimedOut,
@@ -117,7 +117,7 @@ def test_replicas_that_a_run_moves_are_told_in_a_table():
     beside = replace(run.current, comparison=ReplicaComparison(NOW, ("llm-new",)))
     moved = replace(
         run.with_step(beside),
-        spending=Spending(NOW, 0, 0.0, 1, 2),
+        cost_so_far=CostSoFar(NOW, 0, 0.0, 1, 2),
         victims=(Victim("llm-a", "uid-a", NOW), Victim("llm-b", "uid-b", NOW, NOW)),
         timed_out=(TimedOut("llm-c", "uid-c", timedelta(minutes=10)),),
     )

@@ -24,7 +24,7 @@ from lab.scripted.process import Arrangement
 from worlds.world import ROOT
 
 PACKAGE = ROOT / "operator"
-LACKED = ("runSpec", "spending", "ownerPatch", "mayLack", "gpus", "regains", "timedOut")
+LACKED = ("runSpec", "costSoFar", "ownerPatch", "mayLack", "gpus", "regains", "timedOut")
 """Of an open run, what an earlier version did not write and does not read: each may be absent."""
 LACKED_OF_INTENT = ("wasFrozen", "fieldsBefore", "fieldsAfter")
 ADDED = "ofLater"

@@ -79,7 +79,7 @@ async def pursue(tick: Tick) -> timedelta:
     except ServerRefused as error:
         return await _report_refusal(tick, error)
     if view is not None:
-        tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
+        tick = replace(tick, cost_so_far=tick.run.count_cost(view.fleet, tick.now))
         tick = await with_files(tick, view.fleet)
     stands = overtaken(tick, await _standing_of_target(tick, view))
     blocked = await _blocked_by(tick)
@@ -329,7 +329,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     """
     if not tick.ports.leader.is_held() or not await delete_trial(tick):
         return tick.ports.pace.controller
-    run = replace(tick.run, spending=tick.spending or tick.run.spending)
+    run = replace(tick.run, cost_so_far=tick.cost_so_far or tick.run.cost_so_far)
     if run.ending is None and run.intent is not None:
         run = replace(run, ending=outcome)
     if outcome.reason is not Reason.FENCE_LOST:
@@ -361,9 +361,9 @@ def _costs_otherwise(tick: Tick, reason: Reason) -> bool:
 
     Time that merely goes by is not worth a write; nor is anything while a controller acts.
     """
-    if tick.spending is None or reason is Reason.AWAITING_CONTROLLER:
+    if tick.cost_so_far is None or reason is Reason.AWAITING_CONTROLLER:
         return False
-    return tick.spending.above != (tick.run.spending.above if tick.run.spending else 0)
+    return tick.cost_so_far.above != (tick.run.cost_so_far.above if tick.run.cost_so_far else 0)
 
 
 async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
@@ -372,5 +372,5 @@ async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
     after = report_decision(record, told, tick.resource.generation, tick.now, tick.problem)
     if after == tick.record and not _costs_otherwise(tick, reason):
         return tick.resource
-    after = replace(after, run=replace(run, spending=tick.spending or run.spending))
+    after = replace(after, run=replace(run, cost_so_far=tick.cost_so_far or run.cost_so_far))
     return await save(tick.resource, after, tick.ports)

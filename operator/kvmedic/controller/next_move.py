@@ -26,7 +26,7 @@ from kvmedic.model.plan import (
     Goal,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Intent, Outcome, Run, Spending, StepState, TimedOut, Victim
+from kvmedic.model.run import CostSoFar, Intent, Outcome, Run, StepState, TimedOut, Victim
 from kvmedic.model.spec import OnDrainTimeout, OnInconclusive, Policy, answer_to_no_verdict
 from kvmedic.model.status import Record, Resource, Urgency
 from kvmedic.rollout import row_of
@@ -94,7 +94,7 @@ class Tick:
     """Why the spec cannot be followed; no forward move is made then, and nothing is judged."""
     urgency: Urgency | None = None
     """How urgent the trouble is as of this look; None: as it was."""
-    spending: Spending | None = None
+    cost_so_far: CostSoFar | None = None
     """What the run has cost as of this look; None: as it was."""
     files: Files | None = None
     """The ConfigMap of a step that copies one, and the copy; None: the step copies none."""

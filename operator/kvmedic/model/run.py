@@ -193,7 +193,7 @@ this one too, where every GPU of a node is cut into equal parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class CostSoFar:
     """What a run has cost up to a moment."""
 
     at: datetime
@@ -209,7 +209,7 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """What a run's spending is counted against."""
+    """What a run's cost is counted against."""
 
     step: Step
     replicas: int
@@ -217,12 +217,12 @@ class Footing:
     started_at: datetime
 
 
-def update_spending(before: Spending | None, footing: Footing, fleet: Fleet, now: datetime) -> Spending:
-    """Return a run's spending up to now; looking twice at one moment changes nothing."""
-    known = before or Spending(footing.started_at, 0, 0.0, 0, footing.replicas)
+def update_cost_so_far(before: CostSoFar | None, footing: Footing, fleet: Fleet, now: datetime) -> CostSoFar:
+    """Return a run's cost up to now; looking twice at one moment changes nothing."""
+    known = before or CostSoFar(footing.started_at, 0, 0.0, 0, footing.replicas)
     seconds = max(0.0, (now - known.at).total_seconds())
     above = max(0, len(fleet.pods) - footing.replicas)
-    return Spending(
+    return CostSoFar(
         at=max(now, known.at),
         above=above,
         replica_seconds=known.replica_seconds + known.above * seconds,
@@ -446,7 +446,7 @@ class Run:
     """None: the mode asked for none."""
     gpus: int | None = None
     """GPUs of a replica; None where its pod template asks for none."""
-    spending: Spending | None = None
+    cost_so_far: CostSoFar | None = None
     """None: nothing was counted yet."""
     timed_out: tuple[TimedOut, ...] = ()
     """Replicas that were put back into rotation because their drain timed out, since the last one went."""
@@ -481,10 +481,10 @@ class Run:
         """Return the step that is under way, or the last one."""
         return self.steps[self.index]
 
-    def spent(self, fleet: Fleet, now: datetime) -> Spending:
+    def count_cost(self, fleet: Fleet, now: datetime) -> CostSoFar:
         """Return what the run has cost up to now."""
         footing = Footing(self.current.step, self.replicas, self.started_at)
-        return update_spending(self.spending, footing, fleet, now)
+        return update_cost_so_far(self.cost_so_far, footing, fleet, now)
 
     @property
     def sequence(self) -> int:
