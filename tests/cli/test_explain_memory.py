@@ -13,11 +13,11 @@ from kvmedic.model.run import (
     ComparisonState,
     Cost,
     CostSoFar,
+    DrainingPod,
     ReplicaComparison,
     StepState,
     Summary,
     TimedOut,
-    Victim,
 )
 from kvmedic.model.status import (
     Attempt,
@@ -118,7 +118,7 @@ def test_replicas_that_a_run_moves_are_told_in_a_table():
     moved = replace(
         run.with_step(beside),
         cost_so_far=CostSoFar(NOW, 0, 0.0, 1, 2),
-        victims=(Victim("llm-a", "uid-a", NOW), Victim("llm-b", "uid-b", NOW, NOW)),
+        draining_pods=(DrainingPod("llm-a", "uid-a", NOW), DrainingPod("llm-b", "uid-b", NOW, NOW)),
         timed_out=(TimedOut("llm-c", "uid-c", timedelta(minutes=10)),),
     )
 

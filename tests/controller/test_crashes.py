@@ -249,7 +249,7 @@ def test_killed_at_every_write_the_rest_goes_in_waves_once_the_first_ones_served
     eye = survive(world, 5, killer)
 
     assert world.outcomes() == ["Recovered"]
-    assert {"2", "victims"} <= killer.words()
+    assert {"2", "draining"} <= killer.words()
     assert {pod["spec"]["containers"][0]["args"][2] for pod in world.pods()} == {"--max-num-seqs=14"}
     assert eye.lost == []
     assert eye.fewest >= 5

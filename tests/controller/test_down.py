@@ -23,7 +23,7 @@ from kvmedic.model.evidence import Absence, Blocked, Measured, Missing
 from kvmedic.model.fleet import Owner, OwnerKind, Pod, TemplateOwner
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Judged, Run, StepState, Verdict, Victim
+from kvmedic.model.run import DrainingPod, Judged, Run, StepState, Verdict
 from kvmedic.model.status import Record
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.gates.opening import Health, Stop
@@ -218,7 +218,9 @@ def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
 )
 async def test_a_replica_that_never_was_ready_takes_no_wait(pod, count, drain, asked):
     metrics = Replicas(count)
-    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victims=(Victim("a", "uid-a", NOW, out_at=NOW),))
+    run = replace(
+        a_run(StepState.ROLLING_OUT, an_intent()), draining_pods=(DrainingPod("a", "uid-a", NOW, out_at=NOW),)
+    )
 
     found = await drains_of(a_tick(run, metrics), a_fleet(pods=(replace(pod, cordoned=True),)))
 
@@ -226,14 +228,14 @@ async def test_a_replica_that_never_was_ready_takes_no_wait(pod, count, drain, a
     assert metrics.asked == asked
 
 
-LATE = Victim("a", "uid-a", NOW - timedelta(minutes=11), out_at=NOW - timedelta(minutes=11))
+LATE = DrainingPod("a", "uid-a", NOW - timedelta(minutes=11), out_at=NOW - timedelta(minutes=11))
 UNKNOWN = Missing(Absence.SOURCE_UNAVAILABLE)
 OUT: Mapping[str, Any] = {"cordoned": True, "in_rotation": False}
 PROBES_FAIL = a_pod("a", ready_at=None, unready_at=NOW, runs_since=NOW - timedelta(hours=1), **OUT)
 
 
 @pytest.mark.parametrize(
-    ("pod", "count", "victim", "held", "let_go"),
+    ("pod", "count", "draining_pod", "held", "let_go"),
     [
         (PROBES_FAIL, UNKNOWN, replace(LATE, cordoned_at=NOW), Drain.UNKNOWN, Drain.UNKNOWN),
         (PROBES_FAIL, UNKNOWN, LATE, Drain.HELD, Drain.TIMED_OUT),
@@ -268,10 +270,10 @@ PROBES_FAIL = a_pod("a", ready_at=None, unready_at=NOW, runs_since=NOW - timedel
     ],
 )
 async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_down_or_the_spec_lets_it_go(
-    pod, count, victim, held, let_go
+    pod, count, draining_pod, held, let_go
 ):
-    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victims=(victim,))
-    minutes = 1 if victim.cordoned_at == NOW else 11
+    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), draining_pods=(draining_pod,))
+    minutes = 1 if draining_pod.cordoned_at == NOW else 11
 
     found = {}
     for way in ("Hold", "Proceed"):

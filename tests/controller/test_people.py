@@ -25,6 +25,7 @@ from worlds.people import (
     cap,
     delete_pod,
     delete_resource,
+    draining_pod,
     edit_flag,
     is_gone,
     pause_and_resume,
@@ -36,7 +37,6 @@ from worlds.people import (
     stop,
     suspend,
     untouched,
-    victim,
 )
 from worlds.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
 from worlds.runs import (
@@ -107,7 +107,7 @@ def meddle_in_vain(world: World) -> None:
 
 def delete_old_and_drained(world: World) -> None:
     delete_pod(a_pod(OLD))(world)
-    delete_pod(victim)(world)
+    delete_pod(draining_pod)(world)
 
 
 def one_after_the_other(*acts: Callable[[World], None]) -> Callable[[World, str], None]:

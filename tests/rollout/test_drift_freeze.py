@@ -69,7 +69,7 @@ class Operator:
             step.after_template,
             step.edit,
             self.run.recorded,
-            self.run.victims,
+            self.run.draining_pods,
             drains,
             LIMIT,
             LIMIT,

@@ -81,7 +81,7 @@ class Replacing(Released):
 
     def order(self) -> Replacement:
         order = Replacement(
-            self.step, Scaled.NOT_YET, self.victim, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
+            self.step, Scaled.NOT_YET, self.draining_pod, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
         )
         return replace(
             order, begins=self.begins and self.step.goes is not Goer.SPARE, orphans=orphans_of(self)
@@ -105,7 +105,7 @@ class GivingBack(Released):
         self.is_back = False
 
     def order(self) -> Scaling:
-        order = Scaling(self.step, self.victim, self.drain(), LIMITS)
+        order = Scaling(self.step, self.draining_pod, self.drain(), LIMITS)
         begins = self.begins and not self.is_back
         return replace(
             order,

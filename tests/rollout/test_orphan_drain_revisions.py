@@ -33,7 +33,7 @@ class Recall(OrphanWalk):
 
     def another_life(self, toward: str) -> Recall:
         other = Recall(self.plain, toward)
-        other.assigned_at, other.victims = self.assigned_at, self.victims
+        other.assigned_at, other.draining_pods = self.assigned_at, self.draining_pods
         return other
 
     def happen(self, act: int, which: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvmedic.model.fleet import Fleet, ObjectRef, Owner
 from kvmedic.model.plan import Goer, ReplaceStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Intent, StepRecord, StepState, Victim
+from kvmedic.model.run import DrainingPod, Intent, StepRecord, StepState
 from kvmedic.rollout.draining import PEER_GRACE, Drain, StartLimits
 from kvmedic.rollout.moves import (
     Cordon,
@@ -60,7 +60,7 @@ class Walker(NumberWalk):
     def order(self) -> Replacement:
         scaled = (Scaled.NOT_YET, Scaled.OUT, Scaled.BACK)[self.model.committed]
         order = Replacement(
-            self.step, scaled, self.victim, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
+            self.step, scaled, self.draining_pod, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
         )
         return replace(order, down_before=self.down_before)
 
@@ -68,7 +68,7 @@ class Walker(NumberWalk):
         return replacing_move(self.model.fleet(), self.order(), self.model.now)
 
     def turn_back(self) -> None:
-        self.step, self.victims, self.ended = self.step.inverse(), (), None
+        self.step, self.draining_pods, self.ended = self.step.inverse(), (), None
 
 
 @given(replicas=st.integers(2, 5), events=EVENTS)
@@ -179,7 +179,7 @@ def a_surged_fleet(**named: object) -> Fleet:
     return a_fleet(replicas=4, pods=pods, replica_sets=(replace(sets[0], desired=4, available=4),))
 
 
-RECORDED = Victim("a", "uid-a", NOW - timedelta(minutes=1))
+RECORDED = DrainingPod("a", "uid-a", NOW - timedelta(minutes=1))
 """The drained one by the record, as it mostly is."""
 
 
@@ -273,11 +273,11 @@ MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     ("nobody says whether it is busy", CORDONED, an_order(), Wait, "Draining"),
     ("idle: the recorded number", CORDONED, an_order(**IDLE), ScaleIn, "a"),
     ("drain timed out", CORDONED, an_order(drain=Drain.TIMED_OUT), ScaleIn, "a"),
-    ("out of rotation, by nobody's record", CORDONED, an_order(victim=None), Cordon, "a"),
+    ("out of rotation, by nobody's record", CORDONED, an_order(draining_pod=None), Cordon, "a"),
     (
         "idle is another one that went meanwhile",
         CORDONED,
-        an_order(**IDLE, victim=replace(RECORDED, uid="uid-gone")),
+        an_order(**IDLE, draining_pod=replace(RECORDED, uid="uid-gone")),
         Cordon,
         "a",
     ),
@@ -438,7 +438,7 @@ BACK_MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     (
         "a spare that does not start goes at once",
         with_pod(a_surged_fleet(), "z", **UNREADY, cordoned=True),
-        an_order(**BACKWARD, drain=Drain.DOWN, victim=Victim("z", "uid-z", NOW)),
+        an_order(**BACKWARD, drain=Drain.DOWN, draining_pod=DrainingPod("z", "uid-z", NOW)),
         ScaleIn,
         "z",
     ),
@@ -482,7 +482,7 @@ def test_a_fleet_at_rest_has_everybody_in_rotation_and_keeps_the_spare() -> None
     assert said(resting_move(a_surged_fleet(), an_order(), NOW)) == "Holding"
 
 
-def test_marks_stay_while_the_controller_has_its_victim_still_to_take() -> None:
+def test_marks_stay_while_the_controller_has_the_drained_pod_still_to_take() -> None:
     shrinking = replace(CORDONED, replicas=3)
 
     assert said(resting_move(shrinking, an_order(Scaled.BACK), NOW)) == "AwaitingController"
@@ -513,7 +513,7 @@ LEAVING: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     (
         "one that was out of rotation before it was theirs is taken out again, by the record",
         with_pod(ROLLED, "z", **OUT_OF_ROTATION),
-        an_order(victim=None),
+        an_order(draining_pod=None),
         Cordon,
         "z",
     ),

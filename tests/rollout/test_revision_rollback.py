@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvmedic.model.config_edits import Revision, TemplateSwap
 from kvmedic.model.fleet import Fleet, Owner, ReplicaSet, frozen
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Victim
+from kvmedic.model.run import DrainingPod
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.frozen_rollout import Order
 from kvmedic.rollout.moves import (
@@ -40,7 +40,7 @@ ORDER = Order(
     toward=OLD,
     edit=SWAP,
     recorded=OWN_FIELDS,
-    victims=(),
+    draining_pods=(),
     drains={},
     start_limit=timedelta(minutes=10),
     spare_limit=timedelta(minutes=10),
@@ -127,16 +127,18 @@ class Walk:
 
     def step(self) -> Move:
         fleet = self.model.fleet()
-        victim = next(iter(self.order.victims), None)
-        pod = next((p for p in fleet.pods if victim and p.uid == victim.uid), None)
+        draining_pod = next(iter(self.order.draining_pods), None)
+        pod = next((p for p in fleet.pods if draining_pod and p.uid == draining_pod.uid), None)
         gone_quiet = pod is not None and not next(p.busy for p in self.model.pods if p.name == pod.name)
         idle = pod is not None and pod.cordoned and not pod.in_rotation and gone_quiet
         drain = Drain.IDLE if idle else Drain.BUSY
-        order = replace(self.order, drains={each.uid: drain for each in self.order.victims})
+        order = replace(self.order, drains={each.uid: drain for each in self.order.draining_pods})
         move = recalling_move(fleet, order, self.wanted, self.model.now)
         self.moves.append(type(move).__name__)
         if isinstance(move, Cordon):
-            self.order = replace(self.order, victims=(Victim(move.pod.name, move.pod.uid, self.model.now),))
+            self.order = replace(
+                self.order, draining_pods=(DrainingPod(move.pod.name, move.pod.uid, self.model.now),)
+            )
         if not isinstance(move, Wait | Settled | Failed | Refused):
             self.model.apply(move)
             if not isinstance(move, Cordon):
@@ -181,7 +183,12 @@ def test_in_whatever_order_things_happen_no_replica_goes_with_its_requests(
     if turns:
         order = walk.order
         walk.order = replace(
-            order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victims=(), repairs=True
+            order,
+            away=order.toward,
+            toward=order.away,
+            edit=MODELLED.inverse(),
+            draining_pods=(),
+            repairs=True,
         )
         walk.wanted = MODELLED.before
 
@@ -245,7 +252,7 @@ def test_whatever_becomes_of_a_deploy_that_was_turned_no_replica_goes_with_its_r
             walk.step()
     order = walk.order
     walk.order = replace(
-        order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victims=(), repairs=True
+        order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), draining_pods=(), repairs=True
     )
     walk.wanted = MODELLED.before
 

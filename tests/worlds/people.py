@@ -80,7 +80,7 @@ def a_pod(flag: str) -> Callable[[World], str]:
     return which
 
 
-def victim(world: World) -> str:
+def draining_pod(world: World) -> str:
     return drained(world)[0]
 
 

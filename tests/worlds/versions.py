@@ -41,7 +41,7 @@ def _in_this_version(run):
 """,
     LATER: f"""
 def _in_this_version(run):
-    for part in (run, run.get("intent"), *run["steps"], *run.get("victims", [])):
+    for part in (run, run.get("intent"), *run["steps"], *run.get("drainingPods", [])):
         if part is not None:
             part["{ADDED}"] = {{"by": "{LATER}"}}
 """,

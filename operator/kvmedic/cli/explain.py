@@ -20,7 +20,7 @@ from kvmedic.cli.plan import settings_with, template_of
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.model.devices import MIB
 from kvmedic.model.reasons import LOOK, Reason, Remedy
-from kvmedic.model.run import Run, StepState, Victim
+from kvmedic.model.run import DrainingPod, Run, StepState
 from kvmedic.model.status import (
     Attempt,
     Condition,
@@ -373,7 +373,7 @@ def _replicas(run: Run) -> Iterator[str]:
     yield f"  changed {changed_replicas(run)} of {run.replicas} replicas"
     comparison = run.current.comparison
     rows = [
-        *((each.name, _rotation_text(each)) for each in run.victims),
+        *((each.name, _rotation_text(each)) for each in run.draining_pods),
         *(
             (each.name, f"back in rotation, as its drain timed out after {format_duration(each.after)}")
             for each in run.timed_out
@@ -384,10 +384,10 @@ def _replicas(run: Run) -> Iterator[str]:
     yield from (f"    {name:<{width}}  {state}" for name, state in rows)
 
 
-def _rotation_text(victim: Victim) -> str:
-    if victim.out_at is None:
-        return f"taken out of rotation since {_moment_text(victim.cordoned_at)}"
-    return f"out of rotation since {_moment_text(victim.out_at)}, finishes its requests"
+def _rotation_text(draining_pod: DrainingPod) -> str:
+    if draining_pod.out_at is None:
+        return f"taken out of rotation since {_moment_text(draining_pod.cordoned_at)}"
+    return f"out of rotation since {_moment_text(draining_pod.out_at)}, finishes its requests"
 
 
 def _idle(record: Record) -> Iterator[str]:

@@ -164,7 +164,7 @@ class DeploymentTarget:
             await set_owner_field(self.client, fleet.namespace, effect)
         else:
             if isinstance(effect, Pulse):
-                await confirm(self.client, fleet, effect.victims)
+                await confirm(self.client, fleet, effect.pods_to_remove)
             if isinstance(effect, Freeze) and fleet.rotation.orphan is not None and fleet.live:
                 await release(self.client, fleet, fleet.live[0], dry_run=True)
             await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))

@@ -16,7 +16,7 @@ from kvmedic.controller.next_move import (
     Tick,
     leaving_move,
     left_as,
-    observe_victims,
+    observe_draining_pods,
     record_intent,
     resting_move,
     unjudged_answer,
@@ -139,7 +139,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Walk(direction):
             return await _walk(tick, view, direction)
         case Rest(reason, message):
-            tick = await observe_victims(tick, view.fleet) if view.fleet.orphans else tick
+            tick = await observe_draining_pods(tick, view.fleet) if view.fleet.orphans else tick
             again = await _act(tick, view, await resting_move(tick, view.fleet), Blocked(reason, message))
             return min(again, pace.verifying) if reason is Reason.COMPARING_REPLICAS else again
         case Watch(reason, message):
@@ -167,7 +167,7 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
     step = tick.run.current.step
     if direction is Direction.FORWARD and isinstance(step, OnTrial):
         return await _ask(tick, view, step)
-    tick = await observe_victims(tick, view.fleet)
+    tick = await observe_draining_pods(tick, view.fleet)
     move = await walking_move(tick, view.fleet, direction)
     if direction is Direction.BACK:
         move = await held_back(tick, view.fleet, move)
@@ -311,7 +311,7 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
         outcome = left_as(tick.run, view, outcome)
         await _save(tick, tick.run.leave_target(outcome), outcome.reason, outcome.message)
         return AT_ONCE
-    tick = await observe_victims(tick, view.fleet)
+    tick = await observe_draining_pods(tick, view.fleet)
     move = await leaving_move(tick, view)
     if isinstance(move, Settled):
         return await _close(tick, view, outcome)

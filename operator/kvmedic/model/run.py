@@ -143,7 +143,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
+class DrainingPod:
     """A pod that is being taken out of rotation and drained."""
 
     name: str
@@ -434,7 +434,7 @@ class Run:
     baseline: Baseline | None
     """The fleet before the change; None where it could not be measured and the goal does not need it."""
     intent: Intent | None = None
-    victims: tuple[Victim, ...] = ()
+    draining_pods: tuple[DrainingPod, ...] = ()
     """The pods that are being taken out of rotation and drained: one, or those of a wave."""
     ending: Outcome | None = None
     """Set as soon as it is known how the run ends; what remains only puts things back."""
@@ -507,7 +507,7 @@ class Run:
     def open_verification(self, now: datetime) -> Run:
         """Return the run as its sustained window opens."""
         record = replace(self.current, state=StepState.VERIFYING, settled_at=now)
-        return replace(self.with_step(record), victims=(), timed_out=())
+        return replace(self.with_step(record), draining_pods=(), timed_out=())
 
     def keep_step(self, judged: Judged) -> Run:
         """Return the run with its step judged and kept."""
@@ -532,7 +532,7 @@ class Run:
             message=outcome.message,
             after=after,
         )
-        return replace(self.with_step(record), ending=outcome, victims=(), timed_out=())
+        return replace(self.with_step(record), ending=outcome, draining_pods=(), timed_out=())
 
     def end_answered(self, outcome: Outcome) -> Run:
         """Return the run with the question of its step answered: it ends."""
@@ -542,12 +542,12 @@ class Run:
     def end_reverted(self) -> Run:
         """Return the run with its step taken back everywhere."""
         done = self.with_step(replace(self.current, state=StepState.REVERTED))
-        return replace(done, victims=(), timed_out=())
+        return replace(done, draining_pods=(), timed_out=())
 
     def leave_target(self, outcome: Outcome) -> Run:
         """Return the run as it ends where it stands."""
         record = replace(self.current, state=StepState.LEFT, message=outcome.message)
-        return replace(self.with_step(record), ending=outcome, victims=(), timed_out=())
+        return replace(self.with_step(record), ending=outcome, draining_pods=(), timed_out=())
 
 
 def policy_during(run: Run, policy: Policy | None) -> Policy | None:

@@ -322,10 +322,10 @@ def _decision(record: Record) -> str:
     if record.run is not None and progressing is not None:
         step = record.run.current
         at = record.run.intent.move if record.run.intent else "none"
-        victim = ",".join(victim.name for victim in record.run.victims) or "none"
+        draining = ",".join(each.name for each in record.run.draining_pods) or "none"
         return (
             f"run={record.run.id} step={step.step.kind} state={step.state} reason={progressing.reason} "
-            f"last_move={at} draining={victim} message={progressing.message!r} {problem}".rstrip()
+            f"last_move={at} draining={draining} message={progressing.message!r} {problem}".rstrip()
         )
     if diagnosed is None:
         return ""

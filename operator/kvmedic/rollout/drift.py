@@ -128,7 +128,7 @@ def committed_sequence(run: Run, resource_uid: str, fence: str) -> int | None:
     """
     number = _sequence_in(fence, run.claims(resource_uid))
     if number is None:
-        return 0 if run.sequence <= 1 and not run.victims else None
+        return 0 if run.sequence <= 1 and not run.draining_pods else None
     return number if run.sequence - 1 <= number <= run.sequence else None
 
 

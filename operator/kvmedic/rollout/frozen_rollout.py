@@ -33,7 +33,7 @@ from kvmedic.model.fleet import (
 )
 from kvmedic.model.plan import BundleStep, FlagStep, Goal, RevisionStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import ComparisonState, Victim
+from kvmedic.model.run import ComparisonState, DrainingPod
 from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
@@ -102,7 +102,7 @@ class Order:
     """What turns the one into the other."""
     recorded: RolloutFields
     """The Deployment's own fields, to be put back at the end."""
-    victims: tuple[Victim, ...]
+    draining_pods: tuple[DrainingPod, ...]
     drains: Mapping[str, Drain]
     """What is known of the requests on each of them, by uid."""
     start_limit: timedelta
@@ -179,7 +179,7 @@ def _move_orphan(fleet: Fleet, order: Order, now: datetime) -> Move | None:
     """Return the next move for replicas that were released, if any were."""
     known = replace(
         order.orphans,
-        victims={victim.uid: victim.cordoned_at for victim in order.victims},
+        draining_since={pod.uid: pod.cordoned_at for pod in order.draining_pods},
         drains=order.drains,
         toward=order.toward,
         needed=fleet.replicas - _given_up(fleet, order, now) - count_lacking(fleet, order.may_lack),
@@ -221,7 +221,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
         return back
     if not old and fleet.desired(order.away) == 0:
         return _finish(fleet, order)
-    return _next_victims(fleet, order, old, now)
+    return _replace_old(fleet, order, old, now)
 
 
 def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None, may_lack: int) -> Move:
@@ -388,7 +388,7 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     )
 
 
-def _next_victims(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
+def _replace_old(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
     """Return the next move for one old replica, or those of a wave: cordon, drain, let go.
 
     Only once the last ones went: a second permit for the same replicas would take peers.
@@ -452,32 +452,32 @@ def _take(
     fleet: Fleet, order: Order, pods: tuple[Pod, ...], at_once: int, now: datetime
 ) -> tuple[Pod, ...] | Move:
     needed = fleet.replicas - _given_up(fleet, order, now) - count_lacking(fleet, order.may_lack)
-    return take_pods(fleet, pods, Taking(order.victims, order.drains, order.held, needed, at_once))
+    return take_pods(fleet, pods, Taking(order.draining_pods, order.drains, order.held, needed, at_once))
 
 
-def _let_go(fleet: Fleet, order: Order, victims: tuple[Pod, ...], now: datetime) -> Move:
+def _let_go(fleet: Fleet, order: Order, pods_to_remove: tuple[Pod, ...], now: datetime) -> Move:
     """Return the pulse, or the deletion by name where the controller would take a NotReady peer.
 
-    Of two that are not Ready it takes the one with the lower deletion cost, so that a victim goes; only one
-    that no node has yet, and that never served, would go before it.
+    Of two that are not Ready it takes the one with the lower deletion cost, so that a drained pod goes; only
+    one that no node has yet, and that never served, would go before it.
     """
     old = fleet.serving(order.away)
-    peers = [pod for pod in old if pod not in victims and not pod.ready]
+    peers = [pod for pod in old if pod not in pods_to_remove and not pod.ready]
     names = ", ".join(pod.name for pod in peers)
     if peers and now - max(unready_since(pod, now) for pod in peers) <= PEER_GRACE:
-        text = f"{names} must be Ready before {', '.join(pod.name for pod in victims)} may go"
+        text = f"{names} must be Ready before {', '.join(pod.name for pod in pods_to_remove)} may go"
         return Wait(Reason.AWAITING_REPLICA, text)
-    ready = [pod for pod in victims if pod.ready]
+    ready = [pod for pod in pods_to_remove if pod.ready]
     if peers and ready:
         return DeletePod(ready[0])
-    going, others = len(victims), fleet.desired(order.away)
+    going, others = len(pods_to_remove), fleet.desired(order.away)
     kept = min(order.wave, fleet.spares) - _count_unplaced(fleet, order, now)
     surge = max(SURGE, fleet.spares - going, min(kept, others - going))
     if count_lacking(fleet, order.may_lack):
         surge = max(0, fleet.told - fleet.replicas - going)
     permit = max(0, fleet.replicas + going - others)
     fields = frozen(max_unavailable=permit, paused=False, surge=surge)
-    return Pulse(tuple(pod.name for pod in victims), fields)
+    return Pulse(tuple(pod.name for pod in pods_to_remove), fields)
 
 
 def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -541,7 +541,7 @@ def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: St
         toward=step.after_template,
         edit=step.template_change,
         recorded=run.recorded,
-        victims=run.victims,
+        draining_pods=run.draining_pods,
         drains=known.drains,
         start_limit=known.limits.start,
         spare_limit=known.limits.spare,

@@ -46,9 +46,9 @@ class Retarget:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Let exactly the victims go, or none; and let the controller add what is missing then."""
+    """Let exactly these pods go, or none; and let the controller add what is missing then."""
 
-    victims: tuple[str, ...]
+    pods_to_remove: tuple[str, ...]
     fields: RolloutFields
 
 
@@ -159,7 +159,7 @@ class Uncordon:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete the drained victim by name, because the controller would take a NotReady peer first."""
+    """Delete the drained pod by name, because the controller would take a NotReady peer first."""
 
     pod: Pod
 

@@ -159,7 +159,7 @@ def _way_out(fleet: Fleet) -> str:
 class OrphanInput:
     """What is known of released replicas beside the fleet itself."""
 
-    victims: Mapping[str, datetime] = field(default_factory=dict)
+    draining_since: Mapping[str, datetime] = field(default_factory=dict)
     """The replicas that are being drained, by uid: when the record says that each was taken."""
     drains: Mapping[str, Drain] = field(default_factory=dict)
     """What is known of the requests on each of them."""
@@ -302,8 +302,8 @@ def next_release(fleet: Fleet, old: Sequence[Pod], surge: int = SURGE) -> Releas
     reached = [pod for pod in down if not pod.is_unreached]
     if down and not reached:
         return None
-    victims = reached or [pod for pod in old if not pod.is_stand_in] or old
-    return release_move(fleet, choose_pod(tuple(victims), None), surge)
+    pods = reached or [pod for pod in old if not pod.is_stand_in] or old
+    return release_move(fleet, choose_pod(tuple(pods), None), surge)
 
 
 def release_before_turning(
@@ -318,7 +318,7 @@ def release_before_turning(
     return release_move(fleet, reached) if reached and fleet.is_saturated(toward) else None
 
 
-def release_move(fleet: Fleet, victim: Pod, surge: int = SURGE) -> ReleasePod | Pulse | Wait:
+def release_move(fleet: Fleet, pod_to_remove: Pod, surge: int = SURGE) -> ReleasePod | Pulse | Wait:
     """Return the next move for a replica that is to be drained and still belongs to its ReplicaSet.
 
     The one more that the fleet has by then is what keeps as many in rotation as there were; with a surge of 0
@@ -326,7 +326,7 @@ def release_move(fleet: Fleet, victim: Pod, surge: int = SURGE) -> ReleasePod | 
     """
     if surge and fleet.told <= fleet.replicas:
         return Pulse((), replace(ADDING, max_surge=surge))
-    return await_swapped(fleet, victim.revision) or ReleasePod(victim)
+    return await_swapped(fleet, pod_to_remove.revision) or ReleasePod(pod_to_remove)
 
 
 def await_swapped(fleet: Fleet, revision: str) -> Wait | None:
@@ -364,7 +364,7 @@ def stand_in_of(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> Pod | None:
     newest = max(own, key=lambda pod: (pod.created_at, pod.name), default=None)
     if newest is None or len(own) < fleet.desired(orphan.pod.revision):
         return None
-    released = known.victims.get(orphan.pod.uid)
+    released = known.draining_since.get(orphan.pod.uid)
     is_later = released is not None and newest.created_at >= released - MADE_WITHIN
     return newest if is_later or not newest.ready else None
 
@@ -466,7 +466,7 @@ def _drain_move(orphan: Orphan, known: OrphanInput) -> CordonOrphan | DeletePod 
         return DeletePod(pod)
     if not pod.cordoned:
         return None
-    if pod.uid not in known.victims or orphan.led_by:
+    if pod.uid not in known.draining_since or orphan.led_by:
         # Nobody noted it, or what leads requests to it was named only now.
         return CordonOrphan(orphan, orphan.led_by, known.linger)
     if pod.in_rotation:

@@ -30,7 +30,7 @@ from typing import assert_never
 from kvmedic.model.fleet import Fleet, Orphan, Pod
 from kvmedic.model.plan import Goer, ReplaceStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Run, Victim
+from kvmedic.model.run import DrainingPod, Run
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     AWAIT_REMOVAL,
@@ -98,7 +98,7 @@ class Replacement:
     step: ReplaceStep
     """Its `goes` says which way: the named replica, or on the way back the spare."""
     scaled: Scaled
-    victim: Victim | None
+    draining_pod: DrainingPod | None
     drain: Drain
     limits: StartLimits
     drain_limit: timedelta
@@ -183,7 +183,7 @@ def rest_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation.
 
     The spare stays: it serves too. Once the recorded number is asked for again, the controller takes
-    its victim by the marks on it, so they stay until it did.
+    the drained pod by the marks on it, so they stay until it did.
     """
     if move := resting_orphan_move(fleet, order.orphans, now):
         return move
@@ -283,7 +283,7 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
     if short := _short(fleet, order, now):
         since, missing = short
         return Uncordon(named) if named.cordoned and now - since > PEER_GRACE else missing
-    if waiting := draining_move(fleet, named, order.victim, order.drain, order.least):
+    if waiting := draining_move(fleet, named, order.draining_pod, order.drain, order.least):
         return waiting
     if any(not pod.ready for pod in fleet.live if pod.uid != named.uid):
         return DeletePod(named)
@@ -346,11 +346,11 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     # One that is not Ready, else the newest; never the named one.
     live = takeable or fleet.live
     others = [pod for pod in live if pod.uid != order.step.uid] or list(live)
-    recorded = [pod for pod in others if order.victim is not None and pod.uid == order.victim.uid]
+    recorded = [pod for pod in others if order.draining_pod is not None and pod.uid == order.draining_pod.uid]
     goer = min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
     if back := stray_move(fleet, fleet.pods, (goer,)):
         return back
-    if waiting := draining_move(fleet, goer, order.victim, order.drain, order.least):
+    if waiting := draining_move(fleet, goer, order.draining_pod, order.drain, order.least):
         return waiting
     return ScaleIn(order.surged, order.wanted, goer.name, None)
 
@@ -399,7 +399,7 @@ def _order(step: ReplaceStep, fleet: Fleet, known: StepInput) -> Replacement:
     return Replacement(
         step=step,
         scaled=scaled_by(known.run, step, known.resource_uid, fleet),
-        victim=known.victim,
+        draining_pod=known.draining_pod,
         drain=known.drain,
         limits=known.limits,
         drain_limit=known.drain_limit,

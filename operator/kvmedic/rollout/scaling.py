@@ -27,7 +27,7 @@ from datetime import datetime, timedelta
 from kvmedic.model.fleet import Fleet, Minimum
 from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Run, Victim
+from kvmedic.model.run import DrainingPod, Run
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     AWAIT_REMOVAL,
@@ -80,7 +80,7 @@ class Scaling:
 
     step: ReplicasStep
     """Its `after` is the number that is wanted; on the way back it is the step's inverse."""
-    victim: Victim | None
+    draining_pod: DrainingPod | None
     drain: Drain
     limits: StartLimits
     """An autoscaler may take as long to follow as a replica to start. The controller looks every 15 s
@@ -179,11 +179,11 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     if not takeable:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
     # The controller would take a replica that is not Ready before a drained one.
-    drained = order.victim.uid if order.victim else ""
+    drained = order.draining_pod.uid if order.draining_pod else ""
     goer = min(takeable, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
     if back := stray_move(fleet, fleet.pods, (goer,)):
         return back
-    draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
+    draining = draining_move(fleet, goer, order.draining_pod, order.drain, wanted)
     return draining or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
 
 
@@ -201,7 +201,7 @@ def _last_ordinal(fleet: Fleet, order: Scaling, now: datetime) -> Move:
         return held_move(fleet, (goer,))
     if back := stray_move(fleet, fleet.pods, (goer,)):
         return back
-    draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
+    draining = draining_move(fleet, goer, order.draining_pod, order.drain, wanted)
     return draining or ScaleIn(asked, asked - 1, goer.name, None)
 
 
@@ -368,7 +368,7 @@ def _order(step: ReplicasStep, fleet: Fleet, known: StepInput) -> Scaling:
     abandoned = run.ending is not None and run.ending.reason is Reason.ABANDONED
     return Scaling(
         step=step,
-        victim=known.victim,
+        draining_pod=known.draining_pod,
         drain=known.drain,
         limits=known.limits,
         begins=not known.is_back and not committed_sequence(run, uid, fleet.fence),

@@ -117,7 +117,7 @@ def came_back(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait | None
     The first one speaks against the change. Beside others that serve it is tried again after a while.
     """
     since = order.pulsed_at
-    let_go = (one for one in order.victims if since is not None and since > one.cordoned_at)
+    let_go = (one for one in order.draining_pods if since is not None and since > one.cordoned_at)
     gone = {one.name: one.uid for one in let_go}
     old = (pod for pod in fleet.live if pod.revision != order.toward)
     pod = next((pod for pod in old if gone.get(pod.name, pod.uid) != pod.uid), None)

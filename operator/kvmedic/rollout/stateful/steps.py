@@ -81,7 +81,7 @@ def _replacing_move(fleet: Fleet, step: ReplaceStep, known: StepInput) -> Move:
         return waiting
     least = max(1, fleet.replicas - 1 - known.down_before + (not named.ready))
     needed = min(least, fleet.replicas - 1)
-    taken = take_pods(fleet, (named,), Taking(known.run.victims, known.drains, known.held, needed, 1))
+    taken = take_pods(fleet, (named,), Taking(known.run.draining_pods, known.drains, known.held, needed, 1))
     return DeletePod(named) if isinstance(taken, tuple) else taken
 
 

@@ -161,7 +161,7 @@ def _replace_one(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 
 def _is_recorded(pod: Pod, order: Order) -> bool:
-    named = {victim.uid for victim in order.victims}
+    named = {each.uid for each in order.draining_pods}
     return pod.revision != order.toward and pod.uid in named
 
 
@@ -298,7 +298,7 @@ def _take(fleet: Fleet, pod: Pod, order: Order, now: datetime) -> tuple[Pod, ...
         old = (each for each in fleet.live if each.uid != pod.uid and each.revision != order.toward)
         others -= sum(not each.in_rotation for each in old)
     needed = others if order.lifts else max(1, others)
-    return take_pods(fleet, (pod,), Taking(order.victims, order.drains, order.held, needed, 1))
+    return take_pods(fleet, (pod,), Taking(order.draining_pods, order.drains, order.held, needed, 1))
 
 
 def _restore_strategy(fleet: Fleet, order: Order) -> Move:
