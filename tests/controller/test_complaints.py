@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from worlds.complaints import COMPLAINTS, Complaint, an_elder, replace_containers
+from worlds.complaints import COMPLAINTS, Complaint, an_older_resource, replace_containers
 from worlds.phases import PATIENCE_SECONDS
 from worlds.telling import events, told
 from worlds.world import World
@@ -61,13 +61,13 @@ def test_an_image_by_digest_is_no_hindrance_to_a_flag_that_every_version_has(a_w
     assert world.outcomes() == ["Recovered"]
 
 
-def test_when_the_elder_goes_the_younger_takes_over(a_world):
+def test_when_the_older_resource_goes_the_younger_takes_over(a_world):
     world = a_world(2)
-    an_elder(world)
+    an_older_resource(world)
     world.start()
     world.wait(lambda: world.condition("Ready") == ("False", "TargetShared"), PATIENCE_SECONDS, "it waits")
 
-    world.kubectl("delete", "kvr", "elder")
+    world.kubectl("delete", "kvr", "older")
     world.wait(world.is_closed, PATIENCE_SECONDS, "the younger's run closes")
 
     assert world.outcomes() == ["Recovered"]

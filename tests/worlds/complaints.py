@@ -25,12 +25,12 @@ def no_target(world: World) -> None:
     world.kubectl("delete", "deployment", "llm")
 
 
-def an_elder(world: World) -> None:
+def an_older_resource(world: World) -> None:
     """The resource of the world becomes the younger of two."""
     world.kubectl("delete", "kvr", "llm")
-    elder = remediation(mode="Observe")
-    elder["metadata"]["name"] = "elder"
-    world.cluster.apply(elder, world.namespace)
+    older = remediation(mode="Observe")
+    older["metadata"]["name"] = "older"
+    world.cluster.apply(older, world.namespace)
     time.sleep(1.1)  # creation times are in whole seconds
     world.cluster.apply(remediation(), world.namespace)
 
@@ -142,7 +142,11 @@ COMPLAINTS = {
         no_target, "Ready", "False", "TargetNotFound", "create it, or delete this resource"
     ),
     "two resources for one target": Complaint(
-        an_elder, "Ready", "False", "TargetShared", "elder looks after Deployment llm already: delete one"
+        an_older_resource,
+        "Ready",
+        "False",
+        "TargetShared",
+        "older looks after Deployment llm already: delete one",
     ),
     "an unusable spec": Complaint(
         an_unusable_spec, "Ready", "False", "SpecInvalid", "'Required', 'BestEffort' or 'None'"

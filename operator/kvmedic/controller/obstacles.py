@@ -165,11 +165,11 @@ def absent(resource: Resource, policy: Policy) -> Blocked:
 
 def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Blocked | None:
     """Return why the target is not one that this resource can look after."""
-    elder = ports.roster.elder(Key(resource.namespace, resource.name, resource.uid))
-    if elder is not None:
+    older = ports.roster.find_older_resource(Key(resource.namespace, resource.name, resource.uid))
+    if older is not None:
         return Blocked(
             Reason.TARGET_SHARED,
-            f"KVRemediation {elder.name} looks after {policy.target.kind} {policy.target.name} already: "
+            f"KVRemediation {older.name} looks after {policy.target.kind} {policy.target.name} already: "
             "delete one of the two",
         )
     if view.fleet.kept_by:
@@ -494,7 +494,7 @@ class Roster:
         """Return which resources are known."""
         return tuple(self._peers)
 
-    def elder(self, key: Key) -> Key | None:
+    def find_older_resource(self, key: Key) -> Key | None:
         """Return the oldest resource of the same target, if that is another one."""
         own = self._peers.get(key)
         if own is None:

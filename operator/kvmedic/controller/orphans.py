@@ -87,7 +87,7 @@ async def adopted_by_note(
     nothing of the kind is to be done.
     """
     key = Key(resource.namespace, resource.name, resource.uid)
-    if resource.policy is None or ports.roster.elder(key) is not None:
+    if resource.policy is None or ports.roster.find_older_resource(key) is not None:
         return None
     view = await ports.target.look(resource.namespace, resource.policy)
     if view is None or view.fleet.kept_by or not view.fleet.fields.is_frozen:

@@ -409,7 +409,7 @@ class Reporter(Protocol):
 class Roster(Protocol):
     """Which resources look after which target."""
 
-    def elder(self, key: Key) -> Key | None:
+    def find_older_resource(self, key: Key) -> Key | None:
         """Return the oldest resource of the same target, if that is another one."""
 
 
