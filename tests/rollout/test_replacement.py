@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.model.fleet import Fleet, ObjectRef, Owner
-from kvmedic.model.plan import Goer, ReplaceStep
+from kvmedic.model.plan import PodToRemove, ReplaceStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import DrainingPod, Intent, StepRecord, StepState
 from kvmedic.rollout.draining import PEER_GRACE, Drain, StartLimits
@@ -430,7 +430,7 @@ def test_recreate_is_no_obstacle_as_nothing_is_rolled_out() -> None:
     assert isinstance(replacing_move(fleet, an_order(Scaled.NOT_YET), NOW), ScaleOut)
 
 
-BACKWARD = {"step": replace(an_order().step, goes=Goer.SPARE)}
+BACKWARD = {"step": replace(an_order().step, pod_to_remove=PodToRemove.SPARE)}
 BACK_MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     ("nothing was done", a_fleet(), an_order(Scaled.NOT_YET, **BACKWARD), Settled, ""),
     ("the named one serves again first", CORDONED, an_order(**BACKWARD), Uncordon, "a"),

@@ -28,7 +28,7 @@ from enum import Enum
 from typing import assert_never
 
 from kvmedic.model.fleet import Fleet, Orphan, Pod
-from kvmedic.model.plan import Goer, ReplaceStep
+from kvmedic.model.plan import PodToRemove, ReplaceStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import DrainingPod, Run
 from kvmedic.model.status import Attempt
@@ -96,7 +96,7 @@ class Replacement:
     """Which replica is to go, and what is known beside the fleet itself."""
 
     step: ReplaceStep
-    """Its `goes` says which way: the named replica, or on the way back the spare."""
+    """Its `pod_to_remove` says which way: the named replica, or on the way back the spare."""
     scaled: Scaled
     draining_pod: DrainingPod | None
     drain: Drain
@@ -163,14 +163,14 @@ def replacing_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """
     if _is_released(fleet, order):
         own = _as_asked_for(fleet, order)
-        takes_back = order.step.goes is Goer.SPARE
+        takes_back = order.step.pod_to_remove is PodToRemove.SPARE
         return _change_places(fleet, own, now) if takes_back else _exchange_released(fleet, own, now)
     match order.scaled:
         case Scaled.NOT_YET:
             return _begin(fleet, order)
         case Scaled.OUT:
             named = _name_pods(fleet, order)
-            if order.step.goes is Goer.SPARE or named is None:
+            if order.step.pod_to_remove is PodToRemove.SPARE or named is None:
                 return _take_back(fleet, order, now)
             return _exchange(fleet, order, named, now)
         case Scaled.BACK:
@@ -208,7 +208,7 @@ def leave_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
 
 
 def _begin(fleet: Fleet, order: Replacement) -> Move:
-    if order.step.goes is Goer.SPARE:
+    if order.step.pod_to_remove is PodToRemove.SPARE:
         return stray_move(fleet, fleet.pods) or Settled()
     refused = _refuse(fleet, order)
     return refused or ScaleOut(order.wanted, order.surged, order.step.pod)
@@ -347,12 +347,12 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     live = takeable or fleet.live
     others = [pod for pod in live if pod.uid != order.step.uid] or list(live)
     recorded = [pod for pod in others if order.draining_pod is not None and pod.uid == order.draining_pod.uid]
-    goer = min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
-    if back := stray_move(fleet, fleet.pods, (goer,)):
+    pod_to_remove = min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
+    if back := stray_move(fleet, fleet.pods, (pod_to_remove,)):
         return back
-    if waiting := draining_move(fleet, goer, order.draining_pod, order.drain, order.least):
+    if waiting := draining_move(fleet, pod_to_remove, order.draining_pod, order.drain, order.least):
         return waiting
-    return ScaleIn(order.surged, order.wanted, goer.name, None)
+    return ScaleIn(order.surged, order.wanted, pod_to_remove.name, None)
 
 
 def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
@@ -360,7 +360,7 @@ def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
         return AWAIT_REMOVAL
     if back := stray_move(fleet, fleet.pods):
         return back
-    if order.step.goes is Goer.SPARE:
+    if order.step.pod_to_remove is PodToRemove.SPARE:
         return Settled()
     if _name_pods(fleet, order) is not None:
         return Failed(

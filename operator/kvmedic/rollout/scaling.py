@@ -180,11 +180,11 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
     # The controller would take a replica that is not Ready before a drained one.
     drained = order.draining_pod.uid if order.draining_pod else ""
-    goer = min(takeable, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
-    if back := stray_move(fleet, fleet.pods, (goer,)):
+    pod_to_remove = min(takeable, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
+    if back := stray_move(fleet, fleet.pods, (pod_to_remove,)):
         return back
-    draining = draining_move(fleet, goer, order.draining_pod, order.drain, wanted)
-    return draining or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
+    draining = draining_move(fleet, pod_to_remove, order.draining_pod, order.drain, wanted)
+    return draining or ScaleIn(asked, asked - 1, pod_to_remove.name, fleet.ready)
 
 
 def _last_ordinal(fleet: Fleet, order: Scaling, now: datetime) -> Move:
@@ -192,17 +192,17 @@ def _last_ordinal(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     asked, wanted = fleet.replicas, order.step.after
     if not is_followed(fleet, asked):
         return AWAIT_REMOVAL
-    goer = next((pod for pod in fleet.live if pod.ordinal == asked - 1), None)
-    if goer is None:
+    pod_to_remove = next((pod for pod in fleet.live if pod.ordinal == asked - 1), None)
+    if pod_to_remove is None:
         # It is not there, so that a lower number takes nobody.
         waiting = stray_move(fleet, fleet.pods) or making_wait(order.assigned_at, now)
         return waiting or ScaleIn(asked, asked - 1, "", None)
-    if goer.uid in order.held:
-        return held_move(fleet, (goer,))
-    if back := stray_move(fleet, fleet.pods, (goer,)):
+    if pod_to_remove.uid in order.held:
+        return held_move(fleet, (pod_to_remove,))
+    if back := stray_move(fleet, fleet.pods, (pod_to_remove,)):
         return back
-    draining = draining_move(fleet, goer, order.draining_pod, order.drain, wanted)
-    return draining or ScaleIn(asked, asked - 1, goer.name, None)
+    draining = draining_move(fleet, pod_to_remove, order.draining_pod, order.drain, wanted)
+    return draining or ScaleIn(asked, asked - 1, pod_to_remove.name, None)
 
 
 def _release_one(fleet: Fleet, order: Scaling, now: datetime) -> Move:
@@ -231,12 +231,12 @@ def _release_one(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     takeable = to_go(fleet.live, order.held)
     if not takeable:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
-    goer = min(takeable, key=lambda pod: (pod.ready, pod.is_stand_in, *newest_first(pod)))
-    if goer.in_rotation and fleet.in_rotation <= wanted:
-        text = f"{fleet.in_rotation - 1} of {wanted} replicas beside {goer.name} are in rotation"
+    pod_to_remove = min(takeable, key=lambda pod: (pod.ready, pod.is_stand_in, *newest_first(pod)))
+    if pod_to_remove.in_rotation and fleet.in_rotation <= wanted:
+        text = f"{fleet.in_rotation - 1} of {wanted} replicas beside {pod_to_remove.name} are in rotation"
         return Wait(Reason.AWAITING_REPLICA, text)
-    waiting = stray_move(fleet, fleet.pods) or await_swapped(fleet, goer.revision)
-    return waiting or ReleasePod(goer)
+    waiting = stray_move(fleet, fleet.pods) or await_swapped(fleet, pod_to_remove.revision)
+    return waiting or ReleasePod(pod_to_remove)
 
 
 def _await_replicas(fleet: Fleet, order: Scaling, now: datetime) -> Move:

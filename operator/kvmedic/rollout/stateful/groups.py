@@ -69,11 +69,11 @@ def comes_back_as_wanted(fleet: Fleet, order: Order) -> bool:
     return fleet.groups is not None and fleet.groups.comes_back == order.toward
 
 
-def letting_go(fleet: Fleet, goer: Pod) -> Pulse:
+def letting_go(fleet: Fleet, pod_to_remove: Pod) -> Pulse:
     """Return the permit by which the group of a leader is made anew, and those above it that are old."""
-    place = goer.ordinal or 0
+    place = pod_to_remove.ordinal or 0
     down = sum(not pod.ready for pod in fleet.live if (pod.ordinal or 0) < place)
-    return Pulse((goer.name,), let_go_fields(fleet.fields, place, down))
+    return Pulse((pod_to_remove.name,), let_go_fields(fleet.fields, place, down))
 
 
 def let_go_fields(fields: RolloutFields, place: int, down: int) -> RolloutFields:
@@ -88,25 +88,28 @@ def let_go_fields(fields: RolloutFields, place: int, down: int) -> RolloutFields
     return replace(held, partition=place, max_unavailable=1 + down, permits=True, paused=False)
 
 
-def unspent_move(fleet: Fleet, groups: Groups, goer: Pod, order: Order, now: datetime) -> Pause | Wait | None:
+def unspent_move(
+    fleet: Fleet, groups: Groups, pod_to_remove: Pod, order: Order, now: datetime
+) -> Pause | Wait | None:
     """Return what comes while the controllers do not let a drained group go yet; None: they do."""
-    others = [pod for pod in fleet.live if pod.revision != order.toward and pod.uid != goer.uid]
+    others = [pod for pod in fleet.live if pod.revision != order.toward and pod.uid != pod_to_remove.uid]
     is_wide = any((pod.ordinal or 0) >= (fleet.fields.partition or 0) for pod in others)
     if is_wide:  # groups were added above it, or came back there: these are to be drained before
         return Pause(hold_by_partition(fleet.fields))
-    if groups.obeyed is not None and groups.obeyed <= (goer.ordinal or 0):
+    if groups.obeyed is not None and groups.obeyed <= (pod_to_remove.ordinal or 0):
         return None
     if order.pulsed_at is None or now - order.pulsed_at > PULSE_LIMIT:
         return Pause(hold_by_partition(fleet.fields))
-    return Wait(Reason.AWAITING_CONTROLLER, f"its controller has yet to let group {goer.name} go")
+    return Wait(Reason.AWAITING_CONTROLLER, f"its controller has yet to let group {pod_to_remove.name} go")
 
 
-def held_wait(groups: Groups, goer: Pod) -> Wait | None:
+def held_wait(groups: Groups, pod_to_remove: Pod) -> Wait | None:
     """Return the wait until the controllers hold all groups, without which one would come back otherwise."""
     if groups.obeyed == FROZEN_PARTITION:
         return None
     return Wait(
-        Reason.AWAITING_CONTROLLER, f"its controller has yet to hold all groups, {goer.name} among them"
+        Reason.AWAITING_CONTROLLER,
+        f"its controller has yet to hold all groups, {pod_to_remove.name} among them",
     )
 
 

@@ -245,22 +245,26 @@ def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) 
     takeable = to_be_taken(in_turn, order.held)
     if not takeable:
         return held_move(fleet, in_turn)
-    goer = _choose_goer(takeable, order)
-    if back := stray_move(fleet, fleet.pods, (goer,)):
+    pod_to_remove = _choose_pod_to_remove(takeable, order)
+    if back := stray_move(fleet, fleet.pods, (pod_to_remove,)):
         return back
-    if waiting := lower_wait(fleet, goer):
-        since = min(unready_since(pod, now) for pod in _down_below(fleet, goer))
-        is_over = goer.cordoned and now - since > PEER_GRACE
+    if waiting := lower_wait(fleet, pod_to_remove):
+        since = min(unready_since(pod, now) for pod in _down_below(fleet, pod_to_remove))
+        is_over = pod_to_remove.cordoned and now - since > PEER_GRACE
         return (stray_move(fleet, fleet.pods) if is_over else None) or waiting
-    taken = _take(fleet, goer, order, now)
+    taken = _take(fleet, pod_to_remove, order, now)
     if not isinstance(taken, tuple):
         return taken
     if fleet.groups is not None:
-        return letting_go(fleet, goer) if by_permit else held_wait(fleet.groups, goer) or DeletePod(goer)
-    return Pulse((goer.name,), hold_by_partition(fleet.fields, permits=True))
+        return (
+            letting_go(fleet, pod_to_remove)
+            if by_permit
+            else held_wait(fleet.groups, pod_to_remove) or DeletePod(pod_to_remove)
+        )
+    return Pulse((pod_to_remove.name,), hold_by_partition(fleet.fields, permits=True))
 
 
-def _choose_goer(pods: tuple[Pod, ...], order: Order) -> Pod:
+def _choose_pod_to_remove(pods: tuple[Pod, ...], order: Order) -> Pod:
     """Return the replica to take: the drained one, else the lowest that is down, else the highest."""
     drained = next((pod for pod in pods if pod.cordoned and _is_recorded(pod, order)), None)
     down = [pod for pod in pods if not pod.ready]
