@@ -24,7 +24,14 @@ from kvmedic.controller.next_move import (
 )
 from kvmedic.controller.orphans import free_pods
 from kvmedic.controller.ports import save
-from kvmedic.controller.temporary import copy_first, held_back, overtaken, swept, unavailable, with_files
+from kvmedic.controller.temporary import (
+    copy_first,
+    delete_unused_copies,
+    held_back,
+    overtaken,
+    unavailable,
+    with_files,
+)
 from kvmedic.controller.trial import (
     NO_QUOTA,
     begin_test,
@@ -71,7 +78,7 @@ from kvmedic.runbooks.workload import View
 AT_ONCE = timedelta(0)
 
 
-async def pursue(tick: Tick) -> timedelta:
+async def execute_run(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
     view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
     try:
@@ -337,7 +344,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
         await _unclaim(tick, view.fleet if view is not None else None)
     tick.ports.watch.forget(tick.resource.uid)
     fleet = view.fleet if view is not None else None
-    record = await swept(tick.record, run, fleet, tick.ports)
+    record = await delete_unused_copies(tick.record, run, fleet, tick.ports)
     done = close_run(record, run, outcome, tick.resource.generation, tick.now)
     done = replace(done, temporary=temporary_after(tick.record.temporary, run, fleet, outcome, tick.now))
     await save(tick.resource, done, tick.ports)

@@ -116,7 +116,7 @@ class Trials(Protocol):
         Raises Conflict where a pod of that name is somebody else's.
         """
 
-    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+    async def delete_trials(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove all trial pods of a resource but one; return the names of those that were there."""
 
     async def held_claims(self, namespace: str, template: Mapping[str, object]) -> frozenset[str]:
@@ -146,7 +146,7 @@ class NoTrials:
         del trial, manifest
         return self.forbidden()
 
-    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+    async def delete_trials(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove nothing: those of a time when they were allowed end by their deadline."""
         del namespace, owner_uid, but
         return ()
@@ -179,7 +179,7 @@ class Evaluations(Protocol):
         of that name is somebody else's.
         """
 
-    async def sweep(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
+    async def delete_evaluations(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
         """Remove all evaluations of a resource with their pods; return the names of those that were there."""
 
 
@@ -206,7 +206,7 @@ class NoEvaluations:
         del evaluation, subject
         return self.forbidden()
 
-    async def sweep(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
+    async def delete_evaluations(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
         """Remove nothing: those of a time when they were allowed end by their deadline."""
         del namespace, owner_uid
         return ()
@@ -309,7 +309,7 @@ class Copies(Protocol):
     async def make(self, fleet: Fleet, file: FileEdit) -> str:
         """Make a step's copy; return why it cannot be made, or nothing. Raises Conflict when it moved."""
 
-    async def sweep(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
+    async def delete_unused(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
         """Remove those copies that nothing refers to any more; return the others."""
 
 

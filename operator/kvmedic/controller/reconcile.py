@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.execute import pursue
+from kvmedic.controller.execute import execute_run
 from kvmedic.controller.finalizer import leave_ending_namespace, release_resource, remove_finalizer
 from kvmedic.controller.next_move import Tick
 from kvmedic.controller.obstacles import (
@@ -29,8 +29,8 @@ from kvmedic.controller.ports import Ports, Senses, save
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.controller.temporary import (
+    delete_unused_copies,
     note_temporary,
-    swept,
     why_not_restored,
     with_holder,
     with_known_limit,
@@ -77,7 +77,7 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     run = record.run
     if run is not None and (run_policy := policy_during(run, policy)) is not None:
         problem = None if policy else _problem(resource)
-        return await pursue(Tick(resource, run_policy, record, run, ports, now, problem))
+        return await execute_run(Tick(resource, run_policy, record, run, ports, now, problem))
     if run is None and resource.wish in (Wish.DELETE, Wish.ABANDON):
         return await release_resource(resource, record, ports, now)
     if run is not None or policy is None:
@@ -115,7 +115,7 @@ async def _look_without_run(
         return problem if again is None else again
     view = await with_holder(view, record.added_replicas, ports.target)
     await ports.run_limits.refresh(now)
-    record = await swept(record, None, view.fleet, ports)
+    record = await delete_unused_copies(record, None, view.fleet, ports)
     target = None if is_whole else ports.target
     senses = Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations, target)
     found = await survey(resource, policy, view, senses)

@@ -139,7 +139,7 @@ async def held_back(tick: Tick, fleet: Fleet, move: Move) -> Move:
     return await_config_map(file, tick.files) if isinstance(rest, Wait) else rest
 
 
-async def swept(record: Record, run: Run | None, fleet: Fleet | None, ports: Ports) -> Record:
+async def delete_unused_copies(record: Record, run: Run | None, fleet: Fleet | None, ports: Ports) -> Record:
     """Return the record without those copies that nothing refers to any more; they are removed.
 
     Args:
@@ -152,5 +152,5 @@ async def swept(record: Record, run: Run | None, fleet: Fleet | None, ports: Por
     made = (ConfigCopy(file.copy, s.after_template) for s in steps if (file := s.file_of))
     copies = tuple(dict.fromkeys((*record.copies, *made)))
     if copies and fleet is not None and ports.leader.is_held():
-        copies = await ports.copies.sweep(fleet, copies)
+        copies = await ports.copies.delete_unused(fleet, copies)
     return record if copies == record.copies else replace(record, copies=copies)

@@ -174,14 +174,14 @@ async def delete_trial(tick: Tick) -> bool:
     step = tick.run.current.step
     if not isinstance(step, OnTrial):
         return True
-    jobs = await tick.ports.evaluations.sweep(tick.resource.namespace, tick.resource.uid)
+    jobs = await tick.ports.evaluations.delete_evaluations(tick.resource.namespace, tick.resource.uid)
     try:
         pod = await tick.ports.trials.look(trial_of(tick, step), _target(tick, step))
     except Conflict:
         pod = None
     if pod is not None:
         tick.ports.probes.forget(pod)
-    pods = await tick.ports.trials.sweep(tick.resource.namespace, tick.resource.uid)
+    pods = await tick.ports.trials.delete_trials(tick.resource.namespace, tick.resource.uid)
     return not (jobs or pods)
 
 

@@ -30,7 +30,7 @@ WORST_LOSS = 0.05
 SEEDS = range(10)
 SWEEP = (0.6, 0.75, 0.9, 1.05)
 """Caps among which the best setting is sought, as shares of the mean running set without one."""
-SWEPT_TOKENS, SECONDS, WARM_SHARE = 80_000, 400.0, 0.25
+SWEEP_TOKENS, SECONDS, WARM_SHARE = 80_000, 400.0, 0.25
 ARRIVALS = 101
 """Seed of the arrivals."""
 STARVING, MOST_KEPT = 100, 0.02
@@ -101,7 +101,7 @@ def rows_of(
 ) -> tuple[Row, ...]:
     """Return a workload's rows; `sweep`: caps that are run beside the plan, over what runs without one."""
     mean = workload.mean_output
-    best, running = _most_goodput(workload, round(SWEPT_TOKENS / mean))
+    best, running = _most_goodput(workload, round(SWEEP_TOKENS / mean))
     caps = [max(1, round(running * share)) for share in sweep]
     return tuple(_row(workload, load, load * best / mean, caps) for load in loads)
 
@@ -186,7 +186,7 @@ def starved_by(seed: int) -> Starved | None:
     """Return what a cap that is drawn does under a load that is drawn; None where nobody starves."""
     workload, chance = drawn(seed), random.Random(seed)
     mean = workload.mean_output
-    idle = Drive(workload, UNCAPPED).run(2 * workload.clients, round(SWEPT_TOKENS / 2 / mean))
+    idle = Drive(workload, UNCAPPED).run(2 * workload.clients, round(SWEEP_TOKENS / 2 / mean))
     offered = chance.uniform(*STARVING_LOADS) * idle.throughput
     shortest, most = STARVING_SECONDS
     seconds = max(shortest, min(most, STARVING_TOKENS / offered))

@@ -139,16 +139,16 @@ def row_of(workload: Workload) -> Row:
     idle = run(UNCAPPED)
     running = _running(idle)
     (cap, reason), (glimpsed, _) = chosen_cap(idle), glimpsed_cap(idle)
-    swept = [run(max(1, round(running * share))) for share in SWEEP]
-    swept += [run(one) for one in (cap, glimpsed) if one is not None]
+    at_caps = [run(max(1, round(running * share))) for share in SWEEP]
+    at_caps += [run(one) for one in (cap, glimpsed) if one is not None]
     halved, halvings = _halved(run, idle)
     before = figures_of(idle)
     limit = FIRST_TOKEN_SECONDS if isinstance(before, Inconclusive) else before.first_token_limit_seconds
-    best = max((*swept, halved), key=lambda outcome: outcome.served_in_time(limit))
+    best = max((*at_caps, halved), key=lambda outcome: outcome.served_in_time(limit))
     pool = workload.blocks * workload.block_tokens
 
     def regret(chosen: Outcome, measure: Callable[[Outcome], float]) -> float:
-        top = max(measure(one) for one in (*swept, halved, idle))
+        top = max(measure(one) for one in (*at_caps, halved, idle))
         return 1 - measure(chosen) / top if top else 0.0
 
     def in_time(outcome: Outcome) -> float:
@@ -171,7 +171,7 @@ def row_of(workload: Workload) -> Row:
         halvings=halvings,
         by_length=regret(run(max(1, pool // workload.max_model_len)), in_time),
         verdict="" if cap is None or isinstance(before, Inconclusive) else verdict_on(before, ours),
-        verdicts=() if isinstance(before, Inconclusive) else _verdicts(before, idle, swept),
+        verdicts=() if isinstance(before, Inconclusive) else _verdicts(before, idle, at_caps),
         opened=open_loop.rows_of(workload, OPEN_LOADS, OPEN_SWEEP),
     )
 
@@ -210,8 +210,8 @@ def _did(idle: Outcome, capped: Outcome, limit: float) -> str:
     return "harm" if gain < HARM else "gain" if gain >= GAIN else "as before"
 
 
-def _verdicts(before: Baseline, idle: Outcome, swept: Iterable[Outcome]) -> tuple[tuple[str, str], ...]:
-    once, limit = {outcome.cap: outcome for outcome in swept}, before.first_token_limit_seconds
+def _verdicts(before: Baseline, idle: Outcome, at_caps: Iterable[Outcome]) -> tuple[tuple[str, str], ...]:
+    once, limit = {outcome.cap: outcome for outcome in at_caps}, before.first_token_limit_seconds
     return tuple((_did(idle, capped, limit), verdict_on(before, capped)) for capped in once.values())
 
 
