@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
-from kvmedic.cluster.looks import Glances, TargetSurroundings, watched_kinds
+from kvmedic.cluster.looks import QuickLooks, TargetSurroundings, watched_kinds
 from kvmedic.cluster.rights import own_lacking_rights
 from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
@@ -109,7 +109,7 @@ async def open_connections(
 
 def target_of(world: Connected) -> DeploymentTarget:
     """Return the workloads of the cluster."""
-    return DeploymentTarget(world.client, Glances(world.watches))
+    return DeploymentTarget(world.client, QuickLooks(world.watches))
 
 
 def ports_of(

@@ -53,7 +53,7 @@ async def looked(
 
 async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
     due, asked = await looked(State.IDLE)
-    early, glanced = await looked(State.IDLE, replace(HELD, calm_since=NOW - timedelta(minutes=59)))
+    early, quick = await looked(State.IDLE, replace(HELD, calm_since=NOW - timedelta(minutes=59)))
 
     assert [look.signals for look in asked.looks][-1] == EVERY_SIGNAL
     assert due.plan.steps == (
@@ -61,7 +61,7 @@ async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
     )
     assert (due.goal, due.obstacle) == (Goal.CALM, None)
     assert due.baseline(Objectives()) is None, "an idle fleet has no figures, and needs none"
-    assert (early.plan, early.outlook, len(glanced.looks)) == (None, "", 1)
+    assert (early.plan, early.outlook, len(quick.looks)) == (None, "", 1)
 
 
 async def test_a_load_that_did_not_fall_keeps_them_and_is_told() -> None:

@@ -1,4 +1,4 @@
-"""A look at a fleet without an open run: a calm one is glanced at, and the diagnosis is the same."""
+"""A look at a fleet without an open run: a calm one gets a quick look, and the diagnosis is the same."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from worlds.vitals_builder import a_device, an_end
 from worlds.world import deployment
 
 SHORT = Histogram((10.0,), (9.0, 0.0), 45.0)
-GLANCE = TRIGGER | FELT
+QUICK_LOOK = TRIGGER | FELT
 """What tells whether a fleet is in trouble."""
 
 
@@ -66,7 +66,7 @@ async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:
 async def test_a_calm_fleet_on_record_is_asked_for_the_trigger_alone() -> None:
     found, metrics = await looked(State.RECOVERED, good=OLD)
 
-    assert [look.signals for look in metrics.looks] == [GLANCE]
+    assert [look.signals for look in metrics.looks] == [QUICK_LOOK]
     assert found.diagnosis.reason is Reason.HEALTHY
 
 
@@ -78,21 +78,21 @@ async def test_a_new_revision_is_asked_for_its_traffic_too(good: str) -> None:
 
     proved = healthy_revision(found, policy, datetime.now(NOW.tzinfo))
 
-    assert [look.signals for look in metrics.looks] == [GLANCE | {Signal.REQUESTS_FINISHED}]
+    assert [look.signals for look in metrics.looks] == [QUICK_LOOK | {Signal.REQUESTS_FINISHED}]
     assert (proved.revision, proved.blocks, proved.flags["maxNumSeqs"]) == (OLD, 149, "64")
 
 
 async def test_a_fleet_that_cannot_be_seen_is_not_asked_for_more() -> None:
     found, metrics = await looked(State.MISSING, good=OLD)
 
-    assert [look.signals for look in metrics.looks] == [GLANCE]
+    assert [look.signals for look in metrics.looks] == [QUICK_LOOK]
     assert found.diagnosis.reason is Reason.METRICS_MISSING
 
 
 async def test_a_fleet_in_trouble_is_looked_at_as_a_whole() -> None:
     found, metrics = await looked(State.THRASH, good=OLD)
 
-    assert [look.signals for look in metrics.looks] == [GLANCE, EVERY_SIGNAL, EVERY_SIGNAL]
+    assert [look.signals for look in metrics.looks] == [QUICK_LOOK, EVERY_SIGNAL, EVERY_SIGNAL]
     assert found.diagnosis.reason is Reason.FLEET_WIDE_DEMAND
     assert found.plan is not None
 
@@ -223,7 +223,7 @@ async def test_a_log_that_cannot_be_read_tells_of_no_method() -> None:
     assert found.diagnosis == alone.diagnosis
 
 
-async def test_no_start_is_read_at_a_glance_without_the_runbook_or_where_settings_tell() -> None:
+async def test_no_start_is_read_by_a_quick_look_without_the_runbook_or_where_settings_tell() -> None:
     calm, another, settled = Asked(State.RECOVERED), Asked(State.THRASH), Asked(State.THRASH)
     set_up = with_container(env=[{"name": "VLLM_ASCEND_KVCOMPRESS_ENABLED", "value": "1"}])
 

@@ -244,7 +244,7 @@ async def test_a_close_look_tells_a_replicas_own_figures_or_none(
     check_own_or_none(readings, f"{HONEST}-honored", untold)
 
 
-async def test_a_glance_at_calm_fleets_does_the_same(
+async def test_a_quick_look_at_calm_fleets_does_the_same(
     scraped: PrometheusServer, untold: Collection[str]
 ) -> None:
     seen = await observed(scraped, Look(WINDOW, signals=AT_REST))

@@ -27,7 +27,15 @@ from kvmedic.engines.engine_log import Started, phrases, started_of
 from kvmedic.engines.signal_sources import (
     SignalTable,
 )
-from kvmedic.metrics.page import Page, Restart, find_restart, glimpse, moment, parse_page, replica_of
+from kvmedic.metrics.page import (
+    Page,
+    Restart,
+    find_restart,
+    moment,
+    observe_saved_pages,
+    parse_page,
+    replica_of,
+)
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Blocked,
@@ -159,7 +167,7 @@ def evidence_of(
     signals = signals_of(pages)
     recent = {name: many[(len(many) - 1) // 2 :] for name, many in pages.items()}
     burn, sizing = (
-        glimpse(
+        observe_saved_pages(
             part,
             signals,
             None if interval is None else interval.total_seconds() * (max(map(len, part.values())) - 1),

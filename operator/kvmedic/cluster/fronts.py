@@ -61,7 +61,7 @@ PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage", "hugepages-")
 class Depth(Enum):
     """How much of a fleet's surroundings a look reads."""
 
-    GLANCE = "glance"
+    QUICK = "quick"
     """Enough to judge the fleet: what leads requests to it."""
     WHOLE = "whole"
     """All that draining a replica depends on as well."""
@@ -79,7 +79,7 @@ class DrainWay:
 
 BY_LABEL = DrainWay()
 NOT_READ = "what policies do with a replica that drains was not read yet"
-"""Why nothing is drained after a glance."""
+"""Why nothing is drained after a quick look."""
 
 
 async def with_orphan_drain(
@@ -98,7 +98,7 @@ async def with_orphan_drain(
         rotation: by its label.
         routers: labels by which routers find pods, by the spec.
         parts: the Services of the namespace, and the names of those whose EndpointSlices list the pods.
-        depth: at a glance nothing is read where a Service leads requests to the pods.
+        depth: a quick look reads nothing where a Service leads requests to the pods.
 
     Raises:
         ApiError: a read failed.
@@ -115,10 +115,10 @@ async def with_orphan_drain(
     begun = OrphanDrain(
         (), _untouched_message(untouched), _has_device(template), services=known, is_whole=False
     )
-    glanced = replace(rotation, orphan=begun)
+    partial = replace(rotation, orphan=begun)
     namespace = str(section(deployment, "metadata")["namespace"])
     if depth is Depth.WHOLE or not rotation.services:
-        return await whole_drain(client, namespace, template, glanced, routers)
+        return await whole_drain(client, namespace, template, partial, routers)
     fronts = _router_fronts(labels, routers)
     keys = choose_keys(labels, [each.selector for each in (*known, *fronts)], lambda _: 0)
     return replace(
@@ -127,7 +127,7 @@ async def with_orphan_drain(
 
 
 async def complete_drain(client: Reader, view: View, routers: Sequence[Mapping[str, str]]) -> View:
-    """Return a fleet with all that draining depends on, where only a glance was taken.
+    """Return a fleet with all that draining depends on, where only a quick look was taken.
 
     Raises:
         ApiError: a read failed.
@@ -144,7 +144,7 @@ async def whole_drain(
     rotation: Rotation,
     routers: Sequence[Mapping[str, str]],
 ) -> Rotation:
-    """Return a rotation with all that draining depends on, where only a glance was taken."""
+    """Return a rotation with all that draining depends on, where only a quick look was taken."""
     begun = rotation.orphan or rotation.relabel
     if begun is None or begun.is_whole:
         return rotation

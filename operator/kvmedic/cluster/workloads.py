@@ -17,7 +17,7 @@ from typing import Any, assert_never, cast
 
 from kvmedic.cluster.containers.engine_logs import ends_of, pools_of, starts_of
 from kvmedic.cluster.fronts import Depth
-from kvmedic.cluster.looks import Glances, read_target
+from kvmedic.cluster.looks import QuickLooks, read_target
 from kvmedic.cluster.neighbours.appliers import neighbours_of, owner_field_of, owner_object, set_owner_field
 from kvmedic.cluster.neighbours.autoscalers import minimum_of, set_minimum, unmark
 from kvmedic.cluster.orphan_pods import release
@@ -110,21 +110,21 @@ class DeploymentTarget:
     """Deployments of one cluster."""
 
     client: Client
-    glances: Glances | None = None
-    """None: a glance reads from the API server, too."""
+    quick_looks: QuickLooks | None = None
+    """None: a quick look reads from the API server, too."""
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
         return self._with_time(await read_target(self.client, namespace, policy))
 
-    async def glance(self, namespace: str, policy: Policy) -> View | None:
+    async def quick_look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it was a moment ago, without what only draining depends on.
 
         None when it does not exist. Nothing is decided on it but whether the fleet is calm.
         """
-        if self.glances is None:
-            return self._with_time(await read_target(self.client, namespace, policy, Depth.GLANCE))
-        return self._with_time(await self.glances.at(namespace, policy))
+        if self.quick_looks is None:
+            return self._with_time(await read_target(self.client, namespace, policy, Depth.QUICK))
+        return self._with_time(await self.quick_looks.at(namespace, policy))
 
     def _with_time(self, seen: View | None) -> View | None:
         return seen and seen.with_fleet(replace(seen.fleet, looked_at=self.client.clock.now()))

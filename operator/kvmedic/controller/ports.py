@@ -265,7 +265,7 @@ class Target(Logs, Protocol):
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
 
-    async def glance(self, namespace: str, policy: Policy) -> View | None:
+    async def quick_look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it was a moment ago, without what only draining depends on.
 
         None when it does not exist. It may cost the API server nothing, so nothing is decided on it but
@@ -393,7 +393,7 @@ class Senses:
     drivers: Drivers = NotAllowed()
     evaluations: Evaluations = field(default_factory=NoEvaluations)
     target: Target | None = None
-    """Looks at the target as a whole where a glance does not do; None: it was looked at as a whole."""
+    """Looks at the target as a whole where a quick look does not do; None: it was looked at as a whole."""
 
 
 class Reporter(Protocol):

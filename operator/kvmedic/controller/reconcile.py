@@ -103,7 +103,7 @@ async def _look_without_run(
 
     Returns when to look again, or why the target is not one that this resource can look after.
     """
-    view = await ports.target.glance(resource.namespace, policy)
+    view = await ports.target.quick_look(resource.namespace, policy)
     is_owed = bool(record.temporary or record.copies)
     if is_whole := view is None or is_owed or unfit(resource, policy, view, ports) is not None:
         view = await ports.target.look(resource.namespace, policy)

@@ -143,15 +143,18 @@ def _twice(switch: RunbookSwitch, back: RunbookSwitch, plan: Plan) -> Blocked:
 async def survey(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
     """Return what a look at the target finds; the plan is made, never carried out.
 
-    A glance at the triggers comes first: most of what a source computes for a whole look is
+    A quick look at the triggers comes first: most of what a source computes for a whole look is
     histograms, and a calm fleet needs none of them. What is decided on more is read from the API server.
 
     Raises:
         Conflict: the target went while it was looked at.
     """
-    glanced = await _glance(resource, policy, view, senses)
-    if glanced is not None and due_in(glanced, resource, policy, senses.now or glanced.burn.at) is None:
-        return with_shown_plan(glanced, resource, policy)
+    quick_survey = await _quick_look(resource, policy, view, senses)
+    if (
+        quick_survey is not None
+        and due_in(quick_survey, resource, policy, senses.now or quick_survey.burn.at) is None
+    ):
+        return with_shown_plan(quick_survey, resource, policy)
     if senses.target is not None:
         seen = await senses.target.look(resource.namespace, policy)
         if seen is None:
@@ -272,32 +275,32 @@ def _asks_for_a_change(diagnosis: Diagnosis) -> bool:
     return isinstance(diagnosis, Diagnosed) and diagnosis.branch.then is not None
 
 
-async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey | None:
+async def _quick_look(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey | None:
     """Return the survey where the first branches of each runbook decide, or None where more is needed.
 
     A runbook's first branches tell a calm fleet from any other, or say what they cannot see; either way no
     later branch is asked, so that a whole look would find the same. Whoever is calm now has not been in
     trouble for long: what is held is the least of a while, so that only others are asked about that while.
     """
-    now = await _glance_over(timedelta(0), resource, policy, view, senses)
+    now = await _quick_look_over(timedelta(0), resource, policy, view, senses)
     is_calm = now is not None and isinstance(now.diagnosis, Diagnosed)
     if is_calm or not policy.windows.hold:
         return now
-    return await _glance_over(policy.windows.hold, resource, policy, view, senses)
+    return await _quick_look_over(policy.windows.hold, resource, policy, view, senses)
 
 
-async def _glance_over(
+async def _quick_look_over(
     hold: timedelta, resource: Resource, policy: Policy, view: View, senses: Senses
 ) -> Survey | None:
     """Return the same for trouble that lasts for some time."""
     wanted = unproved_revision(resource, policy, view, senses.now) | signals_of(policy.objectives)
-    look = Look(policy.windows.trigger, hold, glance_signals(policy.runbooks) | wanted)
+    look = Look(policy.windows.trigger, hold, quick_look_signals(policy.runbooks) | wanted)
     pods, namespace = expected_pods(view), resource.namespace
     seen = await senses.metrics.look(policy.source, pods, namespace, look)
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
     if method is not None and Runbook.COMPRESSION_WITHOUT_SAVINGS in policy.runbooks:
-        wanted |= glance_signals(policy.runbooks, compresses=True)
+        wanted |= quick_look_signals(policy.runbooks, compresses=True)
         seen = await senses.metrics.look(policy.source, pods, namespace, replace(look, signals=wanted))
     turned_off = resource.record.turned_off if resource.record else None
     if fixes_behind_gate(policy.compression, turned_off, method):
@@ -313,7 +316,7 @@ async def _glance_over(
     return Survey(view, evidence, diagnosis, runbook, None, None)
 
 
-def glance_signals(runbooks: Sequence[Runbook], *, compresses: bool = False) -> frozenset[Signal]:
+def quick_look_signals(runbooks: Sequence[Runbook], *, compresses: bool = False) -> frozenset[Signal]:
     """Return what the first branches of some runbooks look at.
 
     Of a fleet on which nothing compresses the KV cache, the runbook about that asks no figure.

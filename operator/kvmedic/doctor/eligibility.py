@@ -56,7 +56,7 @@ class Around(Protocol):
     """What is around a target."""
 
     async def with_drain(self, view: View, policy: Policy) -> View:
-        """Return a target with all that draining depends on, where only a glance was taken."""
+        """Return a target with all that draining depends on, where only a quick look was taken."""
 
     async def room_around(self, view: View) -> Finding:
         """Return whether one pod more of the target finds a place now."""
@@ -121,7 +121,7 @@ class Examiner:
 
         Args:
             resource: which has a policy.
-            view: its target, at a glance or as a whole.
+            view: its target, by a quick look or as a whole.
             diagnosis: of this look.
             now: the time.
         """

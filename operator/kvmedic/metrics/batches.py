@@ -34,10 +34,10 @@ Ask: TypeAlias = Callable[[str, datetime], Awaitable[Reply]]
 
 
 class Closeness(Enum):
-    """Why replicas are asked about by name. Those of one kind do not share the queries of the other: a glance
-    asks for little of many, a whole look for much of few."""
+    """Why replicas are asked about by name. Those of one kind do not share the queries of the other: a quick
+    look asks for little of many, a whole look for much of few."""
 
-    GLANCE = "glance"
+    QUICK = "quick"
     WHOLE = "whole"
 
 

@@ -381,7 +381,7 @@ _FIRST_PAGE = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
+class SavedPages:
     """Some pages of each replica as one look, and what about it is not as from a monitoring system."""
 
     observation: Observation
@@ -396,7 +396,9 @@ def moment(place: int) -> datetime:
     return _FIRST_PAGE + timedelta(seconds=place)
 
 
-def glimpse(pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: float | None) -> Glimpse:
+def observe_saved_pages(
+    pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: float | None
+) -> SavedPages:
     """Return what pages of each replica say, by its name; two or more of each, oldest first.
 
     Args:
@@ -415,7 +417,7 @@ def glimpse(pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: fl
         for name, many in sorted(pages.items())
         if not _loaded_pages(many, table) and _value_or_zero(readings[name].number(Signal.GENERATED_TOKENS))
     )
-    return Glimpse(replace(seen, window_seconds=window, pods=readings), resting)
+    return SavedPages(replace(seen, window_seconds=window, pods=readings), resting)
 
 
 STARTED = "process_start_time_seconds"

@@ -1,7 +1,7 @@
 """One named source of metrics: the questions about replicas, and the readings that its answers come to.
 
-A round of glances at calm fleets costs the same few queries however many there are (`calm.py`). A closer look
-names its replicas, and shares its queries with whoever looks closely at the same time (`batches.py`).
+A round of quick looks at calm fleets costs the same few queries however many there are (`calm.py`). A closer
+look names its replicas, and shares its queries with whoever looks closely at the same time (`batches.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvmedic.metrics.batches import (
     parts_of,
     pattern,
 )
-from kvmedic.metrics.calm import CalmRounds, is_glance
+from kvmedic.metrics.calm import CalmRounds, is_quick_look
 from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_that_do_not_count
 from kvmedic.metrics.lengths import LengthHistory
 from kvmedic.metrics.page import names_of
@@ -239,8 +239,8 @@ class PrometheusSource:
     ) -> Observation:
         """Return one look at some replicas; what is not known is a reading that says so."""
         moment, readings = self._current(), dict[str, PodReadings]()
-        if self._rounds is not None and is_glance(look, self._table):
-            readings = await self._glance(self._rounds, moment, pods, look, places)
+        if self._rounds is not None and is_quick_look(look, self._table):
+            readings = await self._quick_look(self._rounds, moment, pods, look, places)
         rest = replace(look, signals=look.signals - AT_REST)
         if readings and rest.signals:
             plain = [pod for pod in pods if pod.name in readings]
@@ -250,7 +250,7 @@ class PrometheusSource:
         readings |= await self._observe_closely(moment, left, look, places) if left else {}
         return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
 
-    async def _glance(
+    async def _quick_look(
         self,
         rounds: CalmRounds,
         moment: Moment,
@@ -301,7 +301,7 @@ class PrometheusSource:
     async def _ask_closely(
         self, moment: Moment, pods: Sequence[PodKey], look: Look, pools: Answer | None
     ) -> _Answers:
-        closeness = Closeness.WHOLE if look.signals == EVERY_SIGNAL else Closeness.GLANCE
+        closeness = Closeness.WHOLE if look.signals == EVERY_SIGNAL else Closeness.QUICK
         batch, span = await moment.batch_of(pods, closeness), self._span(look.window, look.hold)
         seen = await self._ask_who_is_there(batch, pods, span)
         # A source that does not answer the first query is not asked the others.

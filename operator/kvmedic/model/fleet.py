@@ -400,7 +400,7 @@ class OrphanDrain:
     services: tuple[LabelFront, ...] = ()
     """The Services that lead requests to the pods by their labels."""
     is_whole: bool = True
-    """False: only a glance was taken, and what policies and pickers do with the pods was not read."""
+    """False: only a quick look was taken, and what policies and pickers do with the pods was not read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from kvmedic.model.spec import Objectives, Trigger
 from kvmedic.verdict.comparison import Comparison
 from kvmedic.verdict.goals import compare_for_relief
 from kvmedic.verdict.served_in_time import FIRST_TOKEN_SECONDS
-from lab.bench.drive import UNCAPPED, Drive, OpenDrive, Outcome, chosen_cap, figures_of, glimpsed_cap
+from lab.bench.drive import UNCAPPED, Drive, OpenDrive, Outcome, chosen_cap, figures_of, saved_pages_cap
 from lab.bench.workloads import Workload, drawn
 
 LOADS = (0.8, 0.9, 0.95, 1.05, 1.1)
@@ -131,7 +131,7 @@ def _row(workload: Workload, load: float, per_second: float, caps: Sequence[int]
 
     looks = tuple(
         Planned(cap, reason, 1.0 if cap is None else gain(cap))
-        for cap, reason in (chosen_cap(idle), glimpsed_cap(idle))
+        for cap, reason in (chosen_cap(idle), saved_pages_cap(idle))
     )
     most = max((gain(cap) for cap in caps), default=1.0)
     return Row(workload.name, load, idle.timely_tokens() / max(1, idle.tokens), looks, most)

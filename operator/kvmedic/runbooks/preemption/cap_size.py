@@ -310,14 +310,14 @@ class Queue:
     waiting: float
     change: float
     """Running and waiting at its end, less the same at its start."""
-    is_glimpsed: bool = False
+    is_from_saved_pages: bool = False
     """Only a few moments are known."""
 
     @property
     def is_steady(self) -> bool:
         """Return whether as many were there at the end as at the start."""
         wandering = max(STEADY_REQUESTS, STEADY * (self.running + self.waiting))
-        return abs(self.change) <= (STEADY_PAGES if self.is_glimpsed else wandering)
+        return abs(self.change) <= (STEADY_PAGES if self.is_from_saved_pages else wandering)
 
     @property
     def is_full(self) -> bool:

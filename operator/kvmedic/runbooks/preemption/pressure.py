@@ -350,8 +350,8 @@ def queue_of(looked: Observation) -> Queue:
         total_if_told(looked, signal)
         for signal in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN, Signal.REQUESTS_IN_FLIGHT_CHANGE)
     )
-    glimpsed = any(readings.gauge_samples is not None for readings in looked.pods.values())
-    return Queue(running or 0.0, waiting or 0.0, inf if change is None else change, glimpsed)
+    from_pages = any(readings.gauge_samples is not None for readings in looked.pods.values())
+    return Queue(running or 0.0, waiting or 0.0, inf if change is None else change, from_pages)
 
 
 def _groups(seen: Seen) -> list[Histogram]:
