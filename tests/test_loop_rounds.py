@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.loop import Loop, Rounds

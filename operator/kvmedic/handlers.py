@@ -20,8 +20,8 @@ from typing import Any
 
 import kopf
 
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.finalizer import let_go
-from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import reconcile

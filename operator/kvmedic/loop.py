@@ -27,7 +27,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 
-from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns, free_unclaimed
 from kvmedic.controller.ports import Ports
 from kvmedic.kube.clock import loop_seconds

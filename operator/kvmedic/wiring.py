@@ -14,7 +14,7 @@ from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop,
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
 from kvmedic.cluster.workloads import DeploymentTarget
-from kvmedic.controller.obstacles import Bounds, Roster, RunLimits
+from kvmedic.controller.blockers import Bounds, Roster, RunLimits
 from kvmedic.controller.ports import (
     Drivers,
     Evaluations,

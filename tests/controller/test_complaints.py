@@ -50,7 +50,7 @@ def test_what_stands_in_the_way_is_told_once_with_what_to_do(a_world, name):
     assert len(lines(world, complaint)) == 1
 
 
-def test_an_image_by_digest_is_no_hindrance_to_a_flag_that_every_version_has(a_world):
+def test_an_image_by_digest_blocks_no_flag_that_every_version_has(a_world):
     world = a_world(2)
     replace_containers(world, {"name": "vllm", "image": f"vllm/vllm-openai@sha256:{'5' * 64}"})
     world.rewrite(before="thrash")

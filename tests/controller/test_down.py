@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from builders import an_observation
+from kvmedic.controller.blockers import gate, health_of
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.next_move import Tick, drains_of
-from kvmedic.controller.obstacles import gate, health_of
 from kvmedic.controller.ports import EveryNamespace, Senses
 from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import verdict_input
@@ -88,7 +88,7 @@ async def test_replicas_that_are_all_down_for_what_the_plan_mends_are_enough():
     seen, blocked = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY))
 
     assert seen.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
-    assert (seen.obstacle, blocked) == (None, None)
+    assert (seen.blocked, blocked) == (None, None)
     assert health_of(seen) == Health(ready=0, mendable=3)
 
 
@@ -181,7 +181,7 @@ async def test_who_owns_the_template_is_not_fought_though_nothing_serves():
 
     seen, _ = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY), owner=argo)
 
-    assert seen.obstacle.reason is Reason.MANAGED_BY_GITOPS
+    assert seen.blocked.reason is Reason.MANAGED_BY_GITOPS
 
 
 def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:

@@ -79,7 +79,7 @@ async def test_a_calm_fleet_is_asked_whether_it_does_without_once_it_is_due() ->
     [step] = due.plan.steps
     assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.after_template) == ("32", None, template_hash(template()))
-    assert (due.goal, due.obstacle) == (Goal.CALM, None)
+    assert (due.goal, due.blocked) == (Goal.CALM, None)
     assert (early.plan, early.outlook) == (None, "")
 
 
@@ -111,7 +111,7 @@ async def test_an_owner_who_came_meanwhile_stands_in_the_way() -> None:
 
     found = await looked(State.IDLE, owner=argo)
 
-    assert found.obstacle.reason is Reason.MANAGED_BY_GITOPS
+    assert found.blocked.reason is Reason.MANAGED_BY_GITOPS
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,8 @@ async def test_an_ill_gpu_diverts_and_says_who_told(play, reason, says, health):
 
     assert (found.diagnosis.reason, found.plan) == (reason, None)
     assert f"{says} (reported by nvidia-smi)" in found.diagnosis.line()
-    assert says in found.obstacle.message
-    assert "b" in found.obstacle.message
+    assert says in found.blocked.message
+    assert "b" in found.blocked.message
 
 
 async def test_gpus_that_are_well_let_the_fleet_be_healed_and_it_is_said_who_told():

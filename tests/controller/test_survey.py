@@ -243,7 +243,7 @@ async def test_the_diagnosis_is_that_of_a_whole_look(state: State) -> None:
     whole = await examine(resource, resource.policy, view(), Senses(asked, asked))
 
     assert found.diagnosis == whole.diagnosis
-    assert (found.runbook, found.plan, found.obstacle) == (whole.runbook, whole.plan, whole.obstacle)
+    assert (found.runbook, found.plan, found.blocked) == (whole.runbook, whole.plan, whole.blocked)
 
 
 async def test_gpus_and_ends_are_asked_for_as_the_look_needs_them() -> None:
@@ -279,7 +279,7 @@ async def test_a_broken_gpu_diverts_whatever_unknown_health_means(health: str) -
     found = await surveyed(Asked(State.THRASH, gpus=gpus), nodeHealth=health)
 
     assert (found.diagnosis.reason, found.plan) == (Reason.GPU_FAULT, None)
-    assert found.obstacle.reason is Reason.GPU_FAULT
+    assert found.blocked.reason is Reason.GPU_FAULT
 
 
 LEVERS = [{"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02}]
@@ -303,7 +303,7 @@ async def test_a_replica_that_cannot_stay_up_does_not_stand_in_its_own_way() -> 
     found = await survey(resource, resource.policy, broken, Senses(metrics, metrics))
 
     assert found.plan is not None
-    assert found.obstacle is None
+    assert found.blocked is None
 
 
 async def test_an_end_for_another_reason_does_not_change_the_diagnosis() -> None:
@@ -354,7 +354,7 @@ async def test_a_plan_that_somebody_may_be_approving_stands_within_the_noise(cap
     found = await survey(resource, resource.policy, view(), senses(State.THRASH))
 
     assert caps(found) == [expected]
-    assert found.obstacle is None
+    assert found.blocked is None
 
 
 async def test_in_other_modes_the_newest_plan_counts() -> None:
@@ -385,7 +385,7 @@ async def test_silence_keeps_the_shown_plan_and_stands_in_its_way(state: State) 
     found = await survey(resource, resource.policy, settled_view(), senses(state))
 
     assert caps(found) == ["15"]
-    assert found.obstacle.reason is found.diagnosis.reason
+    assert found.blocked.reason is found.diagnosis.reason
 
 
 async def test_silence_keeps_no_plan_for_another_spec() -> None:

@@ -89,7 +89,7 @@ async def test_a_flag_that_only_some_versions_have_is_added_where(
     found, _ = await found_with(a_view(image), says)
 
     assert (found.plan is not None) is allowed
-    assert allowed or (found.obstacle is not None and found.obstacle.reason is Reason.FLAG_UNKNOWN_TO_ENGINE)
+    assert allowed or (found.blocked is not None and found.blocked.reason is Reason.FLAG_UNKNOWN_TO_ENGINE)
     assert remark in found.diagnosis.line()
     assert remark or "version" not in found.diagnosis.line()
 
@@ -113,8 +113,8 @@ async def test_nothing_is_set_on_replicas_of_several_versions_and_they_are_named
     )
 
     assert found.plan is None
-    assert found.obstacle.reason is Reason.REPLICAS_DIFFER
-    assert "0.24.0 on a; 0.32.0 on b, c; name an image that does not move" in found.obstacle.message
+    assert found.blocked.reason is Reason.REPLICAS_DIFFER
+    assert "0.24.0 on a; 0.32.0 on b, c; name an image that does not move" in found.blocked.message
 
 
 async def test_no_replica_is_added_to_a_fleet_of_several_versions() -> None:
@@ -124,7 +124,7 @@ async def test_no_replica_is_added_to_a_fleet_of_several_versions() -> None:
     found, _ = await found_with(view, says, levers=[{"name": "scaleOut", "maxReplicas": 4}])
 
     assert found.plan is None
-    assert found.obstacle.reason is Reason.REPLICAS_DIFFER
+    assert found.blocked.reason is Reason.REPLICAS_DIFFER
 
 
 async def test_two_replicas_of_an_image_are_asked_and_the_others_believed() -> None:

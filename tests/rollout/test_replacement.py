@@ -424,7 +424,7 @@ def test_what_keeps_a_replacement_from_beginning(fleet: Fleet, reason: Reason) -
     assert (fresh.reason, begun.reason) == (reason, reason)
 
 
-def test_recreate_is_no_obstacle_as_nothing_is_rolled_out() -> None:
+def test_recreate_blocks_nothing_as_nothing_is_rolled_out() -> None:
     fleet = a_fleet(strategy="Recreate")
 
     assert isinstance(replacing_move(fleet, an_order(Scaled.NOT_YET), NOW), ScaleOut)

@@ -1,4 +1,4 @@
-"""Bad input and obstacles: what is wrong with a target or a resource, and what a person is told.
+"""Bad input and blockers: what is wrong with a target or a resource, and what a person is told.
 
 The tests arrange each on a real API server; docs/howto/when-it-refuses.md lists them.
 """

@@ -24,8 +24,8 @@ from kvmedic.cli.report import Change, Report, change_of, report_of_survey
 from kvmedic.cluster.stateful.groups import as_workload
 from kvmedic.cluster.switches import APPROVALS
 from kvmedic.cluster.trial_pods import Evaluations
+from kvmedic.controller.blockers import check_ownership, propose_to_owner
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import check_ownership, propose_to_owner
 from kvmedic.controller.ports import Senses
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import examine
@@ -221,7 +221,7 @@ def _of_survey(resource: Resource, found: Survey) -> Planned:
     if found.plan is not None:
         waits = "the operator has not looked at this resource yet"
         waits = f"{progressing.reason}: {progressing.message}" if progressing else waits
-    why = found.obstacle
+    why = found.blocked
     told = why.message if why else found.plan.message if found.plan else found.diagnosis.line()
     return Planned(
         run=None,

@@ -341,7 +341,7 @@ class Report:
     changes: tuple[Change, ...]
     because: str
     """The numbers behind the plan; empty without one."""
-    obstacle: Blocked | None
+    blocked: Blocked | None
     notes: tuple[str, ...] = ()
     """What a reader must know about the evidence."""
     unknown: str = "(engine default)"
@@ -372,8 +372,8 @@ class Report:
             yield "plan       nothing would be changed"
         if self.because:
             yield f"because    {self.because}"
-        if self.obstacle is not None:
-            yield f"but        {self.obstacle.reason}: {self.obstacle.message}"
+        if self.blocked is not None:
+            yield f"but        {self.blocked.reason}: {self.blocked.message}"
 
     def _evidence(self, whole: bool) -> Iterator[str]:
         """Yield on what it rests: of each replica the figures that tell most, or all of them."""
@@ -400,9 +400,9 @@ class Report:
             "target": dict(self.target),
             "runbook": self.runbook,
             "branch": branch,
-            "reason": str(self.obstacle.reason if self.obstacle else self.diagnosis.reason),
+            "reason": str(self.blocked.reason if self.blocked else self.diagnosis.reason),
             "message": self.diagnosis.line(),
-            "obstacle": self.obstacle.message if self.obstacle else None,
+            "blocked": self.blocked.message if self.blocked else None,
             "plan": [change.as_json() for change in self.changes],
             "because": self.because or None,
             "notes": list(self.notes),
@@ -463,7 +463,7 @@ def report_of_survey(found: Survey) -> Report:
         diagnosis=found.diagnosis,
         changes=tuple(change_of(step) for step in plan.steps) if plan else (),
         because=plan.message if plan else "",
-        obstacle=found.obstacle,
+        blocked=found.blocked,
         vitals=found.evidence.vitals,
         compression=account_of(found.evidence),
     )
@@ -480,7 +480,7 @@ def report_of_consultation(
     unknown, numbers = "(engine default)", found.plan or found.advice
     if found.plan is not None:
         changes = tuple(change_of(step) for step in found.plan.steps)
-    elif found.advice is not None and found.obstacle is None:
+    elif found.advice is not None and found.blocked is None:
         changes = (_describe_advice(found.advice),)
         unknown = "(unknown without --manifest)"
     return Report(
@@ -490,7 +490,7 @@ def report_of_consultation(
         diagnosis=found.diagnosis,
         changes=changes,
         because=numbers.message if numbers else "",
-        obstacle=found.obstacle,
+        blocked=found.blocked,
         notes=notes,
         unknown=unknown,
         vitals=found.evidence.vitals,

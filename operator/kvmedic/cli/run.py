@@ -17,7 +17,7 @@ from functools import partial
 from prometheus_client import start_http_server
 
 from kvmedic.cli.app import USAGE, end_command
-from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Metrics, Probes
 from kvmedic.handlers import Frame, Operator, serve

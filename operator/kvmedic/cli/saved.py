@@ -371,7 +371,7 @@ class Consultation:
     """What the branch asks for; None where it asks for nothing."""
     plan: Plan | None
     """The advice on the workload's own command line; None without a workload."""
-    obstacle: Blocked | None
+    blocked: Blocked | None
     """Why nothing would be set although a branch applies."""
 
 
@@ -382,7 +382,7 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Blocked | N
         workload: the engine's command line; None where nobody gave it, a fault where it cannot be read.
     """
     found = _consult_runbook(evidence, policy, workload)
-    why = found.obstacle
+    why = found.blocked
     if why is None or found.runbook != Runbook.COMPRESSION_WITHOUT_SAVINGS:
         return found
     other = _consult_runbook(with_unanswered(found.evidence, found.diagnosis, why), policy, workload)
@@ -417,12 +417,12 @@ def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Bl
         else f"{advice.knob} {advice.value} cannot be set"
     )
     why = Blocked(workload.reason, f"{wish}: {workload.message}")
-    return replace(found, obstacle=why, advice=advice)
+    return replace(found, blocked=why, advice=advice)
 
 
 def _plan_bundle(found: Consultation, workload: Workload, advice: TurnOff) -> Consultation:
     plan = bundle_plan(workload, advice, _FIRST_GENERATION)
-    return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, obstacle=plan)
+    return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, blocked=plan)
 
 
 def with_method(evidence: Evidence, policy: Policy, workload: Workload | Blocked | None) -> Evidence:
@@ -437,7 +437,7 @@ def _without_lever(
 ) -> Consultation:
     """Return what follows where no lever applies: the branches for that, once each was asked."""
     if not why.passes_on or found.evidence.spent is not None:
-        return replace(found, obstacle=Blocked(why.reason, why.message))
+        return replace(found, blocked=Blocked(why.reason, why.message))
     spent = spent_by(why, known, len(found.evidence.burn.pods))
     return _consult_runbook(replace(found.evidence, spent=spent), policy, workload)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvmedic.cluster.neighbours.pod_policies import (
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
-    policies_obstacle,
+    find_policy_blocker,
     policies_of_draining,
 )
 from kvmedic.kube.errors import NOT_FOUND, Refused
@@ -167,7 +167,7 @@ async def whole_drain(
     untouched = begun.blocked if begun.blocked != NOT_READ else ""
     taking = tuple(front for front in fronts if front.takes(labels))
     names = [front.name for front in (*begun.services, *taking) if _goes_by_groups(front)]
-    blocked = untouched or _groups_obstacle(names) or _drain_obstacle(keys, policies)
+    blocked = untouched or _find_group_blocker(names) or _find_drain_blocker(keys, policies)
     whole = replace(begun, keys=keys, blocked=blocked, fronts=taking, is_whole=True)
     return replace(rotation, relabel=whole) if rotation.relabel else replace(rotation, orphan=whole)
 
@@ -267,7 +267,7 @@ def _goes_by_groups(front: LabelFront) -> bool:
     return bool(front.selector) and all(key.startswith(GROUP_LABELS) for key in front.selector)
 
 
-def _groups_obstacle(names: Sequence[str]) -> str:
+def _find_group_blocker(names: Sequence[str]) -> str:
     """Return what to do about what selects a LeaderWorkerSet's leaders by its controller's labels alone."""
     if not names:
         return ""
@@ -277,14 +277,14 @@ def _groups_obstacle(names: Sequence[str]) -> str:
     )
 
 
-def _drain_obstacle(keys: Sequence[str], policies: Sequence[str]) -> str:
+def _find_drain_blocker(keys: Sequence[str], policies: Sequence[str]) -> str:
     """Return why the labels do not take a replica out of rotation, and what does; empty where they do."""
     if not keys:
         return (
             "nothing leads requests to the pods by their labels: make a Service that selects them, or name "
             "what your router selects by in spec.rollout.routers"
         )
-    return policies_obstacle(keys, policies)
+    return find_policy_blocker(keys, policies)
 
 
 async def list_kind(client: Reader, kind: Resource, namespace: str) -> list[JsonObject]:

@@ -340,10 +340,10 @@ class Survey:
     diagnosis: Diagnosis
     runbook: str
     plan: Plan | None
-    obstacle: Blocked | None
+    blocked: Blocked | None
     """Why there is no plan although a branch applies, or why the plan cannot be carried out."""
     proposal: Proposal | None = None
-    """What to give to the owner of the target, who makes the change instead of us; without an obstacle: so
+    """What to give to the owner of the target, who makes the change instead of us; without a blocker: so
     that our change stays."""
     outlook: str = ""
     """Whether the fleet would do with less, where something is there for a while and somebody asked."""

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from kvmedic.api.resource import GROUP, PLURAL
 from kvmedic.controller.evidence import engine_of
 from kvmedic.controller.orphans import adopted_by_note, free_all
-from kvmedic.controller.plans import obstacle_to
+from kvmedic.controller.plans import find_step_blocker
 from kvmedic.controller.ports import Ports, save
 from kvmedic.controller.temporary import with_holder
 from kvmedic.model.evidence import Blocked
@@ -143,7 +143,7 @@ def _plan_restore(
         return Blocked(plan.reason, plan.message)
     message = f"the resource is deleted: {plan.reason.sentence}"
     deleting = replace(plan, reason=Reason.RESOURCE_DELETED, message=message)
-    return obstacle_to(plan.steps[0], fleet, Goal.CALM) or deleting
+    return find_step_blocker(plan.steps[0], fleet, Goal.CALM) or deleting
 
 
 def abandon_command(resource: Resource) -> str:

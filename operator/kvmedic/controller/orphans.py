@@ -29,7 +29,7 @@ from typing import Any
 from kvmedic.cluster.ownership import RECORDED, RUN, Note, note_in
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.stateful.groups import as_workload
-from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.ports import Ports, Store, Target, save
 from kvmedic.kube.errors import Conflict, Refused
 from kvmedic.kube.objects import annotations_of, section, uid_of

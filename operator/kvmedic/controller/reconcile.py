@@ -9,11 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from kvmedic.controller.evidence import Survey
-from kvmedic.controller.execute import execute_run
-from kvmedic.controller.finalizer import leave_ending_namespace, release_resource, remove_finalizer
-from kvmedic.controller.next_move import Tick
-from kvmedic.controller.obstacles import (
+from kvmedic.controller.blockers import (
     absent,
     check_ownership,
     claimed_by_another,
@@ -23,6 +19,10 @@ from kvmedic.controller.obstacles import (
     report_unrecognised,
     unfit,
 )
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.execute import execute_run
+from kvmedic.controller.finalizer import leave_ending_namespace, release_resource, remove_finalizer
+from kvmedic.controller.next_move import Tick
 from kvmedic.controller.orphans import adopt_fleet, adopted_by_note
 from kvmedic.controller.plans import proved_good
 from kvmedic.controller.ports import Ports, Senses, save
@@ -167,7 +167,7 @@ async def _begin_run(
     time.
     """
     why = (
-        found.obstacle
+        found.blocked
         or report_unrecognised(policy, found.view)
         or await claimed_by_another(resource, found, ports)
         or await gate(policy, seen, found, ports, now)
@@ -184,8 +184,8 @@ async def _begin_run(
         return granted
     # The answer costs a look at nodes and pods, so it is asked where nothing else is waited for.
     found = await check_spare(found, resource, policy, ports.target)
-    if found.plan is None or found.obstacle is not None:
-        return found.obstacle
+    if found.plan is None or found.blocked is not None:
+        return found.blocked
     if not resource.finalized:
         await ports.store.finalize(resource, present=True)
         return None

@@ -72,7 +72,7 @@ def with_switch(found: Survey, resource: Resource, policy: Policy, now: datetime
     back = _switch_taken_back(switch, record)
     if back is None or found.plan is None or isinstance(found.plan.steps[0], OnTrial):
         return replace(found, switch=switch)
-    return replace(found, plan=None, obstacle=_twice(switch, back, found.plan), switch=switch)
+    return replace(found, plan=None, blocked=_twice(switch, back, found.plan), switch=switch)
 
 
 _Way: TypeAlias = tuple[str, str, Reason, str]

@@ -26,7 +26,13 @@ from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConfigCopy, Record, TemporaryChange
 from kvmedic.record.runs import with_oom_share
 from kvmedic.record.surveys import REFRESH
-from kvmedic.rollout.config_copy import SourceState, await_config_map, copying_move, hindrance, needs_source
+from kvmedic.rollout.config_copy import (
+    SourceState,
+    await_config_map,
+    copying_move,
+    find_copy_blocker,
+    needs_source,
+)
 from kvmedic.rollout.decide import Decision, Direction, Walk, Watch
 from kvmedic.rollout.drift import Standing
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, Wait
@@ -115,7 +121,7 @@ def overtaken(tick: Tick, stands: Standing) -> Standing:
 def unavailable(tick: Tick) -> Blocked | None:
     """Return why nothing can be built on the ConfigMap now; None where there is none, or it is as planned."""
     file = tick.run.current.step.file_of
-    text = hindrance(file, tick.files) if file and tick.files else ""
+    text = find_copy_blocker(file, tick.files) if file and tick.files else ""
     return Blocked(Reason.CONFIG_MAP_UNAVAILABLE, text) if text else None
 
 

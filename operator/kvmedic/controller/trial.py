@@ -98,10 +98,10 @@ async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
 async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
     """Return a survey that knows whether its trial could be made, where its plan is one.
 
-    An obstacle that was found before stays.
+    A blocker that was found before stays.
     """
     step = found.plan.steps[0] if found.plan else None
-    if not isinstance(step, OnTrial) or found.obstacle is not None:
+    if not isinstance(step, OnTrial) or found.blocked is not None:
         return found
     why = ports.trials.forbidden() or _why_no_job(step, ports)
     if not why:
@@ -111,7 +111,7 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
         workload = engine_of(found.view, resource.policy) if resource.policy else None
         if isinstance(workload, Workload):
             why = why or remote_cache_in_file(workload.file, workload.engine.profile)
-    return replace(found, obstacle=Blocked(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
+    return replace(found, blocked=Blocked(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
 
 
 def _why_no_job(step: OnTrial, ports: Ports) -> str:

@@ -26,7 +26,7 @@ from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
 from kvmedic.rollout.preconditions import (
     WRITTEN,
     Neighbours,
-    hindrances,
+    find_blockers,
     owner_rollout_refusal,
     refusals,
     remarks,
@@ -202,7 +202,7 @@ def checks_of(
     begins = replace(view.fleet, owner=None) if written else view.fleet
     why = [Blocked(each.reason, each.message) for each in refusals(begins)]
     if isinstance(neighbours, Neighbours):
-        why += hindrances(neighbours, view.fleet)
+        why += find_blockers(neighbours, view.fleet)
     found += [failure(each, names) for each in why if not _follows(each, view.fleet)]
     told = {each.name for each in found}
     usual = (*_usual_checks(view, policy), *_neighbour_checks(neighbours))

@@ -109,7 +109,7 @@ def copying_move(file: FileEdit, files: Files, *, begun: bool) -> MakeCopy | Fai
             return Failed(reason, text) if begun else Refused(reason, text)
 
 
-def hindrance(file: FileEdit, files: Files) -> str:
+def find_copy_blocker(file: FileEdit, files: Files) -> str:
     """Return why nothing can be built on the ConfigMap now; empty where it can be."""
     match files.source:
         case SourceState.GONE:
@@ -157,4 +157,4 @@ def needs_source(move: Move) -> bool:
 
 def await_config_map(file: FileEdit, files: Files) -> Wait:
     """Return the wait for a person to make the ConfigMap again."""
-    return Wait(Reason.CONFIG_MAP_UNAVAILABLE, hindrance(file, files))
+    return Wait(Reason.CONFIG_MAP_UNAVAILABLE, find_copy_blocker(file, files))

@@ -77,14 +77,14 @@ class Neighbours:
     """What the owner of the target does with the change; None: nobody was asked, or nobody owns it."""
 
 
-def hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
+def find_blocker(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why no run may begin beside these neighbours, or None."""
-    return next(hindrances(neighbours, fleet), None)
+    return next(find_blockers(neighbours, fleet), None)
 
 
-def hindrances(neighbours: Neighbours, fleet: Fleet) -> Iterator[Blocked]:
+def find_blockers(neighbours: Neighbours, fleet: Fleet) -> Iterator[Blocked]:
     """Yield everything about these neighbours by which no run may begin, in the order of telling."""
-    if doubt := draining_hindrance(neighbours, fleet):
+    if doubt := find_draining_blocker(neighbours, fleet):
         yield doubt
     for vertical in neighbours.vertical:
         if vertical.mode not in HARMLESS_MODES:
@@ -114,7 +114,7 @@ def reverted_at_once(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     return Blocked(owner.reason, found.told)
 
 
-def draining_hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
+def find_draining_blocker(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why no replica may be drained beside these neighbours, or None."""
     if not neighbours.of_draining:
         return None
@@ -157,8 +157,8 @@ def via_autoscaler(step: ReplicasStep, neighbours: Neighbours, fleet: Fleet) -> 
         return Blocked(Reason.REPLICAS_AUTOSCALED, f"{names} decide the number of replicas; set it there")
     scaler = neighbours.autoscalers[0]
     wanted = min(step.after, scaler.maximum)
-    if obstacle := _unmovable(scaler, wanted, fleet):
-        return obstacle
+    if blocked := _unmovable(scaler, wanted, fleet):
+        return blocked
     holder = MinimumHolder(ObjectRef(scaler.kind, scaler.name), scaler.uid, scaler.is_given)
     return replace(step, before=scaler.minimum, after=wanted, holder=holder)
 

@@ -51,7 +51,7 @@ def policies_of_draining(
             yield f"NetworkPolicy {name_of(body)}"
 
 
-def policies_obstacle(keys: Sequence[str], policies: Sequence[str]) -> str:
+def find_policy_blocker(keys: Sequence[str], policies: Sequence[str]) -> str:
     """Return what to do about policies that go by the labels which change; empty where there are none."""
     if not policies:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.controller.obstacles import advice
+from kvmedic.controller.blockers import advice
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
