@@ -292,8 +292,8 @@ async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_d
 @pytest.mark.parametrize(
     ("served", "goal", "verdict"),
     [
-        (0, Goal.STEADINESS, Verdict.IMPROVED),
-        (1, Goal.STEADINESS, Verdict.INCONCLUSIVE),
+        (0, Goal.STAYS_UP, Verdict.IMPROVED),
+        (1, Goal.STAYS_UP, Verdict.INCONCLUSIVE),
         (0, Goal.RELIEF, Verdict.INCONCLUSIVE),
     ],
     ids=["nobody served before", "somebody did", "another change"],

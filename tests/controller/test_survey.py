@@ -290,7 +290,7 @@ async def test_a_gpu_that_ran_out_of_memory_is_met_whatever_the_metrics_say(stat
     found = await surveyed(Asked(state, ended=an_end(Cause.DEVICE_MEMORY, NOW)), levers=LEVERS)
 
     assert found.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
-    assert found.goal is Goal.STEADINESS
+    assert found.goal is Goal.STAYS_UP
     assert (found.plan.steps[0].before, found.plan.steps[0].after) == (None, "0.9")
     assert not isinstance(found.baseline(Objectives()), Inconclusive)
 

@@ -14,11 +14,11 @@ from kvmedic.rollout.drift import Standing, target_standing
 from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_fleet, a_pod, a_run, a_scaling, an_intent
 
 
-def test_a_run_without_a_baseline_is_judged_by_steadiness_alone() -> None:
-    steady = replace(a_run(), baseline=None, goal=Goal.STEADINESS)
+def test_a_run_without_a_baseline_is_judged_only_by_whether_it_stays_up() -> None:
+    steady = replace(a_run(), baseline=None, goal=Goal.STAYS_UP)
 
     assert steady.baseline is None
-    for compared in (Goal.RELIEF, Goal.PARITY):
+    for compared in (Goal.RELIEF, Goal.NO_WORSE):
         with pytest.raises(ValueError, match=f"whose goal is {compared} needs the baseline"):
             replace(steady, goal=compared)
 

@@ -355,10 +355,10 @@ async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -
 def _least_blocks(run: Run) -> int:
     """Return the KV-cache blocks that the canary is compared with; 0: none.
 
-    A change for steadiness gives memory away on purpose: the pool is smaller then. Another revision's
-    image or types may well make another pool, and so may a cache without compression.
+    A change by which replicas stay up gives memory away on purpose: the pool is smaller then. Another
+    revision's image or types may well make another pool, and so may a cache without compression.
     """
-    compares = run.goal is not Goal.STEADINESS and run.current.step.keeps_pool
+    compares = run.goal is not Goal.STAYS_UP and run.current.step.keeps_pool
     return run.blocks or 0 if compares else 0
 
 

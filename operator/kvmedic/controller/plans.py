@@ -346,7 +346,7 @@ def find_step_blocker(step: Step, fleet: Fleet, goal: Goal) -> Blocked | None:
     Only a change that is to keep replicas up does not need the fleet whole. Giving something back is a change
     like any other, which an owner who came meanwhile would revert.
     """
-    purpose = Purpose.MENDING if goal is Goal.STEADINESS else Purpose.RELIEF
+    purpose = Purpose.MENDING if goal is Goal.STAYS_UP else Purpose.RELIEF
     refused = row_of(step).refuse(fleet, purpose)
     return Blocked(refused.reason, refused.message) if refused else None
 

@@ -27,17 +27,17 @@ class Goal(StrEnum):
 
     RELIEF = "Relief"
     """Fewer preemptions and smoother answers than before, at comparable load."""
-    STEADINESS = "Steadiness"
+    STAYS_UP = "StaysUp"
     """No replica that runs it restarts while requests are served."""
     CALM = "Calm"
     """No replica is beyond the trigger, whatever the load is: fewer replicas do as well."""
     ANSWER = "Answer"
     """Nothing is changed: a trial answers a question."""
-    PARITY = "Parity"
+    NO_WORSE = "NoWorse"
     """The fleet is not worse off than before, at comparable load."""
 
 
-COMPARED = frozenset({Goal.RELIEF, Goal.PARITY})
+COMPARED = frozenset({Goal.RELIEF, Goal.NO_WORSE})
 """Goals that need the figures of before the change."""
 
 

@@ -549,7 +549,7 @@ def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: St
         held=known.held,
         orphans=known.orphans,
         repairs=known.is_back,
-        mends=run.goal is Goal.STEADINESS,
+        mends=run.goal is Goal.STAYS_UP,
         served_before=run.in_rotation,
         down_before=known.down_before,
         wave=largest_wave(fleet.replicas) if in_waves and not run.may_lack else 1,

@@ -40,7 +40,7 @@ ADVISED = Branch(
     signals=frozenset(),
     when=lambda _: (),
     then=lambda _, known: TRI,
-    goal=Goal.PARITY,
+    goal=Goal.NO_WORSE,
 )
 
 
@@ -54,12 +54,12 @@ def surveyed(template: dict[str, Any], record: Record | None = None) -> Survey:
     return with_plan(found, resource, policy)
 
 
-def test_the_advice_becomes_a_plan_that_is_judged_by_parity() -> None:
+def test_the_advice_becomes_a_plan_that_is_to_be_no_worse() -> None:
     found = surveyed(ON)
 
     (step,) = found.plan.steps
     assert isinstance(step, BundleStep)
-    assert (step.method, found.goal) == ("TriAttention", Goal.PARITY)
+    assert (step.method, found.goal) == ("TriAttention", Goal.NO_WORSE)
 
 
 def test_a_method_that_had_to_be_turned_on_again_stays_on() -> None:

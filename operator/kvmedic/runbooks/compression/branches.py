@@ -403,17 +403,19 @@ COMPRESSION_BRANCHES = (
         turn_off,
         "Runbook 2, wall 1: attention falls back to an eager kernel",
         ASKED,
-        goal=Goal.PARITY,
+        goal=Goal.NO_WORSE,
     ),
     Branch(Reason.FIX_WAITS, fix_waits, None, "Runbook 2: the fix after the method", ASKED),
-    Branch(Reason.FIX_DUE, fix_due, fix_next, "Runbook 2: the fix after the method", ASKED, goal=Goal.PARITY),
+    Branch(
+        Reason.FIX_DUE, fix_due, fix_next, "Runbook 2: the fix after the method", ASKED, goal=Goal.NO_WORSE
+    ),
     Branch(
         Reason.BLOCKS_NOT_FREED,
         blocks_not_freed,
         turn_off,
         "Runbook 2, wall 2: scattered survivors",
         ASKED,
-        goal=Goal.PARITY,
+        goal=Goal.NO_WORSE,
     ),
     Branch(
         Reason.PRESSED_THOUGH_COMPRESSED,
