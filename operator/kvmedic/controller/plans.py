@@ -305,7 +305,7 @@ def _plan_trial(
 def _plan_switch(
     workload: Workload | Blocked, found: Survey, advice: TurnOff | TurnOn, resource: Resource
 ) -> Plan | Blocked | NoChange:
-    """Return the plan that turns a method off or on, unless that was tried on this pod template in vain."""
+    """Return the plan that turns a method off or on, unless that failed on this pod template before."""
     if isinstance(workload, Blocked):
         return workload
     if isinstance(advice, TurnOn):

@@ -58,8 +58,8 @@ from kvmedic.verdict.baseline import judged_part, pressured_replicas
 def with_switch(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
     """Return the survey with the switch of runbooks that it amounts to; the second one has no plan.
 
-    Where both runbooks changed a pod template in vain, each would take it from the other for ever. A trial is
-    never in the way, as it changes nothing.
+    Where both runbooks changed a pod template and it did not help, each would take it from the other for
+    ever. A trial is never in the way, as it changes nothing.
     """
     if Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
         return found

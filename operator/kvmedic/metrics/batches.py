@@ -127,7 +127,7 @@ class _Part:
 
     looks: Sequence[frozenset[PodKey]]
     may_wait: bool = True
-    """False: others have waited for half of an answer in vain; the rest is for the next moment."""
+    """False: others have waited for half of an answer that did not come; the rest is for the next moment."""
     halves: Sequence[_Part] = ()
 
     @property

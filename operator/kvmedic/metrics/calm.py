@@ -45,7 +45,7 @@ that are gone, and costs a hundredth of the round."""
 
 SPARED = timedelta(minutes=2)
 """How long everybody is asked about by name after a round that was too much for the source, or for us. A
-choice: a time-out (10 s) in vain is a twelfth of it."""
+choice: one time-out (10 s) is a twelfth of it."""
 T = TypeVar("T")
 
 

@@ -62,7 +62,7 @@ def record_plan(
 
 
 def with_failed_fixes(record: Record, failed: Sequence[FailedAttempt]) -> Record:
-    """Return the record with what was tried in vain in the place of a method that was turned off."""
+    """Return the record with what failed in the place of a method that was turned off."""
     new = [one for one in failed if one not in record.failed_attempts]
     return record if record.turned_off is None or not new else with_failed_attempts(record, new)
 

@@ -127,7 +127,7 @@ def find_copy_blocker(file: FileEdit, files: Files) -> str:
 def needs_source(move: Move) -> bool:
     """Return whether a move of the way back leads to a new replica that reads the ConfigMap.
 
-    While there is no ConfigMap that replica cannot start, so whoever makes room for it would do so in vain.
+    While there is no ConfigMap that replica cannot start, so making room for it would change nothing.
     """
     match move:
         case Freeze() | Retarget() | Pulse():

@@ -240,7 +240,7 @@ class Evidence:
     fix: Try | Evaluate | TurnOn | NoChange | None = None
     """What comes after a method that saved nothing; None: nothing, or nobody looked."""
     failed_fixes: tuple[FailedAttempt, ...] = ()
-    """What was tried before that in vain."""
+    """What was tried before that and failed."""
     unanswered: Inconclusive | None = None
     """Why the runbook on compression cannot go on at this look. None: it can, or nobody tried yet."""
     started: Mapping[str, Start] = field(default_factory=dict)
@@ -430,7 +430,7 @@ class Supply:
     """Of which replicas that is not known, and what would tell; empty where it is known."""
     oom_limit: float | None = None
     """The lowest share of the devices' memory at which this template ran out of it; None: none is known."""
-    raised_in_vain: bool = False
+    raise_failed_before: bool = False
     """A larger share was tried on this evidence, and it did not help."""
     host: HostTerms | None = None
     """None: nobody looked at the pod template."""

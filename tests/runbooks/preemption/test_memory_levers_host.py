@@ -123,7 +123,7 @@ def test_an_engine_that_swaps_is_told_what_each_of_its_gpus_may_take(
             id="V0 that computes again",
         ),
         pytest.param(
-            workload(version="0.10.2"), Reason.LEVER_WITHOUT_EFFECT, "never swaps", id="V1, read in vain"
+            workload(version="0.10.2"), Reason.LEVER_WITHOUT_EFFECT, "never swaps", id="V1, nothing to read"
         ),
         pytest.param(
             workload("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'),

@@ -137,7 +137,13 @@ def test_from_the_engines_default_it_says_so() -> None:
             Reason.PRESENT_VALUE_UNKNOWN,
             "/c.yaml",
         ),
-        (given_share(0.9), in_use(0.8, raised_in_vain=True), LEVER, Reason.LEVER_EXHAUSTED, "did not help"),
+        (
+            given_share(0.9),
+            in_use(0.8, raise_failed_before=True),
+            LEVER,
+            Reason.LEVER_EXHAUSTED,
+            "did not help",
+        ),
         (
             given_share(0.9),
             in_use(0.8, oom_limit=0.92),
@@ -165,7 +171,7 @@ def test_from_the_engines_default_it_says_so() -> None:
         "a fixed pool",
         "no known default",
         "a configuration file",
-        "tried in vain",
+        "it failed before",
         "a step below a share that was too much",
         "at a share that was too much",
     ],
@@ -292,7 +298,7 @@ def test_the_step_down_after_an_out_of_memory_is_never_undone() -> None:
 @pytest.mark.parametrize(
     ("attempt", "up", "down"),
     [(Attempt.RAISE_MEMORY, False, True), (Attempt.TURN_LEVER, True, False)],
-    ids=["raised in vain", "lowered in vain"],
+    ids=["the raise failed before", "the cut failed before"],
 )
 def test_up_and_down_are_remembered_apart(attempt: Attempt, *, up: bool, down: bool) -> None:
     now = a_workload("--gpu-memory-utilization=0.9")

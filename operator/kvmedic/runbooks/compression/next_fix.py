@@ -71,7 +71,7 @@ class Next:
     move: Try | Evaluate | TurnOn | NoChange | None
     """None: no fix is asked for."""
     failed: tuple[FailedAttempt, ...]
-    """What was tried in vain."""
+    """What was tried and failed."""
 
 
 @dataclass(frozen=True, slots=True)

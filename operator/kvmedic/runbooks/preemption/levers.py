@@ -135,7 +135,7 @@ def present_setting(
             memory_in_use=used,
             memory_unknown=unseen,
             oom_limit=lowest_oom_share(record.oom_shares, workload.template),
-            raised_in_vain=bool(failed_on_this(Attempt.RAISE_MEMORY, tried, revision, evidence)),
+            raise_failed_before=bool(failed_on_this(Attempt.RAISE_MEMORY, tried, revision, evidence)),
             host=host_terms(workload),
         ),
         least_step_tokens=None if steps is None else steps.least,
@@ -176,8 +176,8 @@ def _raise_limit(
 def exhausted_levers(tried: Sequence[FailedAttempt], revision: str, evidence: Evidence) -> frozenset[Knob]:
     """Return the levers that are not to be tried again on this evidence.
 
-    A share of the devices' memory that was raised in vain may still be lowered: that is another trouble's
-    lever (`raised_in_vain`).
+    A share of the devices' memory whose raise failed before may still be lowered: that is another trouble's
+    lever (`raise_failed_before`).
     """
     failed = {one.key for one in failed_on_this(Attempt.TURN_LEVER, tried, revision, evidence)}
     return frozenset(knob for knob in Knob if knob in failed)

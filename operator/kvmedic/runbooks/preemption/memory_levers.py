@@ -168,7 +168,7 @@ def cannot_raise_share(_case: Case, setting: Setting) -> NoChange | None:
             f"{share.fixed_by} fixes the size of the KV cache, so a larger share would change nothing: raise "
             f"{share.fixed_by}, or remove it",
         )
-    if setting.supply.raised_in_vain:
+    if setting.supply.raise_failed_before:
         return NoChange(
             Reason.LEVER_EXHAUSTED,
             "a larger share was tried on this revision and these lengths and did not help",

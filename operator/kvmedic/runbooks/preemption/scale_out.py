@@ -98,7 +98,7 @@ def passes_on(case: Case, setting: Setting) -> bool:
         return False
     advice = cut_cap(case, setting)
     harmless = isinstance(advice, NoChange) and Trait.CHEAP in advice.reason.traits
-    return bool(setting.exhausted) or setting.supply.raised_in_vain or not harmless
+    return bool(setting.exhausted) or setting.supply.raise_failed_before or not harmless
 
 
 def spent_by(why: NoChange, setting: Setting, replicas: int) -> Spent:
