@@ -14,7 +14,7 @@ from kvmedic.cli.app import Form
 from kvmedic.cli.plan import _of_survey
 from kvmedic.controller.blockers import check_ownership, owner_patch_of
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import NotAllowed, Senses
+from kvmedic.controller.ports import NotAllowed, SurveyInput
 from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.manifests.ignore_rules import Reversion
@@ -49,7 +49,7 @@ async def looked(
     resource = resource or a_resource()
     view = View(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics = metrics or Asked(state)
-    found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
+    found = await examine(resource, resource.policy, view, SurveyInput(metrics, metrics))
     return await check_ownership(found, resource, resource.policy, town or Town(Neighbours()))
 
 

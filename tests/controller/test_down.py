@@ -14,7 +14,7 @@ from builders import an_observation
 from kvmedic.controller.blockers import gate, health_of
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.next_move import Tick, drains_of
-from kvmedic.controller.ports import EveryNamespace, Senses
+from kvmedic.controller.ports import EveryNamespace, SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import verdict_input
 from kvmedic.kube.clock import Stopwatch
@@ -76,7 +76,7 @@ async def found(
     fleet = a_fleet(pods=tuple(pods), owner=owner)
     view = View(fleet=fleet, template=deployment(3)["spec"]["template"])
     resource, world = spec(levers=LEVERS, **more), Ended(State.MISSING, ends_by_pod=ends)
-    seen = await survey(resource, resource.policy, view, Senses(world, world))
+    seen = await survey(resource, resource.policy, view, SurveyInput(world, world))
     return seen, await gate(resource.policy, Record(), seen, PORTS, NOW)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvmedic.controller.blockers import check_ownership
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.temporary import note_temporary, why_not_restored, with_holder
 from kvmedic.model.evidence import EVERY_SIGNAL
@@ -48,7 +48,7 @@ async def looked(
 ) -> tuple[Survey, Asked]:
     resource, metrics = resource_with(held, **policy), Asked(state)
     view: Any = View(fleet=fleet or four(), template=TEMPLATE)
-    return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW)), metrics
+    return await survey(resource, resource.policy, view, SurveyInput(metrics, metrics, NOW)), metrics
 
 
 async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
@@ -168,7 +168,7 @@ async def short(town: Keeper) -> Survey:
     resource, metrics = resource_with(None, levers=()), Asked(State.THRASH)
     scaler = Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")
     view = View(fleet=a_settled_fleet(scaler=scaler), template=TEMPLATE)
-    found = await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
+    found = await survey(resource, resource.policy, view, SurveyInput(metrics, metrics, NOW))
     return await check_ownership(found, resource, resource.policy, town)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from api.records import holding_record
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.temporary import note_temporary, why_not_restored
 from kvmedic.model.fleet import Fleet, Owner, template_hash
@@ -63,7 +63,7 @@ async def looked(
 ) -> Survey:
     resource, metrics = resource_with(lent), Asked(state)
     view: Any = View(fleet=fleet(of, **changes), template=of)
-    return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
+    return await survey(resource, resource.policy, view, SurveyInput(metrics, metrics, NOW))
 
 
 def after(found: Survey, lent: TemporaryChange = LENT) -> Record:

@@ -14,7 +14,7 @@ from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.cli.report import vitals_as_json, vitals_as_text
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Drivers, NotAllowed, Senses
+from kvmedic.controller.ports import Drivers, NotAllowed, SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.kube.client import Client, Limits
 from kvmedic.model.devices import NEEDED, SILENCES, Device, Silence, Vital
@@ -67,7 +67,7 @@ def _patience(commands: Commands) -> float:
 async def looked(commands: Commands, metrics: Asked | None = None, health: str = "Required") -> Survey:
     asked, resource = metrics or Asked(State.THRASH), spec(nodeHealth=health)
     async with drivers(commands) as made:
-        return await survey(resource, resource.policy, view(), Senses(asked, asked, drivers=made))
+        return await survey(resource, resource.policy, view(), SurveyInput(asked, asked, drivers=made))
 
 
 @pytest.mark.parametrize("health", ["Required", "IfAvailable"])
@@ -131,9 +131,9 @@ async def test_a_driver_that_tells_nothing_makes_health_unknown_and_says_what_to
 async def test_where_it_is_not_allowed_nobody_is_asked_and_nothing_is_said_of_it():
     asked, resource = Asked(State.THRASH), spec(nodeHealth="Required")
 
-    found = await survey(resource, resource.policy, view(), Senses(asked, asked))
+    found = await survey(resource, resource.policy, view(), SurveyInput(asked, asked))
 
-    assert isinstance(Senses(asked, asked).drivers, NotAllowed)
+    assert isinstance(SurveyInput(asked, asked).drivers, NotAllowed)
     assert found.diagnosis.reason is Reason.NODE_HEALTH_UNKNOWN
     assert "nvidia-smi in" not in found.diagnosis.line()
 

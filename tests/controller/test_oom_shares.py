@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.temporary import with_known_limit
 from kvmedic.model.devices import Cause, EngineEnd
@@ -35,7 +35,7 @@ def a_view(*args: str, image: str = "vllm/vllm-openai:v0.32.0") -> Any:
 
 async def found(view: Any, ended: EngineEnd | None = OUT_OF_MEMORY, **more: Any) -> tuple[Survey, Policy]:
     resource, metrics = spec(**more), Asked(State.RECOVERED, ended=ended)
-    return await survey(resource, resource.policy, view, Senses(metrics, metrics)), resource.policy
+    return await survey(resource, resource.policy, view, SurveyInput(metrics, metrics)), resource.policy
 
 
 @pytest.mark.parametrize("mode", ["Observe", "Auto"])

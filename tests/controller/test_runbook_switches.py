@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.model.evidence import Blocked, Measured
 from kvmedic.model.fleet import template_hash
@@ -59,8 +59,8 @@ async def looked(
     record: Record, resource: Resource | None = None, metrics: Asked | None = None, now: Any = ON
 ) -> Survey:
     owner = replace(resource or spec(runbooks=BOTH), record=record)
-    senses = metrics or Asked(State.THRASH)
-    return await survey(owner, owner.policy, view(now), Senses(senses, senses, NOW))
+    asked = metrics or Asked(State.THRASH)
+    return await survey(owner, owner.policy, view(now), SurveyInput(asked, asked, NOW))
 
 
 def switched(found: Survey) -> RunbookSwitch:

@@ -12,7 +12,7 @@ import pytest
 from kvmedic.controller import reconcile, spares
 from kvmedic.controller.blockers import check_ownership
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.spares import check_spare, needs_spare
 from kvmedic.controller.survey import examine
 from kvmedic.model.evidence import Blocked
@@ -54,7 +54,7 @@ async def looked(
     view = View(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics: Any = Asked(state)
     here: Any = town
-    found = await examine(resource, spec, view, Senses(metrics, metrics))
+    found = await examine(resource, spec, view, SurveyInput(metrics, metrics))
     return await check_spare(await check_ownership(found, resource, spec, here), resource, spec, here)
 
 
@@ -230,7 +230,7 @@ async def test_while_a_plan_waits_for_something_else_nobody_looks_for_room(
     town, resource, spec = with_room(FULL), a_resource(), policy()
     view = View(fleet=a_settled_fleet(), template=TEMPLATE, templates={})
     metrics: Any = Asked(State.THRASH)
-    found = await examine(resource, spec, view, Senses(metrics, metrics))
+    found = await examine(resource, spec, view, SurveyInput(metrics, metrics))
     gates = Gates(monkeypatch, closed)
     gates.ports.target = town
 

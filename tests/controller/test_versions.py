@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.workload import View
@@ -37,7 +37,7 @@ def a_view(image: str, images: Mapping[str, str] | None = None) -> Any:
 
 async def found_with(view: Any, says: Mapping[str, str], **more: Any) -> tuple[Survey, Asked]:
     resource, metrics = spec(**{**WATERMARK, **more}), Asked(State.PROMPTS, versions=says)
-    return await survey(resource, resource.policy, view, Senses(metrics, metrics)), metrics
+    return await survey(resource, resource.policy, view, SurveyInput(metrics, metrics)), metrics
 
 
 ALLOWED, REFUSED = True, False
@@ -97,7 +97,7 @@ async def test_a_flag_that_only_some_versions_have_is_added_where(
 async def test_a_flag_that_every_version_has_is_changed_whatever_is_known() -> None:
     resource, metrics = spec(levers=[{"name": "maxNumSeqs"}]), Asked(State.THRASH)
 
-    found = await survey(resource, resource.policy, a_view(DIGEST), Senses(metrics, metrics))
+    found = await survey(resource, resource.policy, a_view(DIGEST), SurveyInput(metrics, metrics))
 
     assert found.plan is not None
 
@@ -137,7 +137,7 @@ async def test_two_replicas_of_an_image_are_asked_and_the_others_believed() -> N
 async def test_a_fleet_that_needs_no_change_or_cannot_be_seen_is_not_asked(state: State) -> None:
     resource, metrics = spec(**WATERMARK), Asked(state, versions={ALL_SAY: "0.32.0"})
 
-    await survey(resource, resource.policy, a_view(DIGEST), Senses(metrics, metrics))
+    await survey(resource, resource.policy, a_view(DIGEST), SurveyInput(metrics, metrics))
 
     assert metrics.asked_for_versions == []
 

@@ -26,7 +26,7 @@ from kvmedic.cluster.switches import APPROVALS
 from kvmedic.cluster.trial_pods import Evaluations
 from kvmedic.controller.blockers import check_ownership, propose_to_owner
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import examine
 from kvmedic.controller.temporary import with_holder
@@ -93,8 +93,8 @@ async def survey_target(world: Connected, resource: Resource) -> Survey:
         raise NotThere(f"{policy.target.kind} {policy.target.name} does not exist in {place}")
     view = await with_holder(seen, resource.record.added_replicas if resource.record else None, target)
     # A look at an evaluation makes none, so it needs no more than the person's own rights.
-    senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
-    found = await examine(resource, policy, view, senses)
+    inputs = SurveyInput(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
+    found = await examine(resource, policy, view, inputs)
     try:
         found = await check_ownership(found, resource, policy, target)
     except Refused as error:

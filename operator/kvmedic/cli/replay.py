@@ -16,7 +16,7 @@ from kvmedic.api.rules import format_duration
 from kvmedic.cli.report import change_of
 from kvmedic.controller.blockers import health_of
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import pressed_baseline
 from kvmedic.doctor.examine import Seen
@@ -232,7 +232,7 @@ async def _look(
     real = tuple(run for run in case.past if run.started_at <= at)
     runs = (*(_as_run(each, policy) for each in reversed(told.openings)), *real)
     resource = replace(case.resource, record=Record(history=runs))
-    found = await survey(resource, policy, then.view, Senses(metrics, NoLogs(), at))
+    found = await survey(resource, policy, then.view, SurveyInput(metrics, NoLogs(), at))
     if found.plan is None:
         return _without_plan(found, then)
     why: Blocked | Inconclusive | None = found.blocked or _unplannable(found, then)

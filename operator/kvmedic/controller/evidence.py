@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kvmedic.controller.ports import Drivers, Logs, Metrics, Senses
+from kvmedic.controller.ports import Drivers, Logs, Metrics, SurveyInput
 from kvmedic.engines import profiles_for, vocabulary_of
 from kvmedic.engines.engine_log import Agreed, Mixed, Silent, Unclear, Witness, told_of, witnesses
 from kvmedic.manifests.invocation import version_of
@@ -134,7 +134,7 @@ def expected_pods(view: View) -> tuple[Pod, ...]:
 
 
 async def gather(
-    policy: Policy, namespace: str, view: View, senses: Senses, history: Sequence[ClosedRun] = ()
+    policy: Policy, namespace: str, view: View, inputs: SurveyInput, history: Sequence[ClosedRun] = ()
 ) -> Evidence:
     """Return the evidence for one target: two looks at the same replicas, how they fare, what was deployed.
 
@@ -142,10 +142,10 @@ async def gather(
         policy: the spec.
         namespace: of the target.
         view: the target.
-        senses: what to look with.
+        inputs: what to look with.
         history: closed runs of the resource, whose changes are no deploys.
     """
-    pods, metrics = expected_pods(view), senses.metrics
+    pods, metrics = expected_pods(view), inputs.metrics
     windows = policy.windows
     burn, sizing, devices, peaks, lengths = await asyncio.gather(
         metrics.observe(policy.source, pods, namespace, windows.trigger, windows.hold),
@@ -154,11 +154,11 @@ async def gather(
         metrics.peaks(policy.source, pods, namespace),
         metrics.past_lengths(policy.source, pods, namespace),
     )
-    vitals = await vitals_of(burn, namespace, view, senses.logs, devices)
+    vitals = await vitals_of(burn, namespace, view, inputs.logs, devices)
     deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
     looks = Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy)
     evidence = replace(looks, peaks=peaks, past_lengths=lengths)
-    return judgeable(evidence, pods, senses.now)
+    return judgeable(evidence, pods, inputs.now)
 
 
 def judgeable(evidence: Evidence, pods: Sequence[Pod], now: datetime | None) -> Evidence:

@@ -383,8 +383,8 @@ class NotAllowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Senses:
-    """What a look at a fleet without an open run is made with."""
+class SurveyInput:
+    """The sources that a look at a fleet without an open run asks, and its time."""
 
     metrics: Metrics
     logs: Logs

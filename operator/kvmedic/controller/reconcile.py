@@ -25,7 +25,7 @@ from kvmedic.controller.finalizer import leave_ending_namespace, release_resourc
 from kvmedic.controller.next_move import Tick
 from kvmedic.controller.orphans import adopt_fleet, adopted_by_note
 from kvmedic.controller.plans import proved_good
-from kvmedic.controller.ports import Ports, Senses, save
+from kvmedic.controller.ports import Ports, SurveyInput, save
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.controller.temporary import (
@@ -117,8 +117,8 @@ async def _look_without_run(
     await ports.run_limits.refresh(now)
     record = await delete_unused_copies(record, None, view.fleet, ports)
     target = None if is_whole else ports.target
-    senses = Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations, target)
-    found = await survey(resource, policy, view, senses)
+    inputs = SurveyInput(ports.metrics, ports.target, now, ports.drivers, ports.evaluations, target)
+    found = await survey(resource, policy, view, inputs)
     if problem := unfit(resource, policy, found.view, ports):
         return problem
     found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)

@@ -20,7 +20,7 @@ from kvmedic.cluster.fronts import list_kind
 from kvmedic.cluster.rights import lacking_rights_of
 from kvmedic.cluster.switches import NamespaceLabel, read_required_label
 from kvmedic.cluster.trial_pods import Evaluations
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import examine
 from kvmedic.doctor.checks import (
     Check,
@@ -286,8 +286,8 @@ async def _metrics(
 ) -> tuple[Check, ...]:
     """Return what a look at the target's metrics shows of them and of its nodes."""
     target = target_of(world)
-    senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
-    found = await examine(replace(resource, record=Record()), seen.policy, seen.view, senses)
+    inputs = SurveyInput(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
+    found = await examine(replace(resource, record=Record()), seen.policy, seen.view, inputs)
     told = metrics_checks(found.diagnosis, seen.view.fleet, seen.policy, names, world.client.clock.now())
     if any(each.name is Topic.NODE_HEALTH for each in told):
         return told
