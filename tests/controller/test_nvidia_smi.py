@@ -17,7 +17,7 @@ from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import Drivers, NotAllowed, SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.kube.client import Client, Limits
-from kvmedic.model.devices import NEEDED, SILENCES, Device, Silence, Vital
+from kvmedic.model.devices import NEEDED, NVIDIA_SMI_ERRORS, Device, NvidiaSmiError, Vital
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record
@@ -106,25 +106,25 @@ async def test_gpus_that_are_well_let_the_fleet_be_healed_and_it_is_said_who_tol
     ]
 
 
-SILENT: dict[Silence, Commands] = {
-    Silence.TIMED_OUT: Commands(WELL, plays={"b": hangs}),
-    Silence.NOT_STARTED: Commands(WELL, plays={"b": sends(NO_PROGRAM)}),
-    Silence.FORBIDDEN: Commands(refusal=403),
-    Silence.FAILED: Commands(WELL, plays={"b": prints("", code=9)}),
-    Silence.INCOMPLETE: Commands(WELL, plays={"b": prints(gpu(ecc="ERR!"))}),
+SILENT: dict[NvidiaSmiError, Commands] = {
+    NvidiaSmiError.TIMED_OUT: Commands(WELL, plays={"b": hangs}),
+    NvidiaSmiError.NOT_STARTED: Commands(WELL, plays={"b": sends(NO_PROGRAM)}),
+    NvidiaSmiError.FORBIDDEN: Commands(refusal=403),
+    NvidiaSmiError.FAILED: Commands(WELL, plays={"b": prints("", code=9)}),
+    NvidiaSmiError.INCOMPLETE: Commands(WELL, plays={"b": prints(gpu(ecc="ERR!"))}),
 }
 
 
 @pytest.mark.parametrize("health", ["Required", "IfAvailable"])
-@pytest.mark.parametrize("silence", SILENT)
-async def test_a_driver_that_tells_nothing_makes_health_unknown_and_says_what_to_do(silence, health):
-    found = await looked(SILENT[silence], health=health)
+@pytest.mark.parametrize("nvidia_smi_error", SILENT)
+async def test_a_driver_that_tells_nothing_makes_health_unknown_and_says_what_to_do(nvidia_smi_error, health):
+    found = await looked(SILENT[nvidia_smi_error], health=health)
 
     if health == "IfAvailable":
         assert found.plan is not None, "unknown health does not stop a change there"
         return
     assert (found.diagnosis.reason, found.plan) == (Reason.NODE_HEALTH_UNKNOWN, None)
-    assert SILENCES[silence] in found.diagnosis.line()
+    assert NVIDIA_SMI_ERRORS[nvidia_smi_error] in found.diagnosis.line()
     assert "b on node gpu-7" in found.diagnosis.line()
 
 

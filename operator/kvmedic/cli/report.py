@@ -20,7 +20,7 @@ from kvmedic.cli.saved import Consultation
 from kvmedic.engines import ENGINES
 from kvmedic.engines.engine_log import Start, Started
 from kvmedic.model.compression import Figures, MethodClass
-from kvmedic.model.devices import PROGRAM, SHOWN, SILENCES, TELLS, Device, EngineEnd, Vital, Vitals
+from kvmedic.model.devices import NVIDIA_SMI_ERRORS, PROGRAM, SHOWN, TELLS, Device, EngineEnd, Vital, Vitals
 from kvmedic.model.evidence import (
     HISTOGRAMS,
     Blocked,
@@ -246,8 +246,8 @@ def _replica(vitals: Vitals) -> dict[str, Any]:
         if isinstance(devices, Measured)
         else absence(devices)
     )
-    silence = {"nvidiaSmi": str(vitals.silence)} if vitals.silence else {}
-    return {"node": vitals.node or None, "devices": told, **silence, "ended": _end(vitals.end)}
+    driver = {"nvidiaSmi": str(vitals.nvidia_smi_error)} if vitals.nvidia_smi_error else {}
+    return {"node": vitals.node or None, "devices": told, **driver, "ended": _end(vitals.end)}
 
 
 def _device(device: Device) -> dict[str, float | str]:
@@ -280,8 +280,8 @@ def _facts(vitals: Vitals) -> Iterator[str]:
             yield f"{device.name} {' '.join(f'{key}={value}' for key, value in _device(device).items())}"
     else:
         yield f"GPUs {absence(devices)}"
-    if vitals.silence is not None:
-        yield f"{PROGRAM} {vitals.silence}: {SILENCES[vitals.silence]}"
+    if vitals.nvidia_smi_error is not None:
+        yield f"{PROGRAM} {vitals.nvidia_smi_error}: {NVIDIA_SMI_ERRORS[vitals.nvidia_smi_error]}"
     if end is not None:
         yield (
             f"ended {end.ended_at:%H:%M:%SZ} with exit code {end.exit_code}, cause {end.cause}, "
