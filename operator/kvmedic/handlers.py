@@ -162,7 +162,7 @@ class Operator:
             resource = await self.ports.store.load(key)
             if resource is not None:
                 problem = Blocked(Reason.INTERNAL_ERROR, Reason.INTERNAL_ERROR.sentence)
-                told = await self.ports.store.complain(resource, problem)
+                told = await self.ports.store.report_problem(resource, problem)
                 if told is not None:
                     await self.ports.reporter.saved(resource, *told)
 

@@ -309,9 +309,9 @@ class StandIns:
         self._resources[_key_of(resource)] = saved
         return saved
 
-    async def complain(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
+    async def report_problem(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem; a stand-in has nobody who reads them."""
-        return None if resource.is_stand_in else await self.store.complain(resource, problem)
+        return None if resource.is_stand_in else await self.store.report_problem(resource, problem)
 
     async def is_open(self, namespace: str, claim: str) -> bool:
         """Return whether a resource exists whose open run made a claim on a target."""

@@ -44,11 +44,11 @@ from kvmedic.model.spec import Policy, run_spec_of
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.record.surveys import (
-    complaint,
     record_diagnosis,
     record_plan,
     with_baseline,
     with_failed_fixes,
+    with_problem,
     with_runbook_switch,
 )
 from kvmedic.runbooks.severity import urgency_of
@@ -81,10 +81,10 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if run is None and resource.wish in (Wish.DELETE, Wish.ABANDON):
         return await release_resource(resource, record, ports, now)
     if run is not None or policy is None:
-        return await _complain(resource, record, ports, now)
+        return await _save_problem(resource, record, ports, now)
     again = await _look_without_run(resource, policy, record, ports, now)
     if isinstance(again, Blocked):
-        return await _complain(replace(resource, problem=again), record, ports, now)
+        return await _save_problem(replace(resource, problem=again), record, ports, now)
     return again
 
 
@@ -215,15 +215,15 @@ async def _report_unreadable(resource: Resource, ports: Ports, now: datetime) ->
     if is_gone:
         await remove_finalizer(resource, ports)
         return None
-    told = await ports.store.complain(resource, _problem(resource))
+    told = await ports.store.report_problem(resource, _problem(resource))
     if told is not None:
         await ports.reporter.saved(resource, *told)
     return ports.pace.idle
 
 
-async def _complain(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta:
+async def _save_problem(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta:
     """Say what is wrong with the spec."""
-    await save(resource, complaint(record, _problem(resource), resource.generation, now), ports)
+    await save(resource, with_problem(record, _problem(resource), resource.generation, now), ports)
     if record.run is None:
         await remove_finalizer(resource, ports, record)
     return ports.pace.idle

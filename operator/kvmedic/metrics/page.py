@@ -76,7 +76,7 @@ class Page:
     stamps: Mapping[str, float] = field(default_factory=dict)
     """The oldest time (Unix seconds) that samples of a name carry themselves; engines write none."""
     origin: str = ""
-    """File or address that the page is from, as complaints about it name it; empty where nobody saved it."""
+    """File or address that the page is from, as messages about it name it; empty where nobody saved it."""
     told_twice: str = ""
     """A metric that the page has the same series of twice; empty: none, as of every page that one process
     wrote."""

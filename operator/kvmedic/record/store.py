@@ -54,7 +54,7 @@ from kvmedic.model.run import StepState
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
 from kvmedic.record.runs import phase
-from kvmedic.record.surveys import complaint
+from kvmedic.record.surveys import with_problem
 from kvmedic.rollout.gates.runs_at_once import BadEnd, Peer, place_of
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 
@@ -233,7 +233,7 @@ class Store:
                     found.append(peer_of(body))
         return tuple(found)
 
-    async def complain(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
+    async def report_problem(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem; every other part of the status stays as it is stored.
 
         Returns the conditions before and after, or None where they said so already.
@@ -246,7 +246,7 @@ class Store:
             known = record_from_wire({"conditions": status.get("conditions", [])})
         except RunUnreadable:
             known = Record()
-        told = complaint(known, problem, resource.generation, self.client.clock.now())
+        told = with_problem(known, problem, resource.generation, self.client.clock.now())
         if told.conditions == known.conditions:
             return None
         wire = record_to_wire(replace(known, conditions=told.conditions), phase(told))

@@ -79,7 +79,7 @@ def with_runbook_switch(record: Record, switch: RunbookSwitch | None) -> Record:
     return replace(record, runbook_switches=(switch, *record.runbook_switches)[:RUNBOOK_SWITCHES_LENGTH])
 
 
-def complaint(record: Record, problem: Blocked, generation: int, now: datetime) -> Record:
+def with_problem(record: Record, problem: Blocked, generation: int, now: datetime) -> Record:
     """Return the record with conditions that tell why nothing can be done."""
     stalled = Trait.STALLS in problem.reason.traits
     truth = Truth.UNKNOWN if problem.reason is Reason.INTERNAL_ERROR else Truth.FALSE

@@ -126,7 +126,7 @@ def somebody_paused(world: World) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class ReportedProblem:
     """What stands in the way, and how it is told."""
 
     arrange: Callable[[World], None]
@@ -137,60 +137,60 @@ class Complaint:
     """What the sentence asks a person to do."""
 
 
-COMPLAINTS = {
-    "no target": Complaint(
+REPORTED_PROBLEMS = {
+    "no target": ReportedProblem(
         no_target, "Ready", "False", "TargetNotFound", "create it, or delete this resource"
     ),
-    "two resources for one target": Complaint(
+    "two resources for one target": ReportedProblem(
         an_older_resource,
         "Ready",
         "False",
         "TargetShared",
         "older looks after Deployment llm already: delete one",
     ),
-    "an unusable spec": Complaint(
+    "an unusable spec": ReportedProblem(
         an_unusable_spec, "Ready", "False", "SpecInvalid", "'Required', 'BestEffort' or 'None'"
     ),
-    "no such container": Complaint(
+    "no such container": ReportedProblem(
         another_container, "ActionRequired", "True", "TargetNotFound", "spec.targetRef.container"
     ),
-    "no engine in the command": Complaint(
+    "no engine in the command": ReportedProblem(
         no_engine,
         "ActionRequired",
         "True",
         "EngineUnrecognised",
         "make a resource for the Deployment that runs",
     ),
-    "several engines and none named": Complaint(
+    "several engines and none named": ReportedProblem(
         two_engines, "ActionRequired", "True", "EngineUnrecognised", "make a resource that names one"
     ),
-    "no series of a known engine": Complaint(
+    "no series of a known engine": ReportedProblem(
         foreign_metrics, "MetricsAvailable", "False", "MetricsMissing", "check that the replica is scraped"
     ),
-    "a lower bound above what runs": Complaint(
+    "a lower bound above what runs": ReportedProblem(
         bounds_above_the_cap, "ActionRequired", "True", "LeverNotAllowed", "lower min of maxNumSeqs"
     ),
-    "no replicas": Complaint(no_replicas, "Diagnosed", "Unknown", "NoReplicas", "scale the target out"),
-    "no Service": Complaint(
+    "no replicas": ReportedProblem(no_replicas, "Diagnosed", "Unknown", "NoReplicas", "scale the target out"),
+    "no Service": ReportedProblem(
         no_service, "ActionRequired", "True", "RotationLabelWithoutEffect", "make a Service that selects"
     ),
-    "a Service without the rotation label": Complaint(
+    "a Service without the rotation label": ReportedProblem(
         a_service_for_all, "ActionRequired", "True", "RotationLabelWithoutEffect", "add the label to the pod"
     ),
-    "a NetworkPolicy that goes by the Service's label": Complaint(
+    "a NetworkPolicy that goes by the Service's label": ReportedProblem(
         a_policy_of_the_label,
         "ActionRequired",
         "True",
         "DrainImpossible",
         "have that policy select by another",
     ),
-    "a label that is in the selector": Complaint(
+    "a label that is in the selector": ReportedProblem(
         another_label, "ActionRequired", "True", "RotationLabelUnusable", "name another label"
     ),
-    "paused by somebody": Complaint(
+    "paused by somebody": ReportedProblem(
         somebody_paused, "ActionRequired", "True", "TargetPaused", "kubectl rollout resume deployment/llm"
     ),
-    "no device for the spare": Complaint(
+    "no device for the spare": ReportedProblem(
         no_room_left, "ActionRequired", "True", "NoRoomForSpare", "free that much, or raise the quota"
     ),
 }
