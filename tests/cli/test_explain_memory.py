@@ -77,7 +77,7 @@ def test_what_did_not_help_is_told_with_what_it_rests_on(attempt):
     ) in said
 
 
-def test_a_share_that_was_too_much_and_what_is_borrowed_are_told():
+def test_a_share_that_was_too_much_and_what_is_temporary_are_told():
     record = Record(
         oom_shares=(OomShare(0.92, OLD, NOW),),
         temporary=holding_record().temporary[1:],

@@ -145,7 +145,7 @@ def kept(id_: str, before: str, after: str) -> ClosedRun:
     ("history", "contested"),
     [
         ((kept("2", REVISION, "ours"),), "2"),
-        ((kept("3", "lent", REVISION), kept("2", REVISION, "lent")), ""),
+        ((kept("3", "changed", REVISION), kept("2", REVISION, "changed")), ""),
         ((kept("3", "ours", "another"), kept("2", REVISION, "ours")), ""),
         ((reverted("3", Reason.NOT_RECOVERED), kept("2", REVISION, "ours")), "2"),
         ((kept("3", "a", "b"), reverted("2")), "2"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worlds.lending import LOOKS_SECONDS, OFTEN, PATIENCE_SECONDS, roomy, turned
+from worlds.host_memory import LOOKS_SECONDS, OFTEN, PATIENCE_SECONDS, roomy, turned
 from worlds.world import Eye, World
 
 SHARE = {"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02}

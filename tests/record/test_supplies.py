@@ -20,7 +20,9 @@ RAISED = replace(
 IN_FILE = replace(
     CONFIG, knob=Knob.GPU_MEMORY_UTILIZATION, before="0.9", after="0.92", reason=Reason.MEMORY_STEPPED_UP
 )
-LENT = replace(STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", reason=Reason.HOST_MEMORY_USED)
+HOST_MEMORY = replace(
+    STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", reason=Reason.HOST_MEMORY_USED
+)
 KEPT = Judged(Verdict.IMPROVED, Reason.IMPROVED, "smoother")
 FAILED = Outcome(Reason.CANARY_FAILED, "it does not come up")
 
@@ -135,7 +137,7 @@ def test_replicas_that_end_with_more_memory_mark_the_share(step, revision, resta
     [
         RAISED,
         IN_FILE,
-        LENT,
+        HOST_MEMORY,
         replace(STEP, knob=Knob.PREFIX_CACHING, reason=Reason.SETTING_ADJUSTED),
         STEP,
         replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN),

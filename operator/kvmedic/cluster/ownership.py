@@ -289,12 +289,12 @@ BORROWED = MappingProxyType(
         "paused": (("f:paused",),),
     }
 )
-"""What a rollout borrows of a workload's spec, and the template, in the words of `managedFields`: of a
-Deployment, a StatefulSet and a LeaderWorkerSet."""
+"""What a rollout changes for a while in a workload's spec, and the template, in the words of `managedFields`:
+of a Deployment, a StatefulSet and a LeaderWorkerSet."""
 
 
 def edits_of(deployment: Mapping[str, Any]) -> dict[str, FieldEdit]:
-    """Return who set each borrowed field last; under the empty name who wrote last, ourselves left out.
+    """Return who set each temporary field last; under the empty name who wrote last, ourselves left out.
 
     Of two in one second, which is as exact as the notes are, another one counts as the later.
     """

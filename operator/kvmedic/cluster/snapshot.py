@@ -467,7 +467,7 @@ def _orphans(parts: Parts, frame: Frame) -> Iterator[Orphan]:
 
 
 def rollout_fields(body: Mapping[str, Any]) -> RolloutFields:
-    """Return those fields of a workload that a frozen rollout borrows.
+    """Return those fields of a workload that a frozen rollout changes for a while.
 
     The API server fills in `maxSurge`, `maxUnavailable` and `progressDeadlineSeconds`, and leaves out
     a `paused` of false and a `minReadySeconds` of 0. A strategy without numbers counts as 0 and 0.

@@ -37,7 +37,7 @@ ROLLOUT_FIELDS = (
     "/spec/progressDeadlineSeconds",
     "/spec/paused",
 )
-"""What a frozen rollout borrows. Set back in the middle, it rolls the rest of the fleet undrained."""
+"""What a frozen rollout changes for a while. Set back in the middle, it rolls the rest undrained."""
 
 HOWTO = "docs/howto/change-what-others-own.md"
 

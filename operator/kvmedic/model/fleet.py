@@ -122,7 +122,7 @@ SURGE = 1
 
 @dataclass(frozen=True, slots=True)
 class RolloutFields:
-    """The fields of a workload that a frozen rollout borrows. None: the field is absent."""
+    """The fields of a workload that a frozen rollout changes for a while. None: the field is absent."""
 
     paused: bool
     max_surge: int | str
@@ -507,8 +507,8 @@ class Fleet:
     rendered_from: OwnerObject | None = None
     """The same of the owner's object."""
     edits: Mapping[str, FieldEdit] = field(default_factory=dict)
-    """Who set the fields last that a rollout borrows, by their names, and `template`; empty name: any field,
-    ourselves left out. A field that was removed has nobody."""
+    """Who last set the fields that a rollout changes for a while, by their names, and `template`; empty name:
+    any field, ourselves left out. A field that was removed has nobody."""
     orphans: tuple[Orphan, ...] = ()
     """Replicas that were released to be drained, by name; none of them is among the pods."""
     looked_at: datetime | None = None

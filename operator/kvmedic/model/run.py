@@ -5,8 +5,8 @@ whoever reads it after a crash knows what may or may not have happened since.
 
 What an open run goes by: the spec as it is now, or its own record where the spec cannot be followed.
 
-Whatever becomes of the spec, an open run must be able to end: what it borrowed is on the target, and
-its resource's finalizer waits for it.
+Whatever becomes of the spec, an open run must be able to end: what it changed for a while is on the target,
+and its resource's finalizer waits for it.
 
 What a run costs while it goes: replicas beyond the recorded number, and replicas that start anew.
 

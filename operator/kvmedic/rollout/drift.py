@@ -1,8 +1,8 @@
 """How the target of an open run stands to the run's record: as the record explains it, or who moved what.
 
-What a rollout borrowed is given back only where that starts no ordinary rollout. So it matters which part was
-moved: the claim, one of the borrowed fields, the pod template back to what it was, or the pod template to
-something of somebody's own.
+What a rollout changed for a while is restored only where that starts no ordinary rollout. So it matters which
+part was moved: the claim, one of the temporary fields, the pod template back to what it was, or the pod
+template to something of somebody's own.
 
 The freeze of a rollout in the middle of its walk, after somebody took a part of it off.
 

@@ -154,7 +154,7 @@ def _own_part(operation: PatchOperation) -> Any:
 
 
 def group_fields(body: Mapping[str, Any]) -> RolloutFields:
-    """Return those fields of a LeaderWorkerSet that a frozen rollout borrows."""
+    """Return those fields of a LeaderWorkerSet that a frozen rollout changes for a while."""
     rolling = section(body, *ROLLING_FIELDS)
     partition = int(rolling.get("partition") or 0)
     return RolloutFields(
