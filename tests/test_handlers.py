@@ -26,7 +26,7 @@ class Failing:
     async def load(self, key: Key) -> None:
         raise self.error
 
-    recall = load
+    load_last_seen = load
 
 
 def an_operator(error: Exception | None = None, idle: timedelta = 30 * SECOND) -> Operator:

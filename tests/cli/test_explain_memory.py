@@ -33,7 +33,7 @@ from kvmedic.model.status import (
     Urgency,
     Wish,
 )
-from run_builder import CONFIG, NOW, OLD, RECALL, REPLACE, UID, a_failure, a_run, an_intent
+from run_builder import CONFIG, NOW, OLD, REPLACE, ROLLBACK, UID, a_failure, a_run, an_intent
 from worlds.api_double import a_command_line, a_resource
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
@@ -154,7 +154,7 @@ def test_a_fleet_without_trouble_is_no_page_and_no_ticket():
 
 
 def test_an_open_rollback_names_both_revisions():
-    said = lines(Record(run=a_run(step=RECALL)))
+    said = lines(Record(run=a_run(step=ROLLBACK)))
 
     assert any("pod template of revision 7 -> of revision 6: Pending" in line for line in said)
 

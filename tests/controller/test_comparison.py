@@ -37,8 +37,8 @@ from run_builder import (
     NEW,
     NOW,
     OLD,
-    RECALL,
     REPLACE,
+    ROLLBACK,
     STEP,
     a_fleet,
     a_pod,
@@ -433,7 +433,7 @@ async def test_nothing_is_compared_where(change: dict[str, Any]) -> None:
             id="a method of compression is turned off",
         ),
         pytest.param(
-            {"run": replace(a_run(StepState.ROLLING_OUT, an_intent(), step=RECALL), baseline=CALM)},
+            {"run": replace(a_run(StepState.ROLLING_OUT, an_intent(), step=ROLLBACK), baseline=CALM)},
             id="an earlier revision comes back",
         ),
     ],

@@ -27,7 +27,7 @@ from kvmedic.runbooks.branches import NoChange
 from kvmedic.runbooks.preemption.restore import Fits
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
-from run_builder import BUNDLE, NOW, RECALL, REPLACE, STEP
+from run_builder import BUNDLE, NOW, REPLACE, ROLLBACK, STEP
 from worlds.asked import Asked, a_resource
 from worlds.settled import TEMPLATE, Town, a_settled_fleet
 from worlds.steps import GATE, MINIMUM, TRIAL
@@ -243,7 +243,7 @@ async def test_while_a_plan_waits_for_something_else_nobody_looks_for_room(
 @pytest.mark.parametrize(
     ("step", "needs"),
     [
-        *((each, True) for each in (STEP, BUNDLE, RECALL, REPLACE, MINIMUM)),
+        *((each, True) for each in (STEP, BUNDLE, ROLLBACK, REPLACE, MINIMUM)),
         *((each, False) for each in (replace(MINIMUM, before=4, after=2), TRIAL, GATE)),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_step_needs_a_spare_where_it_makes_one_pod_more(step: Step, needs: boo
     assert needs_spare(step, fleet) is needs
 
 
-@pytest.mark.parametrize("step", [STEP, BUNDLE, RECALL, REPLACE])
+@pytest.mark.parametrize("step", [STEP, BUNDLE, ROLLBACK, REPLACE])
 def test_a_rollout_that_is_turned_back_has_its_spare_already(step: Step) -> None:
     fleet = a_settled_fleet()
     turned = replace(fleet, replicas=fleet.replicas - 1)

@@ -10,7 +10,7 @@ import pytest
 from kvmedic.model.plan import Step
 from kvmedic.model.run import policy_during
 from kvmedic.model.spec import RotationLabel, RunSpec
-from run_builder import BUNDLE, CONFIG, RECALL, REPLACE, STEP, a_run
+from run_builder import BUNDLE, CONFIG, REPLACE, ROLLBACK, STEP, a_run
 
 RUN_SPEC = RunSpec(RotationLabel("serving", "draining"), timedelta(minutes=5))
 
@@ -21,7 +21,7 @@ RUN_SPEC = RunSpec(RotationLabel("serving", "draining"), timedelta(minutes=5))
         (STEP, "vllm"),
         (REPLACE, "vllm"),
         (replace(REPLACE, container=None), None),
-        (RECALL, "vllm"),
+        (ROLLBACK, "vllm"),
         (CONFIG, "vllm"),
         (BUNDLE, "vllm"),
     ],

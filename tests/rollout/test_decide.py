@@ -27,7 +27,7 @@ from kvmedic.rollout.decide import (
     decide,
 )
 from kvmedic.rollout.drift import Standing
-from run_builder import CONFIG, NOW, RECALL, REPLACE, SCALE, a_run, a_scaling, an_intent
+from run_builder import CONFIG, NOW, REPLACE, ROLLBACK, SCALE, a_run, a_scaling, an_intent
 
 SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")
 ENDING = Outcome(Reason.RECOVERED, "better")
@@ -300,7 +300,7 @@ ROWS = [
     ),
     (
         "a way back to another revision did not help: it is taken back",
-        a_run(S.VERIFYING, an_intent(), step=RECALL),
+        a_run(S.VERIFYING, an_intent(), step=ROLLBACK),
         seen(verdict=V.NOT_RECOVERED),
         TurnBack(Outcome(Reason.NOT_RECOVERED, "numbers"), V.NOT_RECOVERED),
     ),

@@ -29,8 +29,8 @@ from kvmedic.rollout.moves import (
     Settled,
     Wait,
 )
-from kvmedic.rollout.preconditions import opening_refusal, recall_refusal
-from kvmedic.rollout.revision_rollback import recalling_move
+from kvmedic.rollout.preconditions import opening_refusal, rollback_refusal
+from kvmedic.rollout.revision_rollback import next_rollback_move
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod
 from worlds.model_controller import OWN_FIELDS, START, Model, ModelSet
 
@@ -56,7 +56,7 @@ def deployed(*sets: ReplicaSet) -> Fleet:
 
 
 def test_it_begins_as_every_change_does() -> None:
-    move = recalling_move(deployed(KEPT), ORDER, SWAP.after, NOW)
+    move = next_rollback_move(deployed(KEPT), ORDER, SWAP.after, NOW)
 
     assert isinstance(move, Freeze)
     assert move.edit == SWAP
@@ -85,8 +85,8 @@ def test_it_begins_as_every_change_does() -> None:
 def test_what_cannot_be_put_is_refused_before_and_failed_after_the_first_intent(
     fleet: Fleet, reason: Reason, words: str
 ) -> None:
-    before = recalling_move(fleet, ORDER, SWAP.after, NOW)
-    after = recalling_move(fleet, replace(ORDER, pulsed_at=NOW), SWAP.after, NOW)
+    before = next_rollback_move(fleet, ORDER, SWAP.after, NOW)
+    after = next_rollback_move(fleet, replace(ORDER, pulsed_at=NOW), SWAP.after, NOW)
 
     assert isinstance(before, Refused)
     assert isinstance(after, Failed)
@@ -95,14 +95,14 @@ def test_what_cannot_be_put_is_refused_before_and_failed_after_the_first_intent(
 
 
 def test_a_fleet_that_is_there_already_needs_no_keeper() -> None:
-    assert recalling_move(a_fleet(), ORDER, SWAP.after, NOW) == Settled()
+    assert next_rollback_move(a_fleet(), ORDER, SWAP.after, NOW) == Settled()
 
 
 def test_another_replica_set_of_the_same_template_is_not_the_named_one() -> None:
     other = replace(KEPT, name="llm-other")
 
-    assert recall_refusal(deployed(other, KEPT), SWAP.after) is None
-    refused = recall_refusal(deployed(other), SWAP.after)
+    assert rollback_refusal(deployed(other, KEPT), SWAP.after) is None
+    refused = rollback_refusal(deployed(other), SWAP.after)
     assert refused.reason is Reason.REVISION_GONE
 
 
@@ -133,7 +133,7 @@ class Walk:
         idle = pod is not None and pod.cordoned and not pod.in_rotation and gone_quiet
         drain = Drain.IDLE if idle else Drain.BUSY
         order = replace(self.order, drains={each.uid: drain for each in self.order.draining_pods})
-        move = recalling_move(fleet, order, self.wanted, self.model.now)
+        move = next_rollback_move(fleet, order, self.wanted, self.model.now)
         self.moves.append(type(move).__name__)
         if isinstance(move, Cordon):
             self.order = replace(
@@ -359,7 +359,7 @@ def with_fourth(revision: str = OLD, **changes: Any) -> Fleet:
 )
 def test_a_deploy_that_moves_is_not_turned(fleet: Fleet, words: str) -> None:
     refused = opening_refusal(fleet, SWAP.after)
-    move = recalling_move(fleet, ORDER, SWAP.after, NOW)
+    move = next_rollback_move(fleet, ORDER, SWAP.after, NOW)
 
     assert refused.reason is Reason.TARGET_NOT_SETTLED
     assert words in refused.message

@@ -297,9 +297,9 @@ class StandIns:
             self._dismiss(key)
         return self._resources.get(key)
 
-    async def recall(self, key: Key) -> Resource | None:
+    async def load_last_seen(self, key: Key) -> Resource | None:
         """Return the resource as it was a moment ago."""
-        return await (self.load(key) if key in self._resources else self.store.recall(key))
+        return await (self.load(key) if key in self._resources else self.store.load_last_seen(key))
 
     async def save(self, resource: Resource, record: Record) -> Resource:
         """Write the status with the loaded resourceVersion. Raises Conflict when it moved."""

@@ -218,7 +218,7 @@ class Store(Protocol):
     async def load(self, key: Key) -> Resource | None:
         """Return the resource, or None when it is gone or another of the same name took its place."""
 
-    async def recall(self, key: Key) -> Resource | None:
+    async def load_last_seen(self, key: Key) -> Resource | None:
         """Return the resource as it was a moment ago; what is written onto it is refused if it moved."""
 
     async def save(self, resource: Resource, record: Record) -> Resource:

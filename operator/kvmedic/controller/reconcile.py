@@ -90,7 +90,7 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
 
 async def _load(key: Key, ports: Ports) -> Resource | None:
     """Return the resource: as it is stored now where anything is under way, else as it was told last."""
-    told = await ports.store.recall(key)
+    told = await ports.store.load_last_seen(key)
     if told is None or told.problem or told.wish is not Wish.NONE or told.record is None or told.record.run:
         return await ports.store.load(key)
     return told

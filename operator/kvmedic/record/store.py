@@ -193,7 +193,7 @@ class Store:
             return None
         return self.known.remember(body)
 
-    async def recall(self, key: Key) -> Resource | None:
+    async def load_last_seen(self, key: Key) -> Resource | None:
         """Return the resource as it was seen last, or as it is now where it never was."""
         return self.known.find(key.uid) or await self.load(key)
 

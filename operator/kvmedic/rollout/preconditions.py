@@ -376,7 +376,7 @@ def scaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     )
 
 
-def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
+def rollback_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
     """Return why a fleet cannot be brought to another of its revisions, or None."""
     kept = next((rs for rs in fleet.replica_sets if _is_kept_by(rs, wanted)), None)
     if kept is None:
@@ -397,7 +397,7 @@ def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
 
 def opening_refusal(fleet: Fleet, wanted: Revision, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
     """Return why a way back to an earlier revision cannot begin, or None."""
-    if doubt := recall_refusal(fleet, wanted):
+    if doubt := rollback_refusal(fleet, wanted):
         return doubt
     return halfway_refusal(fleet, wanted.template) if is_halfway(fleet, wanted) else refusal(fleet, purpose)
 

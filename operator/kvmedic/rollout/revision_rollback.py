@@ -26,17 +26,17 @@ from kvmedic.rollout.preconditions import (
     halfway_refusal,
     is_halfway,
     opening_refusal,
-    recall_refusal,
+    rollback_refusal,
 )
 from kvmedic.rollout.steps import StepRow
 
 
-def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) -> Move:
+def next_rollback_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) -> Move:
     """Return the single next move that brings the fleet to the wanted revision, forward or back.
 
     Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
     """
-    doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
+    doubt = None if fleet.revision == wanted.template else rollback_refusal(fleet, wanted)
     if ended := end_as_begun(doubt, order.pulsed_at):
         return ended
     if is_halfway(fleet, wanted) and not order.repairs:
@@ -76,7 +76,7 @@ def revision_row(step: RevisionStep) -> StepRow:
     return replace(
         template_row(step),
         refuse=lambda fleet, purpose: opening_refusal(fleet, step.after, purpose),
-        next_move=lambda fleet, known: recalling_move(
+        next_move=lambda fleet, known: next_rollback_move(
             fleet, order_of(step, fleet, known), step.after, known.now
         ),
     )

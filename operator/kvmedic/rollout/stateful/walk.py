@@ -64,7 +64,7 @@ from kvmedic.rollout.moves import (
     Wait,
     kubectl_name,
 )
-from kvmedic.rollout.preconditions import Purpose, end_as_begun, recall_refusal, refusal
+from kvmedic.rollout.preconditions import Purpose, end_as_begun, refusal, rollback_refusal
 from kvmedic.rollout.stateful.groups import (
     begin_groups,
     came_back,
@@ -387,7 +387,7 @@ def ordinal_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
         ),
         leave=_leave,
     )
-    return _recall_row(row, step.after) if isinstance(step, RevisionStep) else row
+    return _rollback_row(row, step.after) if isinstance(step, RevisionStep) else row
 
 
 def _leave(fleet: Fleet, known: StepInput) -> Move:
@@ -396,14 +396,14 @@ def _leave(fleet: Fleet, known: StepInput) -> Move:
     return gone or parted(fleet, releasing_move(fleet, known.run.recorded, known.edited))
 
 
-def _recall_row(row: StepRow, wanted: Revision) -> StepRow:
+def _rollback_row(row: StepRow, wanted: Revision) -> StepRow:
     """Return the same for the template of another revision, which must be kept until it is put."""
 
     def move(fleet: Fleet, known: StepInput) -> Move:
-        doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
+        doubt = None if fleet.revision == wanted.template else rollback_refusal(fleet, wanted)
         return end_as_begun(doubt, known.assigned_at) or row.next_move(fleet, known)
 
     def refuse(fleet: Fleet, purpose: Purpose) -> Refused | None:
-        return recall_refusal(fleet, wanted) or ordinal_refusal(fleet, purpose)
+        return rollback_refusal(fleet, wanted) or ordinal_refusal(fleet, purpose)
 
     return replace(row, refuse=refuse, next_move=move)
