@@ -193,7 +193,7 @@ async def test_where_an_autoscaler_decides_the_plan_goes_through_it() -> None:
         (HPA, a_minimum(2), Reason.REPLICAS_CHANGED),
         (HPA, None, Reason.REPLICAS_CHANGED),
         (replace(HPA, paused=True), a_minimum(), Reason.REPLICAS_AUTOSCALED),
-        (replace(HPA, wanted=5), a_minimum(), Reason.AUTOSCALER_ACTIVE),
+        (replace(HPA, desired=5), a_minimum(), Reason.AUTOSCALER_ACTIVE),
     ],
     ids=["it moved since", "it is gone since", "paused", "it is scaling"],
 )

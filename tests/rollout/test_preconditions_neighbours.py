@@ -16,8 +16,8 @@ HPA = "HorizontalPodAutoscaler"
     [
         (Neighbours(), None),
         (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8),)), None),
-        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, wanted=3),)), None),
-        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, wanted=4),)), Reason.AUTOSCALER_ACTIVE),
+        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, desired=3),)), None),
+        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, desired=4),)), Reason.AUTOSCALER_ACTIVE),
         (Neighbours(vertical=(VerticalAutoscaler("llm", "Off"),)), None),
         (Neighbours(vertical=(VerticalAutoscaler("llm", "Initial"),)), None),
         (Neighbours(vertical=(VerticalAutoscaler("llm", "Recreate"),)), Reason.MANAGED_BY_VPA),

@@ -308,7 +308,7 @@ def test_where_the_wanted_revision_is_whole_the_other_replica_is_drained_before_
     assert walk.model.lost_in_rotation == []
 
 
-@pytest.mark.parametrize(("count", "goes"), [(3, "new"), (2, "old")], ids=["a wanted one", "the spare"])
+@pytest.mark.parametrize(("count", "goes"), [(3, "new"), (2, "old")], ids=["a desired one", "the spare"])
 def test_where_one_went_in_the_moment_the_rollout_was_held_another_is_made_first(
     count: int, goes: str
 ) -> None:

@@ -196,11 +196,11 @@ def _metrics_port(body: Mapping[str, Any], frame: Frame) -> int | None:
     return next((port for port in told if port and port < 65536), None)
 
 
-def _since(status: Mapping[str, Any], wanted: str) -> datetime | None:
+def _since(status: Mapping[str, Any], truth: str) -> datetime | None:
     """Return since when the Ready condition has a status; None where it has another, or is not there."""
     condition = condition_of(status, "Ready")
     at = condition.get("lastTransitionTime")
-    return moment(at) if at and condition.get("status") == wanted else None
+    return moment(at) if at and condition.get("status") == truth else None
 
 
 def _last_end(container: Mapping[str, Any]) -> ContainerEnd | None:

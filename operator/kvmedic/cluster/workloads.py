@@ -217,19 +217,19 @@ async def template_of(
     edit = edit_in(move)
     if not isinstance(edit, TemplateSwap):
         return None
-    wanted = edit.after
+    desired = edit.after
     kind = CONTROLLER_REVISIONS if fleet.is_stateful else REPLICA_SETS
-    ref = Ref(kind, fleet.namespace, wanted.replica_set)
+    ref = Ref(kind, fleet.namespace, desired.replica_set)
     body = await client.get(ref)
     if body is None or controller_uid(body) != fleet.uid:
-        raise Conflict(Call("get", ref.path), None, f"revision {wanted.number} is gone")
+        raise Conflict(Call("get", ref.path), None, f"revision {desired.number} is gone")
     if fleet.groups is not None:
         template = leader_template(section(body, "data"), fleet.name)
     else:
         template = template_in(body, present) if fleet.is_stateful else section(body, "spec", "template")
-    if template_hash(template) != wanted.template:
+    if template_hash(template) != desired.template:
         raise Conflict(
-            Call("get", ref.path), None, f"it does not keep pod template {wanted.template} any more"
+            Call("get", ref.path), None, f"it does not keep pod template {desired.template} any more"
         )
     return own_template(template)
 
@@ -334,7 +334,7 @@ async def _rehearse(
     ref: Ref,
     operations: Sequence[PatchOperation],
     move: DeploymentMove,
-    wanted: Mapping[str, object],
+    desired: Mapping[str, object],
 ) -> None:
     """Make a patch of the template as a dry run: an admission policy may alter it on its way in.
 
@@ -347,7 +347,7 @@ async def _rehearse(
         if DOES_NOT_REHEARSE in str(error):
             return
         raise
-    places = different_places(shown_template(tried, wanted), shown_template(tried), "spec.template")
+    places = different_places(shown_template(tried, desired), shown_template(tried), "spec.template")
     if isinstance(move, Freeze) and rollout_fields(tried) != move.fields:
         places = (*places, "strategy, minReadySeconds, progressDeadlineSeconds or paused")
     if places:
@@ -410,13 +410,13 @@ def field_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOper
         )
         return set_fields(live, fields)
     spec = section(live, "spec")
-    wanted: dict[str, Json] = {
+    desired: dict[str, Json] = {
         "paused": fields.paused or None,
         "minReadySeconds": fields.min_ready_seconds or None,
         "progressDeadlineSeconds": fields.progress_deadline_seconds,
     }
     operations = []
-    for name, value in wanted.items():
+    for name, value in desired.items():
         if value is None and name in spec:
             operations.append(PatchOperation("remove", f"/spec/{name}"))
         elif value is not None and spec.get(name) != value:

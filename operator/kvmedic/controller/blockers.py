@@ -25,9 +25,9 @@ from kvmedic.controller.ports import Ports, Target
 from kvmedic.manifests.engine_file import file_remarks, owner_of_file
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import (
+    DesiredSetting,
     Proposal,
     Reverted,
-    Wanted,
     bundle_proposal_for,
     field_proposal_for,
     operations_between,
@@ -110,12 +110,12 @@ def handed_over(
 
 def _flag_of(owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep) -> Proposal | None:
     flag = workload.engine.profile.flag(step.knob)
-    wanted = None if flag is None or step.after is None else setting_of(flag, step.after, workload.engine)
+    desired = None if flag is None or step.after is None else setting_of(flag, step.after, workload.engine)
     edit = step.edit if isinstance(step.edit, TokenEdit) else step.file_of
-    if edit is None or not isinstance(wanted, Setting):
+    if edit is None or not isinstance(desired, Setting):
         return None
     target = step.target
-    return proposal_for(owner, Wanted(target.kind, namespace, target.name, wanted, edit))
+    return proposal_for(owner, DesiredSetting(target.kind, namespace, target.name, desired, edit))
 
 
 def _revision_of(
@@ -432,8 +432,8 @@ def health_of(found: Survey) -> Health:
     fleet, ends = found.view.fleet, ended_engines(found.evidence, frozenset({Cause.DEVICE_MEMORY}))
     mended = found.plan is not None and found.plan.steps[0].reason is Reason.MEMORY_STEPPED_DOWN
     mendable = sum(mended and pod.keeps_ending and pod.name in ends for pod in fleet.live)
-    wanted = max(fleet.replicas, len(fleet.live))
-    return Health(fleet.ready, mendable, wanted - fleet.ready - mendable)
+    desired = max(fleet.replicas, len(fleet.live))
+    return Health(fleet.ready, mendable, desired - fleet.ready - mendable)
 
 
 async def consent(

@@ -467,8 +467,8 @@ def _fields(fleet: Fleet, effect: DeploymentMove) -> tuple[RolloutFields, Rollou
     """
     match effect:
         case Regain(fields=fields):
-            wanted = fields or fleet.fields
-            return wanted, wanted
+            desired = fields or fleet.fields
+            return desired, desired
         case ScaleOut() | ScaleIn() | Claim():
             return fleet.fields, fleet.fields
         case Freeze() | Hold() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():

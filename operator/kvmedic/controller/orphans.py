@@ -108,12 +108,12 @@ def run_that_gives_back(
     go back. None where replicas of two settings are there and the earlier one is kept by nobody.
     """
     earlier = _earlier(fleet, template, note)
-    wanted = next((rs for rs in fleet.replica_sets if rs.revision == earlier), None)
+    desired = next((rs for rs in fleet.replica_sets if rs.revision == earlier), None)
     is_whole = all(pod.revision == fleet.revision for pod in fleet.live)
-    if wanted is None and earlier and not is_whole:
+    if desired is None and earlier and not is_whole:
         return None
-    state = StepState.LEFT if wanted is None else StepState.ROLLING_BACK
-    step = _step(fleet, wanted)
+    state = StepState.LEFT if desired is None else StepState.ROLLING_BACK
+    step = _step(fleet, desired)
     message = Reason.FLEET_GIVEN_BACK.sentence
     plan = Plan((step,), fleet.uid, fleet.revision, generation, Reason.FLEET_GIVEN_BACK, message)
     run = run_of(plan, fleet, template, Measure(Goal.CALM), now)
@@ -136,14 +136,14 @@ def _earlier(fleet: Fleet, template: Mapping[str, object], note: Note) -> str:
     return fleet.revision if state is EditState.BEFORE else ""
 
 
-def _step(fleet: Fleet, wanted: ReplicaSet | None) -> RevisionStep:
+def _step(fleet: Fleet, desired: ReplicaSet | None) -> RevisionStep:
     """Return the step that was made: from the revision from before to what else there is."""
-    others = [rs for rs in fleet.replica_sets if rs is not wanted]
+    others = [rs for rs in fleet.replica_sets if rs is not desired]
     active = max(others, key=lambda rs: (rs.revision == fleet.revision, rs.desired, rs.number), default=None)
     left = revision_of(active) if active else Revision(0, "", fleet.revision)
-    if wanted is not None and wanted.revision != fleet.revision:
+    if desired is not None and desired.revision != fleet.revision:
         left = replace(left, template=fleet.revision)
-    before = revision_of(wanted) if wanted else Revision(0, "", fleet.revision)
+    before = revision_of(desired) if desired else Revision(0, "", fleet.revision)
     return RevisionStep(
         target=ObjectRef(fleet.kind, fleet.name),
         container=None,
@@ -321,7 +321,7 @@ class StandIns:
         """Return whether a namespace is being deleted, as far as we may know."""
         return await self.store.is_ending(namespace)
 
-    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
+    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the desired state
         """Put our finalizer on the resource, or take it off; with it a stand-in goes."""
         if not resource.is_stand_in:
             await self.store.finalize(resource, present)

@@ -236,7 +236,7 @@ class Store(Protocol):
     async def is_ending(self, namespace: str) -> bool:
         """Return whether a namespace is being deleted, as far as we may know."""
 
-    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
+    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the desired state
         """Put our finalizer on the resource, or take it off."""
 
 

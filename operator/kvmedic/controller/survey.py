@@ -293,15 +293,15 @@ async def _quick_look_over(
     hold: timedelta, resource: Resource, policy: Policy, view: View, inputs: SurveyInput
 ) -> Survey | None:
     """Return the same for trouble that lasts for some time."""
-    wanted = unproved_revision(resource, policy, view, inputs.now) | signals_of(policy.objectives)
-    look = Look(policy.windows.trigger, hold, quick_look_signals(policy.runbooks) | wanted)
+    desired = unproved_revision(resource, policy, view, inputs.now) | signals_of(policy.objectives)
+    look = Look(policy.windows.trigger, hold, quick_look_signals(policy.runbooks) | desired)
     pods, namespace = expected_pods(view), resource.namespace
     seen = await inputs.metrics.look(policy.source, pods, namespace, look)
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
     if method is not None and Runbook.COMPRESSION_WITHOUT_SAVINGS in policy.runbooks:
-        wanted |= quick_look_signals(policy.runbooks, compresses=True)
-        seen = await inputs.metrics.look(policy.source, pods, namespace, replace(look, signals=wanted))
+        desired |= quick_look_signals(policy.runbooks, compresses=True)
+        seen = await inputs.metrics.look(policy.source, pods, namespace, replace(look, signals=desired))
     turned_off = resource.record.turned_off if resource.record else None
     if fixes_behind_gate(policy.compression, turned_off, method):
         return None

@@ -364,9 +364,9 @@ def _usual_checks(view: View, policy: Policy) -> Iterator[Check]:
     owner = fleet.owner.name if fleet.owner else "nobody else"
     given = "gives way (spec.ownership: Apply)" if fleet.owner else "is known to apply the pod template"
     yield Check(Topic.OWNER, Result.PASS, f"{owner} {given}")
-    ready, wanted = fleet.ready, fleet.replicas
-    numbers = {"ready": ready, "replicas": wanted}
-    yield Check(Topic.REPLICAS, Result.PASS, f"{ready} of {wanted} replicas are Ready", figures=numbers)
+    ready, desired = fleet.ready, fleet.replicas
+    numbers = {"ready": ready, "replicas": desired}
+    yield Check(Topic.REPLICAS, Result.PASS, f"{ready} of {desired} replicas are Ready", figures=numbers)
     yield Check(Topic.ROLLOUT, Result.PASS, "the rollout is at rest, and no other run has claimed it")
     yield _start(fleet, policy)
     yield _port(fleet)

@@ -54,7 +54,7 @@ WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 FORBIDDEN_WAIT = 300.0
 """Seconds before a kind that we may not watch, or that the cluster lacks, is tried again."""
 LOOK_SECONDS = 0.1
-"""Between two looks whether the watches are wanted."""
+"""Between two looks whether the watches are needed."""
 AT_A_TIME = 100
 """Objects that are read before others get their turn."""
 _NUMBERS = count(1)
@@ -189,16 +189,16 @@ class Watches:
     """Kinds are listed one after the other, so that pages of all are never in memory together."""
     _is_on: bool = False
 
-    async def follow_while(self, is_wanted: Callable[[], bool]) -> None:
-        """Follow while it is wanted, until cancelled; what was kept is forgotten where it is not."""
+    async def follow_while(self, is_needed: Callable[[], bool]) -> None:
+        """Follow while it is needed, until cancelled; what was kept is forgotten where it is not."""
         try:
             while True:
-                if is_wanted() and not self._is_on:
+                if is_needed() and not self._is_on:
                     self._is_on = True
                     for kind in self.kinds:
                         for place in self._places_of(kind) if kind.resource in self.listeners else ():
                             self._begin_following(kind, place)
-                elif self._is_on and not is_wanted():
+                elif self._is_on and not is_needed():
                     await self._stop()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:

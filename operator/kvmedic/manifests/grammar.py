@@ -349,8 +349,8 @@ class _Argparse:
         if arity is Arity.OPTIONAL:
             return min(values, 1)
         if not values:
-            wanted = "one argument" if arity is Arity.ONE else "at least one argument"
-            raise WouldNotStartError(f"argument {label}: expected {wanted} ({place})")
+            desired = "one argument" if arity is Arity.ONE else "at least one argument"
+            raise WouldNotStartError(f"argument {label}: expected {desired} ({place})")
         return 1 if arity is Arity.ONE else values
 
 

@@ -345,10 +345,10 @@ def unavailable(signals: Iterable[Signal]) -> PodReadings:
 
 def absent(signals: Iterable[Signal], why: Missing | Stale) -> PodReadings:
     """Return the readings of a replica of which nothing is known, for one reason."""
-    wanted = tuple(signals)
+    desired = tuple(signals)
     return PodReadings(
-        numbers={signal: why for signal in wanted if signal not in HISTOGRAMS},
-        histograms={signal: why for signal in wanted if signal in HISTOGRAMS},
+        numbers={signal: why for signal in desired if signal not in HISTOGRAMS},
+        histograms={signal: why for signal in desired if signal in HISTOGRAMS},
         pool=why,
     )
 

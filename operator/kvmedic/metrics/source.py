@@ -308,15 +308,17 @@ class PrometheusSource:
         pool, shared, signals = seen, seen, dict.fromkeys(look.signals, seen)
         if isinstance(seen, Answer):
             target = (self._options.labels.namespace, self._options.labels.pod)
-            wanted = [signal for signal in Signal if signal in look.signals and signal in self._table.signals]
-            texts = [expression(self._table.signals[signal], span, self._table, target) for signal in wanted]
+            desired = [
+                signal for signal in Signal if signal in look.signals and signal in self._table.signals
+            ]
+            texts = [expression(self._table.signals[signal], span, self._table, target) for signal in desired]
             texts += [pool_query(span, self._table, target)] if pools is None else []
-            counted = not HISTOGRAMS.isdisjoint(wanted)
+            counted = not HISTOGRAMS.isdisjoint(desired)
             # Of pools alone no page can say anything that another one's would not contradict.
-            texts += [self._several_pages(span, counts_requests=counted)] if wanted else []
+            texts += [self._several_pages(span, counts_requests=counted)] if desired else []
             replies = list(await asyncio.gather(*(batch.reply(text, pods) for text in texts)))
-            shared = replies.pop() if wanted else NOTHING
-            signals = dict(zip(wanted, replies, strict=False))
+            shared = replies.pop() if desired else NOTHING
+            signals = dict(zip(desired, replies, strict=False))
             pool = replies[-1] if pools is None else pools
         at, crowded = moment.at, frozenset(batch.crowded)
         return _Answers(self._table, at, self._options.freshness, seen, pool, signals, shared, crowded)

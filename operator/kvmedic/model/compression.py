@@ -60,8 +60,8 @@ class Figures:
     @property
     def is_complete(self) -> bool:
         """Return whether every figure is known but those of how many replicas and requests there were."""
-        wanted = {each.name for each in fields(self)} - {"replicas", "requests_in_flight"}
-        return all(getattr(self, name) is not None for name in wanted)
+        desired = {each.name for each in fields(self)} - {"replicas", "requests_in_flight"}
+        return all(getattr(self, name) is not None for name in desired)
 
 
 @dataclass(frozen=True, slots=True)

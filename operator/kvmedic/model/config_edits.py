@@ -373,8 +373,8 @@ class OwnerField:
             holder = _child(holder, key)
         if isinstance(holder, list) and last.isdigit() and None in (self.before, self.after):
             rest = [_text_of(each) for each in holder[int(last) :]]
-            for wanted, state in ((self.before, EditState.BEFORE), (self.after, EditState.AFTER)):
-                if len(holder) >= int(last) and rest == ([] if wanted is None else [wanted]):
+            for desired, state in ((self.before, EditState.BEFORE), (self.after, EditState.AFTER)):
+                if len(holder) >= int(last) and rest == ([] if desired is None else [desired]):
                     return state
             return EditState.OTHER
         return self._state_of(_text_of(_child(holder, last)))

@@ -396,7 +396,7 @@ class ReplicasStep(SameTemplate):
 
     @property
     def most_replicas(self) -> int:
-        """Return the number of replicas that is wanted."""
+        """Return the desired number of replicas."""
         return self.after
 
     @property

@@ -248,14 +248,14 @@ def quantile(histogram: Histogram, share: float) -> float:
     """Return the value below which a share (0-1) of the observations lie; infinite above the top bound."""
     if histogram.count <= 0:
         raise ValueError("an empty histogram has no quantiles")
-    wanted = share * histogram.count
+    desired = share * histogram.count
     *filled, last = [bucket for bucket in _buckets(histogram, inf) if bucket[2]]
     for lower, upper, count in filled:
-        if count >= wanted:
-            return lower + (upper - lower) * wanted / count
-        wanted -= count
+        if count >= desired:
+            return lower + (upper - lower) * desired / count
+        desired -= count
     lower, upper, count = last
-    return lower + (upper - lower) * min(1.0, wanted / count) if upper < inf else inf
+    return lower + (upper - lower) * min(1.0, desired / count) if upper < inf else inf
 
 
 def above(histogram: Histogram, limit: float) -> float:
@@ -284,10 +284,10 @@ def lower_bound(histogram: Histogram, share: float) -> float:
     """
     if histogram.count <= 0:
         raise ValueError("an empty histogram has no quantiles")
-    wanted, found = share * histogram.count, 0.0
+    desired, found = share * histogram.count, 0.0
     for lower, _, count in _buckets(histogram, inf):
         found += count
-        if count > 0 and found > wanted:
+        if count > 0 and found > desired:
             return lower
     return histogram.bounds[-1] if histogram.bounds else 0.0
 

@@ -254,7 +254,7 @@ class Store:
         self.known.remember(await self.client.put_status(_resource_ref(resource), body))
         return known, told
 
-    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
+    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the desired state
         """Put our finalizer on the loaded version, or take it off; another's stays as it is."""
         body = await self.client.get(_resource_ref(resource))
         if body is None:
@@ -262,10 +262,10 @@ class Store:
         held = list(section(body, "metadata").get("finalizers") or [])
         if (FINALIZER in held) is present:
             return
-        wanted = [*held, FINALIZER] if present else [name for name in held if name != FINALIZER]
+        desired = [*held, FINALIZER] if present else [name for name in held if name != FINALIZER]
         version = section(body, "metadata")["resourceVersion"]
         guard = PatchOperation("test", "/metadata/resourceVersion", version)
-        change = PatchOperation("add", "/metadata/finalizers", tuple(wanted))
+        change = PatchOperation("add", "/metadata/finalizers", tuple(desired))
         self.known.remember(await self.client.json_patch(_resource_ref(resource), (guard, change)))
 
 

@@ -447,9 +447,9 @@ def unready_since(pod: Pod, now: datetime) -> datetime:
 AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has not been removed yet")
 
 
-def is_followed(fleet: Fleet, wanted: int) -> bool:
+def is_followed(fleet: Fleet, desired: int) -> bool:
     """Return whether the controllers have removed all that a number of replicas asks them to."""
-    is_more = fleet.told > wanted or len(fleet.live) > wanted or bool(beyond_number(fleet))
+    is_more = fleet.told > desired or len(fleet.live) > desired or bool(beyond_number(fleet))
     return fleet.observed and not is_more
 
 

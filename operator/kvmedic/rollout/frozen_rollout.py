@@ -146,7 +146,7 @@ class Order:
 
 
 def next_template_move(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the single next move that brings the fleet toward the wanted template.
+    """Return the single next move that brings the fleet toward the desired template.
 
     The template must be one of the order's two: anything else is somebody's edit, and the caller
     ends the run instead.
@@ -203,7 +203,7 @@ def _drain_released(fleet: Fleet, order: Order, now: datetime) -> Move | None:
 
 
 def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the next move of a frozen rollout whose template is the wanted one."""
+    """Return the next move of a frozen rollout whose template is the desired one."""
     if not fleet.fields.paused:
         return _await_controller(fleet, now, order.pulsed_at, order.may_lack)
     new, old = fleet.serving(order.toward), fleet.serving(order.away)
@@ -226,12 +226,12 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None, may_lack: int) -> Move:
     """Return the pause, once the controller has spent the permit or has had its time."""
-    wanted, fields = fleet.desired(fleet.revision), fleet.fields
-    others = fleet.told - wanted
+    desired, fields = fleet.desired(fleet.revision), fleet.fields
+    others = fleet.told - desired
     permitted = fields.max_unavailable if isinstance(fields.max_unavailable, int) else 0
     surge = fields.max_surge if isinstance(fields.max_surge, int) else SURGE
-    missing = wanted < min(fleet.replicas, fleet.replicas + surge - others)
-    spent = others <= fleet.replicas - permitted and not missing and wanted <= fleet.replicas
+    missing = desired < min(fleet.replicas, fleet.replicas + surge - others)
+    spent = others <= fleet.replicas - permitted and not missing and desired <= fleet.replicas
     if (fleet.observed and spent) or pulsed_at is None or now - pulsed_at > PULSE_LIMIT:
         return Pause(still_fields(fleet, may_lack))
     return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
@@ -290,14 +290,14 @@ def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
 
     Its controller tries again and again, so a quota that has room within the limit stops nothing.
     """
-    wanted = [rs for rs in fleet.replica_sets if rs.revision == order.toward and rs.failure]
+    desired = [rs for rs in fleet.replica_sets if rs.revision == order.toward and rs.failure]
     made, told = len(fleet.serving(order.toward)), fleet.desired(order.toward)
     waited = now - order.pulsed_at if order.pulsed_at else timedelta(0)
-    if not wanted or made >= told or waited <= order.spare_limit:
+    if not desired or made >= told or waited <= order.spare_limit:
         return None
     return Failed(
         Reason.SPARE_UNSCHEDULABLE,
-        f"no new replica was made within {int(order.spare_limit.total_seconds())} s: {wanted[0].failure}",
+        f"no new replica was made within {int(order.spare_limit.total_seconds())} s: {desired[0].failure}",
     )
 
 
@@ -307,7 +307,7 @@ def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
 
 
 def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
-    """Return how many replicas of the wanted template nobody waits for.
+    """Return how many replicas of the desired template nobody waits for.
 
     Where nobody served before, one that does not come up keeps no other one from being replaced, on either
     way: nothing is lost by going on, and a walk that waited for it would never end. Nor does the way back
@@ -340,10 +340,10 @@ def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
     """Return whether a change is taken back to replicas that are all there, and not all Ready.
 
     What is left of the change does not serve either, or nobody is owed more than that. The controller, let
-    go, would keep it for as long as a wanted replica is not Ready; a pulse removes it.
+    go, would keep it for as long as a desired replica is not Ready; a pulse removes it.
     """
-    wanted = fleet.serving(order.toward)
-    down = sum(not pod.ready for pod in wanted) if len(wanted) >= fleet.replicas else 0
+    desired = fleet.serving(order.toward)
+    down = sum(not pod.ready for pod in desired) if len(desired) >= fleet.replicas else 0
     failed = not any(pod.ready for pod in fleet.serving(order.away))
     enough = failed or order.lifts if order.mends else down <= order.down_before
     return order.repairs and down > 0 and enough
@@ -380,11 +380,11 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
         return Hold(order.edit, still_fields(fleet, order.may_lack))
     there = fleet.serving(order.toward)
     ready, is_followed = sum(pod.ready for pod in there), len(there) <= fleet.desired(order.toward)
-    wanted = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
-    if fleet.observed and is_followed and not others and ready >= wanted:
+    desired = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
+    if fleet.observed and is_followed and not others and ready >= desired:
         return Settled()
     return Wait(
-        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the wanted setting"
+        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the desired setting"
     )
 
 
@@ -399,7 +399,7 @@ def _replace_old(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
         return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
     if not is_target_unavailable(fleet, order.toward):
         return Wait(
-            Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
+            Reason.AWAITING_CONTROLLER, "the desired ReplicaSet has not taken over the frozen fields yet"
         )
     surplus = fleet.desired(order.toward) - fleet.replicas
     if fleet.rotation.orphan is None and surplus > 0:
@@ -442,10 +442,10 @@ def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | Non
 
     They are asked for once, after the comparison. Those that found no node are not asked for again.
     """
-    wanted = min(order.wave, len(old))
+    desired = min(order.wave, len(old))
     taken = bool(fleet.orphans) or any(pod.cordoned for pod in old)
     begun = fleet.desired(order.toward) > order.compared or taken
-    return None if begun or wanted <= fleet.spares else adding_pulse(fleet, wanted)
+    return None if begun or desired <= fleet.spares else adding_pulse(fleet, desired)
 
 
 def _take(
@@ -484,8 +484,8 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return the next move of a frozen rollout whose template is the one to be left."""
     if not fleet.fields.paused:
         return _await_controller(fleet, now, order.pulsed_at, order.may_lack)
-    leaving, wanted = fleet.serving(order.away), fleet.serving(order.toward)
-    if back := _move_orphan(fleet, order, now) or stray_move(fleet, wanted):
+    leaving, desired = fleet.serving(order.away), fleet.serving(order.toward)
+    if back := _move_orphan(fleet, order, now) or stray_move(fleet, desired):
         return back
     if fleet.replicas == 0:
         return Revert(order.edit, order.recorded)
@@ -509,7 +509,7 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
 def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: datetime) -> Move:
     """Return the next move until one replica of the template that is left is drained; then it is put back.
 
-    Where the wanted template has all its replicas, the controller takes every other one as soon as it is.
+    Where the desired template has all its replicas, the controller takes every other one as soon as it is.
     """
     all_go = fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order)
     taken = _take(fleet, order, leaving, len(leaving) if all_go else 1, now)

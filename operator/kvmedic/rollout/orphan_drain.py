@@ -194,14 +194,14 @@ def _ask_again(fleet: Fleet, known: OrphanInput) -> Pulse | None:
     backoff), and at once when the Deployment changes. Nothing goes: all of the template in force count as
     unavailable.
     """
-    wanted = known.toward
-    is_refused = any(each.failure for each in fleet.replica_sets if each.revision == wanted)
+    desired = known.toward
+    is_refused = any(each.failure for each in fleet.replica_sets if each.revision == desired)
     is_short = known.may_lack and fleet.told == fleet.replicas and not fleet.orphans
     if not (is_short and is_refused and known.taken_at):
         return None
     is_asked = known.assigned_at is not None and known.assigned_at > max(known.taken_at.values())
-    is_made = len(fleet.serving(wanted)) >= fleet.desired(wanted)
-    is_held = fleet.fields == STILL_WITHOUT_SPARE and fleet.revision == wanted and known.is_frozen
+    is_made = len(fleet.serving(desired)) >= fleet.desired(desired)
+    is_held = fleet.fields == STILL_WITHOUT_SPARE and fleet.revision == desired and known.is_frozen
     if is_asked or is_made or not is_held:
         return None
     return Pulse((), replace(STILL_WITHOUT_SPARE, paused=False))
@@ -278,13 +278,13 @@ def can_adopt(fleet: Fleet, orphan: Orphan, now: datetime) -> bool:
     Its ReplicaSet then ends as many as it has too many, those first that are not Ready. So it must have
     followed all that was asked of it before.
     """
-    own, wanted = fleet.serving(orphan.pod.revision), fleet.desired(orphan.pod.revision)
+    own, desired = fleet.serving(orphan.pod.revision), fleet.desired(orphan.pod.revision)
     surge = fleet.fields.max_surge if fleet.fields.is_frozen else 0
     is_followed = isinstance(surge, int) and fleet.observed and fleet.told <= fleet.replicas + surge
-    if orphan.pod.cordoned or not is_followed or not 0 < wanted >= len(own):
+    if orphan.pod.cordoned or not is_followed or not 0 < desired >= len(own):
         return False
     idle = sum(not may_serve_soon(fleet, pod, now) for pod in own)
-    return len(own) + 1 - wanted <= idle
+    return len(own) + 1 - desired <= idle
 
 
 def next_release(fleet: Fleet, old: Sequence[Pod], surge: int = SURGE) -> ReleasePod | Pulse | Wait | None:
@@ -311,7 +311,7 @@ def release_before_turning(
 ) -> ReleasePod | Pulse | Wait | None:
     """Return the next move until a template can be put back without a cut; None: it can now.
 
-    The controller takes the replicas of another template at once where the wanted ones are all there and
+    The controller takes the replicas of another template at once where the desired ones are all there and
     Available: then those that got requests, or may get one by then, are released first.
     """
     reached = next((p for p in leaving if not p.is_unreached or may_serve_soon(fleet, p, now)), None)

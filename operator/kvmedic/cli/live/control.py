@@ -100,11 +100,11 @@ class Asked:
         """Return a command about it."""
         return f"kvmedic {verb} {self.resource.name} -n {self.resource.namespace}"
 
-    def open_run(self, wanted: str, what_else: str) -> Run:
+    def open_run(self, run_id: str, what_else: str) -> Run:
         """Return the open run.
 
         Args:
-            wanted: its id, as somebody looked at it; empty: whichever is open.
+            run_id: its id, as somebody looked at it; empty: whichever is open.
             what_else: what to do where none is open.
 
         Raises:
@@ -118,8 +118,8 @@ class Asked:
             last = next(iter(self.resource.record.history), None)
             ended = f"; the last one, {last.id}, ended as {last.outcome}" if last else ""
             raise Futile(f"no run of {self.place} is open{ended}. {what_else}")
-        if wanted and wanted != run.id:
-            raise Futile(f"the open run of {self.place} is {run.id}, not {wanted}: look at it first")
+        if run_id and run_id != run.id:
+            raise Futile(f"the open run of {self.place} is {run.id}, not {run_id}: look at it first")
         return run
 
 

@@ -148,16 +148,16 @@ class ToldRun:
         return any(each.state in (StepState.ROLLING_BACK, StepState.REVERTED) for each in self.run.steps)
 
 
-def chosen_run(record: Record, wanted: str) -> ToldRun | Blocked:
+def chosen_run(record: Record, run_id: str) -> ToldRun | Blocked:
     """Return the run that is meant, or why there is none."""
     runs: list[Run | ClosedRun] = [record.run] if record.run else []
     runs += record.history
     if not runs:
         return Blocked(Reason.NO_RUN, "no run was made yet, so there is nothing to report")
-    found = [each for each in runs if wanted in ("", each.id)]
+    found = [each for each in runs if run_id in ("", each.id)]
     if not found:
         known = ", ".join(each.id for each in runs)
-        return Blocked(Reason.NO_RUN, f"no run {wanted} is on record; there are {known}")
+        return Blocked(Reason.NO_RUN, f"no run {run_id} is on record; there are {known}")
     return ToldRun(found[0])
 
 

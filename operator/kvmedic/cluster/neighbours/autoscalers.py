@@ -106,9 +106,9 @@ def autoscalers_of(
             said = {each.get("type"): each.get("status") for each in items(status, "conditions")}
             # What it wants is not known while it cannot say, or may not act.
             knows = said.get("ScalingActive") == said.get("AbleToScale") == "True"
-            wanted = (int(status.get("desiredReplicas", 0)) or None) if knows else None
+            desired = (int(status.get("desiredReplicas", 0)) or None) if knows else None
             may_add = _may_add(section(spec, "behavior"))
-            yield replace(_read_autoscaler(HPA, body), wanted=wanted, may_add=may_add)
+            yield replace(_read_autoscaler(HPA, body), desired=desired, may_add=may_add)
 
 
 def vertical_autoscalers_of(fleet: Fleet, bodies: Iterable[JsonObject]) -> Iterator[VerticalAutoscaler]:

@@ -66,8 +66,8 @@ def takes_labels(selector: object, labels: Mapping[str, str]) -> bool:
     """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
     if not isinstance(selector, Mapping):
         return False
-    wanted = section(selector, "matchLabels")
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+    desired = section(selector, "matchLabels")
+    return all(labels.get(key) == value for key, value in desired.items()) and all(
         _holds(each, labels) for each in items(selector, "matchExpressions")
     )
 

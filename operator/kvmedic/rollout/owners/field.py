@@ -152,7 +152,7 @@ def _await_owner(fleet: Fleet, step: FlagStep, known: StepInput, waited: timedel
     serving = sum(pod.ready and pod.in_rotation for pod in new)
     if fleet.observed and not others and serving >= fleet.replicas - known.down_before:
         return Settled()
-    text = f"{serving} of {fleet.replicas} replicas serve with the wanted setting; its owner replaces them"
+    text = f"{serving} of {fleet.replicas} replicas serve with the desired setting; its owner replaces them"
     return Wait(Reason.AWAITING_REPLICA, text)
 
 

@@ -3,7 +3,7 @@
 Its strategy is always a rolling update, so nothing but its partition lets a group go, and with it all above.
 So the highest group that is not changed yet goes first, whatever its drain says. It is drained by its leader;
 then the partition is put to its place for a moment, and the leader is deleted by name: its group comes back
-as a whole, from the new template. Where the leaders' controller keeps the wanted template as that of the
+as a whole, from the new template. Where the leaders' controller keeps the desired template as that of the
 last complete rollout, which is so on the way back, any group is deleted while all of them are held.
 
 An old controller knows no partition, whatever the definition says: so the groups are held first, and the
@@ -64,8 +64,8 @@ def begin_groups(
     return Wait(Reason.AWAITING_CONTROLLER, text)
 
 
-def comes_back_as_wanted(fleet: Fleet, order: Order) -> bool:
-    """Return whether a leader that is deleted while all are held is made from the wanted template."""
+def comes_back_as_desired(fleet: Fleet, order: Order) -> bool:
+    """Return whether a leader that is deleted while all are held is made from the desired template."""
     return fleet.groups is not None and fleet.groups.comes_back == order.toward
 
 

@@ -68,7 +68,7 @@ from kvmedic.rollout.preconditions import Purpose, end_as_begun, refusal, rollba
 from kvmedic.rollout.stateful.groups import (
     begin_groups,
     came_back,
-    comes_back_as_wanted,
+    comes_back_as_desired,
     group_refusal,
     held_wait,
     letting_go,
@@ -82,7 +82,7 @@ make it while the drained one had its name, tries again later and later. Measure
 
 
 def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the single next move that brings a StatefulSet toward the wanted template.
+    """Return the single next move that brings a StatefulSet toward the desired template.
 
     The template must be one of the order's two: anything else is somebody's edit, and the caller ends the run
     instead.
@@ -101,7 +101,7 @@ def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 
 def _begin(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the move by which the template comes to be the wanted one, and nobody is taken."""
+    """Return the move by which the template comes to be the desired one, and nobody is taken."""
     if fleet.groups is not None:
         return begin_groups(fleet, fleet.groups, order, now)
     held = hold_by_partition(fleet.fields)
@@ -127,7 +127,7 @@ def rest_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 
 def _walk_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the next move of a frozen rollout whose template is the wanted one."""
+    """Return the next move of a frozen rollout whose template is the desired one."""
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
     if not fleet.fields.paused:
@@ -212,14 +212,14 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
 
 
 def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Pod]:
-    """Return the replicas of the wanted template that do not come up."""
+    """Return the replicas of the desired template that do not come up."""
     limits = StartLimits(order.start_limit, order.spare_limit)
     down = (pod for pod in fleet.serving(order.toward) if not pod.ready)
     return [pod for pod in down if start_failure(pod, False, limits, now)]
 
 
 def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
-    """Return how many replicas of the wanted template nobody waits for: as many were down before, or none
+    """Return how many replicas of the desired template nobody waits for: as many were down before, or none
     served, or they are taken back to what could not stay up."""
     lost = len(_lost(fleet, order, now))
     if order.lifts or (order.repairs and order.mends):
@@ -232,7 +232,7 @@ def _not_ready(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
     ready = sum(pod.ready for pod in new)
     if ready + _given_up(fleet, order, now) < len(new):
         reason = Reason.AWAITING_CANARY if len(new) == 1 else Reason.AWAITING_REPLICA
-        return Wait(reason, f"{ready} of {len(new)} replicas with the wanted setting are Ready")
+        return Wait(reason, f"{ready} of {len(new)} replicas with the desired setting are Ready")
     if sum(rs.available for rs in fleet.replica_sets) < fleet.ready:
         return Wait(Reason.AWAITING_REPLICA, "a replica is Ready and, by minReadySeconds, not Available yet")
     return None
@@ -240,7 +240,7 @@ def _not_ready(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
 
 def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
     """Return the next move for one old replica: out of rotation, drained, and then let go."""
-    by_permit = not comes_back_as_wanted(fleet, order)
+    by_permit = not comes_back_as_desired(fleet, order)
     in_turn = (max(old, key=_ordinal),) if fleet.groups is not None and by_permit else old
     takeable = to_be_taken(in_turn, order.held)
     if not takeable:
@@ -338,7 +338,7 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     if fleet.observed and not others and ready >= fleet.replicas - _given_up(fleet, order, now):
         return Settled()
     return Wait(
-        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the wanted setting"
+        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the desired setting"
     )
 
 
@@ -396,14 +396,14 @@ def _leave(fleet: Fleet, known: StepInput) -> Move:
     return gone or parted(fleet, releasing_move(fleet, known.run.recorded, known.edited))
 
 
-def _rollback_row(row: StepRow, wanted: Revision) -> StepRow:
+def _rollback_row(row: StepRow, desired: Revision) -> StepRow:
     """Return the same for the template of another revision, which must be kept until it is put."""
 
     def move(fleet: Fleet, known: StepInput) -> Move:
-        doubt = None if fleet.revision == wanted.template else rollback_refusal(fleet, wanted)
+        doubt = None if fleet.revision == desired.template else rollback_refusal(fleet, desired)
         return end_as_begun(doubt, known.assigned_at) or row.next_move(fleet, known)
 
     def refuse(fleet: Fleet, purpose: Purpose) -> Refused | None:
-        return rollback_refusal(fleet, wanted) or ordinal_refusal(fleet, purpose)
+        return rollback_refusal(fleet, desired) or ordinal_refusal(fleet, purpose)
 
     return replace(row, refuse=refuse, next_move=move)

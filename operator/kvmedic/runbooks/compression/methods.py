@@ -135,19 +135,19 @@ def compressed_of(
 
 def replacement_of(policy: CompressionPolicy) -> Compressed | None:
     """Return the method that is to come in the place of one that saves nothing; None where none is named."""
-    wanted = policy.replacement
-    if wanted is None:
+    desired = policy.replacement
+    if desired is None:
         return None
-    known = method_named(wanted.method)
-    keep = Keep(wanted.keep_tokens, wanted.keep_share)
-    settings = wanted.settings
+    known = method_named(desired.method)
+    keep = Keep(desired.keep_tokens, desired.keep_share)
+    settings = desired.settings
     if known is not None and all(each.env in known.demands for each in settings):
         # What only the installation can say is enough: the rest of the bundle is known.
         settings = (*settings, *known.settings)
     if keep == Keep() and known is not None:
         keep = Keep(known.default_budget)
     return Compressed(
-        name=known.name if known else wanted.method,
+        name=known.name if known else desired.method,
         method_class=known.method_class if known else MethodClass.COMPACTING_EVICTION,
         told_by=f"{DECLARED}.replacement",
         keep=None if keep == Keep() else keep,

@@ -249,19 +249,20 @@ def limit_length(case: Case, setting: Setting) -> SettingAdvice:
     reach, given = case.reach, setting.whole(Knob.MAX_MODEL_LEN)
     present = given if given is not None and given > 0 else reach.counted_tokens
     bound = setting.bound(Knob.MAX_MODEL_LEN) or LeverBound(Knob.MAX_MODEL_LEN)
-    wanted = round(max(reach.request_tokens or inf, bound.minimum or 1))
+    desired = round(max(reach.request_tokens or inf, bound.minimum or 1))
     answers = max(reach.output_tokens, reach.limit_tokens or 0.0)
     longest = f"in the window prompts of up to {reach.prompt_tokens:.0f} and answers of up to {answers:.0f} "
     longest += "tokens were asked for"
-    if wanted > LEAST_CUT * present:
+    if desired > LEAST_CUT * present:
         text = f"{longest}, or the lever's min, leave too little of {present:.0f} tokens unused"
         return NoChange(Reason.TRAFFIC_UNSUITED, text)
     return Assignment(
         Knob.MAX_MODEL_LEN,
-        wanted,
+        desired,
         Reason.SETTING_ADJUSTED,
-        f"{longest}; requests of over {wanted} tokens will be refused; expected: a "
-        f"step needs memory for {wanted} tokens in place of {present:.0f}, and the rest goes to the KV cache",
+        f"{longest}; requests of over {desired} tokens will be refused; expected: a "
+        f"step needs memory for {desired} tokens in place of {present:.0f}, and the rest goes to the KV "
+        "cache",
     )
 
 

@@ -95,7 +95,7 @@ def lowest_oom_share(shares: Sequence[OomShare], template: Mapping[str, object])
 def lower_share(_evidence: Evidence, setting: Setting) -> SettingAdvice:
     """Return the share of the GPU's memory one bounded step down, or why there is none."""
     share, lever = setting.memory, setting.bound(KNOB)
-    wanted = f"{{name: {KNOB}, min: 0.80, step: 0.02}}"
+    desired = f"{{name: {KNOB}, min: 0.80, step: 0.02}}"
     if share is None:
         return NoChange(Reason.PRESENT_VALUE_UNKNOWN, f"lower {KNOB}: give the manifest for the value")
     if share.fixed_by:
@@ -105,11 +105,11 @@ def lower_share(_evidence: Evidence, setting: Setting) -> SettingAdvice:
             f"{share.fixed_by}, or remove it",
         )
     if lever is None:
-        return NoChange(Reason.LEVER_NOT_ALLOWED, f"a lower {KNOB} would help: add {wanted} to spec.levers")
+        return NoChange(Reason.LEVER_NOT_ALLOWED, f"a lower {KNOB} would help: add {desired} to spec.levers")
     if lever.minimum is None or lever.step is None:
         return NoChange(
             Reason.LEVER_NOT_ALLOWED,
-            f"lever {KNOB} needs min and step before it is lowered: write {wanted} in spec.levers",
+            f"lever {KNOB} needs min and step before it is lowered: write {desired} in spec.levers",
         )
     if KNOB in setting.exhausted:
         return NoChange(

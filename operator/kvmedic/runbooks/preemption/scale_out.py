@@ -136,12 +136,12 @@ def more_replicas(evidence: Evidence, seats: int, setting: Setting) -> Resize | 
     if replicas >= most:
         text = f"{told}; {replicas} are there and scaleOut allows {most}"
         return NoChange(Reason.LEVER_AT_BOUND, text)
-    wanted = min(most, enough, replicas + bound.step)
+    desired = min(most, enough, replicas + bound.step)
     minutes = bound.restore_after.total_seconds() / 60
     return Resize(
-        wanted,
+        desired,
         Reason.REPLICAS_ADDED,
-        f"{told}; {replicas} -> {wanted} now (scaleOut allows {most}, {bound.step} at once); given back "
+        f"{told}; {replicas} -> {desired} now (scaleOut allows {most}, {bound.step} at once); given back "
         f"after {minutes:.0f} minutes of calm, once fewer are predicted to carry the load",
     )
 
