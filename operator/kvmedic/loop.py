@@ -113,7 +113,7 @@ class RecentCpuCost:
 
 
 def rest_after(costly_seconds: float) -> float:
-    """Return for how long a resource is not looked at, whoever wakes it.
+    """Return for how long a resource is not looked at, even if it is woken.
 
     Args:
         costly_seconds: CPU that its looks took of late, beyond what each may take.
@@ -149,8 +149,8 @@ def _never(key: Key | None = None) -> bool:
 class Loop:
     """The queue of resources with its pace.
 
-    Of what is due, resources with an open run come first, then one of each namespace in turn: whoever has a
-    thousand resources waits for himself. A namespace whose looks take much CPU comes after all others, its
+    Of what is due, resources with an open run come first, then one of each namespace in turn: the owner of a
+    thousand resources delays nobody else. A namespace whose looks take much CPU comes after all others, its
     dear looks come one after another, and a costly resource rests before its next look, unless it has an open
     run. `workers` bounds how many are worked on at once.
     """

@@ -1,7 +1,7 @@
 """`kvmedic plan` shows the open run or what would be planned; `kvmedic approve` approves the plan that waits.
 
 What is approved is the plan that the resource shows, as the operator last wrote it; no metrics are asked. The
-approval is made in the name of whoever runs the command: the API server decides whether they may, and its
+approval is made in the name of who runs the command: the API server decides whether they may, and its
 audit log says who it was.
 """
 

@@ -1,7 +1,7 @@
 """The workload that a resource looks after, and effects on its Deployment: each is one JSON patch or nothing.
 
 A patch has absolute values. It tests the Deployment's uid, its generation (so the spec is the one that was
-looked at) and the claim annotation, and advances the claim in the same breath. Whoever looked earlier, lost
+looked at) and the claim annotation, and advances the claim in the same breath. Who looked earlier, lost
 the claim, or repeats an assignment gets a `Conflict` and has changed nothing.
 
 A template may hold secrets. That of another revision is read from its ReplicaSet right before it is put,

@@ -1,6 +1,6 @@
 """One tick of an open run: where it stands, what comes next, written down before it is done.
 
-Whoever dies in the middle: an assignment to the target is first an intent in the status; the claim
+After a crash in the middle: an assignment to the target is first an intent in the status; the claim
 annotation, set in the same patch, says afterwards whether it was committed. Moves on pods are
 recomputed from what is observed, so repeating them changes nothing.
 """
@@ -108,7 +108,7 @@ async def _with_objects_of_step(tick: Tick, view: View) -> View:
     """Return a target with the objects, as they are now, that the step goes through.
 
     Raises:
-        Refused: the right to their kinds was taken away. Whoever abandons the run does not need it.
+        Refused: the right to their kinds was taken away. A person who abandons the run does not need it.
     """
     holder, field = tick.run.current.step.holder, tick.run.current.step.through
     try:
@@ -332,7 +332,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     A trial pod is gone before that, and a replica that was tested in its place is back in rotation.
 
     Dying between the two is harmless: the run's end is already in its record, and a claim that is
-    gone is not looked for again. Whoever does not lead leaves both to the one who does.
+    gone is not looked for again. A process that does not lead leaves both to the one who does.
     """
     if not tick.ports.leader.is_held() or not await delete_trial(tick):
         return tick.ports.pace.controller

@@ -156,7 +156,7 @@ def takes_old_replica(tick: Tick, fleet: Fleet) -> bool:
 
 
 async def leaving_move(tick: Tick, view: View) -> Move:
-    """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
+    """Return the next move toward a fleet without anything of ours, even if somebody changed it meanwhile."""
     fleet = _watched_fleet(tick, view.fleet)
     row = row_of(tick.run.current.step)
     asks = row.drains_to_leave or _has_released(fleet)
@@ -396,7 +396,7 @@ def _released_pods(run: Run, fleet: Fleet, pod: Pod) -> tuple[DrainingPod, ...]:
 def _put_back(run: Run, pod: Pod, after: timedelta | None) -> Run:
     """Return the run with a replica back in rotation; `after`: the time-out that its drain came to, if any.
 
-    Whoever dies before it is back finds it cordoned and not named: then it is put back as any stray one.
+    A crash before it is back leaves it cordoned and not named: then it is put back as any stray one.
     """
     if after is not None:
         others = tuple(one for one in run.timed_out if one.uid != pod.uid)
@@ -439,7 +439,7 @@ def _begin_assignment(run: Run, fleet: Fleet, effect: DeploymentMove) -> Run:
         case Freeze() | Hold():
             return replace(run, recorded=fleet.fields)
         case Pulse() | ScaleIn() | Retarget():
-            # One goes: whoever was put back before gets another try.
+            # One goes: a replica that was put back before gets another try.
             return replace(run, timed_out=())
         case Pause() | Restore() | Revert() | Release() | ScaleOut() | Claim() | Regain():
             return run

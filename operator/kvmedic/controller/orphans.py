@@ -58,7 +58,7 @@ async def adopt_fleet(
 ) -> timedelta | None:
     """Open the run that gives a frozen fleet back which nobody claims; None where it cannot be known how.
 
-    Whoever dies before the run is saved has changed nothing; after it, it is a run like any other.
+    A process that dies before the run is saved has changed nothing; after it, it is a run like any other.
     """
     fleet = view.fleet
     note = note_in(fleet.recorded.get(RECORDED, ""))
@@ -172,7 +172,7 @@ LOG = logging.getLogger("kvmedic")
 
 
 async def free_pods(ports: Ports, namespace: str, deployment: str) -> None:
-    """Put back what a run that ends has cordoned of a Deployment, whoever owns it now.
+    """Put back what a run that ends has cordoned of a Deployment, under any owner.
 
     A write that the API server refuses does not keep the run from its end: it is tried again now and then.
     """

@@ -50,7 +50,7 @@ from kvmedic.runbooks.workload import View
 
 class Probes(Protocol):
     """Tests on trial pods. They go on beside the ticks and end with the process, which loses only time:
-    whoever comes next begins them anew."""
+    the next process begins them anew."""
 
     def progress(self, pod: Pod) -> Progress | None:
         """Return how far the test on a pod is; None: this process began none."""
@@ -294,7 +294,7 @@ class Target(Logs, Protocol):
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
 
     async def left_cordoned(self, namespace: str) -> tuple[Cordoned, ...]:
-        """Return the pods that carry a note of ours, whoever owns them; an empty namespace means all."""
+        """Return the pods that carry a note of ours, under any owner; an empty namespace means all."""
 
     async def free(self, found: Cordoned) -> None:
         """Put a pod back into rotation that no fleet has any more. Raises Conflict when it changed."""

@@ -279,7 +279,7 @@ async def _quick_look(resource: Resource, policy: Policy, view: View, inputs: Su
     """Return the survey where the first branches of each runbook decide, or None where more is needed.
 
     A runbook's first branches tell a calm fleet from any other, or say what they cannot see; either way no
-    later branch is asked, so that a whole look would find the same. Whoever is calm now has not been in
+    later branch is asked, so that a whole look would find the same. A fleet that is calm now has not been in
     trouble for long: what is held is the least of a while, so that only others are asked about that while.
     """
     now = await _quick_look_over(timedelta(0), resource, policy, view, inputs)

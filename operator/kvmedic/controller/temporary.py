@@ -4,7 +4,7 @@ Shares of the devices' memory that were too much, as surveys and runs come upon 
 
 What becomes of the copy of a ConfigMap in one tick of a run, and after it.
 
-The copy is named in the run's record before it is made, so whoever reads the record after a crash
+The copy is named in the run's record before it is made, so a process that reads the record after a crash
 knows of it. It is removed only once nothing refers to it: a ReplicaSet that is kept for
 `kubectl rollout undo` would give replicas that cannot start.
 """
@@ -90,7 +90,7 @@ def why_not_restored(record: Record, policy: Policy) -> Blocked | None:
 def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:
     """Return the record with the share at which a replica ran out of its GPU's memory, where one just did.
 
-    Written down with the diagnosis, in every mode: whoever lowers the share, it is not raised to there again.
+    Written down with the diagnosis, in every mode: a share that people lower is not raised to there again.
     """
     if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.reason is not Reason.CUDA_OUT_OF_MEMORY:
         return record

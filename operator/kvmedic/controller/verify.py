@@ -158,7 +158,7 @@ def part_to_judge(run: Run, pods: Sequence[Pod], looked: Observation) -> tuple[O
 def _comparable_baseline(run: Run, pods: Sequence[Pod], looked: Observation) -> Baseline | None:
     """Return the figures of before, of as large a part of the fleet's load as is judged now.
 
-    Another number of replicas is judged by the sums of the whole fleet. Whoever takes requests and says
+    Another number of replicas is judged by the sums of the whole fleet. One that takes requests and says
     nothing is missing in such a sum, before or now.
     """
     before, serving = run.baseline, sum(pod.ready for pod in pods)

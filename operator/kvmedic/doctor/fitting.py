@@ -52,7 +52,7 @@ def fitting_target(view: View, target: TargetRef) -> TargetRef:
 def fitting_policy(view: View, policy: Policy) -> Policy:
     """Return what the resource of a target should say: the reference to it, and what its owner is asked.
 
-    A Helm release does nothing until a person upgrades it, so it is asked to give way; whoever applies the
+    A Helm release does nothing until a person upgrades it, so it is asked to give way; who applies the
     file says so with it. Of any other owner only a person knows whether it leaves a run's fields alone.
     """
     owner = view.fleet.owner

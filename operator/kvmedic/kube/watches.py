@@ -211,7 +211,7 @@ class Watches:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for store in self._stores.values():
-            # Whoever waits for a list that nobody makes any more asks the API server.
+            # A caller that waits for a list that nobody makes any more asks the API server.
             store.is_current = False
             store.tried.set()
         self._stores.clear()

@@ -81,7 +81,7 @@ class Moment:
     engine_names: frozenset[str]
     gathered_seconds: float = GATHERED_SECONDS
     is_narrowed: bool = False
-    """Whoever asks has narrowed the queries already: none names replicas."""
+    """The caller has narrowed the queries already: none names replicas."""
     outliers: Outliers = field(default_factory=Outliers)
     _shared: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     _batches: dict[tuple[Closeness, int], list[Batch]] = field(default_factory=dict)

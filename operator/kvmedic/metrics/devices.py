@@ -102,7 +102,7 @@ def _was_set(name: str, bit: int, grid: str) -> str:
 def _of_late(last: str, span: Span, labels: Labels) -> str:
     """Return the last XID of each device and user; 0 where it is of long ago, as the gauge keeps it for ever.
 
-    It counts where it changed within the window, whoever used the device, or while this user had it, and
+    It counts where it changed within the window, under any user of the device, or while this user had it, and
     where nobody knows what it was before the window. An exporter that starts anew has other labels, so the
     series of one user and device are taken together.
     """

@@ -1,7 +1,7 @@
 """One named source of metrics: the questions about replicas, and the readings that its answers come to.
 
 A round of quick looks at calm fleets costs the same few queries however many there are (`calm.py`). A closer
-look names its replicas, and shares its queries with whoever looks closely at the same time (`batches.py`).
+look names its replicas, and shares its queries with those who look closely at the same time (`batches.py`).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class _Answers:
 
         Args:
             pod: the replica.
-            place: where it is; where nobody knows its address, whoever names the pod is believed.
+            place: where it is; where nobody knows its address, any source that names the pod is believed.
         """
         trouble = self.trouble()
         is_own = trouble is not None and trouble.is_apart

@@ -155,8 +155,8 @@ SHOWN = (*SERIES, Vital.MEMORY_FREE)
 """What people are shown of a device."""
 
 NEEDED = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS)
-"""What tells whether a node is healthy. Row remapping exists from Ampere on only. One that whoever tells of
-the device can never tell (`Unsupported`) is not waited for."""
+"""What tells whether a node is healthy. Row remapping exists from Ampere on only. One that the
+device's source can never tell (`Unsupported`) is not waited for."""
 BY_DEFAULT = (Vital.LAST_XID,)
 """Those of them that a default installation of the DCGM exporter exports (dcgm-exporter,
 etc/default-counters.csv: clock reasons are not in it, ECC is commented out). A series of the others may be

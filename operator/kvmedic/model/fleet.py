@@ -292,7 +292,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Cordoned:
-    """A pod that carries our note of a cordon, whoever owns it now."""
+    """A pod that carries our note of a cordon, under any owner."""
 
     namespace: str
     name: str

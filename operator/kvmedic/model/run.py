@@ -1,7 +1,7 @@
 """The one open run of a resource: what was intended, how far it got, how it ends.
 
 A run lives in the resource's status and nowhere else. It is written before each effect, so that
-whoever reads it after a crash knows what may or may not have happened since.
+the process that reads it after a crash knows what may or may not have happened since.
 
 What an open run goes by: the spec as it is now, or its own record where the spec cannot be followed.
 

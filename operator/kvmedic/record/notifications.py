@@ -34,7 +34,7 @@ LOG = logging.getLogger("kvmedic.notifications")
 SCHEMA = "kvmedic.io/notification/v1"
 """Version of the JSON body: fields are added under it, and none is taken away or changes its meaning."""
 PAGE_ENDS = (Reason.OBJECTIVES_MET, Reason.SERVED_IN_TIME)
-"""That a page is one no more, for whoever was told that it began."""
+"""That a page is one no more, for those who were told that it began."""
 MOST_WAITING = 256
 """Notifications that wait for one destination, at most. A choice: ten fleets that each go through a run, and
 0.5 MB. Beyond it the oldest is dropped: the newest says what is true now."""

@@ -134,7 +134,7 @@ def needs_source(move: Move) -> bool:
             # The template refers to the ConfigMap from then on, or its controller makes one more replica.
             return True
         case Cordon() | ReleasePod() | MarkStandIn() | CordonOrphan() | DeletePod():
-            # One replica after the other on the way out. Whoever is past that already is seen to at rest.
+            # One replica after the other on the way out. A replica that is past that is seen to at rest.
             return True
         case ScaleOut() | SetOwnerField():
             # No step in a file comes to these; they make replicas of the template all the same.

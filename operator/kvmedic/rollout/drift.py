@@ -8,7 +8,7 @@ The freeze of a rollout in the middle of its walk, after somebody took a part of
 
 While replicas with two settings are there, the frozen fields are all that keeps the controller from
 replacing the rest undrained. So they are put back, each for itself, and what somebody set in the meantime is
-kept for the end: it is what they want of their Deployment. Whoever sets them again and again is not fought
+kept for the end: it is what they want of their Deployment. Who sets them again and again is not fought
 for ever: the rollout is then held paused, and a person is told who it is.
 """
 

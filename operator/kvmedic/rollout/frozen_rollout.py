@@ -4,7 +4,7 @@ A Deployment has one pod template, so one setting reaches its replicas one by on
 changed together with a `minReadySeconds` so large that no new pod is ever Available, which makes the
 controller wait for ever with one pod more than before. Between steps the Deployment is paused with
 `maxUnavailable: 0`; a step is one pulse that lets exactly the drained pods go: one, or those of a wave.
-Whoever dies whenever, the fleet stands still with every replica serving.
+If any process dies at any time, the fleet stands still with every replica serving.
 
 Nothing here is remembered from tick to tick except the pods being drained: every move follows from what is
 observed, so the same observation always gives the same move.
@@ -130,7 +130,7 @@ class Order:
     may_lack: int = 0
     """Replicas that may be missing while it walks: 1 where no spare is made, else 0."""
     is_made: bool = False
-    """Whoever was let go last had been made anew, so that the permit was taken back."""
+    """The replica that was let go last had been made anew, so that the permit was taken back."""
 
     @property
     def purpose(self) -> Purpose:

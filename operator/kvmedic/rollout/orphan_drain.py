@@ -221,7 +221,7 @@ def resting_orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> Orph
 
 
 def leaving_orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
-    """Return the next move until no released replica is left, whoever changed the fleet meanwhile."""
+    """Return the next move until no released replica is left, even if somebody changed the fleet."""
     return _next_of_all(fleet, known, now, lambda each: leave_rotation(fleet, each, known))
 
 

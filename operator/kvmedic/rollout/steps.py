@@ -83,7 +83,7 @@ class StepRow:
     rest: NextMove
     """The next move toward a fleet that stands still with every replica in rotation."""
     leave: NextMove
-    """The next move toward a fleet without anything of ours, whoever changed it meanwhile."""
+    """The next move toward a fleet without anything of ours, even if somebody changed it meanwhile."""
     drains_to_leave: bool = False
     """Leaving may take a replica away, so the requests on it are counted first. Where it takes none, counting
     would only delay the answer to somebody's edit."""

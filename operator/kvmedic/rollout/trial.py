@@ -1,10 +1,10 @@
 """The next move of a test on a trial pod, from what is seen of it; pure.
 
-Whoever dies in the middle: the pod is found by its name and the test begins anew, within the same limit.
+After a crash in the middle: the pod is found by its name and the test begins anew, within the same limit.
 
 The next move of an evaluation on a trial pod, from what is seen of it; pure.
 
-Whoever dies in the middle: pod and Job are found by their names, and the Job keeps what the pod had done
+After a crash in the middle: pod and Job are found by their names, and the Job keeps what the pod had done
 before.
 
 What the log of an engine that ended by itself on a trial pod tells of why.

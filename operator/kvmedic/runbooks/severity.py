@@ -1,6 +1,6 @@
 """How urgent a trouble is: a page only while users are let down, else a ticket.
 
-What the runbook calls trouble may hurt nobody yet; a breached objective hurts whoever waits for an
+What the runbook calls trouble may hurt nobody yet; a breached objective hurts those who wait for an
 answer. It is judged by what replicas tell over the trigger's window, all of them together. Where the spec
 names no objective, the share of requests that are served in time tells, over that window and that of
 sizing: most troubles of a few minutes pass by themselves. What cannot be measured is never taken for met: a

@@ -211,7 +211,7 @@ def scaler_of(body: Mapping[str, Any], kind: str, autoscalers: Iterable[JsonObje
     """Return who else decides a workload's number of replicas, or None where nobody is known to.
 
     Asked in this order: a HorizontalPodAutoscaler whose target it is, under the name of its ScaledObject
-    where KEDA made it; a field manager that applied the number and is nobody at a terminal. Whoever
+    where KEDA made it; a field manager that applied the number and is nobody at a terminal. One that
     shows in neither is found out when the number changes in the middle of a run, which then ends.
     """
     for each in autoscalers:

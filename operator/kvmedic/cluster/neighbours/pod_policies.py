@@ -2,7 +2,7 @@
 
 Both find pods by their labels, and a replica that drains has other labels for a while. So one finds here how
 a label selector is matched, which budgets hold for the pods, and which policies would hold for a draining
-replica otherwise than before. Whoever asks has listed the objects together with what else is needed of them.
+replica otherwise than before. The caller has listed the objects together with what else is needed of them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A StatefulSet has neither a surge nor a pause. Its template is changed together with a `partition` above all
 ordinals: a new revision comes to be, and no replica is touched. One replica after the other is drained then.
 For the moment in which it is deleted, by name and uid, the strategy is `OnDelete`: the controller makes it
-anew from the present template and deletes nobody itself, so that nothing goes undrained, whoever edits the
+anew from the present template and deletes nobody itself, so that nothing goes undrained, if anyone edits the
 template or dies meanwhile. Then the partition is back. What dies by itself comes back as it was.
 
 A LeaderWorkerSet's groups are walked in the same way (`kvmedic.rollout.stateful.groups`).
@@ -134,7 +134,7 @@ def _walk_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
         return _replace_one(fleet, order, now)
     old = tuple(pod for pod in fleet.live if pod.revision != order.toward)
     if missing := _await_missing(fleet):
-        # Whoever is drained serves meanwhile.
+        # A drained replica serves meanwhile.
         return stray_move(fleet, fleet.pods) or missing
     if failed := _start_failure(fleet, order, now):
         return failed
@@ -347,7 +347,7 @@ LET_GO = frozenset({Drain.IDLE, Drain.DOWN, Drain.TIMED_OUT})
 
 
 def left_behind_move(fleet: Fleet, known: StepInput) -> Move | None:
-    """Return the next move for a drained replica that the number does not ask for, whoever lowered it.
+    """Return the next move for a drained replica that the number does not ask for, even if people lowered it.
 
     Where labels lead requests to it no more nobody owns it, so it is deleted here. Put back into rotation it
     would be ended with what it serves then.
@@ -368,7 +368,7 @@ def left_behind_move(fleet: Fleet, known: StepInput) -> Move | None:
 
 def parted(fleet: Fleet, move: Move) -> Move:
     """Return a move by which a run ends only once its controller ended what was drained and is beyond its
-    number: whoever closes a run puts back what is still cordoned."""
+    number: the end of a run puts back what is still cordoned."""
     left = any(pod.cordoned for pod in beyond_number(fleet))
     return AWAIT_REMOVAL if left and isinstance(move, Settled) else move
 

@@ -5,7 +5,7 @@ bundle from being touched: half a bundle is a setting that nobody ever ran.
 
 Which flags and variables a spec may name as the settings of a method of compression.
 
-Whoever may write a spec need not be somebody who may write a workload: a spec gives an engine nothing but
+Who may write a spec need not be somebody who may write a workload: a spec gives an engine nothing but
 what known methods are configured by, and what an administrator lists.
 """
 

@@ -371,7 +371,7 @@ SURE = 1.645
 """Standard errors by which a loss must lie beyond what is accepted before it is called one (95 %)."""
 MESSAGE_LENGTH = 12 << 10
 """Characters of a termination message that are read, at most: a kubelet keeps as many of a pod's containers
-together (4 KiB of one), but whoever may write a pod's status may write more."""
+together (4 KiB of one), but anyone who may write a pod's status may write more."""
 ROUNDED = 0.0051
 """A score of two digits is off by half a hundredth."""
 MOST_SAMPLES = 1_000_000

@@ -3,7 +3,7 @@
 A cut that loses to doing nothing is the worst outcome: every refusal here comes before the lever's own
 bounds, and none of them is a matter of taste.
 
-The watermark bounds what is admitted, too: where prompts fill the cache, whoever is admitted last fills it to
+The watermark bounds what is admitted, too: where prompts fill the cache, the one admitted last fills it to
 the brim, and the growth of the others soon preempts somebody. Between two ends of requests, which make room
 again, the running set grows by what one request generates, on average. A share kept free at admission takes
 that growth up.
@@ -183,7 +183,7 @@ def cut_cap(case: Case, setting: Setting) -> SettingAdvice:
 def cap_of(case: Case) -> int:
     """Return the cap of the highest expected goodput; lower where requests of equal length end in waves.
 
-    Where arrivals do not wait it is the boldest: whoever does not run waits for the first token. Where it
+    Where arrivals do not wait it is the boldest: what does not run waits for the first token. Where it
     would serve fewer tokens than are offered, the lowest bolder one that serves them, if any.
     """
     cap, waves = cap_at(case.blocks, case.sequence, BOLDEST_FIT), _waves_of(case)
