@@ -270,7 +270,7 @@ class Frame:
 async def serve(operator: Operator, frame: Frame, companions: tuple[Awaitable[None], ...]) -> None:
     """Run until SIGTERM: kopf's watch, the reconcile loop, and what must run beside them."""
     watchdog = Watchdog(lambda: operator.lost_work(time.monotonic()), refusal=frame.refusal)
-    operator.telemetry.tell_loop_lag(watchdog.lag_seconds)
+    operator.telemetry.observe_loop_lag(watchdog.lag_seconds)
     server = watchdog.answer_at(frame.liveness) if frame.liveness else None
     tasks = [asyncio.ensure_future(each) for each in (operator.loop.run(), watchdog.beat(), *companions)]
     handlers = registry(operator)

@@ -19,10 +19,10 @@ from kvmedic.model.devices import (
     NvidiaSmiError,
     Vital,
     Vitals,
-    devices_told,
     fill_vitals,
     may_fill,
     nvidia_smi_query,
+    parse_devices,
 )
 from kvmedic.model.evidence import Measured, Unsupported
 from worlds.vitals_builder import NODE, a_device
@@ -40,7 +40,7 @@ def line(
 
 
 def told(text: str, exit_code: int = 0) -> tuple[Device, ...]:
-    answer = devices_told(exit_code, text, NOW)
+    answer = parse_devices(exit_code, text, NOW)
     assert isinstance(answer, Measured)
     return answer.value
 
@@ -161,7 +161,7 @@ def test_a_gpu_that_cannot_be_used_is_a_fault_by_the_drivers_own_code(text: str,
 def test_an_exit_code_is_a_fault_only_where_it_says_that_a_device_is_unusable(
     code: int, found: str | NvidiaSmiError, text: str
 ) -> None:
-    answer = devices_told(code, text, NOW)
+    answer = parse_devices(code, text, NOW)
 
     if found == FAULTS:
         assert isinstance(answer, Measured)
@@ -182,7 +182,7 @@ def test_a_lost_gpu_is_told_also_where_the_command_ends_otherwise() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_silence_is_no_health(text: str) -> None:
-    assert devices_told(0, text, NOW) is NvidiaSmiError.NO_DEVICE
+    assert parse_devices(0, text, NOW) is NvidiaSmiError.NO_DEVICE
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_line_that_cannot_be_read_makes_a_gpu_of_which_nothing_is_known(noise:
 def test_an_answer_of_more_lines_than_a_node_has_gpus_is_not_read() -> None:
     assert len(told(line() * MOST_LINES)) == MOST_LINES
     assert len(told(line() * MOST_LINES + "\n" * MOST_LINES)) == MOST_LINES
-    assert devices_told(0, line() * (MOST_LINES + 1), NOW) is NvidiaSmiError.TOO_LONG
+    assert parse_devices(0, line() * (MOST_LINES + 1), NOW) is NvidiaSmiError.TOO_LONG
 
 
 def test_nothing_of_what_is_printed_is_kept_but_numbers() -> None:
@@ -255,7 +255,7 @@ def test_it_is_asked_only_for_what_no_series_tells(devices: object, asked: bool)
 
 
 def after(devices: object, text: str, expected: int = 1) -> Vitals:
-    answer = devices_told(0, text, NOW)
+    answer = parse_devices(0, text, NOW)
     return fill_vitals(Vitals(NODE, devices), answer, expected)  # type: ignore[arg-type]
 
 

@@ -276,10 +276,10 @@ def command(name: str, namespace: str, context: str, kubeconfig: str, verbose: b
     if output is Form.JSON:
         print(json.dumps(as_json(resource, place, trial, fixes), indent=2))
     else:
-        show_text(explain_resource(resource, place, tell_tried(trial, fixes, verbose), verbose))
+        show_text(explain_resource(resource, place, report_tried(trial, fixes, verbose), verbose))
 
 
-def tell_tried(trial: ShownTrial | None, fixes: ShownFixes, whole: bool) -> Iterator[str]:
+def report_tried(trial: ShownTrial | None, fixes: ShownFixes, whole: bool) -> Iterator[str]:
     """Yield what trials and the fix after the method came to, and only where it is asked for on what."""
     if trial is not None:
         yield from trial.as_text() if whole else (trial.sentence(),)

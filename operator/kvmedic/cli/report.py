@@ -114,7 +114,7 @@ class Account:
         if method is None:
             yield "method     none is known to be on"
             return
-        by = f"{method.told_by}{'' if method.is_confirmed else ', which no engine confirms'}"
+        by = f"{method.known_by}{'' if method.is_confirmed else ', which no engine confirms'}"
         yield f"method     {method.name}, {method.method_class or 'of no known class'}, known by {by}"
         if method.method_class is not None:
             yield f"blocks     {method.method_class.frees}"
@@ -127,7 +127,7 @@ class Account:
         return {
             "method": method.name if method else None,
             "class": str(method.method_class) if method and method.method_class else None,
-            "knownBy": method.told_by if method else None,
+            "knownBy": method.known_by if method else None,
             "isConfirmed": method.is_confirmed if method else None,
             "blocks": method.method_class.frees if method and method.method_class else None,
             "reason": str(self.finding.reason) if self.finding else None,

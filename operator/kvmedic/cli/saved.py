@@ -281,10 +281,11 @@ def _page(file: str, text: str, place: int) -> Page:
         raise ScrapeError(
             f"{file} is no metrics page in Prometheus' text format ({error}); {_SAVE}"
         ) from None
-    if page.told_twice:
+    if page.repeated_series:
         raise ScrapeError(
-            f"{file} has a series of {page.told_twice} twice, as where one page was appended to another (>>) "
-            f"or several replicas' pages were joined; {_SAVE}, each page into a file of its own"
+            f"{file} has a series of {page.repeated_series} twice, as where one page "
+            f"was appended to another (>>) or several replicas' pages were joined; {_SAVE}, each page "
+            "into a file of its own"
         )
     return page
 

@@ -41,8 +41,8 @@ from kvmedic.rollout.draining import (
     drain_by_counts,
     drain_of_unreached,
     drain_past_limit,
+    report_arrivals,
     start_limit,
-    tell_arrivals,
 )
 from kvmedic.rollout.drift import claimed_sequence, committed_sequence
 from kvmedic.rollout.edited_template import without_our_change
@@ -177,7 +177,7 @@ def _has_released(fleet: Fleet) -> bool:
 
 
 def _with_arrivals(tick: Tick, move: Move) -> Move:
-    return tell_arrivals(move, tick.run.draining_pods, tick.now) if isinstance(move, Wait) else move
+    return report_arrivals(move, tick.run.draining_pods, tick.now) if isinstance(move, Wait) else move
 
 
 def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:

@@ -39,7 +39,7 @@ from kvmedic.runbooks.branches import (
 from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
 from kvmedic.runbooks.compression.savings import ASKED, figures_over, is_young
 from kvmedic.runbooks.compression.trial_plans import confirmed_first, gate_plan, trial_plan
-from kvmedic.runbooks.node_health import told_by_driver
+from kvmedic.runbooks.node_health import driver_health
 from kvmedic.runbooks.order import judge_runbooks, with_unanswered
 from kvmedic.runbooks.planning import drain_remark, fleet_plan, proposal
 from kvmedic.runbooks.preemption.levers import present_setting
@@ -112,7 +112,7 @@ def unproved_revision(
 
 def in_context(diagnosis: Diagnosis, resource: Resource, view: View, evidence: Evidence) -> Diagnosis:
     """Return the diagnosis of a trouble with what moved since it was healthy, and who told of its GPUs."""
-    moved, told = _with_moves(diagnosis, resource, view, evidence.burn), told_by_driver(evidence)
+    moved, told = _with_moves(diagnosis, resource, view, evidence.burn), driver_health(evidence)
     if told is None or isinstance(moved, Inconclusive) or moved.branch.then is None:
         return moved
     return Diagnosed(moved.branch, (*moved.findings, told))

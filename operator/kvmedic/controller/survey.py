@@ -169,7 +169,7 @@ async def examine(resource: Resource, policy: Policy, view: View, inputs: Survey
     history = resource.record.history if resource.record else ()
     evidence = await gather(policy, resource.namespace, view, inputs, history)
     evidence = await _with_probation(evidence, resource, policy, view, inputs)
-    evidence = await _with_what_engines_tell(evidence, resource, policy, view, inputs)
+    evidence = await _with_engine_reports(evidence, resource, policy, view, inputs)
     runbook, diagnosis = judge_runbooks(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
     now = inputs.now or found.burn.at
@@ -208,7 +208,7 @@ async def _with_probation(
     return replace(evidence, probation=Probation(cap, judged, policy.objectives))
 
 
-async def _with_what_engines_tell(
+async def _with_engine_reports(
     evidence: Evidence, resource: Resource, policy: Policy, view: View, inputs: SurveyInput
 ) -> Evidence:
     """Return evidence in which settings, logs and drivers tell what no series does, as far as they may."""

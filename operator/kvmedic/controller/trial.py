@@ -160,7 +160,7 @@ def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
             return replace(tick, record=with_score(tick.record, scored))
         case TrialStep():
             beside = step.template if step.without else ""
-            answer = Answer(step.question, step.told_of, message, tick.now, generation, beside=beside)
+            answer = Answer(step.question, step.answer_template, message, tick.now, generation, beside=beside)
             return replace(tick, record=with_answer(tick.record, answer))
         case _:
             assert_never(step)

@@ -64,7 +64,7 @@ MODIFIED, DELETED, BOOKMARK = "MODIFIED", "DELETED", "BOOKMARK"
 
 Trim: TypeAlias = Callable[[JsonObject], JsonObject]
 """Returns an object without what nobody reads."""
-Told: TypeAlias = Callable[[str, JsonObject], None]
+Listener: TypeAlias = Callable[[str, JsonObject], None]
 """Is told of each object that changed: the event's type and the object; a list's are `MODIFIED`."""
 
 
@@ -181,7 +181,7 @@ class Watches:
     """Where; empty: everywhere."""
     holds: Callable[[str], bool] = anywhere
     """Whether a namespace is ours: of others nothing is kept or told; they are read from the API server."""
-    listeners: dict[Resource, Told] = field(default_factory=dict)
+    listeners: dict[Resource, Listener] = field(default_factory=dict)
     """Who is told of what changes; these kinds are followed from the start."""
     _stores: dict[tuple[Resource, str], _Store] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)

@@ -29,7 +29,7 @@ from kvmedic.manifests.tokens import (
     Token,
     is_set_by_script,
     item_text,
-    told_source,
+    variable_source,
 )
 from kvmedic.model.edits import Field, TokenEdit, containers_of
 from kvmedic.model.engine import (
@@ -432,7 +432,7 @@ def _from_variable(flag: Spelled, token: Token) -> Refusal:
         return Refusal(RefusalReason.FROM_VARIABLE, f"{flag.dest} {why}")
     form = "$({})" if token.place.at is None else "${}"
     names = ", ".join(form.format(name) for name in token.unresolved)
-    source = told_source(token)
+    source = variable_source(token)
     if is_set_by_script(token):
         why = f"comes from {names} ({token.place}), {source}: write the value where the engine is started"
         return Refusal(RefusalReason.FROM_VARIABLE, f"{flag.dest} {why}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.tokens import Place, Token, is_set_by_script, told_source
+from kvmedic.manifests.tokens import Place, Token, is_set_by_script, variable_source
 from kvmedic.model.engine import Arity, Engine, Kind, Option, Scalar, Version
 
 
@@ -248,7 +248,9 @@ class MayHoldFlagsError(Exception):
         where = (
             "write its flags where the engine is started" if is_set_by_script(token) else "set it in `env`"
         )
-        super().__init__(f"{names} ({token.place}) is {told_source(token)} and may hold any flag: {where}")
+        super().__init__(
+            f"{names} ({token.place}) is {variable_source(token)} and may hold any flag: {where}"
+        )
 
 
 class _Argparse:

@@ -256,12 +256,12 @@ def pools_query(table: SignalTable, labels: Labels, since: timedelta | None) -> 
     source = table.pool
     replica, short = f"{labels.namespace}, {labels.pod}", _with_short(_labels_of(source))
 
-    def told_before(offset: str) -> str:
+    def series_before(offset: str) -> str:
         told = f"max by ({replica}, {_PORT}, {', '.join(_labels_of(source))}) ({source.name}{short}{offset})"
         return f"({told} and on ({replica}) (count by ({replica}) ({source.name}{offset}) == 1))"
 
-    now = told_before("")
-    return now if since is None else f"{now} unless {told_before(f' offset {duration_text(since)}')}"
+    now = series_before("")
+    return now if since is None else f"{now} unless {series_before(f' offset {duration_text(since)}')}"
 
 
 def _with_short(names: Iterable[str]) -> str:

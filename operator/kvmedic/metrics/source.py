@@ -231,8 +231,8 @@ class PrometheusSource:
         """None: of the past, where no other fleet is looked at."""
         self._outliers = Outliers()
         self._past = LengthHistory(self._look_back)
-        self._told_unlabelled = False
-        self._told_once: set[tuple[PodKey, str]] = set()
+        self._reported_unlabelled = False
+        self._reported_once: set[tuple[PodKey, str]] = set()
 
     async def observe(
         self, pods: Sequence[PodKey], look: Look, places: Mapping[str, Place] = NO_PLACES
@@ -285,13 +285,13 @@ class PrometheusSource:
             trouble, seen = answers.trouble(), answers.presence
             if trouble is None or not trouble.is_apart:
                 self._report_change(trouble)
-            elif (part[0], trouble.trouble) not in self._told_once:
-                self._told_once.add((part[0], trouble.trouble))
+            elif (part[0], trouble.trouble) not in self._reported_once:
+                self._reported_once.add((part[0], trouble.trouble))
                 text = "metrics source %s, asked about nothing but the replicas of %s/%s and its like: %s"
                 _LOG.warning(text, self.name, *part[0], trouble.trouble)
             if isinstance(seen, Answer):
                 others = [pod for pod in part if pod not in answers.crowded]
-                await self._tell_oddities(moment, others, seen, places)
+                await self._log_oddities(moment, others, seen, places)
             if trouble is not None and trouble.partial:
                 found |= {pod.name: unavailable(look.signals) for pod in part}
             else:
@@ -333,7 +333,7 @@ class PrometheusSource:
         batch.leave_out(_crowded_of(seen))
         return seen
 
-    async def _tell_oddities(
+    async def _log_oddities(
         self, moment: Moment, pods: Sequence[PodKey], seen: Answer, places: Mapping[str, Place]
     ) -> None:
         """Log what is odd about the series of some replicas."""
@@ -342,12 +342,12 @@ class PrometheusSource:
             address = places.get(pod.name, NOWHERE).address
             others = foreign_instances(seen.series_of(pod), address)
             self._warn_once(pod, "series of instance", others, f"which is {address}")
-        if self._told_unlabelled or all(seen.series_of(pod) for pod in pods):
+        if self._reported_unlabelled or all(seen.series_of(pod) for pod in pods):
             return
         label = self._options.labels.pod
         nameless = await moment.reply(f'{self._table.presence}{{{label}=""}}')
-        if isinstance(nameless, Answer) and nameless.unlabelled and not self._told_unlabelled:
-            self._told_unlabelled = True
+        if isinstance(nameless, Answer) and nameless.unlabelled and not self._reported_unlabelled:
+            self._reported_unlabelled = True
             text = "metrics source %s: %d series lack the label %s; set labels.pod or add it when scraping"
             _LOG.warning(text, self.name, nameless.unlabelled, label)
 
@@ -415,7 +415,7 @@ class PrometheusSource:
             told = totals_of(part, reply, moment.at, places)
             for pod in part:
                 is_own = _is_own(shared, pod, places.get(pod.name, NOWHERE).address)
-                found[pod.name] = told[pod.name] if is_own else _untold_by(shared)
+                found[pod.name] = told[pod.name] if is_own else _not_reported_by(shared)
             found |= {pod.name: Missing(Absence.TOO_MUCH) for pod in part if pod in batch.crowded}
         return found
 
@@ -485,7 +485,7 @@ class PrometheusSource:
             narrow(self._several_pages(self._span(stretch), counts_requests=False)), now
         )
         if not _is_own(shared, pod, address):
-            return _untold_by(shared)
+            return _not_reported_by(shared)
         largest = 0.0
         for name in (*self._table.in_flight, *self._table.in_flight_optional):
             reply = await self._query(narrow(sampled_query(name, stretch)), now)
@@ -503,8 +503,8 @@ class PrometheusSource:
         steady = self._options.model_copy(update={"reuse": timedelta(days=1)})
         then = PrometheusSource(self.name, client or self._client, steady, self._table, now=lambda: at)
         # What is odd about series is told once, of the present.
-        then._rounds, then._told_unlabelled = None, True
-        then._told_once = self._told_once
+        then._rounds, then._reported_unlabelled = None, True
+        then._reported_once = self._reported_once
         return then
 
     def close(self) -> None:
@@ -535,9 +535,9 @@ class PrometheusSource:
 
     def _warn_once(self, pod: PodKey, what: str, others: Sequence[str], why: str) -> None:
         """Log once per replica that somebody else's series name it, and are believed nothing."""
-        if not others or (pod, what) in self._told_once:
+        if not others or (pod, what) in self._reported_once:
             return
-        self._told_once.add((pod, what))
+        self._reported_once.add((pod, what))
         named = ", ".join(others[:5])
         _LOG.warning(
             "metrics source %s: %s %s name pod %s/%s, %s: they do not count",
@@ -564,7 +564,7 @@ def _is_own(shared: Reply, pod: PodKey, address: str) -> bool:
     return isinstance(shared, Answer) and not own_series(shared.series_of(pod), address)
 
 
-def _untold_by(shared: Reply) -> Missing:
+def _not_reported_by(shared: Reply) -> Missing:
     is_told = isinstance(shared, Answer)
     return Missing(Absence.SEVERAL_PAGES if is_told else Absence.SOURCE_UNAVAILABLE)
 

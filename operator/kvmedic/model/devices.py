@@ -381,7 +381,7 @@ def nvidia_smi_query(clock_field: str) -> tuple[str, ...]:
     return (PROGRAM, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
 
 
-def devices_told(exit_code: int, text: str, at: datetime) -> Answer:
+def parse_devices(exit_code: int, text: str, at: datetime) -> Answer:
     """Return the devices that a finished command told of, or why it told of none.
 
     Args:

@@ -496,7 +496,7 @@ class TrialStep(PodStep):
         return self.tried or self.template
 
     @property
-    def told_of(self) -> str:
+    def answer_template(self) -> str:
         """Return the hash of the pod template that an answer is about.
 
         That a trial pod computes prompts whole is no part of the setting under test.

@@ -118,7 +118,7 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
     return {name: _told(pod, signals) for name, pod in sorted(observation.pods.items())}
 
 
-def told_by(observation: Observation, signals: frozenset[Signal]) -> dict[str, Complete]:
+def reported_values(observation: Observation, signals: frozenset[Signal]) -> dict[str, Complete]:
     """Return the values of those replicas that have one for every signal, by pod name."""
     return {
         name: _told(pod, signals)
@@ -151,14 +151,14 @@ def total(found: Mapping[str, Complete], signal: Signal) -> float:
     return sum(one.numbers[signal] for one in found.values())
 
 
-def total_if_told(observation: Observation, signal: Signal) -> float | None:
+def total_if_reported(observation: Observation, signal: Signal) -> float | None:
     """Return a number that a judgement can do without, added up; None where a replica does not tell."""
     told = [number_or_none(readings, signal) for readings in observation.pods.values()]
     known = [each for each in told if each is not None]
     return sum(known) if len(known) == len(told) else None
 
 
-def total_of_told(observation: Observation, signal: Signal) -> float:
+def total_reported(observation: Observation, signal: Signal) -> float:
     """Return a number that a judgement can do without, added up over the replicas that tell it."""
     return sum(number_or_none(readings, signal) or 0.0 for readings in observation.pods.values())
 

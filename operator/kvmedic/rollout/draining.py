@@ -108,7 +108,7 @@ def count_arrivals(known: Arrivals | None, found: Reading[float], now: datetime)
     return replace(known, latest=found.value, at=now, rises=known.rises + 1)
 
 
-def tell_arrivals(wait: Wait, draining_pods: Iterable[DrainingPod], now: datetime) -> Wait:
+def report_arrivals(wait: Wait, draining_pods: Iterable[DrainingPod], now: datetime) -> Wait:
     """Return a wait for the end of requests; with what is to be done where new ones keep coming."""
     if wait.reason not in (Reason.DRAINING, Reason.DRAIN_TIMED_OUT):
         return wait

@@ -117,7 +117,7 @@ def _slowed_devices(device: Device) -> Iterator[Sign]:
         yield Vital.CLOCK_REASONS, reasons, ", ".join(held)
 
 
-def told_by_driver(evidence: Evidence) -> Finding | None:
+def driver_health(evidence: Evidence) -> Finding | None:
     """Return whose health rests on what its own driver told; None where all is from the metrics source."""
     names = [name for name, vitals in sorted(evidence.vitals.items()) if vitals.was_asked()]
     if not names:

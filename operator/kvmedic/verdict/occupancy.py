@@ -11,7 +11,7 @@ from math import sqrt
 
 from kvmedic.model.compression import PASS_TOKENS, Keep, Pattern, used_blocks
 from kvmedic.model.evidence import Histogram, Observation, Pool, Signal
-from kvmedic.model.readings import Complete, Moments, representatives, total, total_of_told
+from kvmedic.model.readings import Complete, Moments, representatives, total, total_reported
 
 THRASH_READS = 0.85
 """What the gauges of a thrashing engine show of a sequence's blocks, as a preempted one is not in them.
@@ -128,8 +128,8 @@ def blocks_per_running(found: Mapping[str, Complete], pools: Mapping[str, Pool])
 
 def hit_share(observation: Observation) -> float:
     """Return the share of prompt tokens found in the prefix cache; 0 where the engine does not tell."""
-    queries = total_of_told(observation, Signal.PREFIX_CACHE_QUERIES)
-    hits = total_of_told(observation, Signal.PREFIX_CACHE_HITS)
+    queries = total_reported(observation, Signal.PREFIX_CACHE_QUERIES)
+    hits = total_reported(observation, Signal.PREFIX_CACHE_HITS)
     return min(1.0, hits / queries) if queries > 0 else 0.0
 
 

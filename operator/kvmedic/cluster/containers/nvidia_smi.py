@@ -20,7 +20,7 @@ from kubernetes.aio.stream.ws_client import ERROR_CHANNEL
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.errors import FORBIDDEN, ApiError
 from kvmedic.kube.objects import PODS, Ref
-from kvmedic.model.devices import CLOCK_FIELDS, Answer, NvidiaSmiError, devices_told, nvidia_smi_query
+from kvmedic.model.devices import CLOCK_FIELDS, Answer, NvidiaSmiError, nvidia_smi_query, parse_devices
 from kvmedic.model.fleet import Pod
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class NvidiaSmi:
             ended = await run_command(self._client, pod, container, argv, self._patience.seconds)
         except ApiError as error:
             return NvidiaSmiError.FORBIDDEN if error.code == FORBIDDEN else NvidiaSmiError.UNREACHABLE
-        return devices_told(ended.exit_code, ended.text, at) if isinstance(ended, Finished) else ended
+        return parse_devices(ended.exit_code, ended.text, at) if isinstance(ended, Finished) else ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -372,7 +372,7 @@ def size_host_cache(_case: Case, setting: Setting) -> SettingAdvice:
         knob,
         value,
         Reason.HOST_MEMORY_USED,
-        f"{value} GiB of host memory for {of}, {terms.told_bytes(value) / GIB:.0f} GiB per replica in all; "
+        f"{value} GiB of host memory for {of}, {terms.flag_bytes(value) / GIB:.0f} GiB per replica in all; "
         "expected: who was preempted is fetched and not computed again; it stays only if answers come more "
         "smoothly",
     )
@@ -380,7 +380,7 @@ def size_host_cache(_case: Case, setting: Setting) -> SettingAdvice:
 
 def _what_is_short(terms: HostTerms, value: int) -> str:
     """Return what of the container's memory does not hold that much; empty where it does."""
-    taken, told = terms.taken_bytes(value), terms.told_bytes(value)
+    taken, told = terms.taken_bytes(value), terms.flag_bytes(value)
     if terms.limit_bytes is None:
         return (
             f"the container has no memory limit, so nobody knows whether its node has {taken / GIB:.0f} GiB "

@@ -12,7 +12,7 @@ from math import ceil, exp
 
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Observation, Signal
-from kvmedic.model.readings import histogram, total_of_told
+from kvmedic.model.readings import histogram, total_reported
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.runbooks.branches import Advice, Evidence, Finding, Found, NoChange, Resize, Setting, Spent
 from kvmedic.runbooks.preemption.cap import LEAST_GAIN, cap_of, cut_cap, is_capped
@@ -124,7 +124,7 @@ def more_replicas(evidence: Evidence, seats: int, setting: Setting) -> Resize | 
     bound, replicas, burn = setting.scale_out, evidence.replicas, evidence.burn
     engines = max(1, min((pod.engines for pod in burn.pods.values()), default=1))
     room = seats * engines
-    demand = sum(total_of_told(burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
+    demand = sum(total_reported(burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
     enough = max(replicas + 1, ceil(demand / room))
     told = (
         f"{demand:.0f} sequences run or wait at once and a replica has room for {room}, so {enough} replicas "
