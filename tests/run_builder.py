@@ -40,7 +40,7 @@ REPLACE = ReplaceStep(
     template=OLD,
     reason=Reason.ONE_REPLICA_PRESSURED,
 )
-RECALL = RevisionStep(
+ROLLBACK = RevisionStep(
     target=ObjectRef("Deployment", "llm"),
     container="vllm",
     before=Revision(7, "llm-7c", OLD),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from types import SimpleNamespace
 
-from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.handlers import Operator
 from kvmedic.kube.errors import Call, Conflict, Unavailable
@@ -26,7 +26,7 @@ class Failing:
     async def load(self, key: Key) -> None:
         raise self.error
 
-    recall = load
+    load_last_seen = load
 
 
 def an_operator(error: Exception | None = None, idle: timedelta = 30 * SECOND) -> Operator:

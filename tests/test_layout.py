@@ -103,7 +103,7 @@ def test_a_small_module_with_one_importer_is_part_of_that_importer():
     assert lone == []
 
 
-def test_a_folder_is_read_at_a_glance():
+def test_a_folder_is_read_at_once():
     found = Counter(path.parent for path in MODULES)
 
     assert {str(place): many for place, many in found.items() if many > MOST_IN_A_FOLDER} == {}

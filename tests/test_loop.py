@@ -13,7 +13,7 @@ from kvmedic.loop import (
     HALF_LIFE_SECONDS,
     LONGEST_REST_SECONDS,
     Loop,
-    Spending,
+    RecentCpuCost,
     rest_after,
 )
 from kvmedic.model.status import Key
@@ -248,11 +248,11 @@ def test_a_rest_is_a_hundred_times_what_looks_took_beyond_the_allowance(cpu: flo
 
 
 def test_what_a_namespace_took_is_forgotten() -> None:
-    spending = Spending()
-    spending.add("a", 0.8, 0.0)
-    spending.add("cheap", 0.04, 0.0)
+    cpu_cost = RecentCpuCost()
+    cpu_cost.add("a", 0.8, 0.0)
+    cpu_cost.add("cheap", 0.04, 0.0)
 
-    ranks = [spending.rank("a", at) for at in (0.0, HALF_LIFE_SECONDS, 4 * HALF_LIFE_SECONDS)]
+    ranks = [cpu_cost.rank("a", at) for at in (0.0, HALF_LIFE_SECONDS, 4 * HALF_LIFE_SECONDS)]
 
     assert ranks == [4, 2, 0]
-    assert spending.rank("cheap", 0.0) == spending.rank("unknown", 0.0) == 0
+    assert cpu_cost.rank("cheap", 0.0) == cpu_cost.rank("unknown", 0.0) == 0

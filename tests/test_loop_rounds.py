@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.loop import Loop, Rounds
@@ -82,7 +82,7 @@ async def test_a_resource_that_no_watch_told_of_is_looked_at_and_one_that_is_gon
     assert world.forgotten == [gone.uid]
 
 
-async def test_a_resource_whose_last_look_found_nothing_is_nobodys_elder_any_more() -> None:
+async def test_a_resource_whose_last_look_found_nothing_is_nobodys_older_resource_any_more() -> None:
     new, gone = a_peer("new", created_at="2026-01-02T00:00:00Z"), a_peer("gone")
     world = World(new)
     world.roster.note(key_of(gone), replace(gone, created_at="2026-01-01T00:00:00Z"))

@@ -61,7 +61,7 @@ async def test_where_evaluations_are_not_allowed_it_is_said_what_to_set() -> Non
     assert "probe.evaluations" in told.message
     assert await evaluations.make(EVALUATION, Served("http://a", "m", "", Counted(0, 0.0))) == told.message
     assert await evaluations.look(EVALUATION) is None
-    assert await evaluations.sweep("serving", "uid") == ()
+    assert await evaluations.delete_evaluations("serving", "uid") == ()
 
 
 async def test_where_they_are_not_it_is_said_what_to_set_and_nothing_else_happens() -> None:
@@ -69,7 +69,7 @@ async def test_where_they_are_not_it_is_said_what_to_set_and_nothing_else_happen
 
     assert "probe.trialPods" in await trials.make(TRIAL, {})
     assert await trials.look(TRIAL, "vllm") is None
-    assert await trials.sweep("serving", "uid") == ()
+    assert await trials.delete_trials("serving", "uid") == ()
     assert await trials.held_claims("serving", {}) == frozenset()
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import kopf
 
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.finalizer import let_go
-from kvmedic.controller.obstacles import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import reconcile
@@ -162,7 +162,7 @@ class Operator:
             resource = await self.ports.store.load(key)
             if resource is not None:
                 problem = Blocked(Reason.INTERNAL_ERROR, Reason.INTERNAL_ERROR.sentence)
-                told = await self.ports.store.complain(resource, problem)
+                told = await self.ports.store.report_problem(resource, problem)
                 if told is not None:
                     await self.ports.reporter.saved(resource, *told)
 
@@ -270,7 +270,7 @@ class Frame:
 async def serve(operator: Operator, frame: Frame, companions: tuple[Awaitable[None], ...]) -> None:
     """Run until SIGTERM: kopf's watch, the reconcile loop, and what must run beside them."""
     watchdog = Watchdog(lambda: operator.lost_work(time.monotonic()), refusal=frame.refusal)
-    operator.telemetry.tell_loop_lag(watchdog.lag_seconds)
+    operator.telemetry.observe_loop_lag(watchdog.lag_seconds)
     server = watchdog.answer_at(frame.liveness) if frame.liveness else None
     tasks = [asyncio.ensure_future(each) for each in (operator.loop.run(), watchdog.beat(), *companions)]
     handlers = registry(operator)

@@ -27,7 +27,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 
-from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns, free_unclaimed
 from kvmedic.controller.ports import Ports
 from kvmedic.kube.clock import loop_seconds
@@ -84,7 +84,7 @@ HALF_LIFE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Spending:
+class RecentCpuCost:
     """The CPU that looks took of late, by namespace or by resource."""
 
     _spent: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Spending:
 
 
 def rest_after(costly_seconds: float) -> float:
-    """Return for how long a resource is not looked at, whoever wakes it.
+    """Return for how long a resource is not looked at, even if it is woken.
 
     Args:
         costly_seconds: CPU that its looks took of late, beyond what each may take.
@@ -149,8 +149,8 @@ def _never(key: Key | None = None) -> bool:
 class Loop:
     """The queue of resources with its pace.
 
-    Of what is due, resources with an open run come first, then one of each namespace in turn: whoever has a
-    thousand resources waits for himself. A namespace whose looks take much CPU comes after all others, its
+    Of what is due, resources with an open run come first, then one of each namespace in turn: the owner of a
+    thousand resources delays nobody else. A namespace whose looks take much CPU comes after all others, its
     dear looks come one after another, and a costly resource rests before its next look, unless it has an open
     run. `workers` bounds how many are worked on at once.
     """
@@ -172,8 +172,8 @@ class Loop:
     _numbers: Iterator[int] = field(default_factory=count)
     _with_dear_look: set[str] = field(default_factory=set)
     """Namespaces of which a dear look is under way."""
-    _spending: Spending = field(default_factory=Spending)
-    _costly: Spending = field(default_factory=Spending)
+    _cpu_cost: RecentCpuCost = field(default_factory=RecentCpuCost)
+    _costly: RecentCpuCost = field(default_factory=RecentCpuCost)
     """Of single resources, beyond what is cheap."""
     cpu_clock: Callable[[], float] = time.thread_time
 
@@ -263,7 +263,7 @@ class Loop:
     def _next_namespace(self) -> str | None:
         """Return whose turn it is. Of thousands the first is mostly as cheap as usual: none is cheaper."""
         now = loop_seconds()
-        rank = partial(self._spending.rank, now=now)
+        rank = partial(self._cpu_cost.rank, now=now)
         cheap = next((each for each in self._waiting if rank(each) == 0 and self._may_begin(each)), None)
         return cheap or min(filter(self._may_begin, self._waiting), key=rank, default=None)
 
@@ -286,7 +286,7 @@ class Loop:
         look = Metered(self.tick(key), self.cpu_clock)
         delay = await look
         now = loop_seconds()
-        self._spending.add(key.namespace, look.seconds, now)
+        self._cpu_cost.add(key.namespace, look.seconds, now)
         entry = self._entries.get(key)
         if entry is None:
             return

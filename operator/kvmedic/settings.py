@@ -107,8 +107,8 @@ class SourceOptions(Section):
     """In every selector of a GPU's series, beside `matchers`: the exporters that are believed. Any pod's
     page may carry another pod's name and show a fault of its GPU; a target's `job` and, without
     `honorLabels`, its `namespace` are Prometheus' own words. The default fits the jobs that the charts of
-    the DCGM exporter and the GPU operator make (`dcgm-exporter`, `nvidia-dcgm-exporter`). Empty: whoever
-    shows such series is believed."""
+    the DCGM exporter and the GPU operator make (`dcgm-exporter`, `nvidia-dcgm-exporter`). Empty: any
+    source of such series is believed."""
 
     @field_validator("matchers", "device_matchers")
     @classmethod
@@ -255,7 +255,7 @@ class HealthOptions(Section):
 class CompressionOptions(Section):
     """What specs may name as settings of a method of compression, beside those of known methods.
 
-    Whoever may create a KVRemediation can have them set or removed on a Deployment of the same namespace.
+    Anyone who may create a KVRemediation can have them set or removed on a Deployment of the same namespace.
     """
 
     flags: tuple[Annotated[str, Field(pattern=r"^--[A-Za-z][A-Za-z0-9._-]*$", max_length=63)], ...] = ()

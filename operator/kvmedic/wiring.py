@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
-from kvmedic.cluster.looks import Glances, TargetSurroundings, watched_kinds
+from kvmedic.cluster.looks import QuickLooks, TargetSurroundings, watched_kinds
 from kvmedic.cluster.rights import own_lacking_rights
 from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
 from kvmedic.cluster.workloads import DeploymentTarget
-from kvmedic.controller.obstacles import Bounds, Roster, RunLimits
+from kvmedic.controller.blockers import Bounds, Roster, RunLimits
 from kvmedic.controller.ports import (
     Drivers,
     Evaluations,
@@ -109,7 +109,7 @@ async def open_connections(
 
 def target_of(world: Connected) -> DeploymentTarget:
     """Return the workloads of the cluster."""
-    return DeploymentTarget(world.client, Glances(world.watches))
+    return DeploymentTarget(world.client, QuickLooks(world.watches))
 
 
 def ports_of(

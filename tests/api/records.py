@@ -9,8 +9,8 @@ from kvmedic.model.compression import Figures
 from kvmedic.model.engine import Knob
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Approved, Outcome, Spending, StepState
-from kvmedic.model.spec import RotationLabel, Terms
+from kvmedic.model.run import Approved, CostSoFar, Outcome, StepState
+from kvmedic.model.spec import RotationLabel, RunSpec
 from kvmedic.model.status import (
     Attempt,
     CapChange,
@@ -48,7 +48,7 @@ def approved_record() -> Record:
 
 def holding_record() -> Record:
     """Return a record that holds replicas for a while, with a run that gives them back."""
-    terms = Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
+    run_spec = RunSpec(RotationLabel("serving", "draining"), timedelta(minutes=10))
     held = TemporaryChange(
         step=replace(SCALE, template=OLD),
         run="20260301-020000",
@@ -56,7 +56,7 @@ def holding_record() -> Record:
         at=NOW - timedelta(hours=2),
         fewest=3,
         load=Load(20.0, 380.0, 64.0, 190.0),
-        terms=terms,
+        run_spec=run_spec,
         calm_since=NOW - timedelta(hours=1),
         outlook="3 replicas would run 9.1 sequences each",
         looked_at=NOW,
@@ -69,7 +69,7 @@ def holding_record() -> Record:
         target_uid="uid-1",
         at=NOW - timedelta(hours=3),
         load=Load(20.0, 380.0, 64.0, 190.0),
-        terms=terms,
+        run_spec=run_spec,
         calm_since=NOW - timedelta(hours=1),
         outlook="without it 3 replicas would run 9.1 sequences each",
         looked_at=NOW,
@@ -81,7 +81,7 @@ def holding_record() -> Record:
     )
     return replace(
         full_record(),
-        run=replace(run, goal=Goal.CALM, baseline=None, terms=terms),
+        run=replace(run, goal=Goal.CALM, baseline=None, run_spec=run_spec),
         temporary=(held, setting),
         failed_attempts=tried,
     )
@@ -128,10 +128,10 @@ def urgent_record() -> Record:
     figures = replace(record.run.baseline, models=("chat",), aborted_share=0.01, memory_free_mib=4000)
     figures = replace(figures, peak_tokens_per_second=900.0)
     step = replace(record.run.steps[0], after=figures)
-    spent = Spending(NOW, 1, 120.5, 2, 1)
+    spent = CostSoFar(NOW, 1, 120.5, 2, 1)
     return replace(
         record,
-        run=replace(record.run, baseline=figures, steps=(step,), gpus=4, spending=spent),
+        run=replace(record.run, baseline=figures, steps=(step,), gpus=4, cost_so_far=spent),
         sized=SizedCap(OLD, "16", NOW, True, "64", (CapChange("64", "16", NOW),), figures),
         urgency=Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",)),
     )

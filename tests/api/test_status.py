@@ -44,7 +44,7 @@ from kvmedic.model.status import (
     Attempt,
     Condition,
     ConditionType,
-    OutgrownShare,
+    OomShare,
     Record,
     ShownDiagnosis,
     ShownPlan,
@@ -157,7 +157,7 @@ def test_a_status_with_an_urgency_and_a_counted_run_still_reads() -> None:
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [(("sized", "at"), "soon"), (("sized", "cap"), None), (("run", "spending", "above"), "many")],
+    [(("sized", "at"), "soon"), (("sized", "cap"), None), (("run", "costSoFar", "above"), "many")],
 )
 def test_a_status_of_which_a_part_cannot_be_read_is_no_record(
     path: tuple[str | int, ...], value: Any
@@ -393,22 +393,22 @@ def test_what_turns_of_the_supply_leave_behind_is_stored_and_read() -> None:
     record = replace(
         full_record(),
         failed_attempts=(a_failure(Attempt.RAISE_MEMORY, Knob.GPU_MEMORY_UTILIZATION, blocks=149),),
-        outgrown=(OutgrownShare(0.92, OLD, NOW),),
+        oom_shares=(OomShare(0.92, OLD, NOW),),
         temporary=holding_record().temporary,
     )
 
     status = stored(record)
 
     assert status["failedAttempts"][0]["attempt"] == "RaiseMemory"
-    assert status["outgrown"] == [{"share": 0.92, "body": OLD, "at": "2026-03-01T03:00:00Z"}]
+    assert status["oomShares"] == [{"share": 0.92, "body": OLD, "at": "2026-03-01T03:00:00Z"}]
     assert record_from_wire(status) == record
 
 
-@pytest.mark.parametrize("path", [("outgrown", 0, "share"), ("temporary", 0, "step")])
+@pytest.mark.parametrize("path", [("oomShares", 0, "share"), ("temporary", 0, "step")])
 def test_what_was_too_much_is_a_record_and_never_started_anew(path: tuple[str | int, ...]) -> None:
     record = replace(
         full_record(),
-        outgrown=(OutgrownShare(0.92, OLD, NOW),),
+        oom_shares=(OomShare(0.92, OLD, NOW),),
         temporary=holding_record().temporary,
     )
 

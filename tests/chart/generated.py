@@ -185,7 +185,7 @@ def page() -> str:
     return f"{before}{BEGIN}\n{tables}\n{END}{after}"
 
 
-def wanted() -> dict[Path, str]:
+def generated_files() -> dict[Path, str]:
     """Every generated file with what it should hold."""
     copies = {
         CHART / "files" / "crds" / crd.name: crd.read_text()
@@ -208,7 +208,7 @@ def wanted() -> dict[Path, str]:
 
 def stale() -> list[Path]:
     """Generated files that differ from what they should hold, and copies without an original."""
-    files = wanted()
+    files = generated_files()
     differ = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     return differ + [path for path in (CHART / "files" / "crds").glob("*") if path not in files]
 
@@ -220,7 +220,7 @@ def main(arguments: list[str]) -> int:
         print(f"{'stale' if arguments else 'writing'}: {path.relative_to(ROOT)}")
     if arguments == ["--check"]:
         return 1 if found else 0
-    files = wanted()
+    files = generated_files()
     for path in found:
         path.write_text(files[path]) if path in files else path.unlink()
     return 0

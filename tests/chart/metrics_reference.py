@@ -46,7 +46,7 @@ def busy_telemetry() -> Telemetry:
     telemetry = Telemetry()
     Reporter(NoEvents(), telemetry)
     telemetry.registry.register(SourceCosts({"default": SomeCost()}))
-    telemetry.tell_leadership(0, 1, lambda: True)
+    telemetry.observe_leadership(0, 1, lambda: True)
     telemetry.named.standings = {
         "uid": Standing("serving", "chat", {TROUBLED: "FleetWideDemand"}, Severity.PAGE)
     }

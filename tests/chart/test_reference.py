@@ -85,7 +85,7 @@ def ask(url: str, shards: int, seconds: str = "0.3") -> subprocess.CompletedProc
 def process(shard: int, *, leads: bool) -> bytes:
     """The metrics of one process of the operator."""
     telemetry = Telemetry()
-    telemetry.tell_leadership(shard, 2, lambda: leads)
+    telemetry.observe_leadership(shard, 2, lambda: leads)
     return generate_latest(telemetry.registry)
 
 

@@ -85,7 +85,7 @@ PLANS = {
     "a ConfigMap that is not in the manifest": (
         ("manifest", IN_A_FILE.partition("---\n")[2]),
         None,
-        {"reason": "FlagNotEditable", "obstacle": "ConfigMap/limits, which does not exist"},
+        {"reason": "FlagNotEditable", "blocked": "ConfigMap/limits, which does not exist"},
     ),
     "a cap that is set already is not planned again": (
         ("manifest", MANIFEST.replace("64", "8")),
@@ -93,13 +93,13 @@ PLANS = {
         {
             "branch": "FleetWideDemand",
             "reason": "CapWithoutEffect",
-            "obstacle": "at most 8 were running or allowed",
+            "blocked": "at most 8 were running or allowed",
         },
     ),
     "a command line that cannot be edited": (
         ("manifest", MANIFEST.replace('"64"', "$(CAP)")),
         None,
-        {"reason": "FlagNotEditable", "obstacle": r"^maxNumSeqs \d+ cannot be set: "},
+        {"reason": "FlagNotEditable", "blocked": r"^maxNumSeqs \d+ cannot be set: "},
     ),
     "the spec bounds the lever": (("spec", SPEC), {"after": "14"}, {}),
     "the spec sets the trigger": (
@@ -128,7 +128,7 @@ PLANS = {
             "branch": "CapacityExhausted",
             "reason": "CapacityExhausted",
             "message": "1 replicas are there and scaleOut allows 1",
-            "obstacle": r"(?=.*prefill takes \d+% and decode \d+% of the time)"
+            "blocked": r"(?=.*prefill takes \d+% and decode \d+% of the time)"
             ".*answers of 434 tokens on average",
         },
     ),

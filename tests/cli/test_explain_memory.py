@@ -12,19 +12,19 @@ from kvmedic.model.reasons import LOOK, Reason
 from kvmedic.model.run import (
     ComparisonState,
     Cost,
+    CostSoFar,
+    DrainingPod,
     ReplicaComparison,
-    Spending,
     StepState,
     Summary,
     TimedOut,
-    Victim,
 )
 from kvmedic.model.status import (
     Attempt,
     Condition,
     ConditionType,
     ConfigCopy,
-    OutgrownShare,
+    OomShare,
     Record,
     Resource,
     Severity,
@@ -33,7 +33,7 @@ from kvmedic.model.status import (
     Urgency,
     Wish,
 )
-from run_builder import CONFIG, NOW, OLD, RECALL, REPLACE, UID, a_failure, a_run, an_intent
+from run_builder import CONFIG, NOW, OLD, REPLACE, ROLLBACK, UID, a_failure, a_run, an_intent
 from worlds.api_double import a_command_line, a_resource
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
@@ -77,9 +77,9 @@ def test_what_did_not_help_is_told_with_what_it_rests_on(attempt):
     ) in said
 
 
-def test_a_share_that_was_too_much_and_what_is_borrowed_are_told():
+def test_a_share_that_was_too_much_and_what_is_temporary_are_told():
     record = Record(
-        outgrown=(OutgrownShare(0.92, OLD, NOW),),
+        oom_shares=(OomShare(0.92, OLD, NOW),),
         temporary=holding_record().temporary[1:],
     )
 
@@ -117,8 +117,8 @@ def test_replicas_that_a_run_moves_are_told_in_a_table():
     beside = replace(run.current, comparison=ReplicaComparison(NOW, ("llm-new",)))
     moved = replace(
         run.with_step(beside),
-        spending=Spending(NOW, 0, 0.0, 1, 2),
-        victims=(Victim("llm-a", "uid-a", NOW), Victim("llm-b", "uid-b", NOW, NOW)),
+        cost_so_far=CostSoFar(NOW, 0, 0.0, 1, 2),
+        draining_pods=(DrainingPod("llm-a", "uid-a", NOW), DrainingPod("llm-b", "uid-b", NOW, NOW)),
         timed_out=(TimedOut("llm-c", "uid-c", timedelta(minutes=10)),),
     )
 
@@ -154,7 +154,7 @@ def test_a_fleet_without_trouble_is_no_page_and_no_ticket():
 
 
 def test_an_open_rollback_names_both_revisions():
-    said = lines(Record(run=a_run(step=RECALL)))
+    said = lines(Record(run=a_run(step=ROLLBACK)))
 
     assert any("pod template of revision 7 -> of revision 6: Pending" in line for line in said)
 

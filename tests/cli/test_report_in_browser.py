@@ -32,7 +32,7 @@ def looked(tmp_path_factory) -> Iterator[dict[tuple[int, str], Looked]]:
 
 
 def test_the_console_stays_empty_and_nothing_but_the_page_is_fetched(looked):
-    assert {at: each.complaints for at, each in looked.items() if each.complaints} == {}
+    assert {at: each.problems for at, each in looked.items() if each.problems} == {}
 
 
 def test_nothing_leaves_the_page_or_its_plot(looked):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from builders import Replica, an_observation, without
-from kvmedic.cli.live.past_figures import SERIES, Asked, figures_at, is_replica_of, tell_sides
+from kvmedic.cli.live.past_figures import SERIES, Asked, distinguish_sides, figures_at, is_replica_of
 from kvmedic.cli.live.report_page import PLOTS, plot, report_as_page, top_of_scale
 from kvmedic.cli.live.report_text import by_period
 from kvmedic.model.evidence import Absence, Missing, Observation, Signal
@@ -233,8 +233,8 @@ def test_the_pods_of_a_new_replica_set_are_new_also_where_one_from_before_runs_a
     silent = a_look(11)
     during = a_look(4, chat_7c9_aaaaa=Replica(), chat_9c9_bbbbb=Replica())
 
-    is_new = tell_sides(CHAT, [earlier, before, silent, during], ASKED)
-    unknown = tell_sides(CHAT, [silent, during], ASKED)
+    is_new = distinguish_sides(CHAT, [earlier, before, silent, during], ASKED)
+    unknown = distinguish_sides(CHAT, [silent, during], ASKED)
 
     assert not isinstance(is_new, str)
     assert [is_new(name, during) for name in during.pods] == [False, True]
@@ -248,8 +248,8 @@ def test_replicas_whose_names_say_nothing_are_new_by_their_start(target):
     gone = without(Replica().readings(), Signal.STARTED_SECONDS, Missing(Absence.NO_SERIES))
     look = replace(look, pods={**look.pods, "chat-2": gone})
 
-    is_new = tell_sides(target, [look], ASKED)
-    taken_back = tell_sides(target, [look], replace(ASKED, is_taken_back=True))
+    is_new = distinguish_sides(target, [look], ASKED)
+    taken_back = distinguish_sides(target, [look], replace(ASKED, is_taken_back=True))
 
     assert not isinstance(is_new, str)
     assert {name: is_new(name, look) for name in look.pods} == {

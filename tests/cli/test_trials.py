@@ -7,7 +7,7 @@ from datetime import timedelta
 from api.records import switched_record
 from builders import NOW
 from kvmedic.api.status import record_from_wire, record_to_wire
-from kvmedic.cli.explain import Place, as_json, explain_resource, fixes_of, tell_tried, trial_of
+from kvmedic.cli.explain import Place, as_json, explain_resource, fixes_of, report_tried, trial_of
 from kvmedic.model.compression import Keep, Scattered, used_blocks
 from kvmedic.model.devices import MIB
 from kvmedic.model.reasons import Reason
@@ -221,7 +221,7 @@ def test_a_program_gets_no_trial_where_there_was_none_and_no_reading_where_none_
 
 def in_brief(record: Record) -> list[str]:
     """What is explained where nobody asked for all of it."""
-    tried = tell_tried(trial_of(record, OLD), fixes_of(record, OLD, 1), whole=False)
+    tried = report_tried(trial_of(record, OLD), fixes_of(record, OLD, 1), whole=False)
     return list(explain_resource(a_resource(record), PLACE, tried, whole=False))
 
 

@@ -168,8 +168,8 @@ async def test_only_the_file_of_the_engine_is_read_and_what_it_is_a_copy_of(plac
     assert (copy.copy_of, copy.copied_content) == ("limits", CONTENTS.digest)
 
 
-async def swept(place: Place, *copies: ConfigCopy) -> tuple[ConfigCopy, ...]:
-    return await StoredCopies(place.client).sweep(place.fleet(), copies)
+async def delete_unused(place: Place, *copies: ConfigCopy) -> tuple[ConfigCopy, ...]:
+    return await StoredCopies(place.client).delete_unused(place.fleet(), copies)
 
 
 async def test_a_copy_goes_when_nothing_refers_to_it(place: Place) -> None:
@@ -177,12 +177,12 @@ async def test_a_copy_goes_when_nothing_refers_to_it(place: Place) -> None:
     await StoredCopies(place.client).make(place.fleet(), edit)
     copy = ConfigCopy(edit.copy, "f" * 16)
 
-    assert await swept(place, ConfigCopy(edit.copy, place.fleet().revision)) != ()
+    assert await delete_unused(place, ConfigCopy(edit.copy, place.fleet().revision)) != ()
     assert edit.copy in place.names(), "the template needs it"
-    assert await swept(place, copy) == ()
+    assert await delete_unused(place, copy) == ()
 
     assert place.names() == {"limits"}
-    assert await swept(place, copy) == (), "again changes nothing more"
+    assert await delete_unused(place, copy) == (), "again changes nothing more"
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Pod", "Pod's variable"])
@@ -203,7 +203,7 @@ async def test_a_copy_that_anybody_refers_to_stays(place: Place, kind: str) -> N
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"}, "spec": spec}
         place.light.api.create(pod, place.namespace)
 
-    assert await swept(place, copy) == (copy,)
+    assert await delete_unused(place, copy) == (copy,)
 
     assert edit.copy in place.names()
 
@@ -219,7 +219,7 @@ async def test_only_copies_of_this_fleet_are_ever_removed(place: Place) -> None:
         place.light.api.create(named, place.namespace)
     copies = [ConfigCopy(name, "f" * 16) for name in ("limits", "limits-0000000001", "limits-0000000002")]
 
-    assert await swept(place, *copies) == ()
+    assert await delete_unused(place, *copies) == ()
 
     assert place.names() == {copy.name for copy in copies}
 

@@ -167,32 +167,32 @@ def a_plain_fleet(selector: dict[str, str]) -> Counting:
     return Counting(as_served([fleet, front], "serving"))
 
 
-def test_a_glance_lists_nothing_that_only_draining_depends_on_and_lets_nothing_be_drained() -> None:
+def test_a_quick_look_lists_nothing_that_only_draining_depends_on_and_lets_nothing_be_drained() -> None:
     reader, policy = a_plain_fleet({"app": "llm"}), a_resource().policy
     assert policy is not None
     policy = replace(policy, target=PLAIN)
     target = DeploymentTarget(reader)  # type: ignore[arg-type]  # only what is read of a client
 
-    seen = asyncio.run(target.glance("serving", policy))
-    glanced = Counter(reader.listed)
+    seen = asyncio.run(target.quick_look("serving", policy))
+    at_first = Counter(reader.listed)
     whole = asyncio.run(complete_drain(reader, seen, policy.rollout.routers))
-    completed = reader.listed - glanced
+    completed = reader.listed - at_first
     again = asyncio.run(complete_drain(reader, whole, policy.rollout.routers))
     reader.listed.clear()
     looked = asyncio.run(target.look("serving", policy))
 
-    assert not glanced.keys() & DRAINING.keys()
+    assert not at_first.keys() & DRAINING.keys()
     assert drain_refusal(seen.fleet) == NOT_READ
     assert completed == DRAINING
     assert (again, drain_refusal(whole.fleet)) == (whole, "")
-    assert reader.listed == glanced + Counter(DRAINING)
+    assert reader.listed == at_first + Counter(DRAINING)
     assert whole.fleet == looked.fleet
 
 
-def test_a_glance_at_a_fleet_without_a_service_reads_what_leads_requests_to_it() -> None:
+def test_a_quick_look_at_a_fleet_without_a_service_reads_what_leads_requests_to_it() -> None:
     reader = a_plain_fleet({"app": "other"})
 
-    drain = DrainWay(RotationWay.ORPHAN, depth=Depth.GLANCE)
+    drain = DrainWay(RotationWay.ORPHAN, depth=Depth.QUICK)
     asyncio.run(snapshot(reader, "serving", PLAIN, LABEL, drain))
 
     assert reader.listed["inferencepools"] == 2

@@ -252,7 +252,7 @@ def applied(live: JsonObject, operations: tuple[PatchOperation, ...]) -> JsonObj
     return body
 
 
-def test_what_a_rollout_borrows_is_given_back_as_it_was():
+def test_what_a_rollout_changes_for_a_while_is_given_back_as_it_was():
     live = one(served(a_set()), "LeaderWorkerSet", "llm")
     live["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"].update(maxSurge="25%", maxUnavailable=2)
     own = rollout_fields(live)

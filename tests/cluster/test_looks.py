@@ -1,4 +1,4 @@
-"""A glance made of what watches keep: what the API server would have answered, without asking it."""
+"""A quick look made of what watches keep: what the API server would have answered, without asking it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from kvmedic.cluster import looks, snapshot
 from kvmedic.cluster.fronts import Depth
-from kvmedic.cluster.looks import Glances, read_target, watched_kinds
+from kvmedic.cluster.looks import QuickLooks, read_target, watched_kinds
 from kvmedic.cluster.room import room_for
 from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client
@@ -43,17 +43,17 @@ class Beside:
 
     live: LiveFleet
     client: Counting
-    glances: Glances
+    quick_looks: QuickLooks
     policy: Policy
 
-    async def glance(self) -> View | None:
-        return await self.glances.at(self.live.namespace, self.policy)
+    async def quick_look(self) -> View | None:
+        return await self.quick_looks.at(self.live.namespace, self.policy)
 
     async def is_same(self) -> None:
         """Wait until both are the same: a watch tells a moment later."""
         for _ in range(100):
-            stored = await read_target(self.live.client, self.live.namespace, self.policy, Depth.GLANCE)
-            kept = await self.glance()
+            stored = await read_target(self.live.client, self.live.namespace, self.policy, Depth.QUICK)
+            kept = await self.quick_look()
             if kept == stored:
                 break
             await asyncio.sleep(0.05)
@@ -67,19 +67,21 @@ async def beside(live: LiveFleet) -> AsyncIterator[Beside]:
     watches = Watches(counting, watched_kinds(), (live.namespace,))  # type: ignore[arg-type]
     task = asyncio.create_task(watches.follow_while(lambda: True))
     await asyncio.sleep(0)
-    yield Beside(live, counting, Glances(watches), replace(policy, target=TARGET))
+    yield Beside(live, counting, QuickLooks(watches), replace(policy, target=TARGET))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_at_each_stage_a_glance_is_what_the_api_server_has_and_asks_for_nothing(beside: Beside) -> None:
-    assert await beside.glance() is None
+async def test_at_each_stage_a_quick_look_is_what_the_api_server_has_and_asks_for_nothing(
+    beside: Beside,
+) -> None:
+    assert await beside.quick_look() is None
     live = beside.live
     await live.serving(2)
     await beside.is_same()
     calls = beside.client.calls
 
-    first, again = await beside.glance(), await beside.glance()
+    first, again = await beside.quick_look(), await beside.quick_look()
     assert first is not None
     assert again is not None
     assert first == again
@@ -101,18 +103,18 @@ async def test_at_each_stage_a_glance_is_what_the_api_server_has_and_asks_for_no
     await beside.is_same()
     live.light.api.delete("Deployment", "llm", live.namespace)
     async with asyncio.timeout(10):
-        while await beside.glance() is not None:
+        while await beside.quick_look() is not None:
             await asyncio.sleep(0.05)
     assert beside.client.calls == calls
 
 
-async def test_a_glance_knows_the_engine_that_a_target_names(beside: Beside) -> None:
+async def test_a_quick_look_knows_the_engine_that_a_target_names(beside: Beside) -> None:
     await beside.live.serving(1)
     named = replace(TARGET, engine="vLLM")
     beside.policy = replace(beside.policy, target=named)
     await beside.is_same()
 
-    view = await beside.glance()
+    view = await beside.quick_look()
 
     assert view is not None
     line = view.engine_line(named)
@@ -124,10 +126,10 @@ async def test_room_for_a_spare_is_the_same_by_what_watches_keep(beside: Beside)
     gpus = {"limits": {"nvidia.com/gpu": "1"}}
     await beside.live.serving(1, resources=gpus)
     await beside.is_same()
-    view = await beside.glance()
+    view = await beside.quick_look()
     assert view is not None
 
-    kept = await room_for(beside.glances.watches, view.fleet, view.template)
+    kept = await room_for(beside.quick_looks.watches, view.fleet, view.template)
 
     assert kept == await room_for(beside.live.client, view.fleet, view.template)
 
@@ -185,7 +187,7 @@ async def test_a_view_is_packed_in_a_thread(beside: Beside, monkeypatch: pytest.
 
     async with asyncio.timeout(30):
         while not hands:
-            await beside.glance()
+            await beside.quick_look()
             await asyncio.sleep(0.05)
 
     assert threading.current_thread() not in hands

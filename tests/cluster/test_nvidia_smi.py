@@ -26,7 +26,7 @@ from kvmedic.kube import client as client_module
 from kvmedic.kube.client import Client, Limits
 from kvmedic.kube.errors import ApiError, Refused, Unavailable
 from kvmedic.kube.objects import PODS, Ref
-from kvmedic.model.devices import Answer, Silence, Vital
+from kvmedic.model.devices import Answer, NvidiaSmiError, Vital
 from kvmedic.model.evidence import Measured
 from kvmedic.model.fleet import Pod
 from lab.cluster.light import LightCluster
@@ -76,17 +76,20 @@ def clocks(answer: Answer) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("commands", "silence"),
+    ("commands", "nvidia_smi_error"),
     [
-        (Commands(refusal=403), Silence.FORBIDDEN),
-        (Commands(refusal=401), Silence.UNREACHABLE),
-        (Commands(refusal=404), Silence.UNREACHABLE),
-        (Commands(refusal=500), Silence.UNREACHABLE),
-        (Commands(hangs), Silence.TIMED_OUT),
-        (Commands(floods), Silence.TOO_LONG),
-        (Commands(prints("")), Silence.NO_DEVICE),
-        (Commands(prints("Failed to initialize NVML\n", code=255)), Silence.FAILED),
-        (Commands(prints('Field "x" is not a valid field to query.\n', code=2)), Silence.UNKNOWN_FIELD),
+        (Commands(refusal=403), NvidiaSmiError.FORBIDDEN),
+        (Commands(refusal=401), NvidiaSmiError.UNREACHABLE),
+        (Commands(refusal=404), NvidiaSmiError.UNREACHABLE),
+        (Commands(refusal=500), NvidiaSmiError.UNREACHABLE),
+        (Commands(hangs), NvidiaSmiError.TIMED_OUT),
+        (Commands(floods), NvidiaSmiError.TOO_LONG),
+        (Commands(prints("")), NvidiaSmiError.NO_DEVICE),
+        (Commands(prints("Failed to initialize NVML\n", code=255)), NvidiaSmiError.FAILED),
+        (
+            Commands(prints('Field "x" is not a valid field to query.\n', code=2)),
+            NvidiaSmiError.UNKNOWN_FIELD,
+        ),
     ],
     ids=[
         "it may not be run",
@@ -101,11 +104,11 @@ def clocks(answer: Answer) -> int | None:
     ],
 )
 async def test_a_driver_that_tells_nothing_is_never_one_whose_gpus_are_well(
-    commands: Commands, silence: Silence
+    commands: Commands, nvidia_smi_error: NvidiaSmiError
 ) -> None:
-    patience = Patience(seconds=0.5 if silence is Silence.TIMED_OUT else 5)
+    patience = Patience(seconds=0.5 if nvidia_smi_error is NvidiaSmiError.TIMED_OUT else 5)
 
-    assert await asked(commands, patience=patience) == {"llm-0": silence}
+    assert await asked(commands, patience=patience) == {"llm-0": nvidia_smi_error}
 
 
 async def test_each_replica_has_its_own_answer() -> None:
@@ -114,7 +117,11 @@ async def test_each_replica_has_its_own_answer() -> None:
 
     found = await asked(commands, 3, Patience(seconds=1))
 
-    assert (clocks(found["llm-0"]), clocks(found["llm-1"]), found["llm-2"]) == (0, 0x40, Silence.TIMED_OUT)
+    assert (clocks(found["llm-0"]), clocks(found["llm-1"]), found["llm-2"]) == (
+        0,
+        0x40,
+        NvidiaSmiError.TIMED_OUT,
+    )
     assert {container for _, container, _ in commands.asked} == {"vllm"}
 
 
@@ -165,7 +172,7 @@ async def test_one_that_hung_is_left_alone_for_longer_than_one_that_answered() -
 
         found = await made.ask("serving", pods(1), "vllm")
 
-    assert (len(commands.asked), found) == (1, {"llm-0": Silence.TIMED_OUT})
+    assert (len(commands.asked), found) == (1, {"llm-0": NvidiaSmiError.TIMED_OUT})
 
 
 async def test_few_are_asked_at_once() -> None:
@@ -192,8 +199,8 @@ async def test_a_look_ends_in_time_however_many_hang_and_the_next_goes_on_with_t
         second = await made.ask("serving", pods(6), "vllm")
         third = await made.ask("serving", pods(6), "vllm")
 
-    assert list(first.values()) == [Silence.TIMED_OUT] * 2 + [Silence.NO_TURN] * 4
-    assert list(second.values())[:4] == [Silence.TIMED_OUT] * 4
+    assert list(first.values()) == [NvidiaSmiError.TIMED_OUT] * 2 + [NvidiaSmiError.NO_TURN] * 4
+    assert list(second.values())[:4] == [NvidiaSmiError.TIMED_OUT] * 4
     assert [clocks(third[name]) for name in answering] == [0, 0]
     assert took < 3
     assert len(commands.asked) == 6
@@ -235,16 +242,19 @@ async def test_a_command_is_asked_for_word_by_word_and_without_input() -> None:
         (prints("", code=255), Finished(255, "")),
         (sends(STDOUT + b"a", STDERR + b"b", STDOUT, b"", STDOUT + b"c", exit_status(0)), Finished(0, "abc")),
         (sends(STDOUT + b"\xff\xfe", exit_status(0)), Finished(0, "\ufffd\ufffd")),
-        (sends(NO_PROGRAM), Silence.NOT_STARTED),
-        (sends(STATUS + b"not JSON"), Silence.NOT_STARTED),
-        (sends(STATUS + b"[]"), Silence.NOT_STARTED),
-        (sends(STATUS + b'{"status":"Failure","details":null}'), Silence.NOT_STARTED),
-        (sends(STATUS + b'{"status":"Failure","details":{"causes":[]}}'), Silence.NOT_STARTED),
-        (sends(STDOUT + b"half an ans"), Silence.UNREACHABLE),
-        (sends(), Silence.UNREACHABLE),
+        (sends(NO_PROGRAM), NvidiaSmiError.NOT_STARTED),
+        (sends(STATUS + b"not JSON"), NvidiaSmiError.NOT_STARTED),
+        (sends(STATUS + b"[]"), NvidiaSmiError.NOT_STARTED),
+        (sends(STATUS + b'{"status":"Failure","details":null}'), NvidiaSmiError.NOT_STARTED),
+        (sends(STATUS + b'{"status":"Failure","details":{"causes":[]}}'), NvidiaSmiError.NOT_STARTED),
+        (sends(STDOUT + b"half an ans"), NvidiaSmiError.UNREACHABLE),
+        (sends(), NvidiaSmiError.UNREACHABLE),
         (sends(STDOUT + b"x" * LIMIT_BYTES, exit_status(0)), Finished(0, "x" * LIMIT_BYTES)),
-        (sends(STDOUT + b"x" * (LIMIT_BYTES + 1), exit_status(0)), Silence.TOO_LONG),
-        (sends(STDOUT + b"x" * (LIMIT_BYTES - 96), STDERR + b"x" * 97, exit_status(0)), Silence.TOO_LONG),
+        (sends(STDOUT + b"x" * (LIMIT_BYTES + 1), exit_status(0)), NvidiaSmiError.TOO_LONG),
+        (
+            sends(STDOUT + b"x" * (LIMIT_BYTES - 96), STDERR + b"x" * 97, exit_status(0)),
+            NvidiaSmiError.TOO_LONG,
+        ),
     ],
     ids=[
         "it fails",
@@ -270,7 +280,7 @@ async def test_a_command_ends_in_one_of_a_few_ways(play: Play, expected: Ending)
 async def test_a_message_larger_than_any_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MESSAGE_BYTES", 8192)
 
-    assert await ran(Commands(sends(STDOUT + b"x" * 10_000, exit_status(0)))) is Silence.UNREACHABLE
+    assert await ran(Commands(sends(STDOUT + b"x" * 10_000, exit_status(0)))) is NvidiaSmiError.UNREACHABLE
 
 
 @pytest.mark.parametrize("play", [hangs, drips], ids=["in silence", "while it goes on printing"])
@@ -279,7 +289,7 @@ async def test_a_command_that_hangs_is_given_up_in_time_also_where_nobody_hears_
 
     ending = await asyncio.wait_for(ran(Commands(play), 0.5), 10)
 
-    assert ending is Silence.TIMED_OUT
+    assert ending is NvidiaSmiError.TIMED_OUT
     assert time.monotonic() - began < 0.5 + client_module.CLOSE_SECONDS + 1
 
 
@@ -296,7 +306,7 @@ async def test_an_answer_that_never_comes_is_given_up_in_time() -> None:
         ending = await run_command(client, POD, "vllm", WORDS, 0.3)
     server.close()
 
-    assert ending is Silence.TIMED_OUT
+    assert ending is NvidiaSmiError.TIMED_OUT
     assert time.monotonic() - began < 2
 
 
@@ -409,6 +419,6 @@ async def test_a_real_api_server_wants_both_verbs_and_passes_the_command_to_the_
 
     assert endings == {"one": 403, "other": 403, "both": Finished(0, "0, GPU-1\n")}
     assert commands.asked[0] == ("llm-0", "vllm", WORDS)
-    assert hung is Silence.TIMED_OUT
+    assert hung is NvidiaSmiError.TIMED_OUT
     assert took < 0.5 + client_module.CLOSE_SECONDS + 1
     assert nowhere.value.code == 400

@@ -57,7 +57,7 @@ async def test_a_successor_that_remembers_nothing_brings_it_to_its_end(
     async with witnessed(plain) as witness:
         while len(first.effects()) < effects:
             await first.step()
-        order = replace(first.order, victims=())
+        order = replace(first.order, draining_pods=())
         second = (
             replace(first, order=order, moves=[]).back() if back else replace(first, order=order, moves=[])
         )

@@ -241,13 +241,13 @@ async def test_of_two_who_cordon_the_same_pod_one_wins(live: LiveFleet) -> None:
 
 async def test_who_went_while_its_drain_was_told_is_noticed(live: LiveFleet) -> None:
     fleet = await live.serving(2)
-    victim = fleet.pods[0]
+    pod_to_remove = fleet.pods[0]
 
-    await confirm(live.client, fleet, [victim.name])
+    await confirm(live.client, fleet, [pod_to_remove.name])
     await confirm(live.client, fleet, "")
-    live.light.api.delete("Pod", victim.name, live.namespace)
+    live.light.api.delete("Pod", pod_to_remove.name, live.namespace)
     with pytest.raises(Conflict):
-        await confirm(live.client, fleet, [victim.name])
-    await live.until(lambda seen: victim.uid not in {pod.uid for pod in seen.pods}, "it is gone")
+        await confirm(live.client, fleet, [pod_to_remove.name])
+    await live.until(lambda seen: pod_to_remove.uid not in {pod.uid for pod in seen.pods}, "it is gone")
     with pytest.raises(Conflict):
-        await confirm(live.client, fleet, [victim.name])
+        await confirm(live.client, fleet, [pod_to_remove.name])

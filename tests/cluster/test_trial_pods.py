@@ -89,29 +89,29 @@ async def test_a_pod_of_somebody_else_is_neither_taken_nor_removed(place: Place)
         await place.trials.make(place.trial, place.manifest())
     with pytest.raises(Conflict):
         await place.trials.look(place.trial, TRIED)
-    assert await place.trials.sweep(place.trial.namespace, place.trial.owner.uid) == ()
+    assert await place.trials.delete_trials(place.trial.namespace, place.trial.owner.uid) == ()
     assert place.trial.name in place.pods()
 
 
-async def test_sweeping_removes_all_trials_of_the_resource_but_the_present_one(place: Place) -> None:
+async def test_deleting_removes_all_trials_of_the_resource_but_the_present_one(place: Place) -> None:
     other = replace(place.trial, name="llm-trial-2")
     await place.trials.make(place.trial, place.manifest())
     await place.trials.make(
         other, {**place.manifest(), "metadata": {**place.manifest()["metadata"], "name": other.name}}
     )
 
-    swept = await place.trials.sweep(place.trial.namespace, place.trial.owner.uid, but=other.name)
+    deleted = await place.trials.delete_trials(place.trial.namespace, place.trial.owner.uid, but=other.name)
     async with asyncio.timeout(60):
         while place.trial.name in place.pods():
-            await place.trials.sweep(place.trial.namespace, place.trial.owner.uid, but=other.name)
+            await place.trials.delete_trials(place.trial.namespace, place.trial.owner.uid, but=other.name)
             await asyncio.sleep(0.05)
 
-    assert swept == (place.trial.name,)
+    assert deleted == (place.trial.name,)
     assert other.name in place.pods()
     assert len(place.pods()) == 3
 
 
-async def test_a_trial_that_changes_while_it_is_swept_is_left_to_the_next_time(place: Place) -> None:
+async def test_a_trial_that_changes_while_it_is_deleted_is_left_to_the_next_time(place: Place) -> None:
     other = replace(place.trial, name="llm-trial-2")
     for trial in (place.trial, other):
         manifest = place.manifest()
@@ -134,7 +134,10 @@ async def test_a_trial_that_changes_while_it_is_swept_is_left_to_the_next_time(p
 
     late = Trials(Late())  # type: ignore[arg-type]
 
-    assert await late.sweep(place.trial.namespace, place.trial.owner.uid) == (place.trial.name, other.name)
+    assert await late.delete_trials(place.trial.namespace, place.trial.owner.uid) == (
+        place.trial.name,
+        other.name,
+    )
     until(lambda: other.name not in place.pods(), 60, "the other trial is gone")
     still = place.light.api.get("Pod", place.trial.name, place.trial.namespace)
     assert "deletionTimestamp" not in still["metadata"]
@@ -184,7 +187,7 @@ async def test_the_charts_rights_and_priority_class_suffice_where_trial_pods_are
         assert await trials.make(place.trial, place.manifest()) == ""
         assert await trials.look(place.trial, TRIED) is not None
         assert place.light.api.get("Pod", place.trial.name, where)["spec"]["priority"] == -10
-        assert await trials.sweep(where, owner) == (place.trial.name,)
+        assert await trials.delete_trials(where, owner) == (place.trial.name,)
 
 
 async def test_where_they_are_switched_off_none_can_be_made_and_it_is_said(place: Place) -> None:

@@ -114,10 +114,10 @@ class Place:
         status = {"phase": phase, "containerStatuses": statuses}
         self.light.api.patch("Pod", pod, {"status": status}, self.namespace, "status")
 
-    async def sweep_away(self, evaluations: Evaluations) -> None:
-        """Sweep as ticks do, until nothing is there."""
+    async def delete_all(self, evaluations: Evaluations) -> None:
+        """Delete as ticks do, until nothing is there."""
         async with asyncio.timeout(60):
-            while await evaluations.sweep(self.namespace, self.owner.uid):
+            while await evaluations.delete_evaluations(self.namespace, self.owner.uid):
                 await asyncio.sleep(0.05)
 
     async def ended(self, evaluation: Evaluation) -> JobSight:
@@ -331,18 +331,18 @@ async def test_a_job_of_somebody_else_is_neither_taken_nor_removed(place: Place)
         await place.evaluations.make(evaluation, SUBJECT)
     with pytest.raises(Conflict):
         await place.evaluations.look(evaluation)
-    assert await place.evaluations.sweep(place.namespace, place.owner.uid) == ()
+    assert await place.evaluations.delete_evaluations(place.namespace, place.owner.uid) == ()
     assert place.job()["metadata"]["name"] == evaluation.name
 
 
-async def test_sweeping_is_done_when_the_pods_are_gone_too(place: Place) -> None:
+async def test_deleting_is_done_when_the_pods_are_gone_too(place: Place) -> None:
     evaluation = await place.made()
     place.pod()
 
-    swept = await place.evaluations.sweep(place.namespace, place.owner.uid)
-    await place.sweep_away(place.evaluations)
+    deleted = await place.evaluations.delete_evaluations(place.namespace, place.owner.uid)
+    await place.delete_all(place.evaluations)
 
-    assert swept == (evaluation.name,)
+    assert deleted == (evaluation.name,)
     assert place.pods() == []
     assert await place.evaluations.look(evaluation) is None
 
@@ -354,23 +354,23 @@ async def test_a_job_is_not_gone_before_its_pods(place: Place) -> None:
     place.light.api.patch("Pod", name, hold, place.namespace)
     async with asyncio.timeout(30):
         while "deletionTimestamp" not in place.pods()[0]["metadata"]:
-            await place.evaluations.sweep(place.namespace, place.owner.uid)
+            await place.evaluations.delete_evaluations(place.namespace, place.owner.uid)
             await asyncio.sleep(0.05)
 
-    still = await place.evaluations.sweep(place.namespace, place.owner.uid)
+    still = await place.evaluations.delete_evaluations(place.namespace, place.owner.uid)
     place.light.api.patch("Pod", name, {"metadata": {"finalizers": None}}, place.namespace)
 
     assert still == ("llm-eval-1",)
     until(lambda: not place.light.api.list("Job", place.namespace), 30, "the Job is gone")
 
 
-async def test_sweeping_trial_pods_leaves_the_jobs_pods_alone(place: Place) -> None:
+async def test_deleting_trial_pods_leaves_the_jobs_pods_alone(place: Place) -> None:
     await place.made()
     name = place.pod()["metadata"]["name"]
 
-    swept = await Trials(place.evaluations.client).sweep(place.namespace, place.owner.uid)
+    deleted = await Trials(place.evaluations.client).delete_trials(place.namespace, place.owner.uid)
 
-    assert swept == ()
+    assert deleted == ()
     assert "deletionTimestamp" not in place.light.api.get("Pod", name, place.namespace)["metadata"]
 
 
@@ -443,11 +443,11 @@ async def test_the_charts_rights_suffice_where_evaluations_are_switched_on(place
         assert await evaluations.evaluation_digest(place.namespace, "gsm8k") == planned.digest
         assert await evaluations.make(planned, SUBJECT) == ""
         seen = await evaluations.look(planned)
-        swept = await evaluations.sweep(place.namespace, place.owner.uid)
-        await place.sweep_away(evaluations)
+        deleted = await evaluations.delete_evaluations(place.namespace, place.owner.uid)
+        await place.delete_all(evaluations)
 
     assert seen == JobSight(None, "", BEFORE)
-    assert swept == (planned.name,)
+    assert deleted == (planned.name,)
     assert place.light.api.list("Job", place.namespace) == []
 
 

@@ -114,7 +114,7 @@ class TestNumbers:
 
 @pytest.mark.light
 class TestAssignments:
-    async def test_freezing_changes_one_token_and_the_borrowed_fields(self, live: LiveFleet) -> None:
+    async def test_freezing_changes_one_token_and_the_temporary_fields(self, live: LiveFleet) -> None:
         fleet = await quiet(live)
         before = live.deployment()["spec"]
 

@@ -154,7 +154,7 @@ async def test_from_everywhere_the_way_back_takes_only_drained_replicas(
 
 
 async def test_whoever_takes_over_after_whichever_effect_finds_its_way(live: LiveFleet) -> None:
-    """Each operator dies after one effect; the next knows claim, victim and the time of the last move."""
+    """Each operator dies after one effect; the next knows claim, draining pods and when the last move was."""
     await live.serving(2)
     walks = [walker(live, await live.look())]
 

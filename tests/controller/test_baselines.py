@@ -121,7 +121,7 @@ async def test_a_fleet_whose_users_wait_without_preemptions_is_measured_over_the
 async def test_a_change_that_is_not_judged_by_figures_asks_for_none() -> None:
     metrics = Since(MINUTE)
 
-    assert await figures(metrics, a_policy(), Goal.STEADINESS) is not None
+    assert await figures(metrics, a_policy(), Goal.STAYS_UP) is not None
     assert metrics.looks == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.execute import pursue
+from kvmedic.controller.execute import execute_run
 from kvmedic.controller.next_move import Tick
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.kube.errors import Call, Refused
@@ -40,7 +40,7 @@ class Saved:
 
 
 async def ended(*, leads: bool) -> tuple[timedelta, Saved]:
-    """Pursue a run whose target was deleted."""
+    """Execute a run whose target was deleted."""
 
     async def gone(*_: Any) -> None:
         return None
@@ -62,7 +62,7 @@ async def ended(*, leads: bool) -> tuple[timedelta, Saved]:
         watch=Stopwatch(),
     )
     record = Record(run=run)
-    return await pursue(Tick(resource, resource.policy, record, run, ports, NOW, None)), saved
+    return await execute_run(Tick(resource, resource.policy, record, run, ports, NOW, None)), saved
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -104,7 +104,7 @@ async def test_a_run_that_may_not_see_the_owners_object_says_so_and_can_be_aband
     )
     run = a_run(StepState.ROLLING_OUT, an_intent(), step=replace(STEP, through=FIELD))
 
-    await pursue(Tick(resource, resource.policy, Record(run=run), run, ports, NOW, None))
+    await execute_run(Tick(resource, resource.policy, Record(run=run), run, ports, NOW, None))
 
     (record,) = saved.records
     told = record.condition(ConditionType.PROGRESSING)

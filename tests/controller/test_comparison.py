@@ -37,8 +37,8 @@ from run_builder import (
     NEW,
     NOW,
     OLD,
-    RECALL,
     REPLACE,
+    ROLLBACK,
     STEP,
     a_fleet,
     a_pod,
@@ -267,7 +267,7 @@ async def test_figures_that_come_late_are_compared_all_the_same() -> None:
     ("late", "goal", "state"),
     [
         ({"n": 0.2, "o": 0.15}, Goal.RELIEF, ComparisonState.ROLL_BACK),
-        ({"n": 0.2, "o": 0.15}, Goal.PARITY, ComparisonState.GO_ON),
+        ({"n": 0.2, "o": 0.15}, Goal.NO_WORSE, ComparisonState.GO_ON),
     ],
     ids=["that was to help", "that was to do no harm"],
 )
@@ -407,7 +407,7 @@ def with_newest(**changes: Any) -> Fleet:
         pytest.param({"fleet": mid_walk(fields=replace(STILL, paused=False))}, id="the walk is not paused"),
         pytest.param({"fleet": mid_walk(old=1, new=1, replicas=1)}, id="there is one replica"),
         pytest.param({"fleet": mid_walk(old=4, new=1, replicas=4)}, id="of four replicas one is changed"),
-        pytest.param({"run": rolling(goal=Goal.STEADINESS)}, id="the change is to keep engines up"),
+        pytest.param({"run": rolling(goal=Goal.STAYS_UP)}, id="the change is to keep engines up"),
         pytest.param({"run": replace(a_run(StepState.ROLLING_BACK, an_intent()), baseline=CALM)}, id="back"),
         pytest.param(
             {"run": replace(a_run(StepState.VERIFYING, an_intent()), baseline=CALM)}, id="all changed"
@@ -427,13 +427,13 @@ async def test_nothing_is_compared_where(change: dict[str, Any]) -> None:
     [
         pytest.param({}, id="of three replicas one is changed"),
         pytest.param({"fleet": mid_walk(old=3, new=2, replicas=4)}, id="of four replicas two are"),
-        pytest.param({"run": rolling(goal=Goal.PARITY)}, id="the change is to do no harm"),
+        pytest.param({"run": rolling(goal=Goal.NO_WORSE)}, id="the change is to do no harm"),
         pytest.param(
             {"run": replace(a_run(StepState.ROLLING_OUT, an_intent(), step=BUNDLE), baseline=CALM)},
             id="a method of compression is turned off",
         ),
         pytest.param(
-            {"run": replace(a_run(StepState.ROLLING_OUT, an_intent(), step=RECALL), baseline=CALM)},
+            {"run": replace(a_run(StepState.ROLLING_OUT, an_intent(), step=ROLLBACK), baseline=CALM)},
             id="an earlier revision comes back",
         ),
     ],

@@ -37,8 +37,8 @@ from worlds.bundled import begin, compressing, templates
 from worlds.configured import config_map, configure, copies
 from worlds.deploying import ALLOWED, RAISED_CAP, deploy
 from worlds.ending import LEVERS, PROMPT, TORCH, crash
+from worlds.host_memory import OFTEN, host_memory_spec, roomy, temporary_changes
 from worlds.killing import UNBOUNDED, Killer
-from worlds.lending import OFTEN, lending, lent, roomy
 from worlds.owned import annotated, applied_once
 from worlds.people import cap
 from worlds.phases import BESIDE, drained, let_go
@@ -249,7 +249,7 @@ def test_killed_at_every_write_the_rest_goes_in_waves_once_the_first_ones_served
     eye = survive(world, 5, killer)
 
     assert world.outcomes() == ["Recovered"]
-    assert {"2", "victims"} <= killer.words()
+    assert {"2", "draining"} <= killer.words()
     assert {pod["spec"]["containers"][0]["args"][2] for pod in world.pods()} == {"--max-num-seqs=14"}
     assert eye.lost == []
     assert eye.fewest >= 5
@@ -277,7 +277,7 @@ def test_killed_at_every_write_a_change_of_what_helm_owns_is_kept_and_told(a_wor
 
     (run,) = world.status()["history"]
     assert (run["outcome"], cap(world)) == ("Recovered", "--max-num-seqs=14")
-    assert "helm upgrade chat CHART" in run["handover"]
+    assert "helm upgrade chat CHART" in run["ownerPatch"]
     assert world.traces() == []
     assert (eye.lost, eye.fewest >= 2) == ([], True)
 
@@ -377,7 +377,7 @@ def test_killed_at_every_write_a_replica_out_of_memory_is_met_all_the_same(a_wor
 
     assert [run["outcome"] for run in world.status()["history"]] == ["Recovered"]
     assert world.status()["history"][0]["reason"] == "CudaOutOfMemory"
-    assert [one["share"] for one in world.status()["outgrown"]] == [0.92], "never gone back to"
+    assert [one["share"] for one in world.status()["oomShares"]] == [0.92], "never gone back to"
     assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
     assert "--max-num-seqs=64" in world.args()
     assert PROMPT not in world.log
@@ -479,14 +479,14 @@ def test_killed_at_every_write_an_autoscalers_minimum_is_raised_and_put_back(a_w
         press(world)
         world.start()
         world.wait(lambda: bool(held(world)) and "run" not in world.status(), SECONDS, "it is raised")
-        raised, replicas, footprint = minimum(world), world.replicas(), held(world)
+        raised, replicas, temporary = minimum(world), world.replicas(), held(world)
         calm(world)
         world.wait(lambda: len(world.outcomes()) == 2 and world.is_closed(), SECONDS, "it is put back")
     print(f"{world.starts} processes; {killer.report()}")
 
     assert (raised, replicas, minimum(world)) == (3, 3, 2), "the autoscaler itself made it"
-    assert footprint["holder"]["object"] == {"kind": HPA, "name": "llm"}
-    assert (footprint["before"], footprint["after"], footprint["fewest"]) == (2, 3, 2)
+    assert temporary["holder"]["object"] == {"kind": HPA, "name": "llm"}
+    assert (temporary["before"], temporary["after"], temporary["fewest"]) == (2, 3, 2)
     assert world.outcomes() == ["Recovered", "Recovered"]
     assert [run["steps"][0] for run in world.status()["history"]] == [
         f"{HPA}/llm: minimum 3 -> 2 replicas: Kept",
@@ -497,16 +497,18 @@ def test_killed_at_every_write_an_autoscalers_minimum_is_raised_and_put_back(a_w
     assert {"deployments", "horizontalpodautoscalers"} <= {write.object for write in killer.kills}
 
 
-def test_killed_at_every_write_host_memory_is_lent_and_given_back_all_the_same(a_world, killer):
-    world = a_world(replicas=2, decide=killer.decide, spec=lending(), change=roomy)
+def test_killed_at_every_write_host_memory_is_added_and_given_back_all_the_same(a_world, killer):
+    world = a_world(replicas=2, decide=killer.decide, spec=host_memory_spec(), change=roomy)
     deployed = world.deployment()["spec"]
 
     with Eye(world.cluster, world.namespace, 2) as eye:
         world.rewrite(new="smooth")
         world.start()
-        world.wait(lambda: bool(lent(world)) and "run" not in world.status(), SECONDS, "it is lent")
+        world.wait(
+            lambda: bool(temporary_changes(world)) and "run" not in world.status(), SECONDS, "it is added"
+        )
         world.rewrite(old="idle", new="idle")
-        world.wait(lambda: lent(world) == [] and world.is_closed(), SECONDS, "it is given back")
+        world.wait(lambda: temporary_changes(world) == [] and world.is_closed(), SECONDS, "it is given back")
     print(f"{world.starts} processes; {killer.report()}")
 
     assert world.outcomes() == ["Recovered", "Improved"]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from builders import an_observation
+from kvmedic.controller.blockers import gate, health_of
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.next_move import Tick, drains_of
-from kvmedic.controller.obstacles import gate, health_of
-from kvmedic.controller.ports import EveryNamespace, Senses
+from kvmedic.controller.ports import EveryNamespace, SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import verdict_input
 from kvmedic.kube.clock import Stopwatch
@@ -23,7 +23,7 @@ from kvmedic.model.evidence import Absence, Blocked, Measured, Missing
 from kvmedic.model.fleet import Owner, OwnerKind, Pod, TemplateOwner
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Judged, Run, StepState, Verdict, Victim
+from kvmedic.model.run import DrainingPod, Judged, Run, StepState, Verdict
 from kvmedic.model.status import Record
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.gates.opening import Health, Stop
@@ -76,7 +76,7 @@ async def found(
     fleet = a_fleet(pods=tuple(pods), owner=owner)
     view = View(fleet=fleet, template=deployment(3)["spec"]["template"])
     resource, world = spec(levers=LEVERS, **more), Ended(State.MISSING, ends_by_pod=ends)
-    seen = await survey(resource, resource.policy, view, Senses(world, world))
+    seen = await survey(resource, resource.policy, view, SurveyInput(world, world))
     return seen, await gate(resource.policy, Record(), seen, PORTS, NOW)
 
 
@@ -88,7 +88,7 @@ async def test_replicas_that_are_all_down_for_what_the_plan_mends_are_enough():
     seen, blocked = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY))
 
     assert seen.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
-    assert (seen.obstacle, blocked) == (None, None)
+    assert (seen.blocked, blocked) == (None, None)
     assert health_of(seen) == Health(ready=0, mendable=3)
 
 
@@ -181,7 +181,7 @@ async def test_who_owns_the_template_is_not_fought_though_nothing_serves():
 
     seen, _ = await found(down("a", "b", "c"), dict.fromkeys("abc", MEMORY), owner=argo)
 
-    assert seen.obstacle.reason is Reason.MANAGED_BY_GITOPS
+    assert seen.blocked.reason is Reason.MANAGED_BY_GITOPS
 
 
 def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
@@ -218,7 +218,9 @@ def a_tick(run: Run, metrics: Replicas, **more: Any) -> Tick:
 )
 async def test_a_replica_that_never_was_ready_takes_no_wait(pod, count, drain, asked):
     metrics = Replicas(count)
-    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victims=(Victim("a", "uid-a", NOW, out_at=NOW),))
+    run = replace(
+        a_run(StepState.ROLLING_OUT, an_intent()), draining_pods=(DrainingPod("a", "uid-a", NOW, out_at=NOW),)
+    )
 
     found = await drains_of(a_tick(run, metrics), a_fleet(pods=(replace(pod, cordoned=True),)))
 
@@ -226,14 +228,14 @@ async def test_a_replica_that_never_was_ready_takes_no_wait(pod, count, drain, a
     assert metrics.asked == asked
 
 
-LATE = Victim("a", "uid-a", NOW - timedelta(minutes=11), out_at=NOW - timedelta(minutes=11))
+LATE = DrainingPod("a", "uid-a", NOW - timedelta(minutes=11), out_at=NOW - timedelta(minutes=11))
 UNKNOWN = Missing(Absence.SOURCE_UNAVAILABLE)
 OUT: Mapping[str, Any] = {"cordoned": True, "in_rotation": False}
 PROBES_FAIL = a_pod("a", ready_at=None, unready_at=NOW, runs_since=NOW - timedelta(hours=1), **OUT)
 
 
 @pytest.mark.parametrize(
-    ("pod", "count", "victim", "held", "let_go"),
+    ("pod", "count", "draining_pod", "held", "let_go"),
     [
         (PROBES_FAIL, UNKNOWN, replace(LATE, cordoned_at=NOW), Drain.UNKNOWN, Drain.UNKNOWN),
         (PROBES_FAIL, UNKNOWN, LATE, Drain.HELD, Drain.TIMED_OUT),
@@ -268,10 +270,10 @@ PROBES_FAIL = a_pod("a", ready_at=None, unready_at=NOW, runs_since=NOW - timedel
     ],
 )
 async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_down_or_the_spec_lets_it_go(
-    pod, count, victim, held, let_go
+    pod, count, draining_pod, held, let_go
 ):
-    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victims=(victim,))
-    minutes = 1 if victim.cordoned_at == NOW else 11
+    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), draining_pods=(draining_pod,))
+    minutes = 1 if draining_pod.cordoned_at == NOW else 11
 
     found = {}
     for way in ("Hold", "Proceed"):
@@ -290,8 +292,8 @@ async def test_after_the_time_out_a_replica_with_requests_is_held_unless_it_is_d
 @pytest.mark.parametrize(
     ("served", "goal", "verdict"),
     [
-        (0, Goal.STEADINESS, Verdict.IMPROVED),
-        (1, Goal.STEADINESS, Verdict.INCONCLUSIVE),
+        (0, Goal.STAYS_UP, Verdict.IMPROVED),
+        (1, Goal.STAYS_UP, Verdict.INCONCLUSIVE),
         (0, Goal.RELIEF, Verdict.INCONCLUSIVE),
     ],
     ids=["nobody served before", "somebody did", "another change"],
@@ -320,7 +322,7 @@ def test_a_fleet_that_is_down_as_a_whole_is_healed(a_world, replicas):
 
     assert world.outcomes() == ["Recovered"]
     assert world.status()["history"][0]["reason"] == "CudaOutOfMemory"
-    assert [one["share"] for one in world.status()["outgrown"]] == [0.92], "never gone back to"
+    assert [one["share"] for one in world.status()["oomShares"]] == [0.92], "never gone back to"
     assert [arg for arg in world.args() if "memory" in arg] == ["--gpu-memory-utilization=0.9"]
     assert "--max-num-seqs=64" in world.args()
     for private in (PROMPT, "Tried to allocate"):

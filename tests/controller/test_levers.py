@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worlds.lending import LOOKS_SECONDS, OFTEN, turned
+from worlds.host_memory import LOOKS_SECONDS, OFTEN, turned
 from worlds.world import Eye, World
 
 PATIENCE_SECONDS = 90

@@ -16,12 +16,12 @@ from kvmedic.controller.next_move import (
     _watched_fleet,
     _with_arrivals,
     drains_of,
-    observe_victims,
+    observe_draining_pods,
 )
 from kvmedic.model.evidence import Absence, Measured, Missing
 from kvmedic.model.fleet import Orphan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import StepState, TimedOut, Victim
+from kvmedic.model.run import DrainingPod, StepState, TimedOut
 from kvmedic.model.spec import OnDrainTimeout
 from kvmedic.model.status import Record
 from kvmedic.rollout.draining import Drain, draining_move, held_move
@@ -41,12 +41,12 @@ def a_tick(
         return Measured(0.0, NOW)
 
     rollout = SimpleNamespace(drain_timeout=LIMIT, on_drain_timeout=answer)
-    victim = Victim("a", "a", NOW, NOW if left else None)
+    draining_pod = DrainingPod("a", "a", NOW, NOW if left else None)
     pace = SimpleNamespace(drain_quiet=timedelta(seconds=5), drain_interval=timedelta(0))
     watch = SimpleNamespace(elapsed=lambda *_: waited)
     return SimpleNamespace(
         policy=SimpleNamespace(rollout=rollout, source="default"),
-        run=SimpleNamespace(victims=(victim,), timed_out=timed_out, id="1"),
+        run=SimpleNamespace(draining_pods=(draining_pod,), timed_out=timed_out, id="1"),
         resource=SimpleNamespace(uid="r", namespace="n"),
         ports=SimpleNamespace(watch=watch, pace=pace, metrics=SimpleNamespace(in_flight=in_flight)),
         now=NOW,
@@ -63,7 +63,9 @@ def test_a_replica_that_a_service_does_not_let_go_of_is_put_back_at_the_time_out
 
     def move(waited: timedelta) -> object:
         tick = a_tick(waited, answer, left=left)
-        return draining_move(fleet, pod, tick.run.victims[0], asyncio.run(drains_of(tick, fleet))["a"], 0)
+        return draining_move(
+            fleet, pod, tick.run.draining_pods[0], asyncio.run(drains_of(tick, fleet))["a"], 0
+        )
 
     assert isinstance(move(LIMIT), Wait)
     assert move(LIMIT + timedelta(seconds=1)) == Uncordon(pod, timed_out=True)
@@ -148,18 +150,18 @@ def drained(engine: Engine, seconds: list[int], settle: int = 15) -> tuple[Any, 
     """Look at a released replica that drains, after so many seconds; return what was told last, and when."""
     pod = replace(a_pod("a", "old"), uid="a", cordoned=True, in_rotation=False, is_released=True)
     orphan = Orphan(pod, is_owned=False, has_ended=False)
-    victim, told = Victim("a", "a", NOW, NOW), []
+    draining_pod, told = DrainingPod("a", "a", NOW, NOW), []
     move: Any = None
     for second in seconds:
         tick = a_tick(timedelta(seconds=second), OnDrainTimeout.HOLD, left=True)
         tick.policy.rollout.settle = timedelta(seconds=settle)
         tick.ports.metrics = engine
-        run = replace(a_run(StepState.ROLLING_OUT, an_intent()), victims=(victim,))
+        run = replace(a_run(StepState.ROLLING_OUT, an_intent()), draining_pods=(draining_pod,))
         record: Any = Tick(
             tick.resource, tick.policy, Record(), run, tick.ports, NOW + timedelta(seconds=second)
         )
-        seen = asyncio.run(observe_victims(record, a_fleet(orphans=(orphan,))))
-        (victim,) = seen.run.victims
+        seen = asyncio.run(observe_draining_pods(record, a_fleet(orphans=(orphan,))))
+        (draining_pod,) = seen.run.draining_pods
         move = _with_arrivals(seen, Wait(Reason.DRAINING, "it finishes its requests"))
         told += [str(second)] if move.reason is Reason.REQUESTS_STILL_ARRIVE else []
     return move, told

@@ -14,10 +14,10 @@ from kvmedic.cli.explain import Place, explain_resource
 from kvmedic.cli.report import vitals_as_json, vitals_as_text
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Drivers, NotAllowed, Senses
+from kvmedic.controller.ports import Drivers, NotAllowed, SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.kube.client import Client, Limits
-from kvmedic.model.devices import NEEDED, SILENCES, Device, Silence, Vital
+from kvmedic.model.devices import NEEDED, NVIDIA_SMI_ERRORS, Device, NvidiaSmiError, Vital
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record
@@ -67,7 +67,7 @@ def _patience(commands: Commands) -> float:
 async def looked(commands: Commands, metrics: Asked | None = None, health: str = "Required") -> Survey:
     asked, resource = metrics or Asked(State.THRASH), spec(nodeHealth=health)
     async with drivers(commands) as made:
-        return await survey(resource, resource.policy, view(), Senses(asked, asked, drivers=made))
+        return await survey(resource, resource.policy, view(), SurveyInput(asked, asked, drivers=made))
 
 
 @pytest.mark.parametrize("health", ["Required", "IfAvailable"])
@@ -87,8 +87,8 @@ async def test_an_ill_gpu_diverts_and_says_who_told(play, reason, says, health):
 
     assert (found.diagnosis.reason, found.plan) == (reason, None)
     assert f"{says} (reported by nvidia-smi)" in found.diagnosis.line()
-    assert says in found.obstacle.message
-    assert "b" in found.obstacle.message
+    assert says in found.blocked.message
+    assert "b" in found.blocked.message
 
 
 async def test_gpus_that_are_well_let_the_fleet_be_healed_and_it_is_said_who_told():
@@ -106,34 +106,34 @@ async def test_gpus_that_are_well_let_the_fleet_be_healed_and_it_is_said_who_tol
     ]
 
 
-SILENT: dict[Silence, Commands] = {
-    Silence.TIMED_OUT: Commands(WELL, plays={"b": hangs}),
-    Silence.NOT_STARTED: Commands(WELL, plays={"b": sends(NO_PROGRAM)}),
-    Silence.FORBIDDEN: Commands(refusal=403),
-    Silence.FAILED: Commands(WELL, plays={"b": prints("", code=9)}),
-    Silence.INCOMPLETE: Commands(WELL, plays={"b": prints(gpu(ecc="ERR!"))}),
+SILENT: dict[NvidiaSmiError, Commands] = {
+    NvidiaSmiError.TIMED_OUT: Commands(WELL, plays={"b": hangs}),
+    NvidiaSmiError.NOT_STARTED: Commands(WELL, plays={"b": sends(NO_PROGRAM)}),
+    NvidiaSmiError.FORBIDDEN: Commands(refusal=403),
+    NvidiaSmiError.FAILED: Commands(WELL, plays={"b": prints("", code=9)}),
+    NvidiaSmiError.INCOMPLETE: Commands(WELL, plays={"b": prints(gpu(ecc="ERR!"))}),
 }
 
 
 @pytest.mark.parametrize("health", ["Required", "IfAvailable"])
-@pytest.mark.parametrize("silence", SILENT)
-async def test_a_driver_that_tells_nothing_makes_health_unknown_and_says_what_to_do(silence, health):
-    found = await looked(SILENT[silence], health=health)
+@pytest.mark.parametrize("nvidia_smi_error", SILENT)
+async def test_a_driver_that_tells_nothing_makes_health_unknown_and_says_what_to_do(nvidia_smi_error, health):
+    found = await looked(SILENT[nvidia_smi_error], health=health)
 
     if health == "IfAvailable":
         assert found.plan is not None, "unknown health does not stop a change there"
         return
     assert (found.diagnosis.reason, found.plan) == (Reason.NODE_HEALTH_UNKNOWN, None)
-    assert SILENCES[silence] in found.diagnosis.line()
+    assert NVIDIA_SMI_ERRORS[nvidia_smi_error] in found.diagnosis.line()
     assert "b on node gpu-7" in found.diagnosis.line()
 
 
 async def test_where_it_is_not_allowed_nobody_is_asked_and_nothing_is_said_of_it():
     asked, resource = Asked(State.THRASH), spec(nodeHealth="Required")
 
-    found = await survey(resource, resource.policy, view(), Senses(asked, asked))
+    found = await survey(resource, resource.policy, view(), SurveyInput(asked, asked))
 
-    assert isinstance(Senses(asked, asked).drivers, NotAllowed)
+    assert isinstance(SurveyInput(asked, asked).drivers, NotAllowed)
     assert found.diagnosis.reason is Reason.NODE_HEALTH_UNKNOWN
     assert "nvidia-smi in" not in found.diagnosis.line()
 

@@ -77,14 +77,14 @@ def delete_released(world: World, orphan: str) -> None:
     world.kubectl("delete", "pod", orphan, "--wait=false")
 
 
-def meddle_in_vain(world: World, _: str) -> None:
+def meddle_without_effect(world: World, _: str) -> None:
     refused("undo")(world)
     refused("restart")(world)
     pause_and_resume(world)
 
 
 def meddle_delete_and_scale_up(world: World, orphan: str) -> None:
-    meddle_in_vain(world, orphan)
+    meddle_without_effect(world, orphan)
     delete_released(world, orphan)
     scale(5)(world)
 

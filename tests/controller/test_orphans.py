@@ -17,7 +17,7 @@ from kvmedic.model.run import StepState
 from kvmedic.model.spec import RotationLabel
 from kvmedic.rollout.drift import Standing, target_standing
 from kvmedic.rollout.moves import Freeze
-from run_builder import BUNDLE, CONFIG, EDIT, NOW, OWN_FIELDS, RECALL, UID, a_fleet, a_pod
+from run_builder import BUNDLE, CONFIG, EDIT, NOW, OWN_FIELDS, ROLLBACK, UID, a_fleet, a_pod
 
 WITHIN = TokenEdit("vllm", 0, Field.COMMAND, 2, "64", None, 17)
 
@@ -39,7 +39,9 @@ def test_a_note_is_read_as_it_was_written(edit) -> None:
 
 
 def test_a_note_of_a_whole_template_has_its_hash() -> None:
-    assert note_in(written(RECALL.template_change)) == Note(OWN_FIELDS, None, RECALL.before.template, LABEL)
+    assert note_in(written(ROLLBACK.template_change)) == Note(
+        OWN_FIELDS, None, ROLLBACK.before.template, LABEL
+    )
 
 
 GOOD = json.loads(written(EDIT))

@@ -211,10 +211,10 @@ def test_with_apply_it_is_changed_and_what_keeps_it_is_told(a_world, who):
     assert fields_of(world.deployment()["spec"]) == fields_of(before)
     assert world.traces() == []
     (run,) = world.status()["history"]
-    assert words in run["handover"]
-    assert NEW in run["handover"]
-    assert "undrained" not in run["handover"]
-    assert run["handover"].rpartition("\n")[2] in events(world, "Recovered")[0]
+    assert words in run["ownerPatch"]
+    assert NEW in run["ownerPatch"]
+    assert "undrained" not in run["ownerPatch"]
+    assert run["ownerPatch"].rpartition("\n")[2] in events(world, "Recovered")[0]
     planned = "puts it back" if who == "Helm" else "cannot be read; one revert ends it"
     assert planned in events(world, "Planned")[0], "said before the first write"
 

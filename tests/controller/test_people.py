@@ -25,6 +25,7 @@ from worlds.people import (
     cap,
     delete_pod,
     delete_resource,
+    draining_pod,
     edit_flag,
     is_gone,
     pause_and_resume,
@@ -36,7 +37,6 @@ from worlds.people import (
     stop,
     suspend,
     untouched,
-    victim,
 )
 from worlds.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
 from worlds.runs import (
@@ -98,7 +98,7 @@ WITH_OURS = 3
 """Replicas that an edit's rollout may have made with the run's change in it, before that was taken out."""
 
 
-def meddle_in_vain(world: World) -> None:
+def meddle_without_effect(world: World) -> None:
     """Try what kubectl refuses on a paused Deployment, and pause and resume it."""
     refused("undo")(world)
     refused("restart")(world)
@@ -107,7 +107,7 @@ def meddle_in_vain(world: World) -> None:
 
 def delete_old_and_drained(world: World) -> None:
     delete_pod(a_pod(OLD))(world)
-    delete_pod(victim)(world)
+    delete_pod(draining_pod)(world)
 
 
 def one_after_the_other(*acts: Callable[[World], None]) -> Callable[[World, str], None]:
@@ -141,7 +141,7 @@ FLAG_DEEDS = {
         "scales to zero": Deed(simply(scale(0)), ends("ScaledToZero"), OLD, ONLY[0], lost=4),
         "tries to undo and to restart, pauses and resumes, deletes an old pod and the drained one, "
         "and scales up": Deed(
-            one_after_the_other(meddle_in_vain, delete_old_and_drained, scale(5)),
+            one_after_the_other(meddle_without_effect, delete_old_and_drained, scale(5)),
             ends("Recovered"),
             NEW,
             ONLY[5],

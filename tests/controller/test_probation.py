@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from worlds.lending import LOOKS_SECONDS, OFTEN
+from worlds.host_memory import LOOKS_SECONDS, OFTEN
 from worlds.people import set_env
 from worlds.probation import keep_cap, later
 from worlds.telling import events

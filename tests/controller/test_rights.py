@@ -181,7 +181,7 @@ def test_the_charts_rights_suffice_for_an_autoscalers_minimum(a_world, with_righ
     resource = "horizontalpodautoscalers" if kind == HPA else "scaledobjects"
     used = {right for right in proxy.used if right[1] == resource}
     assert proxy.forbidden == []
-    # It is watched from the first glance on, where there was one.
+    # It is watched from the first quick look on, where there was one.
     assert {verb for _, _, verb in used} - {"watch"} == {"list", "get", "patch"}
     assert minimum(world, kind) in (REPLICAS, None)
 

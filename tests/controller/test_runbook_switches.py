@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.model.evidence import Blocked, Measured
 from kvmedic.model.fleet import template_hash
@@ -59,8 +59,8 @@ async def looked(
     record: Record, resource: Resource | None = None, metrics: Asked | None = None, now: Any = ON
 ) -> Survey:
     owner = replace(resource or spec(runbooks=BOTH), record=record)
-    senses = metrics or Asked(State.THRASH)
-    return await survey(owner, owner.policy, view(now), Senses(senses, senses, NOW))
+    asked = metrics or Asked(State.THRASH)
+    return await survey(owner, owner.policy, view(now), SurveyInput(asked, asked, NOW))
 
 
 def switched(found: Survey) -> RunbookSwitch:
@@ -131,7 +131,7 @@ async def test_where_compression_cannot_go_on_the_fleet_is_capped_as_without_it(
     calm = await looked(Record(answers=answers), resource, Asked(State.RECOVERED), now=now)
 
     assert isinstance(found.plan.steps[0], FlagStep)
-    assert (found.runbook, found.obstacle) == (THRASH, None)
+    assert (found.runbook, found.blocked) == (THRASH, None)
     assert (switched(found).reason, switched(found).to_runbook) == (reason, THRASH)
     assert f"{COMPRESSION} cannot go on, {reason}: " in found.diagnosis.line()
     assert calm.plan is None
@@ -140,7 +140,7 @@ async def test_where_compression_cannot_go_on_the_fleet_is_capped_as_without_it(
 async def test_a_trial_that_turns_out_to_be_impossible_leaves_the_fleet_to_the_other_runbook_too() -> None:
     resource = spec(runbooks=BOTH)
     planned = await looked(Record(), resource, now=ROOM)
-    no_pods = replace(planned, obstacle=Blocked(Reason.TRIAL_IMPOSSIBLE, "set probe.trialPods"))
+    no_pods = replace(planned, blocked=Blocked(Reason.TRIAL_IMPOSSIBLE, "set probe.trialPods"))
 
     found = switch_where_untriable(no_pods, replace(resource, record=Record()), resource.policy, NOW)
     as_planned = switch_where_untriable(planned, resource, resource.policy, NOW)
@@ -202,10 +202,10 @@ async def test_the_second_time_for_the_same_template_nothing_is_planned() -> Non
     found, over, _ = await ping_pong(TURNED, CAPPED)
 
     assert found.plan is None
-    assert found.obstacle.reason is Reason.RUNBOOK_SWITCHED_TWICE
+    assert found.blocked.reason is Reason.RUNBOOK_SWITCHED_TWICE
     for told in (over.template, "PreemptionThrash wants Deployment/llm: maxNumSeqs 64 -> ", "EagerFallback"):
-        assert told in found.obstacle.message
-    assert "An edit of the spec or of the pod template starts anew" in found.obstacle.message
+        assert told in found.blocked.message
+    assert "An edit of the spec or of the pod template starts anew" in found.blocked.message
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ async def test_what_is_no_second_switch_blocks_nobody(runs: Iterable[ClosedRun])
     found, _, _ = await ping_pong(*runs)
 
     assert found.plan is not None
-    assert found.obstacle is None
+    assert found.blocked is None
 
 
 async def test_an_edit_of_the_spec_or_of_the_template_starts_anew() -> None:
@@ -268,7 +268,7 @@ async def test_the_way_back_is_bounded_too() -> None:
 
     assert found.diagnosis.reason is Reason.EAGER_FALLBACK
     assert found.plan is None
-    assert found.obstacle.reason is Reason.RUNBOOK_SWITCHED_TWICE
+    assert found.blocked.reason is Reason.RUNBOOK_SWITCHED_TWICE
 
 
 GROWTHS = {None: TrialStep, Growth.SQUARE: BundleStep, Growth.LINEAR: FlagStep}
@@ -313,5 +313,5 @@ async def test_a_trial_is_never_in_the_way_because_it_changes_nothing() -> None:
     found = await looked(record, now=roomy)
 
     assert found.diagnosis.reason is Reason.COMPRESSION_UNPROVEN
-    assert found.obstacle is None
+    assert found.blocked is None
     assert isinstance(found.plan.steps[0], TrialStep)

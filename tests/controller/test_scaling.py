@@ -39,7 +39,7 @@ def test_a_replica_is_added_and_stays_until_fewer_carry_the_load(a_world):
 
     with Eye(world.cluster, world.namespace, REPLICAS) as eye:
         grow(world)
-        added, footprint = world.replicas(), held(world)
+        added, temporary = world.replicas(), held(world)
         finalizers = world.resource()["metadata"].get("finalizers")
         world.wait(
             lambda: bool(held(world).get("outlook")),
@@ -54,7 +54,7 @@ def test_a_replica_is_added_and_stays_until_fewer_carry_the_load(a_world):
         world.wait(world.is_closed, PATIENCE_SECONDS, "the finalizer goes")
 
     assert (added, stays) == (MORE, (MORE, 1)), "the load is what two could not carry"
-    assert (footprint["before"], footprint["after"]) == (REPLICAS, MORE)
+    assert (temporary["before"], temporary["after"]) == (REPLICAS, MORE)
     assert finalizers, "what is held is given back before the resource goes"
     assert "Temporary change: replicas 2 -> 3" in told
     assert "45 requests wait on 3 replicas" in told

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvmedic.controller import reconcile, spares
+from kvmedic.controller.blockers import check_ownership
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import check_ownership
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.spares import check_spare, needs_spare
 from kvmedic.controller.survey import examine
 from kvmedic.model.evidence import Blocked
@@ -27,7 +27,7 @@ from kvmedic.runbooks.branches import NoChange
 from kvmedic.runbooks.preemption.restore import Fits
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
-from run_builder import BUNDLE, NOW, RECALL, REPLACE, STEP
+from run_builder import BUNDLE, NOW, REPLACE, ROLLBACK, STEP
 from worlds.asked import Asked, a_resource
 from worlds.settled import TEMPLATE, Town, a_settled_fleet
 from worlds.steps import GATE, MINIMUM, TRIAL
@@ -54,7 +54,7 @@ async def looked(
     view = View(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics: Any = Asked(state)
     here: Any = town
-    found = await examine(resource, spec, view, Senses(metrics, metrics))
+    found = await examine(resource, spec, view, SurveyInput(metrics, metrics))
     return await check_spare(await check_ownership(found, resource, spec, here), resource, spec, here)
 
 
@@ -65,7 +65,7 @@ def with_room(seen: Finding) -> Town:
 async def test_where_there_is_room_nothing_is_said() -> None:
     plain, found = await looked(with_room(Room(("gpu-2",)))), await looked(with_room(Room(("gpu-1",))))
 
-    assert found.obstacle is None
+    assert found.blocked is None
     assert found.plan == plain.plan
 
 
@@ -73,9 +73,9 @@ async def test_no_room_is_said_with_figures_and_a_way_out_and_nothing_begins() -
     found = await looked(with_room(FULL))
 
     assert found.plan is not None, "it is shown all the same"
-    assert isinstance(found.obstacle, Blocked)
-    assert found.obstacle.reason is Reason.NO_ROOM_FOR_SPARE
-    assert found.obstacle.message.startswith(f"{FULL.message}: free that much, or raise the quota")
+    assert isinstance(found.blocked, Blocked)
+    assert found.blocked.reason is Reason.NO_ROOM_FOR_SPARE
+    assert found.blocked.message.startswith(f"{FULL.message}: free that much, or raise the quota")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ async def test_no_room_is_said_with_figures_and_a_way_out_and_nothing_begins() -
 async def test_where_no_room_is_not_sure_the_spare_is_tried(seen: Finding, spec: Any, said: str) -> None:
     found = await looked(with_room(seen), policy(**spec))
 
-    assert found.obstacle is None
+    assert found.blocked is None
     assert found.plan is not None
     assert said in found.plan.message
 
@@ -105,7 +105,7 @@ def carries(monkeypatch: pytest.MonkeyPatch, found: Fits | NoChange) -> None:
 async def test_with_room_the_best_effort_is_a_spare() -> None:
     found = await looked(with_room(Room(("gpu-1",))), BEST_EFFORT)
 
-    assert (found.obstacle, found.may_lack) == (None, 0)
+    assert (found.blocked, found.may_lack) == (None, 0)
 
 
 async def test_without_room_it_goes_one_short_where_the_others_carry_the_load(
@@ -116,7 +116,7 @@ async def test_without_room_it_goes_one_short_where_the_others_carry_the_load(
     found = await looked(with_room(FULL), BEST_EFFORT)
 
     assert found.plan is not None
-    assert (found.obstacle, found.may_lack) == (None, 1)
+    assert (found.blocked, found.may_lack) == (None, 1)
     assert f"{FULL.message}: the fleet is one replica short" in found.plan.message
     assert found.plan.message.endswith("2 replicas would run 3.0 sequences each")
 
@@ -124,8 +124,8 @@ async def test_without_room_it_goes_one_short_where_the_others_carry_the_load(
 async def test_a_fleet_that_thrashes_has_no_headroom_and_nothing_is_changed() -> None:
     found = await looked(with_room(FULL), BEST_EFFORT)
 
-    assert isinstance(found.obstacle, Blocked)
-    assert (found.obstacle.reason, found.may_lack) == (Reason.NO_HEADROOM, 0)
+    assert isinstance(found.blocked, Blocked)
+    assert (found.blocked.reason, found.may_lack) == (Reason.NO_HEADROOM, 0)
 
 
 @pytest.mark.parametrize("seen", [RoomUnknown("403"), replace(FULL, adds_nodes="Karpenter")])
@@ -138,8 +138,8 @@ async def test_where_no_room_is_not_sure_the_best_effort_tries_a_spare_once(
     first = await looked(with_room(seen), BEST_EFFORT)
     then = await looked(with_room(seen), BEST_EFFORT, record=Record(history=(ended,)))
 
-    assert (first.obstacle, first.may_lack) == (None, 0)
-    assert (then.obstacle, then.may_lack) == (None, 1)
+    assert (first.blocked, first.may_lack) == (None, 0)
+    assert (then.blocked, then.may_lack) == (None, 1)
 
 
 async def test_without_any_spare_nobody_looks_at_the_nodes_or_the_load() -> None:
@@ -147,7 +147,7 @@ async def test_without_any_spare_nobody_looks_at_the_nodes_or_the_load() -> None
 
     found = await looked(town, NO_SPARE)
 
-    assert (found.obstacle, found.may_lack, town.measured) == (None, 1, 0)
+    assert (found.blocked, found.may_lack, town.measured) == (None, 1, 0)
 
 
 ORPHAN = replace(a_settled_fleet().rotation, orphan=OrphanDrain(("app",)))
@@ -156,7 +156,7 @@ ORPHAN = replace(a_settled_fleet().rotation, orphan=OrphanDrain(("app",)))
 async def test_without_a_label_it_goes_one_short_as_well() -> None:
     found = await looked(with_room(FULL), NO_SPARE, rotation=ORPHAN)
 
-    assert (found.obstacle, found.may_lack) == (None, 1)
+    assert (found.blocked, found.may_lack) == (None, 1)
 
 
 @pytest.mark.parametrize("spec", [BEST_EFFORT, NO_SPARE], ids=["best effort", "none"])
@@ -171,9 +171,9 @@ async def test_the_only_replica_needs_the_spare(spec: Policy, rotation: Rotation
 
     found = await check_spare(replace(known, view=view), replace(a_resource(), policy=spec), spec, here)
 
-    assert isinstance(found.obstacle, Blocked)
-    assert found.obstacle.reason is Reason.SPARE_NEEDED
-    assert "nobody serves while the only replica is away" in found.obstacle.message
+    assert isinstance(found.blocked, Blocked)
+    assert found.blocked.reason is Reason.SPARE_NEEDED
+    assert "nobody serves while the only replica is away" in found.blocked.message
 
 
 async def test_the_nodes_are_not_looked_at_where_something_else_stands_in_the_way() -> None:
@@ -181,8 +181,8 @@ async def test_the_nodes_are_not_looked_at_where_something_else_stands_in_the_wa
 
     found = await looked(town)
 
-    assert found.obstacle is not None
-    assert found.obstacle.reason is not Reason.NO_ROOM_FOR_SPARE
+    assert found.blocked is not None
+    assert found.blocked.reason is not Reason.NO_ROOM_FOR_SPARE
     assert town.measured == 0
 
 
@@ -191,7 +191,7 @@ async def test_a_calm_fleet_asks_nothing_of_the_nodes() -> None:
 
     found = await looked(town, state=State.RECOVERED)
 
-    assert (found.plan, found.obstacle, town.measured) == (None, None, 0)
+    assert (found.plan, found.blocked, town.measured) == (None, None, 0)
 
 
 class Gates:
@@ -230,7 +230,7 @@ async def test_while_a_plan_waits_for_something_else_nobody_looks_for_room(
     town, resource, spec = with_room(FULL), a_resource(), policy()
     view = View(fleet=a_settled_fleet(), template=TEMPLATE, templates={})
     metrics: Any = Asked(State.THRASH)
-    found = await examine(resource, spec, view, Senses(metrics, metrics))
+    found = await examine(resource, spec, view, SurveyInput(metrics, metrics))
     gates = Gates(monkeypatch, closed)
     gates.ports.target = town
 
@@ -243,7 +243,7 @@ async def test_while_a_plan_waits_for_something_else_nobody_looks_for_room(
 @pytest.mark.parametrize(
     ("step", "needs"),
     [
-        *((each, True) for each in (STEP, BUNDLE, RECALL, REPLACE, MINIMUM)),
+        *((each, True) for each in (STEP, BUNDLE, ROLLBACK, REPLACE, MINIMUM)),
         *((each, False) for each in (replace(MINIMUM, before=4, after=2), TRIAL, GATE)),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_step_needs_a_spare_where_it_makes_one_pod_more(step: Step, needs: boo
     assert needs_spare(step, fleet) is needs
 
 
-@pytest.mark.parametrize("step", [STEP, BUNDLE, RECALL, REPLACE])
+@pytest.mark.parametrize("step", [STEP, BUNDLE, ROLLBACK, REPLACE])
 def test_a_rollout_that_is_turned_back_has_its_spare_already(step: Step) -> None:
     fleet = a_settled_fleet()
     turned = replace(fleet, replicas=fleet.replicas - 1)

@@ -1,7 +1,7 @@
 """Somebody edits the spec of a resource all the time while its runs go on, as a pipeline gone wild would.
 
 Each edit is drawn: a valid one of any field that may change, or one that the API server refuses. Whatever the
-spec says at a moment, no replica in rotation goes undrained, and what was borrowed is given back in the end.
+spec says at a moment, no replica in rotation goes undrained, and what was temporary is restored in the end.
 Hypothesis draws several sequences, each on a fleet of its own, and shortens one that fails.
 """
 

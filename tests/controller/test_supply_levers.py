@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worlds.lending import LOOKS_SECONDS, OFTEN, PATIENCE_SECONDS, roomy, turned
+from worlds.host_memory import LOOKS_SECONDS, OFTEN, PATIENCE_SECONDS, roomy, turned
 from worlds.world import Eye, World
 
 SHARE = {"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02}
@@ -108,7 +108,7 @@ def test_prefixes_are_reused_where_prompts_are_long_and_stay_so_if_hits_confirm_
 def test_prefixes_without_hits_are_not_what_helped_and_are_not_tried_again(a_world):
     world = a_world(spec=spec({"name": "prefixCaching"}), arguments=["--no-enable-prefix-caching"])
     before = world.deployment()["spec"]["template"]
-    world.rewrite(old="unshared", new="shared in vain")
+    world.rewrite(old="unshared", new="shared without hits")
 
     world.start()
     close(world)

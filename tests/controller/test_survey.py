@@ -1,4 +1,4 @@
-"""A look at a fleet without an open run: a calm one is glanced at, and the diagnosis is the same."""
+"""A look at a fleet without an open run: a calm one gets a quick look, and the diagnosis is the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from kvmedic.controller.evidence import Survey, engine_of
 from kvmedic.controller.plans import healthy_revision, proved_good
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import examine, survey
 from kvmedic.engines.engine_log import Started
 from kvmedic.manifests import flags
@@ -48,7 +48,7 @@ from worlds.vitals_builder import a_device, an_end
 from worlds.world import deployment
 
 SHORT = Histogram((10.0,), (9.0, 0.0), 45.0)
-GLANCE = TRIGGER | FELT
+QUICK_LOOK = TRIGGER | FELT
 """What tells whether a fleet is in trouble."""
 
 
@@ -60,13 +60,13 @@ def settled_view() -> Any:
 
 async def looked(state: State, good: str = "") -> tuple[Survey, Asked]:
     metrics, resource = Asked(state), a_resource(good)
-    return await survey(resource, resource.policy, view(), Senses(metrics, metrics)), metrics
+    return await survey(resource, resource.policy, view(), SurveyInput(metrics, metrics)), metrics
 
 
 async def test_a_calm_fleet_on_record_is_asked_for_the_trigger_alone() -> None:
     found, metrics = await looked(State.RECOVERED, good=OLD)
 
-    assert [look.signals for look in metrics.looks] == [GLANCE]
+    assert [look.signals for look in metrics.looks] == [QUICK_LOOK]
     assert found.diagnosis.reason is Reason.HEALTHY
 
 
@@ -78,21 +78,21 @@ async def test_a_new_revision_is_asked_for_its_traffic_too(good: str) -> None:
 
     proved = healthy_revision(found, policy, datetime.now(NOW.tzinfo))
 
-    assert [look.signals for look in metrics.looks] == [GLANCE | {Signal.REQUESTS_FINISHED}]
+    assert [look.signals for look in metrics.looks] == [QUICK_LOOK | {Signal.REQUESTS_FINISHED}]
     assert (proved.revision, proved.blocks, proved.flags["maxNumSeqs"]) == (OLD, 149, "64")
 
 
 async def test_a_fleet_that_cannot_be_seen_is_not_asked_for_more() -> None:
     found, metrics = await looked(State.MISSING, good=OLD)
 
-    assert [look.signals for look in metrics.looks] == [GLANCE]
+    assert [look.signals for look in metrics.looks] == [QUICK_LOOK]
     assert found.diagnosis.reason is Reason.METRICS_MISSING
 
 
 async def test_a_fleet_in_trouble_is_looked_at_as_a_whole() -> None:
     found, metrics = await looked(State.THRASH, good=OLD)
 
-    assert [look.signals for look in metrics.looks] == [GLANCE, EVERY_SIGNAL, EVERY_SIGNAL]
+    assert [look.signals for look in metrics.looks] == [QUICK_LOOK, EVERY_SIGNAL, EVERY_SIGNAL]
     assert found.diagnosis.reason is Reason.FLEET_WIDE_DEMAND
     assert found.plan is not None
 
@@ -101,7 +101,7 @@ async def test_a_fleet_in_trouble_is_asked_for_its_last_day_and_a_calm_one_is_no
     resource, peak, lengths = a_resource(OLD), Measured(900.0, NOW), (PastLengths(NOW, SHORT, SHORT),)
 
     troubled, calm = [
-        await survey(resource, resource.policy, view(), Senses(metrics, metrics))
+        await survey(resource, resource.policy, view(), SurveyInput(metrics, metrics))
         for metrics in (Asked(state, peak=peak, lengths=lengths) for state in (State.THRASH, State.RECOVERED))
     ]
 
@@ -132,7 +132,7 @@ async def test_a_method_that_evicts_tokens_is_known_by_the_template() -> None:
     template = {**seen.template, "spec": {**seen.template["spec"], "containers": [container]}}
 
     found = await survey(
-        resource, resource.policy, replace(seen, template=template), Senses(metrics, metrics)
+        resource, resource.policy, replace(seen, template=template), SurveyInput(metrics, metrics)
     )
 
     assert (found.evidence.evicts.name, found.evidence.evicts.budget) == ("TriAttention", 512)
@@ -184,7 +184,7 @@ def asking_for(cache_type: str) -> Any:
 
 async def surveyed_with(metrics: Asked, seen: Any, **more: Any) -> Survey:
     resource = spec(**more)
-    return await survey(resource, resource.policy, seen, Senses(metrics, metrics))
+    return await survey(resource, resource.policy, seen, SurveyInput(metrics, metrics))
 
 
 async def test_a_method_that_the_log_alone_tells_is_looked_at() -> None:
@@ -223,7 +223,7 @@ async def test_a_log_that_cannot_be_read_tells_of_no_method() -> None:
     assert found.diagnosis == alone.diagnosis
 
 
-async def test_no_start_is_read_at_a_glance_without_the_runbook_or_where_settings_tell() -> None:
+async def test_no_start_is_read_by_a_quick_look_without_the_runbook_or_where_settings_tell() -> None:
     calm, another, settled = Asked(State.RECOVERED), Asked(State.THRASH), Asked(State.THRASH)
     set_up = with_container(env=[{"name": "VLLM_ASCEND_KVCOMPRESS_ENABLED", "value": "1"}])
 
@@ -240,10 +240,10 @@ async def test_the_diagnosis_is_that_of_a_whole_look(state: State) -> None:
     resource = a_resource()
 
     asked = Asked(state)
-    whole = await examine(resource, resource.policy, view(), Senses(asked, asked))
+    whole = await examine(resource, resource.policy, view(), SurveyInput(asked, asked))
 
     assert found.diagnosis == whole.diagnosis
-    assert (found.runbook, found.plan, found.obstacle) == (whole.runbook, whole.plan, whole.obstacle)
+    assert (found.runbook, found.plan, found.blocked) == (whole.runbook, whole.plan, whole.blocked)
 
 
 async def test_gpus_and_ends_are_asked_for_as_the_look_needs_them() -> None:
@@ -255,7 +255,7 @@ async def test_gpus_and_ends_are_asked_for_as_the_look_needs_them() -> None:
 
 async def surveyed(metrics: Asked, **more: Any) -> Survey:
     resource = spec(**more)
-    return await survey(resource, resource.policy, view(), Senses(metrics, metrics))
+    return await survey(resource, resource.policy, view(), SurveyInput(metrics, metrics))
 
 
 async def test_required_node_health_that_nobody_tells_holds_and_says_how_to_provide_it() -> None:
@@ -279,7 +279,7 @@ async def test_a_broken_gpu_diverts_whatever_unknown_health_means(health: str) -
     found = await surveyed(Asked(State.THRASH, gpus=gpus), nodeHealth=health)
 
     assert (found.diagnosis.reason, found.plan) == (Reason.GPU_FAULT, None)
-    assert found.obstacle.reason is Reason.GPU_FAULT
+    assert found.blocked.reason is Reason.GPU_FAULT
 
 
 LEVERS = [{"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02}]
@@ -290,7 +290,7 @@ async def test_a_gpu_that_ran_out_of_memory_is_met_whatever_the_metrics_say(stat
     found = await surveyed(Asked(state, ended=an_end(Cause.DEVICE_MEMORY, NOW)), levers=LEVERS)
 
     assert found.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
-    assert found.goal is Goal.STEADINESS
+    assert found.goal is Goal.STAYS_UP
     assert (found.plan.steps[0].before, found.plan.steps[0].after) == (None, "0.9")
     assert not isinstance(found.baseline(Objectives()), Inconclusive)
 
@@ -300,10 +300,10 @@ async def test_a_replica_that_cannot_stay_up_does_not_stand_in_its_own_way() -> 
     broken = View(fleet=a_fleet(pods=pods), template=deployment(3)["spec"]["template"])
     metrics, resource = Asked(State.MISSING, ended=an_end(Cause.DEVICE_MEMORY, NOW)), spec(levers=LEVERS)
 
-    found = await survey(resource, resource.policy, broken, Senses(metrics, metrics))
+    found = await survey(resource, resource.policy, broken, SurveyInput(metrics, metrics))
 
     assert found.plan is not None
-    assert found.obstacle is None
+    assert found.blocked is None
 
 
 async def test_an_end_for_another_reason_does_not_change_the_diagnosis() -> None:
@@ -312,9 +312,9 @@ async def test_an_end_for_another_reason_does_not_change_the_diagnosis() -> None
     assert found.diagnosis.reason is Reason.HEALTHY
 
 
-def senses(state: State) -> Senses:
+def inputs(state: State) -> SurveyInput:
     metrics = Asked(state)
-    return Senses(metrics, metrics)
+    return SurveyInput(metrics, metrics)
 
 
 def shown_for_approval(cap: int, **changes: Any) -> Resource:
@@ -351,10 +351,10 @@ FRESH = "14"
 async def test_a_plan_that_somebody_may_be_approving_stands_within_the_noise(cap: int, expected: str) -> None:
     resource = shown_for_approval(cap)
 
-    found = await survey(resource, resource.policy, view(), senses(State.THRASH))
+    found = await survey(resource, resource.policy, view(), inputs(State.THRASH))
 
     assert caps(found) == [expected]
-    assert found.obstacle is None
+    assert found.blocked is None
 
 
 async def test_in_other_modes_the_newest_plan_counts() -> None:
@@ -364,7 +364,7 @@ async def test_in_other_modes_the_newest_plan_counts() -> None:
         resource,
         replace(resource.policy, mode=Mode.AUTO),
         view(),
-        Senses(Asked(State.THRASH), Asked(State.THRASH)),
+        SurveyInput(Asked(State.THRASH), Asked(State.THRASH)),
     )
 
     assert caps(found) == [FRESH]
@@ -373,7 +373,7 @@ async def test_in_other_modes_the_newest_plan_counts() -> None:
 async def test_a_shown_plan_that_is_not_the_one_of_its_digest_is_forgotten() -> None:
     resource = shown_for_approval(15, target_uid="another")
 
-    found = await survey(resource, resource.policy, view(), senses(State.THRASH))
+    found = await survey(resource, resource.policy, view(), inputs(State.THRASH))
 
     assert caps(found) == [FRESH]
 
@@ -382,16 +382,16 @@ async def test_a_shown_plan_that_is_not_the_one_of_its_digest_is_forgotten() -> 
 async def test_silence_keeps_the_shown_plan_and_stands_in_its_way(state: State) -> None:
     resource = shown_for_approval(15)
 
-    found = await survey(resource, resource.policy, settled_view(), senses(state))
+    found = await survey(resource, resource.policy, settled_view(), inputs(state))
 
     assert caps(found) == ["15"]
-    assert found.obstacle.reason is found.diagnosis.reason
+    assert found.blocked.reason is found.diagnosis.reason
 
 
 async def test_silence_keeps_no_plan_for_another_spec() -> None:
     resource = replace(shown_for_approval(15), generation=2)
 
-    found = await survey(resource, resource.policy, settled_view(), senses(State.MISSING))
+    found = await survey(resource, resource.policy, settled_view(), inputs(State.MISSING))
 
     assert found.plan is None
 
@@ -399,7 +399,7 @@ async def test_silence_keeps_no_plan_for_another_spec() -> None:
 async def test_calm_takes_the_shown_plan_away() -> None:
     resource = shown_for_approval(15)
 
-    found = await survey(resource, resource.policy, view(), senses(State.RECOVERED))
+    found = await survey(resource, resource.policy, view(), inputs(State.RECOVERED))
 
     assert found.plan is None
 
@@ -439,7 +439,7 @@ async def test_a_revision_on_record_is_recorded_anew_once_a_day(
 ) -> None:
     metrics, resource = Asked(State.RECOVERED), replace(a_resource(), record=Record(last_good=good))
     assert resource.policy is not None
-    found = await survey(resource, resource.policy, view(), Senses(metrics, metrics, NOW + after))
+    found = await survey(resource, resource.policy, view(), SurveyInput(metrics, metrics, NOW + after))
     looks = len(metrics.looks)
 
     proved = await proved_good(found, resource, resource.policy, metrics, NOW + after)
@@ -485,7 +485,7 @@ async def test_the_diagnosis_of_a_trouble_says_what_moved_since_it_was_healthy(
 ) -> None:
     resource = replace(a_resource(), record=Record(last_good=good))
 
-    found = await survey(resource, resource.policy, view(), senses(State.THRASH))
+    found = await survey(resource, resource.policy, view(), inputs(State.THRASH))
 
     assert f"moved since it was healthy (2026-03-01T03:00:00Z): {says}" in found.diagnosis.line()
     assert found.plan is not None
@@ -494,7 +494,7 @@ async def test_the_diagnosis_of_a_trouble_says_what_moved_since_it_was_healthy(
 async def test_a_calm_fleet_is_not_compared() -> None:
     resource = replace(a_resource(), record=Record(last_good=LastGood("before", {}, 3, 149, NOW, THEN)))
 
-    found = await survey(resource, resource.policy, view(), senses(State.RECOVERED))
+    found = await survey(resource, resource.policy, view(), inputs(State.RECOVERED))
 
     assert "moved" not in found.diagnosis.line()
 
@@ -521,7 +521,7 @@ async def test_one_replica_that_says_nothing_does_not_blind_the_fleet(
     metrics, resource = Asked(state, named={"e": State.MISSING}), a_resource()
     seen = View(fleet=fleet, template=deployment(5)["spec"]["template"], templates={})
 
-    found = await survey(resource, resource.policy, seen, Senses(metrics, metrics, NOW))
+    found = await survey(resource, resource.policy, seen, SurveyInput(metrics, metrics, NOW))
 
     assert found.diagnosis.reason is reason
     assert "judged on 4 of 5 replicas, without e (" in found.diagnosis.line()
@@ -536,7 +536,7 @@ async def test_a_silent_fleet_and_one_with_too_many_silent_replicas_are_told_as_
     resource = a_resource()
     metrics = Asked(State.THRASH, named={"a": State.MISSING})
 
-    found = await survey(resource, resource.policy, view(), Senses(metrics, metrics, NOW))
+    found = await survey(resource, resource.policy, view(), SurveyInput(metrics, metrics, NOW))
 
     assert isinstance(found.diagnosis, Inconclusive)
     assert found.diagnosis.message.startswith("a: preemptions")

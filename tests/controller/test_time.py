@@ -14,7 +14,7 @@ from kvmedic.controller.verify import judged_window
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.model.evidence import Measured
 from kvmedic.model.fleet import ADDING, STILL, Fleet, ReplicaSet
-from kvmedic.model.run import Run, StepState, Victim
+from kvmedic.model.run import DrainingPod, Run, StepState
 from kvmedic.model.status import Record
 from kvmedic.rollout.decide import Direction
 from kvmedic.rollout.draining import Drain
@@ -77,7 +77,7 @@ def swapping(*, paused: bool) -> Fleet:
 
 
 ROLLING = a_run(StepState.ROLLING_OUT, an_intent())
-DRAINING = replace(ROLLING, victims=(Victim("a", "uid-a", NOW, out_at=NOW),))
+DRAINING = replace(ROLLING, draining_pods=(DrainingPod("a", "uid-a", NOW, out_at=NOW),))
 VERIFYING = replace(
     a_run(StepState.VERIFYING, an_intent()),
     steps=tuple(replace(step, settled_at=NOW) for step in a_run(StepState.VERIFYING, an_intent()).steps),
@@ -151,14 +151,14 @@ def test_a_drain_goes_on_under_clocks_that_are_days_wrong_and_under_who_comes_af
 
     with Eye(world.cluster, world.namespace, 2) as eye:
         reach(world, Phase.DRAIN)
-        victim = drained(world)
+        draining_pods = drained(world)
         for wrong_by in (days, -days, 2 * days):
             world.rewrite(clock=wrong_by)
             if wrong_by < 0:
                 world.kill()
             reads = len(world.proxy.reads)
             world.wait(lambda reads=reads: looks(world, reads) >= LOOKS, PATIENCE_SECONDS, "it is looked at")
-            assert drained(world) == victim
+            assert drained(world) == draining_pods
         let_go(world)
         world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
 

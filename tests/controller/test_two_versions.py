@@ -44,7 +44,7 @@ def is_written_by(world: World, version: str) -> bool:
     run = world.status().get("run", {})
     if version == EARLIER:
         return bool(run) and not set(LACKED) & set(run)
-    return "spending" in run and (ADDED in run) is (version == LATER)
+    return "costSoFar" in run and (ADDED in run) is (version == LATER)
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ FORCED = (
     "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: llm}\nspec:\n  minReadySeconds: 0\n"
     "  progressDeadlineSeconds: 21600\n  strategy: {rollingUpdate: {maxSurge: 50%, maxUnavailable: 25%}}\n"
 )
-"""What a tool sets by server-side apply: every field that a run borrows."""
+"""What a tool sets by server-side apply: every field that a run changes for a while."""
 
 
 def test_fields_that_are_set_by_force_and_a_pruned_claim_end_nothing_and_cut_nobody(a_world):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvmedic.controller.next_move import Tick
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import grade_urgency
 from kvmedic.model.run import StepState
@@ -141,9 +141,9 @@ async def test_an_open_run_without_objectives_is_a_page_by_what_is_served(state,
 )
 async def test_a_look_without_objectives_is_a_page_by_what_is_served(state, severity, breached):
     metrics, resource = Asked(state), spec()
-    senses = Senses(metrics, metrics, NOW, metrics, metrics)
+    inputs = SurveyInput(metrics, metrics, NOW, metrics, metrics)
 
-    found = await survey(resource, resource.policy, view(), senses)
+    found = await survey(resource, resource.policy, view(), inputs)
     urgent = urgency_of(found.diagnosis, found.evidence, resource.policy.objectives, None)
 
     assert (urgent and urgent.severity, urgent.breached if urgent else ()) == (severity, breached)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.workload import View
@@ -37,7 +37,7 @@ def a_view(image: str, images: Mapping[str, str] | None = None) -> Any:
 
 async def found_with(view: Any, says: Mapping[str, str], **more: Any) -> tuple[Survey, Asked]:
     resource, metrics = spec(**{**WATERMARK, **more}), Asked(State.PROMPTS, versions=says)
-    return await survey(resource, resource.policy, view, Senses(metrics, metrics)), metrics
+    return await survey(resource, resource.policy, view, SurveyInput(metrics, metrics)), metrics
 
 
 ALLOWED, REFUSED = True, False
@@ -89,7 +89,7 @@ async def test_a_flag_that_only_some_versions_have_is_added_where(
     found, _ = await found_with(a_view(image), says)
 
     assert (found.plan is not None) is allowed
-    assert allowed or (found.obstacle is not None and found.obstacle.reason is Reason.FLAG_UNKNOWN_TO_ENGINE)
+    assert allowed or (found.blocked is not None and found.blocked.reason is Reason.FLAG_UNKNOWN_TO_ENGINE)
     assert remark in found.diagnosis.line()
     assert remark or "version" not in found.diagnosis.line()
 
@@ -97,7 +97,7 @@ async def test_a_flag_that_only_some_versions_have_is_added_where(
 async def test_a_flag_that_every_version_has_is_changed_whatever_is_known() -> None:
     resource, metrics = spec(levers=[{"name": "maxNumSeqs"}]), Asked(State.THRASH)
 
-    found = await survey(resource, resource.policy, a_view(DIGEST), Senses(metrics, metrics))
+    found = await survey(resource, resource.policy, a_view(DIGEST), SurveyInput(metrics, metrics))
 
     assert found.plan is not None
 
@@ -113,8 +113,8 @@ async def test_nothing_is_set_on_replicas_of_several_versions_and_they_are_named
     )
 
     assert found.plan is None
-    assert found.obstacle.reason is Reason.REPLICAS_DIFFER
-    assert "0.24.0 on a; 0.32.0 on b, c; name an image that does not move" in found.obstacle.message
+    assert found.blocked.reason is Reason.REPLICAS_DIFFER
+    assert "0.24.0 on a; 0.32.0 on b, c; name an image that does not move" in found.blocked.message
 
 
 async def test_no_replica_is_added_to_a_fleet_of_several_versions() -> None:
@@ -124,7 +124,7 @@ async def test_no_replica_is_added_to_a_fleet_of_several_versions() -> None:
     found, _ = await found_with(view, says, levers=[{"name": "scaleOut", "maxReplicas": 4}])
 
     assert found.plan is None
-    assert found.obstacle.reason is Reason.REPLICAS_DIFFER
+    assert found.blocked.reason is Reason.REPLICAS_DIFFER
 
 
 async def test_two_replicas_of_an_image_are_asked_and_the_others_believed() -> None:
@@ -137,7 +137,7 @@ async def test_two_replicas_of_an_image_are_asked_and_the_others_believed() -> N
 async def test_a_fleet_that_needs_no_change_or_cannot_be_seen_is_not_asked(state: State) -> None:
     resource, metrics = spec(**WATERMARK), Asked(state, versions={ALL_SAY: "0.32.0"})
 
-    await survey(resource, resource.policy, a_view(DIGEST), Senses(metrics, metrics))
+    await survey(resource, resource.policy, a_view(DIGEST), SurveyInput(metrics, metrics))
 
     assert metrics.asked_for_versions == []
 

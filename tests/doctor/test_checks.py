@@ -438,7 +438,7 @@ def test_one_replica_is_told_as_one(replicas, said):
     assert told.saw.startswith(said)
 
 
-def test_a_strategy_that_a_walk_borrows_is_told_to_be_put_back():
+def test_a_strategy_that_a_walk_changes_is_told_to_be_put_back():
     told = check(examine(a_deployment(strategy={"type": "Recreate"}), a_service()), Topic.STRATEGY)
 
     assert "RollingUpdate while a run" in told.saw

@@ -17,7 +17,7 @@ from kvmedic.model.reasons import EXPLAIN, Reason, Trait, reasons_with
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Branch
 from kvmedic.runbooks.preemption.levers import LEVERS, Lever
-from worlds.complaints import COMPLAINTS, Complaint
+from worlds.reported_problems import REPORTED_PROBLEMS, ReportedProblem
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"
@@ -55,7 +55,7 @@ def pages() -> dict[Path, str]:
     }
     levers = runbook_page("PreemptionThrash")
     found[levers] = with_part(found[levers], "levers", lever_table(LEVERS))
-    refusals = with_part(_text(REFUSALS), "bad input", _complaints(COMPLAINTS.items()))
+    refusals = with_part(_text(REFUSALS), "bad input", _problem_rows(REPORTED_PROBLEMS.items()))
     for name, reasons in GROUPS.items():
         refusals = with_part(refusals, name, _reasons(one for one in Reason if one in reasons))
     flow = with_part(_text(FLOW), "layers", _layers())
@@ -99,7 +99,7 @@ def _typed(reason: Reason) -> str:
     return f"{remedy.purpose}: `{remedy.typed(NAMES)}`"
 
 
-def _complaints(complaints: Iterable[tuple[str, Complaint]]) -> str:
+def _problem_rows(problems: Iterable[tuple[str, ReportedProblem]]) -> str:
     return _table(
         ("what is wrong", "condition", "reason", "what it says", "what to type"),
         (
@@ -110,7 +110,7 @@ def _complaints(complaints: Iterable[tuple[str, Complaint]]) -> str:
                 f"… {one.advice} …",
                 _typed(Reason(one.reason)),
             )
-            for name, one in complaints
+            for name, one in problems
         ),
     )
 

@@ -41,7 +41,7 @@ TICK_HEIGHT = 300
 WITHOUT_RUN = (
     ("look", "survey.py", "evidence.py"),
     ("diagnose, plan", "plans.py", ""),
-    ("may it begin?", "obstacles.py", "spares.py"),
+    ("may it begin?", "blockers.py", "spares.py"),
     ("open a run", "reconcile.py", "temporary.py"),
 )
 WITH_RUN = (

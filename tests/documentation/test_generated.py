@@ -7,7 +7,7 @@ import pytest
 from documentation.generated import GROUPS, NAMES, REFUSALS, move_of, pages, runbook_page, with_part
 from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.runbooks import RUNBOOKS
-from worlds.complaints import COMPLAINTS
+from worlds.reported_problems import REPORTED_PROBLEMS
 
 REMEDIES = {reason: reason.remedy for reason in Reason if reason.remedy is not None}
 
@@ -48,11 +48,11 @@ def test_no_reason_is_in_two_groups_and_none_that_stops_a_fleet_is_left_out():
     assert set(listed) == reasons_with(Trait.NEEDS_A_PERSON) | reasons_with(Trait.NO_METRICS) | set(REMEDIES)
 
 
-def test_each_complaint_is_listed_with_a_reason_that_has_a_remedy():
+def test_each_problem_is_listed_with_a_reason_that_has_a_remedy():
     table = rows(REFUSALS.read_text(), "bad input")
 
-    assert [row.split(" | ")[0].removeprefix("| ") for row in table] == list(COMPLAINTS)
-    assert {one.reason for one in COMPLAINTS.values()} <= set(REMEDIES)
+    assert [row.split(" | ")[0].removeprefix("| ") for row in table] == list(REPORTED_PROBLEMS)
+    assert {one.reason for one in REPORTED_PROBLEMS.values()} <= set(REMEDIES)
 
 
 @pytest.mark.parametrize("reason", REMEDIES)

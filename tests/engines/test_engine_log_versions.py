@@ -4,7 +4,16 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.engines.engine_log import Agreed, Mixed, Silent, Told, Unclear, Witness, told_of, witnesses
+from kvmedic.engines.engine_log import (
+    Agreed,
+    Mixed,
+    ReportedVersion,
+    Silent,
+    Unclear,
+    Witness,
+    reported_version,
+    witnesses,
+)
 from kvmedic.engines.vllm import VLLM
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading, Stale, Unsupported
@@ -19,9 +28,9 @@ def says(version: str) -> Reading[Version]:
     return Measured(Version.parse(version), NOW)
 
 
-def told(*answers: tuple[str, str, Reading[Version]]) -> Told:
+def told(*answers: tuple[str, str, Reading[Version]]) -> ReportedVersion:
     """What follows from answers: pod, the image that it runs, its answer."""
-    return told_of([Witness(*answer) for answer in answers], VLLM)
+    return reported_version([Witness(*answer) for answer in answers], VLLM)
 
 
 def version(text: str) -> Version:
@@ -29,7 +38,7 @@ def version(text: str) -> Version:
 
 
 OLDEST, NEWEST = str(VLLM.releases[0]), str(VLLM.releases[-1])
-CASES: list[tuple[str, Told, Told]] = [
+CASES: list[tuple[str, ReportedVersion, ReportedVersion]] = [
     ("one answers", told(("a", "x", says("0.11.0"))), Agreed(version("0.11.0"))),
     (
         "a build of the same version is the same",
@@ -89,7 +98,7 @@ CASES: list[tuple[str, Told, Told]] = [
 
 
 @pytest.mark.parametrize(("found", "expected"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
-def test_replicas_tell(found: Told, expected: Told) -> None:
+def test_replicas_tell(found: ReportedVersion, expected: ReportedVersion) -> None:
     assert found == expected
 
 

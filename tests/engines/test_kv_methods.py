@@ -17,7 +17,7 @@ from kvmedic.engines.kv_methods import (
     expected_ratio,
     method_named,
 )
-from kvmedic.model.compression import MethodClass, Recognised, Told, recognise_methods
+from kvmedic.model.compression import MethodClass, MethodSigns, Recognised, recognise_methods
 from lab.engine.arguments import parse_serve
 from lab.engine.config import resolve
 from lab.engine.logs import EIGHT_BIT
@@ -26,7 +26,7 @@ from lab.engine.logs import EIGHT_BIT
 def found(
     environment: dict[str, str] | None = None, dtype: str = "auto", *log: str
 ) -> tuple[Recognised, ...]:
-    return recognise_methods(METHODS, Told(environment or {}, dtype, log))
+    return recognise_methods(METHODS, MethodSigns(environment or {}, dtype, log))
 
 
 def test_every_method_has_a_name_of_its_own_a_source_and_a_class_that_is_explained():
@@ -134,9 +134,11 @@ def choices() -> list[str]:
 @pytest.mark.parametrize("name", [each for each in choices() if each not in OWN_TYPES])
 def test_each_type_of_fewer_bits_is_known_as_compression(name):
     (known,) = [each for each in CACHE_TYPES if each.name == name]
-    labelled, asked = (recognise_methods(METHODS, told) for told in (Told({}, name), Told({}, "", (), name)))
+    labelled, asked = (
+        recognise_methods(METHODS, told) for told in (MethodSigns({}, name), MethodSigns({}, "", (), name))
+    )
     logged = recognise_methods(
-        METHODS, Told({}, "", [f"Using {name} data type to store kv cache. It reduces"])
+        METHODS, MethodSigns({}, "", [f"Using {name} data type to store kv cache. It reduces"])
     )
 
     assert 1 < known.ratio <= 16 / known.bits * 1.02
@@ -147,7 +149,7 @@ def test_each_type_of_fewer_bits_is_known_as_compression(name):
 
 @pytest.mark.parametrize("name", sorted(OWN_TYPES))
 def test_the_models_own_types_are_none(name):
-    assert recognise_methods(METHODS, Told({}, name, (), name)) == ()
+    assert recognise_methods(METHODS, MethodSigns({}, name, (), name)) == ()
     assert expected_ratio(name) == 1
 
 

@@ -96,7 +96,7 @@ FOCUSED = """
 class Looked:
     """What a browser finds on a page, at one width and in one scheme of colours."""
 
-    complaints: Sequence[str]
+    problems: Sequence[str]
     """Of the console, of scripts, and each request for anything but the page."""
     too_wide: Sequence[str]
     contrasts: Sequence[dict[str, Any]]
@@ -134,14 +134,14 @@ def started_browser() -> Iterator[Any]:
 def look_at(browser: Any, file: Path, width: int, scheme: str) -> Looked:
     """Open a page and return what is found on it."""
     with browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
-        page, complaints = context.new_page(), []
-        page.on("console", lambda each: complaints.append(f"console: {each.text}"))
-        page.on("pageerror", lambda each: complaints.append(f"script: {each}"))
-        page.on("request", lambda each: complaints.append(f"request: {each.url}"))
+        page, problems = context.new_page(), []
+        page.on("console", lambda each: problems.append(f"console: {each.text}"))
+        page.on("pageerror", lambda each: problems.append(f"script: {each}"))
+        page.on("request", lambda each: problems.append(f"request: {each.url}"))
         page.goto(file.as_uri())
-        assert complaints.pop(0) == f"request: {file.as_uri()}"
+        assert problems.pop(0) == f"request: {file.as_uri()}"
         return Looked(
-            complaints,
+            problems,
             page.evaluate(TOO_WIDE),
             page.evaluate(CONTRAST),
             page.evaluate(SCROLLS),

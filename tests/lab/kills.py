@@ -133,7 +133,11 @@ COURSES = (
     Course("a replacement, kept", _pressed),
     Course("a replacement, called off", _pressed_and_busy, _roll_back),
     Course("a replica more, given back", press, _calm_once_grown, runs=2, made={"spec": spec()}),
-    Course("a replica more, in vain", lambda world: press(world, "fewer requests, and thrash"), made=ONCE),
+    Course(
+        "a replica more that does not help",
+        lambda world: press(world, "fewer requests, and thrash"),
+        made=ONCE,
+    ),
     Course("a trial", _trial, made=TRIED),
 )
 

@@ -4,7 +4,7 @@ from itertools import islice
 import pytest
 
 from kvmedic.model.evidence import Measured, Observation, Signal
-from lab.bench.drive import UNCAPPED, Drive, Outcome, chosen_cap, glimpsed_cap, observed, prompt_of
+from lab.bench.drive import UNCAPPED, Drive, Outcome, chosen_cap, observed, prompt_of, saved_pages_cap
 from lab.bench.workloads import (
     AZURE_OUTPUT,
     LONG_PROMPTS,
@@ -69,12 +69,12 @@ def test_the_operator_reads_a_cap_off_the_scrapes(uncapped):
 
 def test_two_pages_alone_tell_nearly_the_same_cap(uncapped):
     cap, _ = chosen_cap(uncapped)
-    glimpsed, reason = glimpsed_cap(uncapped)
+    from_pages, reason = saved_pages_cap(uncapped)
 
     assert reason == "CapRightSized"
     assert cap is not None
-    assert glimpsed is not None
-    assert abs(glimpsed - cap) <= 0.2 * cap
+    assert from_pages is not None
+    assert abs(from_pages - cap) <= 0.2 * cap
 
 
 def test_prompts_of_one_group_begin_alike_and_no_two_are_the_same():

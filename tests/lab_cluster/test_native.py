@@ -108,8 +108,8 @@ def test_an_up_that_was_killed_is_cleaned_by_the_next_one(before, last):
 def test_a_cluster_whose_component_died_is_made_anew(before):
     lab("up")
     cluster = NativeCluster()
-    (victim,) = [pid for pid, name in cluster.running().items() if name == "kube-scheduler"]
-    os.kill(victim, signal.SIGKILL)
+    (scheduler,) = [pid for pid, name in cluster.running().items() if name == "kube-scheduler"]
+    os.kill(scheduler, signal.SIGKILL)
     until(lambda: not cluster.is_up(), 10)
 
     lab("up")

@@ -37,10 +37,10 @@ class NaiveScheduler:
                 break
             tokens = min(request.known - request.computed, left)
             while request in self.running and not self.fits(request, request.computed + tokens, 0):
-                victim = self.running.pop()
-                victim.computed = 0
-                self.waiting.insert(0, victim)
-                preempted.append(victim.name)
+                last = self.running.pop()
+                last.computed = 0
+                self.waiting.insert(0, last)
+                preempted.append(last.name)
             if request in self.running:
                 request.computed += tokens
                 left -= tokens

@@ -108,14 +108,14 @@ def test_without_chunks_a_step_holds_the_longest_request_and_the_pool_is_smaller
 def test_the_host_holds_as_many_blocks_as_its_memory_has_room_for():
     config = resolved("m", "--block-size=32", "--kv-offloading-size=0.5", **DEVICE)
 
-    assert (config.host_blocks, config.asks_host_in_vain) == (512 * 32, False)
+    assert (config.host_blocks, config.lacks_device_for_host) == (512 * 32, False)
 
 
-@pytest.mark.parametrize(("size", "in_vain"), [("0.5", True), ("0", False)])
-def test_the_cpu_build_has_no_device_to_offload_from(size, in_vain):
+@pytest.mark.parametrize(("size", "lacks_device"), [("0.5", True), ("0", False)])
+def test_the_cpu_build_has_no_device_to_offload_from(size, lacks_device):
     config = resolved("m", f"--kv-offloading-size={size}")
 
-    assert (config.host_blocks, config.asks_host_in_vain) == (0, in_vain)
+    assert (config.host_blocks, config.lacks_device_for_host) == (0, lacks_device)
 
 
 def test_an_engine_need_not_tell_of_its_pool(capsys):

@@ -289,7 +289,7 @@ def test_a_variable_that_is_used_twice_is_not_edited() -> None:
     assert "the variable S, which is used elsewhere too: write the value itself" in refusal.message
 
 
-def test_a_variable_in_another_flag_is_no_hindrance() -> None:
+def test_a_variable_in_another_flag_blocks_nothing() -> None:
     container = a_container(
         "--host=$(POD_IP)", "--max-num-seqs=8", env=[{"name": "POD_IP", "valueFrom": FROM_MAP}]
     )

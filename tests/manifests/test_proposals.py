@@ -12,7 +12,7 @@ import yaml
 
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import Setting, setting_of
-from kvmedic.manifests.proposals import Wanted, owner_in, proposal_for
+from kvmedic.manifests.proposals import DesiredSetting, owner_in, proposal_for
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
 from kvmedic.model.fleet import OwnerKind, TemplateOwner
@@ -113,10 +113,10 @@ REPLACE = TokenEdit("vllm", 1, Field.ARGS, 0, "--max-num-seqs=64", "--max-num-se
 WITHIN = TokenEdit("vllm", 1, Field.ARGS, 0, "64", "16", 28)
 
 
-def wanted(edit: TokenEdit = REPLACE, dest: str = "max_num_seqs", value: object = 16) -> Wanted:
+def wanted(edit: TokenEdit = REPLACE, dest: str = "max_num_seqs", value: object = 16) -> DesiredSetting:
     setting = setting_of(VLLM.by_dest()[dest], str(value), ENGINE)
     assert isinstance(setting, Setting)
-    return Wanted("Deployment", "ml", "chat", setting, edit)
+    return DesiredSetting("Deployment", "ml", "chat", setting, edit)
 
 
 def patch_in(command: str) -> tuple[list[str], list[dict[str, Any]]]:

@@ -44,22 +44,22 @@ def test_what_was_added_is_taken_off_to_the_byte(before):
     assert isinstance(setting, Setting)
     added = edit(before, 1, setting, ENGINE)
     assert isinstance(added, TokenEdit)
-    lent = added.apply(template(before))
+    changed = added.apply(template(before))
 
-    back = remove_flag(lent["spec"]["containers"][1], 1, FLAG, ENGINE)
+    back = remove_flag(changed["spec"]["containers"][1], 1, FLAG, ENGINE)
 
     assert isinstance(back, TokenEdit), back
-    assert back.apply(lent) == template(before)
-    assert back.inverse().apply(template(before)) == lent
+    assert back.apply(changed) == template(before)
+    assert back.inverse().apply(template(before)) == changed
 
 
 def test_what_others_changed_since_stays():
-    lent = container("--model=m", "--kv-offloading-size=32", "--max-num-seqs=16")
+    changed = container("--model=m", "--kv-offloading-size=32", "--max-num-seqs=16")
 
-    back = remove_flag(lent, 0, FLAG, ENGINE)
+    back = remove_flag(changed, 0, FLAG, ENGINE)
 
     assert isinstance(back, TokenEdit)
-    [left] = back.apply({"spec": {"containers": [lent]}})["spec"]["containers"]
+    [left] = back.apply({"spec": {"containers": [changed]}})["spec"]["containers"]
     assert left["args"] == ["--model=m", "--max-num-seqs=16"]
 
 

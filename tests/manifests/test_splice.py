@@ -411,7 +411,7 @@ def test_a_shared_list_is_shown_but_not_edited(text: str) -> None:
     assert refusal.reason is RefusalReason.SHARED_YAML
 
 
-def test_an_anchor_that_nothing_refers_to_is_no_hindrance_around_the_list() -> None:
+def test_an_anchor_that_nothing_refers_to_blocks_nothing_around_the_list() -> None:
     text = HEAD.replace("containers:\n", "containers: &all\n") + "        args: [m, --max-num-seqs=8]\n"
 
     assert after(text, "max_num_seqs", 16) == text.replace("=8", "=16")

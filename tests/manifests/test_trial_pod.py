@@ -304,7 +304,7 @@ def test_a_template_that_only_one_pod_can_have_is_refused_by_name(spec: dict[str
     assert named in refused.message
 
 
-def test_volumes_that_many_pods_may_have_are_no_obstacle() -> None:
+def test_volumes_that_many_pods_may_have_block_nothing() -> None:
     volumes = [
         {"name": "models", "persistentVolumeClaim": {"claimName": "models-rox", "readOnly": True}},
         {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},

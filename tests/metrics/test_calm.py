@@ -27,7 +27,7 @@ from worlds.metric_tape import rising
 from worlds.prometheus_server import PrometheusServer
 from worlds.scripted_fleet import END, FIVE, NAMESPACE, SINGLES, STEADY, Engine, fleet_tape, source
 
-GLANCE = Look(FIVE, signals=AT_REST)
+QUICK_LOOK = Look(FIVE, signals=AT_REST)
 SEVERAL = (
     "twice",
     "contradicted",
@@ -57,10 +57,10 @@ async def closely(server: PrometheusServer, pods: Sequence[str], look: Look) -> 
 async def test_the_round_tells_of_each_replica_what_a_close_look_does(history: PrometheusServer) -> None:
     pods = [*SINGLES, *SEVERAL]
     looked = source(history.url)
-    seen = await looked.observe([PodKey(NAMESPACE, pod) for pod in pods], GLANCE)
+    seen = await looked.observe([PodKey(NAMESPACE, pod) for pod in pods], QUICK_LOOK)
     looked.close()
 
-    assert seen.pods == await closely(history, pods, GLANCE)
+    assert seen.pods == await closely(history, pods, QUICK_LOOK)
     assert isinstance(seen.pods["thrashing"].number(Signal.PREEMPTIONS), Measured)
 
 
@@ -70,7 +70,7 @@ async def test_a_plain_replica_costs_two_queries_whatever_it_tells(
 ) -> None:
     with Server(lambda request: forwarded(request, history.url)) as proxy:
         looked = source(proxy.url)
-        await looked.observe([PodKey(NAMESPACE, pod)], GLANCE)
+        await looked.observe([PodKey(NAMESPACE, pod)], QUICK_LOOK)
         looked.close()
 
     assert len(proxy.requests) == len(["round", "pools", "several pages"])
@@ -79,7 +79,7 @@ async def test_a_plain_replica_costs_two_queries_whatever_it_tells(
 async def test_what_a_round_leaves_out_is_asked_for_by_the_replicas_names(history: PrometheusServer) -> None:
     with Server(lambda request: forwarded(request, history.url)) as proxy:
         looked = source(proxy.url)
-        look = replace(GLANCE, signals=AT_REST | {Signal.E2E_SECONDS})
+        look = replace(QUICK_LOOK, signals=AT_REST | {Signal.E2E_SECONDS})
         seen = await looked.observe([PodKey(NAMESPACE, "calm")], look)
         looked.close()
 
@@ -125,8 +125,8 @@ async def test_what_others_say_of_a_replica_changes_nothing_that_a_close_look_wo
     places = {pod: Place(f"10.0.0.{number}") for number, pod in enumerate(LIES)}
     keys = [PodKey(NAMESPACE, pod) for pod in LIES]
     looked = source(forged.url)
-    seen = await looked.observe(keys, GLANCE, places)
-    close = await looked.as_of(END).observe(keys, GLANCE, places)
+    seen = await looked.observe(keys, QUICK_LOOK, places)
+    close = await looked.as_of(END).observe(keys, QUICK_LOOK, places)
     looked.close()
 
     assert seen.pods == close.pods
@@ -208,13 +208,13 @@ async def test_those_who_look_closely_at_once_share_their_queries() -> None:
     told = Told([Answer({})] * 3)
     moment = told.moment(END)
     first, second = await asyncio.gather(*(moment.batch_of([one], Closeness.WHOLE) for one in (A, B)))
-    again, glanced = await moment.batch_of([A], Closeness.WHOLE), await moment.batch_of([A], Closeness.GLANCE)
+    again, quick = await moment.batch_of([A], Closeness.WHOLE), await moment.batch_of([A], Closeness.QUICK)
     late = await moment.batch_of([PodKey("ns", "c.d")], Closeness.WHOLE)
     for batch in (first, second, again, late):
         await batch.reply("vllm:num_requests_running")
 
     assert first is second is again
-    assert first is not glanced
+    assert first is not quick
     assert told.asked == [
         'vllm:num_requests_running{namespace=~"ns", pod=~"a|b"}',
         'vllm:num_requests_running{namespace=~"ns", pod=~"c[.]d"}',

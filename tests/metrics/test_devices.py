@@ -55,7 +55,7 @@ CASES = [
 ]
 XIDS = [
     ("in the gauge since before its user came", "gpu-old-xid", 0),
-    ("before the window, while its user had it", "gpu-xid-in-tenure", 79),
+    ("before the window, while its user had it", "gpu-xid-of-its-user", 79),
     ("another after one of old", "gpu-xid-again", 48),
     ("before its user came, and before the window", "gpu-xid-after", 0),
     ("before its user came, inside the window", "gpu-xid-next", 79),

@@ -178,14 +178,14 @@ async def test_a_close_look_beside_a_poisonous_page_tells_all(scraped: Prometheu
 async def test_a_round_beside_poisonous_pages_tells_of_all_honest_fleets(scraped: PrometheusServer) -> None:
     watched = Watched(scraped.url)
     try:
-        glance = Look(WINDOW, signals=AT_REST)
-        first = await watched.look(glance, *HONEST)
+        quick_look = Look(WINDOW, signals=AT_REST)
+        first = await watched.look(quick_look, *HONEST)
         asked = watched.spent.queries
         watched.later()
-        second = await watched.look(glance, *HONEST)
+        second = await watched.look(quick_look, *HONEST)
         later = watched.spent.queries - asked
         watched.later()
-        poisoned = await watched.look(glance, *HONEST, *POISON)
+        poisoned = await watched.look(quick_look, *HONEST, *POISON)
         present = await watched.source.present(WINDOW, "tenant", "model")
     finally:
         watched.source.close()

@@ -204,7 +204,7 @@ async def test_prometheus_and_saved_pages_give_the_same_evidence_branch_and_cap(
     if expected.branch is None:
         assert (live.advice, planned) == (None, [])
         return
-    assert live.advice is not None, live.obstacle
+    assert live.advice is not None, live.blocked
     assert len(planned) == 1
     assert {live.advice.value, planned[0]} <= set(BEST_CAPS)
     assert abs(live.advice.value - planned[0]) <= 2

@@ -1,9 +1,9 @@
 """A fleet's figures are its own, or none, whatever pages of other tenants say that a real Prometheus scrapes.
 
-One server has every page, at a path of its own. Each victim is scraped as usual; a forger's page carries all
-labels of its victim, and is scraped by a job of its own that honors them, or does not. When pages are scraped
+One server has every page, at a path of its own. Each replica is scraped as usual; a forger's page carries all
+labels of one, and is scraped by a job of its own that honors them, or does not. When pages are scraped
 differs from run to run, as Prometheus spreads them by their targets. So a forger may come when none of its
-samples is taken, or, as replicas take a while to write their pages, none of its victim's.
+samples is taken, or, as replicas take a while to write their pages, none of that one's.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def only(text: str, *names: str, factor: float = 1.0) -> str:
 
 @dataclass(frozen=True)
 class Forgery:
-    """What another's page says under a victim's labels at a time."""
+    """What another's page says under a replica's labels at a time."""
 
     text: Callable[[float], str]
 
@@ -124,7 +124,7 @@ PLACES = {
         ((k, h) for k in (*FORGERIES, HONEST) for h in ("honored", "renamed")), 1
     )
 }
-"""Each victim by the last part of its address."""
+"""Each replica that is forged by the last part of its address."""
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def is_forged(pod: str) -> bool:
 
 @pytest.fixture(scope="module")
 def untold(scraped: PrometheusServer) -> frozenset[str]:
-    """Victims whose forger is scraped within the same millisecond, which nothing in a source tells."""
+    """Replicas whose forger is scraped within the same millisecond, which nothing in a source tells."""
     moments: dict[str, list[set[float]]] = {}
     for one in scraped.results("scrape_duration_seconds[1h]"):
         pod = one["metric"]["pod"].removeprefix("forger-")
@@ -206,7 +206,7 @@ def untold(scraped: PrometheusServer) -> frozenset[str]:
 def check_own_or_none(
     readings: Mapping[str, Mapping[object, Reading[object]]], honest: str, untold: Collection[str]
 ) -> None:
-    """Check each victim's readings against those of one that nobody writes for."""
+    """Check each forged replica's readings against those of one that nobody writes for."""
     refused = []
     for pod, found in readings.items():
         if Missing(Absence.SEVERAL_PAGES) in found.values():
@@ -244,7 +244,7 @@ async def test_a_close_look_tells_a_replicas_own_figures_or_none(
     check_own_or_none(readings, f"{HONEST}-honored", untold)
 
 
-async def test_a_glance_at_calm_fleets_does_the_same(
+async def test_a_quick_look_at_calm_fleets_does_the_same(
     scraped: PrometheusServer, untold: Collection[str]
 ) -> None:
     seen = await observed(scraped, Look(WINDOW, signals=AT_REST))

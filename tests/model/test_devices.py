@@ -12,17 +12,17 @@ from kvmedic.model.devices import (
     CLOCK_FIELDS,
     MOST_LINES,
     NEEDED,
+    NVIDIA_SMI_ERRORS,
     OTHER_FIELDS,
-    SILENCES,
     TELLS,
     Device,
-    Silence,
+    NvidiaSmiError,
     Vital,
     Vitals,
-    devices_told,
     fill_vitals,
     may_fill,
     nvidia_smi_query,
+    parse_devices,
 )
 from kvmedic.model.evidence import Measured, Unsupported
 from worlds.vitals_builder import NODE, a_device
@@ -40,7 +40,7 @@ def line(
 
 
 def told(text: str, exit_code: int = 0) -> tuple[Device, ...]:
-    answer = devices_told(exit_code, text, NOW)
+    answer = parse_devices(exit_code, text, NOW)
     assert isinstance(answer, Measured)
     return answer.value
 
@@ -140,28 +140,28 @@ def test_a_gpu_that_cannot_be_used_is_a_fault_by_the_drivers_own_code(text: str,
 @pytest.mark.parametrize(
     ("code", "found"),
     [
-        (1, Silence.FAILED),
-        (2, Silence.UNKNOWN_FIELD),
-        (3, Silence.FAILED),
-        (4, Silence.FAILED),
-        (6, Silence.FAILED),
+        (1, NvidiaSmiError.FAILED),
+        (2, NvidiaSmiError.UNKNOWN_FIELD),
+        (3, NvidiaSmiError.FAILED),
+        (4, NvidiaSmiError.FAILED),
+        (6, NvidiaSmiError.FAILED),
         (8, FAULTS),
-        (9, Silence.FAILED),
-        (10, Silence.FAILED),
-        (12, Silence.FAILED),
-        (13, Silence.FAILED),
-        (14, Silence.FAILED),
+        (9, NvidiaSmiError.FAILED),
+        (10, NvidiaSmiError.FAILED),
+        (12, NvidiaSmiError.FAILED),
+        (13, NvidiaSmiError.FAILED),
+        (14, NvidiaSmiError.FAILED),
         (15, FAULTS),
         (16, FAULTS),
-        (137, Silence.FAILED),
-        (255, Silence.FAILED),
+        (137, NvidiaSmiError.FAILED),
+        (255, NvidiaSmiError.FAILED),
     ],
 )
 @pytest.mark.parametrize("text", ["", "Failed to initialize NVML: Unknown Error\n", line()])
 def test_an_exit_code_is_a_fault_only_where_it_says_that_a_device_is_unusable(
-    code: int, found: str | Silence, text: str
+    code: int, found: str | NvidiaSmiError, text: str
 ) -> None:
-    answer = devices_told(code, text, NOW)
+    answer = parse_devices(code, text, NOW)
 
     if found == FAULTS:
         assert isinstance(answer, Measured)
@@ -182,7 +182,7 @@ def test_a_lost_gpu_is_told_also_where_the_command_ends_otherwise() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_silence_is_no_health(text: str) -> None:
-    assert devices_told(0, text, NOW) is Silence.NO_DEVICE
+    assert parse_devices(0, text, NOW) is NvidiaSmiError.NO_DEVICE
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_line_that_cannot_be_read_makes_a_gpu_of_which_nothing_is_known(noise:
 def test_an_answer_of_more_lines_than_a_node_has_gpus_is_not_read() -> None:
     assert len(told(line() * MOST_LINES)) == MOST_LINES
     assert len(told(line() * MOST_LINES + "\n" * MOST_LINES)) == MOST_LINES
-    assert devices_told(0, line() * (MOST_LINES + 1), NOW) is Silence.TOO_LONG
+    assert parse_devices(0, line() * (MOST_LINES + 1), NOW) is NvidiaSmiError.TOO_LONG
 
 
 def test_nothing_of_what_is_printed_is_kept_but_numbers() -> None:
@@ -255,14 +255,14 @@ def test_it_is_asked_only_for_what_no_series_tells(devices: object, asked: bool)
 
 
 def after(devices: object, text: str, expected: int = 1) -> Vitals:
-    answer = devices_told(0, text, NOW)
+    answer = parse_devices(0, text, NOW)
     return fill_vitals(Vitals(NODE, devices), answer, expected)  # type: ignore[arg-type]
 
 
 def test_a_replica_without_series_has_what_its_driver_tells() -> None:
     found = after(NO_SERIES, line())
 
-    assert (found.unknown(), found.silence, found.was_asked()) == ((), None, True)
+    assert (found.unknown(), found.nvidia_smi_error, found.was_asked()) == ((), None, True)
 
 
 def test_series_win_and_the_driver_fills_the_rest_of_the_same_gpu() -> None:
@@ -313,22 +313,27 @@ def test_a_gpu_that_was_given_and_is_not_listed_is_unknown(listed: int, expected
 
     assert isinstance(seen.devices, Measured)
     assert verdict(seen.devices.value) == found
-    assert seen.silence is (Silence.INCOMPLETE if found == UNKNOWN else None)
+    assert seen.nvidia_smi_error is (NvidiaSmiError.INCOMPLETE if found == UNKNOWN else None)
 
 
 def test_several_parts_of_one_gpu_are_one_line() -> None:
     assert after(NO_SERIES, line(mig="Enabled"), expected=2).unknown() == ()
 
 
-@pytest.mark.parametrize("silence", list(Silence))
-def test_a_driver_that_tells_nothing_leaves_all_as_it_was_and_says_what_to_do(silence: Silence) -> None:
-    found = fill_vitals(Vitals(NODE, NO_SERIES), silence, 1)
+@pytest.mark.parametrize("nvidia_smi_error", list(NvidiaSmiError))
+def test_a_driver_that_tells_nothing_leaves_all_as_it_was_and_says_what_to_do(
+    nvidia_smi_error: NvidiaSmiError,
+) -> None:
+    found = fill_vitals(Vitals(NODE, NO_SERIES), nvidia_smi_error, 1)
 
-    assert (found.devices, found.silence) == (NO_SERIES, silence)
-    assert ":" in SILENCES[silence]
+    assert (found.devices, found.nvidia_smi_error) == (NO_SERIES, nvidia_smi_error)
+    assert ":" in NVIDIA_SMI_ERRORS[nvidia_smi_error]
 
 
 def test_a_value_that_is_unknown_is_told_as_an_incomplete_answer() -> None:
     found = after(NO_SERIES, line(ecc="[N/A]"))
 
-    assert (found.unknown(), found.silence) == ((Vital.UNCORRECTABLE_ERRORS,), Silence.INCOMPLETE)
+    assert (found.unknown(), found.nvidia_smi_error) == (
+        (Vital.UNCORRECTABLE_ERRORS,),
+        NvidiaSmiError.INCOMPLETE,
+    )

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture
-def swept(cluster: Cluster) -> Iterator[Cluster]:
+def clean_cluster(cluster: Cluster) -> Iterator[Cluster]:
     """The shared cluster; without a fleet and an operator again afterwards."""
     with Api(cluster.access) as api:
         gpus = int(api.list("Node", None)[0]["status"]["capacity"][GPU])
@@ -40,10 +40,13 @@ def swept(cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
-def test_a_scenario_ends_as_its_file_says(swept: Cluster, tmp_path: Path, name: str) -> None:
+def test_a_scenario_ends_as_its_file_says(clean_cluster: Cluster, tmp_path: Path, name: str) -> None:
     scenario, began = read(name), time.time()
 
-    with Inbox(swept.host_address) as inbox, stage(swept, [scenario], most_gpus([scenario], 1)) as made:
+    with (
+        Inbox(clean_cluster.host_address) as inbox,
+        stage(clean_cluster, [scenario], most_gpus([scenario], 1)) as made,
+    ):
         _notify(made, inbox)
         with made.set(scenario, NAMESPACE, PlainView()) as play:
             result = play.run(tmp_path)

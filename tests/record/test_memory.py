@@ -29,8 +29,8 @@ from run_builder import (
     NEW,
     NOW,
     OLD,
-    RECALL,
     REPLACE,
+    ROLLBACK,
     SCALE,
     STEP,
     a_failure,
@@ -56,7 +56,7 @@ def after_verdict(step: Step, verdict: Verdict, before: Record | None = None) ->
     return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
-def after_way_back(reason: Reason, before: Record | None = None, step: Step = RECALL) -> Record:
+def after_way_back(reason: Reason, before: Record | None = None, step: Step = ROLLBACK) -> Record:
     """The record once a run whose one step was taken back is closed."""
     outcome = Outcome(reason, "numbers")
     verdict = Verdict.NOT_RECOVERED if reason is Reason.NOT_RECOVERED else None
@@ -68,7 +68,7 @@ REMEMBERED = {
     "a replica": (REPLACE, Attempt.REPLACE_REPLICA, "3", "replica a -> a new one"),
     "a lever on the command line": (STEP, Attempt.TURN_LEVER, "maxNumSeqs", "maxNumSeqs 64 -> 16"),
     "a lever in a file": (CONFIG, Attempt.TURN_LEVER, "maxNumSeqs", "maxNumSeqs 64 -> 16 (ConfigMap"),
-    "a revision": (RECALL, Attempt.ROLL_BACK_REVISION, "", "pod template of revision 7 -> of revision 6"),
+    "a revision": (ROLLBACK, Attempt.ROLL_BACK_REVISION, "", "pod template of revision 7 -> of revision 6"),
     "a method": (BUNDLE, Attempt.SWITCH_METHOD, "TriAttention", "TriAttention "),
     "more replicas": (SCALE, Attempt.ADD_REPLICAS, "3", "replicas 3 -> 4"),
 }
@@ -98,7 +98,7 @@ def test_the_load_that_it_failed_on_is_remembered_where_it_was_measured():
     assert after_verdict(STEP, Verdict.NOT_RECOVERED).failed_attempts[0].load is None
 
 
-@pytest.mark.parametrize("step", [REPLACE, STEP, CONFIG, RECALL, BUNDLE, SCALE])
+@pytest.mark.parametrize("step", [REPLACE, STEP, CONFIG, ROLLBACK, BUNDLE, SCALE])
 @pytest.mark.parametrize("verdict", [Verdict.RECOVERED, Verdict.INCONCLUSIVE])
 def test_what_may_have_helped_is_not_remembered(step, verdict):
     assert after_verdict(step, verdict).failed_attempts == ()
@@ -108,14 +108,14 @@ def test_fewer_replicas_that_were_too_few_are_no_attempt_that_failed():
     assert after_verdict(SCALE.inverse(), Verdict.NOT_RECOVERED).failed_attempts == ()
 
 
-@pytest.mark.parametrize("step", [STEP, RECALL, BUNDLE])
+@pytest.mark.parametrize("step", [STEP, ROLLBACK, BUNDLE])
 def test_what_could_not_start_is_remembered(step):
     assert [one.why for one in after_way_back(Reason.CANARY_FAILED, step=step).failed_attempts] == [
         "CanaryFailed"
     ]
 
 
-@pytest.mark.parametrize("step", [STEP, RECALL, BUNDLE])
+@pytest.mark.parametrize("step", [STEP, ROLLBACK, BUNDLE])
 @pytest.mark.parametrize(
     "reason",
     [Reason.ROLLED_BACK_BY_HAND, Reason.SPARE_UNSCHEDULABLE, Reason.IMAGE_UNAVAILABLE, Reason.REVISION_GONE],

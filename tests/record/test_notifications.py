@@ -28,9 +28,9 @@ from kvmedic.record.notifications import (
     LONGEST_PAUSE,
     Notifications,
     Sender,
-    is_wanted,
+    is_reported_to,
+    requested_pause,
     slack_message,
-    wanted_pause,
 )
 from kvmedic.record.telemetry import Telemetry
 from lab.cluster.pki import Authority
@@ -210,7 +210,7 @@ NORMAL = replace(NOTE, warning=False)
     ids=["normal", "calm", "warning", "while a page lasts", "a page ended", "served in time again"],
 )
 def test_a_destination_is_told_only_what_it_is_for(note, wanted):
-    assert {only for only in ("all", "warnings", "pages") if is_wanted(note, only)} == wanted
+    assert {only for only in ("all", "warnings", "pages") if is_reported_to(note, only)} == wanted
 
 
 async def test_each_destination_hears_its_own_and_events_are_written_always():
@@ -311,7 +311,7 @@ async def test_it_waits_for_as_long_as_the_destination_asks():
     ids=["seconds", "years", "no number", "none", "negative", "a word", "tomorrow", "yesterday", "no day"],
 )
 def test_a_destination_may_ask_for_a_pause_within_bounds(told, least, most):
-    assert least <= wanted_pause(told) <= most
+    assert least <= requested_pause(told) <= most
 
 
 async def test_one_that_hangs_costs_its_time_out_and_is_not_sent_again():

@@ -10,8 +10,8 @@ from kvmedic.model.fleet import body_hash
 from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Verdict
-from kvmedic.model.status import HISTORY_LENGTH, Attempt, OutgrownShare, Record
-from kvmedic.record.runs import after_trouble, close_run, raised_share, with_outgrown
+from kvmedic.model.status import HISTORY_LENGTH, Attempt, OomShare, Record
+from kvmedic.record.runs import after_trouble, close_run, raised_share, with_oom_share
 from run_builder import CONFIG, NEW, NOW, OLD, REPLACE, STEP, a_fleet, a_pod, a_run, an_intent
 
 RAISED = replace(
@@ -20,7 +20,9 @@ RAISED = replace(
 IN_FILE = replace(
     CONFIG, knob=Knob.GPU_MEMORY_UTILIZATION, before="0.9", after="0.92", reason=Reason.MEMORY_STEPPED_UP
 )
-LENT = replace(STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", reason=Reason.HOST_MEMORY_USED)
+HOST_MEMORY = replace(
+    STEP, knob=Knob.KV_OFFLOADING_SIZE, before=None, after="32", reason=Reason.HOST_MEMORY_USED
+)
 KEPT = Judged(Verdict.IMPROVED, Reason.IMPROVED, "smoother")
 FAILED = Outcome(Reason.CANARY_FAILED, "it does not come up")
 
@@ -42,11 +44,11 @@ def after(run: Run, ending: Reason, before: Record | None = None) -> Record:
 
 
 def test_a_share_that_was_too_much_is_written_down_once():
-    once = with_outgrown(Record(), 0.92, template(), NOW)
+    once = with_oom_share(Record(), 0.92, template(), NOW)
 
-    again = with_outgrown(once, 0.92, template(), NOW + timedelta(hours=1))
+    again = with_oom_share(once, 0.92, template(), NOW + timedelta(hours=1))
 
-    assert once.outgrown == (OutgrownShare(0.92, HERE, NOW),)
+    assert once.oom_shares == (OomShare(0.92, HERE, NOW),)
     assert again == once
 
 
@@ -54,18 +56,18 @@ def test_a_share_that_was_too_much_is_written_down_once():
     ("share", "expected"), [(0.9, 0.9), (0.95, 0.92)], ids=["a lower one", "a higher one"]
 )
 def test_of_one_template_the_lowest_counts(share, expected):
-    record = with_outgrown(with_outgrown(Record(), 0.92, template(), NOW), share, template(), NOW)
+    record = with_oom_share(with_oom_share(Record(), 0.92, template(), NOW), share, template(), NOW)
 
-    assert [one.share for one in record.outgrown] == [expected]
+    assert [one.share for one in record.oom_shares] == [expected]
 
 
 def test_templates_are_told_apart_and_bounded_in_number():
     record = Record()
     for number in range(HISTORY_LENGTH + 3):
-        record = with_outgrown(record, 0.9, template(f"image-{number}"), NOW)
+        record = with_oom_share(record, 0.9, template(f"image-{number}"), NOW)
 
-    assert len(record.outgrown) == HISTORY_LENGTH
-    assert record.outgrown[0].body == body_hash(template(f"image-{HISTORY_LENGTH + 2}"))
+    assert len(record.oom_shares) == HISTORY_LENGTH
+    assert record.oom_shares[0].body == body_hash(template(f"image-{HISTORY_LENGTH + 2}"))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_replicas_that_end_with_more_memory_mark_the_share(step, revision, resta
 
     done = after_trouble(Record(), verified(step), fleet, template(), NOW)
 
-    assert [one.share for one in done.outgrown] == known
+    assert [one.share for one in done.oom_shares] == known
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_replicas_that_end_with_more_memory_mark_the_share(step, revision, resta
     [
         RAISED,
         IN_FILE,
-        LENT,
+        HOST_MEMORY,
         replace(STEP, knob=Knob.PREFIX_CACHING, reason=Reason.SETTING_ADJUSTED),
         STEP,
         replace(RAISED, reason=Reason.MEMORY_STEPPED_DOWN),

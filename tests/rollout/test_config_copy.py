@@ -17,7 +17,7 @@ from kvmedic.rollout.config_copy import (
     await_config_map,
     copying_move,
     files_of,
-    hindrance,
+    find_copy_blocker,
     needs_source,
 )
 from kvmedic.rollout.moves import (
@@ -106,7 +106,7 @@ def test_the_copy_is_made_of_what_was_planned_on_and_nothing_else_is_touched(
 
 @pytest.mark.parametrize("source", list(SourceState))
 def test_only_a_config_map_that_is_not_there_or_not_readable_hinders(source: SourceState) -> None:
-    text = hindrance(EDIT, Files(source, CopyState.READY))
+    text = find_copy_blocker(EDIT, Files(source, CopyState.READY))
 
     assert bool(text) == (source in {SourceState.GONE, SourceState.UNREADABLE})
     assert "limits" in text or not text

@@ -27,7 +27,7 @@ from kvmedic.rollout.decide import (
     decide,
 )
 from kvmedic.rollout.drift import Standing
-from run_builder import CONFIG, NOW, RECALL, REPLACE, SCALE, a_run, a_scaling, an_intent
+from run_builder import CONFIG, NOW, REPLACE, ROLLBACK, SCALE, a_run, a_scaling, an_intent
 
 SUSPENDED = Blocked(Reason.SUSPENDED, "suspended")
 ENDING = Outcome(Reason.RECOVERED, "better")
@@ -62,7 +62,7 @@ RETURNING = a_run(S.ROLLING_OUT, a_scaling(2, 4, 3), step=SCALE.inverse())
 RETURNED = a_run(S.VERIFYING, a_scaling(2, 4, 3), step=SCALE.inverse())
 GIVING = replace(CONFIG, reason=Reason.HOST_MEMORY_GIVEN_BACK)
 UNLENDING = a_run(S.ROLLING_OUT, an_intent(), step=GIVING)
-UNLENT = a_run(S.VERIFYING, an_intent(), step=GIVING)
+RESTORING = a_run(S.VERIFYING, an_intent(), step=GIVING)
 ROWS = [
     (
         "deleted while host memory is given back: on",
@@ -71,7 +71,7 @@ ROWS = [
         Walk(Direction.FORWARD),
     ),
     ("deleted before that began: on", a_run(step=GIVING), seen(wish=Wish.DELETE), Walk(Direction.FORWARD)),
-    ("deleted when it was given back: close", UNLENT, seen(wish=Wish.DELETE), "Close"),
+    ("deleted when it was given back: close", RESTORING, seen(wish=Wish.DELETE), "Close"),
     (
         "deleted while it is given back, and the file changed: theirs counts",
         UNLENDING,
@@ -85,13 +85,13 @@ ROWS = [
         "Close",
     ),
     (
-        "deleted while what did not hold is lent again: on",
+        "deleted while what did not hold is set again: on",
         a_run(S.ROLLING_BACK, an_intent(), step=GIVING),
         seen(wish=Wish.DELETE),
         Walk(Direction.BACK),
     ),
-    ("without host memory it is not calm: lent again", UNLENT, seen(verdict=V.NOT_RECOVERED), "TurnBack"),
-    ("without host memory it is calm: kept", UNLENT, seen(verdict=V.RECOVERED), "Keep"),
+    ("without host memory it is not calm: set again", RESTORING, seen(verdict=V.NOT_RECOVERED), "TurnBack"),
+    ("without host memory it is calm: kept", RESTORING, seen(verdict=V.RECOVERED), "Keep"),
     ("a recorded plan begins", a_run(), seen(), Walk(Direction.FORWARD)),
     ("a walk goes on", a_run(S.ROLLING_OUT, an_intent()), seen(), Walk(Direction.FORWARD)),
     (
@@ -300,7 +300,7 @@ ROWS = [
     ),
     (
         "a way back to another revision did not help: it is taken back",
-        a_run(S.VERIFYING, an_intent(), step=RECALL),
+        a_run(S.VERIFYING, an_intent(), step=ROLLBACK),
         seen(verdict=V.NOT_RECOVERED),
         TurnBack(Outcome(Reason.NOT_RECOVERED, "numbers"), V.NOT_RECOVERED),
     ),

@@ -11,14 +11,14 @@ from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, StepState, Verdict
 from kvmedic.rollout.drift import Standing, target_standing
-from run_builder import NEW, NOW, OLD, RECALL, REPLACE, UID, a_fleet, a_pod, a_run, a_scaling, an_intent
+from run_builder import NEW, NOW, OLD, REPLACE, ROLLBACK, UID, a_fleet, a_pod, a_run, a_scaling, an_intent
 
 
-def test_a_run_without_a_baseline_is_judged_by_steadiness_alone() -> None:
-    steady = replace(a_run(), baseline=None, goal=Goal.STEADINESS)
+def test_a_run_without_a_baseline_is_judged_only_by_whether_it_stays_up() -> None:
+    steady = replace(a_run(), baseline=None, goal=Goal.STAYS_UP)
 
     assert steady.baseline is None
-    for compared in (Goal.RELIEF, Goal.PARITY):
+    for compared in (Goal.RELIEF, Goal.NO_WORSE):
         with pytest.raises(ValueError, match=f"whose goal is {compared} needs the baseline"):
             replace(steady, goal=compared)
 
@@ -183,19 +183,19 @@ ROWS = [
     ),
     (
         "a person undid a way back to another revision",
-        a_run(StepState.VERIFYING, an_intent(3, "Restore", before=NEW, frozen=False), step=RECALL),
+        a_run(StepState.VERIFYING, an_intent(3, "Restore", before=NEW, frozen=False), step=ROLLBACK),
         a_fleet(fence=MINE + "3", revision=OLD),
         Standing.REVERTED,
     ),
     (
         "a way back to another revision is under way",
-        a_run(StepState.ROLLING_OUT, an_intent(3), step=RECALL),
+        a_run(StepState.ROLLING_OUT, an_intent(3), step=ROLLBACK),
         a_fleet(fence=MINE + "3", revision=NEW, fields=FROZEN),
         Standing.AS_RECORDED,
     ),
     (
         "somebody edited the template in a way back to another revision",
-        a_run(StepState.ROLLING_OUT, an_intent(3), step=RECALL),
+        a_run(StepState.ROLLING_OUT, an_intent(3), step=ROLLBACK),
         a_fleet(fence=MINE + "3", revision="theirs", fields=FROZEN),
         Standing.DRIFTED,
     ),

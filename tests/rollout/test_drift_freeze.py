@@ -1,6 +1,6 @@
 """Whatever somebody else sets in the middle of a walk, no replica goes undrained by what the run does then.
 
-Every field that a run sets or borrows is removed or changed, in every phase, on the way there and back,
+Every field that a run sets is removed or changed, in every phase, on the way there and back,
 against the model of the controllers. What matters is counted: replicas that went with requests, replicas in
 rotation, and what the fleet runs at the end.
 """
@@ -69,7 +69,7 @@ class Operator:
             step.after_template,
             step.edit,
             self.run.recorded,
-            self.run.victims,
+            self.run.draining_pods,
             drains,
             LIMIT,
             LIMIT,
@@ -202,7 +202,7 @@ def recreate(op: Operator) -> None:
 
 
 def apply_by_force(op: Operator) -> None:
-    """A whole manifest without the template: every borrowed field, and no annotation of ours."""
+    """A whole manifest without the template: every temporary field, and no annotation of ours."""
     set_fields(max_surge="25%", max_unavailable="25%", min_ready_seconds=0, progress_deadline_seconds=600)(op)
     op.model.fence = ""
 

@@ -10,7 +10,7 @@ from kvmedic.model.edits import BundleEdit, EnvEdit, Field, TokenEdit
 from kvmedic.model.fleet import POD_TEMPLATE_HASH, ReplicaSet, template_hash
 from kvmedic.model.plan import Step
 from kvmedic.rollout.edited_template import without_our_change
-from run_builder import BUNDLE, CONFIG, RECALL, STEP, a_fleet
+from run_builder import BUNDLE, CONFIG, ROLLBACK, STEP, a_fleet
 
 Template = dict[str, Any]
 LINE = ["serve", "model", "--port=80", "--max-num-seqs=64", "--kv-cache-dtype=fp8", "--host=::"]
@@ -46,7 +46,7 @@ CHANGES: dict[str, tuple[Step, Template]] = {
     "changes a script": (replace(STEP, edit=WITHIN), a_template(*SCRIPT)),
     "changes a bundle": (replace(BUNDLE, edit=METHOD_OFF), a_template()),
     "copies a file": (CONFIG, a_template()),
-    "takes a revision back": (RECALL, a_template()),
+    "takes a revision back": (ROLLBACK, a_template()),
 }
 
 
@@ -86,12 +86,12 @@ EDITS: dict[str, Callable[[Template], Template]] = {
 def rolled(change: str) -> tuple[Step, Template, Template]:
     """A step with the hashes of its templates, and the templates before and after."""
     step, before = CHANGES[change]
-    if step is RECALL:
+    if step is ROLLBACK:
         after = edited(lambda t: engine_of(t).update(image="vllm:0", args=[*LINE[:3], "--max-num-seqs=32"]))(
             before
         )
         there, back = Revision(1, "before", template_hash(before)), Revision(2, "after", template_hash(after))
-        return replace(RECALL, before=there, after=back), before, after
+        return replace(ROLLBACK, before=there, after=back), before, after
     after = step.edit.apply(before)  # type: ignore[union-attr]
     hashes = {"before_template": template_hash(before), "after_template": template_hash(after)}
     return replace(step, **hashes), before, after  # type: ignore[arg-type]
@@ -139,10 +139,10 @@ def test_one_template_tells_the_other_where_a_step_changes_places(kept: str) -> 
 
 
 def test_what_no_replica_set_keeps_is_not_guessed() -> None:
-    recall, _, after = rolled("takes a revision back")
+    rollback, _, after = rolled("takes a revision back")
     flag, _, capped = rolled("replaces a flag")
 
-    assert taken_out(recall, EDITS["restarts"](after), after=after) is None
+    assert taken_out(rollback, EDITS["restarts"](after), after=after) is None
     assert taken_out(flag, EDITS["restarts"](capped)) is None
 
 

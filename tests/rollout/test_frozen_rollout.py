@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Victim
+from kvmedic.model.run import DrainingPod
 from kvmedic.rollout.draining import Drain, choose_pod
 from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.frozen_rollout import next_template_move as next_move
@@ -163,7 +163,7 @@ def test_a_change_of_a_fleet_that_was_down_is_taken_back_from_anywhere_though_no
     forth = Walker(model, "new", mends=True, served=0)
     forth.take(events[:turn])
     back = forth.back()
-    back.victims = forth.victims
+    back.draining_pods = forth.draining_pods
     if model.revision == "old":
         return
 
@@ -363,7 +363,9 @@ def test_one_that_failed_is_let_go_once_no_peer_just_starts(since: int, move: ty
     new = tuple(pod for pod in fleet.pods if pod.revision == "new")
     walker = Walker(model, "new")
     order = replace(
-        walker.order(), victims=(Victim(failed.name, failed.uid, LATER),), drains={failed.uid: Drain.IDLE}
+        walker.order(),
+        draining_pods=(DrainingPod(failed.name, failed.uid, LATER),),
+        drains={failed.uid: Drain.IDLE},
     )
 
     found = next_move(replace(fleet, pods=(failed, starting, *new)), order, LATER)

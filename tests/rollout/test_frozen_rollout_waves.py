@@ -47,8 +47,8 @@ class InWaves(Walker):
 
     def apply(self, effect: Effect) -> None:
         self.writes += 1
-        if isinstance(effect, Pulse) and effect.victims:
-            self.waves.append(len(effect.victims))
+        if isinstance(effect, Pulse) and effect.pods_to_remove:
+            self.waves.append(len(effect.pods_to_remove))
         if self.writes == self.dies_at:
             self.write_down(effect)
         else:

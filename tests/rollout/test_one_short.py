@@ -52,7 +52,7 @@ def test_it_reaches_every_replica_with_one_missing_at_most(own, replicas, events
     assert [pod.revision for pod in model.pods] == ["new"] * replicas
     assert (model.fields, model.strategy) == (own, own.strategy)
     assert_nobody_lost(model, replicas - 1)
-    assert model.most <= replicas + 1, "one that is made while its victim still ends"
+    assert model.most <= replicas + 1, "one that is made while the pod that it replaces still ends"
 
 
 @FIELDS
@@ -64,7 +64,7 @@ def test_it_is_taken_back_from_anywhere_by_a_process_that_knows_the_record(
     model, forth = a_short_walk(replicas, own)
     forth.take(events[:turn])
     back = forth.back()
-    back.victims = forth.victims
+    back.draining_pods = forth.draining_pods
     if model.revision == "old" and not model.fields.is_frozen:
         return
 
@@ -116,7 +116,7 @@ def test_a_recreated_fleet_with_a_spare_never_lacks_a_replica(own, replicas, eve
     forth = Walker(model, "new")
     forth.take(events[:turn])
     back = forth.back()
-    back.victims = forth.victims
+    back.draining_pods = forth.draining_pods
 
     if model.revision == "new" or model.fields.is_frozen:
         back.run_to_end(after)
@@ -152,7 +152,7 @@ def test_the_only_replica_is_never_missing() -> None:
     assert_nobody_lost(model, 1)
 
 
-def test_at_rest_the_victim_serves_again() -> None:
+def test_at_rest_the_draining_pod_serves_again() -> None:
     model, walker = a_short_walk(2)
     while not any(pod.cordoned for pod in model.pods):
         walker.tick()

@@ -80,8 +80,8 @@ def test_it_is_taken_back_from_anywhere(own, in_order, by_keys, replicas, events
     assert model.fewest >= replicas - 1
 
 
-def the_writes(model: SetModel, toward: str, victims: SetWalk | None = None) -> int:
-    walk = victims.another_life(toward) if victims else SetWalk(model, toward)
+def the_writes(model: SetModel, toward: str, before: SetWalk | None = None) -> int:
+    walk = before.another_life(toward) if before else SetWalk(model, toward)
     walk.run_to_end(())
     assert isinstance(walk.ended, Settled)
     return walk.writes

@@ -201,9 +201,9 @@ def with_orphan(fleet: Fleet, **changes: object) -> Fleet:
 
 
 def known(fleet: Fleet, **changes: object) -> OrphanInput:
-    victims = {each.pod.uid: RELEASED_AT for each in fleet.orphans}
-    seen = dict.fromkeys(victims, START)
-    return replace(OrphanInput(victims, {}, MINUTE, toward="new", needed=3, taken_at=seen), **changes)
+    since = {each.pod.uid: RELEASED_AT for each in fleet.orphans}
+    seen = dict.fromkeys(since, START)
+    return replace(OrphanInput(since, {}, MINUTE, toward="new", needed=3, taken_at=seen), **changes)
 
 
 MINUTE = timedelta(minutes=1)
@@ -236,7 +236,7 @@ MOVES = {
         START,
         Wait,
     ),
-    "the record names another": (OUT, {"victims": {}}, START, CordonOrphan),
+    "the record names another": (OUT, {"draining_since": {}}, START, CordonOrphan),
     "a router was named only now": (
         with_orphan(OUT, led_by=("served-by",)),
         {"drains": {NAME: Drain.HELD}},

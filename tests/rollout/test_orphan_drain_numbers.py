@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvmedic.model.fleet import Fleet, ObjectRef, OrphanDrain, Owner
-from kvmedic.model.plan import Goer, ReplaceStep, ReplicasStep
+from kvmedic.model.plan import PodToRemove, ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.moves import (
@@ -81,10 +81,12 @@ class Replacing(Released):
 
     def order(self) -> Replacement:
         order = Replacement(
-            self.step, Scaled.NOT_YET, self.victim, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
+            self.step, Scaled.NOT_YET, self.draining_pod, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
         )
         return replace(
-            order, begins=self.begins and self.step.goes is not Goer.SPARE, orphans=orphans_of(self)
+            order,
+            begins=self.begins and self.step.pod_to_remove is not PodToRemove.SPARE,
+            orphans=orphans_of(self),
         )
 
     def move(self) -> Move:
@@ -105,7 +107,7 @@ class GivingBack(Released):
         self.is_back = False
 
     def order(self) -> Scaling:
-        order = Scaling(self.step, self.victim, self.drain(), LIMITS)
+        order = Scaling(self.step, self.draining_pod, self.drain(), LIMITS)
         begins = self.begins and not self.is_back
         return replace(
             order,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvmedic.model.config_edits import Revision, TemplateSwap
 from kvmedic.rollout.moves import Move, Refused, Settled, Wait
-from kvmedic.rollout.revision_rollback import recalling_move
+from kvmedic.rollout.revision_rollback import next_rollback_move
 from worlds.model_controller import OWN_FIELDS, ModelSet
 from worlds.orphan_model import OrphanModel, OrphanWalk
 
@@ -20,20 +20,20 @@ BACK = TemplateSwap(Revision(7, "llm-old", "old"), Revision(6, "llm-new", "new")
 """The model names its two templates by their order in time: the fleet runs "old", and "new" was before."""
 
 
-class Recall(OrphanWalk):
+class Rollback(OrphanWalk):
     """The operator's side of a way back to a revision that a ReplicaSet keeps."""
 
     def move(self) -> Move:
         is_back = self.toward == "old"
         order = replace(self.order(), edit=BACK.inverse() if is_back else BACK, repairs=is_back)
         wanted = BACK.before if is_back else BACK.after
-        move = recalling_move(self.model.fleet(), order, wanted, self.model.now)
+        move = next_rollback_move(self.model.fleet(), order, wanted, self.model.now)
         # A run that began asks again.
         return Wait(move.reason, move.message) if is_back and isinstance(move, Refused) else move
 
-    def another_life(self, toward: str) -> Recall:
-        other = Recall(self.plain, toward)
-        other.assigned_at, other.victims = self.assigned_at, self.victims
+    def another_life(self, toward: str) -> Rollback:
+        other = Rollback(self.plain, toward)
+        other.assigned_at, other.draining_pods = self.assigned_at, self.draining_pods
         return other
 
     def happen(self, act: int, which: int) -> None:
@@ -75,7 +75,7 @@ def assert_whole(model: OrphanModel, revision: str, replicas: int) -> None:
 @MANY
 def test_the_earlier_revision_comes_back_and_goes_again(replicas, first, second, turns) -> None:
     model = settled_fleet(replicas)
-    walk = Recall(model, "new")
+    walk = Rollback(model, "new")
     walk.take(first)
     next_life = walk.another_life("old" if turns else "new")
 
@@ -90,7 +90,7 @@ def test_the_earlier_revision_comes_back_and_goes_again(replicas, first, second,
 def test_a_deploy_under_way_is_turned_and_goes_on_again(data, replicas, first, second, turns) -> None:
     model = half_deployed(replicas, data.draw(st.integers(1, replicas)))
     before = {pod.name for pod in model.pods if pod.revision == "new"}
-    walk = Recall(model, "new")
+    walk = Rollback(model, "new")
     walk.tick()
     if isinstance(walk.ended, Refused):
         assert len(before) == 1, "it is all but complete, and stays theirs"

@@ -78,7 +78,7 @@ def test_another_process_ends_it_either_way(scarce, replicas, first, second, bac
     model, walk = a_short_walk(replicas, scarce)
     walk.take(first)
     next_life = walk.another_life("old" if back else "new")
-    next_life.victims = walk.victims if knows else ()
+    next_life.draining_pods = walk.draining_pods if knows else ()
 
     next_life.run_to_end(second)
 
@@ -156,7 +156,7 @@ def test_it_ends_whatever_people_do_in_the_middle(deed, toward, events, after) -
     deed(model)
     model.devices = max(model.devices, model.replicas)
     next_life = walk.another_life(toward)
-    next_life.victims = walk.victims
+    next_life.draining_pods = walk.draining_pods
 
     next_life.run_to_end(after)
 
@@ -246,7 +246,7 @@ def test_turned_back_before_the_drain_it_returns_and_nothing_was_missing() -> No
         walk.tick()
         reach(model, walk, kind)
         back = walk.another_life("old")
-        back.victims = walk.victims
+        back.draining_pods = walk.draining_pods
 
         kinds = {type(each) for each in writes_of(model, back)}
 
@@ -310,4 +310,4 @@ def test_a_fleet_that_is_scaled_to_one_waits_for_a_spare() -> None:
     move = walk.move()
 
     assert isinstance(move, Pulse)
-    assert move.victims == ()
+    assert move.pods_to_remove == ()

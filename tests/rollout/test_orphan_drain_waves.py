@@ -41,13 +41,13 @@ class InWaves(OrphanWalk):
     def drains(self) -> dict[str, Drain]:
         """Unless requests end at once, they do a minute after their replica was taken out of rotation."""
         found = super().drains()
-        out = {v.uid: self.model.now - v.cordoned_at for v in self.victims}
+        out = {v.uid: self.model.now - v.cordoned_at for v in self.draining_pods}
         return {uid: Drain.BUSY if self.slow and out[uid] < MINUTE else each for uid, each in found.items()}
 
     def apply(self, effect: Effect) -> None:
         super().apply(effect)
         self.most = max(self.most, len(self.plain.orphans))
-        if isinstance(effect, Pulse) and not effect.victims:
+        if isinstance(effect, Pulse) and not effect.pods_to_remove:
             self.added.append(int(effect.fields.max_surge))
 
 

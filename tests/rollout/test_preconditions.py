@@ -39,7 +39,7 @@ def test_a_fleet_that_stands_still_and_serves_is_allowed() -> None:
     assert refusal(another_revision(HEALTHY, desired=0, available=0)) is None
 
 
-def test_a_fleet_that_is_recreated_is_allowed_as_the_walk_borrows_its_strategy() -> None:
+def test_a_fleet_that_is_recreated_is_allowed_as_the_walk_changes_its_strategy() -> None:
     assert refusal(replace(HEALTHY, strategy="Recreate")) is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler, hindrance, remarks
+from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler, find_blocker, remarks
 from run_builder import a_fleet
 
 HPA = "HorizontalPodAutoscaler"
@@ -16,8 +16,8 @@ HPA = "HorizontalPodAutoscaler"
     [
         (Neighbours(), None),
         (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8),)), None),
-        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, wanted=3),)), None),
-        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, wanted=4),)), Reason.AUTOSCALER_ACTIVE),
+        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, desired=3),)), None),
+        (Neighbours(autoscalers=(Autoscaler(HPA, "llm", 1, 8, desired=4),)), Reason.AUTOSCALER_ACTIVE),
         (Neighbours(vertical=(VerticalAutoscaler("llm", "Off"),)), None),
         (Neighbours(vertical=(VerticalAutoscaler("llm", "Initial"),)), None),
         (Neighbours(vertical=(VerticalAutoscaler("llm", "Recreate"),)), Reason.MANAGED_BY_VPA),
@@ -43,20 +43,20 @@ HPA = "HorizontalPodAutoscaler"
     ],
 )
 def test_beside_whom_a_run_begins(neighbours: Neighbours, reason: Reason | None) -> None:
-    found = hindrance(neighbours, a_fleet())
+    found = find_blocker(neighbours, a_fleet())
 
     assert (found.reason if found else None) is reason
 
 
 def test_what_to_do_about_a_vpa_is_said() -> None:
-    found = hindrance(Neighbours(vertical=(VerticalAutoscaler("chat", "Auto"),)), a_fleet())
+    found = find_blocker(Neighbours(vertical=(VerticalAutoscaler("chat", "Auto"),)), a_fleet())
 
     assert "VerticalPodAutoscaler chat" in found.message
     assert 'spec.updatePolicy.updateMode to "Off"' in found.message
 
 
 def test_both_ways_out_of_a_policy_for_what_drains_are_said() -> None:
-    found = hindrance(Neighbours(of_draining=("NetworkPolicy n", "PodDisruptionBudget p")), a_fleet())
+    found = find_blocker(Neighbours(of_draining=("NetworkPolicy n", "PodDisruptionBudget p")), a_fleet())
 
     assert found is not None
     for words in (

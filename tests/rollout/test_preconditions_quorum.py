@@ -18,7 +18,7 @@ from kvmedic.model.run import StepRecord, StepState
 from kvmedic.rollout import row_of
 from kvmedic.rollout.preconditions import Purpose
 from kvmedic.verdict.baseline import is_quorate, judged_part, left_out, quorum_line
-from run_builder import BUNDLE, CONFIG, NOW, RECALL, REPLACE, SCALE, STEP, a_fleet, a_pod, a_run
+from run_builder import BUNDLE, CONFIG, NOW, REPLACE, ROLLBACK, SCALE, STEP, a_fleet, a_pod, a_run
 from worlds.steps import GATE, MINIMUM, a_minimum
 from worlds.steps import TRIAL as ON_A_POD
 
@@ -165,7 +165,7 @@ def test_replicas_that_are_not_ready_keep_no_change_from_the_others(pods: list[P
 
 # One of five, in each state, before and after each kind of step.
 
-ROLLOUTS: dict[str, Step] = {"flag": STEP, "file": CONFIG, "bundle": BUNDLE, "revision": RECALL}
+ROLLOUTS: dict[str, Step] = {"flag": STEP, "file": CONFIG, "bundle": BUNDLE, "revision": ROLLBACK}
 REPLACED: dict[str, Step] = {"replace": replace(REPLACE, replicas=5)}
 ADDING: dict[str, Step] = {"scale out": replace(SCALE, before=5, after=6), "minimum": MINIMUM}
 ASKING: dict[str, Step] = {"trial": ON_A_POD, "gate": GATE}
@@ -193,7 +193,9 @@ def five(*more: Pod, peers: int = 4) -> Fleet:
         sum(pod.ready and not pod.terminating for pod in pods),
     )
     own = replace(a_fleet().replica_sets[0], desired=live, available=up)
-    kept = replace(own, name=RECALL.after.replica_set, revision=RECALL.after.template, desired=0, available=0)
+    kept = replace(
+        own, name=ROLLBACK.after.replica_set, revision=ROLLBACK.after.template, desired=0, available=0
+    )
     return a_fleet(replicas=live, pods=pods, replica_sets=(own, kept), minimum=a_minimum())
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.model.fleet import Fleet, ObjectRef, Owner
-from kvmedic.model.plan import Goer, ReplaceStep
+from kvmedic.model.plan import PodToRemove, ReplaceStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Intent, StepRecord, StepState, Victim
+from kvmedic.model.run import DrainingPod, Intent, StepRecord, StepState
 from kvmedic.rollout.draining import PEER_GRACE, Drain, StartLimits
 from kvmedic.rollout.moves import (
     Cordon,
@@ -60,7 +60,7 @@ class Walker(NumberWalk):
     def order(self) -> Replacement:
         scaled = (Scaled.NOT_YET, Scaled.OUT, Scaled.BACK)[self.model.committed]
         order = Replacement(
-            self.step, scaled, self.victim, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
+            self.step, scaled, self.draining_pod, self.drain(), LIMITS, DRAIN_LIMIT, self.assigned_at
         )
         return replace(order, down_before=self.down_before)
 
@@ -68,7 +68,7 @@ class Walker(NumberWalk):
         return replacing_move(self.model.fleet(), self.order(), self.model.now)
 
     def turn_back(self) -> None:
-        self.step, self.victims, self.ended = self.step.inverse(), (), None
+        self.step, self.draining_pods, self.ended = self.step.inverse(), (), None
 
 
 @given(replicas=st.integers(2, 5), events=EVENTS)
@@ -179,7 +179,7 @@ def a_surged_fleet(**named: object) -> Fleet:
     return a_fleet(replicas=4, pods=pods, replica_sets=(replace(sets[0], desired=4, available=4),))
 
 
-RECORDED = Victim("a", "uid-a", NOW - timedelta(minutes=1))
+RECORDED = DrainingPod("a", "uid-a", NOW - timedelta(minutes=1))
 """The drained one by the record, as it mostly is."""
 
 
@@ -273,11 +273,11 @@ MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     ("nobody says whether it is busy", CORDONED, an_order(), Wait, "Draining"),
     ("idle: the recorded number", CORDONED, an_order(**IDLE), ScaleIn, "a"),
     ("drain timed out", CORDONED, an_order(drain=Drain.TIMED_OUT), ScaleIn, "a"),
-    ("out of rotation, by nobody's record", CORDONED, an_order(victim=None), Cordon, "a"),
+    ("out of rotation, by nobody's record", CORDONED, an_order(draining_pod=None), Cordon, "a"),
     (
         "idle is another one that went meanwhile",
         CORDONED,
-        an_order(**IDLE, victim=replace(RECORDED, uid="uid-gone")),
+        an_order(**IDLE, draining_pod=replace(RECORDED, uid="uid-gone")),
         Cordon,
         "a",
     ),
@@ -424,13 +424,13 @@ def test_what_keeps_a_replacement_from_beginning(fleet: Fleet, reason: Reason) -
     assert (fresh.reason, begun.reason) == (reason, reason)
 
 
-def test_recreate_is_no_obstacle_as_nothing_is_rolled_out() -> None:
+def test_recreate_blocks_nothing_as_nothing_is_rolled_out() -> None:
     fleet = a_fleet(strategy="Recreate")
 
     assert isinstance(replacing_move(fleet, an_order(Scaled.NOT_YET), NOW), ScaleOut)
 
 
-BACKWARD = {"step": replace(an_order().step, goes=Goer.SPARE)}
+BACKWARD = {"step": replace(an_order().step, pod_to_remove=PodToRemove.SPARE)}
 BACK_MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     ("nothing was done", a_fleet(), an_order(Scaled.NOT_YET, **BACKWARD), Settled, ""),
     ("the named one serves again first", CORDONED, an_order(**BACKWARD), Uncordon, "a"),
@@ -438,7 +438,7 @@ BACK_MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     (
         "a spare that does not start goes at once",
         with_pod(a_surged_fleet(), "z", **UNREADY, cordoned=True),
-        an_order(**BACKWARD, drain=Drain.DOWN, victim=Victim("z", "uid-z", NOW)),
+        an_order(**BACKWARD, drain=Drain.DOWN, draining_pod=DrainingPod("z", "uid-z", NOW)),
         ScaleIn,
         "z",
     ),
@@ -482,7 +482,7 @@ def test_a_fleet_at_rest_has_everybody_in_rotation_and_keeps_the_spare() -> None
     assert said(resting_move(a_surged_fleet(), an_order(), NOW)) == "Holding"
 
 
-def test_marks_stay_while_the_controller_has_its_victim_still_to_take() -> None:
+def test_marks_stay_while_the_controller_has_the_drained_pod_still_to_take() -> None:
     shrinking = replace(CORDONED, replicas=3)
 
     assert said(resting_move(shrinking, an_order(Scaled.BACK), NOW)) == "AwaitingController"
@@ -513,7 +513,7 @@ LEAVING: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
     (
         "one that was out of rotation before it was theirs is taken out again, by the record",
         with_pod(ROLLED, "z", **OUT_OF_ROTATION),
-        an_order(victim=None),
+        an_order(draining_pod=None),
         Cordon,
         "z",
     ),

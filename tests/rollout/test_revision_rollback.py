@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvmedic.model.config_edits import Revision, TemplateSwap
 from kvmedic.model.fleet import Fleet, Owner, ReplicaSet, frozen
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Victim
+from kvmedic.model.run import DrainingPod
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.frozen_rollout import Order
 from kvmedic.rollout.moves import (
@@ -29,8 +29,8 @@ from kvmedic.rollout.moves import (
     Settled,
     Wait,
 )
-from kvmedic.rollout.preconditions import opening_refusal, recall_refusal
-from kvmedic.rollout.revision_rollback import recalling_move
+from kvmedic.rollout.preconditions import opening_refusal, rollback_refusal
+from kvmedic.rollout.revision_rollback import next_rollback_move
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod
 from worlds.model_controller import OWN_FIELDS, START, Model, ModelSet
 
@@ -40,7 +40,7 @@ ORDER = Order(
     toward=OLD,
     edit=SWAP,
     recorded=OWN_FIELDS,
-    victims=(),
+    draining_pods=(),
     drains={},
     start_limit=timedelta(minutes=10),
     spare_limit=timedelta(minutes=10),
@@ -56,7 +56,7 @@ def deployed(*sets: ReplicaSet) -> Fleet:
 
 
 def test_it_begins_as_every_change_does() -> None:
-    move = recalling_move(deployed(KEPT), ORDER, SWAP.after, NOW)
+    move = next_rollback_move(deployed(KEPT), ORDER, SWAP.after, NOW)
 
     assert isinstance(move, Freeze)
     assert move.edit == SWAP
@@ -85,8 +85,8 @@ def test_it_begins_as_every_change_does() -> None:
 def test_what_cannot_be_put_is_refused_before_and_failed_after_the_first_intent(
     fleet: Fleet, reason: Reason, words: str
 ) -> None:
-    before = recalling_move(fleet, ORDER, SWAP.after, NOW)
-    after = recalling_move(fleet, replace(ORDER, pulsed_at=NOW), SWAP.after, NOW)
+    before = next_rollback_move(fleet, ORDER, SWAP.after, NOW)
+    after = next_rollback_move(fleet, replace(ORDER, pulsed_at=NOW), SWAP.after, NOW)
 
     assert isinstance(before, Refused)
     assert isinstance(after, Failed)
@@ -95,14 +95,14 @@ def test_what_cannot_be_put_is_refused_before_and_failed_after_the_first_intent(
 
 
 def test_a_fleet_that_is_there_already_needs_no_keeper() -> None:
-    assert recalling_move(a_fleet(), ORDER, SWAP.after, NOW) == Settled()
+    assert next_rollback_move(a_fleet(), ORDER, SWAP.after, NOW) == Settled()
 
 
 def test_another_replica_set_of_the_same_template_is_not_the_named_one() -> None:
     other = replace(KEPT, name="llm-other")
 
-    assert recall_refusal(deployed(other, KEPT), SWAP.after) is None
-    refused = recall_refusal(deployed(other), SWAP.after)
+    assert rollback_refusal(deployed(other, KEPT), SWAP.after) is None
+    refused = rollback_refusal(deployed(other), SWAP.after)
     assert refused.reason is Reason.REVISION_GONE
 
 
@@ -127,16 +127,18 @@ class Walk:
 
     def step(self) -> Move:
         fleet = self.model.fleet()
-        victim = next(iter(self.order.victims), None)
-        pod = next((p for p in fleet.pods if victim and p.uid == victim.uid), None)
+        draining_pod = next(iter(self.order.draining_pods), None)
+        pod = next((p for p in fleet.pods if draining_pod and p.uid == draining_pod.uid), None)
         gone_quiet = pod is not None and not next(p.busy for p in self.model.pods if p.name == pod.name)
         idle = pod is not None and pod.cordoned and not pod.in_rotation and gone_quiet
         drain = Drain.IDLE if idle else Drain.BUSY
-        order = replace(self.order, drains={each.uid: drain for each in self.order.victims})
-        move = recalling_move(fleet, order, self.wanted, self.model.now)
+        order = replace(self.order, drains={each.uid: drain for each in self.order.draining_pods})
+        move = next_rollback_move(fleet, order, self.wanted, self.model.now)
         self.moves.append(type(move).__name__)
         if isinstance(move, Cordon):
-            self.order = replace(self.order, victims=(Victim(move.pod.name, move.pod.uid, self.model.now),))
+            self.order = replace(
+                self.order, draining_pods=(DrainingPod(move.pod.name, move.pod.uid, self.model.now),)
+            )
         if not isinstance(move, Wait | Settled | Failed | Refused):
             self.model.apply(move)
             if not isinstance(move, Cordon):
@@ -181,7 +183,12 @@ def test_in_whatever_order_things_happen_no_replica_goes_with_its_requests(
     if turns:
         order = walk.order
         walk.order = replace(
-            order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victims=(), repairs=True
+            order,
+            away=order.toward,
+            toward=order.away,
+            edit=MODELLED.inverse(),
+            draining_pods=(),
+            repairs=True,
         )
         walk.wanted = MODELLED.before
 
@@ -245,7 +252,7 @@ def test_whatever_becomes_of_a_deploy_that_was_turned_no_replica_goes_with_its_r
             walk.step()
     order = walk.order
     walk.order = replace(
-        order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), victims=(), repairs=True
+        order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), draining_pods=(), repairs=True
     )
     walk.wanted = MODELLED.before
 
@@ -301,7 +308,7 @@ def test_where_the_wanted_revision_is_whole_the_other_replica_is_drained_before_
     assert walk.model.lost_in_rotation == []
 
 
-@pytest.mark.parametrize(("count", "goes"), [(3, "new"), (2, "old")], ids=["a wanted one", "the spare"])
+@pytest.mark.parametrize(("count", "goes"), [(3, "new"), (2, "old")], ids=["a desired one", "the spare"])
 def test_where_one_went_in_the_moment_the_rollout_was_held_another_is_made_first(
     count: int, goes: str
 ) -> None:
@@ -352,7 +359,7 @@ def with_fourth(revision: str = OLD, **changes: Any) -> Fleet:
 )
 def test_a_deploy_that_moves_is_not_turned(fleet: Fleet, words: str) -> None:
     refused = opening_refusal(fleet, SWAP.after)
-    move = recalling_move(fleet, ORDER, SWAP.after, NOW)
+    move = next_rollback_move(fleet, ORDER, SWAP.after, NOW)
 
     assert refused.reason is Reason.TARGET_NOT_SETTLED
     assert words in refused.message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvmedic.model.fleet import Fleet, ObjectRef, Owner, Pod
 from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Intent, StepState, Victim
+from kvmedic.model.run import DrainingPod, Intent, StepState
 from kvmedic.rollout.draining import MAKING_LIMIT, STARTS, Drain, StartLimits
 from kvmedic.rollout.drift import Standing, target_standing
 from kvmedic.rollout.moves import (
@@ -58,14 +58,16 @@ class Walker(NumberWalk):
 
     def order(self) -> Scaling:
         begins = self.forward and self.model.committed == 0
-        order = Scaling(self.step, self.victim, self.drain(), LIMITS, begins, assigned_at=self.assigned_at)
+        order = Scaling(
+            self.step, self.draining_pod, self.drain(), LIMITS, begins, assigned_at=self.assigned_at
+        )
         return replace(order, down_before=self.down_before)
 
     def move(self) -> Move:
         return scaling_move(self.model.fleet(), self.order(), self.model.now)
 
     def turn_back(self) -> None:
-        self.step, self.victims, self.ended = self.step.inverse(), (), None
+        self.step, self.draining_pods, self.ended = self.step.inverse(), (), None
         self.forward = False
 
 
@@ -218,7 +220,7 @@ def four(**last: object) -> Fleet:
 
 
 def an_order(before: int, after: int, drain: Drain = Drain.UNKNOWN, **changes: object) -> Scaling:
-    out = Victim("z", "uid-z", NOW - timedelta(minutes=1))
+    out = DrainingPod("z", "uid-z", NOW - timedelta(minutes=1))
     order = Scaling(a_step(before, after, OLD), out, drain, LIMITS, assigned_at=NOW - timedelta(minutes=2))
     return replace(order, **changes)
 
@@ -320,7 +322,7 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
     (
         "out of rotation, by nobody's record",
         four(**OUT_OF_ROTATION),
-        an_order(4, 3, Drain.IDLE, victim=None),
+        an_order(4, 3, Drain.IDLE, draining_pod=None),
         Cordon,
         "z",
     ),
@@ -328,7 +330,7 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
     (
         "a peer turns NotReady: it goes instead, and the drained one serves again",
         a_fleet_of(a_pod("a", **UNREADY), a_pod("b"), a_pod("c"), a_pod("z", **NEW, **OUT_OF_ROTATION)),
-        an_order(4, 3, Drain.IDLE, victim=Victim("z", "uid-z", NOW)),
+        an_order(4, 3, Drain.IDLE, draining_pod=DrainingPod("z", "uid-z", NOW)),
         Uncordon,
         "z",
     ),

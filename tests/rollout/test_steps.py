@@ -11,7 +11,7 @@ from kvmedic.model.plan import Step
 from kvmedic.rollout import row_of
 from kvmedic.rollout.moves import Freeze, Move, Refused, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.rollout.steps import StepInput
-from run_builder import BUNDLE, CONFIG, NOW, RECALL, REPLACE, SCALE, STEP, UID, a_fleet, a_pod, a_run
+from run_builder import BUNDLE, CONFIG, NOW, REPLACE, ROLLBACK, SCALE, STEP, UID, a_fleet, a_pod, a_run
 from worlds.steps import GATE, LIMITS, MINIMUM, TRIAL
 
 CALM = a_fleet()
@@ -29,7 +29,7 @@ def known(step: Step) -> StepInput:
         (STEP, False, Freeze),
         (CONFIG, False, Freeze),
         (BUNDLE, False, Freeze),
-        (RECALL, False, Refused),  # no ReplicaSet keeps the template any more
+        (ROLLBACK, False, Refused),  # no ReplicaSet keeps the template any more
         (REPLACE, True, ScaleOut),
         (SCALE, True, ScaleOut),
         (MINIMUM, False, Refused),  # the autoscaler is gone

@@ -23,7 +23,7 @@ from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Re
 from kvmedic.runbooks.planning import drain_remark, end_of_requests, fleet_plan, proposal
 from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.workload import Workload, workload_of
-from run_builder import NEW, OLD, RECALL, REPLACE, STEP, a_fleet, a_pod
+from run_builder import NEW, OLD, REPLACE, ROLLBACK, STEP, a_fleet, a_pod
 from worlds.steps import GATE, TRIAL
 from worlds.workloads import a_workload
 from worlds.world import deployment
@@ -154,15 +154,15 @@ def test_a_pod_that_is_gone_or_going_is_not_planned_for() -> None:
         assert found.reason is Reason.TARGET_NOT_SETTLED
 
 
-def planned(after: Revision = RECALL.after, message: str = "about 6 min") -> Plan:
-    advice = RollBack(RECALL.before, after, Reason.DEPLOY_CORRELATED, message)
+def planned(after: Revision = ROLLBACK.after, message: str = "about 6 min") -> Plan:
+    advice = RollBack(ROLLBACK.before, after, Reason.DEPLOY_CORRELATED, message)
     return fleet_plan(TARGET, a_fleet(), advice, 7)
 
 
 def test_a_plan_names_both_revisions_by_what_keeps_them_and_by_hash() -> None:
     plan = planned()
 
-    assert plan.steps == (RECALL,)
+    assert plan.steps == (ROLLBACK,)
     assert (plan.target_uid, plan.template, plan.spec_generation) == ("uid-1", OLD, 7)
     assert plan.message == "about 6 min"
 
@@ -180,21 +180,21 @@ def test_another_revision_is_another_plan() -> None:
 
 
 def test_the_inverse_puts_the_newer_revision_back() -> None:
-    back = RECALL.inverse()
+    back = ROLLBACK.inverse()
 
     assert isinstance(back, RevisionStep)
     assert (back.before_template, back.after_template) == (NEW, OLD)
     assert back.reason is Reason.ROLLING_BACK
-    assert back.template_change == RECALL.template_change.inverse()
-    assert RECALL.before_template == OLD
-    assert RECALL.is_revocable
+    assert back.template_change == ROLLBACK.template_change.inverse()
+    assert ROLLBACK.before_template == OLD
+    assert ROLLBACK.is_revocable
 
 
 def test_a_report_names_the_revisions() -> None:
-    change = change_of(RECALL)
+    change = change_of(ROLLBACK)
 
     assert change.line("?") == "Deployment/llm: revision 7 -> 6"
-    assert RECALL.line() == "Deployment/llm: pod template of revision 7 -> of revision 6"
+    assert ROLLBACK.line() == "Deployment/llm: pod template of revision 7 -> of revision 6"
 
 
 def a_container(

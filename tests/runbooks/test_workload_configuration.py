@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.obstacles import handed_over
+from kvmedic.controller.blockers import handed_over
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.engine_file import file_remarks, owner_of_file
 from kvmedic.model.config_edits import SIZE_LIMIT, ConfigMap, Contents, Sight, Unseen

@@ -12,7 +12,7 @@ from builders import TRIGGER
 from kvmedic.model.run import Baseline, Verdict
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.comparison import Comparison, is_broken
-from kvmedic.verdict.goals import compare_for_parity, compare_for_relief
+from kvmedic.verdict.goals import compare_for_no_worse, compare_for_relief
 
 NONE = Objectives()
 BEFORE = Baseline(
@@ -64,7 +64,7 @@ def test_a_fleet_that_starves_has_not_recovered_whatever_stalls_are_gone(
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert "first token p95 1.0 -> 600.0 s, silent seconds per request 3.0 -> 150.0" in found.message
-    assert compare_for_parity(Comparison(before, after, wanted, TRIGGER)).verdict is Verdict.NOT_RECOVERED
+    assert compare_for_no_worse(Comparison(before, after, wanted, TRIGGER)).verdict is Verdict.NOT_RECOVERED
 
 
 LATE = {"time_to_first_token_p95_seconds": 31.0, "waiting_mean": 81.0}
@@ -256,7 +256,7 @@ def test_each_objective_may_be_broken_though_it_was_missed_before(
 
 
 def test_a_change_that_was_to_do_no_harm_starves_nobody_either() -> None:
-    found = compare_for_parity(Comparison(BEFORE, replace(AFTER, **LATE), NONE, TRIGGER))
+    found = compare_for_no_worse(Comparison(BEFORE, replace(AFTER, **LATE), NONE, TRIGGER))
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert "users are kept waiting" in found.message

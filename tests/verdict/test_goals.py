@@ -47,14 +47,14 @@ from kvmedic.verdict.comparison import (
 )
 from kvmedic.verdict.goals import (
     RULES,
-    compare_for_parity,
+    compare_for_no_worse,
     judge,
     judge_fewer,
     judge_more,
-    judge_parity,
+    judge_no_worse,
     judge_relief,
     judge_replacement,
-    judge_steadiness,
+    judge_stays_up,
     judge_without,
     share_of,
 )
@@ -66,8 +66,8 @@ STEP = a_run().current.step
 GIVEN = VerdictInput(None, an_observation(CALM, CALM), Objectives(), TRIGGER)
 TEMPLATE, NUMBER = (FlagStep, BundleStep, RevisionStep), (ReplicasStep,)
 EXPECTED = {
-    **{(Goal.STEADINESS, kind): judge_steadiness for kind in get_args(Change)},
-    **{(Goal.PARITY, kind): judge_parity for kind in get_args(Change)},
+    **{(Goal.STAYS_UP, kind): judge_stays_up for kind in get_args(Change)},
+    **{(Goal.NO_WORSE, kind): judge_no_worse for kind in get_args(Change)},
     (Goal.CALM, FlagStep): judge_without,
     **{(Goal.CALM, kind): judge_fewer for kind in NUMBER},
     **{(Goal.RELIEF, kind): judge_relief for kind in TEMPLATE},
@@ -90,9 +90,9 @@ def test_each_goal_has_a_rule_for_every_kind_of_change(goal: Goal) -> None:
     assert covered == set(get_args(Change))
 
 
-@pytest.mark.parametrize("goal", [Goal.RELIEF, Goal.PARITY])
+@pytest.mark.parametrize("goal", [Goal.RELIEF, Goal.NO_WORSE])
 def test_without_figures_of_before_it_is_judged_by_whether_replicas_stay_up(goal: Goal) -> None:
-    assert judge(goal, STEP, GIVEN) == judge_steadiness(GIVEN)
+    assert judge(goal, STEP, GIVEN) == judge_stays_up(GIVEN)
 
 
 def test_full_memory_overrules_a_good_verdict() -> None:
@@ -100,14 +100,14 @@ def test_full_memory_overrules_a_good_verdict() -> None:
     assert isinstance(before, Baseline)
     full = replace(GIVEN, before=before, free_mib=LEAST_FREE_MIB - 1)
 
-    assert judge(Goal.PARITY, STEP, replace(full, free_mib=LEAST_FREE_MIB)).verdict is Verdict.RECOVERED
-    assert judge(Goal.PARITY, STEP, full).verdict is Verdict.IMPROVED
+    assert judge(Goal.NO_WORSE, STEP, replace(full, free_mib=LEAST_FREE_MIB)).verdict is Verdict.RECOVERED
+    assert judge(Goal.NO_WORSE, STEP, full).verdict is Verdict.IMPROVED
 
 
 def test_what_speaks_for_the_only_replicas_that_are_up_is_asked_last() -> None:
     ended = replace(GIVEN, restarts=1, ends={"a": an_end(Cause.HOST_MEMORY)}, free_mib=0.0, first_up=1)
 
-    found = judge(Goal.STEADINESS, STEP, ended)
+    found = judge(Goal.STAYS_UP, STEP, ended)
 
     assert found.verdict is Verdict.IMPROVED
     assert found.message == (
@@ -175,7 +175,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("after", "verdict"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 def test_the_figures_after_are_no_worse_or_clearly_worse(after: dict[str, float], verdict: Verdict) -> None:
-    found = compare_for_parity(Comparison(BEFORE, replace(BEFORE, **after), STRICT, TRIGGER))
+    found = compare_for_no_worse(Comparison(BEFORE, replace(BEFORE, **after), STRICT, TRIGGER))
 
     assert found.verdict is verdict
 
@@ -184,15 +184,15 @@ def test_what_is_no_trouble_is_not_worse_however_it_compares() -> None:
     calm = replace(BEFORE, preemptions_per_request=0.0, inter_token_tail_seconds=NO_STALL_SECONDS / 4)
     after = replace(calm, preemptions_per_request=FEW - JUST, inter_token_tail_seconds=NO_STALL_SECONDS)
 
-    assert compare_for_parity(Comparison(calm, after, STRICT, TRIGGER)).verdict is Verdict.RECOVERED
+    assert compare_for_no_worse(Comparison(calm, after, STRICT, TRIGGER)).verdict is Verdict.RECOVERED
     hot = replace(after, preemptions_per_request=FEW)
-    assert compare_for_parity(Comparison(calm, hot, STRICT, TRIGGER)).verdict is Verdict.NOT_RECOVERED
+    assert compare_for_no_worse(Comparison(calm, hot, STRICT, TRIGGER)).verdict is Verdict.NOT_RECOVERED
 
 
 def test_the_message_says_what_is_worse() -> None:
     after = replace(BEFORE, preemptions_per_request=9.0, inter_token_tail_seconds=9.0)
 
-    found = compare_for_parity(Comparison(BEFORE, after, STRICT, TRIGGER))
+    found = compare_for_no_worse(Comparison(BEFORE, after, STRICT, TRIGGER))
 
     assert found.reason is Reason.NOT_RECOVERED
     assert found.message.startswith(
@@ -218,7 +218,7 @@ def test_the_message_says_what_is_worse() -> None:
 def test_a_window_is_judged_like_the_one_before(
     replicas: list[Replica | PodReadings], restarts: int, verdict: Verdict, reason: Reason
 ) -> None:
-    found = judge_parity(
+    found = judge_no_worse(
         VerdictInput(before(CALM, CALM), an_observation(*replicas), STRICT, TRIGGER, restarts)
     )
 
@@ -234,7 +234,7 @@ def test_stalls_that_two_windows_differ_by_by_chance_are_no_loss(seconds: float,
     stalling = replace(BEFORE, window_seconds=seconds, requests_per_second=3.3, stalls_per_request=1.4)
     after = replace(stalling, stalls_per_request=1.6)
 
-    assert compare_for_parity(Comparison(stalling, after, Objectives(), TRIGGER)).verdict is verdict
+    assert compare_for_no_worse(Comparison(stalling, after, Objectives(), TRIGGER)).verdict is verdict
 
 
 def seen(looked: Observation, restarts: int = 0) -> VerdictInput:
@@ -257,7 +257,7 @@ def busy(finished: float) -> Replica:
     ids=["enough traffic", "one request too few", "no traffic", "a restart without traffic", "a restart"],
 )
 def test_staying_up_under_load_is_what_counts(finished: float, restarts: int, verdict: Verdict) -> None:
-    found = judge_steadiness(seen(an_observation(busy(finished)), restarts))
+    found = judge_stays_up(seen(an_observation(busy(finished)), restarts))
 
     assert found.verdict is verdict
 
@@ -265,14 +265,14 @@ def test_staying_up_under_load_is_what_counts(finished: float, restarts: int, ve
 def test_the_traffic_is_that_of_the_whole_fleet() -> None:
     share = FEWEST_FINISHED / 2
 
-    found = judge_steadiness(seen(an_observation(busy(share), busy(share), window_seconds=600)))
+    found = judge_stays_up(seen(an_observation(busy(share), busy(share), window_seconds=600)))
 
     assert (found.verdict, found.reason) == (Verdict.RECOVERED, Reason.RECOVERED)
     assert found.message == "none of 2 replicas restarted; 50 requests finished in 600 s"
 
 
 def test_preemptions_do_not_decide_it() -> None:
-    assert judge_steadiness(seen(an_observation(THRASHING))).verdict is Verdict.RECOVERED
+    assert judge_stays_up(seen(an_observation(THRASHING))).verdict is Verdict.RECOVERED
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_preemptions_do_not_decide_it() -> None:
 def test_a_replica_that_cannot_be_read_proves_nothing(why: Nothing, reason: Reason) -> None:
     silent = without(busy(500).readings(), Signal.REQUESTS_FINISHED, why)
 
-    found = judge_steadiness(seen(an_observation(busy(500), silent)))
+    found = judge_stays_up(seen(an_observation(busy(500), silent)))
 
     assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, reason)
 

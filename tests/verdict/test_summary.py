@@ -9,7 +9,7 @@ import pytest
 
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Judged, Outcome, Run, Shift, Spending, StepState, Summary, Verdict
+from kvmedic.model.run import CostSoFar, Judged, Outcome, Run, Shift, StepState, Summary, Verdict
 from kvmedic.verdict.summary import Measure, run_of, summary_of
 from run_builder import BASELINE, NOW, a_fleet, a_run, an_intent
 
@@ -24,13 +24,13 @@ AFTER = replace(
     time_to_first_token_p95_seconds=1.5,
     end_to_end_p95_seconds=13.0,
 )
-SPENT = Spending(NOW, 0, 120.04, most_changed=3, fewest_unchanged=0)
+COST_SO_FAR = CostSoFar(NOW, 0, 120.04, most_changed=3, fewest_unchanged=0)
 GOOD = Judged(Verdict.RECOVERED, Reason.RECOVERED, "better", AFTER)
 BAD = Outcome(Reason.NOT_RECOVERED, "worse")
 
 
-def verified(spending: Spending | None = SPENT, gpus: int | None = 4) -> Run:
-    return replace(a_run(StepState.VERIFYING, an_intent()), spending=spending, gpus=gpus)
+def verified(cost_so_far: CostSoFar | None = COST_SO_FAR, gpus: int | None = 4) -> Run:
+    return replace(a_run(StepState.VERIFYING, an_intent()), cost_so_far=cost_so_far, gpus=gpus)
 
 
 def told(run: Run, outcome: Outcome = BAD) -> Summary:
@@ -76,8 +76,8 @@ def test_a_change_that_was_taken_back_is_told_with_the_restarts_of_both_ways() -
 
 
 def test_a_canary_that_failed_cost_one_start_and_brought_nothing_that_was_measured() -> None:
-    canary = Spending(NOW, 0, 90, most_changed=1, fewest_unchanged=3)
-    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), spending=canary)
+    canary = CostSoFar(NOW, 0, 90, most_changed=1, fewest_unchanged=3)
+    run = replace(a_run(StepState.ROLLING_OUT, an_intent()), cost_so_far=canary)
 
     found = told(run.turned_back(Outcome(Reason.CANARY_FAILED, "no"), None).end_reverted())
 
@@ -89,9 +89,9 @@ def test_a_canary_that_failed_cost_one_start_and_brought_nothing_that_was_measur
     )
 
 
-@pytest.mark.parametrize("spending", [None, SPENT])
-def test_without_gpus_in_the_template_replicas_are_what_is_counted(spending: Spending | None) -> None:
-    found = told(verified(spending, gpus=None).keep_step(GOOD))
+@pytest.mark.parametrize("cost_so_far", [None, COST_SO_FAR])
+def test_without_gpus_in_the_template_replicas_are_what_is_counted(cost_so_far: CostSoFar | None) -> None:
+    found = told(verified(cost_so_far, gpus=None).keep_step(GOOD))
 
     assert found.cost.spare_gpu_seconds is None
     assert f"{found.cost.spare_replica_seconds:.0f} replica-seconds of spares" in found.sentence

@@ -221,7 +221,7 @@ def test_a_verdict_stands_where_a_new_replica_has_the_type_or_nobody_tells(types
 
 
 @pytest.mark.parametrize("types", [{"auto"}, {"bfloat16", "auto"}])
-def test_a_new_replica_without_the_type_was_made_in_vain(types: set[str]) -> None:
+def test_a_new_replica_without_the_type_did_not_help(types: set[str]) -> None:
     found = veto_cache_type(GOOD, replace(GIVEN, cache_types=types))
 
     assert found.verdict is Verdict.NOT_RECOVERED

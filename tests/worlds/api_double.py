@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from kvmedic.api.status import record_to_wire
 from kvmedic.cli.app import app_for
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Spending, StepState
+from kvmedic.model.run import CostSoFar, StepState
 from kvmedic.model.status import Condition, ConditionType, Record, Truth
 from kvmedic.record.runs import phase
 from run_builder import NOW, a_run, an_intent
@@ -46,7 +46,9 @@ CALM = Record(
 
 def walking() -> Record:
     """Return a record with an open run on two of three replicas."""
-    run = replace(a_run(StepState.ROLLING_OUT, an_intent(2, "Pulse")), spending=Spending(NOW, 1, 60.0, 2, 1))
+    run = replace(
+        a_run(StepState.ROLLING_OUT, an_intent(2, "Pulse")), cost_so_far=CostSoFar(NOW, 1, 60.0, 2, 1)
+    )
     told = Condition(
         ConditionType.PROGRESSING, Truth.TRUE, Reason.COMPARING_REPLICAS, "beside old ones", NOW, 3
     )

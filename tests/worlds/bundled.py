@@ -13,7 +13,7 @@ from kvmedic.model.fleet import ObjectRef, RolloutFields, template_hash
 from kvmedic.model.plan import Goal, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Run, StepRecord
-from kvmedic.model.spec import RotationLabel, Terms
+from kvmedic.model.spec import RotationLabel, RunSpec
 from kvmedic.model.status import Record
 from kvmedic.runbooks.branches import TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
@@ -91,8 +91,8 @@ def _run(world: World) -> Run:
         in_rotation=replicas,
         blocks=149,
         baseline=_calm(replicas),
-        goal=Goal.PARITY,
-        terms=Terms(RotationLabel("serving", DRAINING), timedelta(minutes=30)),
+        goal=Goal.NO_WORSE,
+        run_spec=RunSpec(RotationLabel("serving", DRAINING), timedelta(minutes=30)),
     )
 
 

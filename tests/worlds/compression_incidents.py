@@ -21,14 +21,14 @@ TEMPLATE, OFF = "0123456789abcdef", "fedcba9876543210"
 EVICTS = Compressed(
     name="TriAttention",
     method_class=MethodClass.COMPACTING_EVICTION,
-    told_by="TRIATTN_RUNTIME_KV_BUDGET",
+    known_by="TRIATTN_RUNTIME_KV_BUDGET",
     keep=Keep(2048),
     settings=(BundleSetting(env="ENABLE_TRIATTENTION", on="1", off="0"),),
 )
 FEWER_BITS = Compressed(
     name="fp8",
     method_class=MethodClass.QUANTIZATION,
-    told_by="cache_dtype fp8",
+    known_by="cache_dtype fp8",
     cache_types=("fp8",),
     asks_for_type="fp8",
     settings=(BundleSetting(flag="--kv-cache-dtype", on="fp8", off=None),),

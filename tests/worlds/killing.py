@@ -41,7 +41,7 @@ class Killer:
         return self._fates[seen - 1] if seen <= len(self._fates) else Fate.PASS
 
     def words(self) -> set[str]:
-        """Return the states, moves and victims at whose writes the process was killed."""
+        """Return the states, moves and draining pods at whose writes the process was killed."""
         return {word for write in self.kills for word in write.step.split()}
 
     def report(self) -> str:

@@ -1,7 +1,7 @@
 """A fleet on the light tier, a walker that moves it as the reconcile loop does, and a witness of what went.
 
-The walker keeps what a run's record keeps (victim, claim, time of the last assignment) and nothing else, so
-it can be thrown away and made anew at any moment.
+The walker keeps what a run's record keeps (draining pods, claim, time of the last assignment) and nothing
+else, so it can be thrown away and made anew at any moment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.fleet import Fleet, template_hash
-from kvmedic.model.run import Victim
+from kvmedic.model.run import DrainingPod
 from kvmedic.model.spec import RotationLabel, RotationWay, TargetRef
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.frozen_rollout import Order
@@ -183,7 +183,7 @@ class Walker:
     async def step(self) -> Move:
         """Look, decide, and carry one move out."""
         seen = await self.live.look()
-        drains = {each.uid: drain_of(seen.fleet, each) for each in self.order.victims}
+        drains = {each.uid: drain_of(seen.fleet, each) for each in self.order.draining_pods}
         order = replace(self.order, drains=drains)
         following = next_ordinal_move if seen.fleet.is_stateful else next_move
         move = following(seen.fleet, order, datetime.now(UTC))
@@ -205,15 +205,15 @@ class Walker:
             case Wait() | Settled() | Failed() | Refused():
                 return
             case Cordon(pod, beside):
-                kept = tuple(each for each in self.order.victims if each.uid in beside)
-                self.order = replace(self.order, victims=(*kept, Victim(pod.name, pod.uid, now)))
+                kept = tuple(each for each in self.order.draining_pods if each.uid in beside)
+                self.order = replace(self.order, draining_pods=(*kept, DrainingPod(pod.name, pod.uid, now)))
                 await move_pod(self.live.client, fleet, move)
             case ReleasePod(pod):
-                self.order = replace(self.order, victims=(Victim(pod.name, pod.uid, now),))
+                self.order = replace(self.order, draining_pods=(DrainingPod(pod.name, pod.uid, now),))
                 await move_pod(self.live.client, fleet, move)
             case CordonOrphan(orphan):
-                victims = (Victim(orphan.pod.name, orphan.pod.uid, now),)
-                self.order = replace(self.order, victims=victims)
+                draining_pods = (DrainingPod(orphan.pod.name, orphan.pod.uid, now),)
+                self.order = replace(self.order, draining_pods=draining_pods)
                 await move_pod(self.live.client, fleet, move)
             case Uncordon() | DeletePod() | AdoptPod() | MarkStandIn():
                 await move_pod(self.live.client, fleet, move)
@@ -230,7 +230,7 @@ class Walker:
             away=self.order.toward,
             toward=self.order.away,
             edit=self.order.edit.inverse(),
-            victims=(),
+            draining_pods=(),
             wave=1,
             repairs=True,
             is_made=False,
@@ -253,7 +253,7 @@ def walker(live: LiveFleet, seen: View, **changes: Any) -> Walker:
         toward=template_hash(EDIT.apply(seen.template)),
         edit=EDIT,
         recorded=seen.fleet.fields,
-        victims=(),
+        draining_pods=(),
         drains={},
         start_limit=timedelta(seconds=30),
         spare_limit=timedelta(seconds=30),
@@ -261,10 +261,10 @@ def walker(live: LiveFleet, seen: View, **changes: Any) -> Walker:
     return Walker(live, replace(order, **changes), lambda number: f"resource/run/{number}")
 
 
-def drain_of(fleet: Fleet, victim: Victim | None) -> Drain:
+def drain_of(fleet: Fleet, draining_pod: DrainingPod | None) -> Drain:
     """What a replica without requests says once it is out of rotation."""
     pods = (*fleet.pods, *(each.pod for each in fleet.orphans))
-    pod = next((pod for pod in pods if victim and pod.uid == victim.uid), None)
+    pod = next((pod for pod in pods if draining_pod and pod.uid == draining_pod.uid), None)
     if pod is None:
         return Drain.UNKNOWN
     return Drain.BUSY if pod.in_rotation or not pod.cordoned else Drain.IDLE

@@ -30,7 +30,7 @@ class GroupModel(SetModel):
     recreates: bool = True
     """A group of which a container ends is deleted; otherwise that container is started again alone."""
     is_away: bool = False
-    """None of LeaderWorkerSet's processes runs. The API server asks its webhooks in vain: it lets no write
+    """None of LeaderWorkerSet's processes runs. Its webhooks do not answer the API server: it lets no write
     to the LeaderWorkerSet through, and no pod of a group be made (seen with 0.8)."""
     followed: bool = True
     """The StatefulSet controller has seen what it was told last."""

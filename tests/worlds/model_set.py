@@ -320,11 +320,11 @@ class SetWalk(Walk):
     def another_life(self, toward: str) -> SetWalk:
         """Another process that knows the record."""
         other = SetWalk(self.set, toward, mends=self.mends, served=self.served)
-        other.victims, other.assigned_at, other.last = self.victims, self.assigned_at, self.last
+        other.draining_pods, other.assigned_at, other.last = self.draining_pods, self.assigned_at, self.last
         return other
 
     def drains(self) -> dict[str, Drain]:
-        uids = {victim.uid for victim in self.victims}
+        uids = {each.uid for each in self.draining_pods}
         return {pod.uid: self._drain_of(pod) for pod in self.set.pods if pod.uid in uids}
 
     def order(self) -> Order:
@@ -334,7 +334,7 @@ class SetWalk(Walk):
             self.toward,
             edit,
             self.set.own,
-            self.victims,
+            self.draining_pods,
             self.drains(),
             LIMIT,
             LIMIT,

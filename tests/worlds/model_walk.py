@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import ClassVar
 
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Victim
+from kvmedic.model.run import DrainingPod
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.frozen_rollout import Order, next_template_move
 from kvmedic.rollout.moves import (
@@ -43,7 +43,7 @@ class Walk(ABC):
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.victims: tuple[Victim, ...] = ()
+        self.draining_pods: tuple[DrainingPod, ...] = ()
         self.assigned_at: datetime | None = None
         self.ended: Move | None = None
         self.held: frozenset[str] = frozenset()
@@ -60,16 +60,16 @@ class Walk(ABC):
         """Let the model's controllers do one act."""
 
     @property
-    def victim(self) -> Victim | None:
+    def draining_pod(self) -> DrainingPod | None:
         """The one that is drained, in a walk that takes them one at a time."""
-        return self.victims[0] if self.victims else None
+        return self.draining_pods[0] if self.draining_pods else None
 
     def drain(self) -> Drain:
         """What is known of the requests on that one."""
-        return self.drains().get(self.victim.uid, Drain.UNKNOWN) if self.victim else Drain.UNKNOWN
+        return self.drains().get(self.draining_pod.uid, Drain.UNKNOWN) if self.draining_pod else Drain.UNKNOWN
 
     def drains(self) -> dict[str, Drain]:
-        uids = {victim.uid for victim in self.victims}
+        uids = {each.uid for each in self.draining_pods}
         return {pod.name: self._drain_of(pod) for pod in self.model.pods if pod.name in uids}
 
     def _drain_of(self, pod: ModelPod) -> Drain:
@@ -98,10 +98,10 @@ class Walk(ABC):
     def write_down(self, effect: Effect) -> None:
         """What the record says before an effect."""
         if isinstance(effect, Cordon):
-            kept = (each for each in self.victims if each.uid in effect.beside)
-            self.victims = (*kept, Victim(effect.pod.name, effect.pod.uid, self.model.now))
+            kept = (each for each in self.draining_pods if each.uid in effect.beside)
+            self.draining_pods = (*kept, DrainingPod(effect.pod.name, effect.pod.uid, self.model.now))
         if isinstance(effect, Uncordon):
-            self.victims = tuple(each for each in self.victims if each.uid != effect.pod.uid)
+            self.draining_pods = tuple(each for each in self.draining_pods if each.uid != effect.pod.uid)
             self.held |= {effect.pod.uid} if effect.timed_out else set()
         if isinstance(effect, Pulse | Retarget | ScaleIn):
             self.held = frozenset()
@@ -170,7 +170,15 @@ class Walker(Walk):
         edit = EDIT if self.toward == "new" else EDIT.inverse()
         away = "old" if self.toward == "new" else "new"
         order = Order(
-            away, self.toward, edit, self.own, self.victims, self.drains(), LIMIT, LIMIT, self.assigned_at
+            away,
+            self.toward,
+            edit,
+            self.own,
+            self.draining_pods,
+            self.drains(),
+            LIMIT,
+            LIMIT,
+            self.assigned_at,
         )
         return replace(
             order,

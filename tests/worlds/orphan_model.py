@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.fleet import Fleet, Orphan, OrphanDrain, Pod, Rotation
-from kvmedic.model.run import Victim
+from kvmedic.model.run import DrainingPod
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.frozen_rollout import Order, next_template_move
 from kvmedic.rollout.moves import (
@@ -177,7 +177,7 @@ class OrphanWalk(Walk):
             self.toward,
             edit,
             self.model.own,
-            self.victims,
+            self.draining_pods,
             drains,
             LIMIT,
             self.spare_limit,
@@ -214,14 +214,14 @@ POD_MOVES = ReleasePod | CordonOrphan | AdoptPod | MarkStandIn
 
 def drains_of(walk: Walk) -> dict[str, Drain]:
     """What is known of the requests on each released pod that the record names."""
-    uids = {victim.uid for victim in walk.victims}
+    uids = {each.uid for each in walk.draining_pods}
     return {pod.name: walk._drain_of(pod) for pod in orphans_in(walk) if pod.name in uids}
 
 
 def orphans_of(walk: Walk) -> OrphanInput:
     """What an operator knows of released pods by its record."""
-    victims = {victim.uid: victim.cordoned_at for victim in walk.victims}
-    return OrphanInput(victims, walk.drains(), taken_at=victims)
+    since = {pod.uid: pod.cordoned_at for pod in walk.draining_pods}
+    return OrphanInput(since, walk.drains(), taken_at=since)
 
 
 def note_released(walk: Walk, effect: Effect) -> None:
@@ -229,8 +229,8 @@ def note_released(walk: Walk, effect: Effect) -> None:
     match effect:
         case ReleasePod(pod) | CordonOrphan(Orphan(pod=pod)) | AdoptPod(Orphan(pod=pod)):
             left = {each.name for each in orphans_in(walk)} - {pod.name}
-            added = () if isinstance(effect, AdoptPod) else (Victim(pod.name, pod.uid, walk.model.now),)
-            walk.victims = (*(each for each in walk.victims if each.uid in left), *added)
+            added = () if isinstance(effect, AdoptPod) else (DrainingPod(pod.name, pod.uid, walk.model.now),)
+            walk.draining_pods = (*(each for each in walk.draining_pods if each.uid in left), *added)
 
 
 def orphans_in(walk: Walk) -> list[ModelPod]:

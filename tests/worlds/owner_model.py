@@ -125,7 +125,7 @@ class OwnedFleet:
     def known(self, *, is_back: bool = False) -> StepInput:
         run, model, intent = self.run, self.model, self.run.intent
         walker = Walker(model, "new")
-        walker.victims = run.victims
+        walker.draining_pods = run.draining_pods
         assigned = (intent.sequence, intent.at) if intent else None
         return StepInput(
             run=run,

@@ -80,7 +80,7 @@ def a_pod(flag: str) -> Callable[[World], str]:
     return which
 
 
-def victim(world: World) -> str:
+def draining_pod(world: World) -> str:
     return drained(world)[0]
 
 
@@ -94,7 +94,7 @@ def abandon_resource(world: World) -> None:
 
 
 def untouched(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that a run borrows and has to put back."""
+    """Return the fields that a run changes for a while and has to put back."""
     return {name: spec.get(name) for name in FIELDS}
 
 

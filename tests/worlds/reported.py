@@ -8,7 +8,7 @@ from math import sin
 from typing import Any
 
 from kvmedic.cli.live.past_figures import SERIES, PastFigures
-from kvmedic.cli.live.run_report import ToldRun, facts_of
+from kvmedic.cli.live.run_report import ReportedRun, facts_of
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Cost, Shift, Summary
 from kvmedic.model.status import ClosedRun
@@ -66,7 +66,7 @@ def an_example_report() -> dict[str, Any]:
         for at, what, note in MOVES
     ]
     moments = tuple(_moment(number) for number in range(60))
-    return facts_of(resource, ToldRun(ENDED), events, PastFigures("default", moments), NOW)
+    return facts_of(resource, ReportedRun(ENDED), events, PastFigures("default", moments), NOW)
 
 
 def _moment(number: int) -> dict[str, Any]:

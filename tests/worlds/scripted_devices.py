@@ -45,7 +45,7 @@ def record_devices(tape: Tape) -> None:
         _gpu(tape, _clashing("gpu-twice") | {"prometheus_replica": replica}, TODAY, xid=told)
     _record_memory(tape)
     _gpu(tape, _clashing("gpu-old-xid"), {"xid": XIDS}, xid=constant(79))
-    _gpu(tape, _clashing("gpu-xid-in-tenure"), {"xid": XIDS}, xid=came(79, -500))
+    _gpu(tape, _clashing("gpu-xid-of-its-user"), {"xid": XIDS}, xid=came(79, -500))
     _gpu(tape, _clashing("gpu-xid-again"), {"xid": XIDS}, xid=lambda t: 79 if t < -200 else 48)
     _gpu(tape, _clashing("gpu-xid-unseen"), {"xid": XIDS}, xid=lambda t: 79 if t > -120 else None)
     for user, alive in (("gpu-xid-before", lambda t: t < -400), ("gpu-xid-after", lambda t: t >= -400)):

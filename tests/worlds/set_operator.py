@@ -89,7 +89,9 @@ class SetOperator:
         return StepInput(
             run=run,
             resource_uid=UID,
-            drains={uid: drain for uid, drain in drains.items() if uid in {one.uid for one in run.victims}},
+            drains={
+                uid: drain for uid, drain in drains.items() if uid in {one.uid for one in run.draining_pods}
+            },
             limits=StartLimits(LIMIT, LIMIT),
             drain_limit=DRAIN_LIMIT,
             now=now,

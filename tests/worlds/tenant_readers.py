@@ -28,7 +28,7 @@ from kvmedic.metrics.page import Page, names_of, parse_page, version_on
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import Answer, Unanswered
 from kvmedic.model import edits
-from kvmedic.model.devices import Device, Silence, Vitals, devices_told, fill_vitals
+from kvmedic.model.devices import Device, NvidiaSmiError, Vitals, fill_vitals, parse_devices
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import Blocked, LoggedSize, Measured, Missing, logged_size
 from kvmedic.model.fleet import ObjectRef, body_hash, own_template, template_hash
@@ -69,8 +69,8 @@ def read_driver_answer(raw: bytes) -> None:
     """Read what a command printed in a container, by several exit codes."""
     text = raw.decode(errors="replace")
     for code in EXIT_CODES:
-        answer = devices_told(code, text, NOW)
-        if isinstance(answer, Silence):
+        answer = parse_devices(code, text, NOW)
+        if isinstance(answer, NvidiaSmiError):
             continue
         assert isinstance(answer, Measured)
         assert all(isinstance(each, Device) for each in answer.value)

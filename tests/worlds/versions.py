@@ -24,7 +24,7 @@ from lab.scripted.process import Arrangement
 from worlds.world import ROOT
 
 PACKAGE = ROOT / "operator"
-LACKED = ("terms", "spending", "handover", "mayLack", "gpus", "regains", "timedOut")
+LACKED = ("runSpec", "costSoFar", "ownerPatch", "mayLack", "gpus", "regains", "timedOut")
 """Of an open run, what an earlier version did not write and does not read: each may be absent."""
 LACKED_OF_INTENT = ("wasFrozen", "fieldsBefore", "fieldsAfter")
 ADDED = "ofLater"
@@ -41,7 +41,7 @@ def _in_this_version(run):
 """,
     LATER: f"""
 def _in_this_version(run):
-    for part in (run, run.get("intent"), *run["steps"], *run.get("victims", [])):
+    for part in (run, run.get("intent"), *run["steps"], *run.get("drainingPods", [])):
         if part is not None:
             part["{ADDED}"] = {{"by": "{LATER}"}}
 """,

@@ -33,7 +33,7 @@ from kvmedic.model.status import (
     FailedAttempt,
     LastGood,
     MethodBaseline,
-    OutgrownShare,
+    OomShare,
     Record,
     RunbookSwitch,
     ShownDiagnosis,
@@ -60,7 +60,7 @@ RECORDS = frozenset(
         "scores",
         "turnedOff",
         "copies",
-        "outgrown",
+        "oomShares",
         "temporary",
         "history",
         "lastGood",
@@ -132,7 +132,7 @@ class KVRemediationStatus(BaseModel):
     """Results of trial pods, newest first. A record: do not edit it."""
     copies: tuple[ConfigCopy, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
     """Copies of ConfigMaps that closed runs made and that may still be needed. A record: do not edit it."""
-    outgrown: tuple[OutgrownShare, ...] = Field(
+    oom_shares: tuple[OomShare, ...] = Field(
         default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Shares of GPU memory at which a replica ran out of memory. No run sets one of them again. A record:

@@ -213,7 +213,7 @@ def _next_command(report: Report, place: str, manifest: str) -> str:
     """
     if place:
         what = (
-            "explain" if report.obstacle or report.is_inconclusive else "plan" if report.changes else "watch"
+            "explain" if report.blocked or report.is_inconclusive else "plan" if report.changes else "watch"
         )
         return f"kvmedic {what} {place}"
     flags = [f"{each.knob_flag}={each.after}" for each in report.changes if each.knob_flag and each.after]

@@ -24,7 +24,7 @@ from kvmedic.cli.options import call_later
 from kvmedic.doctor.checks import Examination, Result, Verdict
 from kvmedic.doctor.documents import DocumentsError, documents_in
 from kvmedic.doctor.examine import examine_manifests
-from kvmedic.doctor.targets import NoTargetError, find_targets, tell_others, tell_unchanged
+from kvmedic.doctor.targets import NoTargetError, find_targets, report_others, report_unchanged
 from kvmedic.kube.objects import JsonObject, name_of
 from kvmedic.model.fleet import DEPLOYMENT, LEADER_WORKER_SET, STATEFUL_SET
 from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
@@ -85,7 +85,7 @@ def command(
     if files:
         if span:
             end_command("--since needs a cluster and its metrics source: leave --file out", NOT_KNOWN)
-        found = tuple(Told(each) for each in _of_files(files, name, namespace))
+        found = tuple(DoctorReport(each) for each in _of_files(files, name, namespace))
     else:
         place = "kvmedic.cli.live.cluster_doctor:examine_cluster"
         cluster = (kubeconfig, context)
@@ -142,7 +142,7 @@ def targets_of(documents: Sequence[JsonObject], files: Sequence[Path]) -> tuple[
     except NoTargetError as error:
         listed = ", ".join(map(str, files))
         end_command(f"{listed}: {error}", NOT_ELIGIBLE if error.is_known else NOT_KNOWN)
-    for each in (*tell_unchanged(documents), *tell_others(documents)):
+    for each in (*report_unchanged(documents), *report_others(documents)):
         print(each, file=sys.stderr)
     return names
 
@@ -164,7 +164,7 @@ def read_documents(files: Sequence[Path]) -> list[JsonObject]:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DoctorReport:
     """What is told of one target."""
 
     examination: Examination
@@ -176,7 +176,7 @@ class Told:
 MARKS = {Result.PASS: "pass", Result.FAIL: "FAIL", Result.UNKNOWN: "unknown", Result.NOT_NEEDED: "-"}
 
 
-def _as_text(found: Sequence[Told]) -> Iterator[str]:
+def _as_text(found: Sequence[DoctorReport]) -> Iterator[str]:
     """Yield verdict, table, what was of late and next command of each target; of many the count first."""
     if len(found) > 1:
         eligible = sum(each.examination.verdict is Verdict.ELIGIBLE for each in found)
@@ -223,7 +223,7 @@ def _next_command(found: Examination) -> str:
     return next(iter(fixes), after)
 
 
-def _as_json(found: Sequence[Told]) -> str:
+def _as_json(found: Sequence[DoctorReport]) -> str:
     passed = {Result.PASS: True, Result.FAIL: False}
     targets = [
         {
@@ -259,7 +259,7 @@ def _as_json(found: Sequence[Told]) -> str:
     return json.dumps({"targets": targets}, indent=2)
 
 
-def _replay_of(told: Told) -> dict[str, object]:
+def _replay_of(told: DoctorReport) -> dict[str, object]:
     if told.replay is None:
         return {}
     return {"replay": call_later("kvmedic.cli.replay:replay_as_json", told.replay)}

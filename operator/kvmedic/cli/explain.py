@@ -20,7 +20,7 @@ from kvmedic.cli.plan import settings_with, template_of
 from kvmedic.kube.kubeconfig import ClusterChoice
 from kvmedic.model.devices import MIB
 from kvmedic.model.reasons import LOOK, Reason, Remedy
-from kvmedic.model.run import Run, StepState, Victim
+from kvmedic.model.run import DrainingPod, Run, StepState
 from kvmedic.model.status import (
     Attempt,
     Condition,
@@ -276,10 +276,10 @@ def command(name: str, namespace: str, context: str, kubeconfig: str, verbose: b
     if output is Form.JSON:
         print(json.dumps(as_json(resource, place, trial, fixes), indent=2))
     else:
-        show_text(explain_resource(resource, place, tell_tried(trial, fixes, verbose), verbose))
+        show_text(explain_resource(resource, place, report_tried(trial, fixes, verbose), verbose))
 
 
-def tell_tried(trial: ShownTrial | None, fixes: ShownFixes, whole: bool) -> Iterator[str]:
+def report_tried(trial: ShownTrial | None, fixes: ShownFixes, whole: bool) -> Iterator[str]:
     """Yield what trials and the fix after the method came to, and only where it is asked for on what."""
     if trial is not None:
         yield from trial.as_text() if whole else (trial.sentence(),)
@@ -373,7 +373,7 @@ def _replicas(run: Run) -> Iterator[str]:
     yield f"  changed {changed_replicas(run)} of {run.replicas} replicas"
     comparison = run.current.comparison
     rows = [
-        *((each.name, _rotation_text(each)) for each in run.victims),
+        *((each.name, _rotation_text(each)) for each in run.draining_pods),
         *(
             (each.name, f"back in rotation, as its drain timed out after {format_duration(each.after)}")
             for each in run.timed_out
@@ -384,10 +384,10 @@ def _replicas(run: Run) -> Iterator[str]:
     yield from (f"    {name:<{width}}  {state}" for name, state in rows)
 
 
-def _rotation_text(victim: Victim) -> str:
-    if victim.out_at is None:
-        return f"taken out of rotation since {_moment_text(victim.cordoned_at)}"
-    return f"out of rotation since {_moment_text(victim.out_at)}, finishes its requests"
+def _rotation_text(draining_pod: DrainingPod) -> str:
+    if draining_pod.out_at is None:
+        return f"taken out of rotation since {_moment_text(draining_pod.cordoned_at)}"
+    return f"out of rotation since {_moment_text(draining_pod.out_at)}, finishes its requests"
 
 
 def _idle(record: Record) -> Iterator[str]:
@@ -444,7 +444,7 @@ _UNTIL = {
 def _name_left_out(record: Record) -> Iterator[str]:
     """Yield what `-v` tells beside; nothing where it tells no more."""
     kinds = {
-        "changes that did not help": bool(_attempts(record) or record.outgrown),
+        "changes that did not help": bool(_attempts(record) or record.oom_shares),
         "readings of trials": any(each.seen or each.prompts for each in record.answers),
         "scores": bool(record.scores),
     }
@@ -462,7 +462,7 @@ def _describe_failed_attempts(record: Record) -> Iterator[str]:
     for one in _attempts(record):
         when = f"({one.at:%Y-%m-%dT%H:%M:%SZ}, pod template {one.template})"
         yield f"{one.change} was tried {when}: {one.why}; not tried again {_UNTIL[one.attempt]}."
-    for share in record.outgrown:
+    for share in record.oom_shares:
         yield (
             f"A GPU ran out of memory at a share of {share.share:g} ({share.at:%Y-%m-%dT%H:%M:%SZ}); it "
             "is not raised to that share again with this image, these devices and volumes."

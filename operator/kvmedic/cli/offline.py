@@ -143,18 +143,18 @@ def set_flag(
         _refuse(chosen)
     found, profile = chosen
     engine = Engine(profile, version or version_of(found.data, profile))
-    wanted = setting_of(_flag(flag_name, profile), value, engine)
-    if isinstance(wanted, Refusal):
-        _refuse(wanted, found)
-    config = _file(text, found, wanted, engine)
-    if config is not None and _is_in_file(config, found, wanted, engine):
-        _set_in_file(text, found, config, wanted)
+    desired = setting_of(_flag(flag_name, profile), value, engine)
+    if isinstance(desired, Refusal):
+        _refuse(desired, found)
+    config = _file(text, found, desired, engine)
+    if config is not None and _is_in_file(config, found, desired, engine):
+        _set_in_file(text, found, config, desired)
         return
-    outcome = edit(found.data, found.index, wanted, engine, config.parsed if config else None)
+    outcome = edit(found.data, found.index, desired, engine, config.parsed if config else None)
     if isinstance(outcome, Refusal):
         _refuse(outcome, found)
     if isinstance(outcome, AlreadySet):
-        _note(f"{wanted.flag.dest} already has that value ({outcome.place} of container {found})")
+        _note(f"{desired.flag.dest} already has that value ({outcome.place} of container {found})")
         _write(text)
         return
     result = splice_edit(text, found, outcome)
@@ -178,7 +178,7 @@ def _show_engine(text: str, found: ManifestContainer, engine: Engine) -> FlagsVi
     return read_flags(found.data, engine, file.parsed)
 
 
-def _file(text: str, found: ManifestContainer, wanted: Setting, engine: Engine) -> ConfigFile | None:
+def _file(text: str, found: ManifestContainer, desired: Setting, engine: Engine) -> ConfigFile | None:
     """Return the configuration file; refuse if the manifest lacks it and it may hold the flag."""
     parsed = parsed_of(found.data, engine)
     if isinstance(parsed, Refusal) or parsed.config is None:
@@ -186,34 +186,34 @@ def _file(text: str, found: ManifestContainer, wanted: Setting, engine: Engine) 
     file = config_file(text, found, parsed.config, engine)
     if not isinstance(file, Refusal):
         return file
-    if parsed.last(wanted.flag.dest) is None:
-        _refuse(Refusal(file.reason, f"{wanted.flag.dest} may be in a file: {file.message}"), found)
+    if parsed.last(desired.flag.dest) is None:
+        _refuse(Refusal(file.reason, f"{desired.flag.dest} may be in a file: {file.message}"), found)
     return None
 
 
-def _is_in_file(file: ConfigFile, found: ManifestContainer, wanted: Setting, engine: Engine) -> bool:
+def _is_in_file(file: ConfigFile, found: ManifestContainer, desired: Setting, engine: Engine) -> bool:
     """Return whether a flag is changed in the file: only the file gives it, and it is no switch.
 
     vLLM leaves an entry out that is false (measured on 0.32.0): a switch is turned off on the command
     line, which beats the file.
     """
-    given = file.given(wanted.flag.dest)
+    given = file.given(desired.flag.dest)
     parsed = parsed_of(found.data, engine)
-    if given is None or isinstance(parsed, Refusal) or parsed.last(wanted.flag.dest) is not None:
+    if given is None or isinstance(parsed, Refusal) or parsed.last(desired.flag.dest) is not None:
         return False
-    return given.option.kind is not Kind.SWITCH or given.value == wanted.value
+    return given.option.kind is not Kind.SWITCH or given.value == desired.value
 
 
-def _set_in_file(text: str, found: ManifestContainer, file: ConfigFile, wanted: Setting) -> None:
-    given = file.given(wanted.flag.dest)
-    if given is not None and given.value == wanted.value:
-        _note(f"{wanted.flag.dest} already has that value ({given.held_by.place})")
+def _set_in_file(text: str, found: ManifestContainer, file: ConfigFile, desired: Setting) -> None:
+    given = file.given(desired.flag.dest)
+    if given is not None and given.value == desired.value:
+        _note(f"{desired.flag.dest} already has that value ({given.held_by.place})")
         _write(text)
         return
-    result = repoint_manifest(text, file, wanted.flag.dest, wanted.text)
+    result = repoint_manifest(text, file, desired.flag.dest, desired.text)
     if isinstance(result, Refusal):
         _refuse(result, found)
-    _note(f"{wanted.flag.dest} in a copy of {file}: the template of container {found} refers to the copy")
+    _note(f"{desired.flag.dest} in a copy of {file}: the template of container {found} refers to the copy")
     _write(result)
 
 

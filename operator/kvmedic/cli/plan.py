@@ -1,7 +1,7 @@
 """`kvmedic plan` shows the open run or what would be planned; `kvmedic approve` approves the plan that waits.
 
 What is approved is the plan that the resource shows, as the operator last wrote it; no metrics are asked. The
-approval is made in the name of whoever runs the command: the API server decides whether they may, and its
+approval is made in the name of who runs the command: the API server decides whether they may, and its
 audit log says who it was.
 """
 
@@ -24,9 +24,9 @@ from kvmedic.cli.report import Change, Report, change_of, report_of_survey
 from kvmedic.cluster.stateful.groups import as_workload
 from kvmedic.cluster.switches import APPROVALS
 from kvmedic.cluster.trial_pods import Evaluations
+from kvmedic.controller.blockers import check_ownership, propose_to_owner
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import check_ownership, propose_to_owner
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import examine
 from kvmedic.controller.temporary import with_holder
@@ -93,8 +93,8 @@ async def survey_target(world: Connected, resource: Resource) -> Survey:
         raise NotThere(f"{policy.target.kind} {policy.target.name} does not exist in {place}")
     view = await with_holder(seen, resource.record.added_replicas if resource.record else None, target)
     # A look at an evaluation makes none, so it needs no more than the person's own rights.
-    senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
-    found = await examine(resource, policy, view, senses)
+    inputs = SurveyInput(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
+    found = await examine(resource, policy, view, inputs)
     try:
         found = await check_ownership(found, resource, policy, target)
     except Refused as error:
@@ -221,7 +221,7 @@ def _of_survey(resource: Resource, found: Survey) -> Planned:
     if found.plan is not None:
         waits = "the operator has not looked at this resource yet"
         waits = f"{progressing.reason}: {progressing.message}" if progressing else waits
-    why = found.obstacle
+    why = found.blocked
     told = why.message if why else found.plan.message if found.plan else found.diagnosis.line()
     return Planned(
         run=None,

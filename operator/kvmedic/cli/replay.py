@@ -14,9 +14,9 @@ from typing import Any
 
 from kvmedic.api.rules import format_duration
 from kvmedic.cli.report import change_of
+from kvmedic.controller.blockers import health_of
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import health_of
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.verify import pressed_baseline
 from kvmedic.doctor.examine import Seen
@@ -232,10 +232,10 @@ async def _look(
     real = tuple(run for run in case.past if run.started_at <= at)
     runs = (*(_as_run(each, policy) for each in reversed(told.openings)), *real)
     resource = replace(case.resource, record=Record(history=runs))
-    found = await survey(resource, policy, then.view, Senses(metrics, NoLogs(), at))
+    found = await survey(resource, policy, then.view, SurveyInput(metrics, NoLogs(), at))
     if found.plan is None:
         return _without_plan(found, then)
-    why: Blocked | Inconclusive | None = found.obstacle or _unplannable(found, then)
+    why: Blocked | Inconclusive | None = found.blocked or _unplannable(found, then)
     why = why or opening_gate(policy.limits, runs, health_of(found), at)
     if why is None:
         baseline = await pressed_baseline(found, policy, resource.namespace, metrics)
@@ -253,7 +253,7 @@ def _without_plan(found: Survey, then: PastView) -> tuple[Found, Blocked | Incon
         return Found.UNKNOWN, found.diagnosis
     if is_content(found.diagnosis):
         return Found.CALM, None
-    why = found.obstacle and (_unplannable(found, then) or found.obstacle)
+    why = found.blocked and (_unplannable(found, then) or found.blocked)
     return Found.HELD, why or Blocked(found.diagnosis.reason, found.diagnosis.line())
 
 

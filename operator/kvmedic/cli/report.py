@@ -20,7 +20,7 @@ from kvmedic.cli.saved import Consultation
 from kvmedic.engines import ENGINES
 from kvmedic.engines.engine_log import Start, Started
 from kvmedic.model.compression import Figures, MethodClass
-from kvmedic.model.devices import PROGRAM, SHOWN, SILENCES, TELLS, Device, EngineEnd, Vital, Vitals
+from kvmedic.model.devices import NVIDIA_SMI_ERRORS, PROGRAM, SHOWN, TELLS, Device, EngineEnd, Vital, Vitals
 from kvmedic.model.evidence import (
     HISTOGRAMS,
     Blocked,
@@ -114,7 +114,7 @@ class Account:
         if method is None:
             yield "method     none is known to be on"
             return
-        by = f"{method.told_by}{'' if method.is_confirmed else ', which no engine confirms'}"
+        by = f"{method.known_by}{'' if method.is_confirmed else ', which no engine confirms'}"
         yield f"method     {method.name}, {method.method_class or 'of no known class'}, known by {by}"
         if method.method_class is not None:
             yield f"blocks     {method.method_class.frees}"
@@ -127,7 +127,7 @@ class Account:
         return {
             "method": method.name if method else None,
             "class": str(method.method_class) if method and method.method_class else None,
-            "knownBy": method.told_by if method else None,
+            "knownBy": method.known_by if method else None,
             "isConfirmed": method.is_confirmed if method else None,
             "blocks": method.method_class.frees if method and method.method_class else None,
             "reason": str(self.finding.reason) if self.finding else None,
@@ -246,8 +246,8 @@ def _replica(vitals: Vitals) -> dict[str, Any]:
         if isinstance(devices, Measured)
         else absence(devices)
     )
-    silence = {"nvidiaSmi": str(vitals.silence)} if vitals.silence else {}
-    return {"node": vitals.node or None, "devices": told, **silence, "ended": _end(vitals.end)}
+    driver = {"nvidiaSmi": str(vitals.nvidia_smi_error)} if vitals.nvidia_smi_error else {}
+    return {"node": vitals.node or None, "devices": told, **driver, "ended": _end(vitals.end)}
 
 
 def _device(device: Device) -> dict[str, float | str]:
@@ -280,8 +280,8 @@ def _facts(vitals: Vitals) -> Iterator[str]:
             yield f"{device.name} {' '.join(f'{key}={value}' for key, value in _device(device).items())}"
     else:
         yield f"GPUs {absence(devices)}"
-    if vitals.silence is not None:
-        yield f"{PROGRAM} {vitals.silence}: {SILENCES[vitals.silence]}"
+    if vitals.nvidia_smi_error is not None:
+        yield f"{PROGRAM} {vitals.nvidia_smi_error}: {NVIDIA_SMI_ERRORS[vitals.nvidia_smi_error]}"
     if end is not None:
         yield (
             f"ended {end.ended_at:%H:%M:%SZ} with exit code {end.exit_code}, cause {end.cause}, "
@@ -341,7 +341,7 @@ class Report:
     changes: tuple[Change, ...]
     because: str
     """The numbers behind the plan; empty without one."""
-    obstacle: Blocked | None
+    blocked: Blocked | None
     notes: tuple[str, ...] = ()
     """What a reader must know about the evidence."""
     unknown: str = "(engine default)"
@@ -372,8 +372,8 @@ class Report:
             yield "plan       nothing would be changed"
         if self.because:
             yield f"because    {self.because}"
-        if self.obstacle is not None:
-            yield f"but        {self.obstacle.reason}: {self.obstacle.message}"
+        if self.blocked is not None:
+            yield f"but        {self.blocked.reason}: {self.blocked.message}"
 
     def _evidence(self, whole: bool) -> Iterator[str]:
         """Yield on what it rests: of each replica the figures that tell most, or all of them."""
@@ -400,9 +400,9 @@ class Report:
             "target": dict(self.target),
             "runbook": self.runbook,
             "branch": branch,
-            "reason": str(self.obstacle.reason if self.obstacle else self.diagnosis.reason),
+            "reason": str(self.blocked.reason if self.blocked else self.diagnosis.reason),
             "message": self.diagnosis.line(),
-            "obstacle": self.obstacle.message if self.obstacle else None,
+            "blocked": self.blocked.message if self.blocked else None,
             "plan": [change.as_json() for change in self.changes],
             "because": self.because or None,
             "notes": list(self.notes),
@@ -463,7 +463,7 @@ def report_of_survey(found: Survey) -> Report:
         diagnosis=found.diagnosis,
         changes=tuple(change_of(step) for step in plan.steps) if plan else (),
         because=plan.message if plan else "",
-        obstacle=found.obstacle,
+        blocked=found.blocked,
         vitals=found.evidence.vitals,
         compression=account_of(found.evidence),
     )
@@ -480,7 +480,7 @@ def report_of_consultation(
     unknown, numbers = "(engine default)", found.plan or found.advice
     if found.plan is not None:
         changes = tuple(change_of(step) for step in found.plan.steps)
-    elif found.advice is not None and found.obstacle is None:
+    elif found.advice is not None and found.blocked is None:
         changes = (_describe_advice(found.advice),)
         unknown = "(unknown without --manifest)"
     return Report(
@@ -490,7 +490,7 @@ def report_of_consultation(
         diagnosis=found.diagnosis,
         changes=changes,
         because=numbers.message if numbers else "",
-        obstacle=found.obstacle,
+        blocked=found.blocked,
         notes=notes,
         unknown=unknown,
         vitals=found.evidence.vitals,

@@ -17,7 +17,7 @@ from functools import partial
 from prometheus_client import start_http_server
 
 from kvmedic.cli.app import USAGE, end_command
-from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Metrics, Probes
 from kvmedic.handlers import Frame, Operator, serve
@@ -156,7 +156,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
     async with open_connections(settings) as world:
         reporter, notifications = tellers_of(settings, world, telemetry)
         leadership = installation_of(settings, world.client)
-        telemetry.tell_leadership(settings.shard.index, settings.shard.count, leadership.is_held)
+        telemetry.observe_leadership(settings.shard.index, settings.shard.count, leadership.is_held)
         roster = Roster()
         ports = ports_of(settings, world, reporter, leadership, roster)
         stand_ins = StandIns(ports.store, roster)
@@ -187,7 +187,7 @@ async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substit
         )
         for kind, resource in WORKLOADS.items():
             world.watches.listeners[resource] = partial(operator.note_workload, kind)
-        telemetry.tell_delays(operator.loop.count_waiting, operator.oldest_look_seconds)
+        telemetry.observe_delays(operator.loop.count_waiting, operator.oldest_look_seconds)
         await wait_until_defined(world.client, options.idle)
         rounds = Rounds(
             operator.ports,

@@ -27,7 +27,15 @@ from kvmedic.engines.engine_log import Started, phrases, started_of
 from kvmedic.engines.signal_sources import (
     SignalTable,
 )
-from kvmedic.metrics.page import Page, Restart, find_restart, glimpse, moment, parse_page, replica_of
+from kvmedic.metrics.page import (
+    Page,
+    Restart,
+    find_restart,
+    moment,
+    observe_saved_pages,
+    parse_page,
+    replica_of,
+)
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
     Blocked,
@@ -159,7 +167,7 @@ def evidence_of(
     signals = signals_of(pages)
     recent = {name: many[(len(many) - 1) // 2 :] for name, many in pages.items()}
     burn, sizing = (
-        glimpse(
+        observe_saved_pages(
             part,
             signals,
             None if interval is None else interval.total_seconds() * (max(map(len, part.values())) - 1),
@@ -273,10 +281,11 @@ def _page(file: str, text: str, place: int) -> Page:
         raise ScrapeError(
             f"{file} is no metrics page in Prometheus' text format ({error}); {_SAVE}"
         ) from None
-    if page.told_twice:
+    if page.repeated_series:
         raise ScrapeError(
-            f"{file} has a series of {page.told_twice} twice, as where one page was appended to another (>>) "
-            f"or several replicas' pages were joined; {_SAVE}, each page into a file of its own"
+            f"{file} has a series of {page.repeated_series} twice, as where one page "
+            f"was appended to another (>>) or several replicas' pages were joined; {_SAVE}, each page "
+            "into a file of its own"
         )
     return page
 
@@ -363,7 +372,7 @@ class Consultation:
     """What the branch asks for; None where it asks for nothing."""
     plan: Plan | None
     """The advice on the workload's own command line; None without a workload."""
-    obstacle: Blocked | None
+    blocked: Blocked | None
     """Why nothing would be set although a branch applies."""
 
 
@@ -374,7 +383,7 @@ def consult(evidence: Evidence, policy: Policy, workload: Workload | Blocked | N
         workload: the engine's command line; None where nobody gave it, a fault where it cannot be read.
     """
     found = _consult_runbook(evidence, policy, workload)
-    why = found.obstacle
+    why = found.blocked
     if why is None or found.runbook != Runbook.COMPRESSION_WITHOUT_SAVINGS:
         return found
     other = _consult_runbook(with_unanswered(found.evidence, found.diagnosis, why), policy, workload)
@@ -409,12 +418,12 @@ def _consult_runbook(evidence: Evidence, policy: Policy, workload: Workload | Bl
         else f"{advice.knob} {advice.value} cannot be set"
     )
     why = Blocked(workload.reason, f"{wish}: {workload.message}")
-    return replace(found, obstacle=why, advice=advice)
+    return replace(found, blocked=why, advice=advice)
 
 
 def _plan_bundle(found: Consultation, workload: Workload, advice: TurnOff) -> Consultation:
     plan = bundle_plan(workload, advice, _FIRST_GENERATION)
-    return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, obstacle=plan)
+    return replace(found, plan=plan) if isinstance(plan, Plan) else replace(found, blocked=plan)
 
 
 def with_method(evidence: Evidence, policy: Policy, workload: Workload | Blocked | None) -> Evidence:
@@ -429,7 +438,7 @@ def _without_lever(
 ) -> Consultation:
     """Return what follows where no lever applies: the branches for that, once each was asked."""
     if not why.passes_on or found.evidence.spent is not None:
-        return replace(found, obstacle=Blocked(why.reason, why.message))
+        return replace(found, blocked=Blocked(why.reason, why.message))
     spent = spent_by(why, known, len(found.evidence.burn.pods))
     return _consult_runbook(replace(found.evidence, spent=spent), policy, workload)
 

@@ -145,7 +145,7 @@ class StoredCopies:
             return str(error)
         return ""
 
-    async def sweep(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
+    async def delete_unused(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
         """Remove those copies that nothing in the namespace refers to any more; return the others.
 
         A ReplicaSet that is kept for `kubectl rollout undo` needs its copy too. Everything in the namespace

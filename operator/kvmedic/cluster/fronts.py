@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvmedic.cluster.neighbours.pod_policies import (
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
-    policies_obstacle,
+    find_policy_blocker,
     policies_of_draining,
 )
 from kvmedic.kube.errors import NOT_FOUND, Refused
@@ -61,7 +61,7 @@ PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage", "hugepages-")
 class Depth(Enum):
     """How much of a fleet's surroundings a look reads."""
 
-    GLANCE = "glance"
+    QUICK = "quick"
     """Enough to judge the fleet: what leads requests to it."""
     WHOLE = "whole"
     """All that draining a replica depends on as well."""
@@ -79,7 +79,7 @@ class DrainWay:
 
 BY_LABEL = DrainWay()
 NOT_READ = "what policies do with a replica that drains was not read yet"
-"""Why nothing is drained after a glance."""
+"""Why nothing is drained after a quick look."""
 
 
 async def with_orphan_drain(
@@ -98,7 +98,7 @@ async def with_orphan_drain(
         rotation: by its label.
         routers: labels by which routers find pods, by the spec.
         parts: the Services of the namespace, and the names of those whose EndpointSlices list the pods.
-        depth: at a glance nothing is read where a Service leads requests to the pods.
+        depth: a quick look reads nothing where a Service leads requests to the pods.
 
     Raises:
         ApiError: a read failed.
@@ -115,10 +115,10 @@ async def with_orphan_drain(
     begun = OrphanDrain(
         (), _untouched_message(untouched), _has_device(template), services=known, is_whole=False
     )
-    glanced = replace(rotation, orphan=begun)
+    partial = replace(rotation, orphan=begun)
     namespace = str(section(deployment, "metadata")["namespace"])
     if depth is Depth.WHOLE or not rotation.services:
-        return await whole_drain(client, namespace, template, glanced, routers)
+        return await whole_drain(client, namespace, template, partial, routers)
     fronts = _router_fronts(labels, routers)
     keys = choose_keys(labels, [each.selector for each in (*known, *fronts)], lambda _: 0)
     return replace(
@@ -127,7 +127,7 @@ async def with_orphan_drain(
 
 
 async def complete_drain(client: Reader, view: View, routers: Sequence[Mapping[str, str]]) -> View:
-    """Return a fleet with all that draining depends on, where only a glance was taken.
+    """Return a fleet with all that draining depends on, where only a quick look was taken.
 
     Raises:
         ApiError: a read failed.
@@ -144,7 +144,7 @@ async def whole_drain(
     rotation: Rotation,
     routers: Sequence[Mapping[str, str]],
 ) -> Rotation:
-    """Return a rotation with all that draining depends on, where only a glance was taken."""
+    """Return a rotation with all that draining depends on, where only a quick look was taken."""
     begun = rotation.orphan or rotation.relabel
     if begun is None or begun.is_whole:
         return rotation
@@ -167,7 +167,7 @@ async def whole_drain(
     untouched = begun.blocked if begun.blocked != NOT_READ else ""
     taking = tuple(front for front in fronts if front.takes(labels))
     names = [front.name for front in (*begun.services, *taking) if _goes_by_groups(front)]
-    blocked = untouched or _groups_obstacle(names) or _drain_obstacle(keys, policies)
+    blocked = untouched or _find_group_blocker(names) or _find_drain_blocker(keys, policies)
     whole = replace(begun, keys=keys, blocked=blocked, fronts=taking, is_whole=True)
     return replace(rotation, relabel=whole) if rotation.relabel else replace(rotation, orphan=whole)
 
@@ -267,7 +267,7 @@ def _goes_by_groups(front: LabelFront) -> bool:
     return bool(front.selector) and all(key.startswith(GROUP_LABELS) for key in front.selector)
 
 
-def _groups_obstacle(names: Sequence[str]) -> str:
+def _find_group_blocker(names: Sequence[str]) -> str:
     """Return what to do about what selects a LeaderWorkerSet's leaders by its controller's labels alone."""
     if not names:
         return ""
@@ -277,14 +277,14 @@ def _groups_obstacle(names: Sequence[str]) -> str:
     )
 
 
-def _drain_obstacle(keys: Sequence[str], policies: Sequence[str]) -> str:
+def _find_drain_blocker(keys: Sequence[str], policies: Sequence[str]) -> str:
     """Return why the labels do not take a replica out of rotation, and what does; empty where they do."""
     if not keys:
         return (
             "nothing leads requests to the pods by their labels: make a Service that selects them, or name "
             "what your router selects by in spec.rollout.routers"
         )
-    return policies_obstacle(keys, policies)
+    return find_policy_blocker(keys, policies)
 
 
 async def list_kind(client: Reader, kind: Resource, namespace: str) -> list[JsonObject]:

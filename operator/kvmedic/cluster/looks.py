@@ -1,6 +1,6 @@
-"""Looks at a target: a whole one, and a glance that costs the API server nothing.
+"""Looks at a target: a whole one, and a quick look that costs the API server nothing.
 
-A glance is made of what watches keep, and anew only where something of that changed. It decides whether a
+A quick look is made of what watches keep, and anew only where something of that changed. It decides whether a
 fleet is calm, and no more: before anything is decided on, let alone changed, the fleet is read from the API
 server.
 """
@@ -99,7 +99,7 @@ class TargetSurroundings:
         self._tenants = SharedTenants(self.reader)
 
     async def with_drain(self, view: View, policy: Policy) -> View:
-        """Return a target with all that draining depends on, where only a glance was taken."""
+        """Return a target with all that draining depends on, where only a quick look was taken."""
         return await complete_drain(self.reader, view, policy.rollout.routers)
 
     async def room_around(self, view: View) -> Finding:
@@ -127,7 +127,7 @@ OF_CONTAINERS = frozenset(
 
 
 def watched_kinds() -> tuple[Watched, ...]:
-    """Return what is watched for glances."""
+    """Return what is watched for quick looks."""
     return (
         *(Watched(each, _keep_all) for each in WORKLOADS.values()),
         *(Watched(each, without_bookkeeping) for each in (REPLICA_SETS, CONTROLLER_REVISIONS, SERVICES)),
@@ -157,7 +157,7 @@ def _without(body: JsonObject, fields: frozenset[str]) -> JsonObject:
 
 
 UNUSED_FOR = timedelta(hours=1)
-"""After which a glance that nobody asked for again is forgotten."""
+"""After which a quick look that nobody asked for again is forgotten."""
 
 
 _PROFILES = (*ENGINES, *(named for each in ENGINES for named in profiles_for(each.name)))
@@ -225,7 +225,7 @@ def _unpack(packed: bytes) -> View:
 
 
 @dataclass(frozen=True, slots=True)
-class _Glance:
+class _QuickLook:
     policy: Policy
     packed: bytes
     asked: Sequence[Asked]
@@ -233,11 +233,11 @@ class _Glance:
 
 
 @dataclass(slots=True)
-class Glances:
-    """The last glance at each fleet, packed: thousands are calm, and each is looked at every 30 s."""
+class QuickLooks:
+    """The last quick look at each fleet, packed: thousands are calm, and each is looked at every 30 s."""
 
     watches: Watches
-    _last: dict[tuple[str, ObjectRef], _Glance] = field(default_factory=dict)
+    _last: dict[tuple[str, ObjectRef], _QuickLook] = field(default_factory=dict)
     """In the order in which they were asked for."""
 
     async def at(self, namespace: str, policy: Policy) -> View | None:
@@ -245,21 +245,21 @@ class Glances:
         where, now = (namespace, ObjectRef(policy.target.kind, policy.target.name)), loop_seconds()
         last = self._last.pop(where, None)
         if last is not None:
-            last = self._unchanged_glance(last, policy)
+            last = self._unchanged_look(last, policy)
         if last is None:
             reader = Recording(self.watches)
-            view = await read_target(reader, namespace, policy, Depth.GLANCE)
+            view = await read_target(reader, namespace, policy, Depth.QUICK)
             if view is None or not reader.is_whole:
                 return view
-            last = _Glance(policy, await in_thread(_pack, view), reader.asked, now)
+            last = _QuickLook(policy, await in_thread(_pack, view), reader.asked, now)
         self._last[where] = replace(last, used_at=now)
         oldest = next(iter(self._last))
         if now - self._last[oldest].used_at > UNUSED_FOR.total_seconds():
             del self._last[oldest]
         return _unpack(last.packed)
 
-    def _unchanged_glance(self, glance: _Glance, policy: Policy) -> _Glance | None:
-        """Return a glance while what it was made of, and what is asked for, is the same."""
-        asked = [self.watches.ask_again(each) for each in glance.asked]
-        same = all(now.versions == then.versions for now, then in zip(asked, glance.asked, strict=True))
-        return replace(glance, asked=asked) if same and glance.policy == policy else None
+    def _unchanged_look(self, last: _QuickLook, policy: Policy) -> _QuickLook | None:
+        """Return a quick look while what it was made of, and what is asked for, is the same."""
+        asked = [self.watches.ask_again(each) for each in last.asked]
+        same = all(now.versions == then.versions for now, then in zip(asked, last.asked, strict=True))
+        return replace(last, asked=asked) if same and last.policy == policy else None

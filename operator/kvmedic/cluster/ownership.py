@@ -208,7 +208,7 @@ def owner_of(deployment: Mapping[str, Any]) -> Owner | None:
     renders Deployments; an annotation or label of a GitOps tool; a field manager that applies again
     and again and has a contested field; the marks of a Helm release, which a GitOps tool may have
     rendered. Of managers, those known by name count with either operation. An unknown one counts only
-    with the operation Apply: the API server notes whoever created the object as manager of its whole
+    with the operation Apply: the API server notes who created the object as manager of its whole
     template, so an Update says nothing about doing it again. People at a terminal (`BY_HAND`) never
     count. A controller that none of this shows is found out when it sets a field back; the run then
     ends without a fight.
@@ -289,12 +289,12 @@ BORROWED = MappingProxyType(
         "paused": (("f:paused",),),
     }
 )
-"""What a rollout borrows of a workload's spec, and the template, in the words of `managedFields`: of a
-Deployment, a StatefulSet and a LeaderWorkerSet."""
+"""What a rollout changes for a while in a workload's spec, and the template, in the words of `managedFields`:
+of a Deployment, a StatefulSet and a LeaderWorkerSet."""
 
 
 def edits_of(deployment: Mapping[str, Any]) -> dict[str, FieldEdit]:
-    """Return who set each borrowed field last; under the empty name who wrote last, ourselves left out.
+    """Return who set each temporary field last; under the empty name who wrote last, ourselves left out.
 
     Of two in one second, which is as exact as the notes are, another one counts as the later.
     """

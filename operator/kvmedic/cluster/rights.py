@@ -113,8 +113,8 @@ def lacking_in(rules: Iterable[Mapping[str, Any]], needed: Sequence[Right]) -> L
 
 
 def _grants(rule: Mapping[str, Any], right: Right) -> bool:
-    wanted = (("apiGroups", right.group), ("resources", right.resource), ("verbs", right.verb))
-    return all({one, "*"} & {*(rule.get(field) or ())} for field, one in wanted)
+    desired = (("apiGroups", right.group), ("resources", right.resource), ("verbs", right.verb))
+    return all({one, "*"} & {*(rule.get(field) or ())} for field, one in desired)
 
 
 async def lacking_rights_of(

@@ -1,6 +1,6 @@
 """Effects on a pod: out of rotation, back into it, and gone. Each is one write on the pod's own version.
 
-Whoever looked at a pod before anything about it changed gets a `Conflict` and has changed nothing.
+A process that looked at a pod before anything about it changed gets a `Conflict` and has changed nothing.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
 
 
 async def left_cordoned(client: Client, namespace: str, selector: str = "") -> tuple[Cordoned, ...]:
-    """Return the pods that a note of ours says are cordoned, whoever owns them; an empty namespace means all.
+    """Return the pods that a note of ours says are cordoned, under any owner; an empty namespace means all.
 
     Args:
         selector: `CORDONED_FOR` asks the API server for the marked ones alone.

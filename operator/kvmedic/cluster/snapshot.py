@@ -196,11 +196,11 @@ def _metrics_port(body: Mapping[str, Any], frame: Frame) -> int | None:
     return next((port for port in told if port and port < 65536), None)
 
 
-def _since(status: Mapping[str, Any], wanted: str) -> datetime | None:
+def _since(status: Mapping[str, Any], truth: str) -> datetime | None:
     """Return since when the Ready condition has a status; None where it has another, or is not there."""
     condition = condition_of(status, "Ready")
     at = condition.get("lastTransitionTime")
-    return moment(at) if at and condition.get("status") == wanted else None
+    return moment(at) if at and condition.get("status") == truth else None
 
 
 def _last_end(container: Mapping[str, Any]) -> ContainerEnd | None:
@@ -467,7 +467,7 @@ def _orphans(parts: Parts, frame: Frame) -> Iterator[Orphan]:
 
 
 def rollout_fields(body: Mapping[str, Any]) -> RolloutFields:
-    """Return those fields of a workload that a frozen rollout borrows.
+    """Return those fields of a workload that a frozen rollout changes for a while.
 
     The API server fills in `maxSurge`, `maxUnavailable` and `progressDeadlineSeconds`, and leaves out
     a `paused` of false and a `minReadySeconds` of 0. A strategy without numbers counts as 0 and 0.

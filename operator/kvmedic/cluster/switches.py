@@ -75,7 +75,7 @@ class NamespaceLabel:
         """Return what the namespace lacks, with the command that adds it.
 
         Raises:
-            Refused: whoever looks may not read namespaces.
+            Refused: the caller may not read namespaces.
         """
         key, _, value = self.label.partition("=")
         body = await self.client.get(Ref(NAMESPACES, "", namespace))
@@ -98,7 +98,7 @@ CONFIGURATION = "config.yaml"
 async def read_required_label(client: Client, namespace: str) -> str:
     """Return the label that the operator of a namespace asks of others, as `key=value`.
 
-    Empty: it asks for none, or whoever looks may not see its configuration. Never raises.
+    Empty: it asks for none, or the caller may not see its configuration. Never raises.
     """
     try:
         found = await client.list(CONFIG_MAPS, namespace, OPERATORS)

@@ -112,9 +112,9 @@ class Trials:
             return str(error)
         return ""
 
-    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+    async def delete_trials(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove all trial pods of a resource but one; return the names of those that were there."""
-        return await _sweep(self.client, PODS, namespace, owner_uid, but=but)
+        return await _delete_own(self.client, PODS, namespace, owner_uid, but=but)
 
     async def held_claims(self, namespace: str, template: Mapping[str, Any]) -> frozenset[str]:
         """Return those PersistentVolumeClaims of a template that are not for several pods.
@@ -145,7 +145,7 @@ async def _get_own(client: Client, ref: Ref, owner_uid: str) -> JsonObject | Non
     return body
 
 
-async def _sweep(
+async def _delete_own(
     client: Client,
     resource: Resource,
     namespace: str,
@@ -251,12 +251,12 @@ class Evaluations:
             return str(error)
         return ""
 
-    async def sweep(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
+    async def delete_evaluations(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
         """Remove all evaluations of a resource with their pods; return the names of those that were there.
 
         A Job is there until its pods are gone.
         """
-        return await _sweep(self.client, JOBS, namespace, owner_uid, Propagation.FOREGROUND)
+        return await _delete_own(self.client, JOBS, namespace, owner_uid, Propagation.FOREGROUND)
 
     async def _cron_job(self, namespace: str, name: str) -> JsonObject | Blocked:
         try:

@@ -1,7 +1,7 @@
 """The workload that a resource looks after, and effects on its Deployment: each is one JSON patch or nothing.
 
 A patch has absolute values. It tests the Deployment's uid, its generation (so the spec is the one that was
-looked at) and the claim annotation, and advances the claim in the same breath. Whoever looked earlier, lost
+looked at) and the claim annotation, and advances the claim in the same breath. Who looked earlier, lost
 the claim, or repeats an assignment gets a `Conflict` and has changed nothing.
 
 A template may hold secrets. That of another revision is read from its ReplicaSet right before it is put,
@@ -17,7 +17,7 @@ from typing import Any, assert_never, cast
 
 from kvmedic.cluster.containers.engine_logs import ends_of, pools_of, starts_of
 from kvmedic.cluster.fronts import Depth
-from kvmedic.cluster.looks import Glances, read_target
+from kvmedic.cluster.looks import QuickLooks, read_target
 from kvmedic.cluster.neighbours.appliers import neighbours_of, owner_field_of, owner_object, set_owner_field
 from kvmedic.cluster.neighbours.autoscalers import minimum_of, set_minimum, unmark
 from kvmedic.cluster.orphan_pods import release
@@ -110,21 +110,21 @@ class DeploymentTarget:
     """Deployments of one cluster."""
 
     client: Client
-    glances: Glances | None = None
-    """None: a glance reads from the API server, too."""
+    quick_looks: QuickLooks | None = None
+    """None: a quick look reads from the API server, too."""
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
         return self._with_time(await read_target(self.client, namespace, policy))
 
-    async def glance(self, namespace: str, policy: Policy) -> View | None:
+    async def quick_look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it was a moment ago, without what only draining depends on.
 
         None when it does not exist. Nothing is decided on it but whether the fleet is calm.
         """
-        if self.glances is None:
-            return self._with_time(await read_target(self.client, namespace, policy, Depth.GLANCE))
-        return self._with_time(await self.glances.at(namespace, policy))
+        if self.quick_looks is None:
+            return self._with_time(await read_target(self.client, namespace, policy, Depth.QUICK))
+        return self._with_time(await self.quick_looks.at(namespace, policy))
 
     def _with_time(self, seen: View | None) -> View | None:
         return seen and seen.with_fleet(replace(seen.fleet, looked_at=self.client.clock.now()))
@@ -164,7 +164,7 @@ class DeploymentTarget:
             await set_owner_field(self.client, fleet.namespace, effect)
         else:
             if isinstance(effect, Pulse):
-                await confirm(self.client, fleet, effect.victims)
+                await confirm(self.client, fleet, effect.pods_to_remove)
             if isinstance(effect, Freeze) and fleet.rotation.orphan is not None and fleet.live:
                 await release(self.client, fleet, fleet.live[0], dry_run=True)
             await assign(self.client, fleet, effect, claim, notes_on(fleet, effect))
@@ -217,19 +217,19 @@ async def template_of(
     edit = edit_in(move)
     if not isinstance(edit, TemplateSwap):
         return None
-    wanted = edit.after
+    desired = edit.after
     kind = CONTROLLER_REVISIONS if fleet.is_stateful else REPLICA_SETS
-    ref = Ref(kind, fleet.namespace, wanted.replica_set)
+    ref = Ref(kind, fleet.namespace, desired.replica_set)
     body = await client.get(ref)
     if body is None or controller_uid(body) != fleet.uid:
-        raise Conflict(Call("get", ref.path), None, f"revision {wanted.number} is gone")
+        raise Conflict(Call("get", ref.path), None, f"revision {desired.number} is gone")
     if fleet.groups is not None:
         template = leader_template(section(body, "data"), fleet.name)
     else:
         template = template_in(body, present) if fleet.is_stateful else section(body, "spec", "template")
-    if template_hash(template) != wanted.template:
+    if template_hash(template) != desired.template:
         raise Conflict(
-            Call("get", ref.path), None, f"it does not keep pod template {wanted.template} any more"
+            Call("get", ref.path), None, f"it does not keep pod template {desired.template} any more"
         )
     return own_template(template)
 
@@ -334,7 +334,7 @@ async def _rehearse(
     ref: Ref,
     operations: Sequence[PatchOperation],
     move: DeploymentMove,
-    wanted: Mapping[str, object],
+    desired: Mapping[str, object],
 ) -> None:
     """Make a patch of the template as a dry run: an admission policy may alter it on its way in.
 
@@ -347,7 +347,7 @@ async def _rehearse(
         if DOES_NOT_REHEARSE in str(error):
             return
         raise
-    places = different_places(shown_template(tried, wanted), shown_template(tried), "spec.template")
+    places = different_places(shown_template(tried, desired), shown_template(tried), "spec.template")
     if isinstance(move, Freeze) and rollout_fields(tried) != move.fields:
         places = (*places, "strategy, minReadySeconds, progressDeadlineSeconds or paused")
     if places:
@@ -410,13 +410,13 @@ def field_operations(live: JsonObject, fields: RolloutFields) -> tuple[PatchOper
         )
         return set_fields(live, fields)
     spec = section(live, "spec")
-    wanted: dict[str, Json] = {
+    desired: dict[str, Json] = {
         "paused": fields.paused or None,
         "minReadySeconds": fields.min_ready_seconds or None,
         "progressDeadlineSeconds": fields.progress_deadline_seconds,
     }
     operations = []
-    for name, value in wanted.items():
+    for name, value in desired.items():
         if value is None and name in spec:
             operations.append(PatchOperation("remove", f"/spec/{name}"))
         elif value is not None and spec.get(name) != value:

@@ -1,7 +1,7 @@
 """New replicas beside old ones while the rollout waits: which, over what time, and what it comes to.
 
 The rollout stands still with every replica in rotation, and harm is taken back with one or two replicas
-changed. Whoever dies in the middle loses time only: what is asked of the metrics source is of the past, and
+changed. A crash in the middle loses time only: what is asked of the metrics source is of the past, and
 the time itself is counted anew by the next process. That the rollout goes on is written down with its next
 move, in one write; until then both sides are looked at again.
 """

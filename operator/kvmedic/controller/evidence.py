@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kvmedic.controller.ports import Drivers, Logs, Metrics, Senses
+from kvmedic.controller.ports import Drivers, Logs, Metrics, SurveyInput
 from kvmedic.engines import profiles_for, vocabulary_of
-from kvmedic.engines.engine_log import Agreed, Mixed, Silent, Unclear, Witness, told_of, witnesses
+from kvmedic.engines.engine_log import Agreed, Mixed, Silent, Unclear, Witness, reported_version, witnesses
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.proposals import Proposal
 from kvmedic.model.config_edits import (
@@ -51,7 +51,7 @@ from kvmedic.model.run import Baseline, whole_devices_of
 from kvmedic.model.spec import Objectives, Policy, Runbook, TargetRef
 from kvmedic.model.status import ClosedRun, RunbookSwitch
 from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence
-from kvmedic.runbooks.compression.methods import logs_that_tell
+from kvmedic.runbooks.compression.methods import logs_to_read
 from kvmedic.runbooks.preemption.cap_size import peak_of
 from kvmedic.runbooks.preemption.deploy import HISTORY
 from kvmedic.runbooks.preemption.pressure import queue_of
@@ -134,7 +134,7 @@ def expected_pods(view: View) -> tuple[Pod, ...]:
 
 
 async def gather(
-    policy: Policy, namespace: str, view: View, senses: Senses, history: Sequence[ClosedRun] = ()
+    policy: Policy, namespace: str, view: View, inputs: SurveyInput, history: Sequence[ClosedRun] = ()
 ) -> Evidence:
     """Return the evidence for one target: two looks at the same replicas, how they fare, what was deployed.
 
@@ -142,10 +142,10 @@ async def gather(
         policy: the spec.
         namespace: of the target.
         view: the target.
-        senses: what to look with.
+        inputs: what to look with.
         history: closed runs of the resource, whose changes are no deploys.
     """
-    pods, metrics = expected_pods(view), senses.metrics
+    pods, metrics = expected_pods(view), inputs.metrics
     windows = policy.windows
     burn, sizing, devices, peaks, lengths = await asyncio.gather(
         metrics.observe(policy.source, pods, namespace, windows.trigger, windows.hold),
@@ -154,11 +154,11 @@ async def gather(
         metrics.peaks(policy.source, pods, namespace),
         metrics.past_lengths(policy.source, pods, namespace),
     )
-    vitals = await vitals_of(burn, namespace, view, senses.logs, devices)
+    vitals = await vitals_of(burn, namespace, view, inputs.logs, devices)
     deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
     looks = Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy)
     evidence = replace(looks, peaks=peaks, past_lengths=lengths)
-    return judgeable(evidence, pods, senses.now)
+    return judgeable(evidence, pods, inputs.now)
 
 
 def judgeable(evidence: Evidence, pods: Sequence[Pod], now: datetime | None) -> Evidence:
@@ -233,7 +233,7 @@ def silent_on_methods(
     """
     if Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
         return ()
-    names = logs_that_tell(method, evidence.burn)
+    names = logs_to_read(method, evidence.burn)
     return tuple(pod for pod in expected_pods(view) if pod.name in names)
 
 
@@ -292,7 +292,7 @@ def settable(found: Workload | Blocked, told: Sequence[Witness]) -> Workload | B
 
     What new replicas would run is not known then, and a change would be judged across versions.
     """
-    mixed = told_of(told, found.engine.profile) if isinstance(found, Workload) else None
+    mixed = reported_version(told, found.engine.profile) if isinstance(found, Workload) else None
     if not isinstance(mixed, Mixed):
         return found
     return Blocked(
@@ -307,7 +307,7 @@ def version_remark(found: Workload | Blocked, told: Sequence[Witness]) -> str:
     if isinstance(found, Blocked):
         return ""
     name, tag = found.engine.profile.name, version_of(found.container, found.engine.profile)
-    match told_of(told, found.engine.profile):
+    match reported_version(told, found.engine.profile):
         case Agreed(version) if tag is not None and tag != version:
             return f"replicas run {name} {version}; their image's tag says {tag} and does not count"
         case Silent(why) if tag is None:
@@ -322,7 +322,7 @@ def version_remark(found: Workload | Blocked, told: Sequence[Witness]) -> str:
 
 def _engine_in_version(profile: EngineProfile, told: Sequence[Witness]) -> EngineProfile | Engine:
     """Return an engine in the version that counts: the replicas' own word, else the image's tag."""
-    match told_of(told, profile):
+    match reported_version(told, profile):
         case Agreed(version):
             return Engine(profile, version)
         case Unclear() | Mixed():
@@ -340,10 +340,10 @@ class Survey:
     diagnosis: Diagnosis
     runbook: str
     plan: Plan | None
-    obstacle: Blocked | None
+    blocked: Blocked | None
     """Why there is no plan although a branch applies, or why the plan cannot be carried out."""
     proposal: Proposal | None = None
-    """What to give to the owner of the target, who makes the change instead of us; without an obstacle: so
+    """What to give to the owner of the target, who makes the change instead of us; without a blocker: so
     that our change stays."""
     outlook: str = ""
     """Whether the fleet would do with less, where something is there for a while and somebody asked."""

@@ -1,6 +1,6 @@
 """One tick of an open run: where it stands, what comes next, written down before it is done.
 
-Whoever dies in the middle: an assignment to the target is first an intent in the status; the claim
+After a crash in the middle: an assignment to the target is first an intent in the status; the claim
 annotation, set in the same patch, says afterwards whether it was committed. Moves on pods are
 recomputed from what is observed, so repeating them changes nothing.
 """
@@ -16,7 +16,7 @@ from kvmedic.controller.next_move import (
     Tick,
     leaving_move,
     left_as,
-    observe_victims,
+    observe_draining_pods,
     record_intent,
     resting_move,
     unjudged_answer,
@@ -24,7 +24,14 @@ from kvmedic.controller.next_move import (
 )
 from kvmedic.controller.orphans import free_pods
 from kvmedic.controller.ports import save
-from kvmedic.controller.temporary import copy_first, held_back, overtaken, swept, unavailable, with_files
+from kvmedic.controller.temporary import (
+    copy_first,
+    delete_unused_copies,
+    held_back,
+    overtaken,
+    unavailable,
+    with_files,
+)
 from kvmedic.controller.trial import (
     NO_QUOTA,
     begin_test,
@@ -71,7 +78,7 @@ from kvmedic.runbooks.workload import View
 AT_ONCE = timedelta(0)
 
 
-async def pursue(tick: Tick) -> timedelta:
+async def execute_run(tick: Tick) -> timedelta:
     """Make the next move of the open run; return when to look again."""
     view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
     try:
@@ -79,7 +86,7 @@ async def pursue(tick: Tick) -> timedelta:
     except ServerRefused as error:
         return await _report_refusal(tick, error)
     if view is not None:
-        tick = replace(tick, spending=tick.run.spent(view.fleet, tick.now))
+        tick = replace(tick, cost_so_far=tick.run.count_cost(view.fleet, tick.now))
         tick = await with_files(tick, view.fleet)
     stands = overtaken(tick, await _standing_of_target(tick, view))
     blocked = await _blocked_by(tick)
@@ -101,7 +108,7 @@ async def _with_objects_of_step(tick: Tick, view: View) -> View:
     """Return a target with the objects, as they are now, that the step goes through.
 
     Raises:
-        Refused: the right to their kinds was taken away. Whoever abandons the run does not need it.
+        Refused: the right to their kinds was taken away. A person who abandons the run does not need it.
     """
     holder, field = tick.run.current.step.holder, tick.run.current.step.through
     try:
@@ -139,7 +146,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Walk(direction):
             return await _walk(tick, view, direction)
         case Rest(reason, message):
-            tick = await observe_victims(tick, view.fleet) if view.fleet.orphans else tick
+            tick = await observe_draining_pods(tick, view.fleet) if view.fleet.orphans else tick
             again = await _act(tick, view, await resting_move(tick, view.fleet), Blocked(reason, message))
             return min(again, pace.verifying) if reason is Reason.COMPARING_REPLICAS else again
         case Watch(reason, message):
@@ -148,7 +155,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
         case Keep(judged):
             await _save(tick, run.keep_step(judged), judged.reason, judged.message)
         case TurnBack(outcome, verdict, after):
-            tick = _outgrown(tick, view)
+            tick = _record_oom_share(tick, view)
             await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
         case Recover():
             found = regain_freeze(run, tick.resource.uid, view.fleet, tick.now)
@@ -167,7 +174,7 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
     step = tick.run.current.step
     if direction is Direction.FORWARD and isinstance(step, OnTrial):
         return await _ask(tick, view, step)
-    tick = await observe_victims(tick, view.fleet)
+    tick = await observe_draining_pods(tick, view.fleet)
     move = await walking_move(tick, view.fleet, direction)
     if direction is Direction.BACK:
         move = await held_back(tick, view.fleet, move)
@@ -184,7 +191,7 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
             ending = run.ending or outcome_of(Reason.NOT_RECOVERED)
             await _save(tick, run.end_reverted(), ending.reason, ending.message)
         case Failed(reason, message) if direction is Direction.FORWARD:
-            tick = _outgrown(tick, view)
+            tick = _record_oom_share(tick, view)
             await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
         case Refused(reason, message) if run.intent is None:
             return await _close(tick, view, Outcome(reason, message))
@@ -301,7 +308,7 @@ async def _report_refusal(tick: Tick, error: ServerRefused | WebhookSilent) -> t
     return tick.ports.pace.idle
 
 
-def _outgrown(tick: Tick, view: View) -> Tick:
+def _record_oom_share(tick: Tick, view: View) -> Tick:
     return replace(tick, record=after_trouble(tick.record, tick.run, view.fleet, view.template, tick.now))
 
 
@@ -311,7 +318,7 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
         outcome = left_as(tick.run, view, outcome)
         await _save(tick, tick.run.leave_target(outcome), outcome.reason, outcome.message)
         return AT_ONCE
-    tick = await observe_victims(tick, view.fleet)
+    tick = await observe_draining_pods(tick, view.fleet)
     move = await leaving_move(tick, view)
     if isinstance(move, Settled):
         return await _close(tick, view, outcome)
@@ -325,11 +332,11 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
     A trial pod is gone before that, and a replica that was tested in its place is back in rotation.
 
     Dying between the two is harmless: the run's end is already in its record, and a claim that is
-    gone is not looked for again. Whoever does not lead leaves both to the one who does.
+    gone is not looked for again. A process that does not lead leaves both to the one who does.
     """
     if not tick.ports.leader.is_held() or not await delete_trial(tick):
         return tick.ports.pace.controller
-    run = replace(tick.run, spending=tick.spending or tick.run.spending)
+    run = replace(tick.run, cost_so_far=tick.cost_so_far or tick.run.cost_so_far)
     if run.ending is None and run.intent is not None:
         run = replace(run, ending=outcome)
     if outcome.reason is not Reason.FENCE_LOST:
@@ -337,7 +344,7 @@ async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
         await _unclaim(tick, view.fleet if view is not None else None)
     tick.ports.watch.forget(tick.resource.uid)
     fleet = view.fleet if view is not None else None
-    record = await swept(tick.record, run, fleet, tick.ports)
+    record = await delete_unused_copies(tick.record, run, fleet, tick.ports)
     done = close_run(record, run, outcome, tick.resource.generation, tick.now)
     done = replace(done, temporary=temporary_after(tick.record.temporary, run, fleet, outcome, tick.now))
     await save(tick.resource, done, tick.ports)
@@ -361,9 +368,9 @@ def _costs_otherwise(tick: Tick, reason: Reason) -> bool:
 
     Time that merely goes by is not worth a write; nor is anything while a controller acts.
     """
-    if tick.spending is None or reason is Reason.AWAITING_CONTROLLER:
+    if tick.cost_so_far is None or reason is Reason.AWAITING_CONTROLLER:
         return False
-    return tick.spending.above != (tick.run.spending.above if tick.run.spending else 0)
+    return tick.cost_so_far.above != (tick.run.cost_so_far.above if tick.run.cost_so_far else 0)
 
 
 async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
@@ -372,5 +379,5 @@ async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
     after = report_decision(record, told, tick.resource.generation, tick.now, tick.problem)
     if after == tick.record and not _costs_otherwise(tick, reason):
         return tick.resource
-    after = replace(after, run=replace(run, spending=tick.spending or run.spending))
+    after = replace(after, run=replace(run, cost_so_far=tick.cost_so_far or run.cost_so_far))
     return await save(tick.resource, after, tick.ports)

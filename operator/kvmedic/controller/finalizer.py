@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from kvmedic.api.resource import GROUP, PLURAL
 from kvmedic.controller.evidence import engine_of
 from kvmedic.controller.orphans import adopted_by_note, free_all
-from kvmedic.controller.plans import obstacle_to
+from kvmedic.controller.plans import find_step_blocker
 from kvmedic.controller.ports import Ports, save
 from kvmedic.controller.temporary import with_holder
 from kvmedic.model.evidence import Blocked
@@ -21,7 +21,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, TargetRef, without_spec
 from kvmedic.model.status import Key, Record, Resource, TemporaryChange, Wish
 from kvmedic.record.runs import open_run
-from kvmedic.record.surveys import complaint
+from kvmedic.record.surveys import with_problem
 from kvmedic.runbooks.preemption.restore import SetValue, restore_setting, state_of, step_back
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.summary import Measure, run_of
@@ -66,7 +66,7 @@ async def release_resource(
         if isinstance(found, Blocked):
             text = f"{found.message}; then let this resource go: {abandon_command(resource)}"
             text = found.message if resource.is_stand_in else text
-            told = complaint(record, Blocked(found.reason, text), resource.generation, now)
+            told = with_problem(record, Blocked(found.reason, text), resource.generation, now)
             await save(resource, told, ports)
             return ports.pace.idle
         again = await restore_changes(resource, record, ports, now) if found is None else found
@@ -107,19 +107,19 @@ async def _open_restoring_run(
         return None
     if isinstance(plan, Blocked):
         why = Blocked(plan.reason, f"{plan.message}; it is deleted once {held.line()} is restored")
-        await save(resource, complaint(record, why, resource.generation, now), ports)
+        await save(resource, with_problem(record, why, resource.generation, now), ports)
         return ports.pace.idle
-    run = replace(run_of(plan, view.fleet, view.template, Measure(Goal.CALM), now), terms=held.terms)
+    run = replace(run_of(plan, view.fleet, view.template, Measure(Goal.CALM), now), run_spec=held.run_spec)
     await save(resource, open_run(record, run, resource.generation, now), ports)
     return timedelta(0)
 
 
 def _policy(resource: Resource, held: TemporaryChange) -> Policy | None:
     """Return what restoring goes by, also where the spec cannot be followed; None: nothing says enough."""
-    if resource.policy is not None or held.terms is None:
+    if resource.policy is not None or held.run_spec is None:
         return resource.policy
     target = held.step.target
-    return without_spec(TargetRef(target.kind, target.name, held.step.container), held.terms)
+    return without_spec(TargetRef(target.kind, target.name, held.step.container), held.run_spec)
 
 
 def _plan_restore(
@@ -143,7 +143,7 @@ def _plan_restore(
         return Blocked(plan.reason, plan.message)
     message = f"the resource is deleted: {plan.reason.sentence}"
     deleting = replace(plan, reason=Reason.RESOURCE_DELETED, message=message)
-    return obstacle_to(plan.steps[0], fleet, Goal.CALM) or deleting
+    return find_step_blocker(plan.steps[0], fleet, Goal.CALM) or deleting
 
 
 def abandon_command(resource: Resource) -> str:

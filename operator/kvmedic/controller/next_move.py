@@ -26,7 +26,7 @@ from kvmedic.model.plan import (
     Goal,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Intent, Outcome, Run, Spending, StepState, TimedOut, Victim
+from kvmedic.model.run import CostSoFar, DrainingPod, Intent, Outcome, Run, StepState, TimedOut
 from kvmedic.model.spec import OnDrainTimeout, OnInconclusive, Policy, answer_to_no_verdict
 from kvmedic.model.status import Record, Resource, Urgency
 from kvmedic.rollout import row_of
@@ -41,8 +41,8 @@ from kvmedic.rollout.draining import (
     drain_by_counts,
     drain_of_unreached,
     drain_past_limit,
+    report_arrivals,
     start_limit,
-    tell_arrivals,
 )
 from kvmedic.rollout.drift import claimed_sequence, committed_sequence
 from kvmedic.rollout.edited_template import without_our_change
@@ -94,7 +94,7 @@ class Tick:
     """Why the spec cannot be followed; no forward move is made then, and nothing is judged."""
     urgency: Urgency | None = None
     """How urgent the trouble is as of this look; None: as it was."""
-    spending: Spending | None = None
+    cost_so_far: CostSoFar | None = None
     """What the run has cost as of this look; None: as it was."""
     files: Files | None = None
     """The ConfigMap of a step that copies one, and the copy; None: the step copies none."""
@@ -156,7 +156,7 @@ def takes_old_replica(tick: Tick, fleet: Fleet) -> bool:
 
 
 async def leaving_move(tick: Tick, view: View) -> Move:
-    """Return the next move toward a fleet without anything of ours, whoever changed it meanwhile."""
+    """Return the next move toward a fleet without anything of ours, even if somebody changed it meanwhile."""
     fleet = _watched_fleet(tick, view.fleet)
     row = row_of(tick.run.current.step)
     asks = row.drains_to_leave or _has_released(fleet)
@@ -177,7 +177,7 @@ def _has_released(fleet: Fleet) -> bool:
 
 
 def _with_arrivals(tick: Tick, move: Move) -> Move:
-    return tell_arrivals(move, tick.run.victims, tick.now) if isinstance(move, Wait) else move
+    return report_arrivals(move, tick.run.draining_pods, tick.now) if isinstance(move, Wait) else move
 
 
 def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
@@ -222,23 +222,23 @@ def _without_ours(run: Run, view: View) -> Mapping[str, object] | None:
     return without_our_change(run.current.step, view.fleet, view.template, view.templates)
 
 
-async def observe_victims(tick: Tick, fleet: Fleet) -> Tick:
-    """Return the tick with what is seen of each victim: when it left, and requests that come still."""
+async def observe_draining_pods(tick: Tick, fleet: Fleet) -> Tick:
+    """Return the tick with what is seen of each draining pod: when it left, and requests that come still."""
     tick = _observed_leaving(tick, fleet)
-    victims = await asyncio.gather(*(_count_arrivals(tick, each, fleet) for each in tick.run.victims))
-    return replace(tick, run=replace(tick.run, victims=tuple(victims)))
+    pods = await asyncio.gather(*(_count_arrivals(tick, each, fleet) for each in tick.run.draining_pods))
+    return replace(tick, run=replace(tick.run, draining_pods=tuple(pods)))
 
 
-async def _count_arrivals(tick: Tick, victim: Victim, fleet: Fleet) -> Victim:
-    """Return a victim with what came to it since it left rotation, once it had the time to settle."""
-    pod, last = _pod(fleet, victim), victim.arrivals.at if victim.arrivals else None
-    if pod is None or pod.in_rotation or pod.is_unreached or victim.out_at is None:
-        return victim
-    is_early = elapsed_time(tick, "out", victim.uid, victim.out_at) < _quiet_time(tick, pod)
+async def _count_arrivals(tick: Tick, draining_pod: DrainingPod, fleet: Fleet) -> DrainingPod:
+    """Return a draining pod with what came to it since it left rotation, once it had the time to settle."""
+    pod, last = _pod(fleet, draining_pod), draining_pod.arrivals.at if draining_pod.arrivals else None
+    if pod is None or pod.in_rotation or pod.is_unreached or draining_pod.out_at is None:
+        return draining_pod
+    is_early = elapsed_time(tick, "out", draining_pod.uid, draining_pod.out_at) < _quiet_time(tick, pod)
     if is_early or (last is not None and tick.now - last < ARRIVALS_APART):
-        return victim
+        return draining_pod
     found = await tick.ports.metrics.received(tick.policy.source, tick.resource.namespace, pod)
-    return replace(victim, arrivals=count_arrivals(victim.arrivals, found, tick.now))
+    return replace(draining_pod, arrivals=count_arrivals(draining_pod.arrivals, found, tick.now))
 
 
 def _quiet_time(tick: Tick, pod: Pod) -> timedelta:
@@ -248,14 +248,16 @@ def _quiet_time(tick: Tick, pod: Pod) -> timedelta:
 
 
 def _observed_leaving(tick: Tick, fleet: Fleet) -> Tick:
-    """Return the tick with the moment at which each victim was first seen out of rotation."""
+    """Return the tick with the moment at which each draining pod was first seen out of rotation."""
 
-    def seen(victim: Victim) -> Victim:
-        pod = _pod(fleet, victim)
+    def seen(each: DrainingPod) -> DrainingPod:
+        pod = _pod(fleet, each)
         is_out = pod is not None and pod.cordoned and not pod.in_rotation
-        return replace(victim, out_at=tick.now) if is_out and victim.out_at is None else victim
+        return replace(each, out_at=tick.now) if is_out and each.out_at is None else each
 
-    return replace(tick, run=replace(tick.run, victims=tuple(seen(each) for each in tick.run.victims)))
+    return replace(
+        tick, run=replace(tick.run, draining_pods=tuple(seen(each) for each in tick.run.draining_pods))
+    )
 
 
 def unjudged_answer(tick: Tick) -> OnInconclusive:
@@ -280,10 +282,10 @@ def _assigned_at(tick: Tick) -> datetime | None:
 
 
 def _taken_at(tick: Tick) -> Mapping[str, datetime]:
-    """Return when each victim was taken, by uid and the time that this process has known of it."""
+    """Return when each draining pod was taken, by uid and the time that this process has known of it."""
     return {
-        victim.uid: tick.now - elapsed_time(tick, "cordoned", victim.uid, victim.cordoned_at)
-        for victim in tick.run.victims
+        each.uid: tick.now - elapsed_time(tick, "cordoned", each.uid, each.cordoned_at)
+        for each in tick.run.draining_pods
     }
 
 
@@ -299,17 +301,19 @@ def _pods_held_back(tick: Tick) -> frozenset[str]:
 
 
 async def drains_of(tick: Tick, fleet: Fleet) -> Mapping[str, Drain]:
-    """Return what is known of the requests on each victim, by uid; all are asked at the same time."""
-    pods = [(victim, pod) for victim in tick.run.victims if (pod := _pod(fleet, victim))]
+    """Return what is known of the requests on each draining pod, by uid; all are asked at the same time."""
+    pods = [(each, pod) for each in tick.run.draining_pods if (pod := _pod(fleet, each))]
     found = await asyncio.gather(*(_drain_of(tick, *each) for each in pods))
-    return {victim.uid: drain for (victim, _), drain in zip(pods, found, strict=True)}
+    return {each.uid: drain for (each, _), drain in zip(pods, found, strict=True)}
 
 
-async def _drain_of(tick: Tick, victim: Victim, pod: Pod) -> Drain:
+async def _drain_of(tick: Tick, draining_pod: DrainingPod, pod: Pod) -> Drain:
     rollout, found = tick.policy.rollout, Drain.UNKNOWN
-    late = elapsed_time(tick, "cordoned", victim.uid, victim.cordoned_at) > rollout.drain_timeout
-    if victim.out_at is not None:
-        found = await _count_requests(tick, pod, elapsed_time(tick, "out", victim.uid, victim.out_at))
+    late = elapsed_time(tick, "cordoned", draining_pod.uid, draining_pod.cordoned_at) > rollout.drain_timeout
+    if draining_pod.out_at is not None:
+        found = await _count_requests(
+            tick, pod, elapsed_time(tick, "out", draining_pod.uid, draining_pod.out_at)
+        )
     if not late:
         return found
     return drain_past_limit(found, pod, proceeds=rollout.on_drain_timeout is OnDrainTimeout.PROCEED)
@@ -332,9 +336,9 @@ async def _requests_in_flight(tick: Tick, pod: Pod, left_alone: timedelta) -> Re
     return await tick.ports.metrics.in_flight(tick.policy.source, namespace, pod, left_alone)
 
 
-def _pod(fleet: Fleet, victim: Victim) -> Pod | None:
+def _pod(fleet: Fleet, draining_pod: DrainingPod) -> Pod | None:
     pods = (*fleet.pods, *(each.pod for each in fleet.orphans))
-    return next((p for p in pods if p.uid == victim.uid and not p.terminating), None)
+    return next((p for p in pods if p.uid == draining_pod.uid and not p.terminating), None)
 
 
 async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -> Move | None:
@@ -351,10 +355,10 @@ async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -
 def _least_blocks(run: Run) -> int:
     """Return the KV-cache blocks that the canary is compared with; 0: none.
 
-    A change for steadiness gives memory away on purpose: the pool is smaller then. Another revision's
-    image or types may well make another pool, and so may a cache without compression.
+    A change by which replicas stay up gives memory away on purpose: the pool is smaller then. Another
+    revision's image or types may well make another pool, and so may a cache without compression.
     """
-    compares = run.goal is not Goal.STEADINESS and run.current.step.keeps_pool
+    compares = run.goal is not Goal.STAYS_UP and run.current.step.keeps_pool
     return run.blocks or 0 if compares else 0
 
 
@@ -364,15 +368,15 @@ def record_intent(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
     match effect:
         case Cordon(pod, beside):
             kept = (pod.uid, *beside)
-            victims = tuple(victim for victim in run.victims if victim.uid in kept)
-            known = any(victim.uid == pod.uid for victim in victims)
-            added = () if known else (Victim(pod.name, pod.uid, tick.now),)
-            return replace(run, victims=(*victims, *added))
+            draining_pods = tuple(each for each in run.draining_pods if each.uid in kept)
+            known = any(each.uid == pod.uid for each in draining_pods)
+            added = () if known else (DrainingPod(pod.name, pod.uid, tick.now),)
+            return replace(run, draining_pods=(*draining_pods, *added))
         case ReleasePod(pod) | CordonOrphan(Orphan(pod=pod)):
-            others = _released_victims(run, fleet, pod)
-            return replace(run, victims=(*others, Victim(pod.name, pod.uid, tick.now)))
+            others = _released_pods(run, fleet, pod)
+            return replace(run, draining_pods=(*others, DrainingPod(pod.name, pod.uid, tick.now)))
         case AdoptPod(orphan):
-            return replace(run, victims=_released_victims(run, fleet, orphan.pod))
+            return replace(run, draining_pods=_released_pods(run, fleet, orphan.pod))
         case Uncordon(pod, timed_out):
             return _put_back(run, pod, tick.policy.rollout.drain_timeout if timed_out else None)
         case SetOwnerField(seen=seen) if run.intent is not None:
@@ -383,21 +387,21 @@ def record_intent(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
             return _record_assignment(tick, fleet, effect)
 
 
-def _released_victims(run: Run, fleet: Fleet, pod: Pod) -> tuple[Victim, ...]:
-    """Return the victims beside one pod that were released and are still there."""
+def _released_pods(run: Run, fleet: Fleet, pod: Pod) -> tuple[DrainingPod, ...]:
+    """Return the draining pods beside one pod that were released and are still there."""
     released = {each.pod.uid for each in fleet.orphans} - {pod.uid}
-    return tuple(victim for victim in run.victims if victim.uid in released)
+    return tuple(each for each in run.draining_pods if each.uid in released)
 
 
 def _put_back(run: Run, pod: Pod, after: timedelta | None) -> Run:
     """Return the run with a replica back in rotation; `after`: the time-out that its drain came to, if any.
 
-    Whoever dies before it is back finds it cordoned and not named: then it is put back as any stray one.
+    A crash before it is back leaves it cordoned and not named: then it is put back as any stray one.
     """
     if after is not None:
         others = tuple(one for one in run.timed_out if one.uid != pod.uid)
         run = replace(run, timed_out=(*others, TimedOut(pod.name, pod.uid, after, pod.listed_by)))
-    return replace(run, victims=tuple(victim for victim in run.victims if victim.uid != pod.uid))
+    return replace(run, draining_pods=tuple(each for each in run.draining_pods if each.uid != pod.uid))
 
 
 def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
@@ -435,7 +439,7 @@ def _begin_assignment(run: Run, fleet: Fleet, effect: DeploymentMove) -> Run:
         case Freeze() | Hold():
             return replace(run, recorded=fleet.fields)
         case Pulse() | ScaleIn() | Retarget():
-            # One goes: whoever was put back before gets another try.
+            # One goes: a replica that was put back before gets another try.
             return replace(run, timed_out=())
         case Pause() | Restore() | Revert() | Release() | ScaleOut() | Claim() | Regain():
             return run
@@ -463,8 +467,8 @@ def _fields(fleet: Fleet, effect: DeploymentMove) -> tuple[RolloutFields, Rollou
     """
     match effect:
         case Regain(fields=fields):
-            wanted = fields or fleet.fields
-            return wanted, wanted
+            desired = fields or fleet.fields
+            return desired, desired
         case ScaleOut() | ScaleIn() | Claim():
             return fleet.fields, fleet.fields
         case Freeze() | Hold() | Pause() | Retarget() | Pulse() | Restore() | Revert() | Release():

@@ -29,7 +29,7 @@ from typing import Any
 from kvmedic.cluster.ownership import RECORDED, RUN, Note, note_in
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.stateful.groups import as_workload
-from kvmedic.controller.obstacles import Roster
+from kvmedic.controller.blockers import Roster
 from kvmedic.controller.ports import Ports, Store, Target, save
 from kvmedic.kube.errors import Conflict, Refused
 from kvmedic.kube.objects import annotations_of, section, uid_of
@@ -40,7 +40,7 @@ from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, ReplicaSet, template
 from kvmedic.model.plan import Goal, Plan, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Run, StepState
-from kvmedic.model.spec import OnDrainTimeout, Policy, TargetRef, Terms, terms_of, without_spec
+from kvmedic.model.spec import OnDrainTimeout, Policy, RunSpec, TargetRef, run_spec_of, without_spec
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.rollout.decide import outcome_of
@@ -58,7 +58,7 @@ async def adopt_fleet(
 ) -> timedelta | None:
     """Open the run that gives a frozen fleet back which nobody claims; None where it cannot be known how.
 
-    Whoever dies before the run is saved has changed nothing; after it, it is a run like any other.
+    A process that dies before the run is saved has changed nothing; after it, it is a run like any other.
     """
     fleet = view.fleet
     note = note_in(fleet.recorded.get(RECORDED, ""))
@@ -73,8 +73,8 @@ async def adopt_fleet(
     if not resource.finalized and resource.wish is Wish.NONE:
         await ports.store.finalize(resource, present=True)
         return AT_ONCE
-    terms = terms_of(resource.policy) if resource.policy else None
-    await save(resource, open_run(record, replace(run, terms=terms), resource.generation, now), ports)
+    run_spec = run_spec_of(resource.policy) if resource.policy else None
+    await save(resource, open_run(record, replace(run, run_spec=run_spec), resource.generation, now), ports)
     return AT_ONCE
 
 
@@ -87,7 +87,7 @@ async def adopted_by_note(
     nothing of the kind is to be done.
     """
     key = Key(resource.namespace, resource.name, resource.uid)
-    if resource.policy is None or ports.roster.elder(key) is not None:
+    if resource.policy is None or ports.roster.find_older_resource(key) is not None:
         return None
     view = await ports.target.look(resource.namespace, resource.policy)
     if view is None or view.fleet.kept_by or not view.fleet.fields.is_frozen:
@@ -108,12 +108,12 @@ def run_that_gives_back(
     go back. None where replicas of two settings are there and the earlier one is kept by nobody.
     """
     earlier = _earlier(fleet, template, note)
-    wanted = next((rs for rs in fleet.replica_sets if rs.revision == earlier), None)
+    desired = next((rs for rs in fleet.replica_sets if rs.revision == earlier), None)
     is_whole = all(pod.revision == fleet.revision for pod in fleet.live)
-    if wanted is None and earlier and not is_whole:
+    if desired is None and earlier and not is_whole:
         return None
-    state = StepState.LEFT if wanted is None else StepState.ROLLING_BACK
-    step = _step(fleet, wanted)
+    state = StepState.LEFT if desired is None else StepState.ROLLING_BACK
+    step = _step(fleet, desired)
     message = Reason.FLEET_GIVEN_BACK.sentence
     plan = Plan((step,), fleet.uid, fleet.revision, generation, Reason.FLEET_GIVEN_BACK, message)
     run = run_of(plan, fleet, template, Measure(Goal.CALM), now)
@@ -136,14 +136,14 @@ def _earlier(fleet: Fleet, template: Mapping[str, object], note: Note) -> str:
     return fleet.revision if state is EditState.BEFORE else ""
 
 
-def _step(fleet: Fleet, wanted: ReplicaSet | None) -> RevisionStep:
+def _step(fleet: Fleet, desired: ReplicaSet | None) -> RevisionStep:
     """Return the step that was made: from the revision from before to what else there is."""
-    others = [rs for rs in fleet.replica_sets if rs is not wanted]
+    others = [rs for rs in fleet.replica_sets if rs is not desired]
     active = max(others, key=lambda rs: (rs.revision == fleet.revision, rs.desired, rs.number), default=None)
     left = revision_of(active) if active else Revision(0, "", fleet.revision)
-    if wanted is not None and wanted.revision != fleet.revision:
+    if desired is not None and desired.revision != fleet.revision:
         left = replace(left, template=fleet.revision)
-    before = revision_of(wanted) if wanted else Revision(0, "", fleet.revision)
+    before = revision_of(desired) if desired else Revision(0, "", fleet.revision)
     return RevisionStep(
         target=ObjectRef(fleet.kind, fleet.name),
         container=None,
@@ -172,7 +172,7 @@ LOG = logging.getLogger("kvmedic")
 
 
 async def free_pods(ports: Ports, namespace: str, deployment: str) -> None:
-    """Put back what a run that ends has cordoned of a Deployment, whoever owns it now.
+    """Put back what a run that ends has cordoned of a Deployment, under any owner.
 
     A write that the API server refuses does not keep the run from its end: it is tried again now and then.
     """
@@ -297,9 +297,9 @@ class StandIns:
             self._dismiss(key)
         return self._resources.get(key)
 
-    async def recall(self, key: Key) -> Resource | None:
+    async def load_last_seen(self, key: Key) -> Resource | None:
         """Return the resource as it was a moment ago."""
-        return await (self.load(key) if key in self._resources else self.store.recall(key))
+        return await (self.load(key) if key in self._resources else self.store.load_last_seen(key))
 
     async def save(self, resource: Resource, record: Record) -> Resource:
         """Write the status with the loaded resourceVersion. Raises Conflict when it moved."""
@@ -309,9 +309,9 @@ class StandIns:
         self._resources[_key_of(resource)] = saved
         return saved
 
-    async def complain(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
+    async def report_problem(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem; a stand-in has nobody who reads them."""
-        return None if resource.is_stand_in else await self.store.complain(resource, problem)
+        return None if resource.is_stand_in else await self.store.report_problem(resource, problem)
 
     async def is_open(self, namespace: str, claim: str) -> bool:
         """Return whether a resource exists whose open run made a claim on a target."""
@@ -321,7 +321,7 @@ class StandIns:
         """Return whether a namespace is being deleted, as far as we may know."""
         return await self.store.is_ending(namespace)
 
-    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
+    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the desired state
         """Put our finalizer on the resource, or take it off; with it a stand-in goes."""
         if not resource.is_stand_in:
             await self.store.finalize(resource, present)
@@ -347,8 +347,8 @@ def frozen_fleet(target: ObjectRef, body: Mapping[str, Any]) -> FrozenFleet | No
         section(as_workload(dict(body)), "spec", "template")
     ):
         return None
-    terms = Terms(note.rotation_label, DRAIN_TIMEOUT, OnDrainTimeout.HOLD, rotation=note.rotation)
-    return FrozenFleet(uid_of(body), claim, without_spec(TargetRef(target.kind, target.name, None), terms))
+    run_spec = RunSpec(note.rotation_label, DRAIN_TIMEOUT, OnDrainTimeout.HOLD, rotation=note.rotation)
+    return FrozenFleet(uid_of(body), claim, without_spec(TargetRef(target.kind, target.name, None), run_spec))
 
 
 def _stand_in(key: Key, fleet: FrozenFleet) -> Resource:

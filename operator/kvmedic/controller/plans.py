@@ -39,7 +39,7 @@ from kvmedic.runbooks.branches import (
 from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
 from kvmedic.runbooks.compression.savings import ASKED, figures_over, is_young
 from kvmedic.runbooks.compression.trial_plans import confirmed_first, gate_plan, trial_plan
-from kvmedic.runbooks.node_health import told_by_driver
+from kvmedic.runbooks.node_health import driver_health
 from kvmedic.runbooks.order import judge_runbooks, with_unanswered
 from kvmedic.runbooks.planning import drain_remark, fleet_plan, proposal
 from kvmedic.runbooks.preemption.levers import present_setting
@@ -112,7 +112,7 @@ def unproved_revision(
 
 def in_context(diagnosis: Diagnosis, resource: Resource, view: View, evidence: Evidence) -> Diagnosis:
     """Return the diagnosis of a trouble with what moved since it was healthy, and who told of its GPUs."""
-    moved, told = _with_moves(diagnosis, resource, view, evidence.burn), told_by_driver(evidence)
+    moved, told = _with_moves(diagnosis, resource, view, evidence.burn), driver_health(evidence)
     if told is None or isinstance(moved, Inconclusive) or moved.branch.then is None:
         return moved
     return Diagnosed(moved.branch, (*moved.findings, told))
@@ -163,7 +163,7 @@ def switch_where_stuck(found: Survey, resource: Resource, policy: Policy) -> Sur
 
     As it is where the next one has no plan either, or where what stands in the way passes by itself.
     """
-    why = found.obstacle
+    why = found.blocked
     if why is None or found.runbook != Runbook.COMPRESSION_WITHOUT_SAVINGS:
         return found
     if why.reason in _PASSING or (found.plan is not None and why.reason is not Reason.TRIAL_IMPOSSIBLE):
@@ -187,9 +187,9 @@ def _with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
     if isinstance(plan, NoChange) and plan.passes_on and found.evidence.spent is None:
         return _with_plan(_passed_on(found, plan, known, resource, policy), resource, policy)
     if not isinstance(plan, Plan):
-        return _find_hindrance(found, plan.reason, plan.message)
-    obstacle = obstacle_to(plan.steps[0], fleet, found.goal)
-    return replace(found, plan=_with_remark(plan, workload, policy), obstacle=obstacle)
+        return _without_plan(found, plan.reason, plan.message)
+    blocked = find_step_blocker(plan.steps[0], fleet, found.goal)
+    return replace(found, plan=_with_remark(plan, workload, policy), blocked=blocked)
 
 
 def _with_remark(plan: Plan, workload: Workload | Blocked, policy: Policy) -> Plan:
@@ -233,8 +233,8 @@ def with_return(found: Survey, resource: Resource, policy: Policy, held: Tempora
         return told
     plan = plan_restore(held, advice, fleet, workload, resource.generation)
     if isinstance(plan, Blocked):
-        return replace(told, obstacle=plan)
-    return replace(told, plan=plan, obstacle=obstacle_to(plan.steps[0], fleet, Goal.CALM))
+        return replace(told, blocked=plan)
+    return replace(told, plan=plan, blocked=find_step_blocker(plan.steps[0], fleet, Goal.CALM))
 
 
 def _present_setting(workload: Workload | Blocked, found: Survey, policy: Policy, record: Record) -> Setting:
@@ -305,7 +305,7 @@ def _plan_trial(
 def _plan_switch(
     workload: Workload | Blocked, found: Survey, advice: TurnOff | TurnOn, resource: Resource
 ) -> Plan | Blocked | NoChange:
-    """Return the plan that turns a method off or on, unless that was tried on this pod template in vain."""
+    """Return the plan that turns a method off or on, unless that failed on this pod template before."""
     if isinstance(workload, Blocked):
         return workload
     if isinstance(advice, TurnOn):
@@ -331,7 +331,7 @@ def with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey
         return replace(found, plan=plan) if stands(plan, found.plan) else found
     if not isinstance(found.diagnosis, Inconclusive) or not _is_bound(plan, found.view, resource):
         return found
-    return replace(found, plan=plan, obstacle=Blocked(found.diagnosis.reason, found.diagnosis.message))
+    return replace(found, plan=plan, blocked=Blocked(found.diagnosis.reason, found.diagnosis.message))
 
 
 def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
@@ -340,16 +340,16 @@ def _is_bound(plan: Plan, view: View, resource: Resource) -> bool:
     return made_for == (view.fleet.uid, view.fleet.revision, resource.generation)
 
 
-def obstacle_to(step: Step, fleet: Fleet, goal: Goal) -> Blocked | None:
+def find_step_blocker(step: Step, fleet: Fleet, goal: Goal) -> Blocked | None:
     """Return why a plan's first step cannot begin on the fleet as it is, or None.
 
     Only a change that is to keep replicas up does not need the fleet whole. Giving something back is a change
     like any other, which an owner who came meanwhile would revert.
     """
-    purpose = Purpose.MENDING if goal is Goal.STEADINESS else Purpose.RELIEF
+    purpose = Purpose.MENDING if goal is Goal.STAYS_UP else Purpose.RELIEF
     refused = row_of(step).refuse(fleet, purpose)
     return Blocked(refused.reason, refused.message) if refused else None
 
 
-def _find_hindrance(found: Survey, reason: Reason, message: str) -> Survey:
+def _without_plan(found: Survey, reason: Reason, message: str) -> Survey:
     return Survey(found.view, found.evidence, found.diagnosis, found.runbook, None, Blocked(reason, message))

@@ -50,7 +50,7 @@ from kvmedic.runbooks.workload import View
 
 class Probes(Protocol):
     """Tests on trial pods. They go on beside the ticks and end with the process, which loses only time:
-    whoever comes next begins them anew."""
+    the next process begins them anew."""
 
     def progress(self, pod: Pod) -> Progress | None:
         """Return how far the test on a pod is; None: this process began none."""
@@ -116,7 +116,7 @@ class Trials(Protocol):
         Raises Conflict where a pod of that name is somebody else's.
         """
 
-    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+    async def delete_trials(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove all trial pods of a resource but one; return the names of those that were there."""
 
     async def held_claims(self, namespace: str, template: Mapping[str, object]) -> frozenset[str]:
@@ -146,7 +146,7 @@ class NoTrials:
         del trial, manifest
         return self.forbidden()
 
-    async def sweep(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
+    async def delete_trials(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove nothing: those of a time when they were allowed end by their deadline."""
         del namespace, owner_uid, but
         return ()
@@ -179,7 +179,7 @@ class Evaluations(Protocol):
         of that name is somebody else's.
         """
 
-    async def sweep(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
+    async def delete_evaluations(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
         """Remove all evaluations of a resource with their pods; return the names of those that were there."""
 
 
@@ -206,7 +206,7 @@ class NoEvaluations:
         del evaluation, subject
         return self.forbidden()
 
-    async def sweep(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
+    async def delete_evaluations(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
         """Remove nothing: those of a time when they were allowed end by their deadline."""
         del namespace, owner_uid
         return ()
@@ -218,13 +218,13 @@ class Store(Protocol):
     async def load(self, key: Key) -> Resource | None:
         """Return the resource, or None when it is gone or another of the same name took its place."""
 
-    async def recall(self, key: Key) -> Resource | None:
+    async def load_last_seen(self, key: Key) -> Resource | None:
         """Return the resource as it was a moment ago; what is written onto it is refused if it moved."""
 
     async def save(self, resource: Resource, record: Record) -> Resource:
         """Write the status with the loaded resourceVersion. Raises Conflict when it moved."""
 
-    async def complain(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
+    async def report_problem(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem, and leave the rest of the status as it is.
 
         Returns the conditions before and after, or None where they said so already.
@@ -236,7 +236,7 @@ class Store(Protocol):
     async def is_ending(self, namespace: str) -> bool:
         """Return whether a namespace is being deleted, as far as we may know."""
 
-    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
+    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the desired state
         """Put our finalizer on the resource, or take it off."""
 
 
@@ -265,7 +265,7 @@ class Target(Logs, Protocol):
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
 
-    async def glance(self, namespace: str, policy: Policy) -> View | None:
+    async def quick_look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it was a moment ago, without what only draining depends on.
 
         None when it does not exist. It may cost the API server nothing, so nothing is decided on it but
@@ -294,7 +294,7 @@ class Target(Logs, Protocol):
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
 
     async def left_cordoned(self, namespace: str) -> tuple[Cordoned, ...]:
-        """Return the pods that carry a note of ours, whoever owns them; an empty namespace means all."""
+        """Return the pods that carry a note of ours, under any owner; an empty namespace means all."""
 
     async def free(self, found: Cordoned) -> None:
         """Put a pod back into rotation that no fleet has any more. Raises Conflict when it changed."""
@@ -309,7 +309,7 @@ class Copies(Protocol):
     async def make(self, fleet: Fleet, file: FileEdit) -> str:
         """Make a step's copy; return why it cannot be made, or nothing. Raises Conflict when it moved."""
 
-    async def sweep(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
+    async def delete_unused(self, fleet: Fleet, copies: Sequence[ConfigCopy]) -> tuple[ConfigCopy, ...]:
         """Remove those copies that nothing refers to any more; return the others."""
 
 
@@ -383,8 +383,8 @@ class NotAllowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Senses:
-    """What a look at a fleet without an open run is made with."""
+class SurveyInput:
+    """The sources that a look at a fleet without an open run asks, and its time."""
 
     metrics: Metrics
     logs: Logs
@@ -393,7 +393,7 @@ class Senses:
     drivers: Drivers = NotAllowed()
     evaluations: Evaluations = field(default_factory=NoEvaluations)
     target: Target | None = None
-    """Looks at the target as a whole where a glance does not do; None: it was looked at as a whole."""
+    """Looks at the target as a whole where a quick look does not do; None: it was looked at as a whole."""
 
 
 class Reporter(Protocol):
@@ -409,7 +409,7 @@ class Reporter(Protocol):
 class Roster(Protocol):
     """Which resources look after which target."""
 
-    def elder(self, key: Key) -> Key | None:
+    def find_older_resource(self, key: Key) -> Key | None:
         """Return the oldest resource of the same target, if that is another one."""
 
 

@@ -9,28 +9,28 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from kvmedic.controller.evidence import Survey
-from kvmedic.controller.execute import pursue
-from kvmedic.controller.finalizer import leave_ending_namespace, release_resource, remove_finalizer
-from kvmedic.controller.next_move import Tick
-from kvmedic.controller.obstacles import (
+from kvmedic.controller.blockers import (
     absent,
     check_ownership,
     claimed_by_another,
     consent,
     gate,
-    handover_of,
+    owner_patch_of,
     report_unrecognised,
     unfit,
 )
+from kvmedic.controller.evidence import Survey
+from kvmedic.controller.execute import execute_run
+from kvmedic.controller.finalizer import leave_ending_namespace, release_resource, remove_finalizer
+from kvmedic.controller.next_move import Tick
 from kvmedic.controller.orphans import adopt_fleet, adopted_by_note
 from kvmedic.controller.plans import proved_good
-from kvmedic.controller.ports import Ports, Senses, save
+from kvmedic.controller.ports import Ports, SurveyInput, save
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import survey, switch_where_untriable
 from kvmedic.controller.temporary import (
+    delete_unused_copies,
     note_temporary,
-    swept,
     why_not_restored,
     with_holder,
     with_known_limit,
@@ -40,15 +40,15 @@ from kvmedic.controller.verify import pressed_baseline
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import policy_during
-from kvmedic.model.spec import Policy, terms_of
+from kvmedic.model.spec import Policy, run_spec_of
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.record.surveys import (
-    complaint,
     record_diagnosis,
     record_plan,
     with_baseline,
     with_failed_fixes,
+    with_problem,
     with_runbook_switch,
 )
 from kvmedic.runbooks.severity import urgency_of
@@ -75,22 +75,22 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     if record is None:
         return await _report_unreadable(resource, ports, now)
     run = record.run
-    if run is not None and (terms := policy_during(run, policy)) is not None:
+    if run is not None and (run_policy := policy_during(run, policy)) is not None:
         problem = None if policy else _problem(resource)
-        return await pursue(Tick(resource, terms, record, run, ports, now, problem))
+        return await execute_run(Tick(resource, run_policy, record, run, ports, now, problem))
     if run is None and resource.wish in (Wish.DELETE, Wish.ABANDON):
         return await release_resource(resource, record, ports, now)
     if run is not None or policy is None:
-        return await _complain(resource, record, ports, now)
+        return await _save_problem(resource, record, ports, now)
     again = await _look_without_run(resource, policy, record, ports, now)
     if isinstance(again, Blocked):
-        return await _complain(replace(resource, problem=again), record, ports, now)
+        return await _save_problem(replace(resource, problem=again), record, ports, now)
     return again
 
 
 async def _load(key: Key, ports: Ports) -> Resource | None:
     """Return the resource: as it is stored now where anything is under way, else as it was told last."""
-    told = await ports.store.recall(key)
+    told = await ports.store.load_last_seen(key)
     if told is None or told.problem or told.wish is not Wish.NONE or told.record is None or told.record.run:
         return await ports.store.load(key)
     return told
@@ -103,7 +103,7 @@ async def _look_without_run(
 
     Returns when to look again, or why the target is not one that this resource can look after.
     """
-    view = await ports.target.glance(resource.namespace, policy)
+    view = await ports.target.quick_look(resource.namespace, policy)
     is_owed = bool(record.temporary or record.copies)
     if is_whole := view is None or is_owed or unfit(resource, policy, view, ports) is not None:
         view = await ports.target.look(resource.namespace, policy)
@@ -115,10 +115,10 @@ async def _look_without_run(
         return problem if again is None else again
     view = await with_holder(view, record.added_replicas, ports.target)
     await ports.run_limits.refresh(now)
-    record = await swept(record, None, view.fleet, ports)
+    record = await delete_unused_copies(record, None, view.fleet, ports)
     target = None if is_whole else ports.target
-    senses = Senses(ports.metrics, ports.target, now, ports.drivers, ports.evaluations, target)
-    found = await survey(resource, policy, view, senses)
+    inputs = SurveyInput(ports.metrics, ports.target, now, ports.drivers, ports.evaluations, target)
+    found = await survey(resource, policy, view, inputs)
     if problem := unfit(resource, policy, found.view, ports):
         return problem
     found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)
@@ -167,7 +167,7 @@ async def _begin_run(
     time.
     """
     why = (
-        found.obstacle
+        found.blocked
         or report_unrecognised(policy, found.view)
         or await claimed_by_another(resource, found, ports)
         or await gate(policy, seen, found, ports, now)
@@ -184,15 +184,15 @@ async def _begin_run(
         return granted
     # The answer costs a look at nodes and pods, so it is asked where nothing else is waited for.
     found = await check_spare(found, resource, policy, ports.target)
-    if found.plan is None or found.obstacle is not None:
-        return found.obstacle
+    if found.plan is None or found.blocked is not None:
+        return found.blocked
     if not resource.finalized:
         await ports.store.finalize(resource, present=True)
         return None
     measure = Measure(found.goal, baseline, found.blocks())
     run = run_of(found.plan, found.view.fleet, found.view.template, measure, now)
-    run = replace(run, reason=found.diagnosis.reason, terms=terms_of(policy), approval=granted)
-    run = replace(run, handover=handover_of(found), may_lack=found.may_lack)
+    run = replace(run, reason=found.diagnosis.reason, run_spec=run_spec_of(policy), approval=granted)
+    run = replace(run, owner_patch=owner_patch_of(found), may_lack=found.may_lack)
     async with ports.run_limits.reserve(resource.uid, now) as blocked:
         if blocked is None:
             await save(resource, open_run(seen, run, resource.generation, now), ports)
@@ -215,15 +215,15 @@ async def _report_unreadable(resource: Resource, ports: Ports, now: datetime) ->
     if is_gone:
         await remove_finalizer(resource, ports)
         return None
-    told = await ports.store.complain(resource, _problem(resource))
+    told = await ports.store.report_problem(resource, _problem(resource))
     if told is not None:
         await ports.reporter.saved(resource, *told)
     return ports.pace.idle
 
 
-async def _complain(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta:
+async def _save_problem(resource: Resource, record: Record, ports: Ports, now: datetime) -> timedelta:
     """Say what is wrong with the spec."""
-    await save(resource, complaint(record, _problem(resource), resource.generation, now), ports)
+    await save(resource, with_problem(record, _problem(resource), resource.generation, now), ports)
     if record.run is None:
         await remove_finalizer(resource, ports, record)
     return ports.pace.idle

@@ -50,7 +50,7 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
     It is asked only where nothing else stands in the way: the answer costs a look at nodes and pods.
     """
     step = found.plan.steps[0] if found.plan else None
-    if found.plan is None or step is None or found.obstacle is not None:
+    if found.plan is None or step is None or found.blocked is not None:
         return found
     if not needs_spare(step, found.view.fleet):
         return found
@@ -69,7 +69,7 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
         if wish is Spare.BEST_EFFORT and tried and not isinstance(seen, Room):
             way = go_short(found, resource, policy, seen.message)
     if isinstance(way, Blocked):
-        return replace(found, obstacle=way)
+        return replace(found, blocked=way)
     plan = replace(found.plan, message=f"{found.plan.message}; {way.remark}") if way.remark else found.plan
     return replace(found, plan=plan, may_lack=int(isinstance(way, Short)))
 

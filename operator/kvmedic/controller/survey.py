@@ -33,7 +33,7 @@ from kvmedic.controller.plans import (
     with_return,
     with_shown_plan,
 )
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.engines.engine_log import phrases
 from kvmedic.kube.cpu import in_thread
 from kvmedic.kube.errors import Call, Conflict
@@ -58,8 +58,8 @@ from kvmedic.verdict.baseline import judged_part, pressured_replicas
 def with_switch(found: Survey, resource: Resource, policy: Policy, now: datetime) -> Survey:
     """Return the survey with the switch of runbooks that it amounts to; the second one has no plan.
 
-    Where both runbooks changed a pod template in vain, each would take it from the other for ever. A trial is
-    never in the way, as it changes nothing.
+    Where both runbooks changed a pod template and it did not help, each would take it from the other for
+    ever. A trial is never in the way, as it changes nothing.
     """
     if Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks:
         return found
@@ -72,7 +72,7 @@ def with_switch(found: Survey, resource: Resource, policy: Policy, now: datetime
     back = _switch_taken_back(switch, record)
     if back is None or found.plan is None or isinstance(found.plan.steps[0], OnTrial):
         return replace(found, switch=switch)
-    return replace(found, plan=None, obstacle=_twice(switch, back, found.plan), switch=switch)
+    return replace(found, plan=None, blocked=_twice(switch, back, found.plan), switch=switch)
 
 
 _Way: TypeAlias = tuple[str, str, Reason, str]
@@ -140,39 +140,42 @@ def _twice(switch: RunbookSwitch, back: RunbookSwitch, plan: Plan) -> Blocked:
     return Blocked(Reason.RUNBOOK_SWITCHED_TWICE, text)
 
 
-async def survey(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
+async def survey(resource: Resource, policy: Policy, view: View, inputs: SurveyInput) -> Survey:
     """Return what a look at the target finds; the plan is made, never carried out.
 
-    A glance at the triggers comes first: most of what a source computes for a whole look is
+    A quick look at the triggers comes first: most of what a source computes for a whole look is
     histograms, and a calm fleet needs none of them. What is decided on more is read from the API server.
 
     Raises:
         Conflict: the target went while it was looked at.
     """
-    glanced = await _glance(resource, policy, view, senses)
-    if glanced is not None and due_in(glanced, resource, policy, senses.now or glanced.burn.at) is None:
-        return with_shown_plan(glanced, resource, policy)
-    if senses.target is not None:
-        seen = await senses.target.look(resource.namespace, policy)
+    quick_survey = await _quick_look(resource, policy, view, inputs)
+    if (
+        quick_survey is not None
+        and due_in(quick_survey, resource, policy, inputs.now or quick_survey.burn.at) is None
+    ):
+        return with_shown_plan(quick_survey, resource, policy)
+    if inputs.target is not None:
+        seen = await inputs.target.look(resource.namespace, policy)
         if seen is None:
             target = Ref(WORKLOADS[policy.target.kind], resource.namespace, policy.target.name)
             raise Conflict(Call("get", target.path), 404, "it is gone")
         view = seen
-    return await examine(resource, policy, view, senses)
+    return await examine(resource, policy, view, inputs)
 
 
-async def examine(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey:
+async def examine(resource: Resource, policy: Policy, view: View, inputs: SurveyInput) -> Survey:
     """Return what a whole look at the target finds, however calm it is."""
     history = resource.record.history if resource.record else ()
-    evidence = await gather(policy, resource.namespace, view, senses, history)
-    evidence = await _with_probation(evidence, resource, policy, view, senses)
-    evidence = await _with_what_engines_tell(evidence, resource, policy, view, senses)
+    evidence = await gather(policy, resource.namespace, view, inputs, history)
+    evidence = await _with_probation(evidence, resource, policy, view, inputs)
+    evidence = await _with_engine_reports(evidence, resource, policy, view, inputs)
     runbook, diagnosis = judge_runbooks(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
-    now = senses.now or found.burn.at
+    now = inputs.now or found.burn.at
     held = due_in(found, resource, policy, now)
     if _asks_for_a_change(diagnosis) or held is not None:
-        told = await ask_versions(resource.namespace, view, senses.metrics)
+        told = await ask_versions(resource.namespace, view, inputs.metrics)
         await in_thread(engine_of, view, policy, told)  # the view keeps what it read
         found = replace(found, evidence=replace(evidence, versions=told))
     if held is not None:
@@ -192,41 +195,41 @@ def switch_where_untriable(found: Survey, resource: Resource, policy: Policy, no
 
 
 async def _with_probation(
-    evidence: Evidence, resource: Resource, policy: Policy, view: View, senses: Senses
+    evidence: Evidence, resource: Resource, policy: Policy, view: View, inputs: SurveyInput
 ) -> Evidence:
     """Return evidence with how the fleet fares under a cap of ours that is on probation, if one is."""
     cap = resource.record.sized if resource.record else None
-    now = senses.now or evidence.burn.at
+    now = inputs.now or evidence.burn.at
     if cap is None or not is_on_probation(cap, view.fleet.revision, evidence.peaks, now):
         return evidence
     pods = expected_pods(view)
-    hour = await senses.metrics.look(policy.source, pods, resource.namespace, PROBATION_LOOK)
+    hour = await inputs.metrics.look(policy.source, pods, resource.namespace, PROBATION_LOOK)
     judged, _ = judged_part(pods, hour, 0)
     return replace(evidence, probation=Probation(cap, judged, policy.objectives))
 
 
-async def _with_what_engines_tell(
-    evidence: Evidence, resource: Resource, policy: Policy, view: View, senses: Senses
+async def _with_engine_reports(
+    evidence: Evidence, resource: Resource, policy: Policy, view: View, inputs: SurveyInput
 ) -> Evidence:
     """Return evidence in which settings, logs and drivers tell what no series does, as far as they may."""
     workload = engine_of(view, policy)
     if not isinstance(workload, Workload):
         return evidence
     if silent := silent_on_pools(evidence, view):
-        evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, senses.logs)
+        evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, inputs.logs)
     method = _compression(workload, resource, policy, evidence.burn)
     if asked := silent_on_methods(method, policy, evidence, view):
-        evidence = await with_starts(evidence, resource.namespace, asked, workload, senses.logs)
+        evidence = await with_starts(evidence, resource.namespace, asked, workload, inputs.logs)
         method = _compression(workload, resource, policy, evidence.burn, phrases(evidence.started))
     evicts = eviction_of(workload, phrases(evidence.started)) or (eviction_by(method) if method else None)
     method = _with_baseline(method, resource, policy, view)
     evidence = replace(evidence, evicts=evicts, compression=method)
-    after = await _after_the_method(workload, evidence, resource, policy, senses)
+    after = await _after_the_method(workload, evidence, resource, policy, inputs)
     evidence = replace(evidence, fix=after.move, failed_fixes=after.failed)
     if calm(policy, evidence) is not None:
         return evidence
     told = await with_drivers(
-        evidence.vitals, resource.namespace, expected_pods(view), workload, senses.drivers
+        evidence.vitals, resource.namespace, expected_pods(view), workload, inputs.drivers
     )
     return replace(evidence, vitals=told)
 
@@ -243,7 +246,7 @@ def _with_evidence_of_ours(policy: Policy) -> CompressionPolicy:
 
 
 async def _after_the_method(
-    workload: Workload, evidence: Evidence, resource: Resource, policy: Policy, senses: Senses
+    workload: Workload, evidence: Evidence, resource: Resource, policy: Policy, inputs: SurveyInput
 ) -> Next:
     """Return what comes after a method that saved nothing; the team's evaluation is looked at only then."""
     record, method = resource.record or Record(), evidence.compression
@@ -251,7 +254,7 @@ async def _after_the_method(
     if not is_asked or not fixes_behind_gate(policy.compression, record.turned_off, method):
         return Next(None, ())
     gate = policy.compression.gate
-    found = await senses.evaluations.evaluation_digest(resource.namespace, gate.cron_job) if gate else None
+    found = await inputs.evaluations.evaluation_digest(resource.namespace, gate.cron_job) if gate else None
     return next_fix(
         Case(
             workload=workload,
@@ -272,40 +275,40 @@ def _asks_for_a_change(diagnosis: Diagnosis) -> bool:
     return isinstance(diagnosis, Diagnosed) and diagnosis.branch.then is not None
 
 
-async def _glance(resource: Resource, policy: Policy, view: View, senses: Senses) -> Survey | None:
+async def _quick_look(resource: Resource, policy: Policy, view: View, inputs: SurveyInput) -> Survey | None:
     """Return the survey where the first branches of each runbook decide, or None where more is needed.
 
     A runbook's first branches tell a calm fleet from any other, or say what they cannot see; either way no
-    later branch is asked, so that a whole look would find the same. Whoever is calm now has not been in
+    later branch is asked, so that a whole look would find the same. A fleet that is calm now has not been in
     trouble for long: what is held is the least of a while, so that only others are asked about that while.
     """
-    now = await _glance_over(timedelta(0), resource, policy, view, senses)
+    now = await _quick_look_over(timedelta(0), resource, policy, view, inputs)
     is_calm = now is not None and isinstance(now.diagnosis, Diagnosed)
     if is_calm or not policy.windows.hold:
         return now
-    return await _glance_over(policy.windows.hold, resource, policy, view, senses)
+    return await _quick_look_over(policy.windows.hold, resource, policy, view, inputs)
 
 
-async def _glance_over(
-    hold: timedelta, resource: Resource, policy: Policy, view: View, senses: Senses
+async def _quick_look_over(
+    hold: timedelta, resource: Resource, policy: Policy, view: View, inputs: SurveyInput
 ) -> Survey | None:
     """Return the same for trouble that lasts for some time."""
-    wanted = unproved_revision(resource, policy, view, senses.now) | signals_of(policy.objectives)
-    look = Look(policy.windows.trigger, hold, glance_signals(policy.runbooks) | wanted)
+    desired = unproved_revision(resource, policy, view, inputs.now) | signals_of(policy.objectives)
+    look = Look(policy.windows.trigger, hold, quick_look_signals(policy.runbooks) | desired)
     pods, namespace = expected_pods(view), resource.namespace
-    seen = await senses.metrics.look(policy.source, pods, namespace, look)
+    seen = await inputs.metrics.look(policy.source, pods, namespace, look)
     workload = engine_of(view, policy)
     method = _compression(workload, resource, policy, seen) if isinstance(workload, Workload) else None
     if method is not None and Runbook.COMPRESSION_WITHOUT_SAVINGS in policy.runbooks:
-        wanted |= glance_signals(policy.runbooks, compresses=True)
-        seen = await senses.metrics.look(policy.source, pods, namespace, replace(look, signals=wanted))
+        desired |= quick_look_signals(policy.runbooks, compresses=True)
+        seen = await inputs.metrics.look(policy.source, pods, namespace, replace(look, signals=desired))
     turned_off = resource.record.turned_off if resource.record else None
     if fixes_behind_gate(policy.compression, turned_off, method):
         return None
-    vitals = await vitals_of(seen, resource.namespace, view, senses.logs, {})
+    vitals = await vitals_of(seen, resource.namespace, view, inputs.logs, {})
     method = _with_baseline(method, resource, policy, view)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
-    evidence = judgeable(evidence, pods, senses.now)
+    evidence = judgeable(evidence, pods, inputs.now)
     found = calm(policy, evidence)
     if found is None:
         return None
@@ -313,7 +316,7 @@ async def _glance_over(
     return Survey(view, evidence, diagnosis, runbook, None, None)
 
 
-def glance_signals(runbooks: Sequence[Runbook], *, compresses: bool = False) -> frozenset[Signal]:
+def quick_look_signals(runbooks: Sequence[Runbook], *, compresses: bool = False) -> frozenset[Signal]:
     """Return what the first branches of some runbooks look at.
 
     Of a fleet on which nothing compresses the KV cache, the runbook about that asks no figure.

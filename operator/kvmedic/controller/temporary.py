@@ -4,7 +4,7 @@ Shares of the devices' memory that were too much, as surveys and runs come upon 
 
 What becomes of the copy of a ConfigMap in one tick of a run, and after it.
 
-The copy is named in the run's record before it is made, so whoever reads the record after a crash
+The copy is named in the run's record before it is made, so a process that reads the record after a crash
 knows of it. It is removed only once nothing refers to it: a ReplicaSet that is kept for
 `kubectl rollout undo` would give replicas that cannot start.
 """
@@ -24,9 +24,15 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run, StepState
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConfigCopy, Record, TemporaryChange
-from kvmedic.record.runs import with_outgrown
+from kvmedic.record.runs import with_oom_share
 from kvmedic.record.surveys import REFRESH
-from kvmedic.rollout.config_copy import SourceState, await_config_map, copying_move, hindrance, needs_source
+from kvmedic.rollout.config_copy import (
+    SourceState,
+    await_config_map,
+    copying_move,
+    find_copy_blocker,
+    needs_source,
+)
 from kvmedic.rollout.decide import Decision, Direction, Walk, Watch
 from kvmedic.rollout.drift import Standing
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, Wait
@@ -84,7 +90,7 @@ def why_not_restored(record: Record, policy: Policy) -> Blocked | None:
 def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:
     """Return the record with the share at which a replica ran out of its GPU's memory, where one just did.
 
-    Written down with the diagnosis, in every mode: whoever lowers the share, it is not raised to there again.
+    Written down with the diagnosis, in every mode: a share that people lower is not raised to there again.
     """
     if isinstance(found.diagnosis, Inconclusive) or found.diagnosis.reason is not Reason.CUDA_OUT_OF_MEMORY:
         return record
@@ -92,7 +98,7 @@ def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetim
     share = memory_share(workload) if isinstance(workload, Workload) else None
     if share is None or share.ratio is None or share.fixed_by or share.unread:
         return record
-    return with_outgrown(record, share.ratio, found.view.template, now)
+    return with_oom_share(record, share.ratio, found.view.template, now)
 
 
 FORWARD = frozenset({StepState.PENDING, StepState.ROLLING_OUT, StepState.VERIFYING})
@@ -115,7 +121,7 @@ def overtaken(tick: Tick, stands: Standing) -> Standing:
 def unavailable(tick: Tick) -> Blocked | None:
     """Return why nothing can be built on the ConfigMap now; None where there is none, or it is as planned."""
     file = tick.run.current.step.file_of
-    text = hindrance(file, tick.files) if file and tick.files else ""
+    text = find_copy_blocker(file, tick.files) if file and tick.files else ""
     return Blocked(Reason.CONFIG_MAP_UNAVAILABLE, text) if text else None
 
 
@@ -139,7 +145,7 @@ async def held_back(tick: Tick, fleet: Fleet, move: Move) -> Move:
     return await_config_map(file, tick.files) if isinstance(rest, Wait) else rest
 
 
-async def swept(record: Record, run: Run | None, fleet: Fleet | None, ports: Ports) -> Record:
+async def delete_unused_copies(record: Record, run: Run | None, fleet: Fleet | None, ports: Ports) -> Record:
     """Return the record without those copies that nothing refers to any more; they are removed.
 
     Args:
@@ -152,5 +158,5 @@ async def swept(record: Record, run: Run | None, fleet: Fleet | None, ports: Por
     made = (ConfigCopy(file.copy, s.after_template) for s in steps if (file := s.file_of))
     copies = tuple(dict.fromkeys((*record.copies, *made)))
     if copies and fleet is not None and ports.leader.is_held():
-        copies = await ports.copies.sweep(fleet, copies)
+        copies = await ports.copies.delete_unused(fleet, copies)
     return record if copies == record.copies else replace(record, copies=copies)

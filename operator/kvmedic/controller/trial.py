@@ -98,10 +98,10 @@ async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
 async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
     """Return a survey that knows whether its trial could be made, where its plan is one.
 
-    An obstacle that was found before stays.
+    A blocker that was found before stays.
     """
     step = found.plan.steps[0] if found.plan else None
-    if not isinstance(step, OnTrial) or found.obstacle is not None:
+    if not isinstance(step, OnTrial) or found.blocked is not None:
         return found
     why = ports.trials.forbidden() or _why_no_job(step, ports)
     if not why:
@@ -111,7 +111,7 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
         workload = engine_of(found.view, resource.policy) if resource.policy else None
         if isinstance(workload, Workload):
             why = why or remote_cache_in_file(workload.file, workload.engine.profile)
-    return replace(found, obstacle=Blocked(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
+    return replace(found, blocked=Blocked(Reason.TRIAL_IMPOSSIBLE, why)) if why else found
 
 
 def _why_no_job(step: OnTrial, ports: Ports) -> str:
@@ -160,7 +160,7 @@ def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
             return replace(tick, record=with_score(tick.record, scored))
         case TrialStep():
             beside = step.template if step.without else ""
-            answer = Answer(step.question, step.told_of, message, tick.now, generation, beside=beside)
+            answer = Answer(step.question, step.answer_template, message, tick.now, generation, beside=beside)
             return replace(tick, record=with_answer(tick.record, answer))
         case _:
             assert_never(step)
@@ -174,14 +174,14 @@ async def delete_trial(tick: Tick) -> bool:
     step = tick.run.current.step
     if not isinstance(step, OnTrial):
         return True
-    jobs = await tick.ports.evaluations.sweep(tick.resource.namespace, tick.resource.uid)
+    jobs = await tick.ports.evaluations.delete_evaluations(tick.resource.namespace, tick.resource.uid)
     try:
         pod = await tick.ports.trials.look(trial_of(tick, step), _target(tick, step))
     except Conflict:
         pod = None
     if pod is not None:
         tick.ports.probes.forget(pod)
-    pods = await tick.ports.trials.sweep(tick.resource.namespace, tick.resource.uid)
+    pods = await tick.ports.trials.delete_trials(tick.resource.namespace, tick.resource.uid)
     return not (jobs or pods)
 
 

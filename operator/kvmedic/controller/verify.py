@@ -96,7 +96,7 @@ async def verdict_input(tick: Tick, view: View, pods: tuple[Pod, ...], looked: O
     ends = await tick.ports.target.last_ends(namespace, ended, run.started_at) if ended else {}
     restarts = count_new_ends(tick, pods, ends)
     devices = {} if restarts else await metrics.devices(policy.source, pods, namespace, LATELY)
-    is_first = run.goal is Goal.STEADINESS and run.in_rotation == 0
+    is_first = run.goal is Goal.STAYS_UP and run.in_rotation == 0
     return VerdictInput(
         before=_comparable_baseline(run, pods, looked),
         looked=looked,
@@ -141,14 +141,14 @@ def count_new_ends(tick: Tick, pods: tuple[Pod, ...], ends: Mapping[str, EngineE
     None do where engines ended as often before; a change that is to keep engines up must end that, too.
     """
     settled_at = tick.run.current.settled_at or tick.now
-    if tick.run.goal is not Goal.STEADINESS and ended_as_before(pods, ends, tick.run.baseline, tick.now):
+    if tick.run.goal is not Goal.STAYS_UP and ended_as_before(pods, ends, tick.run.baseline, tick.now):
         return 0
     return count_ends_against(pods, ends, window_began_at(pods, settled_at))
 
 
 def part_to_judge(run: Run, pods: Sequence[Pod], looked: Observation) -> tuple[Observation, str]:
     """Return the look at those replicas that a run's change is judged on, and who is left out."""
-    if run.goal is Goal.STEADINESS:
+    if run.goal is Goal.STAYS_UP:
         return looked, ""
     added = max(0, run.current.step.most_replicas - run.replicas)
     newest = sorted(pods, key=newest_first)[:added]
@@ -158,7 +158,7 @@ def part_to_judge(run: Run, pods: Sequence[Pod], looked: Observation) -> tuple[O
 def _comparable_baseline(run: Run, pods: Sequence[Pod], looked: Observation) -> Baseline | None:
     """Return the figures of before, of as large a part of the fleet's load as is judged now.
 
-    Another number of replicas is judged by the sums of the whole fleet. Whoever takes requests and says
+    Another number of replicas is judged by the sums of the whole fleet. One that takes requests and says
     nothing is missing in such a sum, before or now.
     """
     before, serving = run.baseline, sum(pod.ready for pod in pods)

@@ -26,7 +26,7 @@ from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
 from kvmedic.rollout.preconditions import (
     WRITTEN,
     Neighbours,
-    hindrances,
+    find_blockers,
     owner_rollout_refusal,
     refusals,
     remarks,
@@ -202,7 +202,7 @@ def checks_of(
     begins = replace(view.fleet, owner=None) if written else view.fleet
     why = [Blocked(each.reason, each.message) for each in refusals(begins)]
     if isinstance(neighbours, Neighbours):
-        why += hindrances(neighbours, view.fleet)
+        why += find_blockers(neighbours, view.fleet)
     found += [failure(each, names) for each in why if not _follows(each, view.fleet)]
     told = {each.name for each in found}
     usual = (*_usual_checks(view, policy), *_neighbour_checks(neighbours))
@@ -364,9 +364,9 @@ def _usual_checks(view: View, policy: Policy) -> Iterator[Check]:
     owner = fleet.owner.name if fleet.owner else "nobody else"
     given = "gives way (spec.ownership: Apply)" if fleet.owner else "is known to apply the pod template"
     yield Check(Topic.OWNER, Result.PASS, f"{owner} {given}")
-    ready, wanted = fleet.ready, fleet.replicas
-    numbers = {"ready": ready, "replicas": wanted}
-    yield Check(Topic.REPLICAS, Result.PASS, f"{ready} of {wanted} replicas are Ready", figures=numbers)
+    ready, desired = fleet.ready, fleet.replicas
+    numbers = {"ready": ready, "replicas": desired}
+    yield Check(Topic.REPLICAS, Result.PASS, f"{ready} of {desired} replicas are Ready", figures=numbers)
     yield Check(Topic.ROLLOUT, Result.PASS, "the rollout is at rest, and no other run has claimed it")
     yield _start(fleet, policy)
     yield _port(fleet)

@@ -170,8 +170,8 @@ class Documents:
 
 def _is_of(body: JsonObject, resource: Resource) -> bool:
     """Return whether a body is of a kind, in any version of its group: they are the same object."""
-    group, wanted = (_group(text) for text in (str(body.get("apiVersion", "")), resource.group_version))
-    return group == wanted and plural_of(str(body.get("kind", ""))) == resource.plural
+    group, desired = (_group(text) for text in (str(body.get("apiVersion", "")), resource.group_version))
+    return group == desired and plural_of(str(body.get("kind", ""))) == resource.plural
 
 
 def _group(version: str) -> str:

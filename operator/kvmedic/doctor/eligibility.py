@@ -56,7 +56,7 @@ class Around(Protocol):
     """What is around a target."""
 
     async def with_drain(self, view: View, policy: Policy) -> View:
-        """Return a target with all that draining depends on, where only a glance was taken."""
+        """Return a target with all that draining depends on, where only a quick look was taken."""
 
     async def room_around(self, view: View) -> Finding:
         """Return whether one pod more of the target finds a place now."""
@@ -108,7 +108,7 @@ class Examiner:
         if last is None or last.generations != (resource.generation, view.fleet.generation):
             return True
         is_fresh = timedelta(0) <= now - last.at < last.again_after
-        return not is_fresh or not _is_told(resource.record, last.claim)
+        return not is_fresh or not _is_recorded(resource.record, last.claim)
 
     async def examine(
         self,
@@ -121,7 +121,7 @@ class Examiner:
 
         Args:
             resource: which has a policy.
-            view: its target, at a glance or as a whole.
+            view: its target, by a quick look or as a whole.
             diagnosis: of this look.
             now: the time.
         """
@@ -178,7 +178,7 @@ class Examiner:
         self._visits.pop(uid, None)
 
 
-def _is_told(record: Record | None, claim: Claim | None) -> bool:
+def _is_recorded(record: Record | None, claim: Claim | None) -> bool:
     """Return whether a record says what an examination came to: a write may have failed since."""
     told = record.condition(ConditionType.ELIGIBLE) if record else None
     return claim is None or (told is not None and (told.status, told.reason) == (claim.status, claim.reason))

@@ -168,8 +168,8 @@ def _as_written(check: Check) -> Check:
     """Return a check of documents without pods: that replicas are Ready was taken for granted there."""
     if check.name is not Topic.REPLICAS or check.result is not Result.PASS:
         return check
-    wanted = check.figures["replicas"]
-    asked = "1 replica is" if wanted == 1 else f"{wanted:g} replicas are"
+    desired = check.figures["replicas"]
+    asked = "1 replica is" if desired == 1 else f"{desired:g} replicas are"
     text = f"{asked} asked for; a file does not show how many are Ready"
     return replace(check, saw=text, figures={**check.figures, "ready": None})
 

@@ -44,7 +44,7 @@ def fitting_target(view: View, target: TargetRef) -> TargetRef:
         named
         for profile in ENGINES
         for name in names
-        if _is_told(view, named := replace(target, container=name, engine=profile.name))
+        if _sets_knob(view, named := replace(target, container=name, engine=profile.name))
     ]
     return fitting[0] if len(fitting) == 1 else target
 
@@ -52,7 +52,7 @@ def fitting_target(view: View, target: TargetRef) -> TargetRef:
 def fitting_policy(view: View, policy: Policy) -> Policy:
     """Return what the resource of a target should say: the reference to it, and what its owner is asked.
 
-    A Helm release does nothing until a person upgrades it, so it is asked to give way; whoever applies the
+    A Helm release does nothing until a person upgrades it, so it is asked to give way; who applies the
     file says so with it. Of any other owner only a person knows whether it leaves a run's fields alone.
     """
     owner = view.fleet.owner
@@ -60,7 +60,7 @@ def fitting_policy(view: View, policy: Policy) -> Policy:
     return replace(policy, target=fitting_target(view, policy.target), ownership=ownership)
 
 
-def _is_told(view: View, target: TargetRef) -> bool:
+def _sets_knob(view: View, target: TargetRef) -> bool:
     """Return whether a container's arguments set a knob of the engine that a reference names."""
     found = view.workload(target)
     return isinstance(found, Workload) and bool(found.flags.values())

@@ -43,10 +43,10 @@ def find_targets(documents: Sequence[JsonObject]) -> tuple[str, ...]:
     """
     others = {id(each) for each, _ in _others(documents)}
     found = (each for each in documents if each.get("kind") in WORKLOADS and id(each) not in others)
-    named = (each for each in found if starts_engine(each) or _is_told(documents, each))
+    named = (each for each in found if starts_engine(each) or _is_recognisable(documents, each))
     if seen := tuple(place_of(each["kind"], name_of(each)) for each in named):
         return seen
-    if left := tuple(tell_unchanged(documents)):
+    if left := tuple(report_unchanged(documents)):
         raise NoTargetError("; ".join(left), is_known=True)
     workloads = _choose_from(documents)
     places = tuple(place_of(each["kind"], name_of(each)) for each in workloads)
@@ -60,13 +60,13 @@ def find_targets(documents: Sequence[JsonObject]) -> tuple[str, ...]:
             "it has no Kubernetes object: each needs apiVersion, kind and metadata.name. Of a chart's values "
             "or a Kustomization give what is rendered: helm template, kubectl kustomize"
         )
-    raise NoTargetError(f"no workload starts a known engine: {_tell_what_is_there(documents)}")
+    raise NoTargetError(f"no workload starts a known engine: {_message_of_objects(documents)}")
 
 
 _MOST_NAMED = 3
 
 
-def _tell_what_is_there(documents: Sequence[JsonObject]) -> str:
+def _message_of_objects(documents: Sequence[JsonObject]) -> str:
     """Return which objects documents without a workload have, and where their workloads are to be seen."""
     who = [f"{each.get('kind')}/{name_of(each)}" for each in documents]
     more = f" and {len(who) - _MOST_NAMED} more" if len(who) > _MOST_NAMED else ""
@@ -76,7 +76,7 @@ def _tell_what_is_there(documents: Sequence[JsonObject]) -> str:
     )
 
 
-def _is_told(documents: Sequence[JsonObject], workload: JsonObject) -> bool:
+def _is_recognisable(documents: Sequence[JsonObject], workload: JsonObject) -> bool:
     """Return whether arguments tell what an image starts, so that `kvmedic init` names the engine."""
     known = {flag.name for profile in ENGINES for flag in profile.flags}
     given = (
@@ -109,7 +109,7 @@ def _choose_from(documents: Sequence[JsonObject]) -> list[JsonObject]:
     return found
 
 
-def tell_unchanged(documents: Iterable[JsonObject]) -> Iterator[str]:
+def report_unchanged(documents: Iterable[JsonObject]) -> Iterator[str]:
     """Yield, of each object that starts an engine and is not changed, who starts it and where flags are set.
 
     What a controller made of another object is left out: that object counts.
@@ -120,14 +120,14 @@ def tell_unchanged(documents: Iterable[JsonObject]) -> Iterator[str]:
         who = f"{each.get('kind')}/{name_of(each)}"
         containers = _containers_in(each)
         if names := _name_engines(containers):
-            yield f"{CHANGED}, not {who}, whose {_tell_where_to_set(names)}{_where_rendered(each)}"
-        elif other := _tell_other_engine(who, (one.data for one in containers)):
+            yield f"{CHANGED}, not {who}, whose {_message_where_to_set(names)}{_where_rendered(each)}"
+        elif other := _other_engine_message(who, (one.data for one in containers)):
             yield other
         elif places := tuple(places_of_flags(each)):
             yield f"{CHANGED}, not {who}: {places[0]}{_where_rendered(each)}"
 
 
-def _tell_where_to_set(names: Sequence[str]) -> str:
+def _message_where_to_set(names: Sequence[str]) -> str:
     """Return which containers start an engine, and the command that sets their flags in the manifest."""
     typed = "set its flags in the manifest: kvmedic flags set max_num_seqs=N -f FILE"
     if len(names) == 1:
@@ -143,7 +143,7 @@ def _where_rendered(document: JsonObject) -> str:
     return "; in a cluster look at the workload that it renders: kvmedic doctor deploy/NAME -n NAMESPACE"
 
 
-def tell_others(documents: Iterable[JsonObject]) -> Iterator[str]:
+def report_others(documents: Iterable[JsonObject]) -> Iterator[str]:
     """Yield, of each workload that starts an engine of which no flag is known, its name and that engine's."""
     yield from (told for _, told in _others(documents))
 
@@ -153,11 +153,11 @@ def _others(documents: Iterable[JsonObject]) -> Iterator[tuple[JsonObject, str]]
         if each.get("kind") not in WORKLOADS or starts_engine(each):
             continue
         who = f"{each['kind']}/{name_of(each)}"
-        if told := _tell_other_engine(who, template_containers(pod_template(each))):
+        if told := _other_engine_message(who, template_containers(pod_template(each))):
             yield each, told
 
 
-def _tell_other_engine(who: str, containers: Iterable[Mapping[str, object]]) -> str:
+def _other_engine_message(who: str, containers: Iterable[Mapping[str, object]]) -> str:
     """Return which engine of unknown flags the first container starts that starts one; empty: none does."""
     seen = (
         (str(each.get("name")), profile, invocation_of(each, profile))

@@ -131,7 +131,7 @@ class Mixed:
     why: str
 
 
-Told: TypeAlias = Agreed | Silent | Unclear | Mixed
+ReportedVersion: TypeAlias = Agreed | Silent | Unclear | Mixed
 
 _UNTOLD = {
     Absence.SOURCE_UNAVAILABLE: "did not answer",
@@ -155,7 +155,7 @@ def witnesses(pods: Iterable[Pod], revision: str) -> tuple[Pod, ...]:
     return tuple({pod.uid: pod for pod in ends}.values())
 
 
-def told_of(told: Sequence[Witness], profile: EngineProfile) -> Told:
+def reported_version(told: Sequence[Witness], profile: EngineProfile) -> ReportedVersion:
     """Return the version that a fleet runs, as far as its replicas tell it."""
     said: dict[Version, list[str]] = {}
     for one in told:

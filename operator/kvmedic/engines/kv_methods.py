@@ -156,10 +156,10 @@ def method_named(name: str) -> Method | None:
 
     None where none has it.
     """
-    wanted = name.lower()
-    named = next((each for each in METHODS if each.name.lower() == wanted), None)
-    types = (each for each in METHODS if each.cache_dtypes and wanted.startswith(each.cache_dtypes))
-    return named or (next(types, None) if wanted else None)
+    desired = name.lower()
+    named = next((each for each in METHODS if each.name.lower() == desired), None)
+    types = (each for each in METHODS if each.cache_dtypes and desired.startswith(each.cache_dtypes))
+    return named or (next(types, None) if desired else None)
 
 
 OWN_TYPES = frozenset({"auto", "float16", "bfloat16", "float32", "half"})

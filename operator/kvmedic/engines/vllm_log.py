@@ -26,7 +26,7 @@ POOL_LINES = LogForms(
 name on V0 (`# cuda blocks: …`, `executor_base.py`); `GPU KV cache size: 1,234 tokens` on V1 from 0.8.0, from
 0.30 with `CPU`, `XPU` or `GPU + host` before it (`v1/core/kv_cache_utils.py`).
 A number has 18 digits at most, as any that a device has room for, and words are bounded too, lest a search
-take the square of a line's length: whoever writes a log writes what suits a pattern worst.
+take the square of a line's length: anyone who writes a log can write what suits a pattern worst.
 After `Application startup complete` requests are taken; where that was rotated away, statistics, requests and
 the access log show that they were."""
 

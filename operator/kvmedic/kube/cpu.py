@@ -1,6 +1,6 @@
 """What tenants write is read in threads, and the CPU that a look takes is counted wherever it is taken.
 
-Whoever writes a Deployment, a page or a log writes text that is read here: the loop goes on meanwhile, and
+Anyone who writes a Deployment, a page or a log writes text that is read here: the loop goes on meanwhile, and
 the look pays for it. Each reader bounds its own text.
 
 What is so short that it is read on the loop, with what the worst text of the largest size that was found cost

@@ -64,7 +64,7 @@ class Unavailable(ApiError):  # noqa: N818 - the name says what to do
 
 
 class WebhookSilent(Unavailable):
-    """An admission webhook did not answer in time, so nothing was stored: whoever runs it should look."""
+    """An admission webhook did not answer in time, so nothing was stored: its owner should look."""
 
 
 class Expired(Unavailable):

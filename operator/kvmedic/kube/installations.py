@@ -2,7 +2,7 @@
 
 An installation is a release in a namespace, with all of its processes and shards. It says what it looks
 after by Leases named `kvmedic-serves`: one in each namespace that it watches, or one in its own for all.
-Such a Lease names the installation, not a process, and is renewed by whoever of it comes first.
+Such a Lease names the installation, not a process, and is renewed by the first process that comes.
 
 * Who comes anew *asks*: it writes its name without `acquireTime`, and looks once more. It *holds* only where
   nobody else asks or holds. Of two that ask at once at most one sees nobody, so never both go on.

@@ -118,10 +118,10 @@ def find_context(kubeconfig: str, name: str) -> Context:
     context = contexts[current].get("context")
     context = context if isinstance(context, Mapping) else {}
     for key, kind in (("cluster", "clusters"), ("user", "users")):
-        wanted = context.get(key)
-        if (wanted or key == "cluster") and str(wanted) not in _entries_by_name(bodies, kind):
+        desired = context.get(key)
+        if (desired or key == "cluster") and str(desired) not in _entries_by_name(bodies, kind):
             raise NoCluster(
-                f"no cluster: context {current} of {kubeconfig} names the {key} {wanted}, which is not in it"
+                f"no cluster: context {current} of {kubeconfig} names the {key} {desired}, which is not in it"
             )
     return Context(current, str(context.get("namespace") or DEFAULT_NAMESPACE))
 

@@ -137,7 +137,7 @@ class Leadership:
             problem = f"no answer within {self._times.attempt_seconds:g} s"
         except ApiError as error:
             problem, self._is_over = str(error), isinstance(error, NamespaceEnds)
-        self._tell(held, problem)
+        self._log_change(held, problem)
 
     async def _renew_or_apply(self) -> None:
         """Renew the Lease as we wrote it last; where somebody wrote it since, start from nothing."""
@@ -203,7 +203,7 @@ class Leadership:
             async with asyncio.timeout(self._times.attempt_seconds):
                 await self._client.put(self._ref, {**own, "spec": spec})
 
-    def _tell(self, held: bool, problem: str) -> None:  # noqa: FBT001 - what was, not how
+    def _log_change(self, held: bool, problem: str) -> None:  # noqa: FBT001 - what was, not how
         """Log what differs from before."""
         if held != self.is_held():
             LOG.info("lease=%s identity=%s held=%s", self._ref.path, self._identity, self.is_held())

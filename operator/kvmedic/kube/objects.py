@@ -239,9 +239,9 @@ def _terms_of(selector: str) -> tuple[tuple[str, frozenset[str] | None, bool], .
 
 
 def _holds_term(term: tuple[str, frozenset[str] | None, bool], labels: Mapping[str, str]) -> bool:
-    key, values, wanted = term
+    key, values, desired = term
     holds = key in labels if values is None else labels.get(key) in values
-    return holds is wanted
+    return holds is desired
 
 
 def has_fields(selector: str, body: Mapping[str, Any]) -> bool:
@@ -254,32 +254,32 @@ def _field_terms(selector: str) -> tuple[tuple[Sequence[str], str, bool], ...]:
     """Return each term of a field selector: its path, its value, and whether that is what it must not be."""
     terms = (term.partition("=") for term in selector.split(",") if term)
     return tuple(
-        (path.removesuffix("!").split("."), wanted.removeprefix("="), path.endswith("!"))
-        for path, _, wanted in terms
+        (path.removesuffix("!").split("."), value.removeprefix("="), path.endswith("!"))
+        for path, _, value in terms
     )
 
 
-def _has_field(body: Mapping[str, Any], path: Sequence[str], wanted: str, differs: bool) -> bool:  # noqa: FBT001 - a term's own sign
+def _has_field(body: Mapping[str, Any], path: Sequence[str], value: str, differs: bool) -> bool:  # noqa: FBT001 - a term's own sign
     found: Any = body
     for name in path:
         found = found.get(name, "") if isinstance(found, Mapping) else ""
-    return (str(found) == wanted) is not differs
+    return (str(found) == value) is not differs
 
 
 DEPTH_OF_PLACES = 4
 """`spec.template.metadata.annotations.KEY` names who altered it; containers are told as a list."""
 
 
-def different_places(wanted: object, seen: object, place: str) -> tuple[str, ...]:
+def different_places(desired: object, seen: object, place: str) -> tuple[str, ...]:
     """Return the paths at which two templates differ, three levels deep at the most; never a value."""
-    if wanted == seen:
+    if desired == seen:
         return ()
     deep = place.count(".") >= DEPTH_OF_PLACES
-    if deep or not isinstance(wanted, Mapping) or not isinstance(seen, Mapping):
+    if deep or not isinstance(desired, Mapping) or not isinstance(seen, Mapping):
         return (place,)
-    keys = sorted({*wanted, *seen})
+    keys = sorted({*desired, *seen})
     return tuple(
-        found for key in keys for found in different_places(wanted.get(key), seen.get(key), f"{place}.{key}")
+        found for key in keys for found in different_places(desired.get(key), seen.get(key), f"{place}.{key}")
     )
 
 

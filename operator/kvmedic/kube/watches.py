@@ -54,7 +54,7 @@ WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 FORBIDDEN_WAIT = 300.0
 """Seconds before a kind that we may not watch, or that the cluster lacks, is tried again."""
 LOOK_SECONDS = 0.1
-"""Between two looks whether the watches are wanted."""
+"""Between two looks whether the watches are needed."""
 AT_A_TIME = 100
 """Objects that are read before others get their turn."""
 _NUMBERS = count(1)
@@ -64,7 +64,7 @@ MODIFIED, DELETED, BOOKMARK = "MODIFIED", "DELETED", "BOOKMARK"
 
 Trim: TypeAlias = Callable[[JsonObject], JsonObject]
 """Returns an object without what nobody reads."""
-Told: TypeAlias = Callable[[str, JsonObject], None]
+Listener: TypeAlias = Callable[[str, JsonObject], None]
 """Is told of each object that changed: the event's type and the object; a list's are `MODIFIED`."""
 
 
@@ -181,7 +181,7 @@ class Watches:
     """Where; empty: everywhere."""
     holds: Callable[[str], bool] = anywhere
     """Whether a namespace is ours: of others nothing is kept or told; they are read from the API server."""
-    listeners: dict[Resource, Told] = field(default_factory=dict)
+    listeners: dict[Resource, Listener] = field(default_factory=dict)
     """Who is told of what changes; these kinds are followed from the start."""
     _stores: dict[tuple[Resource, str], _Store] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -189,16 +189,16 @@ class Watches:
     """Kinds are listed one after the other, so that pages of all are never in memory together."""
     _is_on: bool = False
 
-    async def follow_while(self, is_wanted: Callable[[], bool]) -> None:
-        """Follow while it is wanted, until cancelled; what was kept is forgotten where it is not."""
+    async def follow_while(self, is_needed: Callable[[], bool]) -> None:
+        """Follow while it is needed, until cancelled; what was kept is forgotten where it is not."""
         try:
             while True:
-                if is_wanted() and not self._is_on:
+                if is_needed() and not self._is_on:
                     self._is_on = True
                     for kind in self.kinds:
                         for place in self._places_of(kind) if kind.resource in self.listeners else ():
                             self._begin_following(kind, place)
-                elif self._is_on and not is_wanted():
+                elif self._is_on and not is_needed():
                     await self._stop()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
@@ -211,7 +211,7 @@ class Watches:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for store in self._stores.values():
-            # Whoever waits for a list that nobody makes any more asks the API server.
+            # A caller that waits for a list that nobody makes any more asks the API server.
             store.is_current = False
             store.tried.set()
         self._stores.clear()

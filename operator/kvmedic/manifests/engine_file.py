@@ -336,20 +336,20 @@ class ConfigEdit:
 
 
 def edit_file(
-    found: Configuration, wanted: Setting, engine: Engine, container: Mapping[str, object], uid: str
+    found: Configuration, desired: Setting, engine: Engine, container: Mapping[str, object], uid: str
 ) -> ConfigEdit | Refusal:
     """Return the edit that gives a value in a configuration file another value, and changes nothing else.
 
     Args:
         uid: of the target, whose copy it will be.
     """
-    mounted, contents, dest = found.mounted, found.source.contents, wanted.flag.dest
+    mounted, contents, dest = found.mounted, found.source.contents, desired.flag.dest
     span = found.read.span(dest)
     if isinstance(span, Refusal):
         return span
-    changed = with_value(contents, mounted.key, span, wanted.text)
+    changed = with_value(contents, mounted.key, span, desired.text)
     again = engine_file(changed.data[mounted.key], str(mounted), container, engine)
-    meant = {**found.read.parsed.values(), dest: wanted.value}
+    meant = {**found.read.parsed.values(), dest: desired.value}
     if isinstance(again, Refusal) or again.parsed.values() != meant:
         return Refusal(RefusalReason.UNSAFE, f"{dest} in {mounted} can't be changed alone: change it there")
     if changed.size > SIZE_LIMIT:
@@ -357,7 +357,7 @@ def edit_file(
     copy = copy_name(mounted.config_map, changed, uid)
     before = contents.data[mounted.key][span]
     hashes = contents.digest, changed.digest
-    file = FileEdit(mounted.config_map, copy, mounted.key, span.start, before, wanted.text, *hashes)
+    file = FileEdit(mounted.config_map, copy, mounted.key, span.start, before, desired.text, *hashes)
     place = mounted.volume, mounted.volume_index, mounted.source
     return ConfigEdit(file, ReferenceEdit(*place, mounted.config_map, copy))
 

@@ -194,7 +194,7 @@ class _Found:
 
     line: CommandLine
     place: Place
-    obstacle: str
+    construct: str
     """The construct that makes it unsafe to follow; empty where there is none."""
 
 
@@ -235,8 +235,8 @@ def _one_start(walk: Walk, profile: EngineProfile) -> CommandLine | Refusal | No
             f"the script starts {name} {len(walk.found)} times ({places}): which one is meant is not known"
         )
         return Refusal(RefusalReason.SHELL_SCRIPT, message)
-    if found.obstacle:
-        message = f"{name} is started with {found.obstacle} ({found.place}), which is not followed"
+    if found.construct:
+        message = f"{name} is started with {found.construct} ({found.place}), which is not followed"
         return Refusal(RefusalReason.SHELL_SCRIPT, message)
     return found.line
 
@@ -260,8 +260,8 @@ class Walk:
         variables.assign("0", zero)
         traces = tuple(token.trace for token in shell.parameters)
         _set_parameters(variables, traces)
-        obstacles = (*within, "zsh's own splitting of words") if shell.program == "zsh" else within
-        self.run_text(shell.script.trace, shell.script.place, variables, obstacles)
+        constructs = (*within, "zsh's own splitting of words") if shell.program == "zsh" else within
+        self.run_text(shell.script.trace, shell.script.place, variables, constructs)
 
     def run_text(self, text: Traced, place: Place, variables: Variables, within: tuple[str, ...]) -> None:
         """Walk through a script's text."""
@@ -362,9 +362,9 @@ class _Script:
         for child in node.named_children:
             self._branch([child])
 
-    def _branch(self, nodes: Sequence[Node], *obstacles: str) -> None:
+    def _branch(self, nodes: Sequence[Node], *constructs: str) -> None:
         kept = self.variables, self.within
-        self.variables, self.within = self.variables.branch(), (*self.within, *obstacles)
+        self.variables, self.within = self.variables.branch(), (*self.within, *constructs)
         for node in nodes:
             self.run(node)
         self.variables, self.within = kept
@@ -456,29 +456,29 @@ class _Script:
             self._start(tokens, nodes[-1], (*self.within, *heredoc, *expansion.problems))
         self._forget([node, *prefixes])
 
-    def _start(self, tokens: Sequence[Token], last: Node, obstacles: tuple[str, ...]) -> None:
+    def _start(self, tokens: Sequence[Token], last: Node, constructs: tuple[str, ...]) -> None:
         """Look at one command: the engine, a shell with a script of its own, or another program."""
         line = engine_start(tokens, self.walk.profile.launch)
         if line is not None:
-            obstacles = (*obstacles, *self.walk.shadows(tokens[: len(tokens) - len(line.tokens)]))
+            constructs = (*constructs, *self.walk.shadows(tokens[: len(tokens) - len(line.tokens)]))
             line = replace(line, tail=self._tail(last))
-            self.walk.found.append(_Found(line, tokens[0].place, next(iter(obstacles), "")))
+            self.walk.found.append(_Found(line, tokens[0].place, next(iter(constructs), "")))
             return
         shell = shell_start(tokens)
         if shell is not None:
-            self.walk.run_shell(shell, self.variables.in_child(), (*obstacles,))
+            self.walk.run_shell(shell, self.variables.in_child(), (*constructs,))
         elif tokens[0].text == "eval":
-            self._eval(tokens[1:], obstacles)
+            self._eval(tokens[1:], constructs)
         else:
             self._other(tokens)
 
-    def _eval(self, tokens: Sequence[Token], obstacles: tuple[str, ...]) -> None:
+    def _eval(self, tokens: Sequence[Token], constructs: tuple[str, ...]) -> None:
         text = EMPTY
         for token in tokens:
             text += (_BLANK if text.text else EMPTY) + token.trace
         unknown = ("eval of what is not known",) if text.unknown else ()
         place = tokens[0].place if tokens else Place(Field.ARGS, 0)
-        self.walk.run_text(text, place, self.variables.branch(), (*obstacles, *unknown))
+        self.walk.run_text(text, place, self.variables.branch(), (*constructs, *unknown))
 
     def _other(self, tokens: Sequence[Token]) -> None:
         profile, program = self.walk.profile, program_of(tokens[0])

@@ -29,7 +29,7 @@ from kvmedic.manifests.tokens import (
     Token,
     is_set_by_script,
     item_text,
-    told_source,
+    variable_source,
 )
 from kvmedic.model.edits import Field, TokenEdit, containers_of
 from kvmedic.model.engine import (
@@ -195,7 +195,7 @@ class OptionSetting:
     """How the value is written; of no meaning for an option that is a switch."""
 
 
-Wanted: TypeAlias = Setting | OptionSetting
+DesiredSetting: TypeAlias = Setting | OptionSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ def option_of(flag: Spelled, engine: Engine) -> Option | Refusal:
 def edit(
     container: Mapping[str, object],
     index: int,
-    setting: Wanted,
+    setting: DesiredSetting,
     engine: Engine,
     file: Parsed | None = None,
     line: Parsed | None = None,
@@ -373,7 +373,7 @@ def port_of(container: Mapping[str, object], profiles: Sequence[EngineProfile]) 
 
 
 def _change_value(
-    container: Mapping[str, object], given: Given, setting: Wanted
+    container: Mapping[str, object], given: Given, setting: DesiredSetting
 ) -> TokenEdit | AlreadySet | Refusal:
     token = given.held_by
     if token.unresolved:
@@ -383,7 +383,7 @@ def _change_value(
     return rewritten(container, _respell_token(given, setting))
 
 
-def _respell_token(given: Given, setting: Wanted) -> Change:
+def _respell_token(given: Given, setting: DesiredSetting) -> Change:
     """Return the token that decides a value with another value in it."""
     token = given.held_by
     if given.option.kind is Kind.SWITCH:
@@ -393,21 +393,21 @@ def _respell_token(given: Given, setting: Wanted) -> Change:
     return Change(token, 0, setting.text if given.values else f"{token.text}={setting.text}")
 
 
-def _appendix(option: Option, setting: Wanted) -> str:
+def _appendix(option: Option, setting: DesiredSetting) -> str:
     """Return the one word that gives an option a value; one without a text is its own."""
     if option.kind is Kind.SWITCH:
         return _switch(option, setting)
     return setting.flag.name if option.kind is Kind.PRESENCE else f"{setting.flag.name}={setting.text}"
 
 
-def _switch(option: Option, setting: Wanted, separator: str = "-") -> str:
+def _switch(option: Option, setting: DesiredSetting, separator: str = "-") -> str:
     positive = next(name for name in option.names if name.startswith("--") and not name.startswith("--no-"))
     name = positive if setting.value else "--no-" + positive.removeprefix("--")
     return "--" + name.removeprefix("--").replace("-", separator)
 
 
 def _append_flag(
-    container: Mapping[str, object], parsed: Parsed, setting: Wanted, engine: Engine
+    container: Mapping[str, object], parsed: Parsed, setting: DesiredSetting, engine: Engine
 ) -> TokenEdit | Refusal:
     option = option_of(setting.flag, engine)
     if isinstance(option, Refusal):
@@ -432,7 +432,7 @@ def _from_variable(flag: Spelled, token: Token) -> Refusal:
         return Refusal(RefusalReason.FROM_VARIABLE, f"{flag.dest} {why}")
     form = "$({})" if token.place.at is None else "${}"
     names = ", ".join(form.format(name) for name in token.unresolved)
-    source = told_source(token)
+    source = variable_source(token)
     if is_set_by_script(token):
         why = f"comes from {names} ({token.place}), {source}: write the value where the engine is started"
         return Refusal(RefusalReason.FROM_VARIABLE, f"{flag.dest} {why}")

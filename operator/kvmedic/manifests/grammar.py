@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from kvmedic.manifests.refusal import Refusal, RefusalReason
-from kvmedic.manifests.tokens import Place, Token, is_set_by_script, told_source
+from kvmedic.manifests.tokens import Place, Token, is_set_by_script, variable_source
 from kvmedic.model.engine import Arity, Engine, Kind, Option, Scalar, Version
 
 
@@ -248,7 +248,9 @@ class MayHoldFlagsError(Exception):
         where = (
             "write its flags where the engine is started" if is_set_by_script(token) else "set it in `env`"
         )
-        super().__init__(f"{names} ({token.place}) is {told_source(token)} and may hold any flag: {where}")
+        super().__init__(
+            f"{names} ({token.place}) is {variable_source(token)} and may hold any flag: {where}"
+        )
 
 
 class _Argparse:
@@ -349,8 +351,8 @@ class _Argparse:
         if arity is Arity.OPTIONAL:
             return min(values, 1)
         if not values:
-            wanted = "one argument" if arity is Arity.ONE else "at least one argument"
-            raise WouldNotStartError(f"argument {label}: expected {wanted} ({place})")
+            desired = "one argument" if arity is Arity.ONE else "at least one argument"
+            raise WouldNotStartError(f"argument {label}: expected {desired} ({place})")
         return 1 if arity is Arity.ONE else values
 
 

@@ -37,7 +37,7 @@ ROLLOUT_FIELDS = (
     "/spec/progressDeadlineSeconds",
     "/spec/paused",
 )
-"""What a frozen rollout borrows. Set back in the middle, it rolls the rest of the fleet undrained."""
+"""What a frozen rollout changes for a while. Set back in the middle, it rolls the rest undrained."""
 
 HOWTO = "docs/howto/change-what-others-own.md"
 
@@ -198,8 +198,8 @@ def by_helm_release(name: str, body: Mapping[str, object] | None, changed: Chang
 
 def _is_for(rule: Mapping[str, object], changed: Changed) -> bool:
     """Return whether a rule of Argo CD is for a Deployment; a star stands for every group or kind."""
-    wanted = (("group", "apps"), ("kind", "Deployment"), ("name", changed.name))
-    return all(rule.get(key) in (None, "", "*", text) for key, text in wanted) and (
+    desired = (("group", "apps"), ("kind", "Deployment"), ("name", changed.name))
+    return all(rule.get(key) in (None, "", "*", text) for key, text in desired) and (
         rule.get("namespace") in (None, "", changed.namespace)
     )
 
@@ -229,14 +229,14 @@ def _selects(target: Mapping[str, object], changed: Changed) -> bool:
     """Return whether a target of Flux selects the Deployment; selectors of labels are not evaluated."""
     if target.get("labelSelector") or target.get("annotationSelector"):
         return False
-    wanted = {
+    desired = {
         "group": "apps",
         "version": "v1",
         "kind": "Deployment",
         "name": changed.name,
         "namespace": changed.namespace,
     }
-    return all(_matches(str(target.get(key) or ""), text) for key, text in wanted.items())
+    return all(_matches(str(target.get(key) or ""), text) for key, text in desired.items())
 
 
 def _matches(expression: str, text: str) -> bool:

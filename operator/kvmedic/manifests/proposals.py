@@ -54,7 +54,7 @@ _AS_TEXT = frozenset({Knob.GPU_MEMORY_UTILIZATION})
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredSetting:
     """The change that a workload's pod template should get."""
 
     kind: str
@@ -99,27 +99,27 @@ def make_proposal(owner: TemplateOwner, how: str, text: str) -> Proposal:
     return Proposal(owner, f"{how}; {UNDRAINED}", text)
 
 
-def proposal_for(owner: TemplateOwner, wanted: Wanted) -> Proposal:
+def proposal_for(owner: TemplateOwner, desired: DesiredSetting) -> Proposal:
     """Return what to give to an owner for one change."""
-    how, text = _ROUTES[owner.kind](owner, wanted)
+    how, text = _ROUTES[owner.kind](owner, desired)
     return make_proposal(owner, how, text)
 
 
-_Route = Callable[[TemplateOwner, Wanted], tuple[str, str]]
+_Route = Callable[[TemplateOwner, DesiredSetting], tuple[str, str]]
 
 
-def _inference_service(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+def _inference_service(owner: TemplateOwner, desired: DesiredSetting) -> tuple[str, str]:
     path = "/spec/predictor/model/args"
     how = (
         f"append to {path.replace('/', '.')[1:]}; KServe puts these behind the runtime's own arguments, "
         "and vLLM lets the last one win. Without `args` there, add the list"
     )
     return how, _kubectl(
-        "inferenceservice", owner, wanted, [{"op": "add", "path": f"{path}/-", "value": wanted.flag}]
+        "inferenceservice", owner, desired, [{"op": "add", "path": f"{path}/-", "value": desired.flag}]
     )
 
 
-def _leader_worker_set(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+def _leader_worker_set(owner: TemplateOwner, desired: DesiredSetting) -> tuple[str, str]:
     how = (
         "the group's leader serves (its template is workerTemplate where there is no leaderTemplate); "
         "the set then replaces its groups"
@@ -127,50 +127,50 @@ def _leader_worker_set(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
     return _by_token(
         how,
         "/spec/leaderWorkerTemplate/leaderTemplate",
-        wanted,
-        lambda patch: _kubectl("leaderworkerset", owner, wanted, patch),
+        desired,
+        lambda patch: _kubectl("leaderworkerset", owner, desired, patch),
     )
 
 
-def _vllm_runtime(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
-    knob, value = wanted.setting.flag.knob, wanted.setting.value
+def _vllm_runtime(owner: TemplateOwner, desired: DesiredSetting) -> tuple[str, str]:
+    knob, value = desired.setting.flag.knob, desired.setting.value
     path = RUNTIME_FIELDS.get(knob)
     if path is None:
         patch: list[dict[str, object]] = [
-            {"op": "add", "path": "/spec/vllmConfig/extraArgs/-", "value": wanted.flag}
+            {"op": "add", "path": "/spec/vllmConfig/extraArgs/-", "value": desired.flag}
         ]
         how = "append to spec.vllmConfig.extraArgs; its controller rolls the engines"
-        return how, _kubectl("vllmruntime", owner, wanted, patch)
-    given = str(wanted.setting.text) if knob in _AS_TEXT else value
+        return how, _kubectl("vllmruntime", owner, desired, patch)
+    given = str(desired.setting.text) if knob in _AS_TEXT else value
     how = f"set {path.replace('/', '.')[1:]}; its controller rolls the engines"
-    return how, _kubectl("vllmruntime", owner, wanted, [{"op": "add", "path": path, "value": given}])
+    return how, _kubectl("vllmruntime", owner, desired, [{"op": "add", "path": path, "value": given}])
 
 
-def _llm_inference_service(_owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+def _llm_inference_service(_owner: TemplateOwner, desired: DesiredSetting) -> tuple[str, str]:
     how = (
         "give the flag to the container `main` of spec.template, or of spec.prefill.template where that is "
         "the workload: in its args, or at the end of the value of VLLM_ADDITIONAL_ARGS"
     )
-    return how, _in_words(wanted)
+    return how, _in_words(desired)
 
 
-def _ome(_owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+def _ome(_owner: TemplateOwner, desired: DesiredSetting) -> tuple[str, str]:
     how = "set it in spec.engine.runner of the InferenceService, or in the runtime that it names"
-    return how, _in_words(wanted)
+    return how, _in_words(desired)
 
 
-def _controller(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+def _controller(owner: TemplateOwner, desired: DesiredSetting) -> tuple[str, str]:
     how = f"its {owner.part} renders the template: give the flag to its specification"
-    return how, _in_words(wanted)
+    return how, _in_words(desired)
 
 
-def _source(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+def _source(owner: TemplateOwner, desired: DesiredSetting) -> tuple[str, str]:
     """Return a patch for kustomize, or the change in words where it is within a longer text."""
 
     def written(patch: list[dict[str, object]]) -> str:
-        return kustomize_patch(wanted.kind, wanted.namespace, wanted.name, patch)
+        return kustomize_patch(desired.kind, desired.namespace, desired.name, patch)
 
-    return _by_token(in_source(owner) or "", "/spec/template", wanted, written)
+    return _by_token(in_source(owner) or "", "/spec/template", desired, written)
 
 
 _SOURCES: Mapping[OwnerKind, str] = MappingProxyType(
@@ -196,23 +196,23 @@ def in_source(owner: TemplateOwner) -> str | None:
     return how and how.format(name=shlex.quote(owner.name), plain=owner.name, where=where)
 
 
-def _production_stack(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+def _production_stack(owner: TemplateOwner, desired: DesiredSetting) -> tuple[str, str]:
     config = f"of the model {owner.part!r} in servingEngineSpec.modelSpec of its values"
     upgrade = f"helm upgrade {shlex.quote(owner.name)} vllm/vllm-stack -f VALUES"
-    key = _CHART_VALUES.get(wanted.setting.flag.knob)
+    key = _CHART_VALUES.get(desired.setting.flag.knob)
     if key is None:
-        return f"append to vllmConfig.extraArgs {config}, then `{upgrade}`", f"- {json.dumps(wanted.flag)}"
-    value = wanted.setting.value
-    text = str(value).lower() if isinstance(value, bool) else json.dumps(wanted.setting.text)
+        return f"append to vllmConfig.extraArgs {config}, then `{upgrade}`", f"- {json.dumps(desired.flag)}"
+    value = desired.setting.value
+    text = str(value).lower() if isinstance(value, bool) else json.dumps(desired.setting.text)
     return f"set under vllmConfig {config}, then `{upgrade}`", f"{key}: {text}"
 
 
-def _helm(owner: TemplateOwner, wanted: Wanted) -> tuple[str, str]:
+def _helm(owner: TemplateOwner, desired: DesiredSetting) -> tuple[str, str]:
     where = f" --namespace {shlex.quote(owner.namespace)}" if owner.namespace else ""
     upgrade = f"helm upgrade {shlex.quote(owner.name)} CHART{where} -f VALUES"
     values = f"`helm get values {shlex.quote(owner.name)}{where}`"
     how = f"set it in the release's values ({values}), then `{upgrade}`"
-    return how, _in_words(wanted)
+    return how, _in_words(desired)
 
 
 _ROUTES: Mapping[OwnerKind, _Route] = MappingProxyType(
@@ -233,8 +233,10 @@ _ROUTES: Mapping[OwnerKind, _Route] = MappingProxyType(
 )
 
 
-def _kubectl(resource: str, owner: TemplateOwner, wanted: Wanted, patch: list[dict[str, object]]) -> str:
-    namespace = owner.namespace or wanted.namespace
+def _kubectl(
+    resource: str, owner: TemplateOwner, desired: DesiredSetting, patch: list[dict[str, object]]
+) -> str:
+    namespace = owner.namespace or desired.namespace
     names = f"kubectl -n {shlex.quote(namespace)} patch {resource} {shlex.quote(owner.name)}"
     return f"{names} --type=json -p {shlex.quote(json.dumps(patch))}"
 
@@ -247,10 +249,10 @@ def kustomize_patch(kind: str, namespace: str, name: str, patch: list[dict[str, 
 
 
 def _by_token(
-    how: str, template: str, wanted: Wanted, written: Callable[[list[dict[str, object]]], str]
+    how: str, template: str, desired: DesiredSetting, written: Callable[[list[dict[str, object]]], str]
 ) -> tuple[str, str]:
-    patch = None if isinstance(wanted.edit, FileEdit) else token_operations(wanted.edit, template)
-    return (how, _in_words(wanted)) if patch is None else (how, written(patch))
+    patch = None if isinstance(desired.edit, FileEdit) else token_operations(desired.edit, template)
+    return (how, _in_words(desired)) if patch is None else (how, written(patch))
 
 
 def token_operations(edit: TokenEdit, template: str) -> list[dict[str, object]] | None:
@@ -269,15 +271,15 @@ def token_operations(edit: TokenEdit, template: str) -> list[dict[str, object]] 
     return [name, test, {"op": "replace", "path": path, "value": edit.after}]
 
 
-def _in_words(wanted: Wanted) -> str:
-    edit = wanted.edit
+def _in_words(desired: DesiredSetting) -> str:
+    edit = desired.edit
     if isinstance(edit, FileEdit):
-        place = f"{wanted.setting.flag.dest} in {edit.key} of ConfigMap/{edit.config_map}"
+        place = f"{desired.setting.flag.dest} in {edit.key} of ConfigMap/{edit.config_map}"
     else:
-        where = f"container {edit.container} of {wanted.kind}/{wanted.name}"
+        where = f"container {edit.container} of {desired.kind}/{desired.name}"
         place = f"{edit.field}[{edit.index}] of {where}"
     before, after = (json.dumps(token.strip()) if token else "nothing" for token in (edit.before, edit.after))
-    command = f"kvmedic flags set {wanted.setting.flag.dest}={wanted.setting.text} -f FILE"
+    command = f"kvmedic flags set {desired.setting.flag.dest}={desired.setting.text} -f FILE"
     return f"{place}: {before} -> {after}\n(in a file of the rendered manifest: {command})"
 
 
@@ -356,7 +358,7 @@ class Reverted:
     namespace: str
     name: str
     leaving: Revision
-    wanted: Revision
+    desired: Revision
     differences: tuple[Difference, ...]
     """What the revision changed of interest."""
     operations: tuple[Operation, ...] | None
@@ -365,7 +367,9 @@ class Reverted:
     def words(self) -> str:
         """Return the revert as one sentence."""
         back = ", ".join(Difference(one.what, one.after, one.before).line() for one in self.differences)
-        return f"{self.kind}/{self.name}, revision {self.leaving.number} back to {self.wanted.number}: {back}"
+        return (
+            f"{self.kind}/{self.name}, revision {self.leaving.number} back to {self.desired.number}: {back}"
+        )
 
 
 def revert_for(owner: TemplateOwner, reverted: Reverted) -> Proposal:
@@ -387,7 +391,7 @@ def revert_for(owner: TemplateOwner, reverted: Reverted) -> Proposal:
 
 
 def operations_between(
-    present: Mapping[str, object], wanted: Mapping[str, object], index: int, names: Sequence[str]
+    present: Mapping[str, object], desired: Mapping[str, object], index: int, names: Sequence[str]
 ) -> tuple[Operation, ...] | None:
     """Return the JSON patch that gives one container its earlier image and command line.
 
@@ -397,7 +401,7 @@ def operations_between(
     Args:
         names: the options of interest, as the engine spells them: `--max-num-seqs`.
     """
-    now, then = container_at(present, index), container_at(wanted, index)
+    now, then = container_at(present, index), container_at(desired, index)
     if now is None or then is None or now.get("name") != then.get("name"):
         return None
     base = f"/spec/template/spec/containers/{index}"

@@ -445,7 +445,7 @@ BY_SCRIPT = "the script"
 """The source of a variable that the container's own script sets, as in a branch, which is not followed."""
 
 
-def told_source(token: Token) -> str:
+def variable_source(token: Token) -> str:
     """Return where the unresolved variables of a token are set, to be read after "is" or a comma."""
     if is_set_by_script(token):
         return "set by the script in a way that is not followed (in a branch, a loop or by a command)"

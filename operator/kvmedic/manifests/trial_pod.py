@@ -113,7 +113,7 @@ def trial_pod(
         held_claims: PersistentVolumeClaims of the namespace that only one node or pod may use at a time.
     """
     spec = copy.deepcopy(dict(template.get("spec") or {}))
-    for why in _obstacles(spec, held_claims):
+    for why in _find_blockers(spec, held_claims):
         return Blocked(Reason.TRIAL_IMPOSSIBLE, why)
     _cut_shared_claims(spec)
     for name in ("priority", "preemptionPolicy"):
@@ -175,7 +175,7 @@ def _lost_device(spec: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _obstacles(spec: Mapping[str, Any], held_claims: frozenset[str]) -> Iterator[str]:
+def _find_blockers(spec: Mapping[str, Any], held_claims: frozenset[str]) -> Iterator[str]:
     """Yield what would keep a second pod of this template from running, or let it disturb the others."""
     if spec.get("hostNetwork"):
         yield "the template uses its host's network, where a second engine would take the same ports"
@@ -333,7 +333,7 @@ def job_name(resource: str, tail: str) -> str:
 def digest_of(cron_job: Mapping[str, Any]) -> str | Blocked:
     """Return the digest of a CronJob's Job template, or why no evaluation can be made of it."""
     spec = _section(cron_job, "spec")
-    for why in _job_obstacles(spec):
+    for why in _find_job_blockers(spec):
         return Blocked(Reason.GATE_MISSING, f"CronJob/{_section(cron_job, 'metadata').get('name')}: {why}")
     return template_hash(_section(spec, "jobTemplate"))
 
@@ -400,7 +400,7 @@ def _point_at_subject(container: Mapping[str, Any], subject: Served) -> dict[str
     return {**container, "env": [*ours, *theirs]}
 
 
-def _job_obstacles(spec: Mapping[str, Any]) -> Iterator[str]:
+def _find_job_blockers(spec: Mapping[str, Any]) -> Iterator[str]:
     """Yield what keeps a CronJob from being one that runs for the gate alone, in one pod, once."""
     if spec.get("suspend") is not True:
         yield "set spec.suspend: true so that it runs for the gate alone"

@@ -34,10 +34,10 @@ Ask: TypeAlias = Callable[[str, datetime], Awaitable[Reply]]
 
 
 class Closeness(Enum):
-    """Why replicas are asked about by name. Those of one kind do not share the queries of the other: a glance
-    asks for little of many, a whole look for much of few."""
+    """Why replicas are asked about by name. Those of one kind do not share the queries of the other: a quick
+    look asks for little of many, a whole look for much of few."""
 
-    GLANCE = "glance"
+    QUICK = "quick"
     WHOLE = "whole"
 
 
@@ -81,7 +81,7 @@ class Moment:
     engine_names: frozenset[str]
     gathered_seconds: float = GATHERED_SECONDS
     is_narrowed: bool = False
-    """Whoever asks has narrowed the queries already: none names replicas."""
+    """The caller has narrowed the queries already: none names replicas."""
     outliers: Outliers = field(default_factory=Outliers)
     _shared: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     _batches: dict[tuple[Closeness, int], list[Batch]] = field(default_factory=dict)
@@ -100,15 +100,15 @@ class Moment:
 
     async def batch_of(self, pods: Sequence[PodKey], closeness: Closeness) -> Batch:
         """Return the batch in which some replicas are asked about, as soon as it is closed to others."""
-        wanted, number = frozenset(pods), self.outliers.number_of(pods, self.at)
+        asked_for, number = frozenset(pods), self.outliers.number_of(pods, self.at)
         known = self._batches.setdefault((closeness, number), [])
-        found = next((each for each in known if wanted <= each.pods or each.takes(wanted)), None)
+        found = next((each for each in known if asked_for <= each.pods or each.takes(asked_for)), None)
         if found is None:
             found = Batch(self, is_apart=number > 0)
             known.append(found)
         if not found.is_closed:
-            found.pods |= wanted
-            found.looks[wanted] = None
+            found.pods |= asked_for
+            found.looks[asked_for] = None
             await self.once(f"batch {id(found)}", found.close_in_time)
         return found
 
@@ -127,7 +127,7 @@ class _Part:
 
     looks: Sequence[frozenset[PodKey]]
     may_wait: bool = True
-    """False: others have waited for half of an answer in vain; the rest is for the next moment."""
+    """False: others have waited for half of an answer that did not come; the rest is for the next moment."""
     halves: Sequence[_Part] = ()
 
     @property
@@ -204,9 +204,9 @@ class Batch:
         return await self._ask_part(self._whole, frozenset(pods) or frozenset(self.pods), narrow)
 
     async def _ask_part(
-        self, part: _Part, wanted: Set[PodKey], narrow: Callable[[Set[PodKey]], str]
+        self, part: _Part, asked_for: Set[PodKey], narrow: Callable[[Set[PodKey]], str]
     ) -> Reply:
-        """Return the answer about those of a part who are wanted, from its halves where it is divided."""
+        """Return the answer about the asked pods of a part, from its halves where it is divided."""
         if not part.halves:
             reply = await self._ask_at_once(part, narrow)
             if not isinstance(reply, Unanswered) or reply.excess is None:
@@ -214,8 +214,10 @@ class Batch:
             if not part.divide(reply.excess):
                 self.moment.outliers.keep_apart(part.pods, reply.excess, self.moment.at)
                 return replace(reply, is_apart=self.is_apart or part is not self._whole)
-        halves = [half for half in part.halves if not half.pods.isdisjoint(wanted)]
-        return join_replies(await asyncio.gather(*(self._ask_part(half, wanted, narrow) for half in halves)))
+        halves = [half for half in part.halves if not half.pods.isdisjoint(asked_for)]
+        return join_replies(
+            await asyncio.gather(*(self._ask_part(half, asked_for, narrow) for half in halves))
+        )
 
     async def _ask_at_once(self, part: _Part, narrow: Callable[[Set[PodKey]], str]) -> Reply:
         asked = part.pods - self.crowded

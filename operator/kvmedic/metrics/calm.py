@@ -1,10 +1,11 @@
 """The round of calm fleets: one query about all replicas of a source, which answers with little.
 
-A glance asks for signals that stand at 0 on a calm replica. The source sends one series for each replica that
-is *plain*, and one for each of its signals that is not 0. Plain is a replica of which one series per signal
-tells, from one port: no scrapers have to agree, no engines are combined, and nobody else speaks for it.
-Nothing is hidden by that: a replica that is not plain is not in the answer, and is asked about by its name,
-series by series. How old the newest sample is comes along, so that one that fell silent is stale as ever.
+A quick look asks for signals that stand at 0 on a calm replica. The source sends one series for each replica
+that is *plain*, and one for each of its signals that is not 0. Plain is a replica of which one series per
+signal tells, from one port: no scrapers have to agree, no engines are combined, and nobody else speaks for
+it. Nothing is hidden by that: a replica that is not plain is not in the answer, and is asked about by its
+name, series by series. How old the newest sample is comes along, so that one that fell silent is stale as
+ever.
 
 Pools are told by labels, which are long and hardly ever change: asked for once, then what is new since. As
 seldom is asked whose series several pages write.
@@ -44,7 +45,7 @@ that are gone, and costs a hundredth of the round."""
 
 SPARED = timedelta(minutes=2)
 """How long everybody is asked about by name after a round that was too much for the source, or for us. A
-choice: a time-out (10 s) in vain is a twelfth of it."""
+choice: one time-out (10 s) is a twelfth of it."""
 T = TypeVar("T")
 
 
@@ -210,7 +211,7 @@ def _without_mark(one: Series) -> Series:
     return Series({name: text for name, text in one.labels.items() if name != MARK}, one.value)
 
 
-def is_glance(look: Look, table: SignalTable) -> bool:
+def is_quick_look(look: Look, table: SignalTable) -> bool:
     """Return whether a look asks for what stands at 0 on a calm replica now, and for little else.
 
     A look that leaves one of them out is about a run or the past, of few replicas; one that asks for how long
@@ -255,12 +256,12 @@ def pools_query(table: SignalTable, labels: Labels, since: timedelta | None) -> 
     source = table.pool
     replica, short = f"{labels.namespace}, {labels.pod}", _with_short(_labels_of(source))
 
-    def told_before(offset: str) -> str:
+    def series_before(offset: str) -> str:
         told = f"max by ({replica}, {_PORT}, {', '.join(_labels_of(source))}) ({source.name}{short}{offset})"
         return f"({told} and on ({replica}) (count by ({replica}) ({source.name}{offset}) == 1))"
 
-    now = told_before("")
-    return now if since is None else f"{now} unless {told_before(f' offset {duration_text(since)}')}"
+    now = series_before("")
+    return now if since is None else f"{now} unless {series_before(f' offset {duration_text(since)}')}"
 
 
 def _with_short(names: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ _OWN_NAMESPACE = ("namespace", "pod_namespace", "exported_namespace")
 one is the exporter's own."""
 _IDENTITY = ("UUID", "uuid", "gpu")
 """Labels that tell the devices of one pod apart. Parts of one device (MIG) share its health."""
-TENURE = timedelta(days=1)
+XID_LOOKBACK = timedelta(days=1)
 """How far back an XID that came while its user had the device still counts. A choice: a device that served on
 for a day is as good as before, and a source keeps far more."""
 _OWN_NODE = ("Hostname", "kubernetes_node", "node")
@@ -102,12 +102,12 @@ def _was_set(name: str, bit: int, grid: str) -> str:
 def _of_late(last: str, span: Span, labels: Labels) -> str:
     """Return the last XID of each device and user; 0 where it is of long ago, as the gauge keeps it for ever.
 
-    It counts where it changed within the window, whoever used the device, or while this user had it, and
+    It counts where it changed within the window, under any user of the device, or while this user had it, and
     where nobody knows what it was before the window. An exporter that starts anew has other labels, so the
     series of one user and device are taken together.
     """
     on = f"({', '.join(_IDENTITY)})"
-    low, high = _extremes(f"[{duration_text(TENURE)}]")
+    low, high = _extremes(f"[{duration_text(XID_LOOKBACK)}]")
     mine = f"({_by_user(high, labels, 'max', ())} > {_by_user(low, labels, 'min', ())})"
     low, high = _extremes(f"[{duration_text(span.window + span.freshness)}]")
     anybodys = f"(max by {on} ({high}) > min by {on} ({low}))"

@@ -76,8 +76,8 @@ class Page:
     stamps: Mapping[str, float] = field(default_factory=dict)
     """The oldest time (Unix seconds) that samples of a name carry themselves; engines write none."""
     origin: str = ""
-    """File or address that the page is from, as complaints about it name it; empty where nobody saved it."""
-    told_twice: str = ""
+    """File or address that the page is from, as messages about it name it; empty where nobody saved it."""
+    repeated_series: str = ""
     """A metric that the page has the same series of twice; empty: none, as of every page that one process
     wrote."""
 
@@ -149,19 +149,19 @@ def _lines(text: str, names: frozenset[str] | None) -> Iterator[str]:
 def _collect_samples(at: datetime, samples: Iterable[Sample]) -> Page:
     found: dict[str, dict[tuple[object, ...], Series]] = {}
     stamps: dict[str, float] = {}
-    told_twice = ""
+    repeated_series = ""
     for sample in samples:
         if len(sample.labels) > LINE_LABELS:
             raise ValueError(f"a series of {sample.name} has more than {LINE_LABELS} labels")
         one = series_of(dict(sample.labels), float(sample.value))
         many, key = found.setdefault(sample.name, {}), (one.bound, *sorted(one.labels.items()))
-        told_twice = told_twice or (sample.name if key in many else "")
+        repeated_series = repeated_series or (sample.name if key in many else "")
         add_once(many, key, one)
         if sample.timestamp is not None:
             stamp = float(sample.timestamp)
             stamps[sample.name] = min(stamp, stamps.get(sample.name, stamp))
     series = {name: tuple(many.values()) for name, many in found.items()}
-    return Page(at, series, stamps, told_twice=told_twice)
+    return Page(at, series, stamps, repeated_series=repeated_series)
 
 
 _Identity: TypeAlias = tuple[frozenset[tuple[str, str]], float | None]
@@ -381,7 +381,7 @@ _FIRST_PAGE = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
+class SavedPages:
     """Some pages of each replica as one look, and what about it is not as from a monitoring system."""
 
     observation: Observation
@@ -396,7 +396,9 @@ def moment(place: int) -> datetime:
     return _FIRST_PAGE + timedelta(seconds=place)
 
 
-def glimpse(pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: float | None) -> Glimpse:
+def observe_saved_pages(
+    pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: float | None
+) -> SavedPages:
     """Return what pages of each replica say, by its name; two or more of each, oldest first.
 
     Args:
@@ -415,7 +417,7 @@ def glimpse(pages: Mapping[str, Sequence[Page]], table: SignalTable, seconds: fl
         for name, many in sorted(pages.items())
         if not _loaded_pages(many, table) and _value_or_zero(readings[name].number(Signal.GENERATED_TOKENS))
     )
-    return Glimpse(replace(seen, window_seconds=window, pods=readings), resting)
+    return SavedPages(replace(seen, window_seconds=window, pods=readings), resting)
 
 
 STARTED = "process_start_time_seconds"

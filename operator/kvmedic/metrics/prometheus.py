@@ -470,7 +470,7 @@ class PrometheusClient:
     ) -> Sequence[Answer]:
         course = _Course()
         future = asyncio.wrap_future(self._threads.submit(self._ask, expression, moments, course, seconds))
-        # Where whoever asked was cancelled, nobody else takes what it failed with, and asyncio would log it.
+        # Where the caller was cancelled, nobody else takes what it failed with, and asyncio would log it.
         future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         done, _ = await asyncio.wait({future}, timeout=seconds + _GRACE_SECONDS)
         if not done and course.answered is not None:

@@ -457,5 +457,5 @@ def devices_among(text: str, labels: Labels, namespaces: str, pods: str) -> str:
     here, both = "kvmedic_namespace_asked", "kvmedic_pod_asked"
     named = f'label_replace({text}, "{here}", "1", "{labels.namespace}", "{namespaces}")'
     named = f'label_replace({named}, "{both}", "1", "{labels.pod}", "{pods}")'
-    wanted = f'label_replace(label_replace(vector(1), "{here}", "1", "", ""), "{both}", "1", "", "")'
-    return f"{named} and on ({here}, {both}) {wanted}"
+    desired = f'label_replace(label_replace(vector(1), "{here}", "1", "", ""), "{both}", "1", "", "")'
+    return f"{named} and on ({here}, {both}) {desired}"

@@ -133,8 +133,8 @@ def _have_own_engines(series: Sequence[Series], table: SignalTable) -> bool:
     for one in series:
         ranks.setdefault(port_of_instance(one), set()).add(one.labels.get(table.engine_label, ""))
     models = {one.labels.get(table.model_label, "") for one in series}
-    is_told_once = sum(map(len, ranks.values())) == len(set[str]().union(*ranks.values()))
-    return None not in ranks and len(ranks) > 1 and len(models) == 1 and is_told_once
+    is_reported_once = sum(map(len, ranks.values())) == len(set[str]().union(*ranks.values()))
+    return None not in ranks and len(ranks) > 1 and len(models) == 1 and is_reported_once
 
 
 RANDOM_LENGTH = 5
@@ -345,10 +345,10 @@ def unavailable(signals: Iterable[Signal]) -> PodReadings:
 
 def absent(signals: Iterable[Signal], why: Missing | Stale) -> PodReadings:
     """Return the readings of a replica of which nothing is known, for one reason."""
-    wanted = tuple(signals)
+    desired = tuple(signals)
     return PodReadings(
-        numbers={signal: why for signal in wanted if signal not in HISTOGRAMS},
-        histograms={signal: why for signal in wanted if signal in HISTOGRAMS},
+        numbers={signal: why for signal in desired if signal not in HISTOGRAMS},
+        histograms={signal: why for signal in desired if signal in HISTOGRAMS},
         pool=why,
     )
 

@@ -284,7 +284,7 @@ MOST_PIECES = 20_000
 
 
 async def pieces_of(response: httpx.Response, most: int = MOST_PIECES) -> AsyncGenerator[bytes, None]:
-    """Yield an answer's body as it comes: whoever sends each byte apart does not keep others from the loop.
+    """Yield an answer's body as it comes: who sends each byte apart does not keep others from the loop.
 
     Raises:
         ValueError: an answer in more pieces than `most`.

@@ -239,15 +239,15 @@ def engines_own(series: tuple[Series, ...], place: Place) -> tuple[Series, ...] 
     Where other containers run engines only one port counts. Of declared ports each must tell something:
     figures of one rank are not those of a replica.
     """
-    wanted = place.ports if place.only_port is None else frozenset({place.only_port})
+    desired = place.ports if place.only_port is None else frozenset({place.only_port})
     if not series or (place.only_port is None and len(place.ports) < 2):
         return series
     found = {port_of_instance(one) for one in series}
     if None in found:
         return Missing(Absence.AMBIGUOUS)
-    if not wanted <= found:
+    if not desired <= found:
         return Missing(Absence.NO_SERIES)
-    return tuple(one for one in series if port_of_instance(one) in wanted)
+    return tuple(one for one in series if port_of_instance(one) in desired)
 
 
 def port_of_instance(series: Series) -> int | None:

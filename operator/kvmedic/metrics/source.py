@@ -1,7 +1,7 @@
 """One named source of metrics: the questions about replicas, and the readings that its answers come to.
 
-A round of glances at calm fleets costs the same few queries however many there are (`calm.py`). A closer look
-names its replicas, and shares its queries with whoever looks closely at the same time (`batches.py`).
+A round of quick looks at calm fleets costs the same few queries however many there are (`calm.py`). A closer
+look names its replicas, and shares its queries with those who look closely at the same time (`batches.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvmedic.metrics.batches import (
     parts_of,
     pattern,
 )
-from kvmedic.metrics.calm import CalmRounds, is_glance
+from kvmedic.metrics.calm import CalmRounds, is_quick_look
 from kvmedic.metrics.devices import NO_NODES, device_queries, devices_of, nodes_that_do_not_count
 from kvmedic.metrics.lengths import LengthHistory
 from kvmedic.metrics.page import names_of
@@ -173,7 +173,7 @@ class _Answers:
 
         Args:
             pod: the replica.
-            place: where it is; where nobody knows its address, whoever names the pod is believed.
+            place: where it is; where nobody knows its address, any source that names the pod is believed.
         """
         trouble = self.trouble()
         is_own = trouble is not None and trouble.is_apart
@@ -231,16 +231,16 @@ class PrometheusSource:
         """None: of the past, where no other fleet is looked at."""
         self._outliers = Outliers()
         self._past = LengthHistory(self._look_back)
-        self._told_unlabelled = False
-        self._told_once: set[tuple[PodKey, str]] = set()
+        self._reported_unlabelled = False
+        self._reported_once: set[tuple[PodKey, str]] = set()
 
     async def observe(
         self, pods: Sequence[PodKey], look: Look, places: Mapping[str, Place] = NO_PLACES
     ) -> Observation:
         """Return one look at some replicas; what is not known is a reading that says so."""
         moment, readings = self._current(), dict[str, PodReadings]()
-        if self._rounds is not None and is_glance(look, self._table):
-            readings = await self._glance(self._rounds, moment, pods, look, places)
+        if self._rounds is not None and is_quick_look(look, self._table):
+            readings = await self._quick_look(self._rounds, moment, pods, look, places)
         rest = replace(look, signals=look.signals - AT_REST)
         if readings and rest.signals:
             plain = [pod for pod in pods if pod.name in readings]
@@ -250,7 +250,7 @@ class PrometheusSource:
         readings |= await self._observe_closely(moment, left, look, places) if left else {}
         return Observation(moment.at, look.window.total_seconds(), look.hold.total_seconds(), readings)
 
-    async def _glance(
+    async def _quick_look(
         self,
         rounds: CalmRounds,
         moment: Moment,
@@ -285,13 +285,13 @@ class PrometheusSource:
             trouble, seen = answers.trouble(), answers.presence
             if trouble is None or not trouble.is_apart:
                 self._report_change(trouble)
-            elif (part[0], trouble.trouble) not in self._told_once:
-                self._told_once.add((part[0], trouble.trouble))
+            elif (part[0], trouble.trouble) not in self._reported_once:
+                self._reported_once.add((part[0], trouble.trouble))
                 text = "metrics source %s, asked about nothing but the replicas of %s/%s and its like: %s"
                 _LOG.warning(text, self.name, *part[0], trouble.trouble)
             if isinstance(seen, Answer):
                 others = [pod for pod in part if pod not in answers.crowded]
-                await self._tell_oddities(moment, others, seen, places)
+                await self._log_oddities(moment, others, seen, places)
             if trouble is not None and trouble.partial:
                 found |= {pod.name: unavailable(look.signals) for pod in part}
             else:
@@ -301,22 +301,24 @@ class PrometheusSource:
     async def _ask_closely(
         self, moment: Moment, pods: Sequence[PodKey], look: Look, pools: Answer | None
     ) -> _Answers:
-        closeness = Closeness.WHOLE if look.signals == EVERY_SIGNAL else Closeness.GLANCE
+        closeness = Closeness.WHOLE if look.signals == EVERY_SIGNAL else Closeness.QUICK
         batch, span = await moment.batch_of(pods, closeness), self._span(look.window, look.hold)
         seen = await self._ask_who_is_there(batch, pods, span)
         # A source that does not answer the first query is not asked the others.
         pool, shared, signals = seen, seen, dict.fromkeys(look.signals, seen)
         if isinstance(seen, Answer):
             target = (self._options.labels.namespace, self._options.labels.pod)
-            wanted = [signal for signal in Signal if signal in look.signals and signal in self._table.signals]
-            texts = [expression(self._table.signals[signal], span, self._table, target) for signal in wanted]
+            desired = [
+                signal for signal in Signal if signal in look.signals and signal in self._table.signals
+            ]
+            texts = [expression(self._table.signals[signal], span, self._table, target) for signal in desired]
             texts += [pool_query(span, self._table, target)] if pools is None else []
-            counted = not HISTOGRAMS.isdisjoint(wanted)
+            counted = not HISTOGRAMS.isdisjoint(desired)
             # Of pools alone no page can say anything that another one's would not contradict.
-            texts += [self._several_pages(span, counts_requests=counted)] if wanted else []
+            texts += [self._several_pages(span, counts_requests=counted)] if desired else []
             replies = list(await asyncio.gather(*(batch.reply(text, pods) for text in texts)))
-            shared = replies.pop() if wanted else NOTHING
-            signals = dict(zip(wanted, replies, strict=False))
+            shared = replies.pop() if desired else NOTHING
+            signals = dict(zip(desired, replies, strict=False))
             pool = replies[-1] if pools is None else pools
         at, crowded = moment.at, frozenset(batch.crowded)
         return _Answers(self._table, at, self._options.freshness, seen, pool, signals, shared, crowded)
@@ -331,7 +333,7 @@ class PrometheusSource:
         batch.leave_out(_crowded_of(seen))
         return seen
 
-    async def _tell_oddities(
+    async def _log_oddities(
         self, moment: Moment, pods: Sequence[PodKey], seen: Answer, places: Mapping[str, Place]
     ) -> None:
         """Log what is odd about the series of some replicas."""
@@ -340,12 +342,12 @@ class PrometheusSource:
             address = places.get(pod.name, NOWHERE).address
             others = foreign_instances(seen.series_of(pod), address)
             self._warn_once(pod, "series of instance", others, f"which is {address}")
-        if self._told_unlabelled or all(seen.series_of(pod) for pod in pods):
+        if self._reported_unlabelled or all(seen.series_of(pod) for pod in pods):
             return
         label = self._options.labels.pod
         nameless = await moment.reply(f'{self._table.presence}{{{label}=""}}')
-        if isinstance(nameless, Answer) and nameless.unlabelled and not self._told_unlabelled:
-            self._told_unlabelled = True
+        if isinstance(nameless, Answer) and nameless.unlabelled and not self._reported_unlabelled:
+            self._reported_unlabelled = True
             text = "metrics source %s: %d series lack the label %s; set labels.pod or add it when scraping"
             _LOG.warning(text, self.name, nameless.unlabelled, label)
 
@@ -413,7 +415,7 @@ class PrometheusSource:
             told = totals_of(part, reply, moment.at, places)
             for pod in part:
                 is_own = _is_own(shared, pod, places.get(pod.name, NOWHERE).address)
-                found[pod.name] = told[pod.name] if is_own else _untold_by(shared)
+                found[pod.name] = told[pod.name] if is_own else _not_reported_by(shared)
             found |= {pod.name: Missing(Absence.TOO_MUCH) for pod in part if pod in batch.crowded}
         return found
 
@@ -483,7 +485,7 @@ class PrometheusSource:
             narrow(self._several_pages(self._span(stretch), counts_requests=False)), now
         )
         if not _is_own(shared, pod, address):
-            return _untold_by(shared)
+            return _not_reported_by(shared)
         largest = 0.0
         for name in (*self._table.in_flight, *self._table.in_flight_optional):
             reply = await self._query(narrow(sampled_query(name, stretch)), now)
@@ -501,8 +503,8 @@ class PrometheusSource:
         steady = self._options.model_copy(update={"reuse": timedelta(days=1)})
         then = PrometheusSource(self.name, client or self._client, steady, self._table, now=lambda: at)
         # What is odd about series is told once, of the present.
-        then._rounds, then._told_unlabelled = None, True
-        then._told_once = self._told_once
+        then._rounds, then._reported_unlabelled = None, True
+        then._reported_once = self._reported_once
         return then
 
     def close(self) -> None:
@@ -533,9 +535,9 @@ class PrometheusSource:
 
     def _warn_once(self, pod: PodKey, what: str, others: Sequence[str], why: str) -> None:
         """Log once per replica that somebody else's series name it, and are believed nothing."""
-        if not others or (pod, what) in self._told_once:
+        if not others or (pod, what) in self._reported_once:
             return
-        self._told_once.add((pod, what))
+        self._reported_once.add((pod, what))
         named = ", ".join(others[:5])
         _LOG.warning(
             "metrics source %s: %s %s name pod %s/%s, %s: they do not count",
@@ -562,7 +564,7 @@ def _is_own(shared: Reply, pod: PodKey, address: str) -> bool:
     return isinstance(shared, Answer) and not own_series(shared.series_of(pod), address)
 
 
-def _untold_by(shared: Reply) -> Missing:
+def _not_reported_by(shared: Reply) -> Missing:
     is_told = isinstance(shared, Answer)
     return Missing(Absence.SEVERAL_PAGES if is_told else Absence.SOURCE_UNAVAILABLE)
 

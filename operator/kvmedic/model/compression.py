@@ -60,8 +60,8 @@ class Figures:
     @property
     def is_complete(self) -> bool:
         """Return whether every figure is known but those of how many replicas and requests there were."""
-        wanted = {each.name for each in fields(self)} - {"replicas", "requests_in_flight"}
-        return all(getattr(self, name) is not None for name in wanted)
+        desired = {each.name for each in fields(self)} - {"replicas", "requests_in_flight"}
+        return all(getattr(self, name) is not None for name in desired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +384,7 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MethodSigns:
     """What a running engine and its template tell."""
 
     environment: Mapping[str, str]
@@ -456,7 +456,7 @@ OFF_WORDS = frozenset({"0", "false", "no", "off"})
 ON_WORDS = frozenset({"1", "true", "yes", "on"})
 
 
-def recognise_methods(methods: Iterable[Method], told: Told) -> tuple[Recognised, ...]:
+def recognise_methods(methods: Iterable[Method], told: MethodSigns) -> tuple[Recognised, ...]:
     """Return the methods that are on, as far as anything tells; empty where nothing does."""
     found = (_recognise_method(method, told) for method in methods)
     return tuple(each for each in found if each is not None)
@@ -486,7 +486,7 @@ def with_older_names(method: Method, environment: Mapping[str, str]) -> dict[str
     return {**environment, **older}
 
 
-def _recognise_method(method: Method, told: Told) -> Recognised | None:
+def _recognise_method(method: Method, told: MethodSigns) -> Recognised | None:
     """Return a method that is on: what its running engine logged counts before what settings ask for."""
     proof, wish = _proof(method, told), _wish(method, told)
     if not (proof or wish):
@@ -506,7 +506,7 @@ def _recognise_method(method: Method, told: Told) -> Recognised | None:
     )
 
 
-def _proof(method: Method, told: Told) -> str:
+def _proof(method: Method, told: MethodSigns) -> str:
     """Return what the engine itself says of a method, empty where it says nothing.
 
     Of a line only the phrase is kept by which the method is known.
@@ -517,13 +517,13 @@ def _proof(method: Method, told: Told) -> str:
     return f"cache_dtype {told.cache_dtype}" if is_label else ""
 
 
-def _phrase(pattern: str, told: Told) -> str:
+def _phrase(pattern: str, told: MethodSigns) -> str:
     """Return the first part of a log that a pattern matches; empty where none does."""
     matches = (re.search(pattern, line) for line in told.log if pattern)
     return next((match.group() for match in matches if match), "")
 
 
-def _wish(method: Method, told: Told) -> str:
+def _wish(method: Method, told: MethodSigns) -> str:
     """Return which setting asks for a method; empty where none does."""
     names = [name for name in told.environment for pattern in method.variables if re.fullmatch(pattern, name)]
     if names:

@@ -102,7 +102,7 @@ def with_value(contents: Contents, key: str, span: slice, value: str) -> Content
 def copy_name(config_map: str, contents: Contents, target_uid: str = "") -> str:
     """Return the name of a copy: that of the ConfigMap, and a hash of what is in the copy and whose it is.
 
-    So the same change gives the same copy, whoever dies in the middle; another target has one of its
+    So the same change gives the same copy, if a process dies in the middle; another target has one of its
     own, which nobody removes for the first one's sake. A copy of a copy has one hash at its end.
     It only tells copies apart; what is in one is compared by the whole digest.
     """
@@ -373,8 +373,8 @@ class OwnerField:
             holder = _child(holder, key)
         if isinstance(holder, list) and last.isdigit() and None in (self.before, self.after):
             rest = [_text_of(each) for each in holder[int(last) :]]
-            for wanted, state in ((self.before, EditState.BEFORE), (self.after, EditState.AFTER)):
-                if len(holder) >= int(last) and rest == ([] if wanted is None else [wanted]):
+            for desired, state in ((self.before, EditState.BEFORE), (self.after, EditState.AFTER)):
+                if len(holder) >= int(last) and rest == ([] if desired is None else [desired]):
                     return state
             return EditState.OTHER
         return self._state_of(_text_of(_child(holder, last)))

@@ -26,7 +26,7 @@ from typing import TypeAlias
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading, Unsupported
 
 
-class Silence(StrEnum):
+class NvidiaSmiError(StrEnum):
     """Why `nvidia-smi` in a replica's container did not make its health known."""
 
     FORBIDDEN = "Forbidden"
@@ -51,24 +51,28 @@ class Silence(StrEnum):
     """It answered, and a value of a device is not known, or a device is not listed."""
 
 
-SILENCES: Mapping[Silence, str] = MappingProxyType(
+NVIDIA_SMI_ERRORS: Mapping[NvidiaSmiError, str] = MappingProxyType(
     {
-        Silence.FORBIDDEN: (
+        NvidiaSmiError.FORBIDDEN: (
             "the operator may not run it: grant get and create on pods/exec (the chart does so with "
             "nodeHealth.nvidiaSmi), and see that no admission policy refuses it"
         ),
-        Silence.NOT_STARTED: (
+        NvidiaSmiError.NOT_STARTED: (
             "it could not be started: the NVIDIA container runtime adds it to a container whose "
             "NVIDIA_DRIVER_CAPABILITIES has utility"
         ),
-        Silence.TIMED_OUT: "it did not end in time: see whether the driver hangs, in the node's kernel log",
-        Silence.TOO_LONG: "it printed far more than it should: see what that program is in the image",
-        Silence.UNREACHABLE: "the container was not reached: see whether it runs, and its node's kubelet",
-        Silence.NO_TURN: "its turn has not come yet: nothing is to be done",
-        Silence.UNKNOWN_FIELD: "it does not know the fields that it was asked for: use a newer driver",
-        Silence.FAILED: "it ended with an error: run it in the container and read what it says",
-        Silence.NO_DEVICE: "it lists no GPU: see whether the container has one",
-        Silence.INCOMPLETE: (
+        NvidiaSmiError.TIMED_OUT: (
+            "it did not end in time: see whether the driver hangs, in the node's kernel log"
+        ),
+        NvidiaSmiError.TOO_LONG: "it printed far more than it should: see what that program is in the image",
+        NvidiaSmiError.UNREACHABLE: (
+            "the container was not reached: see whether it runs, and its node's kubelet"
+        ),
+        NvidiaSmiError.NO_TURN: "its turn has not come yet: nothing is to be done",
+        NvidiaSmiError.UNKNOWN_FIELD: "it does not know the fields that it was asked for: use a newer driver",
+        NvidiaSmiError.FAILED: "it ended with an error: run it in the container and read what it says",
+        NvidiaSmiError.NO_DEVICE: "it lists no GPU: see whether the container has one",
+        NvidiaSmiError.INCOMPLETE: (
             "it does not report all of every GPU: run it in the container, as GPUs without ECC count no "
             "memory errors, and one that is missing or shows ERR! is to be looked at"
         ),
@@ -151,8 +155,8 @@ SHOWN = (*SERIES, Vital.MEMORY_FREE)
 """What people are shown of a device."""
 
 NEEDED = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS)
-"""What tells whether a node is healthy. Row remapping exists from Ampere on only. One that whoever tells of
-the device can never tell (`Unsupported`) is not waited for."""
+"""What tells whether a node is healthy. Row remapping exists from Ampere on only. One that the
+device's source can never tell (`Unsupported`) is not waited for."""
 BY_DEFAULT = (Vital.LAST_XID,)
 """Those of them that a default installation of the DCGM exporter exports (dcgm-exporter,
 etc/default-counters.csv: clock reasons are not in it, ECC is commented out). A series of the others may be
@@ -327,7 +331,7 @@ class Vitals:
     """Unsupported: nobody asked."""
     end: EngineEnd | None = None
     """None: it did not end inside the window, and is not down since an earlier end."""
-    silence: Silence | None = None
+    nvidia_smi_error: NvidiaSmiError | None = None
     """Why its driver, asked, did not make its health known; None: nobody asked, or it did."""
 
     def unknown(self) -> tuple[Vital, ...]:
@@ -367,7 +371,7 @@ _IDENTITY = re.compile(r"GPU-[0-9a-fA-F-]{8,40}")
 _FAULTS = sum(CLOCK_FAULTS)
 _UNNAMED = "a GPU without a number"
 
-Answer: TypeAlias = Measured[tuple[Device, ...]] | Silence
+Answer: TypeAlias = Measured[tuple[Device, ...]] | NvidiaSmiError
 """What came of asking."""
 
 
@@ -377,7 +381,7 @@ def nvidia_smi_query(clock_field: str) -> tuple[str, ...]:
     return (PROGRAM, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
 
 
-def devices_told(exit_code: int, text: str, at: datetime) -> Answer:
+def parse_devices(exit_code: int, text: str, at: datetime) -> Answer:
     """Return the devices that a finished command told of, or why it told of none.
 
     Args:
@@ -386,18 +390,18 @@ def devices_told(exit_code: int, text: str, at: datetime) -> Answer:
         at: when it was asked.
     """
     if exit_code == INVALID_ARGUMENT:
-        return Silence.UNKNOWN_FIELD
+        return NvidiaSmiError.UNKNOWN_FIELD
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > MOST_LINES:
-        return Silence.TOO_LONG
+        return NvidiaSmiError.TOO_LONG
     devices = tuple(_device(line, at) for line in lines)
     if exit_code in DRIVER_FAULTS and not any(_is_faulty(device) for device in devices):
         devices = (*devices, _faulty(exit_code, at))
     if any(_is_faulty(device) for device in devices):
         return Measured(devices, at)
     if exit_code != SUCCESS:
-        return Silence.FAILED
-    return Measured(devices, at) if devices else Silence.NO_DEVICE
+        return NvidiaSmiError.FAILED
+    return Measured(devices, at) if devices else NvidiaSmiError.NO_DEVICE
 
 
 def may_fill(vitals: Vitals) -> bool:
@@ -419,8 +423,8 @@ def fill_vitals(vitals: Vitals, answer: Answer, expected: int) -> Vitals:
         answer: of its driver.
         expected: GPUs that its container was given; 0 where nobody knows.
     """
-    if isinstance(answer, Silence):
-        return replace(vitals, silence=answer)
+    if isinstance(answer, NvidiaSmiError):
+        return replace(vitals, nvidia_smi_error=answer)
     told, known = answer.value, vitals.devices
     if isinstance(known, Measured) and known.value:
         devices = (
@@ -430,7 +434,7 @@ def fill_vitals(vitals: Vitals, answer: Answer, expected: int) -> Vitals:
     else:
         devices = (*told, *_unlisted_devices(told, expected))
     done = replace(vitals, devices=Measured(devices, answer.at))
-    return replace(done, silence=Silence.INCOMPLETE) if done.unknown() else done
+    return replace(done, nvidia_smi_error=NvidiaSmiError.INCOMPLETE) if done.unknown() else done
 
 
 def _gaps(device: Device) -> Iterator[Vital]:

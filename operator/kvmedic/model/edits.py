@@ -20,7 +20,7 @@ Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json
 
 DIGITS, EARLIER_DIGITS = 32, 16
 """Hexadecimal digits of an identity: 128 bits, so that nobody finds two contents with one. Up to 0.1.0 it had
-half of them; whoever may choose what is hashed finds two such after some 2^32 tries."""
+half of them; anyone who may choose what is hashed finds two such after some 2^32 tries."""
 
 
 class Digest(str):

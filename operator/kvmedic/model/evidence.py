@@ -61,8 +61,8 @@ class Signal(StrEnum):
     which nothing finishes still counts. This is what a trigger compares."""
     SILENT_SECONDS_HELD = "silentSecondsHeld"
     """The smallest silence per request that any moment of the hold duration saw, each moment looking back one
-    window: waiting requests on average, over those that arrive per second (Little's law). It counts whoever
-    still waits, and whoever was preempted. At least one arrival is assumed."""
+    window: waiting requests on average, over those that arrive per second (Little's law). It counts requests
+    that still wait or were preempted. At least one arrival is assumed."""
     STALLS_PER_REQUEST_HELD = "stallsPerRequestHeld"
     """The same of long gaps between two tokens, per finished request. Long is beyond the first bound of the
     engine's buckets that is not under 2 s."""

@@ -122,7 +122,7 @@ SURGE = 1
 
 @dataclass(frozen=True, slots=True)
 class RolloutFields:
-    """The fields of a workload that a frozen rollout borrows. None: the field is absent."""
+    """The fields of a workload that a frozen rollout changes for a while. None: the field is absent."""
 
     paused: bool
     max_surge: int | str
@@ -292,7 +292,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Cordoned:
-    """A pod that carries our note of a cordon, whoever owns it now."""
+    """A pod that carries our note of a cordon, under any owner."""
 
     namespace: str
     name: str
@@ -400,7 +400,7 @@ class OrphanDrain:
     services: tuple[LabelFront, ...] = ()
     """The Services that lead requests to the pods by their labels."""
     is_whole: bool = True
-    """False: only a glance was taken, and what policies and pickers do with the pods was not read."""
+    """False: only a quick look was taken, and what policies and pickers do with the pods was not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,8 +507,8 @@ class Fleet:
     rendered_from: OwnerObject | None = None
     """The same of the owner's object."""
     edits: Mapping[str, FieldEdit] = field(default_factory=dict)
-    """Who set the fields last that a rollout borrows, by their names, and `template`; empty name: any field,
-    ourselves left out. A field that was removed has nobody."""
+    """Who last set the fields that a rollout changes for a while, by their names, and `template`; empty name:
+    any field, ourselves left out. A field that was removed has nobody."""
     orphans: tuple[Orphan, ...] = ()
     """Replicas that were released to be drained, by name; none of them is among the pods."""
     looked_at: datetime | None = None

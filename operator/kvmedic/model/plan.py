@@ -27,17 +27,17 @@ class Goal(StrEnum):
 
     RELIEF = "Relief"
     """Fewer preemptions and smoother answers than before, at comparable load."""
-    STEADINESS = "Steadiness"
+    STAYS_UP = "StaysUp"
     """No replica that runs it restarts while requests are served."""
     CALM = "Calm"
     """No replica is beyond the trigger, whatever the load is: fewer replicas do as well."""
     ANSWER = "Answer"
     """Nothing is changed: a trial answers a question."""
-    PARITY = "Parity"
+    NO_WORSE = "NoWorse"
     """The fleet is not worse off than before, at comparable load."""
 
 
-COMPARED = frozenset({Goal.RELIEF, Goal.PARITY})
+COMPARED = frozenset({Goal.RELIEF, Goal.NO_WORSE})
 """Goals that need the figures of before the change."""
 
 
@@ -307,7 +307,7 @@ class RevisionStep(AnyStep):
         )
 
 
-class Goer(StrEnum):
+class PodToRemove(StrEnum):
     """Which replica goes when the spare has come and the recorded number is put back."""
 
     NAMED = "Named"
@@ -321,7 +321,7 @@ class ReplaceStep(SameTemplate):
     """One replica of the target makes room for a new one of the same pod template.
 
     Absolute: afterwards there are `replicas` replicas again, and one of those that were there for a
-    while is gone: `goes` says which. The template is not touched. Once the named replica is gone
+    while is gone: `pod_to_remove` says which. The template is not touched. Once the named replica is gone
     nothing brings it back, so the inverse counts only until then.
     """
 
@@ -336,7 +336,7 @@ class ReplaceStep(SameTemplate):
     template: str
     """Hash of the pod template, before and after."""
     reason: Reason
-    goes: Goer = Goer.NAMED
+    pod_to_remove: PodToRemove = PodToRemove.NAMED
     kind: Literal["ReplaceStep"] = "ReplaceStep"
     is_revocable: ClassVar[bool] = False
 
@@ -352,8 +352,8 @@ class ReplaceStep(SameTemplate):
 
     def inverse(self) -> ReplaceStep:
         """Return the step after which the other one of the two replicas is there."""
-        goes = Goer.SPARE if self.goes is Goer.NAMED else Goer.NAMED
-        return replace(self, goes=goes, reason=Reason.ROLLING_BACK)
+        other = PodToRemove.SPARE if self.pod_to_remove is PodToRemove.NAMED else PodToRemove.NAMED
+        return replace(self, pod_to_remove=other, reason=Reason.ROLLING_BACK)
 
     @property
     def shown(self) -> Shown:
@@ -362,7 +362,7 @@ class ReplaceStep(SameTemplate):
 
     def line(self) -> str:
         """Return the step as one line for a person."""
-        end = "-> a new one" if self.goes is Goer.NAMED else "stays"
+        end = "-> a new one" if self.pod_to_remove is PodToRemove.NAMED else "stays"
         return f"{self.target.kind}/{self.target.name}: replica {self.pod} {end}"
 
 
@@ -396,7 +396,7 @@ class ReplicasStep(SameTemplate):
 
     @property
     def most_replicas(self) -> int:
-        """Return the number of replicas that is wanted."""
+        """Return the desired number of replicas."""
         return self.after
 
     @property
@@ -496,7 +496,7 @@ class TrialStep(PodStep):
         return self.tried or self.template
 
     @property
-    def told_of(self) -> str:
+    def answer_template(self) -> str:
         """Return the hash of the pod template that an answer is about.
 
         That a trial pod computes prompts whole is no part of the setting under test.

@@ -118,7 +118,7 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
     return {name: _told(pod, signals) for name, pod in sorted(observation.pods.items())}
 
 
-def told_by(observation: Observation, signals: frozenset[Signal]) -> dict[str, Complete]:
+def reported_values(observation: Observation, signals: frozenset[Signal]) -> dict[str, Complete]:
     """Return the values of those replicas that have one for every signal, by pod name."""
     return {
         name: _told(pod, signals)
@@ -151,14 +151,14 @@ def total(found: Mapping[str, Complete], signal: Signal) -> float:
     return sum(one.numbers[signal] for one in found.values())
 
 
-def total_if_told(observation: Observation, signal: Signal) -> float | None:
+def total_if_reported(observation: Observation, signal: Signal) -> float | None:
     """Return a number that a judgement can do without, added up; None where a replica does not tell."""
     told = [number_or_none(readings, signal) for readings in observation.pods.values()]
     known = [each for each in told if each is not None]
     return sum(known) if len(known) == len(told) else None
 
 
-def total_of_told(observation: Observation, signal: Signal) -> float:
+def total_reported(observation: Observation, signal: Signal) -> float:
     """Return a number that a judgement can do without, added up over the replicas that tell it."""
     return sum(number_or_none(readings, signal) or 0.0 for readings in observation.pods.values())
 
@@ -248,14 +248,14 @@ def quantile(histogram: Histogram, share: float) -> float:
     """Return the value below which a share (0-1) of the observations lie; infinite above the top bound."""
     if histogram.count <= 0:
         raise ValueError("an empty histogram has no quantiles")
-    wanted = share * histogram.count
+    desired = share * histogram.count
     *filled, last = [bucket for bucket in _buckets(histogram, inf) if bucket[2]]
     for lower, upper, count in filled:
-        if count >= wanted:
-            return lower + (upper - lower) * wanted / count
-        wanted -= count
+        if count >= desired:
+            return lower + (upper - lower) * desired / count
+        desired -= count
     lower, upper, count = last
-    return lower + (upper - lower) * min(1.0, wanted / count) if upper < inf else inf
+    return lower + (upper - lower) * min(1.0, desired / count) if upper < inf else inf
 
 
 def above(histogram: Histogram, limit: float) -> float:
@@ -284,10 +284,10 @@ def lower_bound(histogram: Histogram, share: float) -> float:
     """
     if histogram.count <= 0:
         raise ValueError("an empty histogram has no quantiles")
-    wanted, found = share * histogram.count, 0.0
+    desired, found = share * histogram.count, 0.0
     for lower, _, count in _buckets(histogram, inf):
         found += count
-        if count > 0 and found > wanted:
+        if count > 0 and found > desired:
             return lower
     return histogram.bounds[-1] if histogram.bounds else 0.0
 

@@ -1,12 +1,12 @@
 """The one open run of a resource: what was intended, how far it got, how it ends.
 
 A run lives in the resource's status and nowhere else. It is written before each effect, so that
-whoever reads it after a crash knows what may or may not have happened since.
+the process that reads it after a crash knows what may or may not have happened since.
 
 What an open run goes by: the spec as it is now, or its own record where the spec cannot be followed.
 
-Whatever becomes of the spec, an open run must be able to end: what it borrowed is on the target, and
-its resource's finalizer waits for it.
+Whatever becomes of the spec, an open run must be able to end: what it changed for a while is on the target,
+and its resource's finalizer waits for it.
 
 What a run costs while it goes: replicas beyond the recorded number, and replicas that start anew.
 
@@ -31,7 +31,7 @@ from kvmedic.model.plan import (
     Step,
 )
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Policy, TargetRef, Terms, without_spec
+from kvmedic.model.spec import Policy, RunSpec, TargetRef, without_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
+class DrainingPod:
     """A pod that is being taken out of rotation and drained."""
 
     name: str
@@ -193,7 +193,7 @@ this one too, where every GPU of a node is cut into equal parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class CostSoFar:
     """What a run has cost up to a moment."""
 
     at: datetime
@@ -209,7 +209,7 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """What a run's spending is counted against."""
+    """What a run's cost is counted against."""
 
     step: Step
     replicas: int
@@ -217,12 +217,12 @@ class Footing:
     started_at: datetime
 
 
-def update_spending(before: Spending | None, footing: Footing, fleet: Fleet, now: datetime) -> Spending:
-    """Return a run's spending up to now; looking twice at one moment changes nothing."""
-    known = before or Spending(footing.started_at, 0, 0.0, 0, footing.replicas)
+def update_cost_so_far(before: CostSoFar | None, footing: Footing, fleet: Fleet, now: datetime) -> CostSoFar:
+    """Return a run's cost up to now; looking twice at one moment changes nothing."""
+    known = before or CostSoFar(footing.started_at, 0, 0.0, 0, footing.replicas)
     seconds = max(0.0, (now - known.at).total_seconds())
     above = max(0, len(fleet.pods) - footing.replicas)
-    return Spending(
+    return CostSoFar(
         at=max(now, known.at),
         above=above,
         replica_seconds=known.replica_seconds + known.above * seconds,
@@ -434,11 +434,11 @@ class Run:
     baseline: Baseline | None
     """The fleet before the change; None where it could not be measured and the goal does not need it."""
     intent: Intent | None = None
-    victims: tuple[Victim, ...] = ()
+    draining_pods: tuple[DrainingPod, ...] = ()
     """The pods that are being taken out of rotation and drained: one, or those of a wave."""
     ending: Outcome | None = None
     """Set as soon as it is known how the run ends; what remains only puts things back."""
-    terms: Terms | None = None
+    run_spec: RunSpec | None = None
     """None: written by a version that did not say; the spec's own count then."""
     goal: Goal = Goal.RELIEF
     """By what the change is judged."""
@@ -446,7 +446,7 @@ class Run:
     """None: the mode asked for none."""
     gpus: int | None = None
     """GPUs of a replica; None where its pod template asks for none."""
-    spending: Spending | None = None
+    cost_so_far: CostSoFar | None = None
     """None: nothing was counted yet."""
     timed_out: tuple[TimedOut, ...] = ()
     """Replicas that were put back into rotation because their drain timed out, since the last one went."""
@@ -454,7 +454,7 @@ class Run:
     """How often the rollout's fields were put back because somebody else had set them."""
     regained_at: datetime | None = None
     """When that was last."""
-    handover: str = ""
+    owner_patch: str = ""
     """What the owner of the target needs so that the change stays: a value or a patch. Empty: nobody's."""
     may_lack: int = 0
     """Replicas that may be missing while it walks: 1 where no spare is made, else 0."""
@@ -481,10 +481,10 @@ class Run:
         """Return the step that is under way, or the last one."""
         return self.steps[self.index]
 
-    def spent(self, fleet: Fleet, now: datetime) -> Spending:
+    def count_cost(self, fleet: Fleet, now: datetime) -> CostSoFar:
         """Return what the run has cost up to now."""
         footing = Footing(self.current.step, self.replicas, self.started_at)
-        return update_spending(self.spending, footing, fleet, now)
+        return update_cost_so_far(self.cost_so_far, footing, fleet, now)
 
     @property
     def sequence(self) -> int:
@@ -507,7 +507,7 @@ class Run:
     def open_verification(self, now: datetime) -> Run:
         """Return the run as its sustained window opens."""
         record = replace(self.current, state=StepState.VERIFYING, settled_at=now)
-        return replace(self.with_step(record), victims=(), timed_out=())
+        return replace(self.with_step(record), draining_pods=(), timed_out=())
 
     def keep_step(self, judged: Judged) -> Run:
         """Return the run with its step judged and kept."""
@@ -532,7 +532,7 @@ class Run:
             message=outcome.message,
             after=after,
         )
-        return replace(self.with_step(record), ending=outcome, victims=(), timed_out=())
+        return replace(self.with_step(record), ending=outcome, draining_pods=(), timed_out=())
 
     def end_answered(self, outcome: Outcome) -> Run:
         """Return the run with the question of its step answered: it ends."""
@@ -542,12 +542,12 @@ class Run:
     def end_reverted(self) -> Run:
         """Return the run with its step taken back everywhere."""
         done = self.with_step(replace(self.current, state=StepState.REVERTED))
-        return replace(done, victims=(), timed_out=())
+        return replace(done, draining_pods=(), timed_out=())
 
     def leave_target(self, outcome: Outcome) -> Run:
         """Return the run as it ends where it stands."""
         record = replace(self.current, state=StepState.LEFT, message=outcome.message)
-        return replace(self.with_step(record), ending=outcome, victims=(), timed_out=())
+        return replace(self.with_step(record), ending=outcome, draining_pods=(), timed_out=())
 
 
 def policy_during(run: Run, policy: Policy | None) -> Policy | None:
@@ -555,15 +555,15 @@ def policy_during(run: Run, policy: Policy | None) -> Policy | None:
 
     How replicas are drained is always as the run began with: some may carry its marks.
     """
-    if run.terms is None:
+    if run.run_spec is None:
         return policy
     if policy is None:
-        return policy_from(run.current.step, run.terms)
-    terms, own = run.terms, policy.rollout
-    rollout = replace(own, rotation_label=terms.rotation_label, rotation=terms.rotation)
+        return policy_from(run.current.step, run.run_spec)
+    begun, own = run.run_spec, policy.rollout
+    rollout = replace(own, rotation_label=begun.rotation_label, rotation=begun.rotation)
     return replace(policy, rollout=rollout)
 
 
-def policy_from(step: Step, terms: Terms) -> Policy:
+def policy_from(step: Step, run_spec: RunSpec) -> Policy:
     """Return a policy with which a step can be taken back, and nothing else can be done."""
-    return without_spec(TargetRef(step.target.kind, step.target.name, step.container), terms)
+    return without_spec(TargetRef(step.target.kind, step.target.name, step.container), run_spec)

@@ -437,8 +437,8 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What of the spec a run was begun on, so that it can be ended whatever becomes of the spec."""
+class RunSpec:
+    """The part of the spec that a run began with, so that it can be ended whatever becomes of the spec."""
 
     rotation_label: RotationLabel
     drain_timeout: timedelta
@@ -456,17 +456,17 @@ class Terms:
 NEVER = timedelta(0)
 
 
-def terms_of(policy: Policy) -> Terms:
+def run_spec_of(policy: Policy) -> RunSpec:
     """Return what is to be remembered of a spec, so that what is begun by it can be ended without it."""
     rollout, target = policy.rollout, policy.target
     drains = rollout.rotation_label, rollout.drain_timeout, rollout.on_drain_timeout
-    return Terms(*drains, target.engine, target.port, target.ports, rollout.rotation)
+    return RunSpec(*drains, target.engine, target.port, target.ports, rollout.rotation)
 
 
-def without_spec(target: TargetRef, terms: Terms) -> Policy:
+def without_spec(target: TargetRef, run_spec: RunSpec) -> Policy:
     """Return a policy with which what was done to a target can be taken back, and nothing else."""
     return Policy(
-        target=replace(target, engine=terms.engine, port=terms.port, ports=terms.ports),
+        target=replace(target, engine=run_spec.engine, port=run_spec.port, ports=run_spec.ports),
         mode=Mode.OBSERVE,
         suspended=True,
         runbooks=(),
@@ -478,10 +478,10 @@ def without_spec(target: TargetRef, terms: Terms) -> Policy:
         levers=(),
         rollout=RolloutPolicy(
             Spare.REQUIRED,
-            terms.drain_timeout,
-            terms.rotation_label,
-            on_drain_timeout=terms.on_drain_timeout,
-            rotation=terms.rotation,
+            run_spec.drain_timeout,
+            run_spec.rotation_label,
+            on_drain_timeout=run_spec.on_drain_timeout,
+            rotation=run_spec.rotation,
         ),
         on_inconclusive=OnInconclusive.HOLD,
         limits=Limits(NEVER, 0, 0),

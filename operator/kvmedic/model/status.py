@@ -17,7 +17,7 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Baseline, Run, Summary
-from kvmedic.model.spec import Fix, Policy, Terms
+from kvmedic.model.spec import Fix, Policy, RunSpec
 from kvmedic.model.trial import Answer, Scored
 
 
@@ -71,7 +71,7 @@ class TemporaryChange:
     load: Load | None = None
     """Load of a replica without the change, when that load was too much. Absent if it was not measured;
     another measure decides then."""
-    terms: Terms | None = None
+    run_spec: RunSpec | None = None
     """The rollout settings for the restore if the spec cannot be followed."""
     calm_since: datetime | None = None
     """Since when no replica is beyond the trigger; absent while one is, or while it is unknown."""
@@ -372,7 +372,7 @@ def failed_before(
 
 
 @dataclass(frozen=True, slots=True)
-class OutgrownShare:
+class OomShare:
     """A share of GPU memory at which a replica ran out of memory. No run sets it again."""
 
     share: float
@@ -445,7 +445,7 @@ class ClosedRun:
     """The run used its own trial pod: nothing of the fleet was changed."""
     template_after: str = ""
     """Hash of the pod template that the run changed and kept. Empty if it kept no change of the template."""
-    handover: str = ""
+    owner_patch: str = ""
     """What the owner of the Deployment needs so that the change stays: a value or a patch. Empty if nobody
     else owns it, or nothing was kept."""
 
@@ -470,7 +470,7 @@ class Record:
     answers: tuple[Answer, ...] = ()
     """What trials showed, newest first."""
     copies: tuple[ConfigCopy, ...] = ()
-    outgrown: tuple[OutgrownShare, ...] = ()
+    oom_shares: tuple[OomShare, ...] = ()
     temporary: tuple[TemporaryChange, ...] = ()
     """What stays for a while after its run: replicas that were added first, then settings."""
     history: tuple[ClosedRun, ...] = field(default=())

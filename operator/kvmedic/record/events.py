@@ -137,7 +137,7 @@ def _not_ready_notes(old: Record, new: Record) -> tuple[Note, ...]:
 
 
 def _person_notes(old: Record, new: Record) -> tuple[Note, ...]:
-    """Return what a person must do, unless it or a complaint gave that reason before."""
+    """Return what a person must do, unless an earlier status gave that reason."""
     acting, was = new.condition(ConditionType.ACTION_REQUIRED), old.condition(ConditionType.ACTION_REQUIRED)
     if acting is None or acting.status is not Truth.TRUE or Trait.NEEDS_A_PERSON not in acting.reason.traits:
         return ()

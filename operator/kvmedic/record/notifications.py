@@ -34,7 +34,7 @@ LOG = logging.getLogger("kvmedic.notifications")
 SCHEMA = "kvmedic.io/notification/v1"
 """Version of the JSON body: fields are added under it, and none is taken away or changes its meaning."""
 PAGE_ENDS = (Reason.OBJECTIVES_MET, Reason.SERVED_IN_TIME)
-"""That a page is one no more, for whoever was told that it began."""
+"""That a page is one no more, for those who were told that it began."""
 MOST_WAITING = 256
 """Notifications that wait for one destination, at most. A choice: ten fleets that each go through a run, and
 0.5 MB. Beyond it the oldest is dropped: the newest says what is true now."""
@@ -55,7 +55,7 @@ class Sender:
     now: Callable[[], datetime]
 
 
-def is_wanted(note: Note, only: str) -> bool:
+def is_reported_to(note: Note, only: str) -> bool:
     """Return whether a destination is told of a note; see `NotifyOptions.only`."""
     if only == "all" or note.severity is Severity.PAGE or note.reason in PAGE_ENDS:
         return True
@@ -261,7 +261,9 @@ class _Destination:
                 return _Trouble("answered with a redirect; write the URL that it leads to")
             code = answer.status_code
             may_pass = code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error
-            return _Trouble(f"answered {code}", may_pass, wanted_pause(answer.headers.get("Retry-After", "")))
+            return _Trouble(
+                f"answered {code}", may_pass, requested_pause(answer.headers.get("Retry-After", ""))
+            )
 
     def _report_change(self, trouble: str) -> None:
         """Log what changed about the destination since the last notification."""
@@ -273,7 +275,7 @@ class _Destination:
         self._trouble = trouble
 
 
-def wanted_pause(told: str) -> float:
+def requested_pause(told: str) -> float:
     """Return the seconds that a Retry-After asks for, bounded; 0 where it is none."""
     if re.fullmatch(r"[0-9]{1,9}", told):
         return min(float(told), LONGEST_PAUSE)
@@ -308,7 +310,7 @@ class Notifications:
         """Queue a note's notifications and write its Events."""
         for destination in self._destinations:
             options = destination.options
-            if is_wanted(note, options.only):
+            if is_reported_to(note, options.only):
                 told = notification(resource, note, self._sender, options.cluster)
                 destination.take(slack_message(told) if options.form == "slack" else told)
         await self._events.publish(resource, note)

@@ -32,7 +32,7 @@ from kvmedic.model.status import (
     Condition,
     ConditionType,
     FailedAttempt,
-    OutgrownShare,
+    OomShare,
     Record,
     SizedCap,
     Truth,
@@ -159,7 +159,7 @@ def _usability(run: Run | None, told: Outcome, problem: Blocked | None) -> tuple
 
 def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: datetime) -> Record:
     """Return the record with the run closed: in the history, and what did not help remembered."""
-    message = _with_handover(run, outcome)
+    message = _with_owner_patch(run, outcome)
     entry = ClosedRun(
         id=run.id,
         reason=run.reason,
@@ -172,7 +172,7 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
         template=run.steps[0].step.before_template,
         on_trial_pod=run.steps[0].step.is_on_trial,
         template_after=_kept_template(run),
-        handover=run.handover if Trait.KEPT in outcome.reason.traits else "",
+        owner_patch=run.owner_patch if Trait.KEPT in outcome.reason.traits else "",
     )
     truth = Truth.TRUE if Trait.HELPED in outcome.reason.traits else Truth.FALSE
     remediated = Claim(ConditionType.REMEDIATED, truth, outcome.reason, message)
@@ -196,14 +196,14 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
     return with_conditions(done, claims, generation, now)
 
 
-def _with_handover(run: Run, outcome: Outcome) -> str:
+def _with_owner_patch(run: Run, outcome: Outcome) -> str:
     """Return how a run ended, with what keeps its change where somebody else owns the target."""
-    if not run.handover or Trait.KEPT not in outcome.reason.traits:
+    if not run.owner_patch or Trait.KEPT not in outcome.reason.traits:
         return outcome.message
-    whole = f"{outcome.message}; so that it stays, {run.handover}"
+    whole = f"{outcome.message}; so that it stays, {run.owner_patch}"
     if len(whole.encode()) <= MESSAGE_BYTES:
         return whole
-    return f"{outcome.message}; what its owner needs so that it stays is in .status.history[0].handover"
+    return f"{outcome.message}; what its owner needs so that it stays is in .status.history[0].ownerPatch"
 
 
 def _kept_template(run: Run) -> str:
@@ -332,16 +332,16 @@ def _why_it_failed(record: StepRecord, outcome: Outcome) -> str:
 _DUST = 1e-9
 
 
-def with_outgrown(record: Record, share: float, template: Mapping[str, object], now: datetime) -> Record:
+def with_oom_share(record: Record, share: float, template: Mapping[str, object], now: datetime) -> Record:
     """Return the record with a share of the devices' memory that was too much for a pod template.
 
     Of one template the lowest counts; equal to the old record where that is known already.
     """
     body = body_hash(template)
-    if any(one.body == body and one.share <= share + _DUST for one in record.outgrown):
+    if any(one.body == body and one.share <= share + _DUST for one in record.oom_shares):
         return record
-    others = tuple(one for one in record.outgrown if one.body != body)
-    return replace(record, outgrown=(OutgrownShare(share, body, now), *others)[:HISTORY_LENGTH])
+    others = tuple(one for one in record.oom_shares if one.body != body)
+    return replace(record, oom_shares=(OomShare(share, body, now), *others)[:HISTORY_LENGTH])
 
 
 def after_trouble(
@@ -355,7 +355,7 @@ def after_trouble(
     step = run.current.step
     share = raised_share(step)
     ended = any(pod.ends for pod in fleet.pods if pod.revision == step.after_template)
-    return record if share is None or not ended else with_outgrown(record, share, template, now)
+    return record if share is None or not ended else with_oom_share(record, share, template, now)
 
 
 def raised_share(step: Step) -> float | None:

@@ -54,7 +54,7 @@ from kvmedic.model.run import StepState
 from kvmedic.model.spec import Policy
 from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
 from kvmedic.record.runs import phase
-from kvmedic.record.surveys import complaint
+from kvmedic.record.surveys import with_problem
 from kvmedic.rollout.gates.runs_at_once import BadEnd, Peer, place_of
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 
@@ -193,7 +193,7 @@ class Store:
             return None
         return self.known.remember(body)
 
-    async def recall(self, key: Key) -> Resource | None:
+    async def load_last_seen(self, key: Key) -> Resource | None:
         """Return the resource as it was seen last, or as it is now where it never was."""
         return self.known.find(key.uid) or await self.load(key)
 
@@ -233,7 +233,7 @@ class Store:
                     found.append(peer_of(body))
         return tuple(found)
 
-    async def complain(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
+    async def report_problem(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
         """Write conditions that tell a problem; every other part of the status stays as it is stored.
 
         Returns the conditions before and after, or None where they said so already.
@@ -246,7 +246,7 @@ class Store:
             known = record_from_wire({"conditions": status.get("conditions", [])})
         except RunUnreadable:
             known = Record()
-        told = complaint(known, problem, resource.generation, self.client.clock.now())
+        told = with_problem(known, problem, resource.generation, self.client.clock.now())
         if told.conditions == known.conditions:
             return None
         wire = record_to_wire(replace(known, conditions=told.conditions), phase(told))
@@ -254,7 +254,7 @@ class Store:
         self.known.remember(await self.client.put_status(_resource_ref(resource), body))
         return known, told
 
-    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the wanted state
+    async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the desired state
         """Put our finalizer on the loaded version, or take it off; another's stays as it is."""
         body = await self.client.get(_resource_ref(resource))
         if body is None:
@@ -262,10 +262,10 @@ class Store:
         held = list(section(body, "metadata").get("finalizers") or [])
         if (FINALIZER in held) is present:
             return
-        wanted = [*held, FINALIZER] if present else [name for name in held if name != FINALIZER]
+        desired = [*held, FINALIZER] if present else [name for name in held if name != FINALIZER]
         version = section(body, "metadata")["resourceVersion"]
         guard = PatchOperation("test", "/metadata/resourceVersion", version)
-        change = PatchOperation("add", "/metadata/finalizers", tuple(wanted))
+        change = PatchOperation("add", "/metadata/finalizers", tuple(desired))
         self.known.remember(await self.client.json_patch(_resource_ref(resource), (guard, change)))
 
 

@@ -62,7 +62,7 @@ def record_plan(
 
 
 def with_failed_fixes(record: Record, failed: Sequence[FailedAttempt]) -> Record:
-    """Return the record with what was tried in vain in the place of a method that was turned off."""
+    """Return the record with what failed in the place of a method that was turned off."""
     new = [one for one in failed if one not in record.failed_attempts]
     return record if record.turned_off is None or not new else with_failed_attempts(record, new)
 
@@ -79,7 +79,7 @@ def with_runbook_switch(record: Record, switch: RunbookSwitch | None) -> Record:
     return replace(record, runbook_switches=(switch, *record.runbook_switches)[:RUNBOOK_SWITCHES_LENGTH])
 
 
-def complaint(record: Record, problem: Blocked, generation: int, now: datetime) -> Record:
+def with_problem(record: Record, problem: Blocked, generation: int, now: datetime) -> Record:
     """Return the record with conditions that tell why nothing can be done."""
     stalled = Trait.STALLS in problem.reason.traits
     truth = Truth.UNKNOWN if problem.reason is Reason.INTERNAL_ERROR else Truth.FALSE

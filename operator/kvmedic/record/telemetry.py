@@ -207,17 +207,17 @@ class Telemetry:
         for reason in Reason:
             self.decisions.labels(reason=reason.value)
 
-    def tell_leadership(self, shard: int, count: int, is_held: Callable[[], bool]) -> None:
+    def observe_leadership(self, shard: int, count: int, is_held: Callable[[], bool]) -> None:
         """Tell of which shard of how many this process is, and whether it acts."""
         self.shards.set(count)
         self.leading.labels(shard=str(shard)).set_function(lambda: float(is_held()))
 
-    def tell_delays(self, waiting: Callable[[], float], oldest_look_seconds: Callable[[], float]) -> None:
+    def observe_delays(self, waiting: Callable[[], float], oldest_look_seconds: Callable[[], float]) -> None:
         """Tell how many resources wait for a look, and for how long one was not looked at."""
         self.waiting.set_function(waiting)
         self.oldest_look.set_function(oldest_look_seconds)
 
-    def tell_loop_lag(self, lag_seconds: Callable[[], float]) -> None:
+    def observe_loop_lag(self, lag_seconds: Callable[[], float]) -> None:
         """Tell by how much the event loop comes late."""
         self.loop_lag.set_function(lag_seconds)
 
@@ -322,10 +322,10 @@ def _decision(record: Record) -> str:
     if record.run is not None and progressing is not None:
         step = record.run.current
         at = record.run.intent.move if record.run.intent else "none"
-        victim = ",".join(victim.name for victim in record.run.victims) or "none"
+        draining = ",".join(each.name for each in record.run.draining_pods) or "none"
         return (
             f"run={record.run.id} step={step.step.kind} state={step.state} reason={progressing.reason} "
-            f"last_move={at} draining={victim} message={progressing.message!r} {problem}".rstrip()
+            f"last_move={at} draining={draining} message={progressing.message!r} {problem}".rstrip()
         )
     if diagnosed is None:
         return ""

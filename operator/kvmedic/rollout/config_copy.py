@@ -109,7 +109,7 @@ def copying_move(file: FileEdit, files: Files, *, begun: bool) -> MakeCopy | Fai
             return Failed(reason, text) if begun else Refused(reason, text)
 
 
-def hindrance(file: FileEdit, files: Files) -> str:
+def find_copy_blocker(file: FileEdit, files: Files) -> str:
     """Return why nothing can be built on the ConfigMap now; empty where it can be."""
     match files.source:
         case SourceState.GONE:
@@ -127,14 +127,14 @@ def hindrance(file: FileEdit, files: Files) -> str:
 def needs_source(move: Move) -> bool:
     """Return whether a move of the way back leads to a new replica that reads the ConfigMap.
 
-    While there is no ConfigMap that replica cannot start, so whoever makes room for it would do so in vain.
+    While there is no ConfigMap that replica cannot start, so making room for it would change nothing.
     """
     match move:
         case Freeze() | Retarget() | Pulse():
             # The template refers to the ConfigMap from then on, or its controller makes one more replica.
             return True
         case Cordon() | ReleasePod() | MarkStandIn() | CordonOrphan() | DeletePod():
-            # One replica after the other on the way out. Whoever is past that already is seen to at rest.
+            # One replica after the other on the way out. A replica that is past that is seen to at rest.
             return True
         case ScaleOut() | SetOwnerField():
             # No step in a file comes to these; they make replicas of the template all the same.
@@ -157,4 +157,4 @@ def needs_source(move: Move) -> bool:
 
 def await_config_map(file: FileEdit, files: Files) -> Wait:
     """Return the wait for a person to make the ConfigMap again."""
-    return Wait(Reason.CONFIG_MAP_UNAVAILABLE, hindrance(file, files))
+    return Wait(Reason.CONFIG_MAP_UNAVAILABLE, find_copy_blocker(file, files))

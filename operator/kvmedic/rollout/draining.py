@@ -19,12 +19,12 @@ from typing import assert_never
 from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, Stale, Unsupported
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Arrivals, Victim
+from kvmedic.model.run import Arrivals, DrainingPod
 from kvmedic.rollout.moves import Cordon, Failed, Settled, Uncordon, Wait, kubectl_name
 
 
 class Drain(StrEnum):
-    """What is known of the requests on the victim."""
+    """What is known of the requests on the draining pod."""
 
     BUSY = "Busy"
     IDLE = "Idle"
@@ -108,15 +108,15 @@ def count_arrivals(known: Arrivals | None, found: Reading[float], now: datetime)
     return replace(known, latest=found.value, at=now, rises=known.rises + 1)
 
 
-def tell_arrivals(wait: Wait, victims: Iterable[Victim], now: datetime) -> Wait:
+def report_arrivals(wait: Wait, draining_pods: Iterable[DrainingPod], now: datetime) -> Wait:
     """Return a wait for the end of requests; with what is to be done where new ones keep coming."""
     if wait.reason not in (Reason.DRAINING, Reason.DRAIN_TIMED_OUT):
         return wait
     told = "; ".join(
-        f"{victim.name} left every Service, and {int(seen.latest - seen.first)} requests came to it within "
+        f"{pod.name} left every Service, and {int(seen.latest - seen.first)} requests came to it within "
         f"{int((seen.at - seen.since).total_seconds())} s all the same"
-        for victim in victims
-        if (seen := victim.arrivals) and seen.rises >= RISES_AGAINST and now - seen.at <= 3 * ARRIVALS_APART
+        for pod in draining_pods
+        if (seen := pod.arrivals) and seen.rises >= RISES_AGAINST and now - seen.at <= 3 * ARRIVALS_APART
     )
     if not told:
         return wait
@@ -129,9 +129,9 @@ def tell_arrivals(wait: Wait, victims: Iterable[Victim], now: datetime) -> Wait:
 
 
 def draining_move(
-    fleet: Fleet, victim: Pod, recorded: Victim | None, drain: Drain, needed: int
+    fleet: Fleet, pod_to_remove: Pod, recorded: DrainingPod | None, drain: Drain, needed: int
 ) -> Cordon | Uncordon | Wait | None:
-    """Return the next move until the victim is out of rotation and idle; None when it may go.
+    """Return the next move until the pod is out of rotation and idle; None when it may go.
 
     One whose drain timed out with requests in flight goes back into rotation, and so does one that no
     Service let go of until then, whatever the spec says: it never stopped to get requests.
@@ -141,33 +141,33 @@ def draining_move(
 
     Args:
         fleet: the fleet.
-        victim: the pod that is to go.
+        pod_to_remove: the pod that is to go.
         recorded: the pod that is being drained, by the record.
         drain: what is known of the requests on that one.
         needed: replicas that must be in rotation beside it before it is taken out.
     """
-    if not victim.cordoned:
-        others = count_staying(fleet, victim)
-        if victim.in_rotation and others < needed:
-            text = f"{others} of {needed} replicas beside {victim.name} are in rotation"
+    if not pod_to_remove.cordoned:
+        others = count_staying(fleet, pod_to_remove)
+        if pod_to_remove.in_rotation and others < needed:
+            text = f"{others} of {needed} replicas beside {pod_to_remove.name} are in rotation"
             return Wait(Reason.AWAITING_REPLICA, text)
-        return Cordon(victim)
-    known = recorded is not None and recorded.uid == victim.uid
-    if known and (drain is Drain.HELD or (drain is Drain.TIMED_OUT and victim.in_rotation)):
-        return Uncordon(victim, timed_out=True)
-    if victim.in_rotation:
-        where = ", ".join(victim.listed_by) or "the Service"
-        return Wait(Reason.DRAINING, f"{victim.name} is still in the EndpointSlices of {where}")
+        return Cordon(pod_to_remove)
+    known = recorded is not None and recorded.uid == pod_to_remove.uid
+    if known and (drain is Drain.HELD or (drain is Drain.TIMED_OUT and pod_to_remove.in_rotation)):
+        return Uncordon(pod_to_remove, timed_out=True)
+    if pod_to_remove.in_rotation:
+        where = ", ".join(pod_to_remove.listed_by) or "the Service"
+        return Wait(Reason.DRAINING, f"{pod_to_remove.name} is still in the EndpointSlices of {where}")
     if not known:
-        return Cordon(victim)
+        return Cordon(pod_to_remove)
     if drain in (Drain.BUSY, Drain.UNKNOWN):
-        return Wait(Reason.DRAINING, f"{victim.name} is out of rotation and finishes its requests")
+        return Wait(Reason.DRAINING, f"{pod_to_remove.name} is out of rotation and finishes its requests")
     return None
 
 
-def count_staying(fleet: Fleet, victim: Pod) -> int:
+def count_staying(fleet: Fleet, pod_to_remove: Pod) -> int:
     """Return how many replicas take requests beside one, and go on doing so: EndpointSlices lag behind."""
-    others = (pod for pod in fleet.pods if pod.uid != victim.uid)
+    others = (pod for pod in fleet.pods if pod.uid != pod_to_remove.uid)
     return sum(pod.in_rotation and not (pod.cordoned or pod.half_cordoned) for pod in others)
 
 
@@ -176,14 +176,14 @@ def to_be_taken(pods: Iterable[Pod], held: Collection[str]) -> tuple[Pod, ...]:
     return tuple(pod for pod in pods if pod.uid not in held)
 
 
-def choose_pod(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
+def choose_pod(pods: tuple[Pod, ...], draining_pod: DrainingPod | None) -> Pod:
     """Return the pod to take next: the recorded one, else one that takes no requests, else by name.
 
     Of several that are not Ready it is the one that has not been for longest: the newest may just start, and
     once it is Ready the controller takes another.
     """
     for pod in pods:
-        if victim is not None and pod.uid == victim.uid:
+        if draining_pod is not None and pod.uid == draining_pod.uid:
             return pod
 
     def down_since(pod: Pod) -> float:
@@ -196,7 +196,7 @@ def choose_pod(pods: tuple[Pod, ...], victim: Victim | None) -> Pod:
 class Taking:
     """How replicas are taken out of rotation: which are already, and how many may be."""
 
-    victims: Sequence[Victim]
+    draining_pods: Sequence[DrainingPod]
     drains: Mapping[str, Drain]
     """What is known of the requests on each of them, by uid."""
     held: Collection[str]
@@ -213,36 +213,38 @@ def take_pods(
     takeable = to_be_taken(pods, taking.held)
     if not takeable:
         return held_move(fleet, pods)
-    victims = _choose_victims(takeable, taking)
-    if back := stray_move(fleet, pods, victims):
+    pods_to_remove = _choose_pods_to_remove(takeable, taking)
+    if back := stray_move(fleet, pods, pods_to_remove):
         return back
-    recorded = {victim.uid: victim for victim in taking.victims}
+    recorded = {pod.uid: pod for pod in taking.draining_pods}
     found = [
         draining_move(
             fleet, pod, recorded.get(pod.uid), taking.drains.get(pod.uid, Drain.UNKNOWN), taking.needed
         )
-        for pod in victims
+        for pod in pods_to_remove
     ]
     effects = [move for move in found if isinstance(move, Cordon | Uncordon)]
-    if not effects and (pod := _choose_next(fleet, takeable, victims, taking)):
+    if not effects and (pod := _choose_next(fleet, takeable, pods_to_remove, taking)):
         effects = [Cordon(pod)]
     if effects and isinstance(effects[0], Cordon):
         pod = effects[0].pod
-        return Cordon(pod, tuple(victim.uid for victim in victims if victim.uid != pod.uid))
-    return effects[0] if effects else next((move for move in found if move is not None), victims)
+        return Cordon(pod, tuple(each.uid for each in pods_to_remove if each.uid != pod.uid))
+    return effects[0] if effects else next((move for move in found if move is not None), pods_to_remove)
 
 
-def _choose_victims(pods: tuple[Pod, ...], taking: Taking) -> tuple[Pod, ...]:
+def _choose_pods_to_remove(pods: tuple[Pod, ...], taking: Taking) -> tuple[Pod, ...]:
     """Return the recorded pods that are out of rotation, or the one that is taken first."""
-    order = [victim.uid for victim in taking.victims]
+    order = [pod.uid for pod in taking.draining_pods]
     out = sorted((p for p in pods if p.uid in order and p.cordoned), key=lambda pod: order.index(pod.uid))
-    return tuple(out[: taking.at_once]) or (choose_pod(pods, next(iter(taking.victims), None)),)
+    return tuple(out[: taking.at_once]) or (choose_pod(pods, next(iter(taking.draining_pods), None)),)
 
 
-def _choose_next(fleet: Fleet, pods: tuple[Pod, ...], victims: tuple[Pod, ...], taking: Taking) -> Pod | None:
+def _choose_next(
+    fleet: Fleet, pods: tuple[Pod, ...], pods_to_remove: tuple[Pod, ...], taking: Taking
+) -> Pod | None:
     """Return the pod that joins those which are drained, where enough stay in rotation without it."""
-    rest = tuple(pod for pod in pods if pod not in victims)
-    if not rest or len(victims) >= taking.at_once or not all(victim.cordoned for victim in victims):
+    rest = tuple(pod for pod in pods if pod not in pods_to_remove)
+    if not rest or len(pods_to_remove) >= taking.at_once or not all(pod.cordoned for pod in pods_to_remove):
         return None
     pod = choose_pod(rest, None)
     return None if pod.in_rotation and count_staying(fleet, pod) < taking.needed else pod
@@ -271,13 +273,15 @@ def _stuck(fleet: Fleet, pods: list[Pod]) -> list[str]:
     ]
 
 
-def stray_move(fleet: Fleet, pods: Iterable[Pod], victims: Collection[Pod] = ()) -> Uncordon | Wait | None:
-    """Return the move that puts a cordoned pod which is no victim back into rotation.
+def stray_move(
+    fleet: Fleet, pods: Iterable[Pod], pods_to_remove: Collection[Pod] = ()
+) -> Uncordon | Wait | None:
+    """Return the move that puts a cordoned pod that is not to go back into rotation.
 
     Only once it is sure that it stays: a ReplicaSet with a pod more than it is told ends one, the
     cordoned one first, with what it serves then. A StatefulSet ends those beyond its number.
     """
-    uids = {pod.uid for pod in (*victims, *beyond_number(fleet))}
+    uids = {pod.uid for pod in (*pods_to_remove, *beyond_number(fleet))}
     left = (pod for pod in pods if not pod.terminating and pod.uid not in uids)
     stray = next((pod for pod in left if pod.cordoned or pod.half_cordoned), None)
     if stray is None:
@@ -443,9 +447,9 @@ def unready_since(pod: Pod, now: datetime) -> datetime:
 AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has not been removed yet")
 
 
-def is_followed(fleet: Fleet, wanted: int) -> bool:
+def is_followed(fleet: Fleet, desired: int) -> bool:
     """Return whether the controllers have removed all that a number of replicas asks them to."""
-    is_more = fleet.told > wanted or len(fleet.live) > wanted or bool(beyond_number(fleet))
+    is_more = fleet.told > desired or len(fleet.live) > desired or bool(beyond_number(fleet))
     return fleet.observed and not is_more
 
 
@@ -473,7 +477,7 @@ def to_go(live: tuple[Pod, ...], held: Collection[str]) -> tuple[Pod, ...]:
 def parting_move(fleet: Fleet, surplus: Wait | None) -> Uncordon | Wait | Settled:
     """Return the next move toward a fleet without marks of ours, once its number is not changed any more.
 
-    Where the controller has yet to remove replicas it takes its victim by the marks, so they stay until
+    Where the controller has yet to remove replicas it takes the drained pod by the marks, so they stay until
     it did; not so in the middle of somebody's rollout, which has more replicas than asked for by design.
     """
     mixed = any(pod.revision != fleet.revision for pod in fleet.live)

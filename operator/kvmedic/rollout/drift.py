@@ -1,14 +1,14 @@
 """How the target of an open run stands to the run's record: as the record explains it, or who moved what.
 
-What a rollout borrowed is given back only where that starts no ordinary rollout. So it matters which part was
-moved: the claim, one of the borrowed fields, the pod template back to what it was, or the pod template to
-something of somebody's own.
+What a rollout changed for a while is restored only where that starts no ordinary rollout. So it matters which
+part was moved: the claim, one of the temporary fields, the pod template back to what it was, or the pod
+template to something of somebody's own.
 
 The freeze of a rollout in the middle of its walk, after somebody took a part of it off.
 
 While replicas with two settings are there, the frozen fields are all that keeps the controller from
 replacing the rest undrained. So they are put back, each for itself, and what somebody set in the meantime is
-kept for the end: it is what they want of their Deployment. Whoever sets them again and again is not fought
+kept for the end: it is what they want of their Deployment. Who sets them again and again is not fought
 for ever: the rollout is then held paused, and a person is told who it is.
 """
 
@@ -128,7 +128,7 @@ def committed_sequence(run: Run, resource_uid: str, fence: str) -> int | None:
     """
     number = _sequence_in(fence, run.claims(resource_uid))
     if number is None:
-        return 0 if run.sequence <= 1 and not run.victims else None
+        return 0 if run.sequence <= 1 and not run.draining_pods else None
     return number if run.sequence - 1 <= number <= run.sequence else None
 
 
@@ -161,26 +161,26 @@ def is_thawed(run: Run, resource_uid: str, fleet: Fleet) -> bool:
     Where every replica runs the template in force and nothing of ours is left, nothing is to be held. What is
     left is held once more, so that all of it is given back at once.
     """
-    wanted = _held_fields(run, resource_uid, fleet)
+    desired = _held_fields(run, resource_uid, fleet)
     is_ours = fleet.fields.is_frozen or (fleet.fields.paused and not run.recorded.paused)
     is_ours = is_ours or PERMIT in set_by_others(run, resource_uid, fleet)
-    return wanted is not None and not _is_held(fleet, wanted) and (is_ours or is_mixed(fleet))
+    return desired is not None and not _is_held(fleet, desired) and (is_ours or is_mixed(fleet))
 
 
 def set_by_others(run: Run, resource_uid: str, fleet: Fleet) -> tuple[str, ...]:
     """Return which of the rollout's fields have another value than was assigned, by their names."""
-    wanted = _held_fields(run, resource_uid, fleet)
-    if wanted is None:
+    desired = _held_fields(run, resource_uid, fleet)
+    if desired is None:
         return ()
     seen = fleet.fields
     found = {
-        "maxSurge": seen.max_surge != wanted.max_surge,
-        "maxUnavailable": seen.max_unavailable != wanted.max_unavailable,
-        "minReadySeconds": seen.min_ready_seconds != wanted.min_ready_seconds,
-        "progressDeadlineSeconds": seen.progress_deadline_seconds != wanted.progress_deadline_seconds,
-        "strategy": fleet.strategy != wanted.strategy,
-        PERMIT: seen.permits != wanted.permits and fleet.strategy == wanted.strategy,
-        "partition": seen.partition != wanted.partition,
+        "maxSurge": seen.max_surge != desired.max_surge,
+        "maxUnavailable": seen.max_unavailable != desired.max_unavailable,
+        "minReadySeconds": seen.min_ready_seconds != desired.min_ready_seconds,
+        "progressDeadlineSeconds": seen.progress_deadline_seconds != desired.progress_deadline_seconds,
+        "strategy": fleet.strategy != desired.strategy,
+        PERMIT: seen.permits != desired.permits and fleet.strategy == desired.strategy,
+        "partition": seen.partition != desired.partition,
     }
     return tuple(name for name, differs in found.items() if differs)
 
@@ -190,14 +190,14 @@ def _held_fields(run: Run, resource_uid: str, fleet: Fleet) -> RolloutFields | N
     if committed is None and run.intent and not run.intent.is_frozen and not fleet.fields.is_frozen:
         return None  # the last assignment gave the fields back, and so they are
     tried = _either(run) if committed is None else (committed,)
-    found = [wanted for each in tried if (wanted := expected_fields(run, fleet, each))]
+    found = [desired for each in tried if (desired := expected_fields(run, fleet, each))]
     return next((each for each in found if _is_held(fleet, each)), found[0] if found else None)
 
 
-def _is_held(fleet: Fleet, wanted: RolloutFields) -> bool:
+def _is_held(fleet: Fleet, desired: RolloutFields) -> bool:
     """Return whether the rollout is held as assigned. A pause, or its end, is the walk's own business."""
-    seen = replace(fleet.fields, paused=wanted.paused)
-    return fleet.strategy == wanted.strategy and seen == wanted
+    seen = replace(fleet.fields, paused=desired.paused)
+    return fleet.strategy == desired.strategy and seen == desired
 
 
 def is_mixed(fleet: Fleet) -> bool:
@@ -290,9 +290,9 @@ def _explains(run: Run, fleet: Fleet, committed: int) -> bool:
     is_done = committed >= intent.sequence
     if fleet.revision != (intent.template_after if is_done else intent.template_before):
         return False
-    wanted = expected_fields(run, fleet, committed)
-    if wanted is not None:
-        return _is_held(fleet, wanted)
+    desired = expected_fields(run, fleet, committed)
+    if desired is not None:
+        return _is_held(fleet, desired)
     return is_done or intent.was_frozen is None or not fleet.fields.is_frozen
 
 
@@ -310,7 +310,7 @@ class Regaining:
     """What comes next for a target that somebody shifted."""
 
     run: Run
-    """With what is to be put back at the end as it is wanted now."""
+    """With what is to be put back at the end as it is desired now."""
     move: Regain | Release | Pause | Wait
     told: Outcome
     """What was seen, and by whom."""
@@ -335,10 +335,10 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     lately = run.regained_at is not None and now - run.regained_at <= TRUCE
     if run.regains >= MOST_REGAINS and lately:
         return _hold_paused(run, fleet, seen)
-    wanted = _fields_to_restore(run.recorded, fleet, others)
-    kept = replace(run, recorded=wanted, regains=run.regains + 1, regained_at=now)
+    desired = _fields_to_restore(run.recorded, fleet, others)
+    kept = replace(run, recorded=desired, regains=run.regains + 1, regained_at=now)
     text = f"in the middle of the rollout {seen}; the rollout is frozen again"
-    return Regaining(kept, Regain(edit, wanted, fleet.still(run.may_lack)), Outcome(doing, text))
+    return Regaining(kept, Regain(edit, desired, fleet.still(run.may_lack)), Outcome(doing, text))
 
 
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:

@@ -118,17 +118,17 @@ class _Merge:
         blocks = SequenceMatcher(None, base, theirs, autojunk=False).get_matching_blocks()
         places = {one.a + i: one.b + i for one in blocks for i in range(one.size)}
         merged = list(theirs)
-        for start, end, wanted in reversed(list(_differences(base, ours))):
+        for start, end, desired in reversed(list(_differences(base, ours))):
             found = [places.get(index) for index in range(start, end)]
             if found and found[0] is not None and found == list(range(found[0], found[0] + len(found))):
-                merged[found[0] : found[0] + len(found)] = wanted
+                merged[found[0] : found[0] + len(found)] = desired
                 continue
             first, last = _gap(start, end, places, len(base), len(theirs))
             seen = theirs[first:last]
-            if start == end and first is not None and not _contains(seen, wanted):
-                merged[first:first] = wanted
-            elif len(seen) == len(wanted) == end - start and None not in (first, last):
-                words = zip(base[start:end], seen, wanted, strict=True)
+            if start == end and first is not None and not _contains(seen, desired):
+                merged[first:first] = desired
+            elif len(seen) == len(desired) == end - start and None not in (first, last):
+                words = zip(base[start:end], seen, desired, strict=True)
                 merged[first:last] = [self._text(*each) for each in words]
             else:
                 self.overlaps = True

@@ -4,7 +4,7 @@ A Deployment has one pod template, so one setting reaches its replicas one by on
 changed together with a `minReadySeconds` so large that no new pod is ever Available, which makes the
 controller wait for ever with one pod more than before. Between steps the Deployment is paused with
 `maxUnavailable: 0`; a step is one pulse that lets exactly the drained pods go: one, or those of a wave.
-Whoever dies whenever, the fleet stands still with every replica serving.
+If any process dies at any time, the fleet stands still with every replica serving.
 
 Nothing here is remembered from tick to tick except the pods being drained: every move follows from what is
 observed, so the same observation always gives the same move.
@@ -33,7 +33,7 @@ from kvmedic.model.fleet import (
 )
 from kvmedic.model.plan import BundleStep, FlagStep, Goal, RevisionStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import ComparisonState, Victim
+from kvmedic.model.run import ComparisonState, DrainingPod
 from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
@@ -102,7 +102,7 @@ class Order:
     """What turns the one into the other."""
     recorded: RolloutFields
     """The Deployment's own fields, to be put back at the end."""
-    victims: tuple[Victim, ...]
+    draining_pods: tuple[DrainingPod, ...]
     drains: Mapping[str, Drain]
     """What is known of the requests on each of them, by uid."""
     start_limit: timedelta
@@ -130,7 +130,7 @@ class Order:
     may_lack: int = 0
     """Replicas that may be missing while it walks: 1 where no spare is made, else 0."""
     is_made: bool = False
-    """Whoever was let go last had been made anew, so that the permit was taken back."""
+    """The replica that was let go last had been made anew, so that the permit was taken back."""
 
     @property
     def purpose(self) -> Purpose:
@@ -146,7 +146,7 @@ class Order:
 
 
 def next_template_move(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the single next move that brings the fleet toward the wanted template.
+    """Return the single next move that brings the fleet toward the desired template.
 
     The template must be one of the order's two: anything else is somebody's edit, and the caller
     ends the run instead.
@@ -179,7 +179,7 @@ def _move_orphan(fleet: Fleet, order: Order, now: datetime) -> Move | None:
     """Return the next move for replicas that were released, if any were."""
     known = replace(
         order.orphans,
-        victims={victim.uid: victim.cordoned_at for victim in order.victims},
+        draining_since={pod.uid: pod.cordoned_at for pod in order.draining_pods},
         drains=order.drains,
         toward=order.toward,
         needed=fleet.replicas - _given_up(fleet, order, now) - count_lacking(fleet, order.may_lack),
@@ -203,7 +203,7 @@ def _drain_released(fleet: Fleet, order: Order, now: datetime) -> Move | None:
 
 
 def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the next move of a frozen rollout whose template is the wanted one."""
+    """Return the next move of a frozen rollout whose template is the desired one."""
     if not fleet.fields.paused:
         return _await_controller(fleet, now, order.pulsed_at, order.may_lack)
     new, old = fleet.serving(order.toward), fleet.serving(order.away)
@@ -221,17 +221,17 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
         return back
     if not old and fleet.desired(order.away) == 0:
         return _finish(fleet, order)
-    return _next_victims(fleet, order, old, now)
+    return _replace_old(fleet, order, old, now)
 
 
 def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None, may_lack: int) -> Move:
     """Return the pause, once the controller has spent the permit or has had its time."""
-    wanted, fields = fleet.desired(fleet.revision), fleet.fields
-    others = fleet.told - wanted
+    desired, fields = fleet.desired(fleet.revision), fleet.fields
+    others = fleet.told - desired
     permitted = fields.max_unavailable if isinstance(fields.max_unavailable, int) else 0
     surge = fields.max_surge if isinstance(fields.max_surge, int) else SURGE
-    missing = wanted < min(fleet.replicas, fleet.replicas + surge - others)
-    spent = others <= fleet.replicas - permitted and not missing and wanted <= fleet.replicas
+    missing = desired < min(fleet.replicas, fleet.replicas + surge - others)
+    spent = others <= fleet.replicas - permitted and not missing and desired <= fleet.replicas
     if (fleet.observed and spent) or pulsed_at is None or now - pulsed_at > PULSE_LIMIT:
         return Pause(still_fields(fleet, may_lack))
     return Wait(Reason.AWAITING_CONTROLLER, "the deployment controller has not acted on the last step yet")
@@ -290,14 +290,14 @@ def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
 
     Its controller tries again and again, so a quota that has room within the limit stops nothing.
     """
-    wanted = [rs for rs in fleet.replica_sets if rs.revision == order.toward and rs.failure]
+    desired = [rs for rs in fleet.replica_sets if rs.revision == order.toward and rs.failure]
     made, told = len(fleet.serving(order.toward)), fleet.desired(order.toward)
     waited = now - order.pulsed_at if order.pulsed_at else timedelta(0)
-    if not wanted or made >= told or waited <= order.spare_limit:
+    if not desired or made >= told or waited <= order.spare_limit:
         return None
     return Failed(
         Reason.SPARE_UNSCHEDULABLE,
-        f"no new replica was made within {int(order.spare_limit.total_seconds())} s: {wanted[0].failure}",
+        f"no new replica was made within {int(order.spare_limit.total_seconds())} s: {desired[0].failure}",
     )
 
 
@@ -307,7 +307,7 @@ def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
 
 
 def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
-    """Return how many replicas of the wanted template nobody waits for.
+    """Return how many replicas of the desired template nobody waits for.
 
     Where nobody served before, one that does not come up keeps no other one from being replaced, on either
     way: nothing is lost by going on, and a walk that waited for it would never end. Nor does the way back
@@ -340,10 +340,10 @@ def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
     """Return whether a change is taken back to replicas that are all there, and not all Ready.
 
     What is left of the change does not serve either, or nobody is owed more than that. The controller, let
-    go, would keep it for as long as a wanted replica is not Ready; a pulse removes it.
+    go, would keep it for as long as a desired replica is not Ready; a pulse removes it.
     """
-    wanted = fleet.serving(order.toward)
-    down = sum(not pod.ready for pod in wanted) if len(wanted) >= fleet.replicas else 0
+    desired = fleet.serving(order.toward)
+    down = sum(not pod.ready for pod in desired) if len(desired) >= fleet.replicas else 0
     failed = not any(pod.ready for pod in fleet.serving(order.away))
     enough = failed or order.lifts if order.mends else down <= order.down_before
     return order.repairs and down > 0 and enough
@@ -380,15 +380,15 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
         return Hold(order.edit, still_fields(fleet, order.may_lack))
     there = fleet.serving(order.toward)
     ready, is_followed = sum(pod.ready for pod in there), len(there) <= fleet.desired(order.toward)
-    wanted = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
-    if fleet.observed and is_followed and not others and ready >= wanted:
+    desired = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
+    if fleet.observed and is_followed and not others and ready >= desired:
         return Settled()
     return Wait(
-        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the wanted setting"
+        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the desired setting"
     )
 
 
-def _next_victims(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
+def _replace_old(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
     """Return the next move for one old replica, or those of a wave: cordon, drain, let go.
 
     Only once the last ones went: a second permit for the same replicas would take peers.
@@ -399,7 +399,7 @@ def _next_victims(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetim
         return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
     if not is_target_unavailable(fleet, order.toward):
         return Wait(
-            Reason.AWAITING_CONTROLLER, "the wanted ReplicaSet has not taken over the frozen fields yet"
+            Reason.AWAITING_CONTROLLER, "the desired ReplicaSet has not taken over the frozen fields yet"
         )
     surplus = fleet.desired(order.toward) - fleet.replicas
     if fleet.rotation.orphan is None and surplus > 0:
@@ -442,50 +442,50 @@ def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | Non
 
     They are asked for once, after the comparison. Those that found no node are not asked for again.
     """
-    wanted = min(order.wave, len(old))
+    desired = min(order.wave, len(old))
     taken = bool(fleet.orphans) or any(pod.cordoned for pod in old)
     begun = fleet.desired(order.toward) > order.compared or taken
-    return None if begun or wanted <= fleet.spares else adding_pulse(fleet, wanted)
+    return None if begun or desired <= fleet.spares else adding_pulse(fleet, desired)
 
 
 def _take(
     fleet: Fleet, order: Order, pods: tuple[Pod, ...], at_once: int, now: datetime
 ) -> tuple[Pod, ...] | Move:
     needed = fleet.replicas - _given_up(fleet, order, now) - count_lacking(fleet, order.may_lack)
-    return take_pods(fleet, pods, Taking(order.victims, order.drains, order.held, needed, at_once))
+    return take_pods(fleet, pods, Taking(order.draining_pods, order.drains, order.held, needed, at_once))
 
 
-def _let_go(fleet: Fleet, order: Order, victims: tuple[Pod, ...], now: datetime) -> Move:
+def _let_go(fleet: Fleet, order: Order, pods_to_remove: tuple[Pod, ...], now: datetime) -> Move:
     """Return the pulse, or the deletion by name where the controller would take a NotReady peer.
 
-    Of two that are not Ready it takes the one with the lower deletion cost, so that a victim goes; only one
-    that no node has yet, and that never served, would go before it.
+    Of two that are not Ready it takes the one with the lower deletion cost, so that a drained pod goes; only
+    one that no node has yet, and that never served, would go before it.
     """
     old = fleet.serving(order.away)
-    peers = [pod for pod in old if pod not in victims and not pod.ready]
+    peers = [pod for pod in old if pod not in pods_to_remove and not pod.ready]
     names = ", ".join(pod.name for pod in peers)
     if peers and now - max(unready_since(pod, now) for pod in peers) <= PEER_GRACE:
-        text = f"{names} must be Ready before {', '.join(pod.name for pod in victims)} may go"
+        text = f"{names} must be Ready before {', '.join(pod.name for pod in pods_to_remove)} may go"
         return Wait(Reason.AWAITING_REPLICA, text)
-    ready = [pod for pod in victims if pod.ready]
+    ready = [pod for pod in pods_to_remove if pod.ready]
     if peers and ready:
         return DeletePod(ready[0])
-    going, others = len(victims), fleet.desired(order.away)
+    going, others = len(pods_to_remove), fleet.desired(order.away)
     kept = min(order.wave, fleet.spares) - _count_unplaced(fleet, order, now)
     surge = max(SURGE, fleet.spares - going, min(kept, others - going))
     if count_lacking(fleet, order.may_lack):
         surge = max(0, fleet.told - fleet.replicas - going)
     permit = max(0, fleet.replicas + going - others)
     fields = frozen(max_unavailable=permit, paused=False, surge=surge)
-    return Pulse(tuple(pod.name for pod in victims), fields)
+    return Pulse(tuple(pod.name for pod in pods_to_remove), fields)
 
 
 def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return the next move of a frozen rollout whose template is the one to be left."""
     if not fleet.fields.paused:
         return _await_controller(fleet, now, order.pulsed_at, order.may_lack)
-    leaving, wanted = fleet.serving(order.away), fleet.serving(order.toward)
-    if back := _move_orphan(fleet, order, now) or stray_move(fleet, wanted):
+    leaving, desired = fleet.serving(order.away), fleet.serving(order.toward)
+    if back := _move_orphan(fleet, order, now) or stray_move(fleet, desired):
         return back
     if fleet.replicas == 0:
         return Revert(order.edit, order.recorded)
@@ -509,7 +509,7 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
 def _take_leaving(fleet: Fleet, order: Order, leaving: tuple[Pod, ...], now: datetime) -> Move:
     """Return the next move until one replica of the template that is left is drained; then it is put back.
 
-    Where the wanted template has all its replicas, the controller takes every other one as soon as it is.
+    Where the desired template has all its replicas, the controller takes every other one as soon as it is.
     """
     all_go = fleet.is_saturated(order.toward) and not _leaves_failed_behind(fleet, order)
     taken = _take(fleet, order, leaving, len(leaving) if all_go else 1, now)
@@ -541,7 +541,7 @@ def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: St
         toward=step.after_template,
         edit=step.template_change,
         recorded=run.recorded,
-        victims=run.victims,
+        draining_pods=run.draining_pods,
         drains=known.drains,
         start_limit=known.limits.start,
         spare_limit=known.limits.spare,
@@ -549,7 +549,7 @@ def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: St
         held=known.held,
         orphans=known.orphans,
         repairs=known.is_back,
-        mends=run.goal is Goal.STEADINESS,
+        mends=run.goal is Goal.STAYS_UP,
         served_before=run.in_rotation,
         down_before=known.down_before,
         wave=largest_wave(fleet.replicas) if in_waves and not run.may_lack else 1,

@@ -46,15 +46,15 @@ class Retarget:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Let exactly the victims go, or none; and let the controller add what is missing then."""
+    """Let exactly these pods go, or none; and let the controller add what is missing then."""
 
-    victims: tuple[str, ...]
+    pods_to_remove: tuple[str, ...]
     fields: RolloutFields
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Every replica runs the wanted template: put the recorded fields back."""
+    """Every replica runs the desired template: put the recorded fields back."""
 
     fields: RolloutFields
     replicas: int
@@ -65,7 +65,7 @@ class Restore:
 class Revert:
     """Put the template and the recorded fields back in one patch.
 
-    Only while the wanted revision has all its replicas (or none are wanted), so that nothing but
+    Only while the desired revision has all its replicas (or none are wanted), so that nothing but
     the extra pod can go; or where somebody edited the template, whose rollout goes its own way then.
     """
 
@@ -159,7 +159,7 @@ class Uncordon:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete the drained victim by name, because the controller would take a NotReady peer first."""
+    """Delete the drained pod by name, because the controller would take a NotReady peer first."""
 
     pod: Pod
 
@@ -213,7 +213,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Every replica runs the wanted template, and nothing of ours is left but the claim."""
+    """Every replica runs the desired template, and nothing of ours is left but the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,14 +311,14 @@ def is_first(fleet: Fleet, away: str, toward: str) -> bool:
     return fleet.is_saturated(away) or fleet.desired(toward) <= SURGE
 
 
-def is_target_unavailable(fleet: Fleet, wanted: str) -> bool:
-    """Return whether every pod of the wanted ReplicaSet counts as unavailable.
+def is_target_unavailable(fleet: Fleet, desired: str) -> bool:
+    """Return whether every pod of the desired ReplicaSet counts as unavailable.
 
-    On the way back the wanted ReplicaSet is an old one whose pods are Available until its
+    On the way back the desired ReplicaSet is an old one whose pods are Available until its
     controller has seen the frozen `minReadySeconds`: a pulse before that could take several pods.
     """
     return all(
         rs.observed and rs.available == 0 and rs.min_ready_seconds == fleet.fields.min_ready_seconds
         for rs in fleet.replica_sets
-        if rs.revision == wanted and rs.desired > 0
+        if rs.revision == desired and rs.desired > 0
     )

@@ -159,7 +159,7 @@ def _way_out(fleet: Fleet) -> str:
 class OrphanInput:
     """What is known of released replicas beside the fleet itself."""
 
-    victims: Mapping[str, datetime] = field(default_factory=dict)
+    draining_since: Mapping[str, datetime] = field(default_factory=dict)
     """The replicas that are being drained, by uid: when the record says that each was taken."""
     drains: Mapping[str, Drain] = field(default_factory=dict)
     """What is known of the requests on each of them."""
@@ -194,14 +194,14 @@ def _ask_again(fleet: Fleet, known: OrphanInput) -> Pulse | None:
     backoff), and at once when the Deployment changes. Nothing goes: all of the template in force count as
     unavailable.
     """
-    wanted = known.toward
-    is_refused = any(each.failure for each in fleet.replica_sets if each.revision == wanted)
+    desired = known.toward
+    is_refused = any(each.failure for each in fleet.replica_sets if each.revision == desired)
     is_short = known.may_lack and fleet.told == fleet.replicas and not fleet.orphans
     if not (is_short and is_refused and known.taken_at):
         return None
     is_asked = known.assigned_at is not None and known.assigned_at > max(known.taken_at.values())
-    is_made = len(fleet.serving(wanted)) >= fleet.desired(wanted)
-    is_held = fleet.fields == STILL_WITHOUT_SPARE and fleet.revision == wanted and known.is_frozen
+    is_made = len(fleet.serving(desired)) >= fleet.desired(desired)
+    is_held = fleet.fields == STILL_WITHOUT_SPARE and fleet.revision == desired and known.is_frozen
     if is_asked or is_made or not is_held:
         return None
     return Pulse((), replace(STILL_WITHOUT_SPARE, paused=False))
@@ -221,7 +221,7 @@ def resting_orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> Orph
 
 
 def leaving_orphan_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
-    """Return the next move until no released replica is left, whoever changed the fleet meanwhile."""
+    """Return the next move until no released replica is left, even if somebody changed the fleet."""
     return _next_of_all(fleet, known, now, lambda each: leave_rotation(fleet, each, known))
 
 
@@ -278,13 +278,13 @@ def can_adopt(fleet: Fleet, orphan: Orphan, now: datetime) -> bool:
     Its ReplicaSet then ends as many as it has too many, those first that are not Ready. So it must have
     followed all that was asked of it before.
     """
-    own, wanted = fleet.serving(orphan.pod.revision), fleet.desired(orphan.pod.revision)
+    own, desired = fleet.serving(orphan.pod.revision), fleet.desired(orphan.pod.revision)
     surge = fleet.fields.max_surge if fleet.fields.is_frozen else 0
     is_followed = isinstance(surge, int) and fleet.observed and fleet.told <= fleet.replicas + surge
-    if orphan.pod.cordoned or not is_followed or not 0 < wanted >= len(own):
+    if orphan.pod.cordoned or not is_followed or not 0 < desired >= len(own):
         return False
     idle = sum(not may_serve_soon(fleet, pod, now) for pod in own)
-    return len(own) + 1 - wanted <= idle
+    return len(own) + 1 - desired <= idle
 
 
 def next_release(fleet: Fleet, old: Sequence[Pod], surge: int = SURGE) -> ReleasePod | Pulse | Wait | None:
@@ -302,8 +302,8 @@ def next_release(fleet: Fleet, old: Sequence[Pod], surge: int = SURGE) -> Releas
     reached = [pod for pod in down if not pod.is_unreached]
     if down and not reached:
         return None
-    victims = reached or [pod for pod in old if not pod.is_stand_in] or old
-    return release_move(fleet, choose_pod(tuple(victims), None), surge)
+    pods = reached or [pod for pod in old if not pod.is_stand_in] or old
+    return release_move(fleet, choose_pod(tuple(pods), None), surge)
 
 
 def release_before_turning(
@@ -311,14 +311,14 @@ def release_before_turning(
 ) -> ReleasePod | Pulse | Wait | None:
     """Return the next move until a template can be put back without a cut; None: it can now.
 
-    The controller takes the replicas of another template at once where the wanted ones are all there and
+    The controller takes the replicas of another template at once where the desired ones are all there and
     Available: then those that got requests, or may get one by then, are released first.
     """
     reached = next((p for p in leaving if not p.is_unreached or may_serve_soon(fleet, p, now)), None)
     return release_move(fleet, reached) if reached and fleet.is_saturated(toward) else None
 
 
-def release_move(fleet: Fleet, victim: Pod, surge: int = SURGE) -> ReleasePod | Pulse | Wait:
+def release_move(fleet: Fleet, pod_to_remove: Pod, surge: int = SURGE) -> ReleasePod | Pulse | Wait:
     """Return the next move for a replica that is to be drained and still belongs to its ReplicaSet.
 
     The one more that the fleet has by then is what keeps as many in rotation as there were; with a surge of 0
@@ -326,7 +326,7 @@ def release_move(fleet: Fleet, victim: Pod, surge: int = SURGE) -> ReleasePod | 
     """
     if surge and fleet.told <= fleet.replicas:
         return Pulse((), replace(ADDING, max_surge=surge))
-    return await_swapped(fleet, victim.revision) or ReleasePod(victim)
+    return await_swapped(fleet, pod_to_remove.revision) or ReleasePod(pod_to_remove)
 
 
 def await_swapped(fleet: Fleet, revision: str) -> Wait | None:
@@ -364,7 +364,7 @@ def stand_in_of(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> Pod | None:
     newest = max(own, key=lambda pod: (pod.created_at, pod.name), default=None)
     if newest is None or len(own) < fleet.desired(orphan.pod.revision):
         return None
-    released = known.victims.get(orphan.pod.uid)
+    released = known.draining_since.get(orphan.pod.uid)
     is_later = released is not None and newest.created_at >= released - MADE_WITHIN
     return newest if is_later or not newest.ready else None
 
@@ -466,7 +466,7 @@ def _drain_move(orphan: Orphan, known: OrphanInput) -> CordonOrphan | DeletePod 
         return DeletePod(pod)
     if not pod.cordoned:
         return None
-    if pod.uid not in known.victims or orphan.led_by:
+    if pod.uid not in known.draining_since or orphan.led_by:
         # Nobody noted it, or what leads requests to it was named only now.
         return CordonOrphan(orphan, orphan.led_by, known.linger)
     if pod.in_rotation:

@@ -41,7 +41,7 @@ class Autoscaler:
     name: str
     minimum: int
     maximum: int
-    wanted: int | None = None
+    desired: int | None = None
     """Replicas that it wants now; None: it did not say, or cannot tell."""
     paused: bool = False
     """Somebody told it to leave the number alone."""
@@ -77,14 +77,14 @@ class Neighbours:
     """What the owner of the target does with the change; None: nobody was asked, or nobody owns it."""
 
 
-def hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
+def find_blocker(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why no run may begin beside these neighbours, or None."""
-    return next(hindrances(neighbours, fleet), None)
+    return next(find_blockers(neighbours, fleet), None)
 
 
-def hindrances(neighbours: Neighbours, fleet: Fleet) -> Iterator[Blocked]:
+def find_blockers(neighbours: Neighbours, fleet: Fleet) -> Iterator[Blocked]:
     """Yield everything about these neighbours by which no run may begin, in the order of telling."""
-    if doubt := draining_hindrance(neighbours, fleet):
+    if doubt := find_draining_blocker(neighbours, fleet):
         yield doubt
     for vertical in neighbours.vertical:
         if vertical.mode not in HARMLESS_MODES:
@@ -95,11 +95,11 @@ def hindrances(neighbours: Neighbours, fleet: Fleet) -> Iterator[Blocked]:
                 '"Off" or "Initial"',
             )
     for scaler in neighbours.autoscalers:
-        if scaler.wanted is not None and scaler.wanted != fleet.replicas:
+        if scaler.desired is not None and scaler.desired != fleet.replicas:
             yield Blocked(
                 Reason.AUTOSCALER_ACTIVE,
-                f"{scaler.kind} {scaler.name} wants {scaler.wanted} replicas and there are {fleet.replicas}; "
-                "a run begins when they agree",
+                f"{scaler.kind} {scaler.name} wants {scaler.desired} replicas and there are "
+                f"{fleet.replicas}; a run begins when they agree",
             )
 
 
@@ -114,7 +114,7 @@ def reverted_at_once(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     return Blocked(owner.reason, found.told)
 
 
-def draining_hindrance(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
+def find_draining_blocker(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why no replica may be drained beside these neighbours, or None."""
     if not neighbours.of_draining:
         return None
@@ -156,14 +156,14 @@ def via_autoscaler(step: ReplicasStep, neighbours: Neighbours, fleet: Fleet) -> 
         names = ", ".join(f"{each.kind} {each.name}" for each in neighbours.autoscalers)
         return Blocked(Reason.REPLICAS_AUTOSCALED, f"{names} decide the number of replicas; set it there")
     scaler = neighbours.autoscalers[0]
-    wanted = min(step.after, scaler.maximum)
-    if obstacle := _unmovable(scaler, wanted, fleet):
-        return obstacle
+    desired = min(step.after, scaler.maximum)
+    if blocked := _unmovable(scaler, desired, fleet):
+        return blocked
     holder = MinimumHolder(ObjectRef(scaler.kind, scaler.name), scaler.uid, scaler.is_given)
-    return replace(step, before=scaler.minimum, after=wanted, holder=holder)
+    return replace(step, before=scaler.minimum, after=desired, holder=holder)
 
 
-def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Blocked | None:
+def _unmovable(scaler: Autoscaler, desired: int, fleet: Fleet) -> Blocked | None:
     who = f"{scaler.kind} {scaler.name}"
     if scaler.paused:
         return Blocked(Reason.REPLICAS_AUTOSCALED, f"{who} is paused: resume it, or scale by hand")
@@ -171,12 +171,12 @@ def _unmovable(scaler: Autoscaler, wanted: int, fleet: Fleet) -> Blocked | None:
         text = f"{who} is set to add no replicas: allow it there, or scale by hand"
         return Blocked(Reason.REPLICAS_AUTOSCALED, text)
     if scaler.owner:
-        text = f"{scaler.owner} applies {who} and would put its minimum back: set it to {wanted} there"
+        text = f"{scaler.owner} applies {who} and would put its minimum back: set it to {desired} there"
         return Blocked(Reason.REPLICAS_AUTOSCALED, text)
-    if wanted <= fleet.replicas:
+    if desired <= fleet.replicas:
         text = f"{who} keeps {scaler.maximum} replicas at most, and {fleet.replicas} are there: raise that"
         return Blocked(Reason.LEVER_AT_BOUND, text)
-    if wanted <= scaler.minimum:
+    if desired <= scaler.minimum:
         text = f"{who} keeps {scaler.minimum} replicas already, and {fleet.replicas} are asked for"
         return Blocked(Reason.REPLICAS_AUTOSCALED, f"{text}: wait until it follows")
     return None
@@ -274,7 +274,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
 def _unbalanced_state(fleet: Fleet, earlier: str) -> str:
     """Return what of a fleet with two revisions is moving right now; empty when nothing is."""
     live, told = fleet.live, fleet.told
-    wanted, known = fleet.replicas + SURGE, (fleet.revision, earlier)
+    desired, known = fleet.replicas + SURGE, (fleet.revision, earlier)
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
         (fleet.is_losing, "a pod is terminating"),
@@ -282,7 +282,7 @@ def _unbalanced_state(fleet: Fleet, earlier: str) -> str:
             any(pod.revision not in known for pod in live),
             "pods of a third revision exist",
         ),
-        (len(live) != wanted or told != wanted, f"{len(live)} replicas exist in the middle of a rollout"),
+        (len(live) != desired or told != desired, f"{len(live)} replicas exist in the middle of a rollout"),
         (any(not pod.ready for pod in live), f"{fleet.ready} of {len(live)} replicas are Ready"),
         (any(pod.cordoned for pod in live), "a replica carries the draining label"),
         (bool(fleet.orphans), RELEASED_IS_LEFT),
@@ -376,13 +376,13 @@ def scaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     )
 
 
-def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
+def rollback_refusal(fleet: Fleet, desired: Revision) -> Refused | None:
     """Return why a fleet cannot be brought to another of its revisions, or None."""
-    kept = next((rs for rs in fleet.replica_sets if _is_kept_by(rs, wanted)), None)
+    kept = next((rs for rs in fleet.replica_sets if _is_kept_by(rs, desired)), None)
     if kept is None:
         return Refused(
             Reason.REVISION_GONE,
-            f"ReplicaSet {wanted.replica_set} does not keep pod template {wanted.template} any more "
+            f"ReplicaSet {desired.replica_set} does not keep pod template {desired.template} any more "
             "(revisionHistoryLimit, or someone deleted or edited it): apply its manifest by hand",
         )
     if not kept.reachable:
@@ -395,17 +395,17 @@ def recall_refusal(fleet: Fleet, wanted: Revision) -> Refused | None:
     return None
 
 
-def opening_refusal(fleet: Fleet, wanted: Revision, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
+def opening_refusal(fleet: Fleet, desired: Revision, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
     """Return why a way back to an earlier revision cannot begin, or None."""
-    if doubt := recall_refusal(fleet, wanted):
+    if doubt := rollback_refusal(fleet, desired):
         return doubt
-    return halfway_refusal(fleet, wanted.template) if is_halfway(fleet, wanted) else refusal(fleet, purpose)
+    return halfway_refusal(fleet, desired.template) if is_halfway(fleet, desired) else refusal(fleet, purpose)
 
 
-def is_halfway(fleet: Fleet, wanted: Revision) -> bool:
+def is_halfway(fleet: Fleet, desired: Revision) -> bool:
     """Return whether somebody's rollout away from a revision is under way: replicas of it still run."""
-    left = fleet.revision != wanted.template and not fleet.fields.is_frozen
-    return left and fleet.desired(wanted.template) > 0
+    left = fleet.revision != desired.template and not fleet.fields.is_frozen
+    return left and fleet.desired(desired.template) > 0
 
 
 def trial_refusal(fleet: Fleet) -> Refused | None:
@@ -428,8 +428,8 @@ def end_as_begun(refused: Refused | None, assigned_at: datetime | None) -> Refus
     return Failed(refused.reason, refused.message)
 
 
-def _is_kept_by(replica_set: ReplicaSet, wanted: Revision) -> bool:
-    return (replica_set.name, replica_set.revision) == (wanted.replica_set, wanted.template)
+def _is_kept_by(replica_set: ReplicaSet, desired: Revision) -> bool:
+    return (replica_set.name, replica_set.revision) == (desired.replica_set, desired.template)
 
 
 def _first_refusal(*rows: Row) -> Refused | None:

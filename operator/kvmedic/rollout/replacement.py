@@ -28,9 +28,9 @@ from enum import Enum
 from typing import assert_never
 
 from kvmedic.model.fleet import Fleet, Orphan, Pod
-from kvmedic.model.plan import Goer, ReplaceStep
+from kvmedic.model.plan import PodToRemove, ReplaceStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Run, Victim
+from kvmedic.model.run import DrainingPod, Run
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     AWAIT_REMOVAL,
@@ -96,9 +96,9 @@ class Replacement:
     """Which replica is to go, and what is known beside the fleet itself."""
 
     step: ReplaceStep
-    """Its `goes` says which way: the named replica, or on the way back the spare."""
+    """Its `pod_to_remove` says which way: the named replica, or on the way back the spare."""
     scaled: Scaled
-    victim: Victim | None
+    draining_pod: DrainingPod | None
     drain: Drain
     limits: StartLimits
     drain_limit: timedelta
@@ -116,10 +116,10 @@ class Replacement:
     @property
     def least(self) -> int:
         """Return how many replicas must take requests beside one that goes: as many as before the run."""
-        return max(0, self.wanted - self.down_before)
+        return max(0, self.desired - self.down_before)
 
     @property
-    def wanted(self) -> int:
+    def desired(self) -> int:
         """Return the number of replicas before and after."""
         return self.step.replicas
 
@@ -163,14 +163,14 @@ def replacing_move(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """
     if _is_released(fleet, order):
         own = _as_asked_for(fleet, order)
-        takes_back = order.step.goes is Goer.SPARE
+        takes_back = order.step.pod_to_remove is PodToRemove.SPARE
         return _change_places(fleet, own, now) if takes_back else _exchange_released(fleet, own, now)
     match order.scaled:
         case Scaled.NOT_YET:
             return _begin(fleet, order)
         case Scaled.OUT:
             named = _name_pods(fleet, order)
-            if order.step.goes is Goer.SPARE or named is None:
+            if order.step.pod_to_remove is PodToRemove.SPARE or named is None:
                 return _take_back(fleet, order, now)
             return _exchange(fleet, order, named, now)
         case Scaled.BACK:
@@ -183,11 +183,11 @@ def rest_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation.
 
     The spare stays: it serves too. Once the recorded number is asked for again, the controller takes
-    its victim by the marks on it, so they stay until it did.
+    the drained pod by the marks on it, so they stay until it did.
     """
     if move := resting_orphan_move(fleet, order.orphans, now):
         return move
-    if order.scaled is Scaled.BACK and not is_followed(fleet, order.wanted):
+    if order.scaled is Scaled.BACK and not is_followed(fleet, order.desired):
         return AWAIT_REMOVAL
     return holding_move(fleet)
 
@@ -204,14 +204,14 @@ def leave_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     edited = fleet.revision != order.step.template
     if surplus and (not edited or is_whole(fleet)):
         return _take_back(fleet, order, now)
-    return parting_move(fleet, surplus_of(fleet, order.wanted) if surplus else None)
+    return parting_move(fleet, surplus_of(fleet, order.desired) if surplus else None)
 
 
 def _begin(fleet: Fleet, order: Replacement) -> Move:
-    if order.step.goes is Goer.SPARE:
+    if order.step.pod_to_remove is PodToRemove.SPARE:
         return stray_move(fleet, fleet.pods) or Settled()
     refused = _refuse(fleet, order)
-    return refused or ScaleOut(order.wanted, order.surged, order.step.pod)
+    return refused or ScaleOut(order.desired, order.surged, order.step.pod)
 
 
 def _refuse(fleet: Fleet, order: Replacement) -> Refused | Failed | None:
@@ -283,11 +283,11 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
     if short := _short(fleet, order, now):
         since, missing = short
         return Uncordon(named) if named.cordoned and now - since > PEER_GRACE else missing
-    if waiting := draining_move(fleet, named, order.victim, order.drain, order.least):
+    if waiting := draining_move(fleet, named, order.draining_pod, order.drain, order.least):
         return waiting
     if any(not pod.ready for pod in fleet.live if pod.uid != named.uid):
         return DeletePod(named)
-    return ScaleIn(order.surged, order.wanted, named.name, order.wanted + named.ready)
+    return ScaleIn(order.surged, order.desired, named.name, order.desired + named.ready)
 
 
 def _spare_failure(fleet: Fleet, order: Replacement, now: datetime) -> Failed | None:
@@ -295,7 +295,7 @@ def _spare_failure(fleet: Fleet, order: Replacement, now: datetime) -> Failed | 
     if spare is not None and (failed := start_failure(spare, False, order.limits, now)):
         return failed
     waited = now - order.assigned_at if order.assigned_at else timedelta(0)
-    if spare is None and len(fleet.live) <= order.wanted and waited > order.limits.spare:
+    if spare is None and len(fleet.live) <= order.desired and waited > order.limits.spare:
         return Failed(
             Reason.SPARE_UNSCHEDULABLE,
             f"no spare was made within {int(waited.total_seconds())} s: look for a quota in the Events of "
@@ -325,7 +325,7 @@ def _short(fleet: Fleet, order: Replacement, now: datetime) -> tuple[datetime, W
     first = spare is None or (spare in unfit and serve + 1 >= order.least)
     reason = Reason.AWAITING_CANARY if first else Reason.AWAITING_REPLICA
     since = min((unready_since(pod, now) for pod in unfit if not pod.ready), default=now)
-    return since, Wait(reason, f"{serve} of {order.wanted} replicas beside {order.step.pod} serve")
+    return since, Wait(reason, f"{serve} of {order.desired} replicas beside {order.step.pod} serve")
 
 
 def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
@@ -334,11 +334,11 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     The one that goes is out of rotation before. Should a peer turn NotReady just then, the controller
     takes that one, which takes no requests either.
     """
-    if len(fleet.live) <= order.wanted:
+    if len(fleet.live) <= order.desired:
         return (
             stray_move(fleet, fleet.pods)
             or making_wait(order.assigned_at, now)
-            or ScaleIn(order.surged, order.wanted, "", None)
+            or ScaleIn(order.surged, order.desired, "", None)
         )
     takeable = to_go(tuple(pod for pod in fleet.live if pod.uid != order.step.uid), order.held)
     if not takeable and order.held:
@@ -346,21 +346,21 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     # One that is not Ready, else the newest; never the named one.
     live = takeable or fleet.live
     others = [pod for pod in live if pod.uid != order.step.uid] or list(live)
-    recorded = [pod for pod in others if order.victim is not None and pod.uid == order.victim.uid]
-    goer = min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
-    if back := stray_move(fleet, fleet.pods, (goer,)):
+    recorded = [pod for pod in others if order.draining_pod is not None and pod.uid == order.draining_pod.uid]
+    pod_to_remove = min(recorded or others, key=lambda pod: (pod.ready, *newest_first(pod)))
+    if back := stray_move(fleet, fleet.pods, (pod_to_remove,)):
         return back
-    if waiting := draining_move(fleet, goer, order.victim, order.drain, order.least):
+    if waiting := draining_move(fleet, pod_to_remove, order.draining_pod, order.drain, order.least):
         return waiting
-    return ScaleIn(order.surged, order.wanted, goer.name, None)
+    return ScaleIn(order.surged, order.desired, pod_to_remove.name, None)
 
 
 def _finish(fleet: Fleet, order: Replacement, now: datetime) -> Move:
-    if not is_followed(fleet, order.wanted):
+    if not is_followed(fleet, order.desired):
         return AWAIT_REMOVAL
     if back := stray_move(fleet, fleet.pods):
         return back
-    if order.step.goes is Goer.SPARE:
+    if order.step.pod_to_remove is PodToRemove.SPARE:
         return Settled()
     if _name_pods(fleet, order) is not None:
         return Failed(
@@ -374,7 +374,7 @@ def _await_least(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
     if serving >= order.least:
         return Settled()
-    text = f"{serving} of {order.wanted} replicas serve"
+    text = f"{serving} of {order.desired} replicas serve"
     return _overdue(order, now) or Wait(Reason.AWAITING_REPLICA, text)
 
 
@@ -399,7 +399,7 @@ def _order(step: ReplaceStep, fleet: Fleet, known: StepInput) -> Replacement:
     return Replacement(
         step=step,
         scaled=scaled_by(known.run, step, known.resource_uid, fleet),
-        victim=known.victim,
+        draining_pod=known.draining_pod,
         drain=known.drain,
         limits=known.limits,
         drain_limit=known.drain_limit,

@@ -26,25 +26,25 @@ from kvmedic.rollout.preconditions import (
     halfway_refusal,
     is_halfway,
     opening_refusal,
-    recall_refusal,
+    rollback_refusal,
 )
 from kvmedic.rollout.steps import StepRow
 
 
-def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) -> Move:
-    """Return the single next move that brings the fleet to the wanted revision, forward or back.
+def next_rollback_move(fleet: Fleet, order: Order, desired: Revision, now: datetime) -> Move:
+    """Return the single next move that brings the fleet to the desired revision, forward or back.
 
     Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
     """
-    doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
+    doubt = None if fleet.revision == desired.template else rollback_refusal(fleet, desired)
     if ended := end_as_begun(doubt, order.pulsed_at):
         return ended
-    if is_halfway(fleet, wanted) and not order.repairs:
-        return halfway_refusal(fleet, wanted.template) or _halt_rollout(fleet, order)
+    if is_halfway(fleet, desired) and not order.repairs:
+        return halfway_refusal(fleet, desired.template) or _halt_rollout(fleet, order)
     stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed and not order.repairs
     if stopped and fleet.revision == order.away and not fleet.is_saturated(order.toward):
         return Retarget(order.edit, still_fields(fleet, order.may_lack))
-    if not order.may_lack and _lacks_spare_of_both(fleet, wanted):
+    if not order.may_lack and _lacks_spare_of_both(fleet, desired):
         return adding_pulse(fleet)
     return next_template_move(fleet, order, now)
 
@@ -52,22 +52,22 @@ def recalling_move(fleet: Fleet, order: Order, wanted: Revision, now: datetime) 
 def _halt_rollout(fleet: Fleet, order: Order) -> Freeze | Hold:
     """Return the move that stops somebody's rollout.
 
-    With the template turned at once, the controller takes what is not of it, undrained, where the wanted
+    With the template turned at once, the controller takes what is not of it, undrained, where the desired
     revision has all its replicas (Kubernetes 1.36, deployment sync.go, scale: saturated; seen on it). The one
     replica beside these is drained first then.
     """
     return (Hold if fleet.is_saturated(order.toward) else Freeze)(order.edit, STILL)
 
 
-def _lacks_spare_of_both(fleet: Fleet, wanted: Revision) -> bool:
+def _lacks_spare_of_both(fleet: Fleet, desired: Revision) -> bool:
     """Return whether replicas of both revisions are there, and no spare beside them.
 
-    That of a rollout which was under way may have gone in the very moment. One more of the wanted revision
-    is made before any of the other is drained; nothing goes meanwhile, as all of the wanted revision count
+    That of a rollout which was under way may have gone in the very moment. One more of the desired revision
+    is made before any of the other is drained; nothing goes meanwhile, as all of the desired revision count
     as unavailable.
     """
-    there = fleet.desired(wanted.template)
-    held = fleet.revision == wanted.template and fleet.fields.is_frozen and fleet.fields.paused
+    there = fleet.desired(desired.template)
+    held = fleet.revision == desired.template and fleet.fields.is_frozen and fleet.fields.paused
     return held and fleet.observed and 0 < there < fleet.replicas and fleet.told <= fleet.replicas
 
 
@@ -76,7 +76,7 @@ def revision_row(step: RevisionStep) -> StepRow:
     return replace(
         template_row(step),
         refuse=lambda fleet, purpose: opening_refusal(fleet, step.after, purpose),
-        next_move=lambda fleet, known: recalling_move(
+        next_move=lambda fleet, known: next_rollback_move(
             fleet, order_of(step, fleet, known), step.after, known.now
         ),
     )

@@ -27,7 +27,7 @@ from datetime import datetime, timedelta
 from kvmedic.model.fleet import Fleet, Minimum
 from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.model.run import Run, Victim
+from kvmedic.model.run import DrainingPod, Run
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     AWAIT_REMOVAL,
@@ -76,11 +76,11 @@ from kvmedic.rollout.steps import StepInput, StepRow
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Which number of replicas is wanted, and what is known beside the fleet itself."""
+    """The desired number of replicas, and what is known beside the fleet itself."""
 
     step: ReplicasStep
-    """Its `after` is the number that is wanted; on the way back it is the step's inverse."""
-    victim: Victim | None
+    """Its `after` is the desired number; on the way back it is the step's inverse."""
+    draining_pod: DrainingPod | None
     drain: Drain
     limits: StartLimits
     """An autoscaler may take as long to follow as a replica to start. The controller looks every 15 s
@@ -119,22 +119,22 @@ def is_explained(run: Run, resource_uid: str, fleet: Fleet) -> bool:
 
 
 def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
-    """Return the single next move toward the wanted number of replicas.
+    """Return the single next move toward the desired number of replicas.
 
     The pod template and the number must be as the record explains them: anything else is somebody's
     edit, and the caller leaves instead (`leaving_move`).
     """
-    wanted = order.step.after
+    desired = order.step.after
     if order.begins:
         refused = scaling_refusal(fleet, order.step)
         # Before a replica is drained the target is claimed: who finds one out of rotation then finds a run
         # that began, and nobody else's can.
-        first = Claim() if order.step.gives_back else ScaleOut(fleet.replicas, wanted, "")
+        first = Claim() if order.step.gives_back else ScaleOut(fleet.replicas, desired, "")
         return end_as_begun(refused, order.assigned_at) or first
-    if fleet.replicas < wanted:
+    if fleet.replicas < desired:
         # First the number: one that is back in rotation could still go by the one of before.
-        return ScaleOut(fleet.replicas, wanted, "")
-    if fleet.replicas > wanted:
+        return ScaleOut(fleet.replicas, desired, "")
+    if fleet.replicas > desired:
         return _one_fewer(fleet, order, now)
     return _await_replicas(fleet, order, now)
 
@@ -164,7 +164,7 @@ def leave_scaling(fleet: Fleet, order: Scaling, now: datetime) -> Move:
 
 
 def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
-    asked, wanted = fleet.replicas, order.step.after
+    asked, desired = fleet.replicas, order.step.after
     if fleet.is_stateful:
         return _last_ordinal(fleet, order, now)
     if fleet.rotation.orphan is not None or fleet.orphans:
@@ -172,37 +172,37 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     if not is_followed(fleet, fleet.replicas):
         return AWAIT_REMOVAL
     if len(fleet.live) < asked:
-        fewer = max(wanted, len(fleet.live))
+        fewer = max(desired, len(fleet.live))
         waiting = stray_move(fleet, fleet.pods) or making_wait(order.assigned_at, now)
         return waiting or ScaleIn(asked, fewer, "", fleet.ready)
     takeable = to_go(fleet.live, order.held)
     if not takeable:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
     # The controller would take a replica that is not Ready before a drained one.
-    drained = order.victim.uid if order.victim else ""
-    goer = min(takeable, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
-    if back := stray_move(fleet, fleet.pods, (goer,)):
+    drained = order.draining_pod.uid if order.draining_pod else ""
+    pod_to_remove = min(takeable, key=lambda pod: (pod.ready, pod.uid != drained, *newest_first(pod)))
+    if back := stray_move(fleet, fleet.pods, (pod_to_remove,)):
         return back
-    draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
-    return draining or ScaleIn(asked, asked - 1, goer.name, fleet.ready)
+    draining = draining_move(fleet, pod_to_remove, order.draining_pod, order.drain, desired)
+    return draining or ScaleIn(asked, asked - 1, pod_to_remove.name, fleet.ready)
 
 
 def _last_ordinal(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     """Return the next move until a StatefulSet has one replica less: the highest ordinal always goes."""
-    asked, wanted = fleet.replicas, order.step.after
+    asked, desired = fleet.replicas, order.step.after
     if not is_followed(fleet, asked):
         return AWAIT_REMOVAL
-    goer = next((pod for pod in fleet.live if pod.ordinal == asked - 1), None)
-    if goer is None:
+    pod_to_remove = next((pod for pod in fleet.live if pod.ordinal == asked - 1), None)
+    if pod_to_remove is None:
         # It is not there, so that a lower number takes nobody.
         waiting = stray_move(fleet, fleet.pods) or making_wait(order.assigned_at, now)
         return waiting or ScaleIn(asked, asked - 1, "", None)
-    if goer.uid in order.held:
-        return held_move(fleet, (goer,))
-    if back := stray_move(fleet, fleet.pods, (goer,)):
+    if pod_to_remove.uid in order.held:
+        return held_move(fleet, (pod_to_remove,))
+    if back := stray_move(fleet, fleet.pods, (pod_to_remove,)):
         return back
-    draining = draining_move(fleet, goer, order.victim, order.drain, wanted)
-    return draining or ScaleIn(asked, asked - 1, goer.name, None)
+    draining = draining_move(fleet, pod_to_remove, order.draining_pod, order.drain, desired)
+    return draining or ScaleIn(asked, asked - 1, pod_to_remove.name, None)
 
 
 def _release_one(fleet: Fleet, order: Scaling, now: datetime) -> Move:
@@ -211,7 +211,7 @@ def _release_one(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     The number is lowered only while a replica is there that does not serve, or one is missing: that goes. A
     stand-in that serves before goes another time, and the released one is drained all the same.
     """
-    asked, wanted, known = fleet.replicas, order.step.after, replace(order.orphans, needed=order.step.after)
+    asked, desired, known = fleet.replicas, order.step.after, replace(order.orphans, needed=order.step.after)
     if move := begun_move(fleet, known, now):
         return move
     if not is_followed(fleet, asked):
@@ -231,12 +231,12 @@ def _release_one(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     takeable = to_go(fleet.live, order.held)
     if not takeable:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
-    goer = min(takeable, key=lambda pod: (pod.ready, pod.is_stand_in, *newest_first(pod)))
-    if goer.in_rotation and fleet.in_rotation <= wanted:
-        text = f"{fleet.in_rotation - 1} of {wanted} replicas beside {goer.name} are in rotation"
+    pod_to_remove = min(takeable, key=lambda pod: (pod.ready, pod.is_stand_in, *newest_first(pod)))
+    if pod_to_remove.in_rotation and fleet.in_rotation <= desired:
+        text = f"{fleet.in_rotation - 1} of {desired} replicas beside {pod_to_remove.name} are in rotation"
         return Wait(Reason.AWAITING_REPLICA, text)
-    waiting = stray_move(fleet, fleet.pods) or await_swapped(fleet, goer.revision)
-    return waiting or ReleasePod(goer)
+    waiting = stray_move(fleet, fleet.pods) or await_swapped(fleet, pod_to_remove.revision)
+    return waiting or ReleasePod(pod_to_remove)
 
 
 def _await_replicas(fleet: Fleet, order: Scaling, now: datetime) -> Move:
@@ -262,27 +262,27 @@ def awaited_of(fleet: Fleet, numbers: tuple[int, int], down_before: int) -> str:
     Enough are all, or every one that was added and as many more as served before: nobody waits for one that
     was down then.
     """
-    before, wanted = numbers
+    before, desired = numbers
     serving = [pod for pod in fleet.live if pod.ready and pod.in_rotation]
-    added = sorted(fleet.live, key=newest_first)[: max(0, wanted - before)]
-    is_there = len(fleet.live) >= wanted and all(pod in serving for pod in added)
-    if fleet.observed and len(serving) >= wanted - (down_before if is_there else 0):
+    added = sorted(fleet.live, key=newest_first)[: max(0, desired - before)]
+    is_there = len(fleet.live) >= desired and all(pod in serving for pod in added)
+    if fleet.observed and len(serving) >= desired - (down_before if is_there else 0):
         return ""
-    return f"{len(serving)} of {wanted} replicas serve"
+    return f"{len(serving)} of {desired} replicas serve"
 
 
 def start_of_added(
     fleet: Fleet, numbers: tuple[int, int], limits: StartLimits, waited: timedelta, now: datetime
 ) -> Failed | None:
-    """Return why added replicas will not come up, or take too long; `numbers`: before, and as wanted."""
-    before, wanted = numbers
+    """Return why added replicas will not come up, or take too long; `numbers`: before, and desired."""
+    before, desired = numbers
     newest = sorted(fleet.live, key=newest_first)
     for pod in newest[: max(0, len(fleet.live) - before)]:
         if failed := start_failure(pod, False, limits, now):
             return failed
     seconds = int(waited.total_seconds())
-    if len(fleet.live) < wanted and waited > limits.spare:
-        text = f"{len(fleet.live)} of {wanted} replicas were made within {seconds} s"
+    if len(fleet.live) < desired and waited > limits.spare:
+        text = f"{len(fleet.live)} of {desired} replicas were made within {seconds} s"
         return Failed(Reason.SPARE_UNSCHEDULABLE, f"{text}: look for a quota in the Events of the ReplicaSet")
     if waited > STARTS * limits.start:
         text = f"not every replica served {seconds} s after their number was raised"
@@ -291,7 +291,7 @@ def start_of_added(
 
 
 def autoscaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
-    """Return the single next move toward the wanted minimum.
+    """Return the single next move toward the desired minimum.
 
     It must be as the record explains it: anything else is somebody's edit, and the caller leaves
     instead (`leaving_move`).
@@ -368,7 +368,7 @@ def _order(step: ReplicasStep, fleet: Fleet, known: StepInput) -> Scaling:
     abandoned = run.ending is not None and run.ending.reason is Reason.ABANDONED
     return Scaling(
         step=step,
-        victim=known.victim,
+        draining_pod=known.draining_pod,
         drain=known.drain,
         limits=known.limits,
         begins=not known.is_back and not committed_sequence(run, uid, fleet.fence),

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from kvmedic.model.fleet import Fleet, Pod
-from kvmedic.model.run import Run, Victim
+from kvmedic.model.run import DrainingPod, Run
 from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import Drain, StartLimits
@@ -28,7 +28,7 @@ class StepInput:
     run: Run
     resource_uid: str
     drains: Mapping[str, Drain]
-    """What is known of the requests on each victim, by uid."""
+    """What is known of the requests on each draining pod, by uid."""
     limits: StartLimits
     drain_limit: timedelta
     now: datetime
@@ -48,20 +48,20 @@ class StepInput:
     """The template as somebody edited it, without the run's change; None: nothing of that is in it."""
 
     @property
-    def victim(self) -> Victim | None:
+    def draining_pod(self) -> DrainingPod | None:
         """Return the replica that is being drained, where they go one at a time; None where none is."""
-        return self.run.victims[0] if self.run.victims else None
+        return self.run.draining_pods[0] if self.run.draining_pods else None
 
     @property
     def drain(self) -> Drain:
         """Return what is known of the requests on it."""
-        return self.drains.get(self.victim.uid, Drain.UNKNOWN) if self.victim else Drain.UNKNOWN
+        return self.drains.get(self.draining_pod.uid, Drain.UNKNOWN) if self.draining_pod else Drain.UNKNOWN
 
     @property
     def orphans(self) -> OrphanInput:
         """Return what is known of replicas that were released to be drained."""
-        victims = {victim.uid: victim.cordoned_at for victim in self.run.victims}
-        return OrphanInput(victims, self.drains, self.linger, taken_at=self.taken_at)
+        since = {pod.uid: pod.cordoned_at for pod in self.run.draining_pods}
+        return OrphanInput(since, self.drains, self.linger, taken_at=self.taken_at)
 
     @property
     def down_before(self) -> int:
@@ -83,7 +83,7 @@ class StepRow:
     rest: NextMove
     """The next move toward a fleet that stands still with every replica in rotation."""
     leave: NextMove
-    """The next move toward a fleet without anything of ours, whoever changed it meanwhile."""
+    """The next move toward a fleet without anything of ours, even if somebody changed it meanwhile."""
     drains_to_leave: bool = False
     """Leaving may take a replica away, so the requests on it are counted first. Where it takes none, counting
     would only delay the answer to somebody's edit."""

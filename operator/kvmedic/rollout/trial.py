@@ -1,10 +1,10 @@
 """The next move of a test on a trial pod, from what is seen of it; pure.
 
-Whoever dies in the middle: the pod is found by its name and the test begins anew, within the same limit.
+After a crash in the middle: the pod is found by its name and the test begins anew, within the same limit.
 
 The next move of an evaluation on a trial pod, from what is seen of it; pure.
 
-Whoever dies in the middle: pod and Job are found by their names, and the Job keeps what the pod had done
+After a crash in the middle: pod and Job are found by their names, and the Job keeps what the pod had done
 before.
 
 What the log of an engine that ended by itself on a trial pod tells of why.
@@ -91,7 +91,7 @@ def ended_by_itself(pod: Pod) -> bool:
     return pod.has_ended and not pod.terminating
 
 
-def told_of_end(pod: Pod, words: LastWords) -> str:
+def end_message(pod: Pod, words: LastWords) -> str:
     """Return why a trial pod's engine ended, as far as it is known."""
     if words.refusal:
         return f"the engine refuses it on this hardware: {words.refusal}"
@@ -150,7 +150,9 @@ def trial_move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits
     move = _move(sight, step, run, limits, now)
     if not (isinstance(move, Failed) and step.without):
         return move
-    silent = Answer(step.question, step.told_of, move.message, now, run.spec_generation, beside=_beside(step))
+    silent = Answer(
+        step.question, step.answer_template, move.message, now, run.spec_generation, beside=_beside(step)
+    )
     return Answered(silent)
 
 
@@ -216,7 +218,7 @@ def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime
     found = judge_generation(watched, step.keep)
     return Answer(
         step.question,
-        step.told_of,
+        step.answer_template,
         message=f"on a trial pod {watched.generated} tokens {say_judged(found)}",
         at=now,
         generation=generation,
@@ -229,8 +231,10 @@ def _of_blocks(watched: Watched, step: TrialStep, generation: int, now: datetime
 
 def _of_end(pod: Pod, words: LastWords, step: TrialStep, generation: int, now: datetime) -> Answer:
     refused = bool(words.refusal)
-    message, beside = told_of_end(pod, words), _beside(step)
-    return Answer(step.question, step.told_of, message, now, generation, refused=refused, beside=beside)
+    message, beside = end_message(pod, words), _beside(step)
+    return Answer(
+        step.question, step.answer_template, message, now, generation, refused=refused, beside=beside
+    )
 
 
 def _of_prompts(seen: Prompted, step: TrialStep, generation: int, now: datetime) -> Answer:
@@ -239,7 +243,7 @@ def _of_prompts(seen: Prompted, step: TrialStep, generation: int, now: datetime)
     shown = f"prompts of {lengths} tokens {_grown(found, seen)}{_attention(seen.backends)}"
     return Answer(
         step.question,
-        step.told_of,
+        step.answer_template,
         message=f"{_on_pod(step)} {shown}",
         at=now,
         generation=generation,
@@ -256,7 +260,7 @@ def _of_start(seen: Begun, step: TrialStep, generation: int, now: datetime) -> A
     typed = f"{sized}, stored as {seen.cache_type}" if seen.cache_type else sized
     return Answer(
         step.question,
-        step.told_of,
+        step.answer_template,
         message=f"{_on_pod(step)} there are {seen.blocks} blocks{typed}{_attention(seen.backends)}",
         at=now,
         generation=generation,
@@ -401,7 +405,7 @@ def _of_pod(
         return trial_start(pod, limits, now)
     refused = step.change is not None and bool(sight.words.refusal)
     words = sight.words if refused else replace(sight.words, refusal="")
-    message = f"{step.subject}: {told_of_end(pod, words)}"
+    message = f"{step.subject}: {end_message(pod, words)}"
     scored = Scored(step.tried, step.evaluation, message, now, run.spec_generation, refused=refused)
     return Evaluated(scored)
 

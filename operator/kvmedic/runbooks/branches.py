@@ -41,7 +41,7 @@ class Compressed:
     name: str
     method_class: MethodClass | None
     """None: what it does to blocks is not known."""
-    told_by: str
+    known_by: str
     """What says that it is on: the spec, a variable, a flag."""
     is_confirmed: bool = False
     """The engine itself says that it is on; a setting says only what somebody wants."""
@@ -240,7 +240,7 @@ class Evidence:
     fix: Try | Evaluate | TurnOn | NoChange | None = None
     """What comes after a method that saved nothing; None: nothing, or nobody looked."""
     failed_fixes: tuple[FailedAttempt, ...] = ()
-    """What was tried before that in vain."""
+    """What was tried before that and failed."""
     unanswered: Inconclusive | None = None
     """Why the runbook on compression cannot go on at this look. None: it can, or nobody tried yet."""
     started: Mapping[str, Start] = field(default_factory=dict)
@@ -388,13 +388,13 @@ class HostTerms:
         """Return what the flag says for a replica to be told to take that much in all, rounded down (GiB)."""
         return max(0, gib // self._parts)
 
-    def told_bytes(self, value: float) -> int:
+    def flag_bytes(self, value: float) -> int:
         """Return what all engines of a replica are told to take, for a value of the flag."""
         return round(value * self._parts * GIB)
 
     def taken_bytes(self, value: float) -> int:
         """Return what they may take then, at most."""
-        return self.told_bytes(value) * (ROUNDING if self.rounds_up else 1)
+        return self.flag_bytes(value) * (ROUNDING if self.rounds_up else 1)
 
     @property
     def free_bytes(self) -> int:
@@ -430,7 +430,7 @@ class Supply:
     """Of which replicas that is not known, and what would tell; empty where it is known."""
     oom_limit: float | None = None
     """The lowest share of the devices' memory at which this template ran out of it; None: none is known."""
-    raised_in_vain: bool = False
+    raise_failed_before: bool = False
     """A larger share was tried on this evidence, and it did not help."""
     host: HostTerms | None = None
     """None: nobody looked at the pod template."""

@@ -17,9 +17,9 @@ from kvmedic.model.devices import (
     CLOCK_FAULTS,
     DRIVER_FAULTS,
     NEEDED,
+    NVIDIA_SMI_ERRORS,
     PROGRAM,
     SERIES,
-    SILENCES,
     XIDS,
     Cause,
     Device,
@@ -117,7 +117,7 @@ def _slowed_devices(device: Device) -> Iterator[Sign]:
         yield Vital.CLOCK_REASONS, reasons, ", ".join(held)
 
 
-def told_by_driver(evidence: Evidence) -> Finding | None:
+def driver_health(evidence: Evidence) -> Finding | None:
     """Return whose health rests on what its own driver told; None where all is from the metrics source."""
     names = [name for name, vitals in sorted(evidence.vitals.items()) if vitals.was_asked()]
     if not names:
@@ -138,8 +138,12 @@ def _unknown(evidence: Evidence) -> Inconclusive | None:
     down = any(vitals.devices == Missing(Absence.SOURCE_UNAVAILABLE) for vitals in blind.values())
     why = ", as the metrics source did not answer completely" if down else ""
     # Why the drivers that were asked made nothing known: each reason with one replica that has it.
-    silent = {vitals.silence: name for name, vitals in reversed(blind.items()) if vitals.silence}
-    why += "".join(f"; {PROGRAM} in {silent[e]}: {SILENCES[e]}" for e in SILENCES if e in silent)
+    silent = {
+        vitals.nvidia_smi_error: name for name, vitals in reversed(blind.items()) if vitals.nvidia_smi_error
+    }
+    why += "".join(
+        f"; {PROGRAM} in {silent[e]}: {NVIDIA_SMI_ERRORS[e]}" for e in NVIDIA_SMI_ERRORS if e in silent
+    )
     return Inconclusive(
         Reason.NODE_HEALTH_UNKNOWN,
         f"node health of {_name_replicas(list(places))} is unknown{why}: have the DCGM exporter export "

@@ -89,32 +89,32 @@ def _set_flag(workload: Workload, advice: Assignment) -> FlagStep | Blocked:
     flag = _flag(workload, advice.knob)
     if isinstance(flag, Blocked):
         return flag
-    wanted = setting_of(flag, advice.value, workload.engine)
-    if isinstance(wanted, Refusal):
-        return fault_of(wanted)
-    already = Blocked(Reason.CAP_WITHOUT_EFFECT, f"{wanted.flag.name} is {wanted.text} already")
+    desired = setting_of(flag, advice.value, workload.engine)
+    if isinstance(desired, Refusal):
+        return fault_of(desired)
+    already = Blocked(Reason.CAP_WITHOUT_EFFECT, f"{desired.flag.name} is {desired.text} already")
     file = workload.file
     given = file.read.decides(flag, workload.line) if isinstance(file, Configuration) else None
     if isinstance(file, Configuration) and given is not None:
-        return already if given.value == wanted.value else _edit_file(workload, file, wanted, advice)
+        return already if given.value == desired.value else _edit_file(workload, file, desired, advice)
     index, read = workload.container_index, workload.in_file
-    change = edit(workload.container, index, wanted, workload.engine, read, workload.line)
+    change = edit(workload.container, index, desired, workload.engine, read, workload.line)
     if isinstance(change, Refusal):
         if change.reason is RefusalReason.IN_CONFIG_FILE and isinstance(file, Refusal):
-            change = Refusal(file.reason, f"{wanted.flag.dest} may be in a file: {file.message}")
+            change = Refusal(file.reason, f"{desired.flag.dest} may be in a file: {file.message}")
         return fault_of(change)
     if isinstance(change, AlreadySet):
         return already
-    return _flag_step(workload, advice.knob, change, wanted.text, advice.reason)
+    return _flag_step(workload, advice.knob, change, desired.text, advice.reason)
 
 
 def _edit_file(
-    workload: Workload, file: Configuration, wanted: FlagSetting, advice: Assignment
+    workload: Workload, file: Configuration, desired: FlagSetting, advice: Assignment
 ) -> FlagStep | Blocked:
-    change = edit_file(file, wanted, workload.engine, workload.container, workload.target_uid)
+    change = edit_file(file, desired, workload.engine, workload.container, workload.target_uid)
     if isinstance(change, Refusal):
         return fault_of(change)
-    return _flag_step(workload, advice.knob, change.reference, wanted.text, advice.reason, change.file)
+    return _flag_step(workload, advice.knob, change.reference, desired.text, advice.reason, change.file)
 
 
 def _unset_flag(workload: Workload, knob: Knob, reason: Reason) -> FlagStep | Blocked:

@@ -1,6 +1,6 @@
 """How urgent a trouble is: a page only while users are let down, else a ticket.
 
-What the runbook calls trouble may hurt nobody yet; a breached objective hurts whoever waits for an
+What the runbook calls trouble may hurt nobody yet; a breached objective hurts those who wait for an
 answer. It is judged by what replicas tell over the trigger's window, all of them together. Where the spec
 names no objective, the share of requests that are served in time tells, over that window and that of
 sizing: most troubles of a few minutes pass by themselves. What cannot be measured is never taken for met: a
@@ -19,9 +19,9 @@ from kvmedic.model.readings import (
     histogram,
     merge_histograms,
     quantile,
-    told_by,
+    reported_values,
     total,
-    total_of_told,
+    total_reported,
 )
 from kvmedic.model.spec import Objectives
 from kvmedic.model.status import SERVED_IN_TIME, Severity, Urgency
@@ -155,8 +155,8 @@ def share_served(seen: Observation) -> float | None:
     Of all replicas together that tell it. Requests that wait for too long count although none of them was
     answered yet.
     """
-    told = told_by(seen, SERVED - {Signal.REQUESTS_ABORTED})
-    aborted = total_of_told(seen.only(told), Signal.REQUESTS_ABORTED)
+    told = reported_values(seen, SERVED - {Signal.REQUESTS_ABORTED})
+    aborted = total_reported(seen.only(told), Signal.REQUESTS_ABORTED)
     firsts, gaps, outputs = (
         [one.histograms[signal] for one in told.values()]
         for signal in (

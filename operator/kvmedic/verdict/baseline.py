@@ -40,7 +40,7 @@ from kvmedic.model.readings import (
     number_or_none,
     quantile,
     total,
-    total_if_told,
+    total_if_reported,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline
@@ -162,7 +162,7 @@ def _figures(
     found: Mapping[str, Complete], observation: Observation, restarts: int, limit_seconds: float
 ) -> Baseline:
     window, finished = observation.window_seconds, total(found, Signal.REQUESTS_FINISHED)
-    aborted = total_if_told(observation, Signal.REQUESTS_ABORTED)
+    aborted = total_if_reported(observation, Signal.REQUESTS_ABORTED)
     arrived = finished + (aborted or 0.0) + total(found, Signal.REQUESTS_IN_FLIGHT_CHANGE)
     arrivals_per_second = max(0.0, arrived / window)
     tokens, output = total(found, Signal.GENERATED_TOKENS), counts_of(found, Signal.OUTPUT_LENGTH).mean
@@ -197,7 +197,7 @@ def _figures(
         restarts=restarts,
         models=tuple(sorted({name for pod in observation.pods.values() for name in pod.model_names})),
         aborted_share=None if aborted is None else aborted / (aborted + finished),
-        running_mean=total_if_told(observation, Signal.RUNNING_MEAN),
+        running_mean=total_if_reported(observation, Signal.RUNNING_MEAN),
     )
 
 

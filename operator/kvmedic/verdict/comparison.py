@@ -318,11 +318,11 @@ class Comparison:
 
     def _judged_by(self) -> tuple[tuple[str, float | None, float, float], ...]:
         """Return each objective by name, with its limit and the figures before and after."""
-        wanted = self.objectives
+        desired = self.objectives
         limits = (
-            wanted.inter_token_p95_seconds,
-            wanted.e2e_p95_seconds,
-            wanted.time_to_first_token_p95_seconds,
+            desired.inter_token_p95_seconds,
+            desired.e2e_p95_seconds,
+            desired.time_to_first_token_p95_seconds,
         )
         figures = (
             (each.inter_token_p95_seconds, each.end_to_end_p95_seconds, each.time_to_first_token_p95_seconds)
@@ -337,8 +337,8 @@ class Comparison:
 
     def is_smooth(self) -> bool:
         """Return whether answers come without hanging."""
-        wanted = self.objectives.inter_token_p95_seconds
-        within = wanted is not None and self.after.inter_token_p95_seconds <= wanted
+        desired = self.objectives.inter_token_p95_seconds
+        within = desired is not None and self.after.inter_token_p95_seconds <= desired
         return within or self.tail <= SMOOTH or self.after.inter_token_tail_seconds <= NO_STALL_SECONDS
 
     def is_better(self) -> bool:

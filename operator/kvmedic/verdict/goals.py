@@ -4,8 +4,8 @@
   Where users waited and nothing else was wrong, they must wait less. One replica in ten hardly shows in the
   fleet's figures, so where one was replaced no replica may be beyond the trigger any more. What each replica
   gets changes by design with their number, so more replicas are judged by the fleet's sums.
-* No worse (parity): taking away what brought nothing helps nobody by itself, and must harm nobody either.
-* Stays up (steadiness): replicas that restart have no figures. No replica that runs the change may restart
+* No worse: taking away what brought nothing helps nobody by itself, and must harm nobody either.
+* Stays up: replicas that restart have no figures. No replica that runs the change may restart
   **while requests are served**: without traffic nothing runs out of memory, and nothing is proven.
 * Calm: a fleet does with less, whatever the load is now, and breaks no objective that it met.
 """
@@ -33,7 +33,7 @@ from kvmedic.verdict.comparison import QUEUED, Comparison, not_recovered, undeci
 from kvmedic.verdict.served_in_time import first_token_limit
 from kvmedic.verdict.vetoes import VETOES, VerdictInput, confirm_setting
 
-STEADINESS_SIGNALS = frozenset({Signal.REQUESTS_FINISHED})
+STAYS_UP_SIGNALS = frozenset({Signal.REQUESTS_FINISHED})
 """Signals that tell of every replica whether it serves."""
 PRESSURE_SIGNALS = frozenset({Signal.PREEMPTIONS, Signal.REQUESTS_FINISHED})
 """Signals that tell of every replica whether it is beyond the trigger."""
@@ -73,13 +73,13 @@ def compare_for_relief(change: Comparison) -> Judged:
     return change.conclude(Verdict.IMPROVED if gains or change.is_better() else Verdict.NOT_RECOVERED)
 
 
-def judge_parity(given: VerdictInput) -> Judged:
+def judge_no_worse(given: VerdictInput) -> Judged:
     """Return whether the fleet is no worse off."""
     change = _compare_windows(given)
-    return change if isinstance(change, Judged) else compare_for_parity(change)
+    return change if isinstance(change, Judged) else compare_for_no_worse(change)
 
 
-def compare_for_parity(change: Comparison) -> Judged:
+def compare_for_no_worse(change: Comparison) -> Judged:
     """Return whether a fleet is no worse off with a change, by its figures before and after."""
     if worse := change.worse():
         return change.conclude(Verdict.NOT_RECOVERED, f"{worse}; ")
@@ -126,11 +126,11 @@ def share_of(figures: Baseline, share: float) -> Baseline:
     )
 
 
-def judge_steadiness(given: VerdictInput) -> Judged:
+def judge_stays_up(given: VerdictInput) -> Judged:
     """Return whether replicas stay up with a change while they serve."""
     if down := _restarted(given):
         return down
-    found = complete(given.looked, STEADINESS_SIGNALS)
+    found = complete(given.looked, STAYS_UP_SIGNALS)
     if isinstance(found, Inconclusive):
         return undecided_verdict(found)
     finished = total(found, Signal.REQUESTS_FINISHED)
@@ -183,15 +183,15 @@ _NUMBER = (ReplicasStep,)
 _EVERY = (*_TEMPLATE, *_NUMBER, ReplaceStep)
 
 RULES = (
-    Rule(Goal.STEADINESS, _EVERY, judge_steadiness),
-    Rule(Goal.PARITY, _EVERY, judge_parity),
+    Rule(Goal.STAYS_UP, _EVERY, judge_stays_up),
+    Rule(Goal.NO_WORSE, _EVERY, judge_no_worse),
     Rule(Goal.CALM, _SETTING, judge_without),
     Rule(Goal.CALM, _EVERY, judge_fewer),
     Rule(Goal.RELIEF, (ReplaceStep,), judge_replacement),
     Rule(Goal.RELIEF, _NUMBER, judge_more),
     Rule(Goal.RELIEF, _EVERY, judge_relief),
 )
-"""First match wins. A goal that compares judges by steadiness where there are no figures of before."""
+"""First match wins. Without figures of before, a goal that compares asks whether replicas stay up."""
 
 
 def _compare_windows(
@@ -199,7 +199,7 @@ def _compare_windows(
 ) -> Comparison | Judged:
     """Return the figures before and after, or the verdict that needs none; `since`: which restarts count."""
     if given.before is None:
-        return judge_steadiness(given)
+        return judge_stays_up(given)
     if down := _restarted(given, since):
         return down
     after = _figures_after(given)

@@ -54,14 +54,14 @@ def _shown_figures(of: Baseline) -> dict[str, float]:
 
 
 def _cost(run: Run, first_token: Shift | None) -> Cost:
-    spending = run.spending
-    if spending is None:
+    cost_so_far = run.cost_so_far
+    if cost_so_far is None:
         return Cost(0, 0.0, None, first_token)
     back = any(step.state in (StepState.REVERTED, StepState.ROLLING_BACK) for step in run.steps)
-    again = run.replicas - spending.fewest_unchanged if back else 0
-    seconds = spending.replica_seconds
+    again = run.replicas - cost_so_far.fewest_unchanged if back else 0
+    seconds = cost_so_far.replica_seconds
     return Cost(
-        replicas_started=spending.most_changed + again,
+        replicas_started=cost_so_far.most_changed + again,
         spare_replica_seconds=round(seconds, 1),
         spare_gpu_seconds=None if run.gpus is None else round(seconds * run.gpus, 1),
         time_to_first_token_p95_seconds=first_token,

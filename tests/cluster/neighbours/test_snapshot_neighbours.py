@@ -130,7 +130,7 @@ async def test_what_an_autoscaler_wants_counts_while_it_can_tell(
 
     (found,) = (await read(Listed(mine))).autoscalers
 
-    assert found.wanted == wanted
+    assert found.desired == wanted
 
 
 @pytest.mark.light

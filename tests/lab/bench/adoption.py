@@ -28,7 +28,7 @@ from kvmedic.doctor.checks import Check, Examination, Topic, Verdict, checks_of
 from kvmedic.doctor.documents import Documents, as_served, documents_in
 from kvmedic.doctor.examine import Seen, namespace_in, see_target
 from kvmedic.manifests.flags import Setting, setting_of
-from kvmedic.manifests.proposals import Wanted, proposal_for
+from kvmedic.manifests.proposals import DesiredSetting, proposal_for
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
@@ -163,7 +163,7 @@ def _proposal(seen: Seen) -> str:
     edit = edit or (step.file_of if isinstance(step, FlagStep) else None)
     if edit is None or setting is None:
         return ""
-    wanted = Wanted("Deployment", fleet.namespace, fleet.name, setting, edit)
+    wanted = DesiredSetting("Deployment", fleet.namespace, fleet.name, setting, edit)
     return str(proposal_for(owner.template, wanted))
 
 

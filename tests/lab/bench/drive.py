@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.page import Page, glimpse, moment, observe_pages, parse_page
+from kvmedic.metrics.page import Page, moment, observe_pages, observe_saved_pages, parse_page
 from kvmedic.model.compression import TokenEviction
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Observation
@@ -377,12 +377,12 @@ def chosen_cap(outcome: Outcome, present: int | None = None, *, ours: bool = Fal
     return _advised(seen(outcome), Setting(present, _LEVERS, is_our_cap=ours))
 
 
-def glimpsed_cap(outcome: Outcome) -> tuple[int | None, str]:
+def saved_pages_cap(outcome: Outcome) -> tuple[int | None, str]:
     """Return the cap that two pages tell: the first and the last, without a clock."""
     first, last = outcome.pages[0][1], outcome.pages[-1][1]
     pages = [parse_page(text, moment(place)) for place, text in enumerate((first, last))]
-    glanced = glimpse({"bench-0": pages}, VLLM_SIGNALS, None).observation
-    return _advised(Evidence(glanced, glanced, TRIGGER, evicts=outcome.evicts), Setting(None, _LEVERS))
+    seen = observe_saved_pages({"bench-0": pages}, VLLM_SIGNALS, None).observation
+    return _advised(Evidence(seen, seen, TRIGGER, evicts=outcome.evicts), Setting(None, _LEVERS))
 
 
 def _advised(evidence: Evidence, setting: Setting) -> tuple[int | None, str]:

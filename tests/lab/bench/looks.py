@@ -1,9 +1,9 @@
-"""What a glance at a calm fleet costs Prometheus, against a whole look.
+"""What a quick look at a calm fleet costs Prometheus, against a whole look.
 
     python -m lab.bench.looks [PODS]
 
 A real Prometheus with half an hour of history of a fleet (default 200 pods, each with the pages recorded
-from vLLM 0.32.0, a sample every 30 s) is asked as one tick asks it: the glance that settles a calm fleet,
+from vLLM 0.32.0, a sample every 30 s) is asked as one tick asks it: the quick look that settles a calm fleet,
 and the whole look that any other needs. Each round is a moment of its own, so that nothing is answered
 from memory. Printed are queries, series in their answers, and the median seconds of a round.
 """
@@ -33,7 +33,7 @@ PODS, ROUNDS = 200, 7
 HISTORY, STEP = timedelta(minutes=36), timedelta(seconds=30)
 HOLD = timedelta(minutes=2)
 """The spec's defaults: trigger over five minutes, held for two; sizing over thirty."""
-LOOKS = {"glance": (Look(FIVE, signals=AT_REST),), "whole look": (Look(FIVE, HOLD), Look(THIRTY))}
+LOOKS = {"quick look": (Look(FIVE, signals=AT_REST),), "whole look": (Look(FIVE, HOLD), Look(THIRTY))}
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from kvmedic.model.spec import Objectives, Trigger
 from kvmedic.verdict.comparison import Comparison
 from kvmedic.verdict.goals import compare_for_relief
 from kvmedic.verdict.served_in_time import FIRST_TOKEN_SECONDS
-from lab.bench.drive import UNCAPPED, Drive, OpenDrive, Outcome, chosen_cap, figures_of, glimpsed_cap
+from lab.bench.drive import UNCAPPED, Drive, OpenDrive, Outcome, chosen_cap, figures_of, saved_pages_cap
 from lab.bench.workloads import Workload, drawn
 
 LOADS = (0.8, 0.9, 0.95, 1.05, 1.1)
@@ -30,7 +30,7 @@ WORST_LOSS = 0.05
 SEEDS = range(10)
 SWEEP = (0.6, 0.75, 0.9, 1.05)
 """Caps among which the best setting is sought, as shares of the mean running set without one."""
-SWEPT_TOKENS, SECONDS, WARM_SHARE = 80_000, 400.0, 0.25
+SWEEP_TOKENS, SECONDS, WARM_SHARE = 80_000, 400.0, 0.25
 ARRIVALS = 101
 """Seed of the arrivals."""
 STARVING, MOST_KEPT = 100, 0.02
@@ -101,7 +101,7 @@ def rows_of(
 ) -> tuple[Row, ...]:
     """Return a workload's rows; `sweep`: caps that are run beside the plan, over what runs without one."""
     mean = workload.mean_output
-    best, running = _most_goodput(workload, round(SWEPT_TOKENS / mean))
+    best, running = _most_goodput(workload, round(SWEEP_TOKENS / mean))
     caps = [max(1, round(running * share)) for share in sweep]
     return tuple(_row(workload, load, load * best / mean, caps) for load in loads)
 
@@ -131,7 +131,7 @@ def _row(workload: Workload, load: float, per_second: float, caps: Sequence[int]
 
     looks = tuple(
         Planned(cap, reason, 1.0 if cap is None else gain(cap))
-        for cap, reason in (chosen_cap(idle), glimpsed_cap(idle))
+        for cap, reason in (chosen_cap(idle), saved_pages_cap(idle))
     )
     most = max((gain(cap) for cap in caps), default=1.0)
     return Row(workload.name, load, idle.timely_tokens() / max(1, idle.tokens), looks, most)
@@ -186,7 +186,7 @@ def starved_by(seed: int) -> Starved | None:
     """Return what a cap that is drawn does under a load that is drawn; None where nobody starves."""
     workload, chance = drawn(seed), random.Random(seed)
     mean = workload.mean_output
-    idle = Drive(workload, UNCAPPED).run(2 * workload.clients, round(SWEPT_TOKENS / 2 / mean))
+    idle = Drive(workload, UNCAPPED).run(2 * workload.clients, round(SWEEP_TOKENS / 2 / mean))
     offered = chance.uniform(*STARVING_LOADS) * idle.throughput
     shortest, most = STARVING_SECONDS
     seconds = max(shortest, min(most, STARVING_TOKENS / offered))

@@ -3,7 +3,7 @@
     python -m lab.bench.scale_looks 1000 [--replicas 2] [--sick 1 50]
 
 The operator's own adapter asks the source of `scale_source.py`, which is another process, as a round of
-looks does: each calm fleet gets a glance, spread over the round; a sick one a whole look at each moment.
+looks does: each calm fleet gets a quick look, spread over the round; a sick one a whole look at each moment.
 Time is simulated, so that nothing waits; CPU seconds are those of this process alone.
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kvmedic.controller.survey import glance_signals
+from kvmedic.controller.survey import quick_look_signals
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.model.evidence import Absence, Look, Missing, Observation, PodReadings
@@ -40,8 +40,8 @@ ROUND, WINDOW, HOLD, SIZING = (
     timedelta(minutes=30),
 )
 """The pace of calm fleets, and the windows of a spec that names none."""
-GLANCE = Look(WINDOW, signals=glance_signals(tuple(Runbook)))
-HELD = replace(GLANCE, hold=HOLD)
+QUICK_LOOK = Look(WINDOW, signals=quick_look_signals(tuple(Runbook)))
+HELD = replace(QUICK_LOOK, hold=HOLD)
 SOURCE = "default"
 
 
@@ -74,8 +74,8 @@ class Looker:
             {SOURCE: options}, ScrapeOptions(), VLLM_SIGNALS, lambda: self.at
         )
 
-    async def glance(self, fleet: ScaleFleet) -> Observation:
-        return await self.metrics.look(SOURCE, pods_of(fleet), fleet.namespace, GLANCE)
+    async def quick_look(self, fleet: ScaleFleet) -> Observation:
+        return await self.metrics.look(SOURCE, pods_of(fleet), fleet.namespace, QUICK_LOOK)
 
     async def whole(self, fleet: ScaleFleet) -> Observation:
         """What a tick asks that did not find its fleet calm."""
@@ -95,7 +95,7 @@ class Looker:
         found: list[Observation] = []
         for part in range(self.moments):
             looks: list[Awaitable[Observation]] = [
-                self.glance(each) for each in (*calm[part :: self.moments], *sick)
+                self.quick_look(each) for each in (*calm[part :: self.moments], *sick)
             ]
             found += await asyncio.gather(*looks)
             found += await asyncio.gather(*(self.whole(each) for each in sick))

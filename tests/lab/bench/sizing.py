@@ -32,9 +32,9 @@ from lab.bench.drive import (
     Run,
     chosen_cap,
     figures_of,
-    glimpsed_cap,
     parse_once,
     runs_of,
+    saved_pages_cap,
     verdict_on,
 )
 from lab.bench.open_loop import SEEDS, STARVING, WORST_LOSS, open_half, starving_half
@@ -77,7 +77,7 @@ class Row:
     """The same with 30 s for everybody."""
     regret_goodput: float
     """Goodput, lost to the cap of the sweep that has most of it."""
-    glimpsed: float
+    from_pages: float
     """Regret of the cap that two pages tell, of what is served in time."""
     halving: float
     halvings: int
@@ -114,7 +114,7 @@ class Row:
     def others(self) -> str:
         """Return what other rules lose, in one line."""
         return (
-            f"{self.name:31s} {self.running:7.1f} {self.verdict:>14} {self.glimpsed:8.1%} "
+            f"{self.name:31s} {self.running:7.1f} {self.verdict:>14} {self.from_pages:8.1%} "
             f"{self.halving:8.1%} ({self.halvings}) {self.by_length:8.1%}"
         )
 
@@ -138,17 +138,17 @@ def row_of(workload: Workload) -> Row:
     run = runs_of(workload)
     idle = run(UNCAPPED)
     running = _running(idle)
-    (cap, reason), (glimpsed, _) = chosen_cap(idle), glimpsed_cap(idle)
-    swept = [run(max(1, round(running * share))) for share in SWEEP]
-    swept += [run(one) for one in (cap, glimpsed) if one is not None]
+    (cap, reason), (from_pages, _) = chosen_cap(idle), saved_pages_cap(idle)
+    at_caps = [run(max(1, round(running * share))) for share in SWEEP]
+    at_caps += [run(one) for one in (cap, from_pages) if one is not None]
     halved, halvings = _halved(run, idle)
     before = figures_of(idle)
     limit = FIRST_TOKEN_SECONDS if isinstance(before, Inconclusive) else before.first_token_limit_seconds
-    best = max((*swept, halved), key=lambda outcome: outcome.served_in_time(limit))
+    best = max((*at_caps, halved), key=lambda outcome: outcome.served_in_time(limit))
     pool = workload.blocks * workload.block_tokens
 
     def regret(chosen: Outcome, measure: Callable[[Outcome], float]) -> float:
-        top = max(measure(one) for one in (*swept, halved, idle))
+        top = max(measure(one) for one in (*at_caps, halved, idle))
         return 1 - measure(chosen) / top if top else 0.0
 
     def in_time(outcome: Outcome) -> float:
@@ -166,12 +166,12 @@ def row_of(workload: Workload) -> Row:
         regret=regret(ours, in_time),
         regret_soon=regret(ours, Outcome.served_in_time),
         regret_goodput=regret(ours, lambda outcome: outcome.goodput),
-        glimpsed=regret(run(glimpsed or UNCAPPED), in_time),
+        from_pages=regret(run(from_pages or UNCAPPED), in_time),
         halving=regret(halved, in_time),
         halvings=halvings,
         by_length=regret(run(max(1, pool // workload.max_model_len)), in_time),
         verdict="" if cap is None or isinstance(before, Inconclusive) else verdict_on(before, ours),
-        verdicts=() if isinstance(before, Inconclusive) else _verdicts(before, idle, swept),
+        verdicts=() if isinstance(before, Inconclusive) else _verdicts(before, idle, at_caps),
         opened=open_loop.rows_of(workload, OPEN_LOADS, OPEN_SWEEP),
     )
 
@@ -210,8 +210,8 @@ def _did(idle: Outcome, capped: Outcome, limit: float) -> str:
     return "harm" if gain < HARM else "gain" if gain >= GAIN else "as before"
 
 
-def _verdicts(before: Baseline, idle: Outcome, swept: Iterable[Outcome]) -> tuple[tuple[str, str], ...]:
-    once, limit = {outcome.cap: outcome for outcome in swept}, before.first_token_limit_seconds
+def _verdicts(before: Baseline, idle: Outcome, at_caps: Iterable[Outcome]) -> tuple[tuple[str, str], ...]:
+    once, limit = {outcome.cap: outcome for outcome in at_caps}, before.first_token_limit_seconds
     return tuple((_did(idle, capped, limit), verdict_on(before, capped)) for capped in once.values())
 
 

@@ -87,11 +87,11 @@ def locked(path: Path) -> Iterator[None]:
 def make_scratch(parent: Path) -> Path:
     """A new directory under `parent` for this process; removes those of processes that are gone."""
     parent.mkdir(parents=True, exist_ok=True)
-    sweep_scratch(parent)
+    delete_scratch(parent)
     return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
 
 
-def sweep_scratch(parent: Path) -> None:
+def delete_scratch(parent: Path) -> None:
     for leftover in parent.glob("*-*"):
         owner = leftover.name.split("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():

@@ -82,13 +82,13 @@ _DETACHED: list[subprocess.Popen[bytes]] = []
 
 @atexit.register
 def _let_go() -> None:
-    """Keep Popen's destructor from complaining about processes that are meant to outlive this one."""
+    """Keep Popen's destructor from warning about processes that are meant to outlive this one."""
     for process in _DETACHED:
         process.returncode = 0
 
 
 def let_go(process: subprocess.Popen[bytes]) -> None:
-    """Have a process outlive this one without a complaint of the interpreter's when it ends."""
+    """Have a process outlive this one without a warning of the interpreter's when it ends."""
     _DETACHED.append(process)
 
 

@@ -107,7 +107,7 @@ async def _load(
     message = faults.reason_to_crash(config.limits.max_num_seqs)
     if faults.runs_out_at_start(config.utilization):
         message = logs.OUT_OF_MEMORY
-    if config.asks_host_in_vain:
+    if config.lacks_device_for_host:
         message = "Exception: CPU Offloading is currently only supported on CUDA-alike and XPU GPUs"
     if message is not None:
         logs.log_failed_start(message)

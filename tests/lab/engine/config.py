@@ -134,7 +134,7 @@ class EngineConfig:
     """Blocks that the host's memory holds beside the pool; 0: none are kept there."""
     api_keys: tuple[str, ...] = ()
     """Who asks under `/v1` must show one of them; none: nobody must."""
-    asks_host_in_vain: bool = False
+    lacks_device_for_host: bool = False
     """It should keep blocks in the host's memory, and is the CPU build: it dies at start, as vLLM's does."""
 
     @property
@@ -184,7 +184,7 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
         max_num_queued_tokens=parsed.max_num_queued_tokens,
         host_blocks=_host_blocks(parsed, dtype, pool, environ),
         api_keys=tuple(filter(None, parsed.api_key or [environ.get("VLLM_API_KEY", "")])),
-        asks_host_in_vain=bool(parsed.kv_offloading_size) and "LAB_DEVICE_MEMORY_MIB" not in environ,
+        lacks_device_for_host=bool(parsed.kv_offloading_size) and "LAB_DEVICE_MEMORY_MIB" not in environ,
     )
 
 

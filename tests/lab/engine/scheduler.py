@@ -178,10 +178,10 @@ class Scheduler:
     def _make_room(self, request: Request, tokens: int, step: Step) -> bool:
         """Give a running request its slots, preempting from the end of the running set until it fits."""
         while not self._allocate(request, tokens):
-            victim = self.running.pop()
-            self._preempt(victim)
-            step.preempted.append(victim)
-            if victim is request:
+            last = self.running.pop()
+            self._preempt(last)
+            step.preempted.append(last)
+            if last is request:
                 return False
         return True
 

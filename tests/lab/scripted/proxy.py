@@ -265,9 +265,8 @@ def _step_of(body: dict[str, Any]) -> str:
         return "no run"
     intent = run.get("intent") or {}
     states = ",".join(step["state"] for step in run["steps"])
-    out = len(run.get("victims", []))
-    victim = f"{out} victims" if out > 1 else "victim" if out else "no victim"
-    return f"{states} #{intent.get('sequence', 0)} {intent.get('move', 'none')} {victim}"
+    draining = f"{len(run.get('drainingPods', []))} draining"
+    return f"{states} #{intent.get('sequence', 0)} {intent.get('move', 'none')} {draining}"
 
 
 def _answer(fate: Fate) -> web.Response:

@@ -42,7 +42,7 @@ class State(StrEnum):
     """Thrash of prompts of which none is short, on an engine that does not reuse prefixes."""
     SHARED = "shared"
     """The same once they are reused: calm, and most tokens are found."""
-    SHARED_IN_VAIN = "shared in vain"
+    SHARED_WITHOUT_HITS = "shared without hits"
     """Calm, and no token is found: something else helped."""
     SMOOTH = "smooth"
     """It preempts as before, and nobody hangs."""
@@ -210,7 +210,7 @@ MEASURED = {
     State.LONG_KEPT_SHORT: _of_long_answers(130),
     State.UNSHARED: _with_prefixes(THRASH_NUMBERS, STALLED_GAPS),
     State.SHARED: _with_prefixes(CALM_NUMBERS, CALM_GAPS, 0.6),
-    State.SHARED_IN_VAIN: _with_prefixes(CALM_NUMBERS, CALM_GAPS),
+    State.SHARED_WITHOUT_HITS: _with_prefixes(CALM_NUMBERS, CALM_GAPS),
     State.SMOOTH: Traffic(THRASH_NUMBERS, CALM_GAPS),
     State.THRASH: Traffic(THRASH_NUMBERS, STALLED_GAPS),
     State.RECOVERED: Traffic(CALM_NUMBERS, CALM_GAPS),

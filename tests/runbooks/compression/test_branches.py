@@ -13,9 +13,9 @@ from kvmedic.model.trial import Growth, Question, Reclaim
 from kvmedic.runbooks.branches import NoChange, Setting, Try, TurnOff
 from kvmedic.runbooks.compression.branches import (
     blocks_not_freed,
+    message_without,
     replace_stale,
     report_unexplained,
-    told_without,
 )
 from kvmedic.runbooks.compression.methods import DECLARED
 from kvmedic.runbooks.compression.savings import Brought, Worth
@@ -151,10 +151,10 @@ def test_a_start_that_told_nothing_is_tried_again_after_a_day():
 def test_the_attention_backend_of_before_is_told():
     policy = CompressionPolicy(attention_backend="FLASH_ATTN")
 
-    assert told_without(replace(EVICTS, policy=policy)) == (
+    assert message_without(replace(EVICTS, policy=policy)) == (
         "attention without TriAttention by FLASH_ATTN (spec.compression.baseline.attentionBackend)"
     )
-    assert told_without(EVICTS) == ""
+    assert message_without(EVICTS) == ""
 
 
 def test_a_method_that_made_attention_fall_back_goes_for_that():
@@ -220,7 +220,7 @@ def test_a_type_on_a_replicas_own_command_line_that_it_ignores_is_for_a_person()
 
 
 def test_a_declared_type_that_nothing_asks_for_is_for_a_person():
-    declared = replace(FEWER_BITS, asks_for_type="", told_by=DECLARED)
+    declared = replace(FEWER_BITS, asks_for_type="", known_by=DECLARED)
     evidence = replace(compressed(CALM_FLEET, declared), started={"llm-0": Started(is_whole=True)})
 
     found = replace_stale(evidence, KNOWN)

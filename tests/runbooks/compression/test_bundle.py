@@ -320,7 +320,7 @@ def test_a_setting_in_a_file_keeps_the_whole_method_on() -> None:
         "the file has the other spelling",
     ],
 )
-def test_a_file_that_does_not_matter_is_no_hindrance(
+def test_a_file_that_does_not_matter_blocks_nothing(
     text: str, args: list[str], setting: Setting, after: list[str]
 ) -> None:
     workload = from_file(text, *args)

@@ -14,8 +14,8 @@ from builders import THRASHING, an_evidence
 from kvmedic.cli.diagnose import policy_in
 from kvmedic.cli.report import change_of, report_of_consultation
 from kvmedic.cli.saved import consult
+from kvmedic.controller.blockers import handed_over
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import handed_over
 from kvmedic.controller.plans import with_plan
 from kvmedic.model.edits import BundleEdit, EnvEdit, Field, TokenEdit
 from kvmedic.model.evidence import Blocked
@@ -40,7 +40,7 @@ ADVISED = Branch(
     signals=frozenset(),
     when=lambda _: (),
     then=lambda _, known: TRI,
-    goal=Goal.PARITY,
+    goal=Goal.NO_WORSE,
 )
 
 
@@ -54,12 +54,12 @@ def surveyed(template: dict[str, Any], record: Record | None = None) -> Survey:
     return with_plan(found, resource, policy)
 
 
-def test_the_advice_becomes_a_plan_that_is_judged_by_parity() -> None:
+def test_the_advice_becomes_a_plan_that_is_to_be_no_worse() -> None:
     found = surveyed(ON)
 
     (step,) = found.plan.steps
     assert isinstance(step, BundleStep)
-    assert (step.method, found.goal) == ("TriAttention", Goal.PARITY)
+    assert (step.method, found.goal) == ("TriAttention", Goal.NO_WORSE)
 
 
 def test_a_method_that_had_to_be_turned_on_again_stays_on() -> None:
@@ -69,7 +69,7 @@ def test_a_method_that_had_to_be_turned_on_again_stays_on() -> None:
     other = surveyed(ON, Record(failed_attempts=(replace(tried, template=NEW), replace(tried, key="fp8"))))
 
     assert again.plan is None
-    assert again.obstacle.reason is Reason.LEVER_EXHAUSTED
+    assert again.blocked.reason is Reason.LEVER_EXHAUSTED
     assert other.plan is not None
 
 
@@ -85,7 +85,7 @@ def test_what_stands_in_the_way_is_told(template: dict[str, Any], reason: Reason
     found = surveyed(template)
 
     assert found.plan is None
-    assert found.obstacle.reason is reason
+    assert found.blocked.reason is reason
 
 
 def test_the_inverse_turns_it_on_again_as_it_was() -> None:
@@ -140,9 +140,9 @@ CONSULTED: dict[str, tuple[Workload | Blocked | None, str | None, str | None]] =
 
 
 @pytest.mark.usefixtures("advising")
-@pytest.mark.parametrize(("workload", "after", "obstacle"), CONSULTED.values(), ids=CONSULTED)
+@pytest.mark.parametrize(("workload", "after", "blocked"), CONSULTED.values(), ids=CONSULTED)
 def test_collected_evidence_leads_to_the_same_advice(
-    workload: Workload | Blocked | None, after: str | None, obstacle: str | None
+    workload: Workload | Blocked | None, after: str | None, blocked: str | None
 ) -> None:
     alone = replace(policy_in(""), runbooks=(Runbook.PREEMPTION_THRASH,))
     found = consult(an_evidence(THRASHING), alone, workload)
@@ -150,8 +150,8 @@ def test_collected_evidence_leads_to_the_same_advice(
     report = report_of_consultation(found, {})
     assert [change.after for change in report.changes] == ([after] if after else [])
     assert isinstance(found.advice, TurnOff)
-    assert (found.obstacle.message if found.obstacle else "").startswith(obstacle or "")
-    assert (found.obstacle is None) is (obstacle is None)
+    assert (found.blocked.message if found.blocked else "").startswith(blocked or "")
+    assert (found.blocked is None) is (blocked is None)
 
 
 GIT = [OwnerKind.ARGO_CD, OwnerKind.FLUX_KUSTOMIZATION, OwnerKind.FLUX_HELM, OwnerKind.APPLIER]

@@ -164,7 +164,7 @@ def test_a_method_is_known_by_what_tells_of_it(
 ) -> None:
     found = compressed_of(workload, NOT_DECLARED, (), seen, log)
 
-    assert (found and (found.name, found.told_by, found.is_confirmed)) == told
+    assert (found and (found.name, found.known_by, found.is_confirmed)) == told
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,8 @@ def test_what_the_spec_declares_a_log_confirms() -> None:
 
     silent, told = (compressed_of(None, declared, (), PLAIN, log) for log in ((), (EIGHT,)))
 
-    assert (silent.told_by, silent.is_confirmed) == (DECLARED, False)
-    assert (told.told_by, told.is_confirmed) == (DECLARED, True)
+    assert (silent.known_by, silent.is_confirmed) == (DECLARED, False)
+    assert (told.known_by, told.is_confirmed) == (DECLARED, True)
 
 
 WRAPPED = CompressionPolicy(method="fp8", settings=(BundleSetting(env="KV_TYPE", on="fp8", off=None),))

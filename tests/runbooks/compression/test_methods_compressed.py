@@ -52,7 +52,7 @@ def test_nothing_is_on_where_nothing_tells():
 def test_a_declared_method_is_what_the_spec_says():
     found = found_in(a_workload(**ON), MINE)
 
-    assert (found.name, found.method_class, found.told_by) == (
+    assert (found.name, found.method_class, found.known_by) == (
         "Mine",
         MethodClass.SCATTERED_EVICTION,
         DECLARED,
@@ -82,7 +82,7 @@ def test_a_methods_own_switch_counts_before_what_is_declared():
 def test_a_method_is_known_by_its_variables_with_its_budget():
     found = found_in(a_workload(TRIATTN_RUNTIME_KV_BUDGET="4096"))
 
-    assert (found.name, found.told_by, found.keep) == (
+    assert (found.name, found.known_by, found.keep) == (
         "TriAttention",
         "TRIATTN_RUNTIME_KV_BUDGET",
         Keep(4096),

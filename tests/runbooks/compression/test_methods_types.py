@@ -17,7 +17,7 @@ from kvmedic.runbooks.branches import Diagnosed, Evidence, NoChange, Relief, Set
 from kvmedic.runbooks.compression.branches import replace_stale
 from kvmedic.runbooks.compression.methods import (
     DECLARED,
-    logs_that_tell,
+    logs_to_read,
     proven_without,
     untold,
     without_type,
@@ -28,9 +28,9 @@ WHOLE = Started(size=LoggedSize(4800, SizeUnit.TOKENS), is_whole=True)
 EIGHT_BITS = replace(WHOLE, cache_type="fp8", methods=("Using fp8 data type to store kv cache",))
 CUT = Started()
 FORBIDDEN = Unread("pods is forbidden")
-BY_SPEC = replace(FEWER_BITS, told_by=DECLARED, asks_for_type="")
+BY_SPEC = replace(FEWER_BITS, known_by=DECLARED, asks_for_type="")
 BY_CHECKPOINT = replace(BY_SPEC, is_confirmed=True)
-BY_ITSELF = replace(FEWER_BITS, told_by="start-up log: Using fp8", asks_for_type="", is_confirmed=True)
+BY_ITSELF = replace(FEWER_BITS, known_by="start-up log: Using fp8", asks_for_type="", is_confirmed=True)
 FLOATS = replace(CALM, pool=replace(CALM.pool, cache_dtype="bfloat16"))
 EIGHT_REPLICA = replace(CALM, pool=EIGHT)
 
@@ -148,11 +148,11 @@ def test_logs_are_needed_only_where_settings_and_labels_leave_it_open() -> None:
     seen = fleet((CALM, None), (EIGHT_REPLICA, None)).burn
     unknown = an_evidence(replace(CALM.readings(), pool=NO_SERIES)).burn
 
-    assert logs_that_tell(None, seen) == NAMES
-    assert logs_that_tell(FEWER_BITS, seen) == (FIRST,)
-    assert logs_that_tell(BY_SPEC, seen) == (FIRST,)
-    assert logs_that_tell(EVICTS, seen) == NAMES
-    assert logs_that_tell(replace(EVICTS, is_confirmed=True), seen) == logs_that_tell(PAGES, seen) == ()
-    assert logs_that_tell(replace(EVICTS, answer=answered(Reclaim.NONE)), seen) == NAMES
-    assert logs_that_tell(replace(EVICTS, answer=answered(Reclaim.SCATTERED)), seen) == ()
-    assert logs_that_tell(FEWER_BITS, unknown) == ()
+    assert logs_to_read(None, seen) == NAMES
+    assert logs_to_read(FEWER_BITS, seen) == (FIRST,)
+    assert logs_to_read(BY_SPEC, seen) == (FIRST,)
+    assert logs_to_read(EVICTS, seen) == NAMES
+    assert logs_to_read(replace(EVICTS, is_confirmed=True), seen) == logs_to_read(PAGES, seen) == ()
+    assert logs_to_read(replace(EVICTS, answer=answered(Reclaim.NONE)), seen) == NAMES
+    assert logs_to_read(replace(EVICTS, answer=answered(Reclaim.SCATTERED)), seen) == ()
+    assert logs_to_read(FEWER_BITS, unknown) == ()

@@ -314,8 +314,10 @@ def test_outputs_of_one_length_take_a_wider_margin() -> None:
         pytest.param(Queue(40, 10, -5.1), False, True, False, id="a queue is worked off"),
         pytest.param(Queue(8, 0, 2), True, False, False, id="two of a handful"),
         pytest.param(Queue(8, 0, 2.1), False, False, True, id="over two of a handful"),
-        pytest.param(Queue(40, 10, 1, is_glimpsed=True), True, True, False, id="two pages, one more"),
-        pytest.param(Queue(40, 10, 1.1, is_glimpsed=True), False, True, True, id="two pages, over one more"),
+        pytest.param(Queue(40, 10, 1, is_from_saved_pages=True), True, True, False, id="two pages, one more"),
+        pytest.param(
+            Queue(40, 10, 1.1, is_from_saved_pages=True), False, True, True, id="two pages, over one more"
+        ),
         pytest.param(Queue(40, 10, inf), False, True, True, id="a replica does not tell"),
     ],
 )

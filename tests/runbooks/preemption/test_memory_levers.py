@@ -178,7 +178,7 @@ def test_a_gpu_that_ran_out_of_memory_is_answered_with_one_token(
 
     advice = found.branch.then(evidence, present_setting(engine, (LEVER,), Record(), evidence))
 
-    assert found.branch.goal is Goal.STEADINESS
+    assert found.branch.goal is Goal.STAYS_UP
     assert isinstance(advice, Assignment)
     plan = plan_of(engine, advice, 1)
     assert not isinstance(plan, Blocked)

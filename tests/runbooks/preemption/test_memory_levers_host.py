@@ -123,7 +123,7 @@ def test_an_engine_that_swaps_is_told_what_each_of_its_gpus_may_take(
             id="V0 that computes again",
         ),
         pytest.param(
-            workload(version="0.10.2"), Reason.LEVER_WITHOUT_EFFECT, "never swaps", id="V1, read in vain"
+            workload(version="0.10.2"), Reason.LEVER_WITHOUT_EFFECT, "never swaps", id="V1, nothing to read"
         ),
         pytest.param(
             workload("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'),
@@ -272,10 +272,10 @@ def test_never_more_than_was_allowed_nor_than_the_container_has(terms: HostTerms
     if isinstance(found, NoChange):
         return
     value = int(found.value)
-    assert terms.told_bytes(value) <= gib * GIB < terms.told_bytes(value + 1)
+    assert terms.flag_bytes(value) <= gib * GIB < terms.flag_bytes(value + 1)
     assert terms.limit_bytes is not None
     assert terms.taken_bytes(value) <= (1 - KEPT_BY_ENGINE) * terms.limit_bytes
-    assert not terms.uses_shared or (terms.shared_bytes or 0) >= terms.told_bytes(value)
+    assert not terms.uses_shared or (terms.shared_bytes or 0) >= terms.flag_bytes(value)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

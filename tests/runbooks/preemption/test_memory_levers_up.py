@@ -15,7 +15,7 @@ from kvmedic.model.evidence import Absence, Measured, Missing
 from kvmedic.model.fleet import body_hash, template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import Attempt, OutgrownShare, Record
+from kvmedic.model.status import Attempt, OomShare, Record
 from kvmedic.runbooks.branches import (
     Assignment,
     Evidence,
@@ -137,7 +137,13 @@ def test_from_the_engines_default_it_says_so() -> None:
             Reason.PRESENT_VALUE_UNKNOWN,
             "/c.yaml",
         ),
-        (given_share(0.9), in_use(0.8, raised_in_vain=True), LEVER, Reason.LEVER_EXHAUSTED, "did not help"),
+        (
+            given_share(0.9),
+            in_use(0.8, raise_failed_before=True),
+            LEVER,
+            Reason.LEVER_EXHAUSTED,
+            "did not help",
+        ),
         (
             given_share(0.9),
             in_use(0.8, oom_limit=0.92),
@@ -165,7 +171,7 @@ def test_from_the_engines_default_it_says_so() -> None:
         "a fixed pool",
         "no known default",
         "a configuration file",
-        "tried in vain",
+        "it failed before",
         "a step below a share that was too much",
         "at a share that was too much",
     ],
@@ -192,13 +198,13 @@ steps = st.floats(0.001, 0.1, allow_nan=False)
 
 
 @settings(max_examples=500, deadline=None, derandomize=True)
-@given(before=shares, used=shares, maximum=shares, step=steps, outgrown=st.none() | shares)
+@given(before=shares, used=shares, maximum=shares, step=steps, oom_share=st.none() | shares)
 def test_it_stays_within_every_bound(
-    before: float, used: float, maximum: float, step: float, outgrown: float | None
+    before: float, used: float, maximum: float, step: float, oom_share: float | None
 ) -> None:
     dust = 1e-9
     found = advised(
-        given_share(before), in_use(used, oom_limit=outgrown), LeverBound(SHARE, None, maximum, step)
+        given_share(before), in_use(used, oom_limit=oom_share), LeverBound(SHARE, None, maximum, step)
     )
 
     if isinstance(found, NoChange):
@@ -206,7 +212,7 @@ def test_it_stays_within_every_bound(
     assert before < found.value <= min(1.0, maximum) + dust
     assert found.value <= before + step + dust
     assert found.value - before <= TAKEN * (1 - used) + dust
-    assert outgrown is None or found.value <= outgrown - step + dust
+    assert oom_share is None or found.value <= oom_share - step + dust
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -254,7 +260,7 @@ def test_what_one_replica_does_not_tell_is_unknown_of_all(evidence: Evidence) ->
     assert propose(Knob.GPU_MEMORY_UTILIZATION, CASE, known).reason is Reason.HEADROOM_UNKNOWN
 
 
-OUTGROWN = OutgrownShare(0.92, body_hash(a_workload().template), NOW)
+OOM_SHARE = OomShare(0.92, body_hash(a_workload().template), NOW)
 
 
 @pytest.mark.parametrize(
@@ -273,14 +279,14 @@ OUTGROWN = OutgrownShare(0.92, body_hash(a_workload().template), NOW)
 def test_a_share_that_was_too_much_is_remembered_for_the_template_whatever_its_flags(
     now: Workload, share: float | None
 ) -> None:
-    known = present_setting(now, (LEVER,), Record(outgrown=(OUTGROWN,)), loaded(0.5))
+    known = present_setting(now, (LEVER,), Record(oom_shares=(OOM_SHARE,)), loaded(0.5))
 
     assert known.supply.oom_limit == share
 
 
 def test_the_step_down_after_an_out_of_memory_is_never_undone() -> None:
     known = present_setting(
-        a_workload("--gpu-memory-utilization=0.9"), (LEVER,), Record(outgrown=(OUTGROWN,)), loaded(0.5)
+        a_workload("--gpu-memory-utilization=0.9"), (LEVER,), Record(oom_shares=(OOM_SHARE,)), loaded(0.5)
     )
 
     found = first_that_applies(CASE, known)
@@ -292,7 +298,7 @@ def test_the_step_down_after_an_out_of_memory_is_never_undone() -> None:
 @pytest.mark.parametrize(
     ("attempt", "up", "down"),
     [(Attempt.RAISE_MEMORY, False, True), (Attempt.TURN_LEVER, True, False)],
-    ids=["raised in vain", "lowered in vain"],
+    ids=["the raise failed before", "the cut failed before"],
 )
 def test_up_and_down_are_remembered_apart(attempt: Attempt, *, up: bool, down: bool) -> None:
     now = a_workload("--gpu-memory-utilization=0.9")

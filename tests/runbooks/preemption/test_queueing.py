@@ -161,10 +161,8 @@ def test_a_cap_is_raised_to_what_the_cache_holds() -> None:
         pytest.param(replace(FREE, raise_limit=14), Reason.LEVER_AT_BOUND, id="too little is allowed"),
         pytest.param(replace(FREE, raise_limit=None), Reason.LEVER_NOT_ALLOWED, id="no raise is allowed"),
         pytest.param(replace(FREE, levers=()), Reason.LEVER_NOT_ALLOWED, id="the lever is not allowed"),
-        pytest.param(replace(FREE, raise_failed=True), Reason.LEVER_EXHAUSTED, id="it was tried in vain"),
-        pytest.param(
-            replace(FREE, exhausted=frozenset({Knob.MAX_NUM_SEQS})), ROOM, id="a cut was tried in vain"
-        ),
+        pytest.param(replace(FREE, raise_failed=True), Reason.LEVER_EXHAUSTED, id="it failed before"),
+        pytest.param(replace(FREE, exhausted=frozenset({Knob.MAX_NUM_SEQS})), ROOM, id="a cut failed before"),
         pytest.param(
             replace(FREE, most_sequences=None), Reason.PRESENT_VALUE_UNKNOWN, id="nobody knows the cap"
         ),
@@ -203,7 +201,7 @@ def test_a_raise_stays_within_what_is_allowed(setting: Setting, value: int | Rea
             BEHIND_A_FULL_CACHE,
             replace(FREE, scale_out=ScaleBound(), scaling_failed=True),
             Reason.LEVER_EXHAUSTED,
-            id="tried in vain",
+            id="it failed before",
         ),
     ],
 )

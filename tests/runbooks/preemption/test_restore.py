@@ -23,7 +23,7 @@ from worlds.workloads import a_workload
 
 KNOB = Knob.KV_OFFLOADING_SIZE
 UID = "uid-1"
-LENT = TemporaryChange(
+HOST_MEMORY = TemporaryChange(
     step=replace(STEP, knob=KNOB, before=None, after="32"),
     run="run",
     target_uid=UID,
@@ -44,7 +44,7 @@ def in_file(text: str = FILE) -> Workload:
     return workload("--config", "/etc/vllm/engine.yaml", maps={"limits": sight})
 
 
-def planned(of: Workload, held: TemporaryChange = LENT) -> Plan:
+def planned(of: Workload, held: TemporaryChange = HOST_MEMORY) -> Plan:
     assert isinstance(held.step, FlagStep)
     found = restore_setting(of, held.step, "calm", 3)
     assert isinstance(found, Plan), found
@@ -52,22 +52,22 @@ def planned(of: Workload, held: TemporaryChange = LENT) -> Plan:
 
 
 def test_a_flag_that_was_not_given_is_removed_again() -> None:
-    lent, never = workload("--kv-offloading-size=32"), workload()
+    changed, never = workload("--kv-offloading-size=32"), workload()
 
-    plan = planned(lent)
+    plan = planned(changed)
 
     [step] = plan.steps
     assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.reason) == ("32", None, Reason.HOST_MEMORY_GIVEN_BACK)
-    assert step.before_template == template_hash(lent.template) == plan.template
+    assert step.before_template == template_hash(changed.template) == plan.template
     assert step.after_template == template_hash(never.template)
-    assert step.edit.apply(lent.template) == never.template
+    assert step.edit.apply(changed.template) == never.template
 
 
 def test_a_flag_that_had_a_value_gets_it_again() -> None:
-    lent = workload("--kv-offloading-size", "32")
+    changed = workload("--kv-offloading-size", "32")
 
-    [step] = planned(lent, replace(LENT, step=replace(LENT.step, before="8"))).steps
+    [step] = planned(changed, replace(HOST_MEMORY, step=replace(HOST_MEMORY.step, before="8"))).steps
 
     assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.reason) == ("32", "8", Reason.HOST_MEMORY_GIVEN_BACK)
@@ -75,7 +75,7 @@ def test_a_flag_that_had_a_value_gets_it_again() -> None:
 
 
 def test_a_value_in_a_file_is_put_back_in_a_copy() -> None:
-    [step] = planned(in_file(), replace(LENT, step=replace(LENT.step, before="8"))).steps
+    [step] = planned(in_file(), replace(HOST_MEMORY, step=replace(HOST_MEMORY.step, before="8"))).steps
 
     assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.reason) == ("32", "8", Reason.HOST_MEMORY_GIVEN_BACK)
@@ -93,7 +93,7 @@ def test_a_value_in_a_file_is_put_back_in_a_copy() -> None:
     ids=["written otherwise by somebody", "moved into a file by somebody"],
 )
 def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words: str) -> None:
-    found = restore_setting(of, LENT.step, "calm", 3)
+    found = restore_setting(of, HOST_MEMORY.step, "calm", 3)
 
     assert isinstance(found, Blocked)
     assert found.reason is Reason.FLAG_NOT_EDITABLE
@@ -134,8 +134,8 @@ def test_what_cannot_be_removed_for_sure_is_left_to_a_person(of: Workload, words
 def test_whose_the_flag_is_follows_from_what_the_engine_is_given(
     of: Workload | Blocked, expected: SetValue
 ) -> None:
-    assert state_of(LENT, a_fleet(uid=UID), of) is expected
-    assert state_of(LENT, a_fleet(uid="another"), of) is SetValue.CHANGED
+    assert state_of(HOST_MEMORY, a_fleet(uid=UID), of) is expected
+    assert state_of(HOST_MEMORY, a_fleet(uid="another"), of) is SetValue.CHANGED
 
 
 def policy(*levers: LeverBound) -> Policy:
@@ -152,26 +152,26 @@ SOON = LeverBound(KNOB, maximum=32, restore_after=timedelta(minutes=5))
 def test_how_long_it_must_have_been_calm_is_the_levers_or_an_hour(
     levers: tuple[LeverBound, ...], minutes: int
 ) -> None:
-    assert restore_after(LENT, policy(*levers)) == timedelta(minutes=minutes)
+    assert restore_after(HOST_MEMORY, policy(*levers)) == timedelta(minutes=minutes)
 
 
 @pytest.mark.parametrize(
     ("record", "args", "expected"),
     [
-        (Record(temporary=(LENT,)), ["--kv-offloading-size=32"], LENT),
-        (Record(temporary=(LENT,)), ["--kv-offloading-size=16"], None),
-        (Record(temporary=(replace(LENT, calm_since=NOW),)), ["--kv-offloading-size=32"], None),
-        (Record(temporary=(replace(LENT, calm_since=None),)), ["--kv-offloading-size=32"], None),
-        (Record(temporary=(HELD, LENT)), ["--kv-offloading-size=32"], HELD),
+        (Record(temporary=(HOST_MEMORY,)), ["--kv-offloading-size=32"], HOST_MEMORY),
+        (Record(temporary=(HOST_MEMORY,)), ["--kv-offloading-size=16"], None),
+        (Record(temporary=(replace(HOST_MEMORY, calm_since=NOW),)), ["--kv-offloading-size=32"], None),
+        (Record(temporary=(replace(HOST_MEMORY, calm_since=None),)), ["--kv-offloading-size=32"], None),
+        (Record(temporary=(HELD, HOST_MEMORY)), ["--kv-offloading-size=32"], HELD),
         (
-            Record(temporary=(replace(HELD, calm_since=NOW), LENT)),
+            Record(temporary=(replace(HELD, calm_since=NOW), HOST_MEMORY)),
             ["--kv-offloading-size=32"],
             None,
         ),
         (
-            Record(temporary=(replace(HELD, step=replace(HELD.step, after=9)), LENT)),
+            Record(temporary=(replace(HELD, step=replace(HELD.step, after=9)), HOST_MEMORY)),
             ["--kv-offloading-size=32"],
-            LENT,
+            HOST_MEMORY,
         ),
         (Record(), ["--kv-offloading-size=32"], None),
     ],
@@ -183,13 +183,13 @@ def test_how_long_it_must_have_been_calm_is_the_levers_or_an_hour(
         "replicas first",
         "replicas first, though they are not due",
         "the replicas are somebody else's now",
-        "nothing is lent",
+        "nothing is temporary",
     ],
 )
 def test_one_thing_at_a_time_is_due(record: Record, args: list[str], expected: object) -> None:
-    lent = tuple(replace(each, target_uid=four().uid) for each in record.temporary)
+    temporary = tuple(replace(each, target_uid=four().uid) for each in record.temporary)
 
-    found = due_change(replace(record, temporary=lent), four(), policy(), workload(*args), NOW)
+    found = due_change(replace(record, temporary=temporary), four(), policy(), workload(*args), NOW)
 
     wanted = replace(expected, target_uid=four().uid) if isinstance(expected, TemporaryChange) else expected
     assert found == wanted

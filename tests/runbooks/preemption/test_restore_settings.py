@@ -11,33 +11,33 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, Run, StepState, Verdict
-from kvmedic.model.spec import RotationLabel, Terms
+from kvmedic.model.spec import RotationLabel, RunSpec
 from kvmedic.model.status import Attempt, Load, Record, TemporaryChange
 from kvmedic.record.runs import close_run
 from kvmedic.runbooks.preemption.restore import is_value, temporary_after
 from run_builder import BASELINE, CONFIG, NEW, NOW, OLD, SCALE, STEP, a_run, an_intent
 
 KNOB = Knob.KV_OFFLOADING_SIZE
-LENT = replace(STEP, knob=KNOB, before=None, after="32", reason=Reason.HOST_MEMORY_USED)
+HOST_MEMORY = replace(STEP, knob=KNOB, before=None, after="32", reason=Reason.HOST_MEMORY_USED)
 IN_FILE = replace(CONFIG, knob=KNOB, before="8", after="32", reason=Reason.HOST_MEMORY_USED)
 BACK = replace(
-    LENT,
+    HOST_MEMORY,
     before="32",
     after=None,
     before_template=NEW,
     after_template=OLD,
     reason=Reason.HOST_MEMORY_GIVEN_BACK,
 )
-TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=10))
+RUN_SPEC = RunSpec(RotationLabel("serving", "draining"), timedelta(minutes=10))
 FIGURES = replace(BASELINE, running_mean=60.0)
 THEN = Load(20, 380, BASELINE.prompt_tokens_mean, 190)
 HELD = TemporaryChange(
-    step=LENT,
+    step=HOST_MEMORY,
     run="20260301-000000",
     target_uid="uid-1",
     at=NOW - timedelta(hours=3),
     load=THEN,
-    terms=TERMS,
+    run_spec=RUN_SPEC,
     calm_since=NOW - timedelta(hours=2),
     outlook="up to 9 at once",
     looked_at=NOW,
@@ -47,7 +47,7 @@ KEPT = Outcome(Reason.IMPROVED, "smoother")
 
 def verified(step: FlagStep, **changes: object) -> Run:
     run = a_run(StepState.VERIFYING, an_intent(), step=step)
-    return replace(run, baseline=FIGURES, terms=TERMS, **changes)
+    return replace(run, baseline=FIGURES, run_spec=RUN_SPEC, **changes)
 
 
 def kept(step: FlagStep) -> Run:
@@ -59,57 +59,57 @@ def turned(step: FlagStep, ending: Reason, **changes: object) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("step", "before"), [(LENT, None), (IN_FILE, "8")], ids=["on the command line", "in a file"]
+    ("step", "before"), [(HOST_MEMORY, None), (IN_FILE, "8")], ids=["on the command line", "in a file"]
 )
-def test_what_helped_is_lent_with_what_was_before_and_the_load_that_was_too_much(step, before):
+def test_what_helped_is_recorded_with_what_was_before_and_the_load_that_was_too_much(step, before):
     run = kept(step)
 
-    [lent] = temporary_after((), run, None, KEPT, NOW)
+    [change] = temporary_after((), run, None, KEPT, NOW)
 
-    assert (lent.step.before, lent.step.after, lent.step) == (before, "32", step)
-    assert (lent.run, lent.at, lent.target_uid) == (run.id, NOW, run.target_uid)
-    assert (lent.load, lent.terms) == (THEN, TERMS)
-    assert (lent.calm_since, lent.outlook) == (None, "")
-    assert "kvOffloadingSize" in lent.line()
+    assert (change.step.before, change.step.after, change.step) == (before, "32", step)
+    assert (change.run, change.at, change.target_uid) == (run.id, NOW, run.target_uid)
+    assert (change.load, change.run_spec) == (THEN, RUN_SPEC)
+    assert (change.calm_since, change.outlook) == (None, "")
+    assert "kvOffloadingSize" in change.line()
 
 
 def test_a_load_that_was_not_measured_is_not_made_up():
-    run = replace(kept(LENT), baseline=replace(FIGURES, running_mean=None))
+    run = replace(kept(HOST_MEMORY), baseline=replace(FIGURES, running_mean=None))
 
-    [lent] = temporary_after((), run, None, KEPT, NOW)
+    [change] = temporary_after((), run, None, KEPT, NOW)
 
-    assert lent.load is None
+    assert change.load is None
 
 
 @pytest.mark.parametrize(
     "run",
-    [kept(STEP), turned(LENT, Reason.NOT_RECOVERED), a_run(step=LENT), a_run(step=SCALE)],
+    [kept(STEP), turned(HOST_MEMORY, Reason.NOT_RECOVERED), a_run(step=HOST_MEMORY), a_run(step=SCALE)],
     ids=["another knob", "taken back", "not begun", "another kind of step"],
 )
-def test_what_was_not_kept_or_is_no_loan_changes_nothing(run):
+def test_what_was_not_kept_or_is_not_temporary_changes_nothing(run):
     assert temporary_after((HELD,), run, None, KEPT, NOW) == (HELD,)
     assert temporary_after((), run, None, KEPT, NOW) == ()
 
 
-def test_of_a_target_that_is_gone_nothing_is_lent():
-    assert temporary_after((), kept(LENT), None, Outcome(Reason.TARGET_DELETED, ""), NOW) == ()
+def test_of_a_target_that_is_gone_nothing_is_temporary():
+    assert temporary_after((), kept(HOST_MEMORY), None, Outcome(Reason.TARGET_DELETED, ""), NOW) == ()
 
 
 @pytest.mark.parametrize(
     ("present", "first", "load"),
     [
-        (replace(HELD, step=replace(LENT, after_template=OLD)), None, THEN),
-        (replace(HELD, step=replace(LENT, after_template="other")), None, None),
-        (replace(HELD, step=replace(LENT, after="16")), "32", THEN),
+        (replace(HELD, step=replace(HOST_MEMORY, after_template=OLD)), None, THEN),
+        (replace(HELD, step=replace(HOST_MEMORY, after_template="other")), None, None),
+        (replace(HELD, step=replace(HOST_MEMORY, after="16")), "32", THEN),
     ],
     ids=["nothing moved since", "the template moved since", "the first is somebody else's now"],
 )
-def test_what_is_lent_in_two_parts_goes_back_to_what_was_before_both(present, first, load):
-    more = replace(LENT, before="32", after="64")
+def test_what_is_added_in_two_parts_goes_back_to_what_was_before_both(present, first, load):
+    more = replace(HOST_MEMORY, before="32", after="64")
 
-    [lent] = temporary_after((present,), kept(more), None, KEPT, NOW)
+    [change] = temporary_after((present,), kept(more), None, KEPT, NOW)
 
-    assert (lent.step.before, lent.step.after, lent.load) == (first, "64", load)
+    assert (change.step.before, change.step.after, change.load) == (first, "64", load)
 
 
 def test_what_was_given_back_is_gone():
@@ -126,7 +126,7 @@ def test_what_was_given_back_is_gone():
         (Reason.SPARE_UNSCHEDULABLE, False),
     ],
 )
-def test_a_way_back_that_was_taken_back_leaves_the_loan_and_what_spoke_against_it(ending, remembered):
+def test_a_way_back_that_was_taken_back_leaves_the_change_and_what_spoke_against_it(ending, remembered):
     run = turned(BACK, ending)
     done = close_run(Record(run=run, temporary=(HELD,)), run, Outcome(ending, ""), 1, NOW)
 
@@ -149,7 +149,7 @@ def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
     [a_run(step=BACK), verified(BACK).leave_target(Outcome(Reason.FLAG_DRIFTED, ""))],
     ids=["not begun", "left"],
 )
-def test_a_way_back_that_was_not_gone_leaves_the_loan_as_it_is(run):
+def test_a_way_back_that_was_not_gone_leaves_the_change_as_it_is(run):
     assert temporary_after((HELD,), run, None, Outcome(Reason.SUSPENDED, ""), NOW) == (HELD,)
 
 
@@ -188,5 +188,5 @@ def test_values_are_compared_and_not_their_spelling(text, given, same):
 def test_the_steps_back_are_told_from_all_others():
     assert BACK.gives_back
     assert replace(IN_FILE, reason=Reason.HOST_MEMORY_GIVEN_BACK).gives_back
-    assert not LENT.gives_back
+    assert not HOST_MEMORY.gives_back
     assert not BACK.inverse().gives_back

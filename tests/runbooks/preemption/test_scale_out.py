@@ -76,13 +76,13 @@ PASSES: list[tuple[str, Case, Setting, bool]] = [
     (
         "more of the GPUs' memory did not help, replicas allowed",
         CHEAP,
-        a_setting(64, supply=Supply(raised_in_vain=True), scale_out=ALLOWED),
+        a_setting(64, supply=Supply(raise_failed_before=True), scale_out=ALLOWED),
         True,
     ),
     (
         "more of the GPUs' memory did not help, no replicas allowed",
         CHEAP,
-        a_setting(64, supply=Supply(raised_in_vain=True)),
+        a_setting(64, supply=Supply(raise_failed_before=True)),
         False,
     ),
     ("a cut would help, replicas are allowed", CASE, a_setting(64, scale_out=ALLOWED), True),

@@ -31,7 +31,7 @@ from kvmedic.engines.signal_sources import (
     CounterSource,
     SignalTable,
 )
-from kvmedic.metrics.page import Page, find_unseen, gauge, glimpse, observe_pages, replica_of
+from kvmedic.metrics.page import Page, find_unseen, gauge, observe_pages, observe_saved_pages, replica_of
 from kvmedic.model.evidence import (
     Inconclusive,
     Measured,
@@ -121,7 +121,7 @@ def _remark_on_time(pages: Pages, given: timedelta | None, *, is_short: bool) ->
 def _seconds_by_steps(pages: Pages, signals: SignalTable) -> float:
     """Return what the busiest engine's steps took, by the mean of two pages; infinite where none tells."""
     moments = len(next(iter(pages.values())))
-    return glimpse(pages, signals, None).observation.window_seconds / (moments - 1)
+    return observe_saved_pages(pages, signals, None).observation.window_seconds / (moments - 1)
 
 
 def count_sides(

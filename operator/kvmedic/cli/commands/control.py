@@ -23,7 +23,7 @@ RunId = Annotated[
 
 @done_by("kvmedic.cli.live.control:stop_everything")
 def stop(
-    why: Annotated[str, typer.Option(metavar="TEXT", help="For whoever finds the stop.")] = "",
+    why: Annotated[str, typer.Option(metavar="TEXT", help="For the person who finds the stop.")] = "",
     operator_namespace: OperatorNamespace = "",
     context: Context = "",
     kubeconfig: Kubeconfig = "",

@@ -13,14 +13,14 @@ from kvmedic.api.resource import SpecInvalid, spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.cli.access import NotThere, finish_look, name_in
 from kvmedic.cli.app import end_command
-from kvmedic.cli.doctor import NOT_KNOWN, Told
+from kvmedic.cli.doctor import NOT_KNOWN, DoctorReport
 from kvmedic.cli.plan import settings_with
 from kvmedic.cli.replay import Replay, replay
 from kvmedic.cluster.fronts import list_kind
 from kvmedic.cluster.rights import lacking_rights_of
 from kvmedic.cluster.switches import NamespaceLabel, read_required_label
 from kvmedic.cluster.trial_pods import Evaluations
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import examine
 from kvmedic.doctor.checks import (
     Check,
@@ -70,7 +70,7 @@ def examine_cluster(
     prometheus: str,
     account: str,
     since: timedelta | None,
-) -> tuple[Told, ...]:
+) -> tuple[DoctorReport, ...]:
     """Return the examination of one workload, or of all that start an engine where no name is given.
 
     Args:
@@ -140,7 +140,7 @@ def _finish(work: Coroutine[Any, Any, T]) -> T:
         end_command(error, NOT_KNOWN)
 
 
-async def _look(asked: _Asked, cluster: ClusterChoice, namespace: str, name: str) -> tuple[Told, ...]:
+async def _look(asked: _Asked, cluster: ClusterChoice, namespace: str, name: str) -> tuple[DoctorReport, ...]:
     """Return the examination of one workload, or of all that start an engine where no name is given."""
     async with open_connections(asked.settings, cluster) as world:
         label = asked.settings.namespaces.require_label
@@ -181,24 +181,24 @@ def _namespace_of(body: JsonObject) -> str:
     return str(section(body, "metadata")["namespace"])
 
 
-async def _of_one_of_many(asked: _Asked, world: Connected, namespace: str, name: str) -> Told:
+async def _of_one_of_many(asked: _Asked, world: Connected, namespace: str, name: str) -> DoctorReport:
     """Return the examination of a target; what keeps it from being read leaves the others as they are."""
     try:
         return await _of_target(asked, world, namespace, name)
     except ApiError as error:
         check = Check(Topic.TARGET, Result.UNKNOWN, f"it cannot be read: {error}")
-        return Told(Examination(namespace, name, (check,)))
+        return DoctorReport(Examination(namespace, name, (check,)))
 
 
-async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str) -> Told:
+async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str) -> DoctorReport:
     own = await resource_for(world.client, namespace, name)
     spec = None if own is None else _spec_of(own)
     if isinstance(spec, str):
         check = Check(Topic.TARGET, Result.FAIL, spec, reason=Reason.SPEC_INVALID)
-        return Told(Examination(namespace, name, (check,)))
+        return DoctorReport(Examination(namespace, name, (check,)))
     seen = await see_target(world.client, namespace, name, spec, name_of(own) if own else "")
     if seen is None:
-        return Told(absent(namespace, name))
+        return DoctorReport(absent(namespace, name))
     names = names_of(seen.view.fleet, seen.resource)
     resource = resource_of(own) if own else _nobody(namespace, seen)
     checks = [*seen.checks(), *await _metrics(world, resource, seen, names)]
@@ -211,9 +211,9 @@ async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str)
     told = in_order([*checks, rights_check(lacking, names)])
     found = Examination(namespace, name, told, resource=seen.resource)
     if asked.since is None:
-        return Told(found)
+        return DoctorReport(found)
     look = f"kvmedic diagnose -n {namespace} --pod-regex '{name}-.*' --prometheus {asked.prometheus or 'URL'}"
-    return Told(found, await _of_late(asked, world, resource, seen), look)
+    return DoctorReport(found, await _of_late(asked, world, resource, seen), look)
 
 
 async def _of_late(asked: _Asked, world: Connected, resource: Resource, seen: Seen) -> Replay:
@@ -286,8 +286,8 @@ async def _metrics(
 ) -> tuple[Check, ...]:
     """Return what a look at the target's metrics shows of them and of its nodes."""
     target = target_of(world)
-    senses = Senses(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
-    found = await examine(replace(resource, record=Record()), seen.policy, seen.view, senses)
+    inputs = SurveyInput(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
+    found = await examine(replace(resource, record=Record()), seen.policy, seen.view, inputs)
     told = metrics_checks(found.diagnosis, seen.view.fleet, seen.policy, names, world.client.clock.now())
     if any(each.name is Topic.NODE_HEALTH for each in told):
         return told

@@ -62,7 +62,7 @@ class Futile(Exception):  # noqa: N818 - the name says what is wrong
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CommandMessage:
     """What a command has to say."""
 
     done: str
@@ -100,11 +100,11 @@ class Asked:
         """Return a command about it."""
         return f"kvmedic {verb} {self.resource.name} -n {self.resource.namespace}"
 
-    def open_run(self, wanted: str, what_else: str) -> Run:
+    def open_run(self, run_id: str, what_else: str) -> Run:
         """Return the open run.
 
         Args:
-            wanted: its id, as somebody looked at it; empty: whichever is open.
+            run_id: its id, as somebody looked at it; empty: whichever is open.
             what_else: what to do where none is open.
 
         Raises:
@@ -118,8 +118,8 @@ class Asked:
             last = next(iter(self.resource.record.history), None)
             ended = f"; the last one, {last.id}, ended as {last.outcome}" if last else ""
             raise Futile(f"no run of {self.place} is open{ended}. {what_else}")
-        if wanted and wanted != run.id:
-            raise Futile(f"the open run of {self.place} is {run.id}, not {wanted}: look at it first")
+        if run_id and run_id != run.id:
+            raise Futile(f"the open run of {self.place} is {run.id}, not {run_id}: look at it first")
         return run
 
 
@@ -132,7 +132,7 @@ def suspend_fleet(name: str, namespace: str, context: str, kubeconfig: str) -> N
     """Set spec.suspend."""
     cluster = ClusterChoice(kubeconfig, context)
 
-    async def act() -> Told:
+    async def act() -> CommandMessage:
         async with open_client(cluster) as client:
             asked = await _load_asked(client, name_in(cluster, namespace, name))
             await _set_suspended(client, asked, suspended=True)
@@ -142,7 +142,9 @@ def suspend_fleet(name: str, namespace: str, context: str, kubeconfig: str) -> N
                 then = [f"run {run.id} stands still with every replica in rotation; ways back go on"]
             types = [(asked.typed("resume"), "to go on")]
             types += [(asked.typed("rollback"), "to take the open change back")] * (run is not None)
-            return Told(f"{asked.place} is suspended", (*then, *_owner_warning(asked)), tuple(types))
+            return CommandMessage(
+                f"{asked.place} is suspended", (*then, *_owner_warning(asked)), tuple(types)
+            )
 
     _carry_out(act)
 
@@ -158,7 +160,7 @@ def resume(
         _lift_stop(cluster, operator_namespace, yes=yes)
 
 
-async def _resume_fleet(cluster: ClusterChoice, which: Name) -> Told:
+async def _resume_fleet(cluster: ClusterChoice, which: Name) -> CommandMessage:
     async with open_client(cluster) as client:
         asked = await _load_asked(client, which)
         await _set_suspended(client, asked, suspended=False)
@@ -169,7 +171,9 @@ async def _resume_fleet(cluster: ClusterChoice, which: Name) -> Told:
             (asked.typed("watch"), "to see it happen"),
             (asked.typed("explain"), "to know what it waits for"),
         )
-        return Told(f"{asked.place} is not suspended any more", (held or then, *_owner_warning(asked)), types)
+        return CommandMessage(
+            f"{asked.place} is not suspended any more", (held or then, *_owner_warning(asked)), types
+        )
 
 
 async def _set_suspended(client: Client, asked: Asked, *, suspended: bool) -> None:
@@ -203,7 +207,7 @@ def roll_back(name: str, run: str, namespace: str, context: str, kubeconfig: str
     """Ask for the open run to be taken back."""
     cluster = ClusterChoice(kubeconfig, context)
 
-    async def act() -> Told:
+    async def act() -> CommandMessage:
         async with open_client(cluster) as client:
             asked = await _load_asked(client, name_in(cluster, namespace, name))
             found = asked.open_run(
@@ -217,7 +221,9 @@ def roll_back(name: str, run: str, namespace: str, context: str, kubeconfig: str
                 (asked.typed("watch"), "to see it happen"),
                 (asked.typed("history"), "to see how it ended"),
             )
-            return Told(f"asked the operator to take run {found.id} of {asked.place} back", (then,), types)
+            return CommandMessage(
+                f"asked the operator to take run {found.id} of {asked.place} back", (then,), types
+            )
 
     _carry_out(act)
 
@@ -245,7 +251,7 @@ def keep_change(name: str, run: str, namespace: str, context: str, kubeconfig: s
     """Ask for the open change to stay without a verdict."""
     cluster = ClusterChoice(kubeconfig, context)
 
-    async def act() -> Told:
+    async def act() -> CommandMessage:
         async with open_client(cluster) as client:
             asked = await _load_asked(client, name_in(cluster, namespace, name))
             found = asked.open_run(run, "What a closed run kept stays as it is.")
@@ -259,7 +265,7 @@ def keep_change(name: str, run: str, namespace: str, context: str, kubeconfig: s
                 (asked.typed("rollback"), "to take it back after all, while the run is open"),
             )
             told = (then, held) if held else (then,)
-            return Told(
+            return CommandMessage(
                 f"asked the operator to keep the change of run {found.id} of {asked.place}", told, types
             )
 
@@ -289,7 +295,7 @@ def stop_everything(why: str, operator_namespace: str, context: str, kubeconfig:
     """Make the stop ConfigMap in each operator's namespace."""
     cluster, name = ClusterChoice(kubeconfig, context), own_settings().process.stop
 
-    async def act() -> Told:
+    async def act() -> CommandMessage:
         async with open_client(cluster) as client:
             places, notes = await _operators(client, operator_namespace)
             if not places:
@@ -303,7 +309,7 @@ def stop_everything(why: str, operator_namespace: str, context: str, kubeconfig:
                 "ways back go on; to hold them too, scale the operator to zero",
             )
             types = (("kvmedic resume", "to go on"), ("kvmedic get -A", "to see every fleet"))
-            return Told(f"the stop is on: ConfigMap {listed}", (*then, *notes), types)
+            return CommandMessage(f"the stop is on: ConfigMap {listed}", (*then, *notes), types)
 
     _carry_out(act)
 
@@ -344,7 +350,7 @@ def _lift_stop(cluster: ClusterChoice, operator_namespace: str, *, yes: bool) ->
             found = [await _read_stop_at(client, place) for place in places]
             return [each for each in found if each is not None]
 
-    async def act() -> Told:
+    async def act() -> CommandMessage:
         async with open_client(cluster) as client:
             for each in stops:
                 ref = Ref(CONFIG_MAPS, namespace_of(each), name_of(each))
@@ -354,7 +360,7 @@ def _lift_stop(cluster: ClusterChoice, operator_namespace: str, *, yes: bool) ->
                 each.replace("stands still with every replica in rotation", "goes on") for each in runs
             )
             types = (("kvmedic watch -A", "to see it happen"), ("kvmedic stop", "to stop again"))
-            return Told("the stop is off", then, types)
+            return CommandMessage("the stop is off", then, types)
 
     stops = finish_look(look())
     if not stops:
@@ -396,7 +402,7 @@ async def _operators(client: Client, given: str) -> tuple[Sequence[str], tuple[s
     return places, () if places else (NO_OPERATOR,)
 
 
-def _carry_out(act: Callable[[], Coroutine[Any, Any, Told]]) -> None:
+def _carry_out(act: Callable[[], Coroutine[Any, Any, CommandMessage]]) -> None:
     """Do what was asked and say so; what would change nothing ends the command."""
     try:
         told = finish_look(act())

@@ -119,7 +119,7 @@ async def read_figures(settings: Settings, namespace: str, policy: Policy, asked
             return PastFigures(name, (), now.trouble)
     finally:
         now.close()
-    limits, sides = Limits(policy.objectives), tell_sides(policy.target, looks, asked)
+    limits, sides = Limits(policy.objectives), distinguish_sides(policy.target, looks, asked)
     is_new = None if isinstance(sides, str) else sides
     moments = tuple(figures_at(each, limits, is_new) for each in looks)
     return PastFigures(name, moments, sides_trouble=sides if isinstance(sides, str) else "")
@@ -149,7 +149,7 @@ def is_replica_of(target: TargetRef, pod: str) -> bool:
     return re.fullmatch(rf"{re.escape(target.name)}-\d+(-\d+)?", pod) is not None
 
 
-def tell_sides(target: TargetRef, looks: Sequence[Observation], asked: Asked) -> IsNew | str:
+def distinguish_sides(target: TargetRef, looks: Sequence[Observation], asked: Asked) -> IsNew | str:
     """Return how a replica of the new setting is known from one of the old, or why it is not.
 
     A ReplicaSet gives its name to its pods: new are those of one that had none in the last look before the

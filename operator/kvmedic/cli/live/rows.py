@@ -182,7 +182,7 @@ def describe_run(run: Run, now: datetime) -> dict[str, Any]:
 
 def changed_replicas(run: Run) -> int:
     """Return the most replicas that were seen with the change."""
-    return run.spending.most_changed if run.spending else 0
+    return run.cost_so_far.most_changed if run.cost_so_far else 0
 
 
 def change_line(record: StepRecord) -> str:

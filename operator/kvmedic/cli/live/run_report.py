@@ -125,7 +125,7 @@ async def gather(client: Client, settings: Settings, which: Name, run: str) -> d
 
 
 @dataclass(frozen=True, slots=True)
-class ToldRun:
+class ReportedRun:
     """A run, open or ended."""
 
     run: Run | ClosedRun
@@ -148,17 +148,17 @@ class ToldRun:
         return any(each.state in (StepState.ROLLING_BACK, StepState.REVERTED) for each in self.run.steps)
 
 
-def chosen_run(record: Record, wanted: str) -> ToldRun | Blocked:
+def chosen_run(record: Record, run_id: str) -> ReportedRun | Blocked:
     """Return the run that is meant, or why there is none."""
     runs: list[Run | ClosedRun] = [record.run] if record.run else []
     runs += record.history
     if not runs:
         return Blocked(Reason.NO_RUN, "no run was made yet, so there is nothing to report")
-    found = [each for each in runs if wanted in ("", each.id)]
+    found = [each for each in runs if run_id in ("", each.id)]
     if not found:
         known = ", ".join(each.id for each in runs)
-        return Blocked(Reason.NO_RUN, f"no run {wanted} is on record; there are {known}")
-    return ToldRun(found[0])
+        return Blocked(Reason.NO_RUN, f"no run {run_id} is on record; there are {known}")
+    return ReportedRun(found[0])
 
 
 async def _events(
@@ -177,7 +177,7 @@ async def _events(
 
 def facts_of(
     resource: Resource,
-    told: ToldRun,
+    told: ReportedRun,
     events: Sequence[JsonObject] | str,
     figures: PastFigures,
     now: datetime,
@@ -257,7 +257,7 @@ def _sentences(resource: Resource, run: Run | ClosedRun, result: str) -> Iterato
     yield without_controls(ending)
 
 
-def _timeline(told: ToldRun, events: Sequence[JsonObject] | str) -> Iterator[dict[str, str]]:
+def _timeline(told: ReportedRun, events: Sequence[JsonObject] | str) -> Iterator[dict[str, str]]:
     """Yield what happened when, the earliest first."""
     run = told.run
     listed = () if isinstance(events, str) else events
@@ -325,7 +325,7 @@ def _undo(resource: Resource, run: Run | ClosedRun) -> Iterator[tuple[str, str]]
         if not found or not flag or target is None or found[2].startswith("("):
             continue
         kind, setting = target.kind.lower(), f"{flag.strip('-').replace('-', '_')}={found[2]}"
-        owner = "; its owner would set that back, so change it there" if run.handover else ""
+        owner = "; its owner would set that back, so change it there" if run.owner_patch else ""
         yield (
             f"kubectl -n {resource.namespace} get {kind} {target.name} -o yaml | "
             f"kvmedic flags set {setting} -f - | kubectl replace -f -",

@@ -20,7 +20,7 @@ from kubernetes.aio.stream.ws_client import ERROR_CHANNEL
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.errors import FORBIDDEN, ApiError
 from kvmedic.kube.objects import PODS, Ref
-from kvmedic.model.devices import CLOCK_FIELDS, Answer, Silence, devices_told, nvidia_smi_query
+from kvmedic.model.devices import CLOCK_FIELDS, Answer, NvidiaSmiError, nvidia_smi_query, parse_devices
 from kvmedic.model.fleet import Pod
 
 if TYPE_CHECKING:
@@ -68,19 +68,19 @@ class NvidiaSmi:
         last_turn = now + self._patience.look_seconds
         await asyncio.gather(*(self._in_turn(namespace, pod, container, last_turn) for pod in due))
         kept = self._kept
-        return {pod.name: kept[pod.uid][0] if pod.uid in kept else Silence.NO_TURN for pod in pods}
+        return {pod.name: kept[pod.uid][0] if pod.uid in kept else NvidiaSmiError.NO_TURN for pod in pods}
 
     async def _in_turn(self, namespace: str, pod: Pod, container: str, last_turn: float) -> None:
         async with self._turns:
             if loop_seconds() >= last_turn:
                 return
-            answer: Answer = Silence.UNKNOWN_FIELD
+            answer: Answer = NvidiaSmiError.UNKNOWN_FIELD
             # By the newest names of the fields first; an older driver is asked once more.
             for field in CLOCK_FIELDS:
                 answer = await self._ask_once(Ref(PODS, namespace, pod.name), container, field)
-                if answer is not Silence.UNKNOWN_FIELD:
+                if answer is not NvidiaSmiError.UNKNOWN_FIELD:
                     break
-            hung = answer is Silence.TIMED_OUT
+            hung = answer is NvidiaSmiError.TIMED_OUT
             lasts = self._patience.hung_seconds if hung else self._patience.fresh_seconds
             self._kept[pod.uid] = answer, loop_seconds() + lasts
 
@@ -89,8 +89,8 @@ class NvidiaSmi:
         try:
             ended = await run_command(self._client, pod, container, argv, self._patience.seconds)
         except ApiError as error:
-            return Silence.FORBIDDEN if error.code == FORBIDDEN else Silence.UNREACHABLE
-        return devices_told(ended.exit_code, ended.text, at) if isinstance(ended, Finished) else ended
+            return NvidiaSmiError.FORBIDDEN if error.code == FORBIDDEN else NvidiaSmiError.UNREACHABLE
+        return parse_devices(ended.exit_code, ended.text, at) if isinstance(ended, Finished) else ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Finished:
     """What it printed, errors included. It comes out of a tenant's container: never store it."""
 
 
-Ending: TypeAlias = Finished | Silence
+Ending: TypeAlias = Finished | NvidiaSmiError
 """A command that did not end by itself has the reason for which nothing is known."""
 
 
@@ -128,7 +128,7 @@ async def run_command(
             async with client.socket(pod, "exec", query, PROTOCOL) as socket:
                 return await _read_to_end(socket)
     except TimeoutError:
-        return Silence.TIMED_OUT
+        return NvidiaSmiError.TIMED_OUT
 
 
 async def _read_to_end(socket: ClientWebSocketResponse) -> Ending:
@@ -143,9 +143,9 @@ async def _read_to_end(socket: ClientWebSocketResponse) -> Ending:
                 code = WsApiClient.parse_error_data(data)  # type: ignore[no-untyped-call]
             except (ValueError, LookupError, TypeError, AttributeError):
                 # A status without an exit code is of a command that never ran.
-                return Silence.NOT_STARTED
+                return NvidiaSmiError.NOT_STARTED
             return Finished(code, printed.decode(errors="replace"))
         printed += data
         if len(printed) > LIMIT_BYTES:
-            return Silence.TOO_LONG
-    return Silence.UNREACHABLE
+            return NvidiaSmiError.TOO_LONG
+    return NvidiaSmiError.UNREACHABLE

@@ -151,9 +151,9 @@ async def _list(reader: Reader, kind: Resource, namespace: str) -> list[JsonObje
 
 def _applies(application: JsonObject, changed: Changed) -> bool:
     """Return whether an Application says that it applies a Deployment."""
-    wanted = ("Deployment", changed.namespace, changed.name)
+    desired = ("Deployment", changed.namespace, changed.name)
     return any(
-        (each.get("kind"), each.get("namespace"), each.get("name")) == wanted
+        (each.get("kind"), each.get("namespace"), each.get("name")) == desired
         for each in items(section(application, "status"), "resources")
     )
 

@@ -106,9 +106,9 @@ def autoscalers_of(
             said = {each.get("type"): each.get("status") for each in items(status, "conditions")}
             # What it wants is not known while it cannot say, or may not act.
             knows = said.get("ScalingActive") == said.get("AbleToScale") == "True"
-            wanted = (int(status.get("desiredReplicas", 0)) or None) if knows else None
+            desired = (int(status.get("desiredReplicas", 0)) or None) if knows else None
             may_add = _may_add(section(spec, "behavior"))
-            yield replace(_read_autoscaler(HPA, body), wanted=wanted, may_add=may_add)
+            yield replace(_read_autoscaler(HPA, body), desired=desired, may_add=may_add)
 
 
 def vertical_autoscalers_of(fleet: Fleet, bodies: Iterable[JsonObject]) -> Iterator[VerticalAutoscaler]:
@@ -211,7 +211,7 @@ def scaler_of(body: Mapping[str, Any], kind: str, autoscalers: Iterable[JsonObje
     """Return who else decides a workload's number of replicas, or None where nobody is known to.
 
     Asked in this order: a HorizontalPodAutoscaler whose target it is, under the name of its ScaledObject
-    where KEDA made it; a field manager that applied the number and is nobody at a terminal. Whoever
+    where KEDA made it; a field manager that applied the number and is nobody at a terminal. One that
     shows in neither is found out when the number changes in the middle of a run, which then ends.
     """
     for each in autoscalers:

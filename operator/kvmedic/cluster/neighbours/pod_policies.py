@@ -2,7 +2,7 @@
 
 Both find pods by their labels, and a replica that drains has other labels for a while. So one finds here how
 a label selector is matched, which budgets hold for the pods, and which policies would hold for a draining
-replica otherwise than before. Whoever asks has listed the objects together with what else is needed of them.
+replica otherwise than before. The caller has listed the objects together with what else is needed of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def policies_of_draining(
             yield f"NetworkPolicy {name_of(body)}"
 
 
-def policies_obstacle(keys: Sequence[str], policies: Sequence[str]) -> str:
+def find_policy_blocker(keys: Sequence[str], policies: Sequence[str]) -> str:
     """Return what to do about policies that go by the labels which change; empty where there are none."""
     if not policies:
         return ""
@@ -66,8 +66,8 @@ def takes_labels(selector: object, labels: Mapping[str, str]) -> bool:
     """Return whether a label selector takes pods with labels; an empty one takes all, an absent one none."""
     if not isinstance(selector, Mapping):
         return False
-    wanted = section(selector, "matchLabels")
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+    desired = section(selector, "matchLabels")
+    return all(labels.get(key) == value for key, value in desired.items()) and all(
         _holds(each, labels) for each in items(selector, "matchExpressions")
     )
 

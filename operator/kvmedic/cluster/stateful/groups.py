@@ -154,7 +154,7 @@ def _own_part(operation: PatchOperation) -> Any:
 
 
 def group_fields(body: Mapping[str, Any]) -> RolloutFields:
-    """Return those fields of a LeaderWorkerSet that a frozen rollout borrows."""
+    """Return those fields of a LeaderWorkerSet that a frozen rollout changes for a while."""
     rolling = section(body, *ROLLING_FIELDS)
     partition = int(rolling.get("partition") or 0)
     return RolloutFields(
@@ -296,7 +296,7 @@ def _with_status(body: JsonObject, leaders: Mapping[str, Any], kept: Mapping[str
 
     It tells so itself from 0.9 on. Before, it has seen it once its leaders' StatefulSet is made from it.
     """
-    spec, wanted = section(leaders, "spec"), section(body, "spec")
+    spec, desired = section(leaders, "spec"), section(body, "spec")
     seen = kept.get(labels_of(leaders).get(REVISION_KEY, ""), {})
     templates = [
         in_one_form(section(each, "spec", "leaderWorkerTemplate")) for each in (section(seen, "data"), body)
@@ -306,7 +306,7 @@ def _with_status(body: JsonObject, leaders: Mapping[str, Any], kept: Mapping[str
     told = section(body, "status").get("observedGeneration")
     is_seen = (
         templates[0] == templates[1]
-        and int(spec.get("replicas", 1)) == int(wanted.get("replicas", 1))
+        and int(spec.get("replicas", 1)) == int(desired.get("replicas", 1))
         and partition >= int(section(body, *ROLLING_FIELDS).get("partition") or 0)
         and _obeyed(leaders) is not None
         and (told is None or int(told) >= generation)

@@ -137,7 +137,7 @@ def is_complete(body: JsonObject) -> bool:
 
 
 def partition_fields(body: Mapping[str, Any]) -> RolloutFields:
-    """Return those fields of a StatefulSet that a frozen rollout borrows.
+    """Return those fields of a StatefulSet that a frozen rollout changes for a while.
 
     Its strategy has neither a surge nor a pause: a partition above all replicas counts as one.
     """

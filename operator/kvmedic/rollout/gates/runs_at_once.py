@@ -1,7 +1,7 @@
 """How much may change at once, over all resources: budgets, and the breaker that a storm of bad ends trips.
 
 All of it is decided from what the resources' own statuses say, so that it is the same after a restart
-and for whoever leads. How one resource names its target to all others is here too: see `place_of`.
+and for each leader. How one resource names its target to all others is here too: see `place_of`.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _next_move(fleet: Fleet, step: FlagStep, known: StepInput, rolls: StepRow) -
     field, intent = step.through, known.run.intent
     if field is None:
         return rolls.next_move(fleet, known)
-    purpose = Purpose.MENDING if known.run.goal is Goal.STEADINESS else Purpose.RELIEF
+    purpose = Purpose.MENDING if known.run.goal is Goal.STAYS_UP else Purpose.RELIEF
     ours = field.rolled_by is Roller.KVMEDIC
     claimed = committed_sequence(known.run, known.resource_uid, fleet.fence)
     if not known.is_back and not claimed and not _has_written(known.run):
@@ -152,7 +152,7 @@ def _await_owner(fleet: Fleet, step: FlagStep, known: StepInput, waited: timedel
     serving = sum(pod.ready and pod.in_rotation for pod in new)
     if fleet.observed and not others and serving >= fleet.replicas - known.down_before:
         return Settled()
-    text = f"{serving} of {fleet.replicas} replicas serve with the wanted setting; its owner replaces them"
+    text = f"{serving} of {fleet.replicas} replicas serve with the desired setting; its owner replaces them"
     return Wait(Reason.AWAITING_REPLICA, text)
 
 

@@ -433,11 +433,11 @@ class _Index:
         """Return which resource is taken; the one of which the node has the least in proportion."""
         there = self.tenants.by_node.get(node.name, _NOTHING)
         lacks: list[tuple[Decimal, str, str]] = []
-        for name, wanted in {**self.shape.requests, PODS: Decimal(1)}.items():
+        for name, desired in {**self.shape.requests, PODS: Decimal(1)}.items():
             has, taken = node.allocatable.get(name, Decimal(0)), there.amount_of(name, self.least)
-            if wanted > 0 and taken + wanted > has:
+            if desired > 0 and taken + desired > has:
                 figures = f"{_amount(name, taken)} of {_amount(name, has)} {name} taken"
-                lacks.append((has - taken - wanted, name, figures if has else f"has no {name}"))
+                lacks.append((has - taken - desired, name, figures if has else f"has no {name}"))
         if not lacks:
             return None
         devices = [each for each in lacks if "/" in each[1]]

@@ -3,7 +3,7 @@
 Its strategy is always a rolling update, so nothing but its partition lets a group go, and with it all above.
 So the highest group that is not changed yet goes first, whatever its drain says. It is drained by its leader;
 then the partition is put to its place for a moment, and the leader is deleted by name: its group comes back
-as a whole, from the new template. Where the leaders' controller keeps the wanted template as that of the
+as a whole, from the new template. Where the leaders' controller keeps the desired template as that of the
 last complete rollout, which is so on the way back, any group is deleted while all of them are held.
 
 An old controller knows no partition, whatever the definition says: so the groups are held first, and the
@@ -64,16 +64,16 @@ def begin_groups(
     return Wait(Reason.AWAITING_CONTROLLER, text)
 
 
-def comes_back_as_wanted(fleet: Fleet, order: Order) -> bool:
-    """Return whether a leader that is deleted while all are held is made from the wanted template."""
+def comes_back_as_desired(fleet: Fleet, order: Order) -> bool:
+    """Return whether a leader that is deleted while all are held is made from the desired template."""
     return fleet.groups is not None and fleet.groups.comes_back == order.toward
 
 
-def letting_go(fleet: Fleet, goer: Pod) -> Pulse:
+def letting_go(fleet: Fleet, pod_to_remove: Pod) -> Pulse:
     """Return the permit by which the group of a leader is made anew, and those above it that are old."""
-    place = goer.ordinal or 0
+    place = pod_to_remove.ordinal or 0
     down = sum(not pod.ready for pod in fleet.live if (pod.ordinal or 0) < place)
-    return Pulse((goer.name,), let_go_fields(fleet.fields, place, down))
+    return Pulse((pod_to_remove.name,), let_go_fields(fleet.fields, place, down))
 
 
 def let_go_fields(fields: RolloutFields, place: int, down: int) -> RolloutFields:
@@ -88,25 +88,28 @@ def let_go_fields(fields: RolloutFields, place: int, down: int) -> RolloutFields
     return replace(held, partition=place, max_unavailable=1 + down, permits=True, paused=False)
 
 
-def unspent_move(fleet: Fleet, groups: Groups, goer: Pod, order: Order, now: datetime) -> Pause | Wait | None:
+def unspent_move(
+    fleet: Fleet, groups: Groups, pod_to_remove: Pod, order: Order, now: datetime
+) -> Pause | Wait | None:
     """Return what comes while the controllers do not let a drained group go yet; None: they do."""
-    others = [pod for pod in fleet.live if pod.revision != order.toward and pod.uid != goer.uid]
+    others = [pod for pod in fleet.live if pod.revision != order.toward and pod.uid != pod_to_remove.uid]
     is_wide = any((pod.ordinal or 0) >= (fleet.fields.partition or 0) for pod in others)
     if is_wide:  # groups were added above it, or came back there: these are to be drained before
         return Pause(hold_by_partition(fleet.fields))
-    if groups.obeyed is not None and groups.obeyed <= (goer.ordinal or 0):
+    if groups.obeyed is not None and groups.obeyed <= (pod_to_remove.ordinal or 0):
         return None
     if order.pulsed_at is None or now - order.pulsed_at > PULSE_LIMIT:
         return Pause(hold_by_partition(fleet.fields))
-    return Wait(Reason.AWAITING_CONTROLLER, f"its controller has yet to let group {goer.name} go")
+    return Wait(Reason.AWAITING_CONTROLLER, f"its controller has yet to let group {pod_to_remove.name} go")
 
 
-def held_wait(groups: Groups, goer: Pod) -> Wait | None:
+def held_wait(groups: Groups, pod_to_remove: Pod) -> Wait | None:
     """Return the wait until the controllers hold all groups, without which one would come back otherwise."""
     if groups.obeyed == FROZEN_PARTITION:
         return None
     return Wait(
-        Reason.AWAITING_CONTROLLER, f"its controller has yet to hold all groups, {goer.name} among them"
+        Reason.AWAITING_CONTROLLER,
+        f"its controller has yet to hold all groups, {pod_to_remove.name} among them",
     )
 
 
@@ -117,7 +120,7 @@ def came_back(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait | None
     The first one speaks against the change. Beside others that serve it is tried again after a while.
     """
     since = order.pulsed_at
-    let_go = (one for one in order.victims if since is not None and since > one.cordoned_at)
+    let_go = (one for one in order.draining_pods if since is not None and since > one.cordoned_at)
     gone = {one.name: one.uid for one in let_go}
     old = (pod for pod in fleet.live if pod.revision != order.toward)
     pod = next((pod for pod in old if gone.get(pod.name, pod.uid) != pod.uid), None)

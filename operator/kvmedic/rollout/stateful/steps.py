@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from kvmedic.model.fleet import Fleet
-from kvmedic.model.plan import Goer, ReplaceStep, ReplicasStep
+from kvmedic.model.plan import PodToRemove, ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import (
     STARTS,
@@ -48,7 +48,7 @@ def ordinal_replacement_row(row: StepRow, step: ReplaceStep) -> StepRow:
     """Return what the replacement of a StatefulSet's replica does; nothing of it is ever to be taken back."""
 
     def move(fleet: Fleet, known: StepInput) -> Move:
-        if step.goes is Goer.SPARE:
+        if step.pod_to_remove is PodToRemove.SPARE:
             return leave(fleet, known)
         return left_behind_move(fleet, known) or _replacing_move(fleet, step, known)
 
@@ -81,7 +81,7 @@ def _replacing_move(fleet: Fleet, step: ReplaceStep, known: StepInput) -> Move:
         return waiting
     least = max(1, fleet.replicas - 1 - known.down_before + (not named.ready))
     needed = min(least, fleet.replicas - 1)
-    taken = take_pods(fleet, (named,), Taking(known.run.victims, known.drains, known.held, needed, 1))
+    taken = take_pods(fleet, (named,), Taking(known.run.draining_pods, known.drains, known.held, needed, 1))
     return DeletePod(named) if isinstance(taken, tuple) else taken
 
 

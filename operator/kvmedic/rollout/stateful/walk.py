@@ -3,7 +3,7 @@
 A StatefulSet has neither a surge nor a pause. Its template is changed together with a `partition` above all
 ordinals: a new revision comes to be, and no replica is touched. One replica after the other is drained then.
 For the moment in which it is deleted, by name and uid, the strategy is `OnDelete`: the controller makes it
-anew from the present template and deletes nobody itself, so that nothing goes undrained, whoever edits the
+anew from the present template and deletes nobody itself, so that nothing goes undrained, if anyone edits the
 template or dies meanwhile. Then the partition is back. What dies by itself comes back as it was.
 
 A LeaderWorkerSet's groups are walked in the same way (`kvmedic.rollout.stateful.groups`).
@@ -64,11 +64,11 @@ from kvmedic.rollout.moves import (
     Wait,
     kubectl_name,
 )
-from kvmedic.rollout.preconditions import Purpose, end_as_begun, recall_refusal, refusal
+from kvmedic.rollout.preconditions import Purpose, end_as_begun, refusal, rollback_refusal
 from kvmedic.rollout.stateful.groups import (
     begin_groups,
     came_back,
-    comes_back_as_wanted,
+    comes_back_as_desired,
     group_refusal,
     held_wait,
     letting_go,
@@ -82,7 +82,7 @@ make it while the drained one had its name, tries again later and later. Measure
 
 
 def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the single next move that brings a StatefulSet toward the wanted template.
+    """Return the single next move that brings a StatefulSet toward the desired template.
 
     The template must be one of the order's two: anything else is somebody's edit, and the caller ends the run
     instead.
@@ -101,7 +101,7 @@ def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 
 def _begin(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the move by which the template comes to be the wanted one, and nobody is taken."""
+    """Return the move by which the template comes to be the desired one, and nobody is taken."""
     if fleet.groups is not None:
         return begin_groups(fleet, fleet.groups, order, now)
     held = hold_by_partition(fleet.fields)
@@ -127,14 +127,14 @@ def rest_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 
 def _walk_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
-    """Return the next move of a frozen rollout whose template is the wanted one."""
+    """Return the next move of a frozen rollout whose template is the desired one."""
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
     if not fleet.fields.paused:
         return _replace_one(fleet, order, now)
     old = tuple(pod for pod in fleet.live if pod.revision != order.toward)
     if missing := _await_missing(fleet):
-        # Whoever is drained serves meanwhile.
+        # A drained replica serves meanwhile.
         return stray_move(fleet, fleet.pods) or missing
     if failed := _start_failure(fleet, order, now):
         return failed
@@ -161,7 +161,7 @@ def _replace_one(fleet: Fleet, order: Order, now: datetime) -> Move:
 
 
 def _is_recorded(pod: Pod, order: Order) -> bool:
-    named = {victim.uid for victim in order.victims}
+    named = {each.uid for each in order.draining_pods}
     return pod.revision != order.toward and pod.uid in named
 
 
@@ -212,14 +212,14 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
 
 
 def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Pod]:
-    """Return the replicas of the wanted template that do not come up."""
+    """Return the replicas of the desired template that do not come up."""
     limits = StartLimits(order.start_limit, order.spare_limit)
     down = (pod for pod in fleet.serving(order.toward) if not pod.ready)
     return [pod for pod in down if start_failure(pod, False, limits, now)]
 
 
 def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
-    """Return how many replicas of the wanted template nobody waits for: as many were down before, or none
+    """Return how many replicas of the desired template nobody waits for: as many were down before, or none
     served, or they are taken back to what could not stay up."""
     lost = len(_lost(fleet, order, now))
     if order.lifts or (order.repairs and order.mends):
@@ -232,7 +232,7 @@ def _not_ready(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
     ready = sum(pod.ready for pod in new)
     if ready + _given_up(fleet, order, now) < len(new):
         reason = Reason.AWAITING_CANARY if len(new) == 1 else Reason.AWAITING_REPLICA
-        return Wait(reason, f"{ready} of {len(new)} replicas with the wanted setting are Ready")
+        return Wait(reason, f"{ready} of {len(new)} replicas with the desired setting are Ready")
     if sum(rs.available for rs in fleet.replica_sets) < fleet.ready:
         return Wait(Reason.AWAITING_REPLICA, "a replica is Ready and, by minReadySeconds, not Available yet")
     return None
@@ -240,27 +240,31 @@ def _not_ready(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
 
 def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) -> Move:
     """Return the next move for one old replica: out of rotation, drained, and then let go."""
-    by_permit = not comes_back_as_wanted(fleet, order)
+    by_permit = not comes_back_as_desired(fleet, order)
     in_turn = (max(old, key=_ordinal),) if fleet.groups is not None and by_permit else old
     takeable = to_be_taken(in_turn, order.held)
     if not takeable:
         return held_move(fleet, in_turn)
-    goer = _choose_goer(takeable, order)
-    if back := stray_move(fleet, fleet.pods, (goer,)):
+    pod_to_remove = _choose_pod_to_remove(takeable, order)
+    if back := stray_move(fleet, fleet.pods, (pod_to_remove,)):
         return back
-    if waiting := lower_wait(fleet, goer):
-        since = min(unready_since(pod, now) for pod in _down_below(fleet, goer))
-        is_over = goer.cordoned and now - since > PEER_GRACE
+    if waiting := lower_wait(fleet, pod_to_remove):
+        since = min(unready_since(pod, now) for pod in _down_below(fleet, pod_to_remove))
+        is_over = pod_to_remove.cordoned and now - since > PEER_GRACE
         return (stray_move(fleet, fleet.pods) if is_over else None) or waiting
-    taken = _take(fleet, goer, order, now)
+    taken = _take(fleet, pod_to_remove, order, now)
     if not isinstance(taken, tuple):
         return taken
     if fleet.groups is not None:
-        return letting_go(fleet, goer) if by_permit else held_wait(fleet.groups, goer) or DeletePod(goer)
-    return Pulse((goer.name,), hold_by_partition(fleet.fields, permits=True))
+        return (
+            letting_go(fleet, pod_to_remove)
+            if by_permit
+            else held_wait(fleet.groups, pod_to_remove) or DeletePod(pod_to_remove)
+        )
+    return Pulse((pod_to_remove.name,), hold_by_partition(fleet.fields, permits=True))
 
 
-def _choose_goer(pods: tuple[Pod, ...], order: Order) -> Pod:
+def _choose_pod_to_remove(pods: tuple[Pod, ...], order: Order) -> Pod:
     """Return the replica to take: the drained one, else the lowest that is down, else the highest."""
     drained = next((pod for pod in pods if pod.cordoned and _is_recorded(pod, order)), None)
     down = [pod for pod in pods if not pod.ready]
@@ -298,7 +302,7 @@ def _take(fleet: Fleet, pod: Pod, order: Order, now: datetime) -> tuple[Pod, ...
         old = (each for each in fleet.live if each.uid != pod.uid and each.revision != order.toward)
         others -= sum(not each.in_rotation for each in old)
     needed = others if order.lifts else max(1, others)
-    return take_pods(fleet, (pod,), Taking(order.victims, order.drains, order.held, needed, 1))
+    return take_pods(fleet, (pod,), Taking(order.draining_pods, order.drains, order.held, needed, 1))
 
 
 def _restore_strategy(fleet: Fleet, order: Order) -> Move:
@@ -334,7 +338,7 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     if fleet.observed and not others and ready >= fleet.replicas - _given_up(fleet, order, now):
         return Settled()
     return Wait(
-        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the wanted setting"
+        Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the desired setting"
     )
 
 
@@ -343,7 +347,7 @@ LET_GO = frozenset({Drain.IDLE, Drain.DOWN, Drain.TIMED_OUT})
 
 
 def left_behind_move(fleet: Fleet, known: StepInput) -> Move | None:
-    """Return the next move for a drained replica that the number does not ask for, whoever lowered it.
+    """Return the next move for a drained replica that the number does not ask for, even if people lowered it.
 
     Where labels lead requests to it no more nobody owns it, so it is deleted here. Put back into rotation it
     would be ended with what it serves then.
@@ -364,7 +368,7 @@ def left_behind_move(fleet: Fleet, known: StepInput) -> Move | None:
 
 def parted(fleet: Fleet, move: Move) -> Move:
     """Return a move by which a run ends only once its controller ended what was drained and is beyond its
-    number: whoever closes a run puts back what is still cordoned."""
+    number: the end of a run puts back what is still cordoned."""
     left = any(pod.cordoned for pod in beyond_number(fleet))
     return AWAIT_REMOVAL if left and isinstance(move, Settled) else move
 
@@ -383,7 +387,7 @@ def ordinal_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
         ),
         leave=_leave,
     )
-    return _recall_row(row, step.after) if isinstance(step, RevisionStep) else row
+    return _rollback_row(row, step.after) if isinstance(step, RevisionStep) else row
 
 
 def _leave(fleet: Fleet, known: StepInput) -> Move:
@@ -392,14 +396,14 @@ def _leave(fleet: Fleet, known: StepInput) -> Move:
     return gone or parted(fleet, releasing_move(fleet, known.run.recorded, known.edited))
 
 
-def _recall_row(row: StepRow, wanted: Revision) -> StepRow:
+def _rollback_row(row: StepRow, desired: Revision) -> StepRow:
     """Return the same for the template of another revision, which must be kept until it is put."""
 
     def move(fleet: Fleet, known: StepInput) -> Move:
-        doubt = None if fleet.revision == wanted.template else recall_refusal(fleet, wanted)
+        doubt = None if fleet.revision == desired.template else rollback_refusal(fleet, desired)
         return end_as_begun(doubt, known.assigned_at) or row.next_move(fleet, known)
 
     def refuse(fleet: Fleet, purpose: Purpose) -> Refused | None:
-        return recall_refusal(fleet, wanted) or ordinal_refusal(fleet, purpose)
+        return rollback_refusal(fleet, desired) or ordinal_refusal(fleet, purpose)
 
     return replace(row, refuse=refuse, next_move=move)

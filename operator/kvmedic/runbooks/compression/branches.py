@@ -112,7 +112,7 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     method = evidence.compression
     if method is not None and method.denied:
         text = (
-            f"settings ask for {method.name} ({method.told_by}), and the start-up log says: {method.denied}"
+            f"settings ask for {method.name} ({method.known_by}), and the start-up log says: {method.denied}"
         )
         return where_nodes_are_known(evidence, fact(text))
     if method is None or method.method_class is not MethodClass.QUANTIZATION:
@@ -236,7 +236,7 @@ def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         reason = Reason.POOL_NOT_PAGED if found.reason is Reason.SIGNAL_UNSUPPORTED else found.reason
         return Inconclusive(reason, found.message)
     asks = worth.message if worth.worth in _SPEAKS_AGAINST else "replicas preempt beyond the trigger"
-    return (fact(f"{method.name} ({method.told_by}): {asks}"),)
+    return (fact(f"{method.name} ({method.known_by}): {asks}"),)
 
 
 def _why_not_asked(method: Compressed, worth: Brought) -> Inconclusive | None:
@@ -297,7 +297,7 @@ def attention_uncompared(evidence: Evidence) -> tuple[Finding, ...] | Inconclusi
     return where_nodes_are_known(evidence, fact(f"{method.name}: {method.grown.message}"))
 
 
-def told_without(method: Compressed) -> str:
+def message_without(method: Compressed) -> str:
     """Return what is known of attention without the method, for a person; empty: nothing."""
     given = method.policy.attention_backend
     told = f"attention without {method.name} by {given} ({GIVEN}.attentionBackend)" if given else ""
@@ -323,7 +323,7 @@ def report_unexplained(method: Compressed, worth: Brought) -> Inconclusive:
     if grown is not None and grown.growth is Growth.SQUARE:
         told = (
             f"attention is not fused, and without {method.name} it is not either, so that turning it off "
-            f"would not help: {grown.message}; {told_without(method)}"
+            f"would not help: {grown.message}; {message_without(method)}"
         )
     elif grown is not None and grown.growth is not None:
         told = (
@@ -352,7 +352,7 @@ def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | N
     if method.is_unfused and method.grown is not None:
         shown = f"{method.name}, {method.grown.growth}: {method.grown.message}"
         return where_nodes_are_known(
-            evidence, *(fact(each) for each in (shown, told_without(method)) if each)
+            evidence, *(fact(each) for each in (shown, message_without(method)) if each)
         )
     worth = brought_by(method, evidence)
     if worth.worth is not Worth.COSTS_MEMORY:
@@ -374,7 +374,7 @@ def attention_unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive
     if worth.worth is not Worth.COSTS_TIME or is_compared:
         return None
     if method.grown is None:
-        return (fact(f"{method.name} ({method.told_by}): {worth.message}"),)
+        return (fact(f"{method.name} ({method.known_by}): {worth.message}"),)
     return silent(method.grown) if method.grown.growth is None else None
 
 
@@ -403,17 +403,19 @@ COMPRESSION_BRANCHES = (
         turn_off,
         "Runbook 2, wall 1: attention falls back to an eager kernel",
         ASKED,
-        goal=Goal.PARITY,
+        goal=Goal.NO_WORSE,
     ),
     Branch(Reason.FIX_WAITS, fix_waits, None, "Runbook 2: the fix after the method", ASKED),
-    Branch(Reason.FIX_DUE, fix_due, fix_next, "Runbook 2: the fix after the method", ASKED, goal=Goal.PARITY),
+    Branch(
+        Reason.FIX_DUE, fix_due, fix_next, "Runbook 2: the fix after the method", ASKED, goal=Goal.NO_WORSE
+    ),
     Branch(
         Reason.BLOCKS_NOT_FREED,
         blocks_not_freed,
         turn_off,
         "Runbook 2, wall 2: scattered survivors",
         ASKED,
-        goal=Goal.PARITY,
+        goal=Goal.NO_WORSE,
     ),
     Branch(
         Reason.PRESSED_THOUGH_COMPRESSED,

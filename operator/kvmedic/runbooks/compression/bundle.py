@@ -5,7 +5,7 @@ bundle from being touched: half a bundle is a setting that nobody ever ran.
 
 Which flags and variables a spec may name as the settings of a method of compression.
 
-Whoever may write a spec need not be somebody who may write a workload: a spec gives an engine nothing but
+Who may write a spec need not be somebody who may write a workload: a spec gives an engine nothing but
 what known methods are configured by, and what an administrator lists.
 """
 
@@ -352,10 +352,10 @@ def _option(place: _Place, setting: BundleSetting) -> Turned | Blocked:
     text = off
     if place.option.kind in _SWITCHES:
         text = "false" if place.name.startswith("--no-") else "true"
-    wanted = option_setting_of(place.known_as, text, engine)
-    if isinstance(wanted, Refusal):
-        return fault_of(wanted)
-    change = edit(place.container, index, wanted, engine, place.workload.in_file, place.line)
+    desired = option_setting_of(place.known_as, text, engine)
+    if isinstance(desired, Refusal):
+        return fault_of(desired)
+    change = edit(place.container, index, desired, engine, place.workload.in_file, place.line)
     if isinstance(change, Refusal):
         return fault_of(change)
     if isinstance(change, AlreadySet):

@@ -20,9 +20,9 @@ from kvmedic.model.compression import (
     Figures,
     Keep,
     MethodClass,
+    MethodSigns,
     Recognised,
     TokenEviction,
-    Told,
     recognise_methods,
     switched_off,
     token_eviction,
@@ -87,7 +87,7 @@ def eviction_of(workload: Workload, log: Sequence[str] = ()) -> TokenEviction | 
     Only variables with a value of their own are read: one that comes from elsewhere tells nothing. Phrases of
     start-up logs tell too.
     """
-    return token_eviction(recognise_methods(METHODS, Told(variables_of(workload.container), "", log)))
+    return token_eviction(recognise_methods(METHODS, MethodSigns(variables_of(workload.container), "", log)))
 
 
 def eviction_by(method: Compressed) -> TokenEviction | None:
@@ -120,7 +120,7 @@ def compressed_of(
     environment, asked = (variables_of(workload.container), asked_type(workload)) if workload else ({}, "")
     told = {pod.pool.value.cache_dtype for pod in seen.pods.values() if isinstance(pod.pool, Measured)}
     label = next((each for each in sorted(told) if each.startswith(CACHE_TYPES)), "")
-    found = recognise_methods(METHODS, Told(environment, label, log, asked))
+    found = recognise_methods(METHODS, MethodSigns(environment, label, log, asked))
     is_declared = bool(policy.method or policy.method_class or policy.settings)
     declared = _declared_method(policy, found) if is_declared else None
     came = _in_its_place(workload, policy, declared) if workload else None
@@ -135,21 +135,21 @@ def compressed_of(
 
 def replacement_of(policy: CompressionPolicy) -> Compressed | None:
     """Return the method that is to come in the place of one that saves nothing; None where none is named."""
-    wanted = policy.replacement
-    if wanted is None:
+    desired = policy.replacement
+    if desired is None:
         return None
-    known = method_named(wanted.method)
-    keep = Keep(wanted.keep_tokens, wanted.keep_share)
-    settings = wanted.settings
+    known = method_named(desired.method)
+    keep = Keep(desired.keep_tokens, desired.keep_share)
+    settings = desired.settings
     if known is not None and all(each.env in known.demands for each in settings):
         # What only the installation can say is enough: the rest of the bundle is known.
         settings = (*settings, *known.settings)
     if keep == Keep() and known is not None:
         keep = Keep(known.default_budget)
     return Compressed(
-        name=known.name if known else wanted.method,
+        name=known.name if known else desired.method,
         method_class=known.method_class if known else MethodClass.COMPACTING_EVICTION,
-        told_by=f"{DECLARED}.replacement",
+        known_by=f"{DECLARED}.replacement",
         keep=None if keep == Keep() else keep,
         settings=settings,
         fix=Fix.COMPACTING_METHOD,
@@ -234,7 +234,7 @@ def _declared_method(policy: CompressionPolicy, found: Sequence[Recognised]) -> 
     return Compressed(
         name=name,
         method_class=policy.method_class or (known.method_class if known else None),
-        told_by=f"{DECLARED}; {seen.by}" if seen and ", although " in seen.by else DECLARED,
+        known_by=f"{DECLARED}; {seen.by}" if seen and ", although " in seen.by else DECLARED,
         is_confirmed=seen is not None and seen.is_confirmed,
         denied=seen.denied if seen else "",
         keep=None if kept == Keep() else kept,
@@ -253,7 +253,7 @@ def _recognised_method(found: Sequence[Recognised]) -> Compressed | None:
     return Compressed(
         name=known.name,
         method_class=known.method_class,
-        told_by=first.by,
+        known_by=first.by,
         is_confirmed=first.is_confirmed,
         denied=first.denied,
         keep=None if first.budget is None else Keep(first.budget),
@@ -277,7 +277,7 @@ LEAST_SHARE = 0.5
 as many tokens as without."""
 
 
-def logs_that_tell(method: Compressed | None, seen: Observation) -> tuple[str, ...]:
+def logs_to_read(method: Compressed | None, seen: Observation) -> tuple[str, ...]:
     """Return the replicas whose start-up logs would tell what settings and labels leave open, by name.
 
     Args:
@@ -304,7 +304,7 @@ def without_type(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
     Where nothing asks for a type none is missing. What a checkpoint brings to one replica it brings also to
     those whose logs are gone.
     """
-    is_wanted = bool(method.asks_for_type) or method.told_by == DECLARED
+    is_wanted = bool(method.asks_for_type) or method.known_by == DECLARED
     found = pools(evidence.burn) if _is_type(method) and is_wanted else {}
     if isinstance(found, Inconclusive):
         return ()

@@ -71,7 +71,7 @@ class Next:
     move: Try | Evaluate | TurnOn | NoChange | None
     """None: no fix is asked for."""
     failed: tuple[FailedAttempt, ...]
-    """What was tried in vain."""
+    """What was tried and failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,32 +172,32 @@ def _refused_on_trial(change: _Change, case: Case) -> _Failed | None:
 
 
 def _candidate(fix: Fix, case: Case) -> _Candidate | NoChange | _Failed:
-    wanted = replacement_of(case.policy)
+    method = replacement_of(case.policy)
     if fix is Fix.FP8_KV_CACHE:
         return _Candidate(fix, EIGHT_BITS.name, EIGHT_BITS.settings, None, EIGHT_BITS.cache_dtypes)
-    if wanted is None:
+    if method is None:
         text = "which method is to be turned on is not known: name it in spec.compression.replacement"
         return NoChange(Reason.METHOD_UNKNOWN, text)
-    known = method_named(wanted.name)
-    if why := _why_no_help(wanted, known, case):
+    known = method_named(method.name)
+    if why := _why_no_help(method, known, case):
         return _Failed(why)
-    if not wanted.settings or wanted.keep is None:
-        lacks = "settings" if not wanted.settings else "keepTokens or keepRatio"
-        text = f"{wanted.name} needs spec.compression.replacement.{lacks}: give them"
+    if not method.settings or method.keep is None:
+        lacks = "settings" if not method.settings else "keepTokens or keepRatio"
+        text = f"{method.name} needs spec.compression.replacement.{lacks}: give them"
         return NoChange(Reason.METHOD_UNKNOWN, text)
-    if known is not None and (lacking := _lacking_variables(known, wanted.settings, case.workload)):
+    if known is not None and (lacking := _lacking_variables(known, method.settings, case.workload)):
         return NoChange(
             Reason.METHOD_UNKNOWN,
             f"{known.name} does not run without {', '.join(lacking)}, which the pod template lacks and only "
             f"you can say: add {{env: {lacking[0]}, after: VALUE}} to spec.compression.replacement.settings",
         )
-    return _Candidate(fix, wanted.name, wanted.settings, wanted.keep)
+    return _Candidate(fix, method.name, method.settings, method.keep)
 
 
-def _why_no_help(wanted: Compressed, known: Method | None, case: Case) -> str:
+def _why_no_help(method: Compressed, known: Method | None, case: Case) -> str:
     """Return why a method is no help here; empty where it may be one."""
-    if wanted.method_class is not None and wanted.method_class is not MethodClass.COMPACTING_EVICTION:
-        return f"{wanted.name} gives no blocks back: {wanted.method_class.frees}"
+    if method.method_class is not None and method.method_class is not MethodClass.COMPACTING_EVICTION:
+        return f"{method.name} gives no blocks back: {method.method_class.frees}"
     is_walled = case.turned_off is not None and case.turned_off.wall is Reason.EAGER_FALLBACK
     if known is not None and known.needs_scores and is_walled:
         return f"{known.name} needs attention scores, with which attention falls back once more"
@@ -371,7 +371,7 @@ SURE = 1.645
 """Standard errors by which a loss must lie beyond what is accepted before it is called one (95 %)."""
 MESSAGE_LENGTH = 12 << 10
 """Characters of a termination message that are read, at most: a kubelet keeps as many of a pod's containers
-together (4 KiB of one), but whoever may write a pod's status may write more."""
+together (4 KiB of one), but anyone who may write a pod's status may write more."""
 ROUNDED = 0.0051
 """A score of two digits is off by half a hundredth."""
 MOST_SAMPLES = 1_000_000
@@ -514,18 +514,18 @@ def _size(variance: float, margin: float, errors: float = 1 + POWER) -> int:
 
 def parse_score(message: str) -> Score | NotPassed:
     """Return the score of a termination message such as `{"score": 0.57, "samples": 200}`."""
-    wanted = 'write {"score": 0.57, "samples": 200} to the termination message'
+    advice = 'write {"score": 0.57, "samples": 200} to the termination message'
     try:
         body = json.loads(message[:MESSAGE_LENGTH])
     except (ValueError, RecursionError):
-        return NotPassed(f"the evaluation left no score: {wanted}")
+        return NotPassed(f"the evaluation left no score: {advice}")
     found: dict[str, object] = body if isinstance(body, dict) else {}
     score, samples = found.get("score"), found.get("samples")
     if not isinstance(score, int | float) or isinstance(score, bool) or not 0 <= score <= 1:
-        return NotPassed(f"the evaluation's score is no number from 0 to 1: {wanted}")
+        return NotPassed(f"the evaluation's score is no number from 0 to 1: {advice}")
     if not isinstance(samples, int) or isinstance(samples, bool) or not 0 < samples <= MOST_SAMPLES:
         text = f"no whole number from 1 to {MOST_SAMPLES}"
-        return NotPassed(f"the evaluation's number of samples is {text}: {wanted}")
+        return NotPassed(f"the evaluation's number of samples is {text}: {advice}")
     right = found.get("right", "")
     # Single answers are those of a score, which may be rounded to two digits.
     is_whole = isinstance(right, str) and len(right) == samples and set(right) <= {"0", "1"}

@@ -203,8 +203,8 @@ def expectation_of(
     if step.fix is not Fix.COMPACTING_METHOD or step.undoes is not None:
         return None
     answer = answer_for(answers, step.after_template, Question.RECLAMATION)
-    wanted, known = replacement_of(policy), method_named(step.method)
-    keep = wanted.keep if wanted is not None and wanted.name == step.method else None
+    desired, known = replacement_of(policy), method_named(step.method)
+    keep = desired.keep if desired is not None and desired.name == step.method else None
     keep = (answer.keep if answer else None) or keep
     container = container_at(template, step.edit.parts[0].container_index)
     given = variables_of(container or {}).get(known.every, "").strip() if known else ""
@@ -302,10 +302,10 @@ def _edits_of_wish(
     container = container_at(template, index) or {}
     if value is None:
         return taken_off(container, index, flag, engine)
-    wanted = setting_of(flag, value, engine)
-    if isinstance(wanted, Refusal):
-        return wanted
-    change = edit(container, index, wanted, engine, workload.in_file)
+    desired = setting_of(flag, value, engine)
+    if isinstance(desired, Refusal):
+        return desired
+    change = edit(container, index, desired, engine, workload.in_file)
     if isinstance(change, Refusal):
         return change
     return () if isinstance(change, AlreadySet) else (change,)

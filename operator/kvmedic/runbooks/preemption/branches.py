@@ -233,7 +233,7 @@ PREEMPTION_BRANCHES = (
         lower_share,
         OUT_OF_MEMORY,
         vitals=ENDS,
-        goal=Goal.STEADINESS,
+        goal=Goal.STAYS_UP,
     ),
     Branch(Reason.CAP_HARMS, cap_harms, take_cap_back, "Runbook 1, step 3: cap demand", TRIGGER | FELT),
     Branch(

@@ -3,7 +3,7 @@
 A cut that loses to doing nothing is the worst outcome: every refusal here comes before the lever's own
 bounds, and none of them is a matter of taste.
 
-The watermark bounds what is admitted, too: where prompts fill the cache, whoever is admitted last fills it to
+The watermark bounds what is admitted, too: where prompts fill the cache, the one admitted last fills it to
 the brim, and the growth of the others soon preempts somebody. Between two ends of requests, which make room
 again, the running set grows by what one request generates, on average. A share kept free at admission takes
 that growth up.
@@ -167,23 +167,23 @@ def cut_cap(case: Case, setting: Setting) -> SettingAdvice:
             f"if stalls breach the objectives, admit less eagerly instead ({Knob.WATERMARK} 0.02)",
         )
     room = cap_of(case)
-    wanted = lasting_room(room, rooms_of(case, setting, room))
-    if wanted < FEWEST_SEQUENCES:
+    desired = lasting_room(room, rooms_of(case, setting, room))
+    if desired < FEWEST_SEQUENCES:
         return NoChange(
             Reason.POOL_TOO_SMALL,
-            f"{_room(case)}, which is room for {wanted} at a time; raise the KV cache or shorten requests",
+            f"{_room(case)}, which is room for {desired} at a time; raise the KV cache or shorten requests",
         )
-    lever, cap = setting.bound(Knob.MAX_NUM_SEQS), wanted
+    lever, cap = setting.bound(Knob.MAX_NUM_SEQS), desired
     if lever is not None:
         cap = min(cap, cap if lever.maximum is None else round(lever.maximum))
         cap = max(cap, 1 if lever.minimum is None else round(lever.minimum))
-    return _weigh_cap(case, setting, wanted, cap)
+    return _weigh_cap(case, setting, desired, cap)
 
 
 def cap_of(case: Case) -> int:
     """Return the cap of the highest expected goodput; lower where requests of equal length end in waves.
 
-    Where arrivals do not wait it is the boldest: whoever does not run waits for the first token. Where it
+    Where arrivals do not wait it is the boldest: what does not run waits for the first token. Where it
     would serve fewer tokens than are offered, the lowest bolder one that serves them, if any.
     """
     cap, waves = cap_at(case.blocks, case.sequence, BOLDEST_FIT), _waves_of(case)
@@ -216,20 +216,20 @@ def carries(case: Case, cap: int) -> bool:
     return most_throughput(case.strain, case.sequence, case.pool_size, cap) >= least
 
 
-def _weigh_cap(case: Case, setting: Setting, wanted: int, cap: int) -> SettingAdvice:
-    """Return a cap if it helps; `wanted` is what it would be without the lever's bounds."""
+def _weigh_cap(case: Case, setting: Setting, desired: int, cap: int) -> SettingAdvice:
+    """Return a cap if it helps; `desired` is what it would be without the lever's bounds."""
     most_allowed = inf if setting.max_num_seqs is None else setting.max_num_seqs
-    ceiling, sizing = min(case.running_max, most_allowed), _sizing_clause(case, wanted, cap)
+    ceiling, sizing = min(case.running_max, most_allowed), _sizing_clause(case, desired, cap)
     if not _is_cut(case, setting, cap):
-        effect = effect_of(case.strain, case.sequence, case.pool_size, wanted)
+        effect = effect_of(case.strain, case.sequence, case.pool_size, desired)
         if (
-            _is_cut(case, setting, wanted)
-            and carries(case, wanted)
+            _is_cut(case, setting, desired)
+            and carries(case, desired)
             and effect.goodput_ratio >= 1 + LEAST_GAIN
         ):
             return NoChange(
                 Reason.LEVER_NOT_ALLOWED,
-                f"a cap of {wanted} would help ({_gain_line(case, effect)}), and at most {ceiling:.0f} were "
+                f"a cap of {desired} would help ({_gain_line(case, effect)}), and at most {ceiling:.0f} were "
                 f"running or allowed: lower min of {Knob.MAX_NUM_SEQS} in spec.levers, which is {cap}",
             )
         text = f"{sizing}, and at most {ceiling:.0f} were running or allowed"
@@ -267,15 +267,15 @@ def _room(case: Case) -> str:
     return f"{case.blocks:.0f} blocks for sequences of {mean:.1f} +- {deviation:.1f}{evicted}"
 
 
-def _sizing_clause(case: Case, wanted: int, cap: int) -> str:
+def _sizing_clause(case: Case, desired: int, cap: int) -> str:
     """Return where a cap comes from, in one clause."""
-    fit = fit_of(case.blocks, case.sequence, wanted)
-    shown = f"{_room(case)} hold {wanted} (they fit {erfc(-fit / sqrt(2)) / 2:.0%} of the time)"
+    fit = fit_of(case.blocks, case.sequence, desired)
+    shown = f"{_room(case)} hold {desired} (they fit {erfc(-fit / sqrt(2)) / 2:.0%} of the time)"
     if case.spread < 1:
         shown += ", lowered as outputs of like length end in waves"
-    if (now := cap_of(case)) < wanted:
-        shown = f"{_room(case)} hold {now}, and held {wanted} within the last day: the mix of requests turns"
-    return shown if cap == wanted else f"{shown}, {cap} by the lever's bounds"
+    if (now := cap_of(case)) < desired:
+        shown = f"{_room(case)} hold {now}, and held {desired} within the last day: the mix of requests turns"
+    return shown if cap == desired else f"{shown}, {cap} by the lever's bounds"
 
 
 def _gain_line(case: Case, effect: Effect) -> str:
@@ -314,13 +314,13 @@ def keep_free(case: Case, setting: Setting) -> SettingAdvice:
     """Return the watermark that takes up the growth between two ends of requests, or why it is too large."""
     bound = setting.bound(Knob.WATERMARK)
     most = min(MOST_KEPT, bound.maximum if bound and bound.maximum is not None else MOST_KEPT)
-    wanted = watermark_of(case)
-    value = min(wanted, most)
+    desired = watermark_of(case)
+    value = min(desired, most)
     left = left_at(case, value)
     if left > MOST_LEFT:
         return NoChange(
             Reason.GAIN_WITHIN_NOISE,
-            f"{wanted:g} of the cache would have to be kept free; {most:g}, the most that is allowed, would "
+            f"{desired:g} of the cache would have to be kept free; {most:g}, the most that is allowed, would "
             f"leave {left:.0%} of the preemptions",
         )
     present = setting.given.get(Knob.WATERMARK) if setting.given else None
@@ -392,6 +392,6 @@ def is_capped(case: Case, setting: Setting) -> bool:
 
     More than the given cap were seen running where it is not yet, or not at all, in effect.
     """
-    given, wanted = setting.max_num_seqs, cap_of(case)
+    given, desired = setting.max_num_seqs, cap_of(case)
     seen = case.strain.running_mean if case.running_max == inf else case.running_max
-    return given is not None and seen <= given <= max(wanted + 1, wanted * (1 + NEAR_THE_CAP))
+    return given is not None and seen <= given <= max(desired + 1, desired * (1 + NEAR_THE_CAP))

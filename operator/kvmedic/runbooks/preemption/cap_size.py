@@ -33,7 +33,7 @@ LEAST_LEFT = 0.5
 of the running set not to fit, times the larger of this and p. Simulated medians of share over p: 0.51 at
 a fit of 0, 0.40 at 0.5, 0.37 at 1.25; where the set does not fit (fits of -1 and -2) 0.61 and 0.84."""
 STALLS_LEFT, STALLS_FALL, STALLS_CROWDED = 0.45, 1.5, 8
-"""Stalls go away faster than preemptions, as whoever is preempted waits less for its turn: of those without a
+"""Stalls go away faster than preemptions, as a preempted one waits less for its turn: of those without a
 cap the first times p to the second power is left. Simulated medians of the share: 0.30 at a fit of -1, 0.09
 at 0, 0.05 at 0.6, 0.006 at 1.4. Where the running set hardly ever fits, all of them are left: the first
 grows to 1 with p to the third power."""
@@ -310,14 +310,14 @@ class Queue:
     waiting: float
     change: float
     """Running and waiting at its end, less the same at its start."""
-    is_glimpsed: bool = False
+    is_from_saved_pages: bool = False
     """Only a few moments are known."""
 
     @property
     def is_steady(self) -> bool:
         """Return whether as many were there at the end as at the start."""
         wandering = max(STEADY_REQUESTS, STEADY * (self.running + self.waiting))
-        return abs(self.change) <= (STEADY_PAGES if self.is_glimpsed else wandering)
+        return abs(self.change) <= (STEADY_PAGES if self.is_from_saved_pages else wandering)
 
     @property
     def is_full(self) -> bool:

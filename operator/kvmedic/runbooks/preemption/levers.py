@@ -134,8 +134,8 @@ def present_setting(
             leaves_prefixes=not is_given and said is False and prefixes is not False,
             memory_in_use=used,
             memory_unknown=unseen,
-            oom_limit=lowest_oom_share(record.outgrown, workload.template),
-            raised_in_vain=bool(failed_on_this(Attempt.RAISE_MEMORY, tried, revision, evidence)),
+            oom_limit=lowest_oom_share(record.oom_shares, workload.template),
+            raise_failed_before=bool(failed_on_this(Attempt.RAISE_MEMORY, tried, revision, evidence)),
             host=host_terms(workload),
         ),
         least_step_tokens=None if steps is None else steps.least,
@@ -176,8 +176,8 @@ def _raise_limit(
 def exhausted_levers(tried: Sequence[FailedAttempt], revision: str, evidence: Evidence) -> frozenset[Knob]:
     """Return the levers that are not to be tried again on this evidence.
 
-    A share of the devices' memory that was raised in vain may still be lowered: that is another trouble's
-    lever (`raised_in_vain`).
+    A share of the devices' memory whose raise failed before may still be lowered: that is another trouble's
+    lever (`raise_failed_before`).
     """
     failed = {one.key for one in failed_on_this(Attempt.TURN_LEVER, tried, revision, evidence)}
     return frozenset(knob for knob in Knob if knob in failed)
@@ -249,19 +249,20 @@ def limit_length(case: Case, setting: Setting) -> SettingAdvice:
     reach, given = case.reach, setting.whole(Knob.MAX_MODEL_LEN)
     present = given if given is not None and given > 0 else reach.counted_tokens
     bound = setting.bound(Knob.MAX_MODEL_LEN) or LeverBound(Knob.MAX_MODEL_LEN)
-    wanted = round(max(reach.request_tokens or inf, bound.minimum or 1))
+    desired = round(max(reach.request_tokens or inf, bound.minimum or 1))
     answers = max(reach.output_tokens, reach.limit_tokens or 0.0)
     longest = f"in the window prompts of up to {reach.prompt_tokens:.0f} and answers of up to {answers:.0f} "
     longest += "tokens were asked for"
-    if wanted > LEAST_CUT * present:
+    if desired > LEAST_CUT * present:
         text = f"{longest}, or the lever's min, leave too little of {present:.0f} tokens unused"
         return NoChange(Reason.TRAFFIC_UNSUITED, text)
     return Assignment(
         Knob.MAX_MODEL_LEN,
-        wanted,
+        desired,
         Reason.SETTING_ADJUSTED,
-        f"{longest}; requests of over {wanted} tokens will be refused; expected: a "
-        f"step needs memory for {wanted} tokens in place of {present:.0f}, and the rest goes to the KV cache",
+        f"{longest}; requests of over {desired} tokens will be refused; expected: a "
+        f"step needs memory for {desired} tokens in place of {present:.0f}, and the rest goes to the KV "
+        "cache",
     )
 
 

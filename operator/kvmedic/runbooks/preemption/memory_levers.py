@@ -20,7 +20,7 @@ from kvmedic.model.evidence import Measured
 from kvmedic.model.fleet import body_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
-from kvmedic.model.status import OutgrownShare
+from kvmedic.model.status import OomShare
 from kvmedic.runbooks.branches import (
     GIB,
     Assignment,
@@ -86,7 +86,7 @@ def memory_in_use(evidence: Evidence) -> tuple[float | None, str]:
     )
 
 
-def lowest_oom_share(shares: Sequence[OutgrownShare], template: Mapping[str, object]) -> float | None:
+def lowest_oom_share(shares: Sequence[OomShare], template: Mapping[str, object]) -> float | None:
     """Return the lowest share at which a pod template ran out of memory, whatever its command line says."""
     body = body_hash(template) if shares else ""
     return min((one.share for one in shares if one.body == body), default=None)
@@ -95,7 +95,7 @@ def lowest_oom_share(shares: Sequence[OutgrownShare], template: Mapping[str, obj
 def lower_share(_evidence: Evidence, setting: Setting) -> SettingAdvice:
     """Return the share of the GPU's memory one bounded step down, or why there is none."""
     share, lever = setting.memory, setting.bound(KNOB)
-    wanted = f"{{name: {KNOB}, min: 0.80, step: 0.02}}"
+    desired = f"{{name: {KNOB}, min: 0.80, step: 0.02}}"
     if share is None:
         return NoChange(Reason.PRESENT_VALUE_UNKNOWN, f"lower {KNOB}: give the manifest for the value")
     if share.fixed_by:
@@ -105,11 +105,11 @@ def lower_share(_evidence: Evidence, setting: Setting) -> SettingAdvice:
             f"{share.fixed_by}, or remove it",
         )
     if lever is None:
-        return NoChange(Reason.LEVER_NOT_ALLOWED, f"a lower {KNOB} would help: add {wanted} to spec.levers")
+        return NoChange(Reason.LEVER_NOT_ALLOWED, f"a lower {KNOB} would help: add {desired} to spec.levers")
     if lever.minimum is None or lever.step is None:
         return NoChange(
             Reason.LEVER_NOT_ALLOWED,
-            f"lever {KNOB} needs min and step before it is lowered: write {wanted} in spec.levers",
+            f"lever {KNOB} needs min and step before it is lowered: write {desired} in spec.levers",
         )
     if KNOB in setting.exhausted:
         return NoChange(
@@ -168,7 +168,7 @@ def cannot_raise_share(_case: Case, setting: Setting) -> NoChange | None:
             f"{share.fixed_by} fixes the size of the KV cache, so a larger share would change nothing: raise "
             f"{share.fixed_by}, or remove it",
         )
-    if setting.supply.raised_in_vain:
+    if setting.supply.raise_failed_before:
         return NoChange(
             Reason.LEVER_EXHAUSTED,
             "a larger share was tried on this revision and these lengths and did not help",
@@ -372,7 +372,7 @@ def size_host_cache(_case: Case, setting: Setting) -> SettingAdvice:
         knob,
         value,
         Reason.HOST_MEMORY_USED,
-        f"{value} GiB of host memory for {of}, {terms.told_bytes(value) / GIB:.0f} GiB per replica in all; "
+        f"{value} GiB of host memory for {of}, {terms.flag_bytes(value) / GIB:.0f} GiB per replica in all; "
         "expected: who was preempted is fetched and not computed again; it stays only if answers come more "
         "smoothly",
     )
@@ -380,7 +380,7 @@ def size_host_cache(_case: Case, setting: Setting) -> SettingAdvice:
 
 def _what_is_short(terms: HostTerms, value: int) -> str:
     """Return what of the container's memory does not hold that much; empty where it does."""
-    taken, told = terms.taken_bytes(value), terms.told_bytes(value)
+    taken, told = terms.taken_bytes(value), terms.flag_bytes(value)
     if terms.limit_bytes is None:
         return (
             f"the container has no memory limit, so nobody knows whether its node has {taken / GIB:.0f} GiB "

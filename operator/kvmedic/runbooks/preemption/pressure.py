@@ -38,8 +38,8 @@ from kvmedic.model.readings import (
     pools,
     quantile,
     total,
-    total_if_told,
-    total_of_told,
+    total_if_reported,
+    total_reported,
 )
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Evidence
@@ -331,7 +331,7 @@ def offered_of(seen: Seen, output_tokens: float, peaks: Mapping[str, Reading[flo
     """Return what an engine is asked for: what is given, and what joined the queue or left it instead."""
     given, window = total(seen.now, Signal.GENERATED_TOKENS), seen.burn.window_seconds
     engines = sum(readings.engines for readings in seen.burn.pods.values())
-    joined = total(seen.now, Signal.REQUESTS_IN_FLIGHT_CHANGE) + total_of_told(
+    joined = total(seen.now, Signal.REQUESTS_IN_FLIGHT_CHANGE) + total_reported(
         seen.burn, Signal.REQUESTS_ABORTED
     )
     peak, queue, whole = peak_of(peaks), queue_of(seen.burn), queue_of(seen.sizing)
@@ -347,11 +347,11 @@ def offered_of(seen: Seen, output_tokens: float, peaks: Mapping[str, Reading[flo
 def queue_of(looked: Observation) -> Queue:
     """Return the requests in some replicas' hands; one that wanders where a replica does not tell."""
     running, waiting, change = (
-        total_if_told(looked, signal)
+        total_if_reported(looked, signal)
         for signal in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN, Signal.REQUESTS_IN_FLIGHT_CHANGE)
     )
-    glimpsed = any(readings.gauge_samples is not None for readings in looked.pods.values())
-    return Queue(running or 0.0, waiting or 0.0, inf if change is None else change, glimpsed)
+    from_pages = any(readings.gauge_samples is not None for readings in looked.pods.values())
+    return Queue(running or 0.0, waiting or 0.0, inf if change is None else change, from_pages)
 
 
 def _groups(seen: Seen) -> list[Histogram]:

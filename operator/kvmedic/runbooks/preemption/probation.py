@@ -5,7 +5,7 @@ figures from before the change stay in `status.sized`, and a fleet in trouble is
 hour under the cap, where there was as much work as then. Where users are worse off, the cap goes back to what
 there was before, by a run like any other. A figure that is missing never takes a cap back.
 
-Probation is over once the pod template is another, by whoever's hand: then it is not the cap that was judged.
+Probation is over once the pod template is another, by anyone's hand: then it is not the cap that was judged.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _replicas_left(
         at=now,
         fewest=mine.fewest if mine else run.replicas,
         load=load_of(run),
-        terms=run.terms,
+        run_spec=run.run_spec,
     )
 
 
@@ -163,7 +163,7 @@ def _kept_setting(mine: TemporaryChange | None, run: Run, step: FlagStep, now: d
     ):
         load = mine.load if had.after_template == step.before_template else None
         step = replace(step, before=had.before)
-    return TemporaryChange(step, run.id, run.target_uid, at=now, load=load, terms=run.terms)
+    return TemporaryChange(step, run.id, run.target_uid, at=now, load=load, run_spec=run.run_spec)
 
 
 def load_of(run: Run) -> Load | None:

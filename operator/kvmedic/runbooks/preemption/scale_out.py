@@ -12,7 +12,7 @@ from math import ceil, exp
 
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Observation, Signal
-from kvmedic.model.readings import histogram, total_of_told
+from kvmedic.model.readings import histogram, total_reported
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.runbooks.branches import Advice, Evidence, Finding, Found, NoChange, Resize, Setting, Spent
 from kvmedic.runbooks.preemption.cap import LEAST_GAIN, cap_of, cut_cap, is_capped
@@ -98,7 +98,7 @@ def passes_on(case: Case, setting: Setting) -> bool:
         return False
     advice = cut_cap(case, setting)
     harmless = isinstance(advice, NoChange) and Trait.CHEAP in advice.reason.traits
-    return bool(setting.exhausted) or setting.supply.raised_in_vain or not harmless
+    return bool(setting.exhausted) or setting.supply.raise_failed_before or not harmless
 
 
 def spent_by(why: NoChange, setting: Setting, replicas: int) -> Spent:
@@ -124,7 +124,7 @@ def more_replicas(evidence: Evidence, seats: int, setting: Setting) -> Resize | 
     bound, replicas, burn = setting.scale_out, evidence.replicas, evidence.burn
     engines = max(1, min((pod.engines for pod in burn.pods.values()), default=1))
     room = seats * engines
-    demand = sum(total_of_told(burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
+    demand = sum(total_reported(burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
     enough = max(replicas + 1, ceil(demand / room))
     told = (
         f"{demand:.0f} sequences run or wait at once and a replica has room for {room}, so {enough} replicas "
@@ -136,12 +136,12 @@ def more_replicas(evidence: Evidence, seats: int, setting: Setting) -> Resize | 
     if replicas >= most:
         text = f"{told}; {replicas} are there and scaleOut allows {most}"
         return NoChange(Reason.LEVER_AT_BOUND, text)
-    wanted = min(most, enough, replicas + bound.step)
+    desired = min(most, enough, replicas + bound.step)
     minutes = bound.restore_after.total_seconds() / 60
     return Resize(
-        wanted,
+        desired,
         Reason.REPLICAS_ADDED,
-        f"{told}; {replicas} -> {wanted} now (scaleOut allows {most}, {bound.step} at once); given back "
+        f"{told}; {replicas} -> {desired} now (scaleOut allows {most}, {bound.step} at once); given back "
         f"after {minutes:.0f} minutes of calm, once fewer are predicted to carry the load",
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Step
-from kvmedic.model.run import Footing, Spending, devices_of, update_spending
+from kvmedic.model.run import CostSoFar, Footing, devices_of, update_cost_so_far
 from run_builder import NEW, NOW, REPLACE, STEP, a_fleet, a_pod
 
 BEGAN = NOW - timedelta(minutes=10)
@@ -22,15 +22,15 @@ def fleet(old: int = 3, new: int = 0, terminating: int = 0) -> Fleet:
     return a_fleet(pods=tuple(pods))
 
 
-def through(*looks: tuple[float, Fleet], step: Step = STEP) -> Spending:
-    """Return the spending after looks so many seconds after the start, each stored."""
-    spending: Spending | None = None
+def through(*looks: tuple[float, Fleet], step: Step = STEP) -> CostSoFar:
+    """Return the cost after looks so many seconds after the start, each stored."""
+    cost_so_far: CostSoFar | None = None
     for seconds, seen in looks:
-        spending = update_spending(
-            spending, Footing(step, 3, BEGAN), seen, BEGAN + timedelta(seconds=seconds)
+        cost_so_far = update_cost_so_far(
+            cost_so_far, Footing(step, 3, BEGAN), seen, BEGAN + timedelta(seconds=seconds)
         )
-    assert spending is not None
-    return spending
+    assert cost_so_far is not None
+    return cost_so_far
 
 
 def test_a_fleet_with_no_more_than_its_replicas_costs_nothing() -> None:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from worlds.complaints import COMPLAINTS, Complaint, an_elder, replace_containers
 from worlds.phases import PATIENCE_SECONDS
+from worlds.reported_problems import REPORTED_PROBLEMS, ReportedProblem, an_older_resource, replace_containers
 from worlds.telling import events, told
 from worlds.world import World
 
@@ -24,33 +24,33 @@ KEYS = {
 """The log line's key for what a condition tells."""
 
 
-def lines(world: World, complaint: Complaint) -> list[str]:
-    """Return the log lines of the resource that tell the complaint."""
-    wanted = ("/llm ", f"{KEYS[complaint.condition]}={complaint.reason} ")
+def lines(world: World, problem: ReportedProblem) -> list[str]:
+    """Return the log lines of the resource that report the problem."""
+    wanted = ("/llm ", f"{KEYS[problem.condition]}={problem.reason} ")
     return [line for line in world.log.splitlines() if all(part in line for part in wanted)]
 
 
-@pytest.mark.parametrize("name", COMPLAINTS)
+@pytest.mark.parametrize("name", REPORTED_PROBLEMS)
 def test_what_stands_in_the_way_is_told_once_with_what_to_do(a_world, name):
-    complaint = COMPLAINTS[name]
+    problem = REPORTED_PROBLEMS[name]
     world = a_world(2)
-    complaint.arrange(world)
+    problem.arrange(world)
 
     world.start()
-    said = lambda: world.condition(complaint.condition) == (complaint.status, complaint.reason)  # noqa: E731
-    world.wait(said, PATIENCE_SECONDS, f"{complaint.reason} is told")
-    sentence = told(world, complaint.condition)
+    said = lambda: world.condition(problem.condition) == (problem.status, problem.reason)  # noqa: E731
+    world.wait(said, PATIENCE_SECONDS, f"{problem.reason} is told")
+    sentence = told(world, problem.condition)
     time.sleep(TICKS_SECONDS)
 
-    assert complaint.advice in sentence
+    assert problem.advice in sentence
     assert said()
     assert "run" not in world.status()
-    assert len(events(world, complaint.reason)) == 1
-    assert complaint.advice in events(world, complaint.reason)[0]
-    assert len(lines(world, complaint)) == 1
+    assert len(events(world, problem.reason)) == 1
+    assert problem.advice in events(world, problem.reason)[0]
+    assert len(lines(world, problem)) == 1
 
 
-def test_an_image_by_digest_is_no_hindrance_to_a_flag_that_every_version_has(a_world):
+def test_an_image_by_digest_blocks_no_flag_that_every_version_has(a_world):
     world = a_world(2)
     replace_containers(world, {"name": "vllm", "image": f"vllm/vllm-openai@sha256:{'5' * 64}"})
     world.rewrite(before="thrash")
@@ -61,13 +61,13 @@ def test_an_image_by_digest_is_no_hindrance_to_a_flag_that_every_version_has(a_w
     assert world.outcomes() == ["Recovered"]
 
 
-def test_when_the_elder_goes_the_younger_takes_over(a_world):
+def test_when_the_older_resource_goes_the_younger_takes_over(a_world):
     world = a_world(2)
-    an_elder(world)
+    an_older_resource(world)
     world.start()
     world.wait(lambda: world.condition("Ready") == ("False", "TargetShared"), PATIENCE_SECONDS, "it waits")
 
-    world.kubectl("delete", "kvr", "elder")
+    world.kubectl("delete", "kvr", "older")
     world.wait(world.is_closed, PATIENCE_SECONDS, "the younger's run closes")
 
     assert world.outcomes() == ["Recovered"]

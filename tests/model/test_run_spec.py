@@ -9,10 +9,10 @@ import pytest
 
 from kvmedic.model.plan import Step
 from kvmedic.model.run import policy_during
-from kvmedic.model.spec import RotationLabel, Terms
-from run_builder import BUNDLE, CONFIG, RECALL, REPLACE, STEP, a_run
+from kvmedic.model.spec import RotationLabel, RunSpec
+from run_builder import BUNDLE, CONFIG, REPLACE, ROLLBACK, STEP, a_run
 
-TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=5))
+RUN_SPEC = RunSpec(RotationLabel("serving", "draining"), timedelta(minutes=5))
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ TERMS = Terms(RotationLabel("serving", "draining"), timedelta(minutes=5))
         (STEP, "vllm"),
         (REPLACE, "vllm"),
         (replace(REPLACE, container=None), None),
-        (RECALL, "vllm"),
+        (ROLLBACK, "vllm"),
         (CONFIG, "vllm"),
         (BUNDLE, "vllm"),
     ],
     ids=["a flag", "a replica", "a replica, container not named", "a revision", "a file", "a method"],
 )
 def test_the_record_alone_says_enough_to_end_a_run(step: Step, container: str | None) -> None:
-    policy = policy_during(replace(a_run(step=step), terms=TERMS), None)
+    policy = policy_during(replace(a_run(step=step), run_spec=RUN_SPEC), None)
 
     assert policy.suspended
     assert (policy.target.kind, policy.target.name, policy.target.container) == (
@@ -36,4 +36,4 @@ def test_the_record_alone_says_enough_to_end_a_run(step: Step, container: str | 
         "llm",
         container,
     )
-    assert policy.rollout.rotation_label == TERMS.rotation_label
+    assert policy.rollout.rotation_label == RUN_SPEC.rotation_label

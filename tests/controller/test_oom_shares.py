@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.temporary import with_known_limit
 from kvmedic.model.devices import Cause, EngineEnd
@@ -35,7 +35,7 @@ def a_view(*args: str, image: str = "vllm/vllm-openai:v0.32.0") -> Any:
 
 async def found(view: Any, ended: EngineEnd | None = OUT_OF_MEMORY, **more: Any) -> tuple[Survey, Policy]:
     resource, metrics = spec(**more), Asked(State.RECOVERED, ended=ended)
-    return await survey(resource, resource.policy, view, Senses(metrics, metrics)), resource.policy
+    return await survey(resource, resource.policy, view, SurveyInput(metrics, metrics)), resource.policy
 
 
 @pytest.mark.parametrize("mode", ["Observe", "Auto"])
@@ -51,7 +51,7 @@ async def test_the_share_at_which_memory_ran_out_is_written_down(
     record = with_known_limit(Record(), seen, policy, NOW)
 
     assert seen.diagnosis.reason is Reason.CUDA_OUT_OF_MEMORY
-    assert [(one.share, one.body) for one in record.outgrown] == [(share, body_hash(view.template))]
+    assert [(one.share, one.body) for one in record.oom_shares] == [(share, body_hash(view.template))]
     assert with_known_limit(record, seen, policy, NOW) == record
 
 
@@ -73,7 +73,7 @@ async def test_a_share_that_is_not_known_is_not(view: Any) -> None:
     )
     seen, policy = await found(view)
 
-    assert with_known_limit(Record(), seen, policy, NOW).outgrown == ()
+    assert with_known_limit(Record(), seen, policy, NOW).oom_shares == ()
 
 
 @pytest.mark.parametrize(

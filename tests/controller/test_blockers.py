@@ -12,9 +12,9 @@ import pytest
 from kvmedic.cli import plan as live
 from kvmedic.cli.app import Form
 from kvmedic.cli.plan import _of_survey
+from kvmedic.controller.blockers import check_ownership, owner_patch_of
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import check_ownership, handover_of
-from kvmedic.controller.ports import NotAllowed, Senses
+from kvmedic.controller.ports import NotAllowed, SurveyInput
 from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
 from kvmedic.manifests.ignore_rules import Reversion
@@ -49,7 +49,7 @@ async def looked(
     resource = resource or a_resource()
     view = View(fleet=a_settled_fleet(**fleet), template=TEMPLATE, templates={})
     metrics = metrics or Asked(state)
-    found = await examine(resource, resource.policy, view, Senses(metrics, metrics))
+    found = await examine(resource, resource.policy, view, SurveyInput(metrics, metrics))
     return await check_ownership(found, resource, resource.policy, town or Town(Neighbours()))
 
 
@@ -57,7 +57,7 @@ async def test_alone_nothing_stands_in_the_way() -> None:
     found = await looked()
 
     assert found.plan is not None
-    assert (found.obstacle, found.proposal) == (None, None)
+    assert (found.blocked, found.proposal) == (None, None)
 
 
 async def test_a_calm_fleets_neighbours_are_not_asked() -> None:
@@ -71,7 +71,7 @@ async def test_a_calm_fleets_neighbours_are_not_asked() -> None:
 async def test_neighbours_that_do_no_harm_are_named_in_the_plan_which_stays_the_same() -> None:
     alone, beside = await looked(), await looked(town=Town(Neighbours(autoscalers=(HPA,))))
 
-    assert beside.obstacle is None
+    assert beside.blocked is None
     assert beside.plan.message.startswith(f"{alone.plan.message}; HorizontalPodAutoscaler llm")
     assert beside.plan.digest == alone.plan.digest
 
@@ -81,15 +81,15 @@ async def test_an_owner_comes_before_a_neighbour_and_has_its_patch() -> None:
 
     owned, free = await looked(owner=ARGO, town=town), await looked(town=town)
 
-    assert free.obstacle.reason is Reason.MANAGED_BY_VPA
-    assert owned.obstacle.reason is Reason.MANAGED_BY_GITOPS
-    assert owned.obstacle.message.endswith(owned.proposal.text)
+    assert free.blocked.reason is Reason.MANAGED_BY_VPA
+    assert owned.blocked.reason is Reason.MANAGED_BY_GITOPS
+    assert owned.blocked.message.endswith(owned.proposal.text)
 
 
-async def test_another_obstacle_than_the_owner_brings_no_patch() -> None:
+async def test_another_blocker_than_the_owner_brings_no_patch() -> None:
     found = await looked(owner=ARGO, fields=STILL)
 
-    assert found.obstacle.reason is Reason.CLAIMED_BY_ANOTHER
+    assert found.blocked.reason is Reason.CLAIMED_BY_ANOTHER
     assert found.proposal is None
 
 
@@ -129,11 +129,11 @@ async def test_what_somebody_put_back_is_not_tried_again(
 
     found = await looked(resource=resource, editor="argocd-thing")
 
-    assert (found.obstacle is not None) is bool(contested)
-    if found.obstacle is not None:
-        assert found.obstacle.reason is Reason.TEMPLATE_CONTESTED
-        assert f"kvmedic.io/try-again={contested}." in found.obstacle.message
-        assert "field manager argocd-thing put the old setting back" in found.obstacle.message
+    assert (found.blocked is not None) is bool(contested)
+    if found.blocked is not None:
+        assert found.blocked.reason is Reason.TEMPLATE_CONTESTED
+        assert f"kvmedic.io/try-again={contested}." in found.blocked.message
+        assert "field manager argocd-thing put the old setting back" in found.blocked.message
         assert found.proposal is not None
 
 
@@ -145,7 +145,7 @@ def kept(id_: str, before: str, after: str) -> ClosedRun:
     ("history", "contested"),
     [
         ((kept("2", REVISION, "ours"),), "2"),
-        ((kept("3", "lent", REVISION), kept("2", REVISION, "lent")), ""),
+        ((kept("3", "changed", REVISION), kept("2", REVISION, "changed")), ""),
         ((kept("3", "ours", "another"), kept("2", REVISION, "ours")), ""),
         ((reverted("3", Reason.NOT_RECOVERED), kept("2", REVISION, "ours")), "2"),
         ((kept("3", "a", "b"), reverted("2")), "2"),
@@ -169,11 +169,11 @@ async def test_what_somebody_put_back_after_a_run_is_not_tried_again(
 
     found = await looked(resource=resource, editor="helm", owner=replace(HELM, gives_way=True))
 
-    assert (found.obstacle is not None) is bool(contested)
-    if found.obstacle is not None:
-        assert found.obstacle.reason is Reason.TEMPLATE_CONTESTED
-        assert f"kvmedic.io/try-again={contested}." in found.obstacle.message
-        assert "helm upgrade chat CHART" in found.obstacle.message, "the owner's own way"
+    assert (found.blocked is not None) is bool(contested)
+    if found.blocked is not None:
+        assert found.blocked.reason is Reason.TEMPLATE_CONTESTED
+        assert f"kvmedic.io/try-again={contested}." in found.blocked.message
+        assert "helm upgrade chat CHART" in found.blocked.message, "the owner's own way"
 
 
 HELM = Owner(Reason.MANAGED_BY_HELM, "Helm release chat", TemplateOwner(OwnerKind.HELM, "chat"))
@@ -186,9 +186,9 @@ async def test_an_owner_that_gives_way_is_given_what_keeps_the_change() -> None:
 
     found = await looked(owner=YIELDING, town=town)
 
-    assert found.obstacle is None
+    assert found.blocked is None
     assert found.plan.message.endswith(f"; {told}"), "said before the first write"
-    given = handover_of(found)
+    given = owner_patch_of(found)
     assert given.startswith("Helm release chat: set it in the release's values")
     assert "undrained" not in given, "the change is there already"
     assert "--max-num-seqs=" in given
@@ -204,11 +204,11 @@ async def test_what_keeps_the_change_is_printed() -> None:
     assert (told["proposal"], told["toKeep"]["change"]) == (None, found.proposal.text)
 
 
-async def test_half_a_patch_is_no_handover() -> None:
+async def test_half_a_patch_is_no_owner_patch() -> None:
     found = await looked(owner=YIELDING)
     long = replace(found, proposal=replace(found.proposal, text="x" * 1000))
 
-    assert handover_of(long) == f"Helm release chat: {found.proposal.how}"
+    assert owner_patch_of(long) == f"Helm release chat: {found.proposal.how}"
 
 
 async def test_a_change_that_is_known_to_be_put_back_at_once_is_not_begun() -> None:
@@ -216,9 +216,9 @@ async def test_a_change_that_is_known_to_be_put_back_at_once_is_not_begun() -> N
 
     found = await looked(owner=replace(ARGO, gives_way=True), town=town)
 
-    assert found.obstacle.reason is Reason.MANAGED_BY_GITOPS
-    assert found.obstacle.message.startswith("Argo CD heals itself: add a rule")
-    assert found.obstacle.message.endswith(found.proposal.text)
+    assert found.blocked.reason is Reason.MANAGED_BY_GITOPS
+    assert found.blocked.message.startswith("Argo CD heals itself: add a rule")
+    assert found.blocked.message.endswith(found.proposal.text)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ async def test_an_applier_that_sets_its_own_number_of_replicas_is_not_fought(
     found = await looked(resource=resource, owner=owner, metrics=pressed)
 
     assert found.plan.steps[0].kind == "ReplaceStep"
-    assert (found.obstacle is not None) is contested
-    if found.obstacle is not None:
-        assert "someone else set another number of replicas in run 2" in found.obstacle.message
+    assert (found.blocked is not None) is contested
+    if found.blocked is not None:
+        assert "someone else set another number of replicas in run 2" in found.blocked.message
 
 
 async def test_the_command_prints_the_change_for_the_owner() -> None:
@@ -336,7 +336,7 @@ async def test_a_plan_goes_through_the_field_of_an_owner_where_a_person_lets_it(
         owner=KSERVE, resource=APPLY, town=replace(town, field=replace(FIELD, rolled_by=Roller.KVMEDIC))
     )
 
-    assert (found.obstacle, found.proposal) == (None, None)
+    assert (found.blocked, found.proposal) == (None, None)
     assert found.plan.steps[0].through == FIELD
     assert "which kvmedic can neither drain nor hold: the engine aborts" in found.plan.message
     assert "onDrainTimeout" not in found.plan.message
@@ -347,7 +347,7 @@ async def test_a_plan_goes_through_the_field_of_an_owner_where_a_person_lets_it(
 async def test_who_applies_the_owners_object_is_named_and_told_the_value() -> None:
     found = await looked(owner=KSERVE, resource=APPLY, town=Rendered(Neighbours(), above=ARGO))
 
-    assert found.obstacle is None
+    assert found.blocked is None
     assert "Argo CD Application prod applies that object" in found.plan.message
     assert "argocd app sync prod" in str(found.proposal)
     assert "InferenceService/chat" in str(found.proposal)
@@ -367,6 +367,6 @@ async def test_else_the_change_is_proposed_with_what_is_in_the_way(
 ) -> None:
     found = await looked(owner=KSERVE, resource=resource, town=Rendered(Neighbours(), field=field), **fleet)
 
-    assert found.obstacle.reason is Reason.OWNED_BY_CONTROLLER
-    assert words in found.obstacle.message
+    assert found.blocked.reason is Reason.OWNED_BY_CONTROLLER
+    assert words in found.blocked.message
     assert "kubectl -n serving patch inferenceservice chat" in found.proposal.text

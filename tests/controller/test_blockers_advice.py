@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvmedic.controller.obstacles import advice
+from kvmedic.controller.blockers import advice
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.flags import Setting, setting_of
-from kvmedic.manifests.proposals import Proposal, Wanted, proposal_for
+from kvmedic.manifests.proposals import DesiredSetting, Proposal, proposal_for
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
 from kvmedic.model.fleet import OwnerKind, TemplateOwner
@@ -24,7 +24,7 @@ def proposal() -> Proposal:
     assert isinstance(wanted, Setting)
     edit = TokenEdit("vllm", 0, Field.ARGS, 1, "--max-num-seqs=64", "--max-num-seqs=16")
     return proposal_for(
-        TemplateOwner(OwnerKind.ARGO_CD, "prod"), Wanted("Deployment", "ml", "chat", wanted, edit)
+        TemplateOwner(OwnerKind.ARGO_CD, "prod"), DesiredSetting("Deployment", "ml", "chat", wanted, edit)
     )
 
 

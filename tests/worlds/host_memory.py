@@ -1,4 +1,4 @@
-"""Levers that are turned one after the other, and host memory that is lent for a while."""
+"""Levers that are turned one after the other, and host memory that is added for a while."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def roomy(container: dict[str, Any], pod: dict[str, Any]) -> None:
     pod["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
 
 
-def lending(**more: Any) -> dict[str, Any]:
-    """Return a spec that lends host memory, and asks for it back soon: one second of the fast clock."""
+def host_memory_spec(**more: Any) -> dict[str, Any]:
+    """Return a spec that adds host memory, and restores it soon: one second of the fast clock."""
     lever = {"name": "cpuOffload", "maxGiB": 16, "restoreAfter": "1m"}
     return {"levers": [lever], "limits": {"cooldown": "1s", "maxRunsPerDay": 10}, **more}
 
 
-def lent(world: World) -> list[dict[str, Any]]:
-    """Return what the status says is lent."""
+def temporary_changes(world: World) -> list[dict[str, Any]]:
+    """Return the temporary changes in the status."""
     return list(world.status().get("temporary") or [])

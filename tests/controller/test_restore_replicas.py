@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvmedic.controller.blockers import check_ownership
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.obstacles import check_ownership
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.temporary import note_temporary, why_not_restored, with_holder
 from kvmedic.model.evidence import EVERY_SIGNAL
@@ -48,20 +48,20 @@ async def looked(
 ) -> tuple[Survey, Asked]:
     resource, metrics = resource_with(held, **policy), Asked(state)
     view: Any = View(fleet=fleet or four(), template=TEMPLATE)
-    return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW)), metrics
+    return await survey(resource, resource.policy, view, SurveyInput(metrics, metrics, NOW)), metrics
 
 
 async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
     due, asked = await looked(State.IDLE)
-    early, glanced = await looked(State.IDLE, replace(HELD, calm_since=NOW - timedelta(minutes=59)))
+    early, quick = await looked(State.IDLE, replace(HELD, calm_since=NOW - timedelta(minutes=59)))
 
     assert [look.signals for look in asked.looks][-1] == EVERY_SIGNAL
     assert due.plan.steps == (
         ReplicasStep(HELD.step.target, HELD.step.container, 4, 3, REVISION, Reason.REPLICAS_GIVEN_BACK),
     )
-    assert (due.goal, due.obstacle) == (Goal.CALM, None)
+    assert (due.goal, due.blocked) == (Goal.CALM, None)
     assert due.baseline(Objectives()) is None, "an idle fleet has no figures, and needs none"
-    assert (early.plan, early.outlook, len(glanced.looks)) == (None, "", 1)
+    assert (early.plan, early.outlook, len(quick.looks)) == (None, "", 1)
 
 
 async def test_a_load_that_did_not_fall_keeps_them_and_is_told() -> None:
@@ -168,7 +168,7 @@ async def short(town: Keeper) -> Survey:
     resource, metrics = resource_with(None, levers=()), Asked(State.THRASH)
     scaler = Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")
     view = View(fleet=a_settled_fleet(scaler=scaler), template=TEMPLATE)
-    found = await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
+    found = await survey(resource, resource.policy, view, SurveyInput(metrics, metrics, NOW))
     return await check_ownership(found, resource, resource.policy, town)  # type: ignore[arg-type]
 
 
@@ -179,7 +179,7 @@ async def test_where_an_autoscaler_decides_the_plan_goes_through_it() -> None:
     found = await short(town)
 
     assert found.diagnosis.reason is Reason.CAPACITY_SHORT
-    assert found.obstacle is None
+    assert found.blocked is None
     [step] = found.plan.steps
     assert isinstance(step, ReplicasStep)
     assert step.number_in.kind == "HorizontalPodAutoscaler"
@@ -193,7 +193,7 @@ async def test_where_an_autoscaler_decides_the_plan_goes_through_it() -> None:
         (HPA, a_minimum(2), Reason.REPLICAS_CHANGED),
         (HPA, None, Reason.REPLICAS_CHANGED),
         (replace(HPA, paused=True), a_minimum(), Reason.REPLICAS_AUTOSCALED),
-        (replace(HPA, wanted=5), a_minimum(), Reason.AUTOSCALER_ACTIVE),
+        (replace(HPA, desired=5), a_minimum(), Reason.AUTOSCALER_ACTIVE),
     ],
     ids=["it moved since", "it is gone since", "paused", "it is scaling"],
 )
@@ -205,7 +205,7 @@ async def test_an_autoscaler_that_cannot_be_asked_stands_in_the_way(
 
     found = await short(town)
 
-    assert found.obstacle.reason is reason
+    assert found.blocked.reason is reason
 
 
 async def test_only_what_an_autoscaler_holds_is_read_with_its_minimum() -> None:
@@ -225,8 +225,8 @@ async def test_where_nothing_is_left_the_numbers_for_a_split_are_told() -> None:
 
     assert found.diagnosis.reason is Reason.CAPACITY_EXHAUSTED
     assert found.plan is None
-    assert "disaggregate prefill and decode" in found.obstacle.message
-    assert "3 replicas with 1 GPU each" in found.obstacle.message
+    assert "disaggregate prefill and decode" in found.blocked.message
+    assert "3 replicas with 1 GPU each" in found.blocked.message
 
 
 def test_the_last_word_passes_on_only_where_it_says_so() -> None:

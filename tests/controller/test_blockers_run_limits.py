@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from kvmedic.controller.obstacles import Bounds, Roster, RunLimits
+from kvmedic.controller.blockers import Bounds, Roster, RunLimits
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
 from kvmedic.rollout.gates.runs_at_once import BadEnd, Breaker, Budgets, Peer

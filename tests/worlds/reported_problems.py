@@ -1,4 +1,4 @@
-"""Bad input and obstacles: what is wrong with a target or a resource, and what a person is told.
+"""Bad input and blockers: what is wrong with a target or a resource, and what a person is told.
 
 The tests arrange each on a real API server; docs/howto/when-it-refuses.md lists them.
 """
@@ -25,12 +25,12 @@ def no_target(world: World) -> None:
     world.kubectl("delete", "deployment", "llm")
 
 
-def an_elder(world: World) -> None:
+def an_older_resource(world: World) -> None:
     """The resource of the world becomes the younger of two."""
     world.kubectl("delete", "kvr", "llm")
-    elder = remediation(mode="Observe")
-    elder["metadata"]["name"] = "elder"
-    world.cluster.apply(elder, world.namespace)
+    older = remediation(mode="Observe")
+    older["metadata"]["name"] = "older"
+    world.cluster.apply(older, world.namespace)
     time.sleep(1.1)  # creation times are in whole seconds
     world.cluster.apply(remediation(), world.namespace)
 
@@ -126,7 +126,7 @@ def somebody_paused(world: World) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class ReportedProblem:
     """What stands in the way, and how it is told."""
 
     arrange: Callable[[World], None]
@@ -137,56 +137,60 @@ class Complaint:
     """What the sentence asks a person to do."""
 
 
-COMPLAINTS = {
-    "no target": Complaint(
+REPORTED_PROBLEMS = {
+    "no target": ReportedProblem(
         no_target, "Ready", "False", "TargetNotFound", "create it, or delete this resource"
     ),
-    "two resources for one target": Complaint(
-        an_elder, "Ready", "False", "TargetShared", "elder looks after Deployment llm already: delete one"
+    "two resources for one target": ReportedProblem(
+        an_older_resource,
+        "Ready",
+        "False",
+        "TargetShared",
+        "older looks after Deployment llm already: delete one",
     ),
-    "an unusable spec": Complaint(
+    "an unusable spec": ReportedProblem(
         an_unusable_spec, "Ready", "False", "SpecInvalid", "'Required', 'BestEffort' or 'None'"
     ),
-    "no such container": Complaint(
+    "no such container": ReportedProblem(
         another_container, "ActionRequired", "True", "TargetNotFound", "spec.targetRef.container"
     ),
-    "no engine in the command": Complaint(
+    "no engine in the command": ReportedProblem(
         no_engine,
         "ActionRequired",
         "True",
         "EngineUnrecognised",
         "make a resource for the Deployment that runs",
     ),
-    "several engines and none named": Complaint(
+    "several engines and none named": ReportedProblem(
         two_engines, "ActionRequired", "True", "EngineUnrecognised", "make a resource that names one"
     ),
-    "no series of a known engine": Complaint(
+    "no series of a known engine": ReportedProblem(
         foreign_metrics, "MetricsAvailable", "False", "MetricsMissing", "check that the replica is scraped"
     ),
-    "a lower bound above what runs": Complaint(
+    "a lower bound above what runs": ReportedProblem(
         bounds_above_the_cap, "ActionRequired", "True", "LeverNotAllowed", "lower min of maxNumSeqs"
     ),
-    "no replicas": Complaint(no_replicas, "Diagnosed", "Unknown", "NoReplicas", "scale the target out"),
-    "no Service": Complaint(
+    "no replicas": ReportedProblem(no_replicas, "Diagnosed", "Unknown", "NoReplicas", "scale the target out"),
+    "no Service": ReportedProblem(
         no_service, "ActionRequired", "True", "RotationLabelWithoutEffect", "make a Service that selects"
     ),
-    "a Service without the rotation label": Complaint(
+    "a Service without the rotation label": ReportedProblem(
         a_service_for_all, "ActionRequired", "True", "RotationLabelWithoutEffect", "add the label to the pod"
     ),
-    "a NetworkPolicy that goes by the Service's label": Complaint(
+    "a NetworkPolicy that goes by the Service's label": ReportedProblem(
         a_policy_of_the_label,
         "ActionRequired",
         "True",
         "DrainImpossible",
         "have that policy select by another",
     ),
-    "a label that is in the selector": Complaint(
+    "a label that is in the selector": ReportedProblem(
         another_label, "ActionRequired", "True", "RotationLabelUnusable", "name another label"
     ),
-    "paused by somebody": Complaint(
+    "paused by somebody": ReportedProblem(
         somebody_paused, "ActionRequired", "True", "TargetPaused", "kubectl rollout resume deployment/llm"
     ),
-    "no device for the spare": Complaint(
+    "no device for the spare": ReportedProblem(
         no_room_left, "ActionRequired", "True", "NoRoomForSpare", "free that much, or raise the quota"
     ),
 }

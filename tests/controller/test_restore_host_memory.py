@@ -1,4 +1,4 @@
-"""Host memory that is lent, from look to look: asked when due, noted, forgotten. No cluster."""
+"""Host memory that is added for a while, from look to look: asked when due, noted, forgotten. No cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from api.records import holding_record
 from kvmedic.controller.evidence import Survey
-from kvmedic.controller.ports import Senses
+from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import survey
 from kvmedic.controller.temporary import note_temporary, why_not_restored
 from kvmedic.model.fleet import Fleet, Owner, template_hash
@@ -37,10 +37,10 @@ def template(*args: str) -> dict[str, Any]:
 
 WITH = template("--kv-offloading-size=32")
 REVISION = template_hash(WITH)
-[_, LENT] = holding_record().temporary
-LENT = replace(
-    LENT,
-    step=replace(LENT.step, after_template=REVISION),
+[_, HOST_MEMORY] = holding_record().temporary
+HOST_MEMORY = replace(
+    HOST_MEMORY,
+    step=replace(HOST_MEMORY.step, after_template=REVISION),
     target_uid=a_settled_fleet().uid,
 )
 
@@ -52,34 +52,34 @@ def fleet(of: dict[str, Any], **changes: Any) -> Fleet:
     return replace(found, revision=revision, pods=pods, replica_sets=sets, **changes)
 
 
-def resource_with(lent: TemporaryChange | None) -> Resource:
+def resource_with(change: TemporaryChange | None) -> Resource:
     resource = a_resource(good=REVISION)
     assert resource.record is not None
-    return replace(resource, record=replace(resource.record, temporary=(lent,) if lent else ()))
+    return replace(resource, record=replace(resource.record, temporary=(change,) if change else ()))
 
 
 async def looked(
-    state: State, lent: TemporaryChange | None = LENT, of: dict[str, Any] = WITH, **changes: Any
+    state: State, change: TemporaryChange | None = HOST_MEMORY, of: dict[str, Any] = WITH, **changes: Any
 ) -> Survey:
-    resource, metrics = resource_with(lent), Asked(state)
+    resource, metrics = resource_with(change), Asked(state)
     view: Any = View(fleet=fleet(of, **changes), template=of)
-    return await survey(resource, resource.policy, view, Senses(metrics, metrics, NOW))
+    return await survey(resource, resource.policy, view, SurveyInput(metrics, metrics, NOW))
 
 
-def after(found: Survey, lent: TemporaryChange = LENT) -> Record:
-    resource = resource_with(lent)
+def after(found: Survey, change: TemporaryChange = HOST_MEMORY) -> Record:
+    resource = resource_with(change)
     assert resource.record is not None
     return note_temporary(resource.record, found, resource.policy, NOW)
 
 
 async def test_a_calm_fleet_is_asked_whether_it_does_without_once_it_is_due() -> None:
     due = await looked(State.IDLE)
-    early = await looked(State.IDLE, replace(LENT, calm_since=NOW - timedelta(minutes=59)))
+    early = await looked(State.IDLE, replace(HOST_MEMORY, calm_since=NOW - timedelta(minutes=59)))
 
     [step] = due.plan.steps
     assert isinstance(step, FlagStep)
     assert (step.before, step.after, step.after_template) == ("32", None, template_hash(template()))
-    assert (due.goal, due.obstacle) == (Goal.CALM, None)
+    assert (due.goal, due.blocked) == (Goal.CALM, None)
     assert (early.plan, early.outlook) == (None, "")
 
 
@@ -88,7 +88,9 @@ async def test_a_load_that_did_not_fall_keeps_it_and_is_told() -> None:
 
     assert found.plan is None
     assert found.outlook
-    assert [lent.outlook for lent in after(found, replace(LENT, looked_at=None)).temporary] == [found.outlook]
+    assert [change.outlook for change in after(found, replace(HOST_MEMORY, looked_at=None)).temporary] == [
+        found.outlook
+    ]
 
 
 @pytest.mark.parametrize("state", [State.MISSING, State.STALE, State.NAN, State.DOWN])
@@ -96,14 +98,14 @@ async def test_a_look_that_says_nothing_ends_the_calm_and_gives_nothing_back(sta
     found = await looked(state)
 
     assert found.plan is None
-    assert [(lent.calm_since, lent.step.after) for lent in after(found).temporary] == [(None, "32")]
+    assert [(change.calm_since, change.step.after) for change in after(found).temporary] == [(None, "32")]
 
 
 async def test_trouble_ends_the_calm() -> None:
     found = await looked(State.THRASH)
 
     assert not [step for step in (found.plan.steps if found.plan else ()) if step.after is None]  # type: ignore[union-attr]
-    assert [lent.calm_since for lent in after(found).temporary] == [None]
+    assert [change.calm_since for change in after(found).temporary] == [None]
 
 
 async def test_an_owner_who_came_meanwhile_stands_in_the_way() -> None:
@@ -111,7 +113,7 @@ async def test_an_owner_who_came_meanwhile_stands_in_the_way() -> None:
 
     found = await looked(State.IDLE, owner=argo)
 
-    assert found.obstacle.reason is Reason.MANAGED_BY_GITOPS
+    assert found.blocked.reason is Reason.MANAGED_BY_GITOPS
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(
     of: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     found = await looked(State.IDLE, of=of, **changes)
-    before = resource_with(LENT).record
+    before = resource_with(HOST_MEMORY).record
 
     done = after(found)
 
@@ -136,24 +138,27 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(
     assert "kvOffloadingSize (engine default) -> 32" in told.message
 
 
-async def test_an_engine_that_cannot_be_told_keeps_the_loan_and_was_not_calm() -> None:
+async def test_an_engine_that_cannot_be_told_keeps_the_change_and_was_not_calm() -> None:
     body = template()
     hidden = {**body, "spec": {**body["spec"], "containers": [{"name": "vllm", "image": "sidecar"}]}}
 
     found = await looked(State.IDLE, of=hidden)
 
     assert found.plan is None
-    assert [(lent.step.after, lent.calm_since) for lent in after(found).temporary] == [("32", None)]
+    assert [(change.step.after, change.calm_since) for change in after(found).temporary] == [("32", None)]
 
 
 async def test_nothing_new_is_worth_no_write() -> None:
-    found = await looked(State.IDLE, replace(LENT, calm_since=NOW))
+    found = await looked(State.IDLE, replace(HOST_MEMORY, calm_since=NOW))
 
-    assert after(found, replace(LENT, calm_since=NOW)) == resource_with(replace(LENT, calm_since=NOW)).record
+    assert (
+        after(found, replace(HOST_MEMORY, calm_since=NOW))
+        == resource_with(replace(HOST_MEMORY, calm_since=NOW)).record
+    )
 
 
 def test_why_it_is_still_there_is_said() -> None:
-    resource = resource_with(LENT)
+    resource = resource_with(HOST_MEMORY)
     assert resource.record is not None
 
     said = why_not_restored(resource.record, resource.policy)

@@ -20,14 +20,14 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from kvmedic.controller.evidence import Survey, engine_of
-from kvmedic.controller.plans import obstacle_to
+from kvmedic.controller.plans import find_step_blocker
 from kvmedic.controller.ports import Ports, Target
 from kvmedic.manifests.engine_file import file_remarks, owner_of_file
 from kvmedic.manifests.flags import Setting, setting_of
 from kvmedic.manifests.proposals import (
+    DesiredSetting,
     Proposal,
     Reverted,
-    Wanted,
     bundle_proposal_for,
     field_proposal_for,
     operations_between,
@@ -71,8 +71,8 @@ from kvmedic.rollout.gates.runs_at_once import (
 )
 from kvmedic.rollout.preconditions import (
     Neighbours,
+    find_blocker,
     frozen_message,
-    hindrance,
     remarks,
     reverted_at_once,
     via_autoscaler,
@@ -110,12 +110,12 @@ def handed_over(
 
 def _flag_of(owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep) -> Proposal | None:
     flag = workload.engine.profile.flag(step.knob)
-    wanted = None if flag is None or step.after is None else setting_of(flag, step.after, workload.engine)
+    desired = None if flag is None or step.after is None else setting_of(flag, step.after, workload.engine)
     edit = step.edit if isinstance(step.edit, TokenEdit) else step.file_of
-    if edit is None or not isinstance(wanted, Setting):
+    if edit is None or not isinstance(desired, Setting):
         return None
     target = step.target
-    return proposal_for(owner, Wanted(target.kind, namespace, target.name, wanted, edit))
+    return proposal_for(owner, DesiredSetting(target.kind, namespace, target.name, desired, edit))
 
 
 def _revision_of(
@@ -165,11 +165,11 @@ def absent(resource: Resource, policy: Policy) -> Blocked:
 
 def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Blocked | None:
     """Return why the target is not one that this resource can look after."""
-    elder = ports.roster.elder(Key(resource.namespace, resource.name, resource.uid))
-    if elder is not None:
+    older = ports.roster.find_older_resource(Key(resource.namespace, resource.name, resource.uid))
+    if older is not None:
         return Blocked(
             Reason.TARGET_SHARED,
-            f"KVRemediation {elder.name} looks after {policy.target.kind} {policy.target.name} already: "
+            f"KVRemediation {older.name} looks after {policy.target.kind} {policy.target.name} already: "
             "delete one of the two",
         )
     if view.fleet.kept_by:
@@ -199,15 +199,15 @@ def report_unrecognised(policy: Policy, view: View) -> Blocked | None:
 async def check_ownership(found: Survey, resource: Resource, policy: Policy, target: Target) -> Survey:
     """Return a survey that knows the target's other masters: who owns it, who scales it.
 
-    They are asked only where there is a plan that changes something of it. An obstacle that was found before
+    They are asked only where there is a plan that changes something of it. A blocker that was found before
     stays.
     """
     plan = found.plan
     if plan is None or isinstance(step := plan.steps[0], OnTrial):
         return found
     neighbours = await target.neighbours(found.view, step)
-    if found.obstacle is None:
-        found = replace(found, obstacle=reverted_at_once(neighbours, found.view.fleet))
+    if found.blocked is None:
+        found = replace(found, blocked=reverted_at_once(neighbours, found.view.fleet))
     found, plan = await _via_autoscaler(found, plan, neighbours, target)
     found, plan = await _via_owner_field(found, plan, policy, target)
     if plan.steps[0].holder:
@@ -215,8 +215,8 @@ async def check_ownership(found: Survey, resource: Resource, policy: Policy, tar
     owned = propose_to_owner(found, resource, policy)
     files = file_remarks(found.view.template, found.view.config_maps, found.view.fleet.live)
     plan = replace(plan, message="; ".join((plan.message, *remarks(neighbours), *files)))
-    obstacle = owned.obstacle or hindrance(neighbours, found.view.fleet)
-    return replace(owned, plan=plan, obstacle=obstacle)
+    blocked = owned.blocked or find_blocker(neighbours, found.view.fleet)
+    return replace(owned, plan=plan, blocked=blocked)
 
 
 async def _via_autoscaler(
@@ -228,11 +228,11 @@ async def _via_autoscaler(
         return found, plan
     through = via_autoscaler(step, neighbours, found.view.fleet)
     if isinstance(through, Blocked):
-        return replace(found, obstacle=through), plan
+        return replace(found, blocked=through), plan
     view = await target.with_minimum(found.view, through.number_in)
     plan = replace(plan, steps=(through,))
-    obstacle = obstacle_to(through, view.fleet, Goal.RELIEF)
-    return replace(found, view=view, plan=plan, obstacle=obstacle), plan
+    blocked = find_step_blocker(through, view.fleet, Goal.RELIEF)
+    return replace(found, view=view, plan=plan, blocked=blocked), plan
 
 
 async def _via_owner_field(found: Survey, plan: Plan, policy: Policy, target: Target) -> tuple[Survey, Plan]:
@@ -240,7 +240,7 @@ async def _via_owner_field(found: Survey, plan: Plan, policy: Policy, target: Ta
 
     Where a person lets it, and the field is certain. Else the change is proposed, with what is in the way.
     """
-    step, owner, why = plan.steps[0], found.view.fleet.owner, found.obstacle
+    step, owner, why = plan.steps[0], found.view.fleet.owner, found.blocked
     if owner is None or not owner.is_controller or policy.ownership is not Ownership.APPLY:
         return found, plan
     if not isinstance(step, FlagStep) or why is None or why.reason is not owner.reason or len(plan.steps) > 1:
@@ -248,15 +248,15 @@ async def _via_owner_field(found: Survey, plan: Plan, policy: Policy, target: Ta
     step = replace(step, through=None)
     field = await target.owner_field(found.view, step)
     if isinstance(field, str):
-        blocked = Blocked(why.reason, f"{why.message} ({field})")
-        return replace(found, obstacle=blocked), replace(plan, steps=(step,))
+        named = Blocked(why.reason, f"{why.message} ({field})")
+        return replace(found, blocked=named), replace(plan, steps=(step,))
     view = await target.with_owner_object(found.view, field)
     through = replace(step, through=field)
     above = view.fleet.rendered_from.owner if view.fleet.rendered_from else None
     given = field_proposal_for(above.template, field) if above and above.template else None
-    obstacle = obstacle_to(through, view.fleet, found.goal)
+    blocked = find_step_blocker(through, view.fleet, found.goal)
     plan = replace(plan, steps=(through,), message=_field_message(found, plan, policy, field, above))
-    return replace(found, view=view, plan=plan, obstacle=obstacle, proposal=given), plan
+    return replace(found, view=view, plan=plan, blocked=blocked, proposal=given), plan
 
 
 def _field_message(found: Survey, plan: Plan, policy: Policy, field: OwnerField, above: Owner | None) -> str:
@@ -296,7 +296,7 @@ class _Offer:
 
 def propose_to_owner(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return a survey with the exact change for the owner of the target, where somebody owns it."""
-    refused, fleet, plan = found.obstacle, found.view.fleet, found.plan
+    refused, fleet, plan = found.blocked, found.view.fleet, found.plan
     if plan is None:
         return found
     engine = found.engine(policy)
@@ -307,7 +307,7 @@ def propose_to_owner(found: Survey, resource: Resource, policy: Policy) -> Surve
         return found
     proposal = offer.to(fleet.owner.template)
     message = advice(refused.message, proposal, _resource_reference(resource))
-    return replace(found, obstacle=Blocked(refused.reason, message), proposal=proposal)
+    return replace(found, blocked=Blocked(refused.reason, message), proposal=proposal)
 
 
 def _of_file_owner(offer: _Offer, resource: Resource) -> Survey | None:
@@ -321,8 +321,8 @@ def _of_file_owner(offer: _Offer, resource: Resource) -> Survey | None:
         f"{owner.name} decides what is in the ConfigMap, and a copy would hide its next change from the "
         "fleet: make the change there"
     )
-    obstacle = Blocked(owner.reason, advice(why, proposal, _resource_reference(resource)))
-    return replace(found, obstacle=obstacle, proposal=proposal)
+    blocked = Blocked(owner.reason, advice(why, proposal, _resource_reference(resource)))
+    return replace(found, blocked=blocked, proposal=proposal)
 
 
 def _to_keep(offer: _Offer) -> Survey:
@@ -334,7 +334,7 @@ def _to_keep(offer: _Offer) -> Survey:
     return replace(offer.found, proposal=given and given.for_keeping())
 
 
-def handover_of(found: Survey) -> str:
+def owner_patch_of(found: Survey) -> str:
     """Return what the owner of a target needs so that a plan's change stays; empty: nobody owns it.
 
     It is kept with the run, and told when the change is kept. Half a patch is none: one that is too long is
@@ -370,8 +370,8 @@ def _of_contested(offer: _Offer, resource: Resource) -> Survey | None:
         f"Try again: kubectl -n {resource.namespace} annotate --overwrite kvr {resource.name} "
         f"kvmedic.io/try-again={last.id}. Or make the change there"
     )
-    obstacle = Blocked(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _resource_reference(resource)))
-    return replace(offer.found, obstacle=obstacle, proposal=proposal)
+    blocked = Blocked(Reason.TEMPLATE_CONTESTED, advice(why, proposal, _resource_reference(resource)))
+    return replace(offer.found, blocked=blocked, proposal=proposal)
 
 
 def reverted_run(history: Sequence[ClosedRun], revision: str) -> ClosedRun | None:
@@ -432,8 +432,8 @@ def health_of(found: Survey) -> Health:
     fleet, ends = found.view.fleet, ended_engines(found.evidence, frozenset({Cause.DEVICE_MEMORY}))
     mended = found.plan is not None and found.plan.steps[0].reason is Reason.MEMORY_STEPPED_DOWN
     mendable = sum(mended and pod.keeps_ending and pod.name in ends for pod in fleet.live)
-    wanted = max(fleet.replicas, len(fleet.live))
-    return Health(fleet.ready, mendable, wanted - fleet.ready - mendable)
+    desired = max(fleet.replicas, len(fleet.live))
+    return Health(fleet.ready, mendable, desired - fleet.ready - mendable)
 
 
 async def consent(
@@ -494,7 +494,7 @@ class Roster:
         """Return which resources are known."""
         return tuple(self._peers)
 
-    def elder(self, key: Key) -> Key | None:
+    def find_older_resource(self, key: Key) -> Key | None:
         """Return the oldest resource of the same target, if that is another one."""
         own = self._peers.get(key)
         if own is None:
