@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
+from kvmedic.metrics import calm
 from kvmedic.metrics.batches import MOST_CHARACTERS, Closeness, Moment, characters, parts_of
 from kvmedic.metrics.calm import MOST_PARTS, POOLS_LAST, CalmRounds, parts_of_pods
 from kvmedic.metrics.page import names_of
@@ -229,6 +230,28 @@ def test_replicas_are_asked_for_in_parts_that_fit_a_query(length: int) -> None:
     assert [pod for part in parts for pod in part] == pods
     assert all(characters(part) <= MOST_CHARACTERS for part in parts)
     assert len(parts) <= characters(pods) // (MOST_CHARACTERS - 210) + 1
+
+
+def test_the_more_queries_a_round_takes_the_longer_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calm, "MOST_AT_ONCE", 10)
+    made = Source(fleets(20, 2))
+    made.make_sick(0)
+    server = serve(made)
+    Thread(target=server.serve_forever, daemon=True).start()
+    looker = Looker(f"http://127.0.0.1:{server.server_port}")
+    began, asked = looker.at, []
+
+    for seconds in (0, 18, 19):
+        looker.at = began + timedelta(seconds=seconds)
+        for each in made.all:
+            looker.loop.run_until_complete(looker.quick_look(each))
+        asked.append(looker.spent()["queries"])
+    looker.close()
+    server.shutdown()
+    server.server_close()
+
+    round_of_forty = ["pools", *range(4)]
+    assert asked[1:] == [asked[0], asked[0] + len(round_of_forty)]
 
 
 def cost(count: int, sick: int) -> tuple[Cost, Cost]:

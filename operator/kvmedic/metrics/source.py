@@ -229,6 +229,7 @@ class PrometheusSource:
         self._moment: Moment | None = None
         self._rounds: CalmRounds | None = CalmRounds(table, options.labels)
         """None: of the past, where no other fleet is looked at."""
+        self._calm: Moment | None = None
         self._outliers = Outliers()
         self._past = LengthHistory(self._look_back)
         self._reported_unlabelled = False
@@ -240,7 +241,9 @@ class PrometheusSource:
         """Return one look at some replicas; what is not known is a reading that says so."""
         moment, readings = self._current(), dict[str, PodReadings]()
         if self._rounds is not None and is_quick_look(look, self._table):
-            readings = await self._quick_look(self._rounds, moment, pods, look, places)
+            calm = self._calm_moment_of(self._rounds)
+            readings = await self._quick_look(self._rounds, calm, pods, look, places)
+            moment = calm if len(readings) == len(pods) and look.signals <= AT_REST else moment
         rest = replace(look, signals=look.signals - AT_REST)
         if readings and rest.signals:
             plain = [pod for pod in pods if pod.name in readings]
@@ -261,6 +264,7 @@ class PrometheusSource:
         """Return the readings of those replicas of which the round of all replicas tells all."""
         found = await rounds.answers_at(moment, self._span(look.window))
         if isinstance(found, Unanswered):
+            self._calm = None
             return {}
         signals = {signal: found.signals[signal] for signal in Signal if signal in found.signals}
         answers = _Answers(
@@ -509,8 +513,9 @@ class PrometheusSource:
 
     def close(self) -> None:
         """End all that is under way."""
-        if self._moment is not None:
-            self._moment.cancel()
+        for moment in (self._moment, self._calm):
+            if moment is not None:
+                moment.cancel()
         self._client.close()
 
     def _span(self, window: timedelta, hold: timedelta = timedelta(0)) -> Span:
@@ -528,6 +533,14 @@ class PrometheusSource:
             is_narrowed = self._client.is_narrowed
             moment = Moment(now, self._query, labels, names, gathered, is_narrowed, self._outliers)
             self._moment = moment
+        return moment
+
+    def _calm_moment_of(self, rounds: CalmRounds) -> Moment:
+        """Return the moment at which all calm replicas were asked about, longer ago where they are many."""
+        now, moment = self._now(), self._calm
+        lasts = max(self._options.reuse, rounds.lasts)
+        if moment is None or not moment.at <= now < moment.at + lasts:
+            moment = self._calm = self._current()
         return moment
 
     async def _query(self, text: str, at: datetime) -> Reply:
