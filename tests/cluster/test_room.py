@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.room import SharedTenants, room_for
+from kvmedic.cluster.room import SharedSurroundings, room_for
 from kvmedic.kube.errors import Call, Refused, Unavailable
 from kvmedic.kube.objects import CLAIMS, NODES, PODS, QUOTAS, Ref, Resource
 from kvmedic.model.fleet import Fleet
@@ -248,8 +248,8 @@ class Town:
 
 async def test_who_asks_what_runs_on_the_nodes_at_once_shares_one_list() -> None:
     town = Town()
-    tenants = SharedTenants(town)  # type: ignore[arg-type]
-    impatient, *asking = [asyncio.create_task(tenants.read_tenants()) for _ in range(5)]
+    shared = SharedSurroundings(town)  # type: ignore[arg-type]
+    impatient, *asking = [asyncio.create_task(shared.tenants()) for _ in range(5)]
     await asyncio.sleep(0)
     impatient.cancel()
     town.opened.set()
@@ -260,27 +260,37 @@ async def test_who_asks_what_runs_on_the_nodes_at_once_shares_one_list() -> None
     assert [each.node for answer in found for each in answer] == ["gpu-node"] * 4
 
 
+async def test_two_fleets_that_ask_for_room_read_the_nodes_once() -> None:
+    cluster = Cluster({NODES: [a_node("gpu-1", 1)]})
+    shared = SharedSurroundings(cluster)  # type: ignore[arg-type]
+
+    found = [await shared.nodes() for _ in range(2)]
+
+    assert [each.name for answer in found for each in answer.nodes] == ["gpu-1"] * 2
+    assert len(cluster.asked) == 1
+
+
 async def test_what_runs_on_the_nodes_is_forgotten_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvmedic.cluster.room.TENANTS_LAST", timedelta(seconds=0.05))
+    monkeypatch.setattr("kvmedic.cluster.room.SURROUNDINGS_LAST", timedelta(seconds=0.05))
     town = Town()
     town.opened.set()
-    tenants = SharedTenants(town)  # type: ignore[arg-type]
-    await tenants.read_tenants()
-    await tenants.read_tenants()
+    shared = SharedSurroundings(town)  # type: ignore[arg-type]
+    await shared.tenants()
+    await shared.tenants()
     assert town.lists == 1
 
     await asyncio.sleep(0.1)
 
-    await tenants.read_tenants()
+    await shared.tenants()
     assert town.lists == 2
 
 
 async def test_a_list_that_failed_is_read_anew() -> None:
     town = Town(failures=1)
     town.opened.set()
-    tenants = SharedTenants(town)  # type: ignore[arg-type]
+    shared = SharedSurroundings(town)  # type: ignore[arg-type]
     with pytest.raises(Unavailable):
-        await tenants.read_tenants()
+        await shared.tenants()
     await asyncio.sleep(0.01)
 
-    assert len(await tenants.read_tenants()) == 1
+    assert len(await shared.tenants()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -289,13 +290,17 @@ def a_node(gpus: int) -> dict[str, Any]:
     }
 
 
-async def test_no_room_for_a_spare_counts_where_it_is_still_so_at_the_next_examination() -> None:
+async def test_no_room_for_a_spare_counts_where_it_is_still_so_at_the_next_examination(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvmedic.cluster.room.SURROUNDINGS_LAST", timedelta(0))  # much less than EVERY
     pinned = a_deployment(pod={"nodeName": "gpu-01"})
     town = Namespace([pinned, a_service(), a_node(2)])
     examiner = Examiner(Office().ask, TargetSurroundings(town))
 
     first = await looked(examiner, town)
     later = await looked(examiner, town, first, NOW + EVERY)
+    await asyncio.sleep(0.01)
     town.documents = (pinned, a_service(), a_node(3))
     roomy = await looked(examiner, town, later, NOW + EVERY + EVERY)
 

@@ -26,7 +26,7 @@ from kvmedic.cluster.fronts import (
 from kvmedic.cluster.neighbours.appliers import neighbours_of
 from kvmedic.cluster.neighbours.pod_policies import DISRUPTION_BUDGETS, NETWORK_POLICIES
 from kvmedic.cluster.ownership import giving_way
-from kvmedic.cluster.room import SharedTenants, room_for
+from kvmedic.cluster.room import SharedSurroundings, room_for
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.kube.clock import loop_seconds
@@ -93,10 +93,10 @@ class TargetSurroundings:
     """What is around a target, as a reader has it."""
 
     reader: Reader
-    _tenants: SharedTenants = field(init=False)
+    _shared: SharedSurroundings = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tenants = SharedTenants(self.reader)
+        self._shared = SharedSurroundings(self.reader)
 
     async def with_drain(self, view: View, policy: Policy) -> View:
         """Return a target with all that draining depends on, where only a quick look was taken."""
@@ -104,7 +104,7 @@ class TargetSurroundings:
 
     async def room_around(self, view: View) -> Finding:
         """Return whether one pod more of the target finds a place now."""
-        return await room_for(self.reader, view.fleet, view.template, self._tenants.read_tenants)
+        return await room_for(self.reader, view.fleet, view.template, self._shared)
 
     async def neighbours_around(self, view: View) -> Neighbours:
         """Return who else has a say in a target's replicas and pods."""

@@ -8,11 +8,11 @@ as default requests, tolerations of devices and injected containers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvmedic.kube.errors import Refused
 from kvmedic.kube.objects import (
@@ -57,12 +57,14 @@ from kvmedic.rollout.spares.room import (
 if TYPE_CHECKING:
     from kvmedic.kube.client import Reader
 
+T = TypeVar("T")
+
 RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that take a place."""
 FEW_NODES = 16
 """Nodes whose pods are asked for one by one; with more, one list of all pods costs less."""
-TENANTS_LAST = timedelta(seconds=30)
-"""How long all examinations share what runs on the nodes: each would read all pods of the cluster anew."""
+SURROUNDINGS_LAST = timedelta(seconds=30)
+"""How long all examinations share nodes and pods: each would read all of the cluster anew."""
 ANY_PRIORITY = 2**31
 """Priority of a pod whose class is named and whose number is not known: nothing is sure to keep it out."""
 KARPENTER = ("karpenter.sh/nodepool", "karpenter.sh/provisioner-name")
@@ -73,12 +75,8 @@ SCALE_DOWN = "cluster-autoscaler.kubernetes.io/"
 """Prefix of annotations for the cluster autoscaler."""
 
 
-AllTenants: TypeAlias = Callable[[], Awaitable[Tenants]]
-"""Returns what runs on all nodes."""
-
-
 async def room_for(
-    client: Reader, fleet: Fleet, template: Mapping[str, Any], all_tenants: AllTenants | None = None
+    client: Reader, fleet: Fleet, template: Mapping[str, Any], shared: SharedSurroundings | None = None
 ) -> Finding:
     """Return whether one pod more of a fleet finds a place now.
 
@@ -86,17 +84,18 @@ async def room_for(
         client: of the cluster.
         fleet: whose pod it is.
         template: of its pods.
-        all_tenants: knows what runs on all nodes; None: it is listed, where it can make a difference.
+        shared: knows all nodes and what runs on them; None: the nodes are listed, and what runs where it
+            can make a difference.
     """
     shape = _on_named_node(await _shape_of_spare(client, fleet, template), template)
     if taken := port_of_named_node(shape, fleet):
         return NoRoom(taken)
-    around = await _without_tenants(client, shape)
+    around = await _without_tenants(client, shape, _nodes(client) if shared is None else shared.nodes())
     without = find_room(shape, around)
     if isinstance(without, NoRoom | RoomUnknown) and not shape.near:
         return without
     try:
-        tenants = await (_tenants(client, shape, around) if all_tenants is None else all_tenants())
+        tenants = await (_tenants(client, shape, around) if shared is None else shared.tenants())
         around = replace(around, tenants=tenants)
     except Refused as error:
         return RoomUnknown(f"the operator may not see what runs on the nodes: {error}")
@@ -142,23 +141,28 @@ def port_of_named_node(shape: Shape, fleet: Fleet) -> str:
     )
 
 
-async def _without_tenants(client: Reader, shape: Shape) -> Surroundings:
+async def _without_tenants(client: Reader, shape: Shape, nodes: Awaitable[Nodes]) -> Surroundings:
     """Return the nodes and what limits the namespace; what may not be read is not known."""
-    nodes, quotas, access = await asyncio.gather(
-        _nodes(client), _quotas(client, shape), _access_modes(client, shape)
-    )
-    if isinstance(nodes, str):
-        return Surroundings((), Tenants(), quotas, access, unknown=nodes)
-    return Surroundings(
-        tuple(node_of(each) for each in nodes), Tenants(), quotas, access, adds_nodes=_who_adds_nodes(nodes)
-    )
+    found, quotas, access = await asyncio.gather(nodes, _quotas(client, shape), _access_modes(client, shape))
+    return Surroundings(found.nodes, Tenants(), quotas, access, found.unknown, found.adds_nodes)
 
 
-async def _nodes(client: Reader) -> list[JsonObject] | str:
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of a cluster, or why they cannot be seen."""
+
+    nodes: tuple[Node, ...] = ()
+    unknown: str = ""
+    adds_nodes: str = ""
+    """Who is seen to add nodes by itself; empty: nobody."""
+
+
+async def _nodes(client: Reader) -> Nodes:
     try:
-        return await client.list(NODES, "")
+        found = await client.list(NODES, "")
     except Refused as error:
-        return f"the operator may not see the nodes: {error}"
+        return Nodes(unknown=f"the operator may not see the nodes: {error}")
+    return Nodes(tuple(node_of(each) for each in found), adds_nodes=_who_adds_nodes(found))
 
 
 async def _quotas(client: Reader, shape: Shape) -> tuple[Quota, ...]:
@@ -198,25 +202,32 @@ async def list_tenants(client: Reader, namespace: str = "", fields: str = RUNNIN
     return Tenants([tenant_of(pod) async for pod in found if _has_place(pod)])
 
 
+class SharedSurroundings:
+    """All nodes and what runs on them, read once for all who ask within `SURROUNDINGS_LAST`."""
+
+    def __init__(self, reader: Reader) -> None:
+        """Nothing is read before somebody asks."""
+        self.nodes = _Shared(lambda: _nodes(reader)).recent
+        self.tenants = _Shared(lambda: list_tenants(reader)).recent
+
+
 @dataclass(slots=True)
-class SharedTenants:
-    """What runs on the nodes, read once for all who ask for it within `TENANTS_LAST`."""
+class _Shared(Generic[T]):
+    read: Callable[[], Coroutine[Any, Any, T]]
+    _found: asyncio.Task[T] | None = field(default=None, init=False)
 
-    reader: Reader
-    _found: asyncio.Task[Tenants] | None = field(default=None, init=False)
-
-    async def read_tenants(self) -> Tenants:
-        """Return what runs on all nodes, as it was a moment ago."""
+    async def recent(self) -> T:
+        """Return what was read a moment ago, or is read now."""
         if self._found is None:
-            self._found = asyncio.create_task(list_tenants(self.reader), name="list tenants")
+            self._found = asyncio.create_task(self.read(), name="read surroundings")
             self._found.add_done_callback(self._forget_later)
         # One who stops waiting does not take the answer from the others.
         return await asyncio.shield(self._found)
 
-    def _forget_later(self, read: asyncio.Task[Tenants]) -> None:
+    def _forget_later(self, read: asyncio.Task[T]) -> None:
         """Forget what was read once it is old: it takes memory where nobody asks. A failure goes at once."""
         failed = read.cancelled() or read.exception() is not None
-        lasts = 0.0 if failed else TENANTS_LAST.total_seconds()
+        lasts = 0.0 if failed else SURROUNDINGS_LAST.total_seconds()
         asyncio.get_running_loop().call_later(lasts, self._forget)
 
     def _forget(self) -> None:
