@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from kvmedic.kube.clock import loop_seconds
 from kvmedic.loop import (
     ALLOWANCE_SECONDS,
     HALF_LIFE_SECONDS,
@@ -137,6 +138,26 @@ async def test_while_another_process_leads_nothing_is_looked_at(monkeypatch: pyt
     await asyncio.gather(task, return_exceptions=True)
 
     assert (before, ticks.looked) == ([], ["a/1"])
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open run", "no run"])
+async def test_a_look_without_a_run_is_not_late_and_one_of_a_run_is_not_early(is_open: bool) -> None:
+    looked_at: list[float] = []
+
+    async def look(which: Key) -> float | None:
+        del which
+        looked_at.append(loop_seconds())
+        return 60.0
+
+    loop = Loop(look, 1, is_urgent=lambda which: is_open)
+    for number in range(20):
+        loop.wake(key(str(number)))
+    await run(loop, lambda: len(looked_at) == 20 and not loop.count_waiting() and not loop._tasks)
+
+    delays = [entry.due - entry.looked_at for entry in loop._entries.values()]
+    least, most = (60, 63) if is_open else (57, 60)
+    assert least <= min(delays) < max(delays) <= most
+    assert max(delays) - min(delays) > 0.5  # by chance less once in 10^12
 
 
 async def test_the_age_of_the_oldest_look_counts_from_the_first_wake_up() -> None:

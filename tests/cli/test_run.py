@@ -54,6 +54,33 @@ def test_large_buffers_that_are_freed_are_no_longer_held(how: str, holds: range)
     assert int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout) in holds
 
 
+LEFT_BETWEEN_WHAT_IS_KEPT = """
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from kvmedic.cli import run
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+async def trim():
+    run.TRIM_SECONDS = 0.01
+    with suppress(TimeoutError):
+        await asyncio.wait_for(run.trim_memory(), 0.2)
+
+kept = [b"x" * (60_000 + number % 7) for number in range(1000)][::2]
+before = resident()
+asyncio.run(trim())
+print(before - resident())
+"""
+
+
+def test_what_is_free_between_what_is_kept_is_given_back() -> None:
+    argv = [sys.executable, "-c", LEFT_BETWEEN_WHAT_IS_KEPT]
+    given_back = int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    assert given_back > 20 << 20  # of 30 MB, but for the pages that both share
+
+
 IMPORTED = "import gc; from kvmedic.cli.run import spare_what_was_imported as spare; spare(); "
 
 

@@ -141,7 +141,7 @@ class Watched:
 
     def later(self) -> None:
         self.now = datetime.now(UTC) + timedelta(seconds=1)
-        self.source._moment = None
+        self.source._moment = self.source._calm = None
 
 
 def untold(readings: PodReadings) -> list[object]:

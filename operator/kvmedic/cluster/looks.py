@@ -24,6 +24,7 @@ from kvmedic.cluster.fronts import (
     complete_drain,
 )
 from kvmedic.cluster.neighbours.appliers import neighbours_of
+from kvmedic.cluster.neighbours.autoscalers import SCALED_OBJECTS, VERTICAL_AUTOSCALERS
 from kvmedic.cluster.neighbours.pod_policies import DISRUPTION_BUDGETS, NETWORK_POLICIES
 from kvmedic.cluster.ownership import giving_way
 from kvmedic.cluster.room import SharedSurroundings, room_for
@@ -133,6 +134,8 @@ def watched_kinds() -> tuple[Watched, ...]:
         *(Watched(each, without_bookkeeping) for each in (REPLICA_SETS, CONTROLLER_REVISIONS, SERVICES)),
         *(Watched(each, without_bookkeeping) for each in (ENDPOINT_SLICES, AUTOSCALERS, DISRUPTION_BUDGETS)),
         *(Watched(each, without_bookkeeping) for each in (NETWORK_POLICIES, *INFERENCE_POOLS)),
+        # Most clusters lack these, which a watch finds out once for all fleets.
+        *(Watched(each, without_bookkeeping) for each in (SCALED_OBJECTS, VERTICAL_AUTOSCALERS)),
         Watched(PODS, _light_pod, is_shared=True),
         Watched(NODES, without_bookkeeping, clusterwide=True),
     )

@@ -528,10 +528,13 @@ class PrometheusSource:
     def _current(self) -> Moment:
         now, moment = self._now(), self._moment
         if moment is None or not moment.at <= now < moment.at + self._options.reuse:
-            gathered = GATHERED_SECONDS if self._rounds else 0.0
-            labels, names = self._options.labels, self._engine_names
-            is_narrowed = self._client.is_narrowed
-            moment = Moment(now, self._query, labels, names, gathered, is_narrowed, self._outliers)
+            moment = Moment(
+                *(now, self._query, self._options.labels, self._engine_names),
+                gathered_seconds=GATHERED_SECONDS if self._rounds else 0.0,
+                is_narrowed=self._client.is_narrowed,
+                outliers=self._outliers,
+                at_once=self._options.concurrency,
+            )
             self._moment = moment
         return moment
 

@@ -22,6 +22,11 @@ NODE = "gpu-node"
 WRITERS = 4
 
 
+def _suffix(number: int) -> str:
+    """What ends a pod's name, of which no two pods have the same: a ReplicaSet's is random."""
+    return "".join("bcdfghjklmnpqrstvwxz"[number // 20**place % 20] for place in reversed(range(5)))
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleFleet:
     """One fleet: a Deployment, its replicas, its Service and its KVRemediation."""
@@ -38,10 +43,8 @@ class ScaleFleet:
         return f"chat-{self.number % PER_NAMESPACE}"
 
     def pods(self) -> list[str]:
-        return [
-            f"{self.name}-{HASH}-b{chr(ord('b') + i // 20)}cd{'bcdfghjklmnpqrstvwxz'[i % 20]}"
-            for i in range(self.replicas)
-        ]
+        first = self.number * self.replicas
+        return [f"{self.name}-{HASH}-{_suffix(first + i)}" for i in range(self.replicas)]
 
     def address(self, replica: int) -> str:
         count = self.number * self.replicas + replica
