@@ -74,3 +74,14 @@ async def test_a_batch_does_not_wait_for_a_source_that_does_not_answer() -> None
             await asyncio.sleep(TOGETHER_SECONDS)
     source.answers.set()
     await looks
+
+
+async def test_a_text_that_names_many_replicas_is_not_kept() -> None:
+    source = Source()
+    source.answers.set()
+    moment = source.moment(at_once=4)
+    await asyncio.gather(*(look(moment, f"pod-{number}") for number in range(100)))
+
+    (sent,) = source.asked
+    assert "pod-99" in sent
+    assert sum(len(str(key)) for key in moment._shared) < len(sent)

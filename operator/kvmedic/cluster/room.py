@@ -63,7 +63,7 @@ RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that take a place."""
 FEW_NODES = 16
 """Nodes whose pods are asked for one by one; with more, one list of all pods costs less."""
-SURROUNDINGS_LAST = timedelta(seconds=30)
+SURROUNDINGS_LAST = timedelta(minutes=1)
 """How long all examinations share nodes and pods: each would read all of the cluster anew."""
 ANY_PRIORITY = 2**31
 """Priority of a pod whose class is named and whose number is not known: nothing is sure to keep it out."""

@@ -11,12 +11,23 @@ asked about, down to the replicas of one look; those that it was are asked about
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence, Set
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+    Set,
+)
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import cached_property
 from itertools import count
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from kvmedic.metrics.promql import Narrow, devices_among, narrowed_by
 from kvmedic.metrics.series import NOTHING, Answer, Excess, PodKey, Reply, Unanswered
@@ -25,9 +36,9 @@ from kvmedic.settings import Labels
 GATHERED_SECONDS = 0.1
 """How long a batch waits for others. A choice: a look takes about as long to read the API, so that those who
 begin together meet here; nobody notices it in a look of every 10 seconds or more."""
-MOST_GATHERED_SECONDS = 1.0
+MOST_GATHERED_SECONDS = 0.5
 """How long a batch waits where the source has as many queries as it gets at a time: its own would wait for
-them, so others may join it. Of 5,000 first looks, 48 at a time, 8 shared a batch that waited for 0.1 s."""
+them, so others may join it. A choice: so much later is an open run's look while many are in trouble."""
 MOST_CHARACTERS = 4000
 """Of the names in one selector: some 100 replicas. The longest query has 45 selectors: its text stays under
 400 kB, which proxies take as a form (nginx: 1 MB), and the answer under the usual `responseLimitMib`."""
@@ -89,14 +100,14 @@ class Moment:
     at_once: int = 4
     """Queries that the source gets at a time; more wait."""
     _under_way: int = 0
-    _shared: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    _shared: dict[Hashable, asyncio.Task[Any]] = field(default_factory=dict)
     _batches: dict[tuple[Closeness, int], list[Batch]] = field(default_factory=dict)
 
     async def reply(self, text: str) -> Reply:
         """Return the answer to a query about everybody; the first to ask sends it, all others wait for it."""
-        return await self.once(text, lambda: self._send(text))
+        return await self.once(text, lambda: self.send(text))
 
-    async def once(self, key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def once(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what some work comes to, which is done once in this moment."""
         task: asyncio.Task[T] | None = self._shared.get(key)
         if task is None:
@@ -127,7 +138,8 @@ class Moment:
         for task in self._shared.values():
             task.cancel()
 
-    async def _send(self, text: str) -> Reply:
+    async def send(self, text: str) -> Reply:
+        """Return the answer to a query, which is sent whoever else asks for it."""
         self._under_way += 1
         try:
             return await self.ask(text, self.at)
@@ -144,9 +156,9 @@ class _Part:
     """False: others have waited for half of an answer that did not come; the rest is for the next moment."""
     halves: Sequence[_Part] = ()
 
-    @property
+    @cached_property
     def pods(self) -> frozenset[PodKey]:
-        """Return all replicas."""
+        """All replicas."""
         return frozenset[PodKey]().union(*self.looks)
 
     def divide(self, excess: Excess) -> bool:
@@ -157,6 +169,15 @@ class _Part:
             halves = self.looks[:middle], self.looks[middle:]
             self.halves = [_Part(half, may_wait=self.may_wait and not is_slow) for half in halves]
         return bool(self.halves)
+
+
+class _Query(NamedTuple):
+    """A query about replicas of a batch."""
+
+    text: str
+    text_for: Callable[[Set[PodKey]], str]
+    """Writes it for some of them."""
+    about: str = "engines"
 
 
 @dataclass(eq=False)
@@ -197,7 +218,7 @@ class Batch:
                 self.moment.outliers.keep_apart(look, Excess.SIZE, self.moment.at)
         self.crowded |= crowded
 
-    async def reply(self, text: str, pods: Iterable[PodKey] = ()) -> Reply:
+    async def reply(self, text: str, pods: Collection[PodKey] = ()) -> Reply:
         """Return the answer to a query about the engines of the batch.
 
         Args:
@@ -205,29 +226,28 @@ class Batch:
             pods: those of the batch about whom the answer has to be complete; none: all of them.
         """
         labels, names = self.moment.labels, self.moment.engine_names
-        return await self._reply(text, pods, lambda asked: narrowed_to(asked, labels, names)(text))
+        query = _Query(text, lambda asked: narrowed_to(asked, labels, names)(text))
+        return await self._reply(query, pods)
 
-    async def reply_on_devices(self, text: str, pods: Iterable[PodKey] = ()) -> Reply:
+    async def reply_on_devices(self, text: str, pods: Collection[PodKey] = ()) -> Reply:
         """Return the answer to a query about devices, as far as it is about the batch."""
 
         def narrow(asked: Set[PodKey]) -> str:
             namespaces, names = (pattern(names) for names in zip(*asked, strict=True))
             return devices_among(text, self.moment.labels, namespaces, names)
 
-        return await self._reply(text, pods, narrow)
+        return await self._reply(_Query(text, narrow, "devices"), pods)
 
-    async def _reply(self, text: str, pods: Iterable[PodKey], narrow: Callable[[Set[PodKey]], str]) -> Reply:
+    async def _reply(self, query: _Query, pods: Collection[PodKey]) -> Reply:
         if self.moment.is_narrowed:
-            return await self.moment.reply(text)
+            return await self.moment.reply(query.text)
         self._whole = self._whole or _Part(tuple(self.looks))
-        return await self._ask_part(self._whole, frozenset(pods) or frozenset(self.pods), narrow)
+        return await self._ask_part(self._whole, pods or self.pods, query)
 
-    async def _ask_part(
-        self, part: _Part, asked_for: Set[PodKey], narrow: Callable[[Set[PodKey]], str]
-    ) -> Reply:
+    async def _ask_part(self, part: _Part, asked_for: Collection[PodKey], query: _Query) -> Reply:
         """Return the answer about the asked pods of a part, from its halves where it is divided."""
         if not part.halves:
-            reply = await self._ask_at_once(part, narrow)
+            reply = await self._ask_at_once(part, query)
             if not isinstance(reply, Unanswered) or reply.excess is None:
                 return reply
             if not part.divide(reply.excess):
@@ -235,23 +255,28 @@ class Batch:
                 return replace(reply, is_apart=self.is_apart or part is not self._whole)
         halves = [half for half in part.halves if not half.pods.isdisjoint(asked_for)]
         return join_replies(
-            await asyncio.gather(*(self._ask_part(half, asked_for, narrow) for half in halves))
+            await asyncio.gather(*(self._ask_part(half, asked_for, query) for half in halves))
         )
 
-    async def _ask_at_once(self, part: _Part, narrow: Callable[[Set[PodKey]], str]) -> Reply:
-        asked = part.pods - self.crowded
+    async def _ask_at_once(self, part: _Part, query: _Query) -> Reply:
+        asked = part.pods - self.crowded if self.crowded else part.pods
         if not asked:
             return NOTHING
         if not self.is_apart:
-            return await self.moment.reply(narrow(asked))
+            return await self._ask_once(part, asked, query)
         # They take one of the source's turns, and no more of its time than one query's.
         async with self._turns:
             if self._too_slow is not None:
                 return self._too_slow
-            reply = await self.moment.reply(narrow(asked))
+            reply = await self._ask_once(part, asked, query)
         if isinstance(reply, Unanswered) and reply.excess is Excess.TIME:
             self._too_slow = reply
         return reply
+
+    async def _ask_once(self, part: _Part, asked: Set[PodKey], query: _Query) -> Reply:
+        # What is sent names a hundred replicas: it is neither written for each who asks nor kept.
+        key = (id(part), len(asked), query.about, query.text)
+        return await self.moment.once(key, lambda: self.moment.send(query.text_for(asked)))
 
 
 def join_replies(replies: Iterable[Reply]) -> Reply:
