@@ -13,6 +13,7 @@ import pytest
 from kvmedic.cluster import looks, snapshot
 from kvmedic.cluster.fronts import Depth
 from kvmedic.cluster.looks import QuickLooks, read_target, watched_kinds
+from kvmedic.cluster.neighbours.appliers import neighbours_of
 from kvmedic.cluster.room import room_for
 from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client
@@ -33,7 +34,7 @@ class Counting:
     calls: int = 0
 
     def __getattr__(self, name: str) -> Any:
-        self.calls += name in ("get", "list")
+        self.calls += name in ("get", "list", "read_each")
         return getattr(self.client, name)
 
 
@@ -132,6 +133,23 @@ async def test_room_for_a_spare_is_the_same_by_what_watches_keep(beside: Beside)
     kept = await room_for(beside.quick_looks.watches, view.fleet, view.template)
 
     assert kept == await room_for(beside.live.client, view.fleet, view.template)
+
+
+async def test_who_else_has_a_say_is_known_without_asking_though_the_cluster_lacks_most_of_them(
+    beside: Beside,
+) -> None:
+    await beside.live.serving(1)
+    await beside.is_same()
+    view = await beside.quick_look()
+    assert view is not None
+    watches, fleet = beside.quick_looks.watches, view.fleet
+    await neighbours_of(watches, fleet, view.template)
+    calls = beside.client.calls
+
+    kept = await neighbours_of(watches, fleet, view.template)
+
+    assert beside.client.calls == calls
+    assert kept == await neighbours_of(beside.live.client, fleet, view.template)
 
 
 async def test_command_lines_are_read_in_a_thread_and_once(
