@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvmedic.kube.clock import loop_seconds
 from kvmedic.loop import (
     ALLOWANCE_SECONDS,
     HALF_LIFE_SECONDS,
@@ -142,17 +141,11 @@ async def test_while_another_process_leads_nothing_is_looked_at(monkeypatch: pyt
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open run", "no run"])
 async def test_a_look_without_a_run_is_not_late_and_one_of_a_run_is_not_early(is_open: bool) -> None:
-    looked_at: list[float] = []
-
-    async def look(which: Key) -> float | None:
-        del which
-        looked_at.append(loop_seconds())
-        return 60.0
-
-    loop = Loop(look, 1, is_urgent=lambda which: is_open)
+    ticks = Ticks()
+    loop = Loop(ticks, 1, is_urgent=lambda which: is_open)
     for number in range(20):
         loop.wake(key(str(number)))
-    await run(loop, lambda: len(looked_at) == 20 and not loop.count_waiting() and not loop._tasks)
+    await run(loop, lambda: len(ticks.looked) == 20 and not loop.count_waiting() and not loop._tasks)
 
     delays = [entry.due - entry.looked_at for entry in loop._entries.values()]
     least, most = (60, 63) if is_open else (57, 60)
