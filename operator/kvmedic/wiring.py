@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.cluster.looks import QuickLooks, TargetSurroundings, watched_kinds
 from kvmedic.cluster.rights import own_lacking_rights
+from kvmedic.cluster.room import DECIDED_ON, SharedSurroundings
 from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
@@ -120,7 +121,7 @@ def ports_of(
     namespaces = NamespaceLabel(world.client, settings.namespaces.require_label)
     return Ports(
         store=world.store,
-        target=target_of(world),
+        target=replace(target_of(world), surroundings=SharedSurroundings(world.watches, DECIDED_ON)),
         copies=StoredCopies(world.client),
         metrics=world.metrics,
         reporter=reporter,

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from kvmedic.cluster.room import SharedSurroundings, room_for
+from kvmedic.cluster.workloads import DeploymentTarget
 from kvmedic.kube.errors import Call, Refused, Unavailable
 from kvmedic.kube.objects import CLAIMS, NODES, PODS, QUOTAS, Ref, Resource
 from kvmedic.model.fleet import Fleet
 from kvmedic.rollout.spares.room import Finding, NoRoom, Room, RoomUnknown
+from kvmedic.runbooks.workload import View
 from run_builder import a_fleet
 
 GPU = "nvidia.com/gpu"
@@ -270,11 +272,22 @@ async def test_two_fleets_that_ask_for_room_read_the_nodes_once() -> None:
     assert len(cluster.asked) == 1
 
 
-async def test_what_runs_on_the_nodes_is_forgotten_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvmedic.cluster.room.SURROUNDINGS_LAST", timedelta(seconds=0.05))
+async def test_runs_that_begin_together_list_what_runs_on_the_nodes_once() -> None:
+    cluster = Cluster({NODES: [a_node("gpu-1", 2)], PODS: [a_pod("a", "gpu-1")]})
+    shared = SharedSurroundings(cluster)  # type: ignore[arg-type]
+    target = DeploymentTarget(cluster, surroundings=shared)  # type: ignore[arg-type]
+    fleets = [a_fleet(name=f"chat-{number}", pods=()) for number in range(3)]
+
+    found = await asyncio.gather(*(target.room_for(View(each, TEMPLATE)) for each in fleets))
+
+    assert found == [Room(("gpu-1",))] * 3
+    assert [plural for plural, _ in cluster.asked if plural in ("nodes", "pods")] == ["nodes", "pods"]
+
+
+async def test_what_runs_on_the_nodes_is_forgotten_once_it_is_old() -> None:
     town = Town()
     town.opened.set()
-    shared = SharedSurroundings(town)  # type: ignore[arg-type]
+    shared = SharedSurroundings(town, timedelta(seconds=0.05))  # type: ignore[arg-type]
     await shared.tenants()
     await shared.tenants()
     assert town.lists == 1

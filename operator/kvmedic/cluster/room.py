@@ -65,6 +65,8 @@ FEW_NODES = 16
 """Nodes whose pods are asked for one by one; with more, one list of all pods costs less."""
 SURROUNDINGS_LAST = timedelta(minutes=1)
 """How long all examinations share nodes and pods: each would read all of the cluster anew."""
+DECIDED_ON = timedelta(seconds=10)
+"""How old nodes and pods may be where a run begins: a spare that finds its place taken is taken back."""
 ANY_PRIORITY = 2**31
 """Priority of a pod whose class is named and whose number is not known: nothing is sure to keep it out."""
 KARPENTER = ("karpenter.sh/nodepool", "karpenter.sh/provisioner-name")
@@ -203,17 +205,18 @@ async def list_tenants(client: Reader, namespace: str = "", fields: str = RUNNIN
 
 
 class SharedSurroundings:
-    """All nodes and what runs on them, read once for all who ask within `SURROUNDINGS_LAST`."""
+    """All nodes and what runs on them, read once for all who ask within a while."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, lasts: timedelta = SURROUNDINGS_LAST) -> None:
         """Nothing is read before somebody asks."""
-        self.nodes = _Shared(lambda: _nodes(reader)).recent
-        self.tenants = _Shared(lambda: list_tenants(reader)).recent
+        self.nodes = _Shared(lambda: _nodes(reader), lasts).recent
+        self.tenants = _Shared(lambda: list_tenants(reader), lasts).recent
 
 
 @dataclass(slots=True)
 class _Shared(Generic[T]):
     read: Callable[[], Coroutine[Any, Any, T]]
+    lasts: timedelta
     _found: asyncio.Task[T] | None = field(default=None, init=False)
 
     async def recent(self) -> T:
@@ -227,7 +230,7 @@ class _Shared(Generic[T]):
     def _forget_later(self, read: asyncio.Task[T]) -> None:
         """Forget what was read once it is old: it takes memory where nobody asks. A failure goes at once."""
         failed = read.cancelled() or read.exception() is not None
-        lasts = 0.0 if failed else SURROUNDINGS_LAST.total_seconds()
+        lasts = 0.0 if failed else self.lasts.total_seconds()
         asyncio.get_running_loop().call_later(lasts, self._forget)
 
     def _forget(self) -> None:
@@ -255,16 +258,16 @@ def node_of(body: Mapping[str, Any]) -> Node:
 
 def tenant_of(body: Mapping[str, Any]) -> Tenant:
     """Return the facts of one pod that has a node."""
-    shape = shape_of(namespace_of(body), body)
+    spec, namespace = section(body, "spec"), namespace_of(body)
     return Tenant(
-        namespace=shape.namespace,
-        node=str(section(body, "spec").get("nodeName", "")),
-        requests=shape.requests,
+        namespace=namespace,
+        node=str(spec.get("nodeName", "")),
+        requests=_sum_of_pod(spec, "requests"),
         labels=labels_of(body),
-        host_ports=shape.host_ports,
-        apart=shape.apart,
-        priority=int(section(body, "spec").get("priority", 0)),
-        claims=shape.claims,
+        host_ports=frozenset(_host_ports(spec)),
+        apart=tuple(_pod_terms(section(spec, "affinity", "podAntiAffinity"), namespace)),
+        priority=int(spec.get("priority", 0)),
+        claims=_claims_of(spec),
     )
 
 
@@ -295,11 +298,7 @@ def shape_of(namespace: str, body: Mapping[str, Any]) -> Shape:
             for each in items(spec, "tolerations")
         ),
         host_ports=frozenset(_host_ports(spec)),
-        claims=tuple(
-            str(claim["claimName"])
-            for each in items(spec, "volumes")
-            if (claim := section(each, "persistentVolumeClaim")).get("claimName")
-        ),
+        claims=_claims_of(spec),
         priority=int(spec.get("priority", ANY_PRIORITY if named else 0)),
         priority_class=named,
         preempts=preempts,
@@ -354,6 +353,11 @@ def _sum(one: Amounts, other: Amounts) -> dict[str, Decimal]:
 def _largest(one: Amounts, other: Amounts) -> dict[str, Decimal]:
     zero = Decimal(0)
     return {name: max(one.get(name, zero), other.get(name, zero)) for name in {**one, **other}}
+
+
+def _claims_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    mounted = (section(each, "persistentVolumeClaim") for each in items(spec, "volumes"))
+    return tuple(str(claim["claimName"]) for claim in mounted if claim.get("claimName"))
 
 
 def _requirement(each: Mapping[str, Any]) -> Requirement:

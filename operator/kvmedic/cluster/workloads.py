@@ -32,7 +32,7 @@ from kvmedic.cluster.ownership import (
     same_version,
     unmark_operations,
 )
-from kvmedic.cluster.room import room_for
+from kvmedic.cluster.room import SharedSurroundings, room_for
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.stateful.groups import (
@@ -112,6 +112,8 @@ class DeploymentTarget:
     client: Client
     quick_looks: QuickLooks | None = None
     """None: a quick look reads from the API server, too."""
+    surroundings: SharedSurroundings | None = None
+    """What all runs that begin share of nodes and pods; None: what matters to one is read for it."""
 
     async def look(self, namespace: str, policy: Policy) -> View | None:
         """Return the target as it is now, or None when the Deployment does not exist."""
@@ -148,7 +150,7 @@ class DeploymentTarget:
 
     async def room_for(self, view: View) -> Finding:
         """Return whether one pod more of the target finds a place now."""
-        return await room_for(self.client, view.fleet, view.template)
+        return await room_for(self.client, view.fleet, view.template, self.surroundings)
 
     async def apply(self, fleet: Fleet, effect: Effect, claim: str) -> None:
         """Carry out one effect on the fleet as it was viewed; repeating it changes nothing more.

@@ -247,7 +247,7 @@ class Batch:
     async def _ask_part(self, part: _Part, asked_for: Collection[PodKey], query: _Query) -> Reply:
         """Return the answer about the asked pods of a part, from its halves where it is divided."""
         if not part.halves:
-            reply = await self._ask_at_once(part, query)
+            reply = await self._ask_undivided(part, query)
             if not isinstance(reply, Unanswered) or reply.excess is None:
                 return reply
             if not part.divide(reply.excess):
@@ -258,22 +258,22 @@ class Batch:
             await asyncio.gather(*(self._ask_part(half, asked_for, query) for half in halves))
         )
 
-    async def _ask_at_once(self, part: _Part, query: _Query) -> Reply:
+    async def _ask_undivided(self, part: _Part, query: _Query) -> Reply:
         asked = part.pods - self.crowded if self.crowded else part.pods
         if not asked:
             return NOTHING
         if not self.is_apart:
-            return await self._ask_once(part, asked, query)
+            return await self._send_once(part, asked, query)
         # They take one of the source's turns, and no more of its time than one query's.
         async with self._turns:
             if self._too_slow is not None:
                 return self._too_slow
-            reply = await self._ask_once(part, asked, query)
+            reply = await self._send_once(part, asked, query)
         if isinstance(reply, Unanswered) and reply.excess is Excess.TIME:
             self._too_slow = reply
         return reply
 
-    async def _ask_once(self, part: _Part, asked: Set[PodKey], query: _Query) -> Reply:
+    async def _send_once(self, part: _Part, asked: Set[PodKey], query: _Query) -> Reply:
         # What is sent names a hundred replicas: it is neither written for each who asks nor kept.
         key = (id(part), len(asked), query.about, query.text)
         return await self.moment.once(key, lambda: self.moment.send(query.text_for(asked)))

@@ -83,7 +83,7 @@ class CalmRounds:
     @property
     def lasts(self) -> timedelta:
         """For how long a round's answers serve: so long that a source gets no more than `MOST_QUERIES`."""
-        queries = len(parts_of_pods(len(self._pools), self.labels.pod)) + 1  # of the pools one more
+        queries = _count_parts(len(self._pools)) + 1  # of the pools one more
         return min(ROUND, ROUND * queries / MOST_QUERIES)
 
     async def answers_at(self, moment: Moment, span: Span) -> CalmAnswers | Unanswered:
@@ -188,12 +188,16 @@ def parts_of_pods(replicas: int, label: str) -> Sequence[Sequence[str]]:
 
     A pod is one part's with all its series, by the last character of its name.
     """
-    count = min(MOST_PARTS, -(-replicas // MOST_AT_ONCE))
-    if count <= 1:
+    count = _count_parts(replicas)
+    if count == 1:
         return ((),)
     classes = [LAST_CHARACTERS[part::count] for part in range(count - 1)]
     rest = f'{label}!~".*[{"".join(classes)}]"'
     return (*((f'{label}=~".*[{each}]"',) for each in classes), (rest,))
+
+
+def _count_parts(replicas: int) -> int:
+    return min(MOST_PARTS, max(1, -(-replicas // MOST_AT_ONCE)))
 
 
 def _sort_by_signal(reply: Answer, pools: Answer, model: str) -> CalmAnswers:

@@ -543,6 +543,7 @@ class PrometheusSource:
         now, moment = self._now(), self._calm
         lasts = max(self._options.reuse, rounds.lasts)
         if moment is None or not moment.at <= now < moment.at + lasts:
+            self._moment = None  # one that begins now: an older one would be asked anew the sooner
             moment = self._calm = self._current()
         return moment
 

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from enum import StrEnum
+from functools import lru_cache
 from math import prod, sqrt
 from typing import TypeAlias, assert_never
 
@@ -249,6 +250,7 @@ _DECIMAL = {"": Decimal(1), "m": Decimal("0.001")} | {
 }
 
 
+@lru_cache(maxsize=512)  # the pods of a cluster ask for few different amounts
 def parse_quantity(text: str) -> Decimal:
     """Return a quantity as a number of its base unit: `1Ki` is 1024, `500m` is 0.5.
 
