@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
+from weakref import WeakSet
+
+from kopf._cogs.structs import references
+from kopf._core.reactor import queueing
 
 from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns
-from kvmedic.handlers import Operator
+from kvmedic.handlers import Operator, kopf_settings
 from kvmedic.kube.errors import Call, Conflict, Unavailable
 from kvmedic.loop import Backoff
 from kvmedic.model.status import Key
@@ -107,3 +113,36 @@ def test_a_workload_of_another_shard_wakes_nobody_and_has_no_stand_in():
         )
 
     assert told == ["serving"]
+
+
+class Body(dict):
+    """An object of the API server's that can be seen to be gone."""
+
+    __hash__ = object.__hash__
+
+
+async def test_kopf_keeps_no_object_whose_event_was_handled(monkeypatch):
+    kept, resource = WeakSet(), references.Resource("kvmedic.io", "v1alpha1", "kvremediations")
+
+    async def list_objects(**_):
+        for number in range(3):
+            body = Body(metadata={"uid": f"uid-{number}"})
+            kept.add(body)
+            yield {"type": None, "object": body}
+            del body
+        await asyncio.Event().wait()
+
+    async def process(**_):
+        return None
+
+    monkeypatch.setattr(queueing.watching, "infinite_watch", list_objects)
+    watching = asyncio.create_task(
+        queueing.watcher(namespace=None, settings=kopf_settings(), resource=resource, processor=process)
+    )
+    await asyncio.sleep(1)
+    left = {body["metadata"]["uid"] for body in kept}
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+
+    assert left == {"uid-2"}, "the last one is the watch's own until the next comes"

@@ -248,6 +248,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.watching.connect_timeout = 5
     settings.watching.chunk_size = PAGE
+    # For so long kopf keeps an object after its last event, unpacked: all that were listed, with its 5 s.
+    settings.queueing.idle_timeout = 0.1
     settings.process.ultimate_exiting_timeout = 10
     settings.persistence.finalizer = "kvmedic.io/never-used"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.kvmedic.io")

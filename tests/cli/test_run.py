@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import subprocess
 import sys
 from asyncio.sslproto import SSLProtocol
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +91,13 @@ def test_no_look_for_garbage_goes_through_what_was_imported() -> None:
     told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     spared, left = map(int, told.split())
     assert spared > 100 * left
+
+
+def test_what_an_operator_does_not_need_of_its_libraries_is_not_loaded(tmp_path: Path) -> None:
+    argv = [sys.executable, "-X", "importtime", "-m", "kvmedic", "run", "--yes"]
+    env = {**os.environ, "KVMEDIC_CONFIG": str(tmp_path / "none.yaml")}
+    ended = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert ended.returncode == 2, ended.stderr[-400:]
+    assert {"httpx", "kopf", "kubernetes"} <= loaded
+    assert not {"rich", "pygments", "click"} & loaded
