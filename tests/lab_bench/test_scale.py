@@ -10,7 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.bench.scale import BUDGET, ROUND_SECONDS, Calm, Scale, seconds_between_looks, watch_calm, world
+from lab.bench.scale import (
+    BUDGET,
+    ROUND_SECONDS,
+    SPEC,
+    Calm,
+    Scale,
+    seconds_between_looks,
+    watch_calm,
+    world,
+)
+from lab.bench.scale_poison import BOUND, SETTLING_SECONDS, poisoned, react, write_workloads
 from lab.bench.scale_runs import Opened, open_runs
 
 FLEETS = 200
@@ -86,3 +96,17 @@ def test_runs_are_open_up_to_the_budget_and_every_sick_fleet_has_its_turn(cold: 
 
     assert told.most_open == BUDGET
     assert len(told.waits) == 2 * BUDGET
+
+
+def test_dear_templates_of_one_tenant_leave_the_reaction_of_others(cold: Scale) -> None:
+    poison = write_workloads(cold, FLEETS // 8)
+    alone, beside = [], []
+
+    for _ in range(2):  # other tests come and go beside this one
+        alone.append(react(cold, BUDGET, COLD_SECONDS))
+        with poisoned(cold, poison, SPEC):
+            time.sleep(SETTLING_SECONDS)
+            beside.append(react(cold, BUDGET, COLD_SECONDS))
+
+    seconds = [min(each.seconds for each in some if each is not None) for some in (beside, alone)]
+    assert seconds[0] < BOUND * seconds[1], (beside, alone)
