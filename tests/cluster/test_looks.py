@@ -195,13 +195,13 @@ async def test_engines_and_ports_are_found_in_a_thread(
 
 async def test_a_view_is_packed_in_a_thread(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     await beside.live.serving(1)
-    hands, pack = [], looks._pack
+    hands, written = [], looks._written
 
     def noted(view: View) -> bytes:
         hands.append(threading.current_thread())
-        return pack(view)
+        return written(view)
 
-    monkeypatch.setattr(looks, "_pack", noted)
+    monkeypatch.setattr(looks, "_written", noted)
 
     async with asyncio.timeout(30):
         while not hands:

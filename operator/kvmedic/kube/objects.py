@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -292,16 +291,6 @@ def without_bookkeeping(body: JsonObject) -> JsonObject:
     notes = {key: text for key, text in section(metadata, "annotations").items() if key != LAST_APPLIED}
     metadata.pop("managedFields", None)
     return {**body, "metadata": {**metadata, "annotations": notes}}
-
-
-def pack(body: JsonObject) -> bytes:
-    """Return an object in a fraction of its memory; `unpack` has it back."""
-    return zlib.compress(json.dumps(body, separators=(",", ":")).encode(), zlib.Z_BEST_SPEED)
-
-
-def unpack(packed: bytes) -> JsonObject:
-    """Return what `pack` was given."""
-    return dict(json.loads(zlib.decompress(packed)))
 
 
 FIELD_MANAGER = "kvmedic"

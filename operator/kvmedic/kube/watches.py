@@ -35,11 +35,10 @@ from kvmedic.kube.objects import (
     labels_of,
     name_of,
     namespace_of,
-    pack,
     takes_selector,
-    unpack,
     version_of,
 )
+from kvmedic.kube.packing import Packed, Packer
 
 if TYPE_CHECKING:
     from kvmedic.kube.client import Client
@@ -88,10 +87,7 @@ class Watched:
 class _Kept:
     labels: Mapping[str, str]
     version: str
-    packed: bytes
-
-    def body(self) -> JsonObject:
-        return unpack(self.packed)
+    packed: Packed
 
 
 @dataclass(slots=True)
@@ -113,6 +109,7 @@ class _Store:
     """That of namespaces without a change since the list."""
     tried: asyncio.Event = field(default_factory=asyncio.Event)
     """It was listed once, or that failed."""
+    packer: Packer = field(default_factory=Packer)
 
     @property
     def is_lacking(self) -> bool:
@@ -131,7 +128,8 @@ class _Store:
         place = self.objects.setdefault(namespace, {})
         if name not in place:
             self.unsorted.add(namespace)
-        place[name] = _kept_of(kind, body)
+        labels = {sys.intern(key): sys.intern(str(value)) for key, value in labels_of(body).items()}
+        place[name] = _Kept(labels, version_of(body), self.packer.pack_body(kind.trim(body)))
         self.changes[namespace] = next(_NUMBERS)
 
     def drop(self, body: JsonObject) -> None:
@@ -222,7 +220,7 @@ class Watches:
         if store is None:
             return await self.client.get(ref)
         found = store.objects.get(ref.namespace, {}).get(ref.name)
-        return found.body() if found else None
+        return found.packed.body() if found else None
 
     async def list(
         self, resource: Resource, namespace: str, label_selector: str = "", fields: str = ""
@@ -246,7 +244,7 @@ class Watches:
         for number, kept in enumerate(tuple(store.select(namespace, label_selector)), 1):
             if number % AT_A_TIME == 0:
                 await asyncio.sleep(0)
-            body = kept.body()
+            body = kept.packed.body()
             if not fields or has_fields(fields, body):
                 yield body
 
@@ -344,13 +342,13 @@ class Watches:
                     listener(MODIFIED, body)
             await asyncio.sleep(0)
         gone = [
-            each.body()
+            each.packed.body()
             for namespace, objects in store.objects.items()
             for name, each in objects.items()
             if name not in found.objects.get(namespace, {})
         ]
         store.objects, store.unsorted, store.version = found.objects, found.unsorted, version
-        store.changes, store.listed = found.changes, next(_NUMBERS)
+        store.changes, store.listed, store.packer = found.changes, next(_NUMBERS), found.packer
         for body in gone:
             if listener:
                 listener(DELETED, body)
@@ -407,8 +405,3 @@ class Recording:
     def _note(self, asked: Asked) -> None:
         self.asked.append(self.watches.ask_again(asked))
         self.is_whole = self.is_whole and self.asked[-1].versions is not None
-
-
-def _kept_of(kind: Watched, body: JsonObject) -> _Kept:
-    labels = {sys.intern(key): sys.intern(str(value)) for key, value in labels_of(body).items()}
-    return _Kept(labels, version_of(body), pack(kind.trim(body)))

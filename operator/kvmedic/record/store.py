@@ -38,14 +38,13 @@ from kvmedic.kube.objects import (
     items,
     moment,
     namespace_of,
-    pack,
     section,
     uid_of,
-    unpack,
     version_of,
     without_bookkeeping,
 )
 from kvmedic.kube.objects import Resource as Kind
+from kvmedic.kube.packing import Packed, Packer
 from kvmedic.model.edits import PatchOperation
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import DEPLOYMENT
@@ -133,7 +132,7 @@ class _Seen:
     """A resource as JSON, compressed: thousands are known, and each is looked at every 30 s."""
 
     resource_version: str
-    packed: bytes
+    packed: Packed
 
 
 @dataclass(slots=True)
@@ -146,6 +145,7 @@ class Known:
 
     allowed: AllowedSettings | None = None
     _seen: dict[str, _Seen] = field(default_factory=dict)
+    _packer: Packer = field(default_factory=Packer)
 
     def take_over(self, body: JsonObject) -> None:
         """Take over a resource that a watch or a list told.
@@ -159,7 +159,7 @@ class Known:
         if is_earlier(version, before):
             self.forget(uid)
         elif version != before:
-            self._seen[uid] = _Seen(version, pack(without_bookkeeping(body)))
+            self._seen[uid] = _Seen(version, self._packer.pack_body(without_bookkeeping(body)))
 
     def remember(self, body: JsonObject) -> Resource:
         """Return a resource from what the API server answered, and remember it."""
@@ -170,7 +170,7 @@ class Known:
     def find(self, uid: str) -> Resource | None:
         """Return a resource as it was seen last; None: nothing is known of it."""
         seen = self._seen.get(uid)
-        return None if seen is None else resource_of(unpack(seen.packed), self.allowed)
+        return None if seen is None else resource_of(seen.packed.body(), self.allowed)
 
     def forget(self, uid: str) -> None:
         """Drop a resource that is gone, or of which nothing is sure."""

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import NamedTuple, TypeAlias
 
 NOW = 4_000_000_000.0
@@ -76,10 +77,13 @@ class Matching:
     names: frozenset[str] = frozenset()
     ignores: bool = True
 
+    def __post_init__(self) -> None:
+        if self.ignores:
+            object.__setattr__(self, "names", self.names | {"__name__"})
+
     def key(self, labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         if self.ignores:
-            left = {*self.names, "__name__"}
-            return tuple(sorted(item for item in labels.items() if item[0] not in left))
+            return tuple(sorted([item for item in labels.items() if item[0] not in self.names]))
         return tuple((name, labels.get(name, "")) for name in sorted(self.names))
 
 
@@ -228,8 +232,10 @@ class _Query:
                 if self._peek() == ",":
                     self._take()
             self._take("}")
-        found = (one for pod in pods for one in self._index.get((name, pod), ()))
-        return [one for one in found if all(test(one.labels) for test in tests)]
+        found = [one for pod in pods for one in self._index.get((name, pod), ())]
+        for test in tests:
+            found = [one for one in found if test(one.labels)]
+        return found
 
 
 def _is_plain(choices: Iterable[str]) -> bool:
@@ -242,8 +248,15 @@ def _label_test(label: str, sign: str, wanted: str) -> Callable[[Mapping[str, st
     choices = frozenset(wanted.split("|"))
     if _is_plain(choices):
         return lambda labels: (labels.get(label, "") in choices) is (sign == "=~")
+    matches = _matching(wanted)
+    return lambda labels: matches(labels.get(label, "")) is (sign == "=~")
+
+
+@lru_cache(maxsize=64)
+def _matching(wanted: str) -> Callable[[str], bool]:
+    """A test that remembers, as a query asks the same of each replica in forty places."""
     matches = re.compile(wanted).fullmatch
-    return lambda labels: (matches(labels.get(label, "")) is not None) is (sign == "=~")
+    return cache(lambda text: matches(text) is not None)
 
 
 def _seconds(text: str) -> float:
@@ -251,8 +264,12 @@ def _seconds(text: str) -> float:
     return float(number) * _UNITS[unit]
 
 
-def _bare(labels: Mapping[str, str]) -> dict[str, str]:
-    return {name: text for name, text in labels.items() if name != "__name__"}
+def _bare(labels: Mapping[str, str]) -> Mapping[str, str]:
+    return (
+        {name: text for name, text in labels.items() if name != "__name__"}
+        if "__name__" in labels
+        else labels
+    )
 
 
 def _call(name: str, arguments: list[Value]) -> Value:
