@@ -226,7 +226,7 @@ class PaceOptions(Section):
     """After a look that failed."""
     backoff_most: Annotated[timedelta, within("100ms", "1h")] = timedelta(minutes=1)
     """After many looks that failed in a row."""
-    workers: Annotated[int, Field(ge=1, le=256)] = 24
+    workers: Annotated[int, Field(ge=1, le=256)] = 16
     """Resources that are looked at side by side; each waits for the API most of the time."""
 
 

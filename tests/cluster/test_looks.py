@@ -197,9 +197,9 @@ async def test_a_view_is_packed_in_a_thread(beside: Beside, monkeypatch: pytest.
     await beside.live.serving(1)
     hands, written = [], looks._written
 
-    def noted(view: View) -> bytes:
+    def noted(*made: Any) -> bytes:
         hands.append(threading.current_thread())
-        return written(view)
+        return written(*made)
 
     monkeypatch.setattr(looks, "_written", noted)
 
