@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster import looks, snapshot
+from kvmedic.cluster import snapshot
 from kvmedic.cluster.fronts import Depth
 from kvmedic.cluster.looks import QuickLooks, read_target, watched_kinds
 from kvmedic.cluster.neighbours.appliers import neighbours_of
 from kvmedic.cluster.room import room_for
 from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client
+from kvmedic.kube.packing import Packed, Packer
 from kvmedic.kube.watches import Watches
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.spec import Policy
@@ -195,13 +196,13 @@ async def test_engines_and_ports_are_found_in_a_thread(
 
 async def test_a_view_is_packed_in_a_thread(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     await beside.live.serving(1)
-    hands, written = [], looks._written
+    hands, pack = [], Packer.pack_object
 
-    def noted(*made: Any) -> bytes:
+    def noted(packer: Packer, made: object) -> Packed:
         hands.append(threading.current_thread())
-        return written(*made)
+        return pack(packer, made)
 
-    monkeypatch.setattr(looks, "_written", noted)
+    monkeypatch.setattr(Packer, "pack_object", noted)
 
     async with asyncio.timeout(30):
         while not hands:

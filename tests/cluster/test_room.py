@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.room import SharedSurroundings, room_for
+from kvmedic.cluster.room import SURROUNDINGS_LAST, SharedSurroundings, room_for
 from kvmedic.cluster.workloads import DeploymentTarget
 from kvmedic.kube.errors import Call, Refused, Unavailable
 from kvmedic.kube.objects import CLAIMS, NODES, PODS, QUOTAS, Ref, Resource
@@ -250,7 +250,7 @@ class Town:
 
 async def test_who_asks_what_runs_on_the_nodes_at_once_shares_one_list() -> None:
     town = Town()
-    shared = SharedSurroundings(town)  # type: ignore[arg-type]
+    shared = SharedSurroundings(town, SURROUNDINGS_LAST)  # type: ignore[arg-type]
     impatient, *asking = [asyncio.create_task(shared.tenants()) for _ in range(5)]
     await asyncio.sleep(0)
     impatient.cancel()
@@ -264,7 +264,7 @@ async def test_who_asks_what_runs_on_the_nodes_at_once_shares_one_list() -> None
 
 async def test_two_fleets_that_ask_for_room_read_the_nodes_once() -> None:
     cluster = Cluster({NODES: [a_node("gpu-1", 1)]})
-    shared = SharedSurroundings(cluster)  # type: ignore[arg-type]
+    shared = SharedSurroundings(cluster, SURROUNDINGS_LAST)  # type: ignore[arg-type]
 
     found = [await shared.nodes() for _ in range(2)]
 
@@ -274,7 +274,7 @@ async def test_two_fleets_that_ask_for_room_read_the_nodes_once() -> None:
 
 async def test_runs_that_begin_together_list_what_runs_on_the_nodes_once() -> None:
     cluster = Cluster({NODES: [a_node("gpu-1", 2)], PODS: [a_pod("a", "gpu-1")]})
-    shared = SharedSurroundings(cluster)  # type: ignore[arg-type]
+    shared = SharedSurroundings(cluster, SURROUNDINGS_LAST)  # type: ignore[arg-type]
     target = DeploymentTarget(cluster, surroundings=shared)  # type: ignore[arg-type]
     fleets = [a_fleet(name=f"chat-{number}", pods=()) for number in range(3)]
 
@@ -301,7 +301,7 @@ async def test_what_runs_on_the_nodes_is_forgotten_once_it_is_old() -> None:
 async def test_a_list_that_failed_is_read_anew() -> None:
     town = Town(failures=1)
     town.opened.set()
-    shared = SharedSurroundings(town)  # type: ignore[arg-type]
+    shared = SharedSurroundings(town, SURROUNDINGS_LAST)  # type: ignore[arg-type]
     with pytest.raises(Unavailable):
         await shared.tenants()
     await asyncio.sleep(0.01)

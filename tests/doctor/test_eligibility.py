@@ -293,7 +293,7 @@ def a_node(gpus: int) -> dict[str, Any]:
 async def test_no_room_for_a_spare_counts_where_it_is_still_so_at_the_next_examination(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvmedic.cluster.room.SURROUNDINGS_LAST", timedelta(0))  # much less than EVERY
+    monkeypatch.setattr("kvmedic.cluster.looks.SURROUNDINGS_LAST", timedelta(0))  # much less than EVERY
     pinned = a_deployment(pod={"nodeName": "gpu-01"})
     town = Namespace([pinned, a_service(), a_node(2)])
     examiner = Examiner(Office().ask, TargetSurroundings(town))

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from api.records import full_record
+from kvmedic.api.status import record_to_wire
 from kvmedic.kube.objects import JsonObject
-from kvmedic.record.store import Known
+from kvmedic.record.store import Known, resource_of
 from worlds.world import remediation
 
 
@@ -31,6 +33,19 @@ def test_the_latest_that_was_told_counts() -> None:
 
     assert mode_of(known) == "Observe"
     assert known.find("uid-1") == known.remember(a_body("8", "Observe"))
+
+
+def test_each_look_is_given_a_resource_as_it_was_read() -> None:
+    known, body = Known(), a_body("7")
+    body["status"] = record_to_wire(full_record(), "RollingOut")
+    known.take_over(body)
+
+    found = [known.find("uid-1") for _ in range(3)]
+
+    assert found == [resource_of(body)] * 3
+    assert found[0] is not None
+    assert found[0].record is not None
+    assert found[0].record.run == full_record().run
 
 
 def test_of_who_edited_a_resource_nothing_is_kept() -> None:

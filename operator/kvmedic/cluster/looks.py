@@ -7,13 +7,10 @@ server.
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvmedic.cluster.config_maps import config_maps_of
 from kvmedic.cluster.fronts import (
@@ -26,9 +23,8 @@ from kvmedic.cluster.neighbours.appliers import neighbours_of
 from kvmedic.cluster.neighbours.autoscalers import SCALED_OBJECTS, VERTICAL_AUTOSCALERS
 from kvmedic.cluster.neighbours.pod_policies import DISRUPTION_BUDGETS, NETWORK_POLICIES
 from kvmedic.cluster.ownership import giving_way
-from kvmedic.cluster.room import SharedSurroundings, room_for
+from kvmedic.cluster.room import SURROUNDINGS_LAST, SharedSurroundings, room_for
 from kvmedic.cluster.snapshot import snapshot
-from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.cpu import in_thread
 from kvmedic.kube.objects import (
@@ -37,6 +33,7 @@ from kvmedic.kube.objects import (
     ENDPOINT_SLICES,
     NODES,
     PODS,
+    QUOTAS,
     REPLICA_SETS,
     SERVICES,
     WORKLOADS,
@@ -48,7 +45,6 @@ from kvmedic.kube.objects import (
 from kvmedic.kube.packing import Packed, Packer
 from kvmedic.kube.watches import Asked, Recording, Watched, Watches
 from kvmedic.model.config_edits import previous
-from kvmedic.model.engine import EngineProfile
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.spec import Policy, TargetRef
@@ -97,7 +93,7 @@ class TargetSurroundings:
     _shared: SharedSurroundings = field(init=False)
 
     def __post_init__(self) -> None:
-        self._shared = SharedSurroundings(self.reader)
+        self._shared = SharedSurroundings(self.reader, SURROUNDINGS_LAST)
 
     async def with_drain(self, view: View, policy: Policy) -> View:
         """Return a target with all that draining depends on, where only a quick look was taken."""
@@ -133,7 +129,7 @@ def watched_kinds() -> tuple[Watched, ...]:
         *(Watched(each, _keep_all) for each in WORKLOADS.values()),
         *(Watched(each, without_bookkeeping) for each in (REPLICA_SETS, CONTROLLER_REVISIONS, SERVICES)),
         *(Watched(each, without_bookkeeping) for each in (ENDPOINT_SLICES, AUTOSCALERS, DISRUPTION_BUDGETS)),
-        *(Watched(each, without_bookkeeping) for each in (NETWORK_POLICIES, *INFERENCE_POOLS)),
+        *(Watched(each, without_bookkeeping) for each in (QUOTAS, NETWORK_POLICIES, *INFERENCE_POOLS)),
         # Most clusters lack these, which a watch finds out once for all fleets.
         *(Watched(each, without_bookkeeping) for each in (SCALED_OBJECTS, VERTICAL_AUTOSCALERS)),
         Watched(PODS, _light_pod, is_shared=True),
@@ -163,73 +159,10 @@ UNUSED_FOR = timedelta(hours=1)
 """After which a quick look that nobody asked for again is forgotten."""
 
 
-_PROFILES = (*ENGINES, *(named for each in ENGINES for named in profiles_for(each.name)))
-"""Every profile that a view may hold: of an engine that is recognised, and of one that a target names."""
-
-
-class _Pickler(pickle.Pickler):
-    """Writes a view with the places of engine profiles in place of their hundreds of options."""
-
-    def persistent_id(self, obj: object) -> int | None:
-        """Return a profile's place; None: the object is written as it is."""
-        if not isinstance(obj, EngineProfile):
-            return None
-        return next((place for place, profile in enumerate(_PROFILES) if profile is obj), None)
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Return how to make an object anew, in C where it can be: a view is read with each look at a fleet.
-
-        A frozen dataclass with slots is else filled by its name and field by field, a named tuple by Python.
-        """
-        kind = type(obj)
-        if isinstance(obj, tuple):
-            return tuple.__new__, (kind, tuple(obj))
-        if not is_dataclass(obj) or isinstance(obj, type) or hasattr(obj, "__dict__"):
-            return NotImplemented
-        return _filled, (kind, *(getattr(obj, each.name) for each in fields(obj)))
-
-
-@cache
-def _slots_of(kind: Any) -> tuple[Callable[[object, object], None], ...]:
-    return tuple(getattr(kind, each.name).__set__ for each in fields(kind))
-
-
-def _filled(kind: Any, *values: object) -> object:
-    """Return a dataclass with slots as it was: nothing is checked or computed."""
-    made = object.__new__(kind)
-    for put, value in zip(_slots_of(kind), values, strict=True):
-        put(made, value)
-    return made
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads a view with this process's own profiles."""
-
-    def persistent_load(self, pid: int) -> EngineProfile:
-        """Return a profile by its place."""
-        return _PROFILES[pid]
-
-
-def _written(policy: Policy, view: View) -> bytes:
-    """Return a view, and by what it was made, as a pickle: 11 KB of objects for a plain fleet (measured)."""
-    written = BytesIO()
-    _Pickler(written, pickle.HIGHEST_PROTOCOL).dump((policy, view))
-    return written.getvalue()
-
-
-def _unpack(packed: Packed) -> tuple[Policy, View]:
-    """Return them anew: 0.3 ms of CPU, a tenth of what reading it from its objects takes (measured).
-
-    On the loop: in a thread it would keep Python to itself as well, as pickle is written in C, and each calm
-    fleet would wait there behind what another tenant wrote. 390 words take 4 ms, 4,000 escapes 7 to 37.
-    """
-    made: tuple[Policy, View] = _Unpickler(BytesIO(packed.text())).load()
-    return made
-
-
 @dataclass(frozen=True, slots=True)
 class _QuickLook:
     packed: Packed
+    """By what it was made, and the view."""
     asked: Sequence[Asked]
     used_at: float
 
@@ -248,14 +181,16 @@ class QuickLooks:
         where, now = (namespace, ObjectRef(policy.target.kind, policy.target.name)), loop_seconds()
         last = self._last.pop(where, None)
         last = self._unchanged_look(last) if last is not None else None
-        made_by, view = _unpack(last.packed) if last is not None else (None, None)
+        # On the loop: in a thread it would keep Python to itself as well, as pickle is written in C, and each
+        # calm fleet would wait there behind what another tenant wrote. 390 words take 4 ms, 4,000 escapes 37.
+        made_by, view = last.packed.object() if last is not None else (None, None)
         if last is None or made_by != policy:
             reader = Recording(self.watches)
             view = await read_target(reader, namespace, policy, Depth.QUICK)
             if view is None or not reader.is_whole:
                 return view
-            written = await in_thread(_written, policy, view)
-            last = _QuickLook(await in_thread(self._packer.pack, written), reader.asked, now)
+            packed = await in_thread(self._packer.pack_object, (policy, view))
+            last = _QuickLook(packed, reader.asked, now)
         self._last[where] = replace(last, used_at=now)
         oldest = next(iter(self._last))
         if now - self._last[oldest].used_at > UNUSED_FOR.total_seconds():

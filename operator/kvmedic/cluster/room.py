@@ -207,7 +207,7 @@ async def list_tenants(client: Reader, namespace: str = "", fields: str = RUNNIN
 class SharedSurroundings:
     """All nodes and what runs on them, read once for all who ask within a while."""
 
-    def __init__(self, reader: Reader, lasts: timedelta = SURROUNDINGS_LAST) -> None:
+    def __init__(self, reader: Reader, lasts: timedelta) -> None:
         """Nothing is read before somebody asks."""
         self.nodes = _Shared(lambda: _nodes(reader), lasts).recent
         self.tenants = _Shared(lambda: list_tenants(reader), lasts).recent

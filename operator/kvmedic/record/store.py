@@ -129,23 +129,22 @@ TRY_AGAIN = f"{GROUP}/try-again"
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A resource as JSON, compressed: thousands are known, and each is looked at every 30 s."""
+    """A resource, packed: thousands are known, and each is looked at every 30 s."""
 
     resource_version: str
     packed: Packed
+    """Its JSON; what was read from that, once somebody asked for it."""
+    is_read: bool = False
 
 
 @dataclass(slots=True)
 class Known:
-    """Resources as they were seen last, by their uid.
-
-    Each is read anew when it is asked for: 0.27 ms of CPU for 0.55 KB in place of 2.2 of objects (measured
-    without a run).
-    """
+    """Resources as they were seen last, by their uid; each is made anew when it is asked for."""
 
     allowed: AllowedSettings | None = None
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _packer: Packer = field(default_factory=Packer)
+    _read: Packer = field(default_factory=Packer)
 
     def take_over(self, body: JsonObject) -> None:
         """Take over a resource that a watch or a list told.
@@ -170,7 +169,13 @@ class Known:
     def find(self, uid: str) -> Resource | None:
         """Return a resource as it was seen last; None: nothing is known of it."""
         seen = self._seen.get(uid)
-        return None if seen is None else resource_of(seen.packed.body(), self.allowed)
+        if seen is None:
+            return None
+        if not seen.is_read:
+            read = resource_of(seen.packed.body(), self.allowed)
+            seen = self._seen[uid] = _Seen(seen.resource_version, self._read.pack_object(read), is_read=True)
+        resource: Resource = seen.packed.object()
+        return resource
 
     def forget(self, uid: str) -> None:
         """Drop a resource that is gone, or of which nothing is sure."""
