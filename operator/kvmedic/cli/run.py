@@ -39,7 +39,7 @@ connections of one operator (measured). A TLS record has 16 KiB at most."""
 MALLOC_LIMITS = {
     "M_TRIM_THRESHOLD": (-1, 128 << 10),
     "M_MMAP_THRESHOLD": (-3, 128 << 10),
-    "M_ARENA_MAX": (-8, 1),
+    "M_ARENA_MAX": (-8, 2),
 }
 """glibc's parameters by their numbers in `malloc.h`. The first two are its own to begin with, but it raises
 them whenever a larger buffer is freed: later ones then lie among what is kept, and stay with the process."""
