@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -445,6 +446,27 @@ async def test_a_revision_on_record_is_recorded_anew_once_a_day(
     proved = await proved_good(found, resource, resource.policy, metrics, NOW + after)
 
     assert (proved is not None, len(metrics.looks) > looks) == (again, again)
+
+
+class Together(Asked):
+    """Metrics that answer about engines once they are asked about devices as well."""
+
+    async def look(self, source: str, pods: Any, namespace: str, look: Look) -> Observation:
+        await self.together.wait()
+        return await super().look(source, pods, namespace, look)
+
+    async def devices(self, *asked: Any) -> Any:
+        await self.together.wait()
+        return await super().devices(*asked)
+
+
+async def test_what_proves_a_revision_good_is_asked_for_at_once() -> None:
+    found, _ = await looked(State.RECOVERED)
+    resource, metrics = a_resource(), Together(State.RECOVERED)
+    metrics.together = asyncio.Barrier(2)
+
+    async with asyncio.timeout(5):
+        assert await proved_good(found, resource, resource.policy, metrics, NOW) is not None
 
 
 class Young(Asked):

@@ -5,6 +5,7 @@ The last revision that proved healthy: what proves it, and what is not as it was
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import datetime
 
@@ -82,9 +83,9 @@ async def proved_good(
     if good is None or _is_on_record(resource, policy, found.view, now):
         return None
     pods, window = expected_pods(found.view), policy.windows.trigger
-    asked = Look(window, signals=TRAFFIC | ASKED)
-    seen = await metrics.look(policy.source, pods, resource.namespace, asked)
-    told = await metrics.devices(policy.source, pods, resource.namespace, window)
+    asked, place = Look(window, signals=TRAFFIC | ASKED), (policy.source, pods, resource.namespace)
+    # Side by side: each waits for others to share its queries with.
+    seen, told = await asyncio.gather(metrics.look(*place, asked), metrics.devices(*place, window))
     vitals = {name: Vitals(devices=reading) for name, reading in told.items()}
     method = found.evidence.compression
     return replace(

@@ -143,11 +143,11 @@ class Known:
 
     allowed: AllowedSettings | None = None
     _seen: dict[str, _Seen] = field(default_factory=dict)
-    _packer: Packer = field(default_factory=Packer)
+    _told: Packer = field(default_factory=Packer)
     _read: Packer = field(default_factory=Packer)
 
-    def take_over(self, body: JsonObject) -> None:
-        """Take over a resource that a watch or a list told.
+    def take_over(self, body: JsonObject, read: Resource | None = None) -> None:
+        """Take over a resource that a watch or a list told, or what was read of it.
 
         Where a later version is known, either of the two is wrong: a watch lags behind our own write, an
         answer behind the watch, or an etcd was restored. Nothing is known then, so that the next look asks.
@@ -158,12 +158,13 @@ class Known:
         if is_earlier(version, before):
             self.forget(uid)
         elif version != before:
-            self._seen[uid] = _Seen(version, self._packer.pack_body(without_bookkeeping(body)))
+            packed = self._read.pack_object(read) if read else self._told.pack_body(without_bookkeeping(body))
+            self._seen[uid] = _Seen(version, packed, is_read=read is not None)
 
     def remember(self, body: JsonObject) -> Resource:
         """Return a resource from what the API server answered, and remember it."""
         resource = resource_of(body, self.allowed)
-        self.take_over(body)
+        self.take_over(body, resource)
         return resource
 
     def find(self, uid: str) -> Resource | None:
