@@ -108,5 +108,8 @@ def test_dear_templates_of_one_tenant_leave_the_reaction_of_others(cold: Scale) 
             time.sleep(SETTLING_SECONDS)
             beside.append(react(cold, BUDGET, COLD_SECONDS))
 
-    seconds = [min(each.seconds for each in some if each is not None) for some in (beside, alone)]
+    assert None not in (*alone, *beside), (
+        f"not all of {BUDGET} moved within {COLD_SECONDS:.0f} s: {alone}, {beside}"
+    )
+    seconds = [min(each.seconds for each in some) for some in (beside, alone)]
     assert seconds[0] < BOUND * seconds[1], (beside, alone)
