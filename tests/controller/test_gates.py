@@ -7,18 +7,7 @@ import pytest
 from lab.cluster.simulation import behaviour
 from lab.scripted.proxy import Write
 from worlds import gating
-from worlds.gating import (
-    COMPACTING,
-    FP8,
-    SWITCH,
-    allow,
-    cron_job,
-    jobs,
-    roomy,
-    scores,
-    turned_off,
-    variables,
-)
+from worlds.gating import COMPACTING, FP8, SWITCH, allow, cron_job, jobs, roomy, scores, turned_off, variables
 from worlds.trying import answers, trial_pods
 from worlds.world import World
 

@@ -39,17 +39,7 @@ from worlds.people import (
     untouched,
 )
 from worlds.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
-from worlds.runs import (
-    FILE,
-    FLAG,
-    RECREATED,
-    REPLACEMENT,
-    REVISION,
-    SCALING,
-    SHORT,
-    nothing,
-    recreate,
-)
+from worlds.runs import FILE, FLAG, RECREATED, REPLACEMENT, REVISION, SCALING, SHORT, nothing, recreate
 from worlds.world import DRAINING, Eye, World
 
 

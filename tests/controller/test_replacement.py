@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from worlds.people import (
-    abandon_resource,
-    is_gone,
-)
+from worlds.people import abandon_resource, is_gone
 from worlds.phases import PATIENCE_SECONDS, let_go
 from worlds.replacing import Phase, names, press_one, reach
 from worlds.world import Eye, World

@@ -8,12 +8,7 @@ import pytest
 
 from lab.cluster.simulation import behaviour
 from worlds.command_line import kvmedic
-from worlds.people import (
-    BRAKES,
-    abandon_resource,
-    delete_resource,
-    is_gone,
-)
+from worlds.people import BRAKES, abandon_resource, delete_resource, is_gone
 from worlds.phases import PATIENCE_SECONDS
 from worlds.replacing import names
 from worlds.scaling import MORE, REPLICAS, calm, grow, held, press, spec

@@ -4,15 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.doctor.checks import (
-    Check,
-    Examination,
-    Result,
-    Topic,
-    Verdict,
-    describe_run,
-    labels_that_change,
-)
+from kvmedic.doctor.checks import Check, Examination, Result, Topic, Verdict, describe_run, labels_that_change
 from kvmedic.doctor.documents import DocumentsError, as_served
 from kvmedic.doctor.examine import examine_manifests
 from kvmedic.doctor.targets import find_targets

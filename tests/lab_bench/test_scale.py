@@ -10,16 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.bench.scale import (
-    BUDGET,
-    ROUND_SECONDS,
-    SPEC,
-    Calm,
-    Scale,
-    seconds_between_looks,
-    watch_calm,
-    world,
-)
+from lab.bench.scale import BUDGET, ROUND_SECONDS, SPEC, Calm, Scale, seconds_between_looks, watch_calm, world
 from lab.bench.scale_poison import BOUND, SETTLING_SECONDS, poisoned, react, write_workloads
 from lab.bench.scale_runs import Opened, open_runs
 

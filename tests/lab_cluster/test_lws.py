@@ -5,15 +5,7 @@ from pathlib import Path
 
 from lab.cluster.toolchain import Tool
 from lab.lws import installation
-from lab.lws.installation import (
-    ACCOUNT,
-    CONFIGURATION,
-    MODULE,
-    NAMESPACE,
-    WEBHOOKS,
-    own_manifests,
-    webhooks,
-)
+from lab.lws.installation import ACCOUNT, CONFIGURATION, MODULE, NAMESPACE, WEBHOOKS, own_manifests, webhooks
 
 HOOK = """\
 - admissionReviewVersions: [v1]

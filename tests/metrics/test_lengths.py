@@ -12,15 +12,7 @@ from kvmedic.metrics.lengths import AGAIN, APART, FEWEST_REQUESTS, lengths_of
 from kvmedic.metrics.prometheus import PrometheusClient
 from kvmedic.metrics.series import PodKey
 from kvmedic.metrics.source import PrometheusSource
-from kvmedic.model.evidence import (
-    Absence,
-    Histogram,
-    Measured,
-    Missing,
-    Observation,
-    PodReadings,
-    Signal,
-)
+from kvmedic.model.evidence import Absence, Histogram, Measured, Missing, Observation, PodReadings, Signal
 from kvmedic.settings import SourceOptions
 from worlds.http_double import Reply, Server, forwarded
 from worlds.prometheus_server import PrometheusServer

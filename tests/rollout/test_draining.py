@@ -8,13 +8,7 @@ from datetime import timedelta
 import pytest
 
 from kvmedic.model.evidence import Absence, Measured, Missing, Reading, Stale
-from kvmedic.rollout.draining import (
-    ZERO_COUNTS,
-    Drain,
-    drain_by_counts,
-    drain_of_unreached,
-    drain_past_limit,
-)
+from kvmedic.rollout.draining import ZERO_COUNTS, Drain, drain_by_counts, drain_of_unreached, drain_past_limit
 from run_builder import NOW, a_pod
 
 QUIET = timedelta(seconds=5)

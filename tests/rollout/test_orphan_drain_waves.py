@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from kvmedic.model.fleet import Fleet
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.moves import Effect, Pulse, ReleasePod, Settled, largest_wave
-from kvmedic.rollout.orphan_drain import (
-    FOLLOWED_WITHIN,
-    can_adopt,
-    may_serve_soon,
-    release_before_turning,
-)
+from kvmedic.rollout.orphan_drain import FOLLOWED_WITHIN, can_adopt, may_serve_soon, release_before_turning
 from worlds.model_controller import OWN_FIELDS
 from worlds.orphan_model import START_TAKES, OrphanModel, OrphanWalk
 

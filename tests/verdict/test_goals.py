@@ -21,15 +21,7 @@ from builders import (
 )
 from kvmedic.model.devices import Cause
 from kvmedic.model.evidence import Inconclusive, Observation, PodReadings, Signal
-from kvmedic.model.plan import (
-    BundleStep,
-    Change,
-    FlagStep,
-    Goal,
-    ReplaceStep,
-    ReplicasStep,
-    RevisionStep,
-)
+from kvmedic.model.plan import BundleStep, Change, FlagStep, Goal, ReplaceStep, ReplicasStep, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives, OnInconclusive

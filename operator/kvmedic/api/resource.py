@@ -15,12 +15,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvmedic.api.compression import (
-    AccuracyGate,
-    CompressionBaseline,
-    CompressionSetting,
-    CompressionSpec,
-)
+from kvmedic.api.compression import AccuracyGate, CompressionBaseline, CompressionSetting, CompressionSpec
 from kvmedic.api.rules import Rule, Wire, dns_subdomain, parse_duration, pattern, rfc3339
 from kvmedic.api.spec import KVRemediationSpec, LeverName, LeverSpec
 from kvmedic.api.spec import Limits as WireLimits

@@ -18,9 +18,7 @@ from typing import NoReturn, TypeAlias
 import typer
 
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
-from kvmedic.cli.saved import (
-    version_named,
-)
+from kvmedic.cli.saved import version_named
 from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.manifests.documents import ManifestContainer
 from kvmedic.manifests.engine_file import ConfigFile, config_file, repoint_manifest

@@ -34,15 +34,7 @@ from kvmedic.model.evidence import (
     Stale,
     Unsupported,
 )
-from kvmedic.model.plan import (
-    A_NEW_ONE,
-    REPLICA,
-    REPLICAS,
-    REVISION,
-    TRIAL,
-    Step,
-    asked_text,
-)
+from kvmedic.model.plan import A_NEW_ONE, REPLICA, REPLICAS, REVISION, TRIAL, Step, asked_text
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Runbook
 from kvmedic.runbooks import RUNBOOKS

@@ -24,9 +24,7 @@ import typer
 from kvmedic.api.rules import parse_duration
 from kvmedic.engines import VOCABULARIES
 from kvmedic.engines.engine_log import Started, phrases, started_of
-from kvmedic.engines.signal_sources import (
-    SignalTable,
-)
+from kvmedic.engines.signal_sources import SignalTable
 from kvmedic.metrics.page import (
     Page,
     Restart,
@@ -37,10 +35,7 @@ from kvmedic.metrics.page import (
     replica_of,
 )
 from kvmedic.model.engine import Version
-from kvmedic.model.evidence import (
-    Blocked,
-    Inconclusive,
-)
+from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook, Trigger

@@ -19,16 +19,7 @@ from kvmedic.cluster.neighbours.pod_policies import (
     policies_of_draining,
 )
 from kvmedic.kube.errors import NOT_FOUND, Refused
-from kvmedic.kube.objects import (
-    JsonObject,
-    Resource,
-    is_ready,
-    items,
-    labels_of,
-    name_of,
-    section,
-    uid_of,
-)
+from kvmedic.kube.objects import JsonObject, Resource, is_ready, items, labels_of, name_of, section, uid_of
 from kvmedic.model.fleet import POD_TEMPLATE_HASH, LabelFront, OrphanDrain, Rotation
 from kvmedic.model.spec import RotationWay
 from kvmedic.rollout.orphan_drain import GROUP_LABELS, RELEASED_HASH, choose_keys, draining_value

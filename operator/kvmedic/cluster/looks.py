@@ -13,12 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from kvmedic.cluster.config_maps import config_maps_of
-from kvmedic.cluster.fronts import (
-    INFERENCE_POOLS,
-    Depth,
-    DrainWay,
-    complete_drain,
-)
+from kvmedic.cluster.fronts import INFERENCE_POOLS, Depth, DrainWay, complete_drain
 from kvmedic.cluster.neighbours.appliers import neighbours_of
 from kvmedic.cluster.neighbours.autoscalers import SCALED_OBJECTS, VERTICAL_AUTOSCALERS
 from kvmedic.cluster.neighbours.pod_policies import DISRUPTION_BUDGETS, NETWORK_POLICIES

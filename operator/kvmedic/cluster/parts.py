@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 from kvmedic.cluster.orphan_pods import is_put_back, is_released, owned_by_hash
 from kvmedic.cluster.ownership import CORDONED_FOR
 from kvmedic.cluster.stateful.groups import reaching_workers, read_groups
-from kvmedic.cluster.stateful.revisions import (
-    as_replica_sets,
-    is_complete,
-    pods_of_set,
-    revisions_of_set,
-)
+from kvmedic.cluster.stateful.revisions import as_replica_sets, is_complete, pods_of_set, revisions_of_set
 from kvmedic.kube.objects import (
     AUTOSCALERS,
     ENDPOINT_SLICES,

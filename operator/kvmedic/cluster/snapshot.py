@@ -26,11 +26,7 @@ from kvmedic.cluster.fronts import (
     with_orphan_drain,
 )
 from kvmedic.cluster.neighbours.autoscalers import scaler_of
-from kvmedic.cluster.orphan_pods import (
-    is_owned,
-    is_relabelled,
-    labels_left,
-)
+from kvmedic.cluster.orphan_pods import is_owned, is_relabelled, labels_left
 from kvmedic.cluster.ownership import (
     CORDON_COST,
     CORDONED,

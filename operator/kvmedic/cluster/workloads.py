@@ -35,12 +35,7 @@ from kvmedic.cluster.ownership import (
 from kvmedic.cluster.room import SharedSurroundings, room_for
 from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
 from kvmedic.cluster.snapshot import rollout_fields
-from kvmedic.cluster.stateful.groups import (
-    group_operations,
-    leader_template,
-    on_groups,
-    shown_template,
-)
+from kvmedic.cluster.stateful.groups import group_operations, leader_template, on_groups, shown_template
 from kvmedic.cluster.stateful.revisions import partition_operations, template_in
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.client import Client
@@ -59,13 +54,7 @@ from kvmedic.kube.objects import (
 )
 from kvmedic.model.config_edits import EditedTemplate, OwnerField, TemplateChange, TemplateSwap
 from kvmedic.model.devices import EngineEnd
-from kvmedic.model.edits import (
-    BundleEdit,
-    Json,
-    PatchOperation,
-    ReferenceEdit,
-    TokenEdit,
-)
+from kvmedic.model.edits import BundleEdit, Json, PatchOperation, ReferenceEdit, TokenEdit
 from kvmedic.model.evidence import LogForms, LoggedSize
 from kvmedic.model.fleet import (
     ROLLING,

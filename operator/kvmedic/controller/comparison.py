@@ -26,16 +26,7 @@ from kvmedic.model.spec import OnInconclusive, SideBySide, answer_to_no_verdict
 from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.workload import View
-from kvmedic.verdict.counts import (
-    NEEDED,
-    Arm,
-    CapChange,
-    Counts,
-    Limits,
-    Routing,
-    count_replica,
-    needed_for,
-)
+from kvmedic.verdict.counts import NEEDED, Arm, CapChange, Counts, Limits, Routing, count_replica, needed_for
 from kvmedic.verdict.side_by_side import (
     DECIDE_SECONDS,
     GO_ON_SECONDS,

@@ -35,15 +35,7 @@ from kvmedic.model.config_edits import (
 )
 from kvmedic.model.devices import Device, Vitals, fill_vitals, may_fill
 from kvmedic.model.engine import Engine, EngineProfile
-from kvmedic.model.evidence import (
-    Blocked,
-    Inconclusive,
-    Look,
-    Measured,
-    Observation,
-    Reading,
-    Unsupported,
-)
+from kvmedic.model.evidence import Blocked, Inconclusive, Look, Measured, Observation, Reading, Unsupported
 from kvmedic.model.fleet import Pod
 from kvmedic.model.plan import COMPARED, Goal, OnTrial, Plan, ReplaceStep
 from kvmedic.model.reasons import Reason

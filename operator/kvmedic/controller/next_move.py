@@ -22,9 +22,7 @@ from kvmedic.controller.ports import Ports
 from kvmedic.model.config_edits import EditedTemplate
 from kvmedic.model.evidence import Blocked, Reading
 from kvmedic.model.fleet import Fleet, Orphan, Pod, RolloutFields, template_hash
-from kvmedic.model.plan import (
-    Goal,
-)
+from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import CostSoFar, DrainingPod, Intent, Outcome, Run, StepState, TimedOut
 from kvmedic.model.spec import OnDrainTimeout, OnInconclusive, Policy, answer_to_no_verdict

@@ -38,13 +38,7 @@ from kvmedic.rollout.drift import Standing
 from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, Wait
 from kvmedic.runbooks.branches import Diagnosed
 from kvmedic.runbooks.preemption.memory_levers import memory_share
-from kvmedic.runbooks.preemption.restore import (
-    SetValue,
-    restore_after,
-    state_of,
-    with_calm,
-    with_outlook,
-)
+from kvmedic.runbooks.preemption.restore import SetValue, restore_after, state_of, with_calm, with_outlook
 from kvmedic.runbooks.workload import View, Workload
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kvmedic.engines.engine_log import StartForms
-from kvmedic.engines.signal_sources import (
-    SignalTable,
-)
+from kvmedic.engines.signal_sources import SignalTable
 from kvmedic.engines.vllm import VLLM
 from kvmedic.engines.vllm_log import VLLM_OUT_OF_MEMORY, VLLM_REFUSALS, VLLM_START
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS

@@ -28,9 +28,7 @@ from kvmedic.engines.signal_sources import (
     VersionPage,
 )
 from kvmedic.engines.vllm_log import POOL_LINES
-from kvmedic.model.evidence import (
-    Signal,
-)
+from kvmedic.model.evidence import Signal
 
 _UNANSWERED = frozenset({"abort", "error"})
 """Values of `finished_reason` without an answer; `stop`, `length` and `repetition` (0.32) have one."""

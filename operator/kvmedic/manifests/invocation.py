@@ -31,13 +31,7 @@ from kvmedic.manifests.engine_in_script import (
     shell_start,
 )
 from kvmedic.manifests.grammar import CommandLine
-from kvmedic.manifests.refusal import (
-    STEPS,
-    Budget,
-    Refusal,
-    RefusalReason,
-    TooLargeError,
-)
+from kvmedic.manifests.refusal import STEPS, Budget, Refusal, RefusalReason, TooLargeError
 from kvmedic.manifests.shell_parser import Variables
 from kvmedic.manifests.tokens import Token, read_environment, tokens_of
 from kvmedic.model.edits import COMMAND_LINE, Field

@@ -20,22 +20,14 @@ from typing import TypeAlias
 
 import httpx
 
-from kvmedic.engines.signal_sources import (
-    SignalTable,
-)
+from kvmedic.engines.signal_sources import SignalTable
 from kvmedic.kube.cpu import in_thread
 from kvmedic.metrics.page import Page, gauge, replica_of
 from kvmedic.metrics.readings import read_pool as pool_of
 from kvmedic.metrics.readings import window
 from kvmedic.metrics.scrape import MOST_PIECES, counted_of, pieces_of, read_body
 from kvmedic.model.devices import MIB, Device, Vital
-from kvmedic.model.evidence import (
-    Measured,
-    Missing,
-    Pool,
-    Reading,
-    Signal,
-)
+from kvmedic.model.evidence import Measured, Missing, Pool, Reading, Signal
 from kvmedic.model.trial import Counted, Interrupted, Prompt, Prompted, Sample, Watched
 from kvmedic.runbooks.compression.probes import LEAST_PROMPTS, LEAST_SPAN
 

@@ -33,16 +33,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from kvmedic.metrics.promql import duration_text
-from kvmedic.metrics.series import (
-    Answer,
-    Excess,
-    Reply,
-    Series,
-    Unanswered,
-    by_pod,
-    vector_of,
-    vectors_at,
-)
+from kvmedic.metrics.series import Answer, Excess, Reply, Series, Unanswered, by_pod, vector_of, vectors_at
 from kvmedic.model.redaction import redact
 from kvmedic.settings import SourceOptions
 

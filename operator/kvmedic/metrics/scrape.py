@@ -25,25 +25,13 @@ import httpx
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvmedic.engines.signal_sources import (
-    CounterSource,
-    HistogramSource,
-    SignalTable,
-)
+from kvmedic.engines.signal_sources import CounterSource, HistogramSource, SignalTable
 from kvmedic.kube.cpu import in_thread
 from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
 from kvmedic.metrics.readings import join_pools, read_pool
 from kvmedic.metrics.series import PodKey, Series, port_of_instance
 from kvmedic.model.engine import Version
-from kvmedic.model.evidence import (
-    Absence,
-    Measured,
-    Missing,
-    Pool,
-    Reading,
-    Signal,
-    Stale,
-)
+from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, Signal, Stale
 from kvmedic.model.trial import Counted, Served
 from kvmedic.settings import ScrapeOptions
 

@@ -18,12 +18,7 @@ from math import inf, isfinite, isnan, nan
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from kvmedic.model.evidence import (
-    Absence,
-    Measured,
-    Missing,
-    Reading,
-)
+from kvmedic.model.evidence import Absence, Measured, Missing, Reading
 
 LARGEST = 1e18
 """Largest value that is taken for a number: more than tokens, bytes or milliseconds ever come to, and below

@@ -49,14 +49,7 @@ from kvmedic.metrics.promql import (
     sampled_stretch,
     several_pages_query,
 )
-from kvmedic.metrics.readings import (
-    Presence,
-    Replica,
-    absent,
-    presence_of,
-    readings_of,
-    unavailable,
-)
+from kvmedic.metrics.readings import Presence, Replica, absent, presence_of, readings_of, unavailable
 from kvmedic.metrics.scrape import Engine, engines_of
 from kvmedic.metrics.series import (
     NOTHING,

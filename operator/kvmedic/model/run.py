@@ -25,11 +25,7 @@ from enum import StrEnum
 from kvmedic.model.compression import whole_amount
 from kvmedic.model.edits import containers_of
 from kvmedic.model.fleet import Fleet, RolloutFields
-from kvmedic.model.plan import (
-    COMPARED,
-    Goal,
-    Step,
-)
+from kvmedic.model.plan import COMPARED, Goal, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, RunSpec, TargetRef, without_spec
 

@@ -15,12 +15,7 @@ from typing import TypeVar
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, body_hash
-from kvmedic.model.plan import (
-    BundleStep,
-    FlagStep,
-    Goal,
-    Step,
-)
+from kvmedic.model.plan import BundleStep, FlagStep, Goal, Step
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import Outcome, Run, StepRecord, StepState, Verdict
 from kvmedic.model.spec import Fix

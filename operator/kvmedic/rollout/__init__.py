@@ -19,11 +19,7 @@ from kvmedic.rollout.owners.field import owner_field_row
 from kvmedic.rollout.replacement import replacement_row
 from kvmedic.rollout.revision_rollback import revision_row
 from kvmedic.rollout.scaling import scaling_row
-from kvmedic.rollout.stateful.steps import (
-    ordinal_replacement_row,
-    ordinal_scaling_row,
-    unsupported_row,
-)
+from kvmedic.rollout.stateful.steps import ordinal_replacement_row, ordinal_scaling_row, unsupported_row
 from kvmedic.rollout.stateful.walk import ordinal_row
 from kvmedic.rollout.steps import StepRow, by_kind
 from kvmedic.rollout.trial import trial_row

@@ -32,9 +32,7 @@ from kvmedic.model.fleet import (
     RolloutFields,
     hold_by_partition,
 )
-from kvmedic.model.plan import (
-    ReplicasStep,
-)
+from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import WALKING, Outcome, Run, StepState
 from kvmedic.rollout.draining import stray_move

@@ -22,15 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.config_edits import TemplateChange
-from kvmedic.model.fleet import (
-    ADDING,
-    STILL_WITHOUT_SPARE,
-    SURGE,
-    Fleet,
-    Pod,
-    RolloutFields,
-    frozen,
-)
+from kvmedic.model.fleet import ADDING, STILL_WITHOUT_SPARE, SURGE, Fleet, Pod, RolloutFields, frozen
 from kvmedic.model.plan import BundleStep, FlagStep, Goal, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import ComparisonState, DrainingPod

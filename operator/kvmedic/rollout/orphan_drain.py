@@ -25,15 +25,7 @@ from itertools import combinations
 from kvmedic.model.fleet import ADDING, STILL_WITHOUT_SPARE, SURGE, Fleet, Orphan, Pod, frozen
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import BELIEVED_START, Drain, choose_pod
-from kvmedic.rollout.moves import (
-    AdoptPod,
-    CordonOrphan,
-    DeletePod,
-    MarkStandIn,
-    Pulse,
-    ReleasePod,
-    Wait,
-)
+from kvmedic.rollout.moves import AdoptPod, CordonOrphan, DeletePod, MarkStandIn, Pulse, ReleasePod, Wait
 
 RELEASED_HASH = "kvmedic-"
 """What `pod-template-hash` of a released pod begins with, before what it was."""

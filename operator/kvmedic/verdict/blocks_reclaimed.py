@@ -11,13 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 
-from kvmedic.model.evidence import (
-    HISTOGRAMS,
-    Inconclusive,
-    Measured,
-    Observation,
-    Signal,
-)
+from kvmedic.model.evidence import HISTOGRAMS, Inconclusive, Measured, Observation, Signal
 from kvmedic.model.readings import (
     Complete,
     above,

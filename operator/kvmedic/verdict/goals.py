@@ -16,15 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvmedic.model.evidence import Inconclusive, Signal
-from kvmedic.model.plan import (
-    BundleStep,
-    Change,
-    FlagStep,
-    Goal,
-    ReplaceStep,
-    ReplicasStep,
-    RevisionStep,
-)
+from kvmedic.model.plan import BundleStep, Change, FlagStep, Goal, ReplaceStep, ReplicasStep, RevisionStep
 from kvmedic.model.readings import complete, number_or_none, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict

@@ -16,12 +16,7 @@ from typing import TypeAlias
 
 from kvmedic.verdict.comparison import WORSE
 from kvmedic.verdict.counts import Arm, CapChange, Counts, Limits, Routing
-from kvmedic.verdict.served_in_time import (
-    WORST_STALLS,
-    FirstTokens,
-    silent_seconds,
-    stalls_per_request,
-)
+from kvmedic.verdict.served_in_time import WORST_STALLS, FirstTokens, silent_seconds, stalls_per_request
 
 LOSS = 0.05
 """The share of what is served in time that a change may cost. Less cannot be told from chance within an hour:

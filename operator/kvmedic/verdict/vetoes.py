@@ -31,10 +31,7 @@ from kvmedic.model.evidence import (
     Unsupported,
 )
 from kvmedic.model.fleet import Pod
-from kvmedic.model.readings import (
-    complete,
-    total,
-)
+from kvmedic.model.readings import complete, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives, OnInconclusive, Trigger

@@ -35,14 +35,7 @@ from kvmedic.runbooks.preemption.cap import (
 )
 from kvmedic.runbooks.preemption.cap_size import BOLDEST_FIT, SAFEST_FIT, cap_at
 from kvmedic.runbooks.preemption.pressure import Case, size_fleet
-from lab.bench.workloads import (
-    GPU,
-    REASON_OUTPUT,
-    REASON_PROMPT,
-    SHARE_OUTPUT,
-    SHARE_PROMPT,
-    Workload,
-)
+from lab.bench.workloads import GPU, REASON_OUTPUT, REASON_PROMPT, SHARE_OUTPUT, SHARE_PROMPT, Workload
 from lab.world.fleet import MOST_TABLES, Going, Served, Swap, Traffic
 from lab.world.kernel import FINISHED, LEFT, RANDOM, RUNS, Floats
 from lab.world.traffic import GRID_SECONDS, capacities, engine_of, mean_of, mixed_traffic

@@ -30,14 +30,7 @@ from typing import Any
 import yaml
 
 from lab.bench.scale_fleets import SPARSE, ScaleFleet, fleets, populate
-from lab.bench.scale_poison import (
-    BOUND,
-    SETTLING_SECONDS,
-    Reaction,
-    poisoned,
-    react,
-    write_workloads,
-)
+from lab.bench.scale_poison import BOUND, SETTLING_SECONDS, Reaction, poisoned, react, write_workloads
 from lab.bench.scale_runs import Witness, open_runs
 from lab.cluster import usage
 from lab.cluster.api import Api

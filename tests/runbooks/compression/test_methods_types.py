@@ -15,13 +15,7 @@ from kvmedic.model.trial import Reclaim
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Diagnosed, Evidence, NoChange, Relief, Setting, diagnose
 from kvmedic.runbooks.compression.branches import replace_stale
-from kvmedic.runbooks.compression.methods import (
-    DECLARED,
-    logs_to_read,
-    proven_without,
-    untold,
-    without_type,
-)
+from kvmedic.runbooks.compression.methods import DECLARED, logs_to_read, proven_without, untold, without_type
 from worlds.compression_incidents import EIGHT, EVICTS, FEWER_BITS, PAGES, answered, compressed
 
 WHOLE = Started(size=LoggedSize(4800, SizeUnit.TOKENS), is_whole=True)

@@ -11,14 +11,7 @@ import pytest
 
 from kvmedic.model.compression import Keep
 from kvmedic.model.trial import Reclaim, Sample
-from kvmedic.runbooks.compression.probes import (
-    Generation,
-    Judged,
-    Reclamation,
-    Unjudged,
-    judge,
-    ratio_of,
-)
+from kvmedic.runbooks.compression.probes import Generation, Judged, Reclamation, Unjudged, judge, ratio_of
 from lab.engine.blocks import BlockPool
 from lab.engine.compression import Compaction, Compression, Eviction, Survival
 from lab.engine.requests import BlockTable, Request

@@ -15,21 +15,10 @@ from kvmedic.model.status import SizedCap
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Assignment, Diagnosed, Evidence, NoChange, Resize, Setting, diagnose
 from kvmedic.runbooks.preemption.branches import right_size
-from kvmedic.runbooks.preemption.queueing import (
-    HELD_BY,
-    SEATS,
-    cap_too_low,
-    queue_behind,
-    raise_cap,
-)
+from kvmedic.runbooks.preemption.queueing import HELD_BY, SEATS, cap_too_low, queue_behind, raise_cap
 from kvmedic.runbooks.preemption.scale_out import add_replicas
 from kvmedic.runbooks.preemption.symptoms import waiting_replicas
-from runbooks.incidents import (
-    BEHIND_A_FULL_CACHE,
-    BEHIND_A_LOW_CAP,
-    BEHIND_SOMETHING_ELSE,
-    NOTHING_LEFT,
-)
+from runbooks.incidents import BEHIND_A_FULL_CACHE, BEHIND_A_LOW_CAP, BEHIND_SOMETHING_ELSE, NOTHING_LEFT
 
 ROOM = 21
 """Sequences that the pool holds half of the time."""

@@ -19,25 +19,10 @@ import typer
 from kvmedic.api.resource import SpecInvalid, objectives_from
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.canary.figures import comparison_as_json, comparison_as_text, error_as_json
-from kvmedic.cli.saved import (
-    ScrapeError,
-    doubt_of,
-    interval_between,
-    named_file,
-    pages_of,
-    signals_of,
-)
-from kvmedic.engines.signal_sources import (
-    CounterSource,
-    SignalTable,
-)
+from kvmedic.cli.saved import ScrapeError, doubt_of, interval_between, named_file, pages_of, signals_of
+from kvmedic.engines.signal_sources import CounterSource, SignalTable
 from kvmedic.metrics.page import Page, find_unseen, gauge, observe_pages, observe_saved_pages, replica_of
-from kvmedic.model.evidence import (
-    Inconclusive,
-    Measured,
-    Observation,
-    Signal,
-)
+from kvmedic.model.evidence import Inconclusive, Measured, Observation, Signal
 from kvmedic.model.readings import above, complete
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Objectives

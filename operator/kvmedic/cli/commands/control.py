@@ -6,15 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvmedic.cli.options import (
-    Context,
-    Kubeconfig,
-    Namespace,
-    OperatorNamespace,
-    ResourceName,
-    Yes,
-    done_by,
-)
+from kvmedic.cli.options import Context, Kubeconfig, Namespace, OperatorNamespace, ResourceName, Yes, done_by
 
 RunId = Annotated[
     str, typer.Option("--run", metavar="ID", help="The run that was looked at; no other is meant.")

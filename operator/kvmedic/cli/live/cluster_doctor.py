@@ -36,13 +36,7 @@ from kvmedic.doctor.checks import (
     rights_check,
 )
 from kvmedic.doctor.eligibility import needed_rights
-from kvmedic.doctor.examine import (
-    Seen,
-    absent,
-    place_in,
-    see_target,
-    starts_engine,
-)
+from kvmedic.doctor.examine import Seen, absent, place_in, see_target, starts_engine
 from kvmedic.engines import VOCABULARIES
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of

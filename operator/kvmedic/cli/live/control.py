@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvmedic.cli.access import (
-    Name,
-    NotThere,
-    finish_look,
-    load_body,
-    name_in,
-    open_client,
-    own_settings,
-)
+from kvmedic.cli.access import Name, NotThere, finish_look, load_body, name_in, open_client, own_settings
 from kvmedic.cli.app import REFUSED, USAGE, end_command, show_text
 from kvmedic.cluster.ownership import owner_of_spec
 from kvmedic.kube.errors import Conflict, Refused

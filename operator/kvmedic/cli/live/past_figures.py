@@ -26,12 +26,7 @@ from kvmedic.model.spec import Policy, TargetRef
 from kvmedic.settings import Settings
 from kvmedic.verdict.baseline import NEEDED, baseline_of
 from kvmedic.verdict.counts import Counts, Limits, count_replica
-from kvmedic.verdict.served_in_time import (
-    FirstTokens,
-    served_in_time,
-    silent_seconds,
-    stalls_per_request,
-)
+from kvmedic.verdict.served_in_time import FirstTokens, served_in_time, silent_seconds, stalls_per_request
 
 WINDOW = timedelta(minutes=2)
 """Of each look: eight scrapes at the usual 15 s, and short enough to show a rollout's waves."""

@@ -22,14 +22,7 @@ from kvmedic.model.compression import Figures, MethodClass
 from kvmedic.model.config_edits import Difference
 from kvmedic.model.devices import Vitals
 from kvmedic.model.evidence import Blocked, Inconclusive, Measured, Observation, Signal
-from kvmedic.model.readings import (
-    complete,
-    histogram,
-    merge_histograms,
-    number_or_none,
-    quantile,
-    total,
-)
+from kvmedic.model.readings import complete, histogram, merge_histograms, number_or_none, quantile, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook, TargetRef
 from kvmedic.model.status import LastGood, MethodBaseline, Record

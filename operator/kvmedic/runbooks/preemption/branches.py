@@ -46,14 +46,7 @@ from kvmedic.runbooks.preemption.cap import refuse_over_calm
 from kvmedic.runbooks.preemption.deploy import HISTORY, roll_back, running_it, since_deploy
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import lower_share
-from kvmedic.runbooks.preemption.pressure import (
-    CALM_SHARE,
-    HELPFUL,
-    NOW,
-    REQUESTS,
-    most_of,
-    size_fleet,
-)
+from kvmedic.runbooks.preemption.pressure import CALM_SHARE, HELPFUL, NOW, REQUESTS, most_of, size_fleet
 from kvmedic.runbooks.preemption.probation import find_harm, take_cap_back
 from kvmedic.runbooks.preemption.queueing import HELD_BY, cap_too_low, is_queued, raise_cap
 from kvmedic.runbooks.preemption.scale_out import (

@@ -34,12 +34,7 @@ from kvmedic.model.run import devices_of
 from kvmedic.model.spec import LeverBound
 from kvmedic.model.status import Attempt, FailedAttempt, Record, SizedCap
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Setting, SettingAdvice, Supply
-from kvmedic.runbooks.preemption.cap import (
-    cap_helps_more,
-    cut_cap,
-    growth_exceeds_watermark,
-    keep_free,
-)
+from kvmedic.runbooks.preemption.cap import cap_helps_more, cut_cap, growth_exceeds_watermark, keep_free
 from kvmedic.runbooks.preemption.cap_size import tokens_per_step
 from kvmedic.runbooks.preemption.memory_levers import (
     HOST_KNOBS,
