@@ -10,7 +10,7 @@ from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.cluster.looks import QuickLooks, TargetSurroundings, watched_kinds
 from kvmedic.cluster.rights import own_lacking_rights
-from kvmedic.cluster.room import DECIDED_ON, SharedSurroundings
+from kvmedic.cluster.room import OLDEST_AT_RUN_START, SharedSurroundings
 from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, storm_over_at
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
@@ -121,7 +121,7 @@ def ports_of(
     namespaces = NamespaceLabel(world.client, settings.namespaces.require_label)
     return Ports(
         store=world.store,
-        target=replace(target_of(world), surroundings=SharedSurroundings(world.watches, DECIDED_ON)),
+        target=replace(target_of(world), surroundings=SharedSurroundings(world.watches, OLDEST_AT_RUN_START)),
         copies=StoredCopies(world.client),
         metrics=world.metrics,
         reporter=reporter,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from weakref import ref
+
+import pytest
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.batches import Closeness, Moment
@@ -52,9 +55,7 @@ async def ask_three(source: Source, at_once: int) -> list[str]:
     return source.asked
 
 
-async def test_looks_that_begin_one_after_another_ask_for_themselves_while_the_source_has_turns_left() -> (
-    None
-):
+async def test_looks_that_begin_one_after_another_ask_for_themselves_while_a_turn_is_free() -> None:
     assert len(await ask_three(Source(), at_once=4)) == 3
 
 
@@ -83,5 +84,25 @@ async def test_a_text_that_names_many_replicas_is_not_kept() -> None:
     await asyncio.gather(*(look(moment, f"pod-{number}") for number in range(100)))
 
     (sent,) = source.asked
+    batch = await moment.batch_of([PodKey("serving", "pod-0")], Closeness.WHOLE)
     assert "pod-99" in sent
-    assert sum(len(str(key)) for key in moment._shared) < len(sent)
+    assert sum(len(str(key)) for key in batch.answers) < len(sent)
+
+
+async def test_what_was_answered_about_calm_fleets_is_let_go_before_their_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvmedic.metrics.batches.QUICK_LOOK_SECONDS", 3 * TOGETHER_SECONDS)
+    source = Source()
+    source.answers.set()
+    moment, pod = source.moment(at_once=4), [PodKey("serving", "pod-0")]
+    for _ in range(2):
+        batch = await moment.batch_of(pod, Closeness.QUICK)
+        await batch.reply("vllm:num_requests_running")
+    kept = ref(batch)
+    del batch
+
+    assert len(source.asked) == 1
+    assert kept() is not None
+    await asyncio.sleep(4 * TOGETHER_SECONDS)
+    assert kept() is None

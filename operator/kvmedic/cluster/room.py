@@ -65,7 +65,7 @@ FEW_NODES = 16
 """Nodes whose pods are asked for one by one; with more, one list of all pods costs less."""
 SURROUNDINGS_LAST = timedelta(minutes=1)
 """How long all examinations share nodes and pods: each would read all of the cluster anew."""
-DECIDED_ON = timedelta(seconds=10)
+OLDEST_AT_RUN_START = timedelta(seconds=10)
 """How old nodes and pods may be where a run begins: a spare that finds its place taken is taken back."""
 ANY_PRIORITY = 2**31
 """Priority of a pod whose class is named and whose number is not known: nothing is sure to keep it out."""

@@ -157,9 +157,10 @@ class Known:
         before = seen.resource_version if seen is not None else ""
         if is_earlier(version, before):
             self.forget(uid)
+        elif version != before and read is not None:
+            self._keep(uid, version, read)
         elif version != before:
-            packed = self._read.pack_object(read) if read else self._told.pack_body(without_bookkeeping(body))
-            self._seen[uid] = _Seen(version, packed, is_read=read is not None)
+            self._seen[uid] = _Seen(version, self._told.pack_body(without_bookkeeping(body)))
 
     def remember(self, body: JsonObject) -> Resource:
         """Return a resource from what the API server answered, and remember it."""
@@ -174,9 +175,13 @@ class Known:
             return None
         if not seen.is_read:
             read = resource_of(seen.packed.body(), self.allowed)
-            seen = self._seen[uid] = _Seen(seen.resource_version, self._read.pack_object(read), is_read=True)
+            return self._keep(uid, seen.resource_version, read)
         resource: Resource = seen.packed.object()
         return resource
+
+    def _keep(self, uid: str, version: str, read: Resource) -> Resource:
+        self._seen[uid] = _Seen(version, self._read.pack_object(read), is_read=True)
+        return read
 
     def forget(self, uid: str) -> None:
         """Drop a resource that is gone, or of which nothing is sure."""
