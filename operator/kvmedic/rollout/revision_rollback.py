@@ -14,7 +14,12 @@ from datetime import datetime
 from kvmedic.model.config_edits import Revision
 from kvmedic.model.fleet import STILL, Fleet
 from kvmedic.model.plan import RevisionStep
-from kvmedic.rollout.frozen_rollout import Order, next_template_move, order_of, template_row
+from kvmedic.rollout.frozen_rollout import (
+    Order,
+    next_template_move,
+    order_of,
+    template_row,
+)
 from kvmedic.rollout.moves import Freeze, Hold, Move, Retarget, adding_pulse, still_fields
 from kvmedic.rollout.preconditions import (
     end_as_begun,
