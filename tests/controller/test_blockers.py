@@ -182,7 +182,7 @@ YIELDING = replace(HELM, gives_way=True)
 
 async def test_an_owner_that_gives_way_is_given_what_keeps_the_change() -> None:
     told = "the next upgrade of Helm release chat puts it back unless its values have it"
-    town = Town(Neighbours(reversion=Reversion(at_once=False, told=told)))
+    town = Town(Neighbours(reversion=Reversion(at_once=False, message=told)))
 
     found = await looked(owner=YIELDING, town=town)
 
@@ -212,7 +212,7 @@ async def test_half_a_patch_is_no_owner_patch() -> None:
 
 
 async def test_a_change_that_is_known_to_be_put_back_at_once_is_not_begun() -> None:
-    town = Town(Neighbours(reversion=Reversion(at_once=True, told="Argo CD heals itself: add a rule")))
+    town = Town(Neighbours(reversion=Reversion(at_once=True, message="Argo CD heals itself: add a rule")))
 
     found = await looked(owner=replace(ARGO, gives_way=True), town=town)
 

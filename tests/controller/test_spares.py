@@ -250,7 +250,7 @@ async def test_while_a_plan_waits_for_something_else_nobody_looks_for_room(
 def test_a_step_needs_a_spare_where_it_makes_one_pod_more(step: Step, needs: bool) -> None:
     fleet = a_settled_fleet()
 
-    assert fleet.told == fleet.replicas
+    assert fleet.total_desired == fleet.replicas
     assert needs_spare(step, fleet) is needs
 
 

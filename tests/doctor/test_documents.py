@@ -27,7 +27,7 @@ def view_of(*documents: dict[str, Any]) -> Any:
 def test_a_deployment_without_pods_is_served_with_every_replica_ready_and_in_rotation():
     fleet = view_of(a_deployment(replicas=3), a_service()).fleet
 
-    assert (fleet.ready, fleet.in_rotation, fleet.told) == (3, 3, 3)
+    assert (fleet.ready, fleet.in_rotation, fleet.total_desired) == (3, 3, 3)
     assert fleet.observed
     assert {pod.listed_by for pod in fleet.pods} == {("Service llm",)}
     assert fleet.fields.progress_deadline_seconds == 600

@@ -84,7 +84,7 @@ def test_the_field_manager_of_the_rule_is_the_one_that_writes() -> None:
 def test_an_application_that_heals_itself_ignores_what_a_rule_names(rules: list[dict[str, Any]]) -> None:
     found = by_argo_cd("Argo CD Application prod", application(*rules), [], changed())
 
-    assert (found.at_once, found.told) == (False, "Argo CD Application prod ignores the fields of a run")
+    assert (found.at_once, found.message) == (False, "Argo CD Application prod ignores the fields of a run")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_application_that_heals_itself_puts_back_what_no_rule_names(
     found = by_argo_cd("Argo CD Application prod", application(*rules), [], changed())
 
     assert found.at_once
-    assert f"ignore {missing}: add `managedFieldsManagers: [kvmedic]`" in found.told
+    assert f"ignore {missing}: add `managedFieldsManagers: [kvmedic]`" in found.message
 
 
 def test_a_rule_of_the_whole_argo_cd_counts_as_well() -> None:
@@ -142,7 +142,7 @@ def test_what_comes_with_the_next_sync_is_only_said(body: dict[str, Any], words:
     found = by_argo_cd("prod", body, [], changed())
 
     assert not found.at_once
-    assert words in found.told
+    assert words in found.message
 
 
 def kustomization(*rules: dict[str, Any], **spec: Any) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def test_a_kustomization_corrects_drift_unless_something_says_otherwise(
     found = by_kustomization("Flux Kustomization apps", body, changed(**marks))
 
     assert found.at_once is at_once
-    assert words in found.told
+    assert words in found.message
 
 
 def release(mode: str | None, *rules: dict[str, Any], **spec: Any) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def test_a_helm_release_of_flux_puts_back_at_once_only_with_drift_detection(
     found = by_helm_release("Flux HelmRelease chat", body, changed(**marks))
 
     assert found.at_once is at_once
-    assert words in found.told
+    assert words in found.message
 
 
 def test_helm_alone_does_nothing_until_the_next_upgrade() -> None:

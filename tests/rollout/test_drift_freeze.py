@@ -98,7 +98,7 @@ class Operator:
             case Recover():
                 found = regain_freeze(run, UID, fleet, model.now)
                 self.run = found.run
-                self.told.append(found.told)
+                self.told.append(found.outcome)
                 self.act(found.move)
             case Leave(outcome):
                 self.run = run.leave_target(outcome)

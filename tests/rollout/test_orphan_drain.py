@@ -299,7 +299,7 @@ def after_steps(steps: str) -> Fleet:
         for number, step in enumerate(steps, start=1)
     ]
     pods = (first, *plain[steps.count("s") :], *made)
-    return replace(fleet, replicas=fleet.told - 1, pods=pods)
+    return replace(fleet, replicas=fleet.total_desired - 1, pods=pods)
 
 
 @pytest.mark.parametrize(

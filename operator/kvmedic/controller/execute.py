@@ -159,7 +159,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
             await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
         case Recover():
             found = regain_freeze(run, tick.resource.uid, view.fleet, tick.now)
-            told = Blocked(found.told.reason, found.told.message)
+            told = Blocked(found.outcome.reason, found.outcome.message)
             again = await _act(replace(tick, run=found.run), view, found.move, told)
             return pace.replica if isinstance(found.move, Wait) else again
         case Leave(outcome) | Close(outcome):

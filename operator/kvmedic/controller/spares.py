@@ -97,7 +97,7 @@ def needs_spare(step: Step, fleet: Fleet) -> bool:
         case ReplicasStep():
             return not step.gives_back
         case FlagStep() | BundleStep() | RevisionStep() | ReplaceStep():
-            return fleet.told <= fleet.replicas
+            return fleet.total_desired <= fleet.replicas
         case TrialStep() | GateStep():
             return False
         case _:

@@ -50,7 +50,7 @@ class Reversion:
 
     at_once: bool
     """The owner is known to put it back in the middle of the run."""
-    told: str
+    message: str
     """What was seen, in one clause; where it is put back at once, also what to do."""
 
 

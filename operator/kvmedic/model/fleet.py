@@ -545,7 +545,7 @@ class Fleet:
         return self.desired(revision) >= self.replicas
 
     @property
-    def told(self) -> int:
+    def total_desired(self) -> int:
         """Return how many pods all ReplicaSets together are told to have."""
         return sum(rs.desired for rs in self.replica_sets)
 
@@ -555,7 +555,7 @@ class Fleet:
 
         That is the surge with which a paused controller adds and removes nothing.
         """
-        return max(SURGE, self.told - self.replicas)
+        return max(SURGE, self.total_desired - self.replicas)
 
     def still(self, may_lack: int = 0) -> RolloutFields:
         """Return the fields with which the rollout may stay paused: they fit the number of pods.
@@ -565,7 +565,7 @@ class Fleet:
         if self.is_stateful:
             return hold_by_partition(self.fields)
         may_be_bare = self.rotation.orphan is not None or may_lack > 0
-        is_bare = may_be_bare and self.told <= self.replicas
+        is_bare = may_be_bare and self.total_desired <= self.replicas
         return STILL_WITHOUT_SPARE if is_bare else replace(STILL, max_surge=self.spares)
 
     @property

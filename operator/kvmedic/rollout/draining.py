@@ -449,14 +449,14 @@ AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has 
 
 def is_followed(fleet: Fleet, desired: int) -> bool:
     """Return whether the controllers have removed all that a number of replicas asks them to."""
-    is_more = fleet.told > desired or len(fleet.live) > desired or bool(beyond_number(fleet))
+    is_more = fleet.total_desired > desired or len(fleet.live) > desired or bool(beyond_number(fleet))
     return fleet.observed and not is_more
 
 
 def is_whole(fleet: Fleet) -> bool:
     """Return whether every replica runs the present template and is Ready, and nothing else is there."""
     current = fleet.serving(fleet.revision)
-    whole = len(fleet.live) == len(current) == fleet.replicas == fleet.told
+    whole = len(fleet.live) == len(current) == fleet.replicas == fleet.total_desired
     return fleet.observed and whole and all(pod.ready for pod in current)
 
 

@@ -310,7 +310,7 @@ class Regaining:
     run: Run
     """With what is to be put back at the end as it is desired now."""
     move: Regain | Release | Pause | Wait
-    told: Outcome
+    outcome: Outcome
     """What was seen, and by whom."""
 
 

@@ -190,7 +190,7 @@ def _drain_released(fleet: Fleet, order: Order, now: datetime) -> Move | None:
     move = _move_orphan(fleet, order, now)
     placed = min(order.wave, fleet.spares + len(fleet.orphans)) - _count_unplaced(fleet, order, now)
     gone = all(each.pod.cordoned for each in fleet.orphans)
-    more = gone and fleet.told > fleet.replicas and len(fleet.orphans) < placed
+    more = gone and fleet.total_desired > fleet.replicas and len(fleet.orphans) < placed
     return None if more and isinstance(move, Wait) else move
 
 
@@ -219,7 +219,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
 def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None, may_lack: int) -> Move:
     """Return the pause, once the controller has spent the permit or has had its time."""
     desired, fields = fleet.desired(fleet.revision), fleet.fields
-    others = fleet.told - desired
+    others = fleet.total_desired - desired
     permitted = fields.max_unavailable if isinstance(fields.max_unavailable, int) else 0
     surge = fields.max_surge if isinstance(fields.max_surge, int) else SURGE
     missing = desired < min(fleet.replicas, fleet.replicas + surge - others)
@@ -466,7 +466,7 @@ def _let_go(fleet: Fleet, order: Order, pods_to_remove: tuple[Pod, ...], now: da
     kept = min(order.wave, fleet.spares) - _count_unplaced(fleet, order, now)
     surge = max(SURGE, fleet.spares - going, min(kept, others - going))
     if count_lacking(fleet, order.may_lack):
-        surge = max(0, fleet.told - fleet.replicas - going)
+        surge = max(0, fleet.total_desired - fleet.replicas - going)
     permit = max(0, fleet.replicas + going - others)
     fields = frozen(max_unavailable=permit, paused=False, surge=surge)
     return Pulse(tuple(pod.name for pod in pods_to_remove), fields)
@@ -520,7 +520,7 @@ def _lacks_spare(fleet: Fleet, order: Order) -> bool:
     Nobody may be drained then, since nobody carries on in its place; and nobody can go either when
     the template is put back, since the controller first has one pod of it to add.
     """
-    return fleet.desired(order.toward) == 0 and fleet.told <= fleet.replicas
+    return fleet.desired(order.toward) == 0 and fleet.total_desired <= fleet.replicas
 
 
 def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: StepInput) -> Order:

@@ -188,7 +188,7 @@ def _ask_again(fleet: Fleet, known: OrphanInput) -> Pulse | None:
     """
     desired = known.toward
     is_refused = any(each.failure for each in fleet.replica_sets if each.revision == desired)
-    is_short = known.may_lack and fleet.told == fleet.replicas and not fleet.orphans
+    is_short = known.may_lack and fleet.total_desired == fleet.replicas and not fleet.orphans
     if not (is_short and is_refused and known.taken_at):
         return None
     is_asked = known.assigned_at is not None and known.assigned_at > max(known.taken_at.values())
@@ -272,7 +272,7 @@ def can_adopt(fleet: Fleet, orphan: Orphan, now: datetime) -> bool:
     """
     own, desired = fleet.serving(orphan.pod.revision), fleet.desired(orphan.pod.revision)
     surge = fleet.fields.max_surge if fleet.fields.is_frozen else 0
-    is_followed = isinstance(surge, int) and fleet.observed and fleet.told <= fleet.replicas + surge
+    is_followed = isinstance(surge, int) and fleet.observed and fleet.total_desired <= fleet.replicas + surge
     if orphan.pod.cordoned or not is_followed or not 0 < desired >= len(own):
         return False
     idle = sum(not may_serve_soon(fleet, pod, now) for pod in own)
@@ -316,7 +316,7 @@ def release_move(fleet: Fleet, pod_to_remove: Pod, surge: int = SURGE) -> Releas
     The one more that the fleet has by then is what keeps as many in rotation as there were; with a surge of 0
     one may be missing instead.
     """
-    if surge and fleet.told <= fleet.replicas:
+    if surge and fleet.total_desired <= fleet.replicas:
         return Pulse((), replace(ADDING, max_surge=surge))
     return await_swapped(fleet, pod_to_remove.revision) or ReleasePod(pod_to_remove)
 
@@ -367,9 +367,9 @@ def _rollout_move(fleet: Fleet, orphan: Orphan, known: OrphanInput, now: datetim
     Its stand-in must be gone before it serves. Where it is Ready nothing is taken back: the released one
     goes, and an old replica took its place.
     """
-    if fleet.fields.is_frozen and known.may_lack and fleet.told == fleet.replicas:
+    if fleet.fields.is_frozen and known.may_lack and fleet.total_desired == fleet.replicas:
         return _short_move(fleet, orphan, known, now)
-    if not fleet.fields.is_frozen or fleet.told <= fleet.replicas:
+    if not fleet.fields.is_frozen or fleet.total_desired <= fleet.replicas:
         return leave_rotation(fleet, orphan, known)
     revision, idle = orphan.pod.revision, _idle_of(fleet, orphan, now)
     own = fleet.serving(revision)
@@ -432,7 +432,7 @@ def _let_stand_in_go(fleet: Fleet, orphan: Orphan, known: OrphanInput, idle: Seq
     All of the template in force count as unavailable, so of n of them the permit is n + 1 less the spares.
     With a spare there is one less then; without one, a replica of that template is made in its place.
     """
-    beyond, surge = fleet.told - fleet.replicas, fleet.fields.max_surge
+    beyond, surge = fleet.total_desired - fleet.replicas, fleet.fields.max_surge
     if not known.is_frozen or surge != beyond:
         return Wait(Reason.AWAITING_CONTROLLER, "the ReplicaSets have not followed the Deployment yet")
     stand_in, others = stand_in_of(fleet, orphan, known), fleet.desired(fleet.revision)

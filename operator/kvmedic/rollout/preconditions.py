@@ -111,7 +111,7 @@ def reverted_at_once(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     found, owner = neighbours.reversion, fleet.owner
     if found is None or owner is None or not found.at_once:
         return None
-    return Blocked(owner.reason, found.told)
+    return Blocked(owner.reason, found.message)
 
 
 def find_draining_blocker(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
@@ -141,7 +141,7 @@ def remarks(neighbours: Neighbours) -> Iterator[str]:
             f"{scaler.maximum}{zero})"
         )
     if neighbours.reversion is not None:
-        yield neighbours.reversion.told
+        yield neighbours.reversion.message
     if neighbours.disruption_budgets:
         names = ", ".join(neighbours.disruption_budgets)
         yield f"PodDisruptionBudget {names} does not limit a rollout; kvmedic keeps the count itself"
@@ -273,7 +273,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
 
 def _unbalanced_state(fleet: Fleet, earlier: str) -> str:
     """Return what of a fleet with two revisions is moving right now; empty when nothing is."""
-    live, told = fleet.live, fleet.told
+    live, told = fleet.live, fleet.total_desired
     desired, known = fleet.replicas + SURGE, (fleet.revision, earlier)
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),

@@ -68,7 +68,7 @@ def _lacks_spare_of_both(fleet: Fleet, desired: Revision) -> bool:
     """
     there = fleet.desired(desired.template)
     held = fleet.revision == desired.template and fleet.fields.is_frozen and fleet.fields.paused
-    return held and fleet.observed and 0 < there < fleet.replicas and fleet.told <= fleet.replicas
+    return held and fleet.observed and 0 < there < fleet.replicas and fleet.total_desired <= fleet.replicas
 
 
 def revision_row(step: RevisionStep) -> StepRow:

@@ -111,11 +111,12 @@ async def test_an_application_that_heals_itself_is_read_by_what_it_applies(
 
     assert named is not None
     assert named.at_once
-    assert named.told.startswith("Argo CD Application prod heals itself")
+    assert named.message.startswith("Argo CD Application prod heals itself")
     assert behind == named
     assert other is not None
     assert (
-        other.told == "whether Argo CD Application staging leaves it alone cannot be read; one revert ends it"
+        other.message
+        == "whether Argo CD Application staging leaves it alone cannot be read; one revert ends it"
     )
 
 
@@ -128,7 +129,7 @@ async def test_one_that_applies_another_deployment_of_its_name_is_not_it(
     found = await read(client, defined, ARGO)
 
     assert found is not None
-    assert (found.at_once, "cannot be read" in found.told) == (False, True)
+    assert (found.at_once, "cannot be read" in found.message) == (False, True)
 
 
 async def test_an_application_that_shows_as_a_field_manager_alone_is_found_by_the_instance(
@@ -192,7 +193,9 @@ async def test_flux_is_read_by_the_object_that_the_marks_name(
     )  # fmt: skip
     marked = [await read(client, defined, each) for each in (FLUX, FLUX_HELM)]
 
-    assert [each and (each.at_once, "cannot be read" in each.told) for each in unknown] == [(False, True)] * 2
+    assert [each and (each.at_once, "cannot be read" in each.message) for each in unknown] == [
+        (False, True)
+    ] * 2
     assert [each and each.at_once for each in known] == [True, True]
     assert [each and each.at_once for each in marked] == [False, False]
 
@@ -222,7 +225,7 @@ async def test_a_cluster_without_these_kinds_says_nothing_of_them(client: Client
         known = Owner(Reason.MANAGED_BY_GITOPS, str(who), who, gives_way=True)
         found = await reversion_of(Without(), a_fleet(namespace=namespace, owner=known), {}, STEP)
         assert found is not None
-        assert "cannot be read" in found.told
+        assert "cannot be read" in found.message
 
 
 RUNTIME = {
