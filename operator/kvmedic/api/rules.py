@@ -214,7 +214,7 @@ def duration(low: str, high: str) -> Rule[str]:
 def in_order(shorter: str, longer: str) -> str:
     """Return CEL that holds where one duration is not longer than another, both given as CEL.
 
-    Where either is none, its own rule says so. An expression that fails would be told of an object that
+    Where either is none, its own rule says so. An expression that fails would be reported of an object that
     was stored under another definition on every write, its status and finalizers included (1.36).
     """
     readable = [f"{each}.matches('{DURATION_PATTERN}')" for each in (shorter, longer)]

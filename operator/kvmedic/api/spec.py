@@ -432,7 +432,7 @@ class Verify(Wire):
 
 
 def _known_zone(name: str) -> str:
-    """Return the name of a time zone that there is; the API server cannot tell."""
+    """Return the name of a time zone that there is; the API server cannot check it."""
     try:
         ZoneInfo(name)
     except (OSError, ValueError, ZoneInfoNotFoundError) as error:

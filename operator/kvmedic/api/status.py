@@ -278,8 +278,8 @@ def _show_field(field: str, value: Any) -> Any:
     """Return a field as people read it; what a plan sets, and later sets back, is exact."""
     if field != "plan" or "exact" not in value:
         return _clip_texts(value)
-    told = {key: each for key, each in value.items() if key != "exact"}
-    return {**_clip_texts(told), "exact": value["exact"]}
+    readable = {key: each for key, each in value.items() if key != "exact"}
+    return {**_clip_texts(readable), "exact": value["exact"]}
 
 
 def _clip_texts(part: Any) -> Any:

@@ -214,8 +214,8 @@ def selects(service: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 def _front_of_pool(pool: JsonObject) -> LabelFront:
     """Return an InferencePool as a front; the older API has one port, by another name."""
     spec = section(pool, "spec")
-    told = [each.get("number") for each in items(spec, "targetPorts")] or [spec.get("targetPortNumber")]
-    ports = tuple(sorted({port for port in told if isinstance(port, int)}))
+    numbers = [each.get("number") for each in items(spec, "targetPorts")] or [spec.get("targetPortNumber")]
+    ports = tuple(sorted({port for port in numbers if isinstance(port, int)}))
     return LabelFront(f"InferencePool {name_of(pool)}", _pool_selector(pool), ports)
 
 

@@ -151,7 +151,7 @@ names. Those of Argo CD, Flux and Helm, and of controllers, are in `kvmedic.mani
 
 Source: Rancher Fleet `internal/helmdeployer`; kapp `pkg/kapp/app`; Config Sync `pkg/metadata`. Argo
 CD's older tracking label `app.kubernetes.io/instance` is no sign, because every Helm chart sets it;
-there the field manager tells.
+there the field manager shows it.
 """
 
 APPLIERS = MappingProxyType(
@@ -414,7 +414,7 @@ class Note:
     edit: TemplateEdit | None
     """What it changed of the pod template; None: it put a whole template."""
     template: str
-    """Hash of the pod template from before; empty where the edit tells."""
+    """Hash of the pod template from before; empty where the edit says it."""
     rotation_label: RotationLabel | None = None
     """By which its replicas are drained; None: the note does not say."""
     rotation: RotationWay = RotationWay.LABEL

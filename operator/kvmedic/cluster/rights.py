@@ -1,7 +1,7 @@
 """What the operator may do in a namespace, asked of the API server itself.
 
-Of ourselves one review tells all rules; of another account each right is a review of its own, which needs a
-right that administrators have. What cannot be told is said, and is no "no".
+Of ourselves one review returns all rules; of another account each right is a review of its own, which needs a
+right that administrators have. What stays unknown is said, and is no "no".
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ Lacking: TypeAlias = tuple[Right, ...]
 
 
 async def own_lacking_rights(client: Client, namespace: str, needed: Sequence[Right]) -> Lacking | str:
-    """Return which rights this process lacks in a namespace, or why that cannot be told; one call.
+    """Return which rights this process lacks in a namespace, or why that is unknown; one call.
 
     Raises:
         Unavailable: the API server did not answer.
@@ -98,11 +98,11 @@ async def own_lacking_rights(client: Client, namespace: str, needed: Sequence[Ri
             Ref(OWN_RULES, "", ""), _review("SelfSubjectRulesReview", namespace=namespace)
         )
     except Refused as error:
-        return f"the API server does not tell our rights: {error}"
+        return f"the API server does not show our rights: {error}"
     status = section(answer, "status")
     lacking = lacking_in(items(status, "resourceRules"), needed)
     if lacking and status.get("incomplete"):
-        return f"an authorizer does not tell all rules: {status.get('evaluationError') or 'no reason given'}"
+        return f"an authorizer does not show all rules: {status.get('evaluationError') or 'no reason given'}"
     return lacking
 
 
@@ -120,7 +120,7 @@ def _grants(rule: Mapping[str, Any], right: Right) -> bool:
 async def lacking_rights_of(
     client: Client, account: tuple[str, str], namespace: str, needed: Sequence[Right]
 ) -> Lacking | str:
-    """Return which rights a service account lacks in a namespace, or why that cannot be told.
+    """Return which rights a service account lacks in a namespace, or why that is unknown.
 
     Args:
         client: of the cluster.

@@ -204,8 +204,8 @@ async def _label_before(client: Client, pod: JsonObject, note: Mapping[str, obje
 async def confirm(client: Client, fleet: Fleet, names: Collection[str]) -> None:
     """Make sure that the replicas which are to go are still what they were, right before they are let go.
 
-    Their drains took a while to be told. Had one gone meanwhile, or become Ready beside a peer that is not,
-    the controller would take that peer.
+    It took a while to see their drains end. Had one gone meanwhile, or become Ready beside a peer that is
+    not, the controller would take that peer.
 
     Raises:
         Conflict: one changed since it was looked at, is gone or goes already.

@@ -174,14 +174,14 @@ NAMED_PORTS = ("metrics", "http")
 
 
 def _metrics_port(body: Mapping[str, Any], frame: Frame) -> int | None:
-    """Return where a pod's engine serves its metrics, by the first that tells; None: nothing does."""
+    """Return where a pod's engine serves its metrics, by the first that says so; None: nothing does."""
     containers = items(section(body, "spec"), "containers")
     named = [each for each in containers if each.get("name") == frame.container]
     engines = named if frame.container else containers
     ports = [port for each in named for port in _tcp_ports(each)]
     by_name = {str(port["name"]): int(port["containerPort"]) for port in ports if port.get("name")}
     declared = {int(port["containerPort"]) for port in ports}
-    told = (
+    candidates = (
         *(port_of(each, frame.profiles) for each in engines if len(engines) == 1),
         *(by_name.get(name) for name in NAMED_PORTS),
         next(iter(declared)) if len(declared) == 1 else None,
@@ -189,7 +189,7 @@ def _metrics_port(body: Mapping[str, Any], frame: Frame) -> int | None:
         frame.front_port,
         *(each.launch.default_port for each in frame.profiles if each.launch.default_port in declared),
     )
-    return next((port for port in told if port and port < 65536), None)
+    return next((port for port in candidates if port and port < 65536), None)
 
 
 def _since(status: Mapping[str, Any], truth: str) -> datetime | None:

@@ -181,9 +181,9 @@ SUCCESS = frozenset({"Complete", "SuccessCriteriaMet"})
 LATE = "DeadlineExceeded"
 """Reason of a Job's failure after its activeDeadlineSeconds."""
 MOST = 2**53
-"""Largest number that an engine's page tells exactly; infinities and NaN are no smaller."""
+"""Largest number that an engine's page shows exactly; infinities and NaN are no smaller."""
 UNREADABLE = JobSight(JobEnd.FAILED, "", Counted(0, nan))
-"""A Job that does not tell what the trial pod had done before, or of which template it was made: it failed,
+"""A Job that does not say what the trial pod had done before, or of which template it was made: it failed,
 whatever it says itself."""
 
 
@@ -205,7 +205,7 @@ class Evaluations:
     async def look(self, evaluation: Evaluation) -> JobSight | None:
         """Return how an evaluation's Job stands, None where there is none.
 
-        A Job that does not tell what was before, or was made of another template, counts as failed.
+        A Job that does not say what was before, or was made of another template, counts as failed.
 
         Raises:
             Conflict: a Job of that name is somebody else's.
@@ -288,9 +288,9 @@ def _end(job: JsonObject) -> JobEnd | None:
 
 
 def _before(job: JsonObject) -> Counted | None:
-    """Return what a Job's annotation tells; None where it is no pair of numbers."""
-    told = note_on(job, SERVED_BEFORE)
-    requests, tokens = told.get("requests"), told.get("tokens")
+    """Return what a Job's annotation says; None where it is no pair of numbers."""
+    note = note_on(job, SERVED_BEFORE)
+    requests, tokens = note.get("requests"), note.get("tokens")
     if not isinstance(requests, int) or not isinstance(tokens, int | float) or isinstance(requests, bool):
         return None
     return Counted(requests, float(tokens)) if 0 <= requests <= MOST and 0 <= tokens <= MOST else None

@@ -169,13 +169,13 @@ class DeploymentTarget:
     async def logged_pools(
         self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
     ) -> Mapping[str, LoggedSize]:
-        """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
+        """Return the pools that the present logs of replicas show, by pod; who shows none is not there."""
         return await pools_of(self.client, namespace, pods, container, forms)
 
     async def starts(
         self, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
     ) -> Mapping[str, Start]:
-        """Return what the present logs of replicas tell of their start, by pod."""
+        """Return what the present logs of replicas say of their start, by pod."""
         return await starts_of(self.client, namespace, pods, container, forms)
 
     async def unclaim(self, fleet: Fleet) -> None:

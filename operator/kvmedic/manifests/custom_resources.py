@@ -105,7 +105,7 @@ def _has(*path: str) -> Callable[[Mapping[str, object]], bool]:
 
 
 def _is_kaitos_vllm(document: Mapping[str, object]) -> bool:
-    """Return whether KAITO serves an object by vLLM, as it does unless told otherwise."""
+    """Return whether KAITO serves an object by vLLM, as it does by default."""
     notes = _mapping(_mapping(document.get("metadata")).get("annotations"))
     return notes.get("kaito.sh/runtime", "vllm") == "vllm"
 

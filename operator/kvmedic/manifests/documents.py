@@ -77,7 +77,7 @@ class ManifestContainer:
     path: tuple[str, ...] = ()
     """The keys from the object to the pod; of a list's items their names."""
     part: str = ""
-    """What of the path tells it apart from others of its name in the same object; empty: there are none."""
+    """What of the path distinguishes it from others of its name in the same object; empty: there are none."""
 
     @property
     def name(self) -> str:

@@ -161,7 +161,7 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _SEVERAL = re.compile(
     r"[@*]|args?(?:_|$)|arguments|opts?$|options|flags|params|extra|command|cmd", re.IGNORECASE
 )
-"""Names of a shell's variables that hold several words, as far as a name tells: `$VLLM_ARGS`, `$@`."""
+"""Names of a shell's variables that hold several words, as far as a name shows: `$VLLM_ARGS`, `$@`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from kvmedic.model.engine import EngineProfile, Launch, Version
 _VERSION = r"v?(\d{1,9}(?:\.\d{1,9}){1,3}(?:(?:a|b|rc)\d{1,9})?(?:\.post\d{1,9})?(?:\.dev\d{1,9})?)"
 _TAG_VERSION = re.compile(rf"{_VERSION}(?![.\w])")
 _NAMED_VERSION = r"(?:^|.*[-_.]){name}(?:-openai)?[-_]?" + _VERSION + r"(?![.a-zA-Z0-9])"
-"""After the engine's own name a tag tells it whatever image it is of: AMD publishes
+"""After the engine's own name a tag names the version, whatever image it is of: AMD publishes
 `rocm/vllm:rocm6.4.1_vllm_0.9.0.1_20250605`."""
 
 
@@ -204,7 +204,7 @@ def _invocation(container: Mapping[str, object], profile: EngineProfile, budget:
 def _other_engine(image: str, tokens: Sequence[Token], launch: Launch) -> str:
     """Return the name of another engine that a container starts; empty where none is recognised.
 
-    What is started is told by the words before the first long option, a shell's script among them.
+    What is started is recognised by the words before the first long option, a shell's script among them.
     """
     words = " ".join(each.text for each in takewhile(lambda each: not each.text.startswith("--"), tokens))
     found = (
@@ -238,7 +238,7 @@ def image_name(container: Mapping[str, object]) -> str:
 
 
 def version_of(container: Mapping[str, object], profile: EngineProfile) -> Version | None:
-    """Return the engine's version as the image's tag tells it, or None where it does not."""
+    """Return the engine's version as the image's tag says it, or None where it does not."""
     image, name = container.get("image"), image_name(container)
     if not isinstance(image, str):
         return None
@@ -272,7 +272,7 @@ def _other(tokens: Sequence[Token], profile: EngineProfile, ours: bool) -> Invoc
 
 
 def _ran(tokens: Sequence[Token]) -> str:
-    """Return what runs, as it is told: of Python its script or module, which say more than its own name."""
+    """Return what runs, for messages: of Python its script or module, which say more than its own name."""
     words = [each.text for each in tokens[1:3]] if is_python(tokens[0]) else []
     return " ".join([program_of(tokens[0]), *(words if words[:1] == ["-m"] else words[:1])])
 
@@ -373,7 +373,7 @@ def engine_in(text: str, profiles: Sequence[EngineProfile], selector: Selector) 
 
 
 def several(engines: Sequence[ManifestContainer]) -> Refusal:
-    """Return the refusal that tells which of several containers could be meant.
+    """Return the refusal that says which of several containers could be meant.
 
     How to name one is up to the command that asks.
     """

@@ -378,12 +378,12 @@ def revert_for(owner: TemplateOwner, reverted: Reverted) -> Proposal:
     name = shlex.quote(owner.name)
     if owner.kind in _RELEASES:
         number = reverted.leaving.number
-        told = f"roll the release back to the one before, where its newest brought revision {number}"
-        return make_proposal(owner, told, f"helm rollback {name}{where}\n({reverted.words()})")
+        action = f"roll the release back to the one before, where its newest brought revision {number}"
+        return make_proposal(owner, action, f"helm rollback {name}{where}\n({reverted.words()})")
     how = _SOURCE_REVERTS.get(owner.kind)
     if how is None:
-        told = f"it renders the template: take back there what revision {reverted.leaving.number} changed"
-        return make_proposal(owner, told, reverted.words())
+        action = f"it renders the template: take back there what revision {reverted.leaving.number} changed"
+        return make_proposal(owner, action, reverted.words())
     text = reverted.words()
     if reverted.operations is not None:
         text = kustomize_patch(reverted.kind, reverted.namespace, reverted.name, list(reverted.operations))

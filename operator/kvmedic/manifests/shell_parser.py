@@ -1,7 +1,7 @@
 """The words that a shell makes of its script's syntax tree, with the variables that the manifest has.
 
-Variables are replaced and split, quotes and backslashes taken away (POSIX.1-2017, XCU 2.6). What only runs
-can tell, such as a command's output, is stood in for. A pattern of pathnames is taken to match no file.
+Variables are replaced and split, quotes and backslashes taken away (POSIX.1-2017, XCU 2.6). What only a run
+shows, such as a command's output, is stood in for. A pattern of pathnames is taken to match no file.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Variables:
     def source_of(self, name: str) -> str:
         """Return what sets a name: the script, or an object that the container's environment is from.
 
-        Empty where nothing tells it, as after a file that the script reads.
+        Empty where nothing says it, as after a file that the script reads.
         """
         if name in self._own or name in self._unknown:
             return BY_SCRIPT
@@ -311,7 +311,7 @@ class Expansion:
         self.source = source
         self.variables = variables
         self.problems: list[str] = []
-        """The constructs whose words can't be told."""
+        """The constructs whose words are unknown."""
         self._kinds: dict[str, Callable[[Node, Words], None]] = {
             "word": self._bare,
             "number": self._bare,

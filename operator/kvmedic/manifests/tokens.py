@@ -233,7 +233,7 @@ class Token:
     unresolved: tuple[str, ...] = ()
     """Those of them whose value is not in the manifest but set elsewhere."""
     sources: tuple[str, ...] = field(default=(), compare=False)
-    """What sets each of the unresolved ones, by object and key; empty where nothing tells it."""
+    """What sets each of the unresolved ones, by object and key; empty where nothing says it."""
     trace: Traced = field(default=EMPTY, compare=False, repr=False)
     """The text with where each of its characters is written."""
 
@@ -279,7 +279,7 @@ class Environment:
         return len(name) <= _LONGEST_SERVICE_VARIABLE and _SERVICE_VARIABLE.fullmatch(name) is not None
 
     def source_of(self, name: str) -> str:
-        """Return what sets a variable whose value is not in the manifest; empty where nothing tells it.
+        """Return what sets a variable whose value is not in the manifest; empty where nothing says it.
 
         Only names of objects and keys: what they hold is never read here.
         """
@@ -449,8 +449,8 @@ def variable_source(token: Token) -> str:
     """Return where the unresolved variables of a token are set, to be read after "is" or a comma."""
     if is_set_by_script(token):
         return "set by the script in a way that is not followed (in a branch, a loop or by a command)"
-    told = " and ".join(each for each in dict.fromkeys(token.sources) if each not in ("", BY_SCRIPT))
-    return f"set outside of the manifest by {told}" if told else "set outside of the manifest"
+    sources = " and ".join(each for each in dict.fromkeys(token.sources) if each not in ("", BY_SCRIPT))
+    return f"set outside of the manifest by {sources}" if sources else "set outside of the manifest"
 
 
 def is_set_by_script(token: Token) -> bool:

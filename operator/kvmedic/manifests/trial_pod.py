@@ -325,7 +325,7 @@ def job_name(resource: str, tail: str) -> str:
     """Return a Job's name that ends in `tail`, after as much of the resource's name as fits.
 
     Args:
-        tail: what tells this evaluation from all others of the resource; up to 60 characters.
+        tail: what distinguishes this evaluation from all others of the resource; up to 60 characters.
     """
     return f"{resource[: NAME_LENGTH - len(tail) - 1].rstrip('.-')}-{tail}"
 
@@ -387,16 +387,16 @@ def _job_spec(given: Mapping[str, Any], evaluation: Evaluation, subject: Served)
 
 
 def _point_at_subject(container: Mapping[str, Any], subject: Served) -> dict[str, Any]:
-    """Return a container that is told where the subject serves."""
-    told = {
+    """Return a container whose variables say where the subject serves."""
+    variables = {
         "OPENAI_BASE_URL": f"{subject.url}/v1",
         "KVMEDIC_URL": subject.url,
         "KVMEDIC_MODEL": subject.model,
     }
     # A value may refer to variables as $(NAME), and $$ is reduced to $ (core/v1 types.go, EnvVar.Value); the
     # model's name is the engine's word and refers to nothing.
-    ours = [{"name": name, "value": text.replace("$", "$$")} for name, text in told.items()]
-    theirs = [each for each in container.get("env") or () if each.get("name") not in told]
+    ours = [{"name": name, "value": text.replace("$", "$$")} for name, text in variables.items()]
+    theirs = [each for each in container.get("env") or () if each.get("name") not in variables]
     return {**container, "env": [*ours, *theirs]}
 
 

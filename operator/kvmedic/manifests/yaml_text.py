@@ -31,7 +31,7 @@ class _OddError(Exception):
 
 
 def pieces_of(text: str, node: ScalarNode) -> list[Piece] | None:
-    """Return the piece of text that each character of a scalar's value is, or None where it can't be told."""
+    """Return the piece of text that each character of a scalar's value is, or None where it is unknown."""
     reader = _block if node.style in {"|", ">"} else _flow
     try:
         found = list(reader(text, node))

@@ -143,10 +143,10 @@ def needs_source(move: Move) -> bool:
             # A replica that serves already comes back.
             return False
         case Revert():
-            # Replicas of the template that is put back are all there already, or none are wanted.
+            # Replicas of the template that is put back are all there already, or none are desired.
             return False
         case Restore() | Release() | Regain() | Hold() | Pause() | ScaleIn() | SetMinimum() | Claim():
-            # The template stays, and the target is not told to have more replicas of it.
+            # The template stays, and no more replicas of it are asked for.
             return False
         case Wait() | Settled() | Failed() | Refused():
             # Nothing is assigned.

@@ -50,7 +50,7 @@ def drain_by_counts(out: timedelta, quiet: timedelta, counts: Sequence[Reading[f
 
     Args:
         out: for how long it has been out of rotation.
-        quiet: for how long it must have been before a count tells anything.
+        quiet: for how long it must have been before a count means anything.
         counts: of its requests, in their order.
     """
     if out < quiet:
@@ -112,17 +112,17 @@ def report_arrivals(wait: Wait, draining_pods: Iterable[DrainingPod], now: datet
     """Return a wait for the end of requests; with what is to be done where new ones keep coming."""
     if wait.reason not in (Reason.DRAINING, Reason.DRAIN_TIMED_OUT):
         return wait
-    told = "; ".join(
+    cases = "; ".join(
         f"{pod.name} left every Service, and {int(seen.latest - seen.first)} requests came to it within "
         f"{int((seen.at - seen.since).total_seconds())} s all the same"
         for pod in draining_pods
         if (seen := pod.arrivals) and seen.rises >= RISES_AGAINST and now - seen.at <= 3 * ARRIVALS_APART
     )
-    if not told:
+    if not cases:
         return wait
     return Wait(
         Reason.REQUESTS_STILL_ARRIVE,
-        f"{told}: something finds it by its labels or address. Name the labels that a router selects by in "
+        f"{cases}: something finds it by its labels or address. Name the labels that a router selects by in "
         "spec.rollout.routers, or have that front leave the pod out; a client that keeps its connection "
         "sends until it closes it. It is drained once no request is left",
     )
@@ -254,9 +254,9 @@ def held_move(fleet: Fleet, pods: Iterable[Pod]) -> Uncordon | Wait:
     """Return the next move where every replica that could go is held: all of them serve."""
     held = tuple(pods)
     busy = ", ".join(pod.name for pod in held if not pod.stuck_in)
-    told = [f"{busy} still had requests, or did not report them, when the drain timed out"] if busy else []
-    told += _stuck(fleet, [pod for pod in held if pod.stuck_in])
-    text = f"{'; '.join(told)}; nothing is let go"
+    reasons = [f"{busy} still had requests, or did not report them, when the drain timed out"] if busy else []
+    reasons += _stuck(fleet, [pod for pod in held if pod.stuck_in])
+    text = f"{'; '.join(reasons)}; nothing is let go"
     return stray_move(fleet, fleet.pods) or Wait(Reason.DRAIN_TIMED_OUT, text)
 
 
@@ -278,7 +278,7 @@ def stray_move(
 ) -> Uncordon | Wait | None:
     """Return the move that puts a cordoned pod that is not to go back into rotation.
 
-    Only once it is sure that it stays: a ReplicaSet with a pod more than it is told ends one, the
+    Only once it is sure that it stays: a ReplicaSet with a pod more than its number ends one, the
     cordoned one first, with what it serves then. A StatefulSet ends those beyond its number.
     """
     uids = {pod.uid for pod in (*pods_to_remove, *beyond_number(fleet))}
@@ -428,7 +428,7 @@ def start_limit(deadline_seconds: int | None, timeout: timedelta | None, pods: I
 
 
 def making_wait(assigned_at: datetime | None, now: datetime) -> Wait | None:
-    """Return the wait for a replica that is told but not there yet: it could become Ready unseen."""
+    """Return the wait for a replica that is asked for but not there yet: it could become Ready unseen."""
     if assigned_at is None or now - assigned_at > MAKING_LIMIT:
         return None
     return Wait(Reason.AWAITING_CONTROLLER, "a replica that is to go has not been made yet")

@@ -9,7 +9,7 @@ The freeze of a rollout in the middle of its walk, after somebody took a part of
 While replicas with two settings are there, the frozen fields are all that keeps the controller from
 replacing the rest undrained. So they are put back, each for itself, and what somebody set in the meantime is
 kept for the end: it is what they want of their Deployment. Who sets them again and again is not fought
-for ever: the rollout is then held paused, and a person is told who it is.
+for ever: the rollout is then held paused, and a person reads who it is.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ def expected_fields(run: Run, fleet: Fleet, committed: int) -> RolloutFields | N
     is_done = committed >= intent.sequence
     if not (intent.is_frozen if is_done else intent.was_frozen):
         return None
-    told = intent.fields_after if is_done else intent.fields_before
+    assigned = intent.fields_after if is_done else intent.fields_before
     permit = fleet.fields.max_unavailable if isinstance(fleet.fields.max_unavailable, int) else 0
-    held = told or replace(STILL, max_unavailable=permit)
+    held = assigned or replace(STILL, max_unavailable=permit)
     return held if held.is_frozen else STILL
 
 
@@ -199,7 +199,7 @@ def _is_held(fleet: Fleet, desired: RolloutFields) -> bool:
 
 
 def is_mixed(fleet: Fleet) -> bool:
-    """Return whether a replica runs, or is told to run, another template than the one in force."""
+    """Return whether a replica runs, or is to run, another template than the one in force."""
     others = any(rs.desired for rs in fleet.replica_sets if rs.revision != fleet.revision)
     return others or any(pod.revision != fleet.revision for pod in fleet.live)
 
@@ -261,10 +261,10 @@ def _is_rescaled(run: Run, fleet: Fleet, committed: int) -> bool:
         return False
     if intent is None:
         return fleet.replicas != recorded
-    told = intent.replicas_after if committed == intent.sequence else intent.replicas_before
-    if told is None and not step.is_a_number:
+    expected = intent.replicas_after if committed == intent.sequence else intent.replicas_before
+    if expected is None and not step.is_a_number:
         return False
-    return fleet.replicas != (recorded if told is None else told)
+    return fleet.replicas != (recorded if expected is None else expected)
 
 
 def _is_reverted(run: Run, fleet: Fleet) -> bool:
@@ -295,12 +295,12 @@ def _explains(run: Run, fleet: Fleet, committed: int) -> bool:
 
 
 PERMIT = "the permit to make anew what is deleted"
-"""The mark of a StatefulSet's strategy `OnDelete` that tells ours from the team's."""
+"""The mark of a StatefulSet's strategy `OnDelete` that distinguishes ours from the team's."""
 MOST_REGAINS = 2
 """A person's edit comes once, and may come once more where it met ours; what comes a third time is a tool."""
 TRUCE = timedelta(minutes=10)
 """How long a contested rollout is held before its fields are put back once more. A GitOps tool applies every
-three to ten minutes (Argo CD 3 min, Flux 10 min by default): by then it shows whether it was told to stop."""
+three to ten minutes (Argo CD 3 min, Flux 10 min by default): by then it shows whether somebody stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +356,10 @@ def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:
         f"kubectl -n {fleet.namespace} get {fleet.kind.lower()} {fleet.name} --show-managed-fields -o yaml); "
         f"the run goes on by itself within {minutes} minutes"
     )
-    told = Outcome(Reason.ROLLOUT_CONTESTED, text)
+    outcome = Outcome(Reason.ROLLOUT_CONTESTED, text)
     if not fleet.fields.paused:
-        return Regaining(run, Pause(held), told)
-    return Regaining(run, Wait(told.reason, told.message), told)
+        return Regaining(run, Pause(held), outcome)
+    return Regaining(run, Wait(outcome.reason, outcome.message), outcome)
 
 
 def _fields_to_restore(recorded: RolloutFields, fleet: Fleet, others: Iterable[str]) -> RolloutFields:

@@ -22,7 +22,7 @@ Template = Mapping[str, object]
 
 _WORDS = re.compile(r"\s+|\S+")
 _NAMES = ("name", "mountPath", "key", "containerPort")
-"""Fields that tell the entries of a pod template's lists apart, the first that all of them have."""
+"""Fields that distinguish the entries of a pod template's lists, the first that all of them have."""
 
 
 class Three(NamedTuple):
@@ -41,7 +41,7 @@ def without_our_change(
 ) -> Template | None:
     """Return an edited pod template with a step's change taken out of it.
 
-    None where nothing of the change is in it, or no ReplicaSet keeps what would tell it. None too where
+    None where nothing of the change is in it, or no ReplicaSet keeps what would show it. None too where
     the template is the very one after the step (`rollout undo`: somebody wants it), and where they set a part
     of a bundle: half of one is a setting that nobody ever ran, so it is theirs as a whole.
     """

@@ -283,9 +283,9 @@ def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     Its controller tries again and again, so a quota that has room within the limit stops nothing.
     """
     desired = [rs for rs in fleet.replica_sets if rs.revision == order.toward and rs.failure]
-    made, told = len(fleet.serving(order.toward)), fleet.desired(order.toward)
+    made, expected = len(fleet.serving(order.toward)), fleet.desired(order.toward)
     waited = now - order.pulsed_at if order.pulsed_at else timedelta(0)
-    if not desired or made >= told or waited <= order.spare_limit:
+    if not desired or made >= expected or waited <= order.spare_limit:
         return None
     return Failed(
         Reason.SPARE_UNSCHEDULABLE,
@@ -343,11 +343,11 @@ def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
 
 def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order, now: datetime) -> Wait | None:
     ready = sum(pod.ready for pod in new)
-    told = fleet.desired(order.toward)
-    if ready + _given_up(fleet, order, now) + _count_unplaced(fleet, order, now) >= told:
+    desired = fleet.desired(order.toward)
+    if ready + _given_up(fleet, order, now) + _count_unplaced(fleet, order, now) >= desired:
         return None
     reason = Reason.AWAITING_CANARY if fleet.is_saturated(order.away) else Reason.AWAITING_REPLICA
-    return Wait(reason, f"{ready} of {told} new replicas are Ready")
+    return Wait(reason, f"{ready} of {desired} new replicas are Ready")
 
 
 def _finish(fleet: Fleet, order: Order) -> Move:
@@ -430,7 +430,7 @@ def _take_surplus(fleet: Fleet, order: Order, surplus: int, now: datetime) -> Mo
 
 
 def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | None:
-    """Return the pulse that adds the spares of the waves; None where they are there, or none are wanted.
+    """Return the pulse that adds the spares of the waves; None where they are there, or none are desired.
 
     They are asked for once, after the comparison. Those that found no node are not asked for again.
     """

@@ -65,7 +65,7 @@ class Restore:
 class Revert:
     """Put the template and the recorded fields back in one patch.
 
-    Only while the desired revision has all its replicas (or none are wanted), so that nothing but
+    Only while the desired revision has all its replicas (or none are desired), so that nothing but
     the extra pod can go; or where somebody edited the template, whose rollout goes its own way then.
     """
 
@@ -251,7 +251,7 @@ def largest_wave(replicas: int) -> int:
 
 
 def kubectl_name(fleet: Fleet) -> str:
-    """Return how kubectl is told of a workload: `deployment/NAME`."""
+    """Return how kubectl names a workload: `deployment/NAME`."""
     return f"{fleet.kind.lower()}/{fleet.name}"
 
 

@@ -387,8 +387,8 @@ def _rollout_move(fleet: Fleet, orphan: Orphan, known: OrphanInput, now: datetim
 def _short_move(fleet: Fleet, orphan: Orphan, known: OrphanInput, now: datetime) -> OrphanDecision | None:
     """Return the next move for a replica that is let go in a fleet without a spare; None: the rollout's.
 
-    Whether its stand-in gave way already is seen by the replica that comes instead: it is told, and does not
-    serve while the released one holds the device. Then that one goes, and one replica is missing.
+    Whether its stand-in gave way already is seen by the replica that comes instead: it is asked for, and does
+    not serve while the released one holds the device. Then that one goes, and one replica is missing.
     """
     revision = orphan.pod.revision
     # A peer that is not Ready for a moment may have requests: it does not go in a stand-in's place.
@@ -409,7 +409,7 @@ def _short_move(fleet: Fleet, orphan: Orphan, known: OrphanInput, now: datetime)
 
 
 def _others(fleet: Fleet, revision: str) -> set[str]:
-    """Return the revisions beside one that are told to have replicas."""
+    """Return the revisions beside one that are to have replicas."""
     return {each.revision for each in fleet.replica_sets if each.desired and each.revision != revision}
 
 

@@ -42,11 +42,11 @@ class Autoscaler:
     minimum: int
     maximum: int
     desired: int | None = None
-    """Replicas that it wants now; None: it did not say, or cannot tell."""
+    """Replicas that it wants now; None: it did not say, or does not know."""
     paused: bool = False
-    """Somebody told it to leave the number alone."""
+    """Somebody set it to leave the number alone."""
     may_add: bool = True
-    """Otherwise somebody told it to add no replica. It would all the same where its minimum is raised: on the
+    """Otherwise somebody set it to add no replica. It would all the same where its minimum is raised: on the
     way there no policy is asked (kube-controller-manager 1.36, podautoscaler/horizontal.go)."""
     uid: str = field(default="", compare=False)
     is_given: bool = field(default=True, compare=False)
@@ -83,7 +83,7 @@ def find_blocker(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
 
 
 def find_blockers(neighbours: Neighbours, fleet: Fleet) -> Iterator[Blocked]:
-    """Yield everything about these neighbours by which no run may begin, in the order of telling."""
+    """Yield everything about these neighbours by which no run may begin, in reporting order."""
     if doubt := find_draining_blocker(neighbours, fleet):
         yield doubt
     for vertical in neighbours.vertical:
@@ -223,7 +223,7 @@ def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
 
 
 def refusals(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> tuple[Refused, ...]:
-    """Return everything that keeps a frozen rollout from beginning on this fleet, in the order of telling."""
+    """Return everything that keeps a frozen rollout from beginning on this fleet, in reporting order."""
     return _all_refusals(
         _frozen(fleet),
         _owner_row(None if purpose is Purpose.RETURN else owner_of_template(fleet)),
@@ -273,7 +273,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
 
 def _unbalanced_state(fleet: Fleet, earlier: str) -> str:
     """Return what of a fleet with two revisions is moving right now; empty when nothing is."""
-    live, told = fleet.live, fleet.total_desired
+    live, total = fleet.live, fleet.total_desired
     desired, known = fleet.replicas + SURGE, (fleet.revision, earlier)
     for applies, text in (
         (not fleet.observed, "the deployment controller has not seen the newest spec yet"),
@@ -282,7 +282,7 @@ def _unbalanced_state(fleet: Fleet, earlier: str) -> str:
             any(pod.revision not in known for pod in live),
             "pods of a third revision exist",
         ),
-        (len(live) != desired or told != desired, f"{len(live)} replicas exist in the middle of a rollout"),
+        (len(live) != desired or total != desired, f"{len(live)} replicas exist in the middle of a rollout"),
         (any(not pod.ready for pod in live), f"{fleet.ready} of {len(live)} replicas are Ready"),
         (any(pod.cordoned for pod in live), "a replica carries the draining label"),
         (bool(fleet.orphans), RELEASED_IS_LEFT),
@@ -491,7 +491,7 @@ def owner_of_number(fleet: Fleet) -> Owner | None:
 
 
 def _rows(fleet: Fleet, unsettled: str, drain: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Return what keeps any change from a fleet, in the order of telling.
+    """Return what keeps any change from a fleet, in reporting order.
 
     Args:
         fleet: the fleet.

@@ -112,10 +112,10 @@ def is_explained(run: Run, resource_uid: str, fleet: Fleet) -> bool:
     if intent is None or intent.replicas_before is None or intent.replicas_after is None:
         return fleet.replicas == run.current.step.counts_on
     committed = committed_sequence(run, resource_uid, fleet.fence)
-    told = {intent.replicas_before, intent.replicas_after}
+    expected = {intent.replicas_before, intent.replicas_after}
     if committed is not None:
-        told = {intent.replicas_after if committed == intent.sequence else intent.replicas_before}
-    return fleet.replicas in told
+        expected = {intent.replicas_after if committed == intent.sequence else intent.replicas_before}
+    return fleet.replicas in expected
 
 
 def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:

@@ -90,7 +90,7 @@ class StepRow:
     canaries: Callable[[Fleet], tuple[Pod, ...]] = lambda _fleet: ()
     """The new replicas that must answer before the first old one is touched."""
     attempt: Callable[[Run], tuple[Attempt, str] | None] = lambda _run: None
-    """What is remembered of a step that failed: what it tried, and what tells it from another."""
+    """What is remembered of a step that failed: what it tried, and what distinguishes it from another."""
 
 
 def by_kind(deployment: StepRow, stateful_set: StepRow, groups: StepRow) -> StepRow:

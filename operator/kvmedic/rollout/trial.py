@@ -7,7 +7,7 @@ The next move of an evaluation on a trial pod, from what is seen of it; pure.
 After a crash in the middle: pod and Job are found by their names, and the Job keeps what the pod had done
 before.
 
-What the log of an engine that ended by itself on a trial pod tells of why.
+What the log of an engine that ended by itself on a trial pod says of why.
 
 A log may hold prompts and secrets. Only what the patterns of an engine's vocabulary match is kept of it.
 """
@@ -411,7 +411,7 @@ def _of_pod(
 
 
 def _roughly(requests: int) -> int:
-    """Return a number by its first digit, so that what is told of it changes seldom."""
+    """Return a number by its first digit, so that a message with it changes seldom."""
     unit = int(10 ** (len(str(max(0, requests))) - 1))
     return max(0, requests) // unit * unit
 
@@ -433,8 +433,10 @@ def _score_outcome(job: JobSight, after: Counted | None, step: GateStep, run: Ru
     found = score_of(Evaluation(job.end or JobEnd.LATE, job.message, requests, tokens), step.budget)
     name = f"CronJob/{step.cron_job} on a trial pod with {step.subject}"
     score = None if isinstance(found, NotPassed) else found
-    told = found.why if isinstance(found, NotPassed) else f"{found.accuracy:.3f} over {found.samples} samples"
-    return Scored(step.tried, step.evaluation, f"{name}: {told}", now, run.spec_generation, score)
+    result = (
+        found.why if isinstance(found, NotPassed) else f"{found.accuracy:.3f} over {found.samples} samples"
+    )
+    return Scored(step.tried, step.evaluation, f"{name}: {result}", now, run.spec_generation, score)
 
 
 def trial_row() -> StepRow:

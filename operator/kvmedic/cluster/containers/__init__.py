@@ -1,1 +1,1 @@
-"""What containers of replicas tell where no series does: their logs, and `nvidia-smi` run in them."""
+"""What containers of replicas show where no series does: their logs, and `nvidia-smi` run in them."""

@@ -58,7 +58,7 @@ Log: TypeAlias = tuple[str, ...] | NoLog
 async def read_log_of_end(client: Client, namespace: str, pod: str, end: ContainerEnd) -> Log:
     """Return the last lines that an instance of a container wrote before it ended.
 
-    The kubelet tells the instances apart by "present" and "previous" alone, and the container may have been
+    The kubelet distinguishes the instances by "present" and "previous" alone, and the container may have been
     started again since the pod was read: what was written before or after that life is left out.
     """
     query = [("container", end.container), ("tailLines", str(TAIL_LINES)), ("limitBytes", str(LIMIT_BYTES))]

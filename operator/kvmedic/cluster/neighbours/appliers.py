@@ -81,7 +81,7 @@ ARGO_CD_CONFIG = "argocd-cm"
 RULES = "resource.customizations.ignoreDifferences."
 """Beginning of the keys with these rules; behind it the group and kind, or `all`."""
 INSTANCE = "app.kubernetes.io/instance"
-"""Label by which Argo CD tracks where it is not told otherwise. Every Helm chart sets it as well."""
+"""Label by which Argo CD tracks by default. Every Helm chart sets it as well."""
 
 
 async def reversion_of(
@@ -117,7 +117,7 @@ async def _of_owner(reader: Reader, kind: Resource, who: TemplateOwner, fleet: F
 
 
 async def _of_argo_cd(reader: Reader, who: TemplateOwner, changed: Changed) -> Reversion:
-    """Return what an Application does; any other applier has no object that tells.
+    """Return what an Application does; any other applier has no object that shows it.
 
     Argo CD notes an Application's name alone, or behind that of its namespace; the object names what it
     applies, which shows that it is the right one.
@@ -261,8 +261,8 @@ async def set_owner_field(client: Client, namespace: str, move: SetOwnerField) -
     """
     ref, seen = _ref_of(namespace, move.field), move.seen
     live = await client.get(ref)
-    told = section(live or {}, "metadata")
-    if live is None or (uid_of(live), told.get("generation")) != (seen.uid, seen.generation):
+    metadata = section(live or {}, "metadata")
+    if live is None or (uid_of(live), metadata.get("generation")) != (seen.uid, seen.generation):
         raise Conflict(Call("patch", ref.path), None, "it changed since it was looked at")
     if move.field.state(live) is not EditState.BEFORE:
         raise Conflict(Call("patch", ref.path), None, f"{move.field} is not {move.field.before}")

@@ -4,7 +4,7 @@ Its controller keeps the leaders in a StatefulSet of its own, and the workers of
 with the leader. So a group is replaced by replacing its leader. It has no field that is owned by people in
 these StatefulSets: only the LeaderWorkerSet is ever changed.
 
-A group is Ready once its leader and all its workers are. The leader alone serves and tells metrics.
+A group is Ready once its leader and all its workers are. The leader alone serves and exports metrics.
 
 Source: LeaderWorkerSet 0.7 to 0.9, `pkg/controllers` (leaderworkerset_controller.go, pod_controller.go),
 `pkg/utils/revision`, `pkg/webhooks/pod_webhook.go`; the partition is there since 0.7.
@@ -108,7 +108,7 @@ def _as_leader(template: Mapping[str, Any], body: Mapping[str, Any], name: str) 
 
 
 def _beside(body: Mapping[str, Any]) -> dict[str, str]:
-    """Return what tells a template of workers from another, as a group is made anew for either's sake."""
+    """Return what distinguishes templates of workers, as a group is made anew for either's sake."""
     groups = section(body, "spec", "leaderWorkerTemplate")
     if not groups.get("leaderTemplate"):
         return {}
@@ -264,19 +264,19 @@ def _as_replica(
         and all(labels_of(pod).get(key) == labels.get(key) for key in mine)
     ]
     status = section(leader, "status")
-    told = condition_of(status, "Ready")
-    if told.get("status") != "True" or sum(map(is_ready, workers)) >= size - 1:
+    condition = condition_of(status, "Ready")
+    if condition.get("status") != "True" or sum(map(is_ready, workers)) >= size - 1:
         return whole
     # Not before the leader was: until then Services may have led requests to it.
     since = (condition_of(section(pod, "status"), "Ready").get("lastTransitionTime", "") for pod in workers)
-    at = max([str(told.get("lastTransitionTime", "")), *(str(each or "") for each in since)])
+    at = max([str(condition.get("lastTransitionTime", "")), *(str(each or "") for each in since)])
     others = [each for each in items(status, "conditions") if each.get("type") != "Ready"]
-    unready = {**told, "status": "False", "lastTransitionTime": at}
+    unready = {**condition, "status": "False", "lastTransitionTime": at}
     return {**whole, "status": {**status, "conditions": [*others, unready]}}
 
 
 def _as_replica_set(revision: JsonObject, pods: Sequence[JsonObject], name: str) -> JsonObject:
-    """Return a revision as a ReplicaSet that is told to have as many replicas as it has."""
+    """Return a revision as a ReplicaSet that desires as many replicas as it has."""
     live = [pod for pod in pods if "deletionTimestamp" not in section(pod, "metadata")]
     made = Counter(labels_of(pod)[REVISION_OF_POD] for pod in live)
     ready = Counter(labels_of(pod)[REVISION_OF_POD] for pod in live if is_ready(pod))
@@ -294,7 +294,7 @@ def _as_replica_set(revision: JsonObject, pods: Sequence[JsonObject], name: str)
 def _with_status(body: JsonObject, leaders: Mapping[str, Any], kept: Mapping[str, JsonObject]) -> JsonObject:
     """Return a LeaderWorkerSet as a workload that says whether its controller has seen its newest spec.
 
-    It tells so itself from 0.9 on. Before, it has seen it once its leaders' StatefulSet is made from it.
+    It says so itself from 0.9 on. Before, it has seen it once its leaders' StatefulSet is made from it.
     """
     spec, desired = section(leaders, "spec"), section(body, "spec")
     seen = kept.get(labels_of(leaders).get(REVISION_KEY, ""), {})
@@ -303,13 +303,13 @@ def _with_status(body: JsonObject, leaders: Mapping[str, Any], kept: Mapping[str
     ]
     partition = int(section(spec, "updateStrategy", "rollingUpdate").get("partition") or 0)
     generation = int(section(body, "metadata")["generation"])
-    told = section(body, "status").get("observedGeneration")
+    observed = section(body, "status").get("observedGeneration")
     is_seen = (
         templates[0] == templates[1]
         and int(spec.get("replicas", 1)) == int(desired.get("replicas", 1))
         and partition >= int(section(body, *ROLLING_FIELDS).get("partition") or 0)
         and _obeyed(leaders) is not None
-        and (told is None or int(told) >= generation)
+        and (observed is None or int(observed) >= generation)
     )
     status = {**section(body, "status"), "observedGeneration": generation if is_seen else 0}
     return {**as_workload(body), "status": status}

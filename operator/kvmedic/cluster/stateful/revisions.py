@@ -2,7 +2,7 @@
 
 A StatefulSet has no ReplicaSets. Its ControllerRevisions keep the pod templates, each pod names the one that
 it was made from, and `partition` says which ordinals follow the newest. As many replicas as a revision has
-count as what it is told to have.
+count as its desired number.
 """
 
 from __future__ import annotations

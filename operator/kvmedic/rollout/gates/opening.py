@@ -96,8 +96,8 @@ def opening_gate(
     ended = max((run.ended_at for run in changes), default=None)
     if ended is not None and now - ended < limits.cooldown:
         until = ended + limits.cooldown
-        told = f"the last run ended {_day_and_time(ended)}; the next may start {_day_and_time(until)}"
-        return Blocked(Reason.IN_COOLDOWN, told)
+        message = f"the last run ended {_day_and_time(ended)}; the next may start {_day_and_time(until)}"
+        return Blocked(Reason.IN_COOLDOWN, message)
     today = sum(now - run.started_at < timedelta(days=1) for run in changes)
     if today >= limits.max_runs_per_day:
         return Blocked(

@@ -80,7 +80,7 @@ class Peer:
 
 
 def place_of(kind: str, name: str) -> str:
-    """Return what tells a target from all others of its namespace: its name, with the kind if need be."""
+    """Return what distinguishes a target within its namespace: its name, with the kind if need be."""
     return name if kind == DEPLOYMENT else f"{kind}/{name}"
 
 
@@ -91,7 +91,7 @@ def target_at(place: str) -> ObjectRef:
 
 
 def typed_place(place: str) -> str:
-    """Return how kubectl and these commands are told of a target: `deploy/NAME`."""
+    """Return how kubectl and these commands name a target: `deploy/NAME`."""
     ref = target_at(place)
     return f"{'deploy' if ref.kind == DEPLOYMENT else ref.kind.lower()}/{ref.name}"
 

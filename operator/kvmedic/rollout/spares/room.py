@@ -329,8 +329,7 @@ def find_room(shape: Shape, around: Surroundings) -> Finding:
     if fits:
         return Room(fits)
     found = [(name, doubt) for name, doubt in doubts.items() if doubt is not None]
-    told = _node_list(shape, found)
-    return NoRoom(told, "" if tied else around.adds_nodes)
+    return NoRoom(_node_list(shape, found), "" if tied else around.adds_nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class SpareUse(Enum):
 
     NOTHING = "nothing"
     """It makes none."""
-    WANTED = "wanted"
+    DESIRED = "desired"
     """That replica is what the step is for, so there is no way without it."""
     FIRST = "first"
     """The step begins with it."""
@@ -67,7 +67,7 @@ def spare_use(step: Step) -> SpareUse:
     """Return what a step needs a replica more for."""
     match step:
         case ReplicasStep():
-            return SpareUse.WANTED
+            return SpareUse.DESIRED
         case ReplaceStep():
             return SpareUse.FIRST
         case FlagStep() | BundleStep() | RevisionStep():
