@@ -148,8 +148,8 @@ def baseline_record() -> Record:
 
 def doubtful_record() -> Record:
     """Return a record that says why figures of before say nothing of the method."""
-    told = MethodBaseline("TriAttention", NEW, Figures(), NOW, "more changed than TriAttention")
-    return replace(full_record(), baseline=told)
+    baseline = MethodBaseline("TriAttention", NEW, Figures(), NOW, "more changed than TriAttention")
+    return replace(full_record(), baseline=baseline)
 
 
 def switched_record() -> Record:

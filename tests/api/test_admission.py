@@ -224,8 +224,8 @@ def test_one_line_says_what_was_done_and_why(resources: Resources) -> None:
         "OUTCOME",
         "AGE",
     ]
-    told = " ".join(lines[1].split())
-    assert "inference-llm Auto True RollingOut FleetWideDemand maxNumSeqs 64 -> 16" in told
+    row = " ".join(lines[1].split())
+    assert "inference-llm Auto True RollingOut FleetWideDemand maxNumSeqs 64 -> 16" in row
 
 
 @pytest.mark.parametrize("name", ["all", "kvmedic", "kvr", "kvremediation", "kvremediations.kvmedic.io"])

@@ -42,7 +42,7 @@ def test_the_generated_files_are_current_and_every_yaml_reader_sees_the_same_def
     assert yaml.safe_load(stored) == kind.definition()
 
 
-def told(rule: Placed) -> str:
+def rule_id(rule: Placed) -> str:
     return f"{rule.path}: {rule.value['message']}"
 
 
@@ -50,7 +50,7 @@ def unindexed(field: str) -> str:
     return re.sub(r"\[\d+\]", "[]", field)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.path != IMMUTABLE], ids=told)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.path != IMMUTABLE], ids=rule_id)
 def test_every_rule_has_a_bad_spec(rule: Placed) -> None:
     breaking = [
         row for row in ROWS if unindexed(row.field) == rule.path and row.says in rule.value["message"]
@@ -80,12 +80,12 @@ def test_every_required_field_has_a_bad_spec(path: str) -> None:
     assert [row for row in ROWS if unindexed(row.field) == path and row.says == "Required value"]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=told)
+@pytest.mark.parametrize("rule", RULES, ids=rule_id)
 def test_every_message_says_what_to_do(rule: Placed) -> None:
     assert ADVICE.search(rule.value["message"])
 
 
-@pytest.mark.parametrize("rule", RULES, ids=told)
+@pytest.mark.parametrize("rule", RULES, ids=rule_id)
 def test_every_bound_stands_in_the_description(rule: Placed) -> None:
     """`kubectl explain` shows descriptions, not rules."""
     bounds = re.search(
@@ -108,9 +108,9 @@ def test_every_field_is_described(node: Placed) -> None:
 
 
 def test_every_field_of_the_status_is_described() -> None:
-    told = [node for node in nodes(status_schema(), "status") if not node.path.endswith(("[]", "{}"))]
+    fields = [node for node in nodes(status_schema(), "status") if not node.path.endswith(("[]", "{}"))]
 
-    assert [node.path for node in told if not node.value.get("description")] == []
+    assert [node.path for node in fields if not node.value.get("description")] == []
 
 
 def test_no_word_of_the_status_is_left_over() -> None:

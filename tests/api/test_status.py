@@ -296,7 +296,7 @@ def test_a_record_that_cannot_be_read_is_never_taken_for_none(
         (("history",), {"id": "1"}, False),
     ],
 )
-def test_a_run_that_somebody_damaged_is_told_from_one_of_another_version(
+def test_a_run_that_somebody_damaged_is_distinguished_from_one_of_another_version(
     path: tuple[str | int, ...], value: Any, *, is_damaged: bool
 ) -> None:
     with pytest.raises(RunUnreadable) as error:

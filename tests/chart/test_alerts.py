@@ -46,10 +46,10 @@ def labels(alert: str, at: str, inputs: list[dict[str, str]], tmp_path: Path, **
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
     texts = next(rule["annotations"] for rule in rules if rule["alert"] == alert)
     words = {"$value": "2", "$labels.resource_namespace": "serving", "$labels.resource_name": "chat"}
-    told = dict(texts)
+    annotations = dict(texts)
     for word, text in words.items():
-        told = {name: each.replace("{{ " + word + " }}", text) for name, each in told.items()}
-    fires = {"exp_labels": expected, "exp_annotations": told}
+        annotations = {name: each.replace("{{ " + word + " }}", text) for name, each in annotations.items()}
+    fires = {"exp_labels": expected, "exp_annotations": annotations}
     return _holds({"alertname": alert, "eval_time": at, "exp_alerts": [fires]}, inputs, tmp_path)
 
 
@@ -100,8 +100,8 @@ def test_what_an_alert_links_to_follows_from_where_the_docs_are(base):
     rules = render(values)["PrometheusRule", "kvmedic"]["spec"]["groups"][0]["rules"]
 
     before = f"{base.rstrip('/')}/" if base else ""
-    told = [f"{before}{rule['annotations']['runbook_url']}" for rule in rules_of(RULES)]
-    assert [rule["annotations"]["runbook_url"] for rule in rules] == told
+    links = [f"{before}{rule['annotations']['runbook_url']}" for rule in rules_of(RULES)]
+    assert [rule["annotations"]["runbook_url"] for rule in rules] == links
 
 
 def test_every_alert_has_a_severity_and_none_is_always_a_page():
@@ -110,17 +110,17 @@ def test_every_alert_has_a_severity_and_none_is_always_a_page():
     for rule in rules:
         fixed = rule.get("labels", {}).get("severity")
         by = re.search(r"by \(([^)]*)\)", rule["expr"])
-        told = by[1].split(", ") if by else []
-        assert fixed == "ticket" or (fixed is None and "severity" in told), rule["alert"]
+        names = by[1].split(", ") if by else []
+        assert fixed == "ticket" or (fixed is None and "severity" in names), rule["alert"]
         if "kvmedic_resource_info" in rule["expr"]:
-            assert {"resource_namespace", "resource_name"} <= set(told), rule["alert"]
+            assert {"resource_namespace", "resource_name"} <= set(names), rule["alert"]
             assert {"namespace", "name"} <= set(rule["labels"]), rule["alert"]
 
 
 def shards(count: int, *leading: str) -> list[dict[str, str]]:
-    """Processes that lead, by their shards, and were told of so many."""
-    told = [series("kvmedic_leading", {f"i{i}": "1+0x60"}, shard=each) for i, each in enumerate(leading)]
-    return [each for one in told for each in one] + series("kvmedic_shards", {"i0": f"{count}+0x60"})
+    """Processes that lead, by their shards, and know of so many."""
+    leaders = [series("kvmedic_leading", {f"i{i}": "1+0x60"}, shard=each) for i, each in enumerate(leading)]
+    return [each for one in leaders for each in one] + series("kvmedic_shards", {"i0": f"{count}+0x60"})
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_notifications_that_did_not_arrive(result, count, at, fires, tmp_path):
 def test_an_alert_names_the_fleet_and_has_the_severity_of_its_trouble(
     alert, state, reason, severity, tmp_path
 ):
-    """A former leader still tells of another severity."""
+    """A former leader still reports another severity."""
     other = "ticket" if severity == "page" else "page"
     inputs = series("kvmedic_leading", LEADING)
     inputs += named(state, {"a": "1+0x60"}, severity=severity, reason=reason)
@@ -266,7 +266,7 @@ def test_a_breached_objective_pages_while_it_is_breached(page, ticket, at, tmp_p
         ("KvmedicCapacityExhausted", "CapacityExhausted"),
     ],
 )
-def test_trouble_that_another_runbook_is_for_is_told_under_its_name(alert, reason, tmp_path):
+def test_trouble_that_another_runbook_is_for_is_reported_under_its_name(alert, reason, tmp_path):
     others = {each.value for each in reasons_with(Trait.DIVERTS)} - {reason}
     leading = series("kvmedic_leading", LEADING)
     own = named("Diverted", {"a": "1+0x60"}, reason=reason, severity="ticket")

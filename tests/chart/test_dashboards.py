@@ -160,9 +160,9 @@ def test_served_in_time_counts_late_first_tokens_and_stalls(tokens, stalls, shar
     series = [line(name, whose | labels, f"0+{by}x10") for name, labels, by in rising]
     series.append(line("vllm:num_requests_running", whose, "1+0x10"))
     name = "workload:vllm_served_in_time:ratio_rate5m"
-    told = {"labels": '{namespace="serving", workload="llm"}', "value": share * 1000}
+    sample = {"labels": '{namespace="serving", workload="llm"}', "value": share * 1000}
 
-    assert promtool(tmp_path, [{"expr": f"round({name} * 1000)", "exp_samples": [told]}], series) == ""
+    assert promtool(tmp_path, [{"expr": f"round({name} * 1000)", "exp_samples": [sample]}], series) == ""
 
 
 @pytest.mark.light

@@ -86,7 +86,7 @@ PASSES = {
 OTHER_ENGINE, IDENTITY, VARIABLE = "arguments, variables, replicas", "identity, privilege", "sets no variable"
 WORKLOAD, MINIMUM = "never whom it belongs to", "an autoscaler's minimum"
 NOBODY = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
-"""Whoever belongs to an object that is not there is removed by the garbage collector."""
+"""What belongs to an object that is not there is removed by the garbage collector."""
 REFUSED = {
     "another image": ([("replace", f"{ENGINE}/image", "registry.example/other:1")], OTHER_ENGINE),
     "a mount less": ([("remove", f"{ENGINE}/volumeMounts", None)], OTHER_ENGINE),
@@ -698,7 +698,7 @@ def fence() -> dict[str, Any]:
     ],
     ids=["everywhere", "elsewhere", "its own"],
 )
-def test_its_own_namespace_is_left_alone_unless_it_is_told_to_watch_it(watched, kept):
+def test_its_own_namespace_is_left_alone_unless_it_is_watched(watched, kept):
     policy = render({"watchNamespaces": watched})["ValidatingAdmissionPolicy", "kvmedic-fence"]
 
     assert kept in policy["spec"]["validations"][0]["expression"]

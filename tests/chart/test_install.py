@@ -94,7 +94,7 @@ def test_the_level_is_really_enforced(server, field, value):
         try_out(server, loose)
 
 
-def test_the_notes_tell_the_next_two_commands(installed):
+def test_the_notes_show_the_next_two_commands(installed):
     assert "kubectl apply -f -" in installed
     assert "kubectl get kvr -A" in installed
     assert "create configmap kvmedic-stop" in installed

@@ -1,4 +1,4 @@
-"""What other tools are told about KVRemediations: Argo CD runs its Lua, k9s and kubectl name what exists."""
+"""What other tools see of KVRemediations: Argo CD runs its Lua, k9s and kubectl name what exists."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def run(script: str, resource: Object) -> Any:
 
 def resource(*conditions: tuple[str, str], suspend: bool = False, observed: int = 2, **status: Any) -> Object:
     """A KVRemediation of generation 2 with these conditions."""
-    told = [
+    entries = [
         {"type": kind, "status": truth, "reason": f"{kind}Why", "message": f"about {kind}"}
         for kind, truth in conditions
     ]
     return {
         "metadata": {"name": "chat", "generation": 2},
         "spec": {"suspend": suspend},
-        "status": {"observedGeneration": observed, "conditions": told, **status},
+        "status": {"observedGeneration": observed, "conditions": entries, **status},
     }
 
 
@@ -77,10 +77,10 @@ CASES = {
 
 @pytest.mark.parametrize(("shown", "health", "message"), CASES.values(), ids=CASES)
 def test_argo_cd_sees_the_health_that_kstatus_sees(shown, health, message):
-    told = run(HEALTH, shown)
+    seen = run(HEALTH, shown)
 
-    assert told["status"] == health
-    assert message in told["message"]
+    assert seen["status"] == health
+    assert message in seen["message"]
 
 
 @pytest.mark.parametrize("kind", ConditionType)

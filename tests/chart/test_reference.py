@@ -1,4 +1,4 @@
-"""The chart's README has every value, and what `helm test` runs tells whether the operator acts."""
+"""The chart's README has every value, and what `helm test` runs shows whether the operator acts."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_an_option_leaves_its_objects_out(values, absent):
     assert set(render(values).kinds()) == set(DEFAULT_KINDS) - absent
 
 
-def test_the_crd_is_kept_on_uninstall_unless_told_otherwise():
+def test_the_crd_is_kept_on_uninstall_by_default():
     crd = ("CustomResourceDefinition", "kvremediations.kvmedic.io")
 
     kept, given_up = render()[crd], render({"crds": {"keep": False}})[crd]
@@ -82,7 +82,7 @@ def test_the_crd_is_kept_on_uninstall_unless_told_otherwise():
 
 
 @pytest.mark.parametrize(
-    ("image", "wanted"),
+    ("image", "expected"),
     [
         ({}, "kvmedic:0.1.0"),
         ({"tag": "2"}, "kvmedic:2"),
@@ -94,8 +94,8 @@ def test_the_crd_is_kept_on_uninstall_unless_told_otherwise():
     ],
     ids=["default", "tag", "registry", "digest wins"],
 )
-def test_the_image_is_named_by_its_parts(image, wanted):
-    assert pod_of(render({"image": image}))["containers"][0]["image"] == wanted
+def test_the_image_is_named_by_its_parts(image, expected):
+    assert pod_of(render({"image": image}))["containers"][0]["image"] == expected
 
 
 def test_the_release_gives_its_name_and_an_override_wins():
@@ -264,7 +264,7 @@ def test_a_network_policy_takes_rules_beside_its_own_and_can_be_left_out():
     assert ("NetworkPolicy", "kvmedic") not in render({"networkPolicy": {"enabled": False}})
 
 
-def test_the_operator_is_told_which_namespaces_to_watch():
+def test_the_operator_gets_the_namespaces_to_watch():
     assert configuration(render({"watchNamespaces": ["serving"]}))["process"]["watch"] == ["serving"]
     assert "watch" not in configuration(render())["process"]
 
@@ -276,10 +276,10 @@ def test_each_shard_is_a_deployment_that_knows_its_number_and_may_have_its_lease
     assert sorted(roots) == ["kvmedic-shard-0", "kvmedic-shard-1"]
     for index, root in enumerate(roots[name] for name in sorted(roots)):
         selected = root["selector"]["matchLabels"]
-        told = {each["name"]: each.get("value") for each in root["template"]["spec"]["containers"][0]["env"]}
+        env = {each["name"]: each.get("value") for each in root["template"]["spec"]["containers"][0]["env"]}
         assert selected["kvmedic.io/shard"] == str(index)
         assert selected.items() <= root["template"]["metadata"]["labels"].items()
-        assert (told["KVMEDIC_SHARD__INDEX"], told["KVMEDIC_SHARD__COUNT"]) == (str(index), "2")
+        assert (env["KVMEDIC_SHARD__INDEX"], env["KVMEDIC_SHARD__COUNT"]) == (str(index), "2")
     named = [
         each["resourceNames"] for each in made["Role", "kvmedic-own"]["rules"] if "resourceNames" in each
     ]

@@ -215,9 +215,9 @@ def test_every_object_of_the_schema_is_closed():
 )
 def test_every_setting_of_the_operator_has_its_value(options, schema, elsewhere):
     settings = set(options.model_json_schema(by_alias=True)["properties"])
-    wanted = {name for setting in settings if (name := elsewhere.get(setting, setting))}
+    expected = {name for setting in settings if (name := elsewhere.get(setting, setting))}
 
-    assert set(schema["properties"]) == wanted
+    assert set(schema["properties"]) == expected
 
 
 def test_the_defaults_satisfy_the_schema_and_cover_every_property():

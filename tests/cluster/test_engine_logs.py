@@ -143,7 +143,7 @@ def test_a_log_does_not_bear_the_mark(line: str) -> None:
     [(Instance.PREVIOUS, {"previous": ["true"]}), (Instance.PRESENT, {})],
     ids=["of the instance before", "of the present one"],
 )
-async def test_the_log_of_the_end_tells_the_cause_and_nothing_of_it_is_kept(
+async def test_the_log_of_the_end_shows_the_cause_and_nothing_of_it_is_kept(
     text: str, cause: Cause, instance: Instance, asked_for: dict[str, list[str]]
 ) -> None:
     found, requests = await looked(log(text), ended(instance=instance))
@@ -307,7 +307,7 @@ async def test_a_kubelet_that_hangs_is_left_after_the_time_out() -> None:
     assert "no answer within 0.3 s" in found["llm-0"].trouble
 
 
-async def heard(
+async def read_last_words(
     answer: Callable[[Request], Reply], pod: Pod | None = None
 ) -> tuple[LastWords, list[Request]]:
     """Return what a trial pod's log says of its end, and what was asked for."""
@@ -319,7 +319,7 @@ NO_EIGHT_BITS = "FlashAttention does not support fp8 kv-cache on this device"
 
 
 async def test_of_a_trial_pods_log_only_the_phrase_of_a_refusal_is_kept() -> None:
-    found, requests = await heard(log(f"{SECRET}\nNotImplementedError: {NO_EIGHT_BITS}.\n{SECRET}"))
+    found, requests = await read_last_words(log(f"{SECRET}\nNotImplementedError: {NO_EIGHT_BITS}.\n{SECRET}"))
 
     assert found == LastWords(NO_EIGHT_BITS)
     assert parse_qs(urlsplit(requests[0].path).query)["tailLines"] == [str(TAIL_LINES)]
@@ -333,26 +333,26 @@ async def test_of_a_trial_pods_log_only_the_phrase_of_a_refusal_is_kept() -> Non
     ],
     ids=["another end", "a prompt that speaks of it"],
 )
-async def test_a_log_without_a_refusal_tells_nothing(text: str) -> None:
-    assert (await heard(log(text)))[0] == LastWords()
+async def test_a_log_without_a_refusal_says_nothing(text: str) -> None:
+    assert (await read_last_words(log(text)))[0] == LastWords()
 
 
-async def test_a_log_of_another_life_tells_nothing() -> None:
-    found, _ = await heard(log(NO_EIGHT_BITS, LATELY - timedelta(minutes=9)))
+async def test_a_log_of_another_life_says_nothing() -> None:
+    found, _ = await read_last_words(log(NO_EIGHT_BITS, LATELY - timedelta(minutes=9)))
 
     assert found.refusal == ""
     assert "the kubelet has nothing of" in found.trouble
 
 
 async def test_a_log_that_cannot_be_read_says_why() -> None:
-    found, _ = await heard(lambda _: Reply(403, json.dumps({"reason": "Forbidden"}).encode()))
+    found, _ = await read_last_words(lambda _: Reply(403, json.dumps({"reason": "Forbidden"}).encode()))
 
     assert found.refusal == ""
     assert "403 Forbidden" in found.trouble
 
 
 async def test_a_pod_that_never_ended_is_not_asked() -> None:
-    assert await heard(log(NO_EIGHT_BITS), a_pod("llm-0")) == (LastWords(), [])
+    assert await read_last_words(log(NO_EIGHT_BITS), a_pod("llm-0")) == (LastWords(), [])
 
 
 TIME = "2026-03-01T02:58:00.123456789Z"
@@ -362,7 +362,7 @@ POOL_LOG = (
 )
 
 
-async def told(answer: Callable[[Request], Reply], *names: str) -> dict[str, Start]:
+async def read_starts(answer: Callable[[Request], Reply], *names: str) -> dict[str, Start]:
     return (await asked(answer, starts_of, VLLM_START, *names))[0]
 
 
@@ -402,14 +402,14 @@ def hang_up(_: Request) -> Reply:
 async def test_a_log_that_cannot_be_read_says_nothing_but_why(answer: Callable[[Request], Reply]) -> None:
     assert (await asked(answer, pools_of, POOL_LINES, "llm-0"))[0] == {}
 
-    found = (await told(answer, "llm-0"))["llm-0"]
+    found = (await read_starts(answer, "llm-0"))["llm-0"]
 
     assert isinstance(found, Unread)
     assert found.why
     assert "tokens" not in found.why
 
 
-async def test_one_that_tells_nothing_leaves_the_others() -> None:
+async def test_one_that_says_nothing_leaves_the_others() -> None:
     def answer(request: Request) -> Reply:
         return Reply(200, POOL_LOG.encode() if "llm-1" in request.path else b"")
 
@@ -427,8 +427,8 @@ START_LOG = (
 )
 
 
-async def test_a_start_is_told_in_known_words_alone() -> None:
-    found = await told(lambda _: Reply(200, START_LOG.encode()), "llm-0")
+async def test_a_start_is_reported_in_known_words_alone() -> None:
+    found = await read_starts(lambda _: Reply(200, START_LOG.encode()), "llm-0")
 
     assert found == {
         "llm-0": Started(

@@ -183,7 +183,7 @@ ENGINE_OF_ITS_OWN = {
 
 
 @pytest.mark.parametrize(
-    ("made", "front", "change", "told"),
+    ("made", "front", "change", "says"),
     [
         (a_set(), FRONT, without_partition, "0.7 or newer"),
         (a_set(workerTemplate=ENGINE_OF_ITS_OWN), FRONT, None, "container w of its workerTemplate"),
@@ -192,7 +192,7 @@ ENGINE_OF_ITS_OWN = {
     ids=["an old version", "workers with an engine", "a Service of leaders and workers"],
 )
 def test_groups_that_are_not_changed_are_refused_by_name(
-    made: JsonObject, front: JsonObject, change: Callable[[list[JsonObject]], None] | None, told: str
+    made: JsonObject, front: JsonObject, change: Callable[[list[JsonObject]], None] | None, says: str
 ):
     bodies = served(made, front)
     if change:
@@ -201,7 +201,7 @@ def test_groups_that_are_not_changed_are_refused_by_name(
     found = refusals(look(bodies).fleet)
 
     assert found[0].reason is Reason.KIND_UNSUPPORTED
-    assert told in found[0].message
+    assert says in found[0].message
 
 
 def test_a_service_that_goes_by_the_controllers_labels_alone_takes_no_leader_out():

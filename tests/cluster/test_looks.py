@@ -52,7 +52,7 @@ class Beside:
         return await self.quick_looks.at(self.live.namespace, self.policy)
 
     async def is_same(self) -> None:
-        """Wait until both are the same: a watch tells a moment later."""
+        """Wait until both are the same: a watch follows a moment later."""
         for _ in range(100):
             stored = await read_target(self.live.client, self.live.namespace, self.policy, Depth.QUICK)
             kept = await self.quick_look()

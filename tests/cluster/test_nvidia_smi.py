@@ -103,7 +103,7 @@ def clocks(answer: Answer) -> int | None:
         "it knows no such field",
     ],
 )
-async def test_a_driver_that_tells_nothing_is_never_one_whose_gpus_are_well(
+async def test_a_driver_that_reports_nothing_is_never_one_whose_gpus_are_well(
     commands: Commands, nvidia_smi_error: NvidiaSmiError
 ) -> None:
     patience = Patience(seconds=0.5 if nvidia_smi_error is NvidiaSmiError.TIMED_OUT else 5)

@@ -39,7 +39,7 @@ NOBODY: list[tuple[str, dict[str, Any]]] = [
     ("an applier of replicas", managed("keda", "Apply", {"f:replicas": {}})),
     ("an applier of the status", managed("somebody", "Apply", TEMPLATE, subresource="status")),
     (
-        "Flux, told to leave it alone",
+        "Flux, set to leave it alone",
         {
             "metadata": {
                 "labels": {"kustomize.toolkit.fluxcd.io/name": "apps"},
@@ -161,7 +161,7 @@ def test_somebody_else_decides(body: dict[str, Any], reason: Reason, name: str) 
     assert str(owner.template) == name
 
 
-def test_the_last_editor_of_the_template_is_told_and_is_not_us() -> None:
+def test_the_last_editor_of_the_template_is_named_and_is_not_us() -> None:
     entries = [
         managed("kubectl-create", "Update", TEMPLATE, time="2026-03-01T03:00:00Z"),
         managed("argocd", "Update", TEMPLATE, time="2026-03-01T03:00:02Z"),

@@ -145,7 +145,7 @@ async def test_a_quota_counts_by_its_scopes() -> None:
     assert isinstance(await room(Cluster({**nodes, QUOTAS: [batch, named]})), NoRoom)
 
 
-async def test_a_replica_that_runs_tells_what_admission_added() -> None:
+async def test_a_replica_that_runs_shows_what_admission_added() -> None:
     fleet = a_fleet()
     newest = fleet.serving(fleet.revision)[-1].name
     node = a_node("node1", 9)

@@ -81,7 +81,7 @@ async def test_back_in_rotation_it_is_as_it_was(live: LiveFleet) -> None:
 async def test_a_deletion_cost_of_somebody_comes_back_and_the_label_is_the_templates(
     live: LiveFleet, label: str | None
 ) -> None:
-    """Whatever label the note tells, another than the template's would keep the pod out of every Service."""
+    """Whatever label the note names, another than the template's would keep the pod out of every Service."""
     fleet = await live.serving(1)
     pod = fleet.pods[0]
     before = marks(live, pod)
@@ -239,7 +239,7 @@ async def test_of_two_who_cordon_the_same_pod_one_wins(live: LiveFleet) -> None:
     assert sorted(type(end).__name__ for end in ends) == ["Conflict", "NoneType"]
 
 
-async def test_who_went_while_its_drain_was_told_is_noticed(live: LiveFleet) -> None:
+async def test_who_went_while_its_drain_was_observed_is_noticed(live: LiveFleet) -> None:
     fleet = await live.serving(2)
     pod_to_remove = fleet.pods[0]
 

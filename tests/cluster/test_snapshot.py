@@ -92,7 +92,7 @@ class TestRealServer:
             assert (pod.restarts, pod.waiting_reason) == (0, "")
         assert seen.template == body["spec"]["template"]
 
-    async def test_a_replica_that_a_quota_refuses_is_told_of_until_it_is_made(self, live: LiveFleet) -> None:
+    async def test_a_replica_that_a_quota_refuses_is_reported_until_it_is_made(self, live: LiveFleet) -> None:
         await live.serving(1)
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
         live.light.api.apply({**quota, "spec": {"hard": {"pods": "1"}}}, live.namespace)
@@ -395,7 +395,7 @@ class TestRotation:
 
         assert in_rotation(slices) == {"ours": ("Service b",)}
 
-    def test_a_slice_of_no_service_is_told_by_its_own_name(self) -> None:
+    def test_a_slice_of_no_service_is_known_by_its_own_name(self) -> None:
         own = a_slice("ours", "", ready=True)
         own["metadata"]["name"] = "mine"
 
@@ -635,7 +635,7 @@ STARTED = LATELY - timedelta(minutes=1)
 
 
 def ended(*containers: tuple[str, dict[str, Any]]) -> Pod:
-    """A pod whose containers ended as told before they were started again."""
+    """A pod whose containers ended as given before they were started again."""
     return seen(*({"name": name, "lastState": {"terminated": end}} for name, end in containers))
 
 

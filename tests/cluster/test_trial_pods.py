@@ -198,7 +198,7 @@ async def test_where_they_are_switched_off_none_can_be_made_and_it_is_said(place
     assert place.trial.name not in place.pods()
 
 
-async def test_what_a_service_selects_or_the_api_server_refuses_is_told_without_the_pod(place: Place) -> None:
+async def test_what_a_service_selects_or_the_server_refuses_is_reported_without_the_pod(place: Place) -> None:
     manifest = place.manifest()
     place.light.api.create(service("trap", **{"sidecar.istio.io/inject": "true"}), place.trial.namespace)
     manifest["metadata"]["labels"]["sidecar.istio.io/inject"] = "true"

@@ -1,4 +1,4 @@
-"""Evaluations on a real API server with its Job controller: made once, told truly, gone with their pods."""
+"""Evaluations on a real API server with its Job controller: made once, read truly, gone with their pods."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def place(light: LightCluster, client: Client, namespace: str) -> Place:
 
 
 async def test_an_evaluation_that_ends_well_says_its_score_and_what_was_before(place: Place) -> None:
-    """Of several containers the first one with a message is heard."""
+    """Of several containers the first one with a message is read."""
     evaluation = await place.made({"name": "proxy"}, {"name": "eval"}, {"name": "logs"})
     place.pod()
     meanwhile = await place.evaluations.look(evaluation)
@@ -172,7 +172,7 @@ async def test_one_whose_time_is_over_is_late(place: Place) -> None:
     assert seen.end is JobEnd.LATE
 
 
-async def test_a_pod_that_only_looks_like_the_jobs_is_not_heard(place: Place) -> None:
+async def test_a_pod_that_only_looks_like_the_jobs_is_not_read(place: Place) -> None:
     evaluation = await place.made()
     own = place.pod()
     forged = {
@@ -192,7 +192,7 @@ async def test_a_pod_that_only_looks_like_the_jobs_is_not_heard(place: Place) ->
 
 
 @dataclass
-class Told:
+class JobClient:
     """A client of an API server that holds one Job and its pods."""
 
     job: dict[str, Any]
@@ -205,7 +205,7 @@ class Told:
         return self.pods
 
 
-TOLD = Evaluation("llm-eval-1", "serving", Owner("v1", "ConfigMap", "owner", "uid-1"), "gsm8k", "d1", 600)
+GSM8K = Evaluation("llm-eval-1", "serving", Owner("v1", "ConfigMap", "owner", "uid-1"), "gsm8k", "d1", 600)
 KEPT = {SERVED_BEFORE: '{"requests": 1, "tokens": 34.5}', DIGEST: "d1"}
 
 
@@ -213,10 +213,10 @@ async def seen_of(
     conditions: list[tuple[str, str, str]], annotations: dict[str, str] = KEPT, phase: str = "Succeeded"
 ) -> JobSight | None:
     """What is seen of a Job with these conditions and annotations, and of its pod."""
-    told = [{"type": kind, "status": status, "reason": why} for kind, status, why in conditions]
+    entries = [{"type": kind, "status": status, "reason": why} for kind, status, why in conditions]
     ours = {"controller": True, "uid": "uid-1"}
-    metadata = {"name": TOLD.name, "namespace": "serving", "uid": "job-1", "annotations": annotations}
-    job = {"metadata": metadata | {"ownerReferences": [ours]}, "status": {"conditions": told}}
+    metadata = {"name": GSM8K.name, "namespace": "serving", "uid": "job-1", "annotations": annotations}
+    job = {"metadata": metadata | {"ownerReferences": [ours]}, "status": {"conditions": entries}}
     of_job = [{"controller": True, "uid": "job-1"}]
     ended = {"name": "eval", "state": {"terminated": {"message": SCORE}}}
     pod = {
@@ -224,7 +224,7 @@ async def seen_of(
         "spec": {"containers": [{"name": "eval"}]},
         "status": {"phase": phase, "containerStatuses": [ended]},
     }
-    return await Evaluations(Told(job, [pod])).look(TOLD)  # type: ignore[arg-type]
+    return await Evaluations(JobClient(job, [pod])).look(GSM8K)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ async def seen_of(
         ([("Failed", "True", "DeadlineExceeded")], JobEnd.LATE),
     ],
 )
-async def test_its_conditions_tell_how_it_ended(
+async def test_its_conditions_say_how_it_ended(
     conditions: list[tuple[str, str, str]], end: JobEnd | None
 ) -> None:
     assert await seen_of(conditions) == JobSight(end, SCORE, BEFORE)
@@ -285,7 +285,7 @@ async def test_a_complete_one_goes_on_while_its_pod_does() -> None:
     ],
     ids=lambda annotations: str(annotations)[:80],
 )
-async def test_one_that_does_not_tell_what_was_before_never_passes(annotations: dict[str, str]) -> None:
+async def test_one_that_does_not_say_what_was_before_never_passes(annotations: dict[str, str]) -> None:
     seen = await seen_of([("Complete", "True", "")], annotations)
 
     assert seen is UNREADABLE
@@ -395,11 +395,11 @@ async def test_without_a_suspended_cron_job_there_is_no_evaluation(place: Place)
             place.light.api.delete("CronJob", "gsm8k", place.namespace)
         else:
             place.light.apply(a_cron_job(suspend=suspended), place.namespace)
-        told = await place.evaluations.evaluation_digest(place.namespace, "gsm8k")
+        refused = await place.evaluations.evaluation_digest(place.namespace, "gsm8k")
         why = await place.evaluations.make(planned, SUBJECT)
 
-        assert isinstance(told, Blocked)
-        assert told.message == why
+        assert isinstance(refused, Blocked)
+        assert refused.message == why
         assert says in why
 
 
@@ -412,7 +412,7 @@ async def test_a_name_of_the_longest_kind_is_taken_and_no_longer_one(place: Plac
     assert "422" in await place.evaluations.make(replace(planned, name=f"x{name}"), SUBJECT)
 
 
-async def test_what_the_api_server_refuses_is_told_without_the_job(place: Place) -> None:
+async def test_what_the_api_server_refuses_is_reported_without_the_job(place: Place) -> None:
     cron_job = a_cron_job({"name": "eval", "env": [{"name": "TOKEN", "value": SECRET}]})
     planned = await place.planned(cron_job)
 
@@ -453,7 +453,7 @@ async def test_the_charts_rights_suffice_where_evaluations_are_switched_on(place
 
 async def test_where_they_are_switched_off_none_can_be_made_and_it_is_said(place: Place) -> None:
     async with with_rights(place, trialPods=True) as evaluations:
-        told = await evaluations.evaluation_digest(place.namespace, "gsm8k")
+        refused = await evaluations.evaluation_digest(place.namespace, "gsm8k")
 
-    assert isinstance(told, Blocked)
-    assert "403" in told.message
+    assert isinstance(refused, Blocked)
+    assert "403" in refused.message

@@ -98,9 +98,9 @@ class TestNumbers:
     @pytest.mark.parametrize(
         "move",
         [ScaleOut(1, 2, "x"), ScaleIn(3, 2, "x", None), ScaleIn(2, 1, "x", 3)],
-        ids=["another number", "a number that is not there", "fewer are Ready than told"],
+        ids=["another number", "a number that is not there", "fewer are Ready than expected"],
     )
-    async def test_what_is_not_as_told_is_a_conflict_that_changes_nothing(
+    async def test_what_is_not_as_expected_is_a_conflict_that_changes_nothing(
         self, live: LiveFleet, move: ScaleOut | ScaleIn
     ) -> None:
         fleet = await quiet(live)
@@ -418,7 +418,7 @@ class TestUnclaiming:
 
 
 class TestOperations:
-    def test_fields_that_are_as_wanted_are_not_written(self) -> None:
+    def test_fields_that_are_as_desired_are_not_written(self) -> None:
         spec = {"progressDeadlineSeconds": 600, "strategy": {"type": "Recreate"}}
 
         assert field_operations({"spec": spec}, RolloutFields(False, 0, 0, 0, 600, "Recreate")) == ()
@@ -526,7 +526,7 @@ async def put(live: LiveFleet, edit: BundleEdit, fence: str) -> dict[str, Any]:
 
 @pytest.mark.light
 @pytest.mark.parametrize(("env", "parts"), BUNDLES.values(), ids=BUNDLES)
-async def test_the_template_is_the_one_that_was_told(
+async def test_the_template_is_the_one_that_was_predicted(
     live: LiveFleet, env: list[dict[str, Any]], parts: tuple[BundlePart, ...]
 ) -> None:
     made = deployment(1, paused=True)

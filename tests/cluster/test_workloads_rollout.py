@@ -153,7 +153,7 @@ async def test_from_everywhere_the_way_back_takes_only_drained_replicas(
     assert is_whole(await live.until(is_whole, "whole again"))
 
 
-async def test_whoever_takes_over_after_whichever_effect_finds_its_way(live: LiveFleet) -> None:
+async def test_a_successor_finds_its_way_after_any_effect(live: LiveFleet) -> None:
     """Each operator dies after one effect; the next knows claim, draining pods and when the last move was."""
     await live.serving(2)
     walks = [walker(live, await live.look())]
@@ -287,7 +287,7 @@ async def test_left_to_somebodys_edit_the_fields_are_given_back_and_their_rollou
     assert text(live.deployment()["spec"]) == text({**own, "template": theirs})
 
 
-async def test_told_to_rest_the_fleet_stands_still_with_every_replica_in_rotation(live: LiveFleet) -> None:
+async def test_at_rest_the_fleet_stands_still_with_every_replica_in_rotation(live: LiveFleet) -> None:
     """After each effect of a walk, once for each number of replicas that are changed already."""
     await live.serving(2)
     forward, rested = walker(live, await live.look()), set()
@@ -392,7 +392,7 @@ async def test_from_anywhere_in_a_wave_the_way_back_takes_only_drained_replicas(
     assert text(live.deployment()["spec"]) == text(before["spec"])
 
 
-async def test_whoever_takes_over_after_whichever_effect_of_a_wave_finds_its_way(live: LiveFleet) -> None:
+async def test_a_successor_finds_its_way_after_any_effect_of_a_wave(live: LiveFleet) -> None:
     await live.serving(5)
     walks = [walker(live, await live.look(), **IN_WAVES)]
 

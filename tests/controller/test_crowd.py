@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lab.cluster.api import ApiError
+from worlds.conditions import events, message_of
 from worlds.phases import PATIENCE_SECONDS, Phase, drained, let_go, reach
-from worlds.telling import events, told
 from worlds.world import SERVICE, World, deployment, remediation
 
 OTHER = "other"
@@ -134,7 +134,7 @@ def test_after_a_storm_no_run_opens_until_an_administrator_says_so(a_world):
 
     world.start()
     waits_for_calm(world)
-    sentence = told(world, "ActionRequired")
+    sentence = message_of(world, "ActionRequired")
     time.sleep(TICKS_SECONDS)
     assert open_runs(world) == []
     assert not history(world, "llm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.cluster.simulation import behaviour
-from worlds.ending import LEVERS, PROMPT, TORCH, crash, tells, touched
+from worlds.ending import LEVERS, PROMPT, TORCH, crash, has_event, touched
 from worlds.world import Eye
 
 
@@ -48,7 +48,7 @@ def test_a_replica_that_ended_otherwise_changes_nothing(a_world, log, crashes, r
     assert touched(world) == []
     assert name in world.status()["diagnosis"]["message"]
     if reason == "HostOutOfMemory":
-        world.wait(lambda: tells(world, reason, "open the runbook 'host memory'", name), 20, "an Event")
+        world.wait(lambda: has_event(world, reason, "open the runbook 'host memory'", name), 20, "an Event")
         assert world.condition("ActionRequired") == ("True", reason)
     else:
         assert world.condition("ActionRequired")[0] == "False"
@@ -67,7 +67,7 @@ def test_an_ill_gpu_diverts_and_a_healed_one_lets_the_fleet_be_healed(a_world, g
     world.rewrite(devices={"*": {}, name: gpu})
     world.start()
     world.wait(lambda: world.condition("ActionRequired") == ("True", reason), 60, "a person is asked for")
-    world.wait(lambda: tells(world, reason, runbook, name), 20, "an Event names runbook and replica")
+    world.wait(lambda: has_event(world, reason, runbook, name), 20, "an Event names runbook and replica")
     writes = touched(world)
 
     world.rewrite(devices={"*": {}})

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from worlds.conditions import message_of
 from worlds.neighbours import DEFINITIONS, hpa, pdb, vpa
 from worlds.phases import PATIENCE_SECONDS, Phase, let_go, reach
-from worlds.telling import told
 from worlds.world import Eye, World
 
 HPA_SECONDS = 60
@@ -65,7 +65,7 @@ def test_no_run_begins_beside_one_that_evicts(a_world):
     )
     time.sleep(2)
     assert world.outcomes() == []
-    assert 'spec.updatePolicy.updateMode to "Off"' in told(world, "ActionRequired")
+    assert 'spec.updatePolicy.updateMode to "Off"' in message_of(world, "ActionRequired")
     world.cluster.api.patch(
         "VerticalPodAutoscaler", "llm", {"spec": {"updatePolicy": {"updateMode": "Off"}}}, world.namespace
     )

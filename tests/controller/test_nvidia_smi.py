@@ -27,7 +27,7 @@ from lab.scripted.commands import NO_PROGRAM, Commands, hangs, prints, sends, se
 from lab.scripted.readings import State
 from run_builder import NOW, a_fleet, a_pod
 from worlds.asked import Asked, spec
-from worlds.ending import tells, touched
+from worlds.ending import has_event, touched
 from worlds.vitals_builder import a_device
 from worlds.world import deployment
 
@@ -229,7 +229,7 @@ def test_the_operator_changes_nothing_where_a_driver_says_so_or_hangs(a_world, p
     assert touched(world) == []
     assert says in world.status()["diagnosis"]["message"]
     if reason != "NodeHealthUnknown":
-        world.wait(lambda: tells(world, reason, name, "nvidia-smi"), 20, "an Event names replica and teller")
+        world.wait(lambda: has_event(world, reason, name, "nvidia-smi"), 20, "an Event names pod and tool")
 
 
 @pytest.mark.light

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from worlds.conditions import message_of
 from worlds.phases import PATIENCE_SECONDS
 from worlds.rendered import OWN_ARGS, give_owner, own_args, probed, rendering, set_own_args
-from worlds.telling import told
 from worlds.world import Eye
 
 REPLICAS = 2
@@ -30,7 +30,7 @@ def test_the_owners_own_field_is_changed_and_a_revert_by_its_tool_ends_it(a_worl
     assert (changed[1], after[2:]) == (OWN_ARGS[1], changed)
     assert made == ["args"], "nothing that we set on the Deployment had to be put back"
     assert eye.fewest >= REPLICAS
-    assert "kvmedic.io/try-again" in told(world, "ActionRequired")
+    assert "kvmedic.io/try-again" in message_of(world, "ActionRequired")
     assert own_args(world) == OWN_ARGS, "it is not fought"
     assert world.traces() == []
 

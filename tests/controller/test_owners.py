@@ -14,12 +14,12 @@ import yaml
 from lab.cluster.api import ApiError
 from worlds import scaling
 from worlds.command_line import kvmedic
+from worlds.conditions import events, message_of
 from worlds.owned import annotated, applied_once, patched
 from worlds.people import NEW, OLD, cap
 from worlds.people import untouched as fields_of
 from worlds.phases import PATIENCE_SECONDS, Phase, conditions, let_go, reach
 from worlds.replacing import names, press_one
-from worlds.telling import events, told
 from worlds.world import Eye, World, deployment
 
 TICKS_SECONDS = 3.0
@@ -81,7 +81,7 @@ def test_an_owner_is_given_the_exact_change_and_nothing_is_touched(a_world, who)
     world.start()
     said = lambda: world.condition("ActionRequired") == ("True", reason)  # noqa: E731
     world.wait(said, PATIENCE_SECONDS, "a person is asked")
-    sentence = told(world, "ActionRequired")
+    sentence = message_of(world, "ActionRequired")
     time.sleep(TICKS_SECONDS)
 
     after = world.status()["change"].rpartition(" -> ")[2]
@@ -141,8 +141,8 @@ def test_an_applier_that_leaves_a_mark_is_noticed_before_the_first_effect(a_worl
         )
         time.sleep(TICKS_SECONDS)
 
-        assert "field manager platform" in told(world, "ActionRequired")
-        sentence = told(world, "ActionRequired")
+        assert "field manager platform" in message_of(world, "ActionRequired")
+        sentence = message_of(world, "ActionRequired")
         assert "commit this to what it applies; replicas are then replaced undrained" in sentence
         assert "\npatches:" in sentence
         assert untouched(world, generation)
@@ -161,7 +161,7 @@ def test_after_one_revert_nothing_more_is_tried_until_a_person_says_so_or_the_te
         world.wait(
             lambda: contested(world), PATIENCE_SECONDS, "the change is reverted, and a person is asked"
         )
-        sentence = told(world, "ActionRequired")
+        sentence = message_of(world, "ActionRequired")
         world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
         time.sleep(TICKS_SECONDS)
         assert world.outcomes() == ["ChangeReverted"]
@@ -262,7 +262,7 @@ def test_with_apply_one_revert_in_the_middle_ends_it(a_world, phase):
     assert cap(world) == OLD
     assert world.traces() == []
     assert len(eye.lost) <= lost, eye.lost
-    assert "helm upgrade chat" in told(world, "ActionRequired")
+    assert "helm upgrade chat" in message_of(world, "ActionRequired")
 
 
 def test_with_apply_a_revert_after_the_run_is_not_fought_until_a_person_says_so(a_world):
@@ -276,7 +276,7 @@ def test_with_apply_a_revert_after_the_run_is_not_fought_until_a_person_says_so(
     world.wait(world.is_settled, PATIENCE_SECONDS, "the rollout is complete")
     time.sleep(TICKS_SECONDS)
 
-    sentence = told(world, "ActionRequired")
+    sentence = message_of(world, "ActionRequired")
     first = world.status()["history"][0]["id"]
     assert world.outcomes() == ["Recovered"]
     assert f"field manager helm put the old setting back after run {first}" in sentence

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from worlds.conditions import events
 from worlds.host_memory import LOOKS_SECONDS, OFTEN
 from worlds.people import set_env
 from worlds.probation import keep_cap, later
-from worlds.telling import events
 
 PATIENCE_SECONDS = 120
 SPEC = {"limits": OFTEN}

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from worlds.conditions import events, message_of
 from worlds.phases import PATIENCE_SECONDS
 from worlds.reported_problems import REPORTED_PROBLEMS, ReportedProblem, an_older_resource, replace_containers
-from worlds.telling import events, told
 from worlds.world import World
 
 TICKS_SECONDS = 2.5
@@ -39,7 +39,7 @@ def test_what_stands_in_the_way_is_told_once_with_what_to_do(a_world, name):
     world.start()
     said = lambda: world.condition(problem.condition) == (problem.status, problem.reason)  # noqa: E731
     world.wait(said, PATIENCE_SECONDS, f"{problem.reason} is told")
-    sentence = told(world, problem.condition)
+    sentence = message_of(world, problem.condition)
     time.sleep(TICKS_SECONDS)
 
     assert problem.advice in sentence

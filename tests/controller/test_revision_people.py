@@ -8,10 +8,10 @@ import time
 import yaml
 
 from lab.scripted.proxy import Fate, Write
+from worlds.conditions import message_of
 from worlds.deploying import ALLOWED, CALM_CAP, cap, deploy, earlier, numbers
 from worlds.owned import annotated, patched
 from worlds.phases import PATIENCE_SECONDS, held_open
-from worlds.telling import told
 from worlds.world import Eye, World
 
 TICKS_SECONDS = 3.0
@@ -130,7 +130,7 @@ def test_an_owner_is_given_the_exact_revert(a_world):
     world.wait(lambda: world.condition("ActionRequired") == asked, PATIENCE_SECONDS, "a person is asked")
     time.sleep(TICKS_SECONDS)
 
-    text = told(world, "ActionRequired")
+    text = message_of(world, "ActionRequired")
     (entry,) = yaml.safe_load(text[text.index("patches:") :])["patches"]
     assert "revert the commit behind it in the source of the application, then `argocd app sync prod`" in text
     assert patched(world, yaml.safe_load(entry["patch"]))["spec"]["template"] == before
@@ -147,7 +147,7 @@ def test_a_release_is_rolled_back_by_its_tool(a_world):
     asked = ("True", "ManagedByHelm")
     world.wait(lambda: world.condition("ActionRequired") == asked, PATIENCE_SECONDS, "a person is asked")
 
-    text = told(world, "ActionRequired")
+    text = message_of(world, "ActionRequired")
     assert "helm rollback chat" in text
     assert "revision 2 back to 1: maxNumSeqs 256 -> 64" in text
     assert len(text.encode()) <= 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+from worlds.conditions import message_of
 from worlds.deploying import (
     ALLOWED,
     CALM_CAP,
@@ -19,7 +20,6 @@ from worlds.deploying import (
     settle,
 )
 from worlds.phases import PATIENCE_SECONDS
-from worlds.telling import told
 from worlds.world import Eye, World
 
 TICKS_SECONDS = 3.0
@@ -84,7 +84,7 @@ def test_without_a_past_nothing_is_changed(a_world):
     world.wait(lambda: world.condition("Diagnosed") == doubt, PATIENCE_SECONDS, "the doubt is told")
     time.sleep(TICKS_SECONDS)
 
-    assert "revision 2 came at" in told(world, "Diagnosed")
+    assert "revision 2 came at" in message_of(world, "Diagnosed")
     assert world.deployment()["metadata"]["generation"] == generation
     assert (world.outcomes(), world.traces()) == ([], [])
 
@@ -155,7 +155,7 @@ def test_labels_that_no_service_of_today_selects_forbid_it(a_world):
     world.wait(lambda: world.condition("ActionRequired") == asked, PATIENCE_SECONDS, "a person is asked")
     time.sleep(TICKS_SECONDS)
 
-    assert "llm would not lead requests to them" in told(world, "ActionRequired")
+    assert "llm would not lead requests to them" in message_of(world, "ActionRequired")
     assert world.deployment()["metadata"]["generation"] == generation
 
 

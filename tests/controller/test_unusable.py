@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from lab.cluster.api import ApiError
+from worlds.conditions import events, message_of
 from worlds.downgrading import LATER, as_another_version, downgrade
 from worlds.people import NEW, OLD, abandon_resource, cap, delete_resource, is_gone, stands_still
 from worlds.phases import LONG_WINDOW, PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
-from worlds.telling import events, told
 from worlds.world import Eye, World
 
 UNUSABLE = {
@@ -98,7 +98,7 @@ def test_a_run_whose_spec_becomes_unusable_waits_and_goes_on_when_it_is_mended(a
             )
         world.wait(lambda: drained(world) == [], PATIENCE_SECONDS, "every replica is in rotation again")
         stands_still(world)
-        assert "spec.verify.for" in told(world, "Ready")
+        assert "spec.verify.for" in message_of(world, "Ready")
         world.cluster.api.patch(
             "KVRemediation",
             "llm",
@@ -145,11 +145,11 @@ def test_a_deleted_resource_with_an_unreadable_run_says_what_to_type(a_world):
 
     reach(world, Phase.DRAIN)
     spoil(world, strange_run)
-    advice = told(world, "Ready")
+    advice = message_of(world, "Ready")
     delete_resource(world)
-    world.wait(lambda: "is being deleted" in told(world, "Ready"), 20, "it is told what to type")
+    world.wait(lambda: "is being deleted" in message_of(world, "Ready"), 20, "it is told what to type")
     stands = world.deployment()["metadata"]["generation"]
-    command = told(world, "Ready").rpartition("release the resource: kubectl ")[2]
+    command = message_of(world, "Ready").rpartition("release the resource: kubectl ")[2]
 
     assert "--subresource=status" in advice
     assert not is_away(world)

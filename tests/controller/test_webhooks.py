@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from worlds.conditions import message_of
 from worlds.hooked import asked_of
 from worlds.phases import PATIENCE_SECONDS, Phase, conditions, drained, let_go, reach
-from worlds.telling import told
 from worlds.world import Eye, World
 
 NAME = "policy.example.com"
@@ -33,7 +33,7 @@ def test_a_webhook_that_answers_late_is_named_to_the_person_and_waited_for(a_wor
             "it is told that a write does not go through",
         )
         stands = world.deployment()["metadata"]["generation"]
-        message, number = told(world, "ActionRequired"), accepted(world)
+        message, number = message_of(world, "ActionRequired"), accepted(world)
         world.wait(lambda: world.log.count(SILENT) >= 3, PATIENCE_SECONDS, "it is tried again")
         assert world.deployment()["metadata"]["generation"] == stands
         assert accepted(world) == number, "nothing that was tried was done"

@@ -26,7 +26,7 @@ class Moment:
     name: str
     replicas: str
     """A letter for each place: o old, d old and draining, n new, - none."""
-    told: str
+    text: str
 
 
 WALK = (
@@ -55,8 +55,8 @@ WITH_RUN = (
 
 def picture() -> str:
     """Return the README's picture as an SVG document."""
-    told = "What kvmedic does, and what a change does to three replicas"
-    return _document(told, HEIGHT, (*_loop(), *_walk()))
+    title = "What kvmedic does, and what a change does to three replicas"
+    return _document(title, HEIGHT, (*_loop(), *_walk()))
 
 
 def tick_picture() -> str:
@@ -64,12 +64,12 @@ def tick_picture() -> str:
     return _document("One tick: the files that it goes through", TICK_HEIGHT, _tick())
 
 
-def _document(told: str, height: int, parts: Iterable[str]) -> str:
+def _document(title: str, height: int, parts: Iterable[str]) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
             'font-family="Helvetica, Arial, sans-serif" font-size="13">',
-            f"<title>{told}</title>",
+            f"<title>{title}</title>",
             f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
             f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{INK}"/></marker></defs>',
@@ -124,11 +124,11 @@ def _walk() -> Iterator[str]:
         for place, kind in enumerate(moment.replicas):
             if kind != "-":
                 yield _replica(112 + place * 40, middle, kind)
-        yield _text(350, middle + 5, moment.told)
-    for place, (kind, told) in enumerate((("o", "old"), ("d", "old, draining"), ("n", "new"))):
+        yield _text(350, middle + 5, moment.text)
+    for place, (kind, text) in enumerate((("o", "old"), ("d", "old, draining"), ("n", "new"))):
         left = 37 + place * 160
         yield _replica(left, HEIGHT - 30, kind)
-        yield _text(left + 22, HEIGHT - 25, told)
+        yield _text(left + 22, HEIGHT - 25, text)
 
 
 def _replica(x: float, y: float, kind: str) -> str:

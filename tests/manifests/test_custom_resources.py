@@ -121,7 +121,7 @@ def test_a_field_that_stands_for_a_container_is_edited_as_one(
     assert result.stdout == text.replace(old, new)
 
 
-def test_parts_of_one_object_are_told_apart_by_where_they_are() -> None:
+def test_parts_of_one_object_are_distinguished_by_where_they_are() -> None:
     unnamed = kvmedic(STORM, "set", "max_num_seqs=16")
     shown = json.loads(kvmedic(STORM, "show", "-o", "json").stdout)["containers"]
 

@@ -286,8 +286,8 @@ def test_one_word_changes_and_the_shell_gives_the_engine_this_one_value(
 
     assert len(old) == len(new) == 1
     given = reference_parser.parse(PARSER, engine_arguments(old[0]))
-    wanted = {**given, "max_num_seqs": 16}
-    assert reference_parser.parse(PARSER, engine_arguments(new[0])) == wanted
+    expected = {**given, "max_num_seqs": 16}
+    assert reference_parser.parse(PARSER, engine_arguments(new[0])) == expected
     view = read_flags(container, ENGINE)
     assert isinstance(view, FlagsView)
     assert view.values() == {dest: given[dest] for dest in given if dest in VLLM.by_dest()}

@@ -94,9 +94,9 @@ SETTINGS = st.sampled_from(
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(containers(), SETTINGS)
 def test_the_shell_gives_the_engine_the_one_value_and_nothing_else_is_changed(
-    container: dict[str, Any], wanted: tuple[str, Any]
+    container: dict[str, Any], desired: tuple[str, Any]
 ) -> None:
-    setting = setting_of(VLLM.by_dest()[wanted[0]], wanted[1], ENGINE)
+    setting = setting_of(VLLM.by_dest()[desired[0]], desired[1], ENGINE)
     assert not isinstance(setting, Refusal)
     (old,) = oracle().argvs(container)
     given_values = reference_parser.parse(PARSER, engine_arguments(old))
@@ -104,12 +104,12 @@ def test_the_shell_gives_the_engine_the_one_value_and_nothing_else_is_changed(
     outcome = edit(container, 0, setting, ENGINE)
 
     if isinstance(outcome, AlreadySet):
-        assert given_values[wanted[0]] == wanted[1]
+        assert given_values[desired[0]] == desired[1]
         return
     assert isinstance(outcome, TokenEdit), outcome
     changed: Any = outcome.apply({"spec": {"containers": [container]}})["spec"]
     (new,) = oracle().argvs(changed["containers"][0])
-    assert reference_parser.parse(PARSER, engine_arguments(new)) == {**given_values, wanted[0]: wanted[1]}
+    assert reference_parser.parse(PARSER, engine_arguments(new)) == {**given_values, desired[0]: desired[1]}
     others = {field: value for field, value in container.items() if field != outcome.field}
     assert {f: v for f, v in changed["containers"][0].items() if f != outcome.field} == others
     assert outcome.field in {Field.COMMAND, Field.ENV}

@@ -119,7 +119,7 @@ def test_its_pods_are_not_taken_for_trial_pods() -> None:
     assert job_of(cron_job)["spec"]["template"]["metadata"]["labels"] == {"team": "llm"}
 
 
-def test_every_container_is_told_first_where_the_trial_pod_serves() -> None:
+def test_every_container_first_gets_where_the_trial_pod_serves() -> None:
     pod = {"initContainers": [container("wait")], "containers": [container("eval"), container("logs")]}
 
     made = job_of(a_cron_job(pod))["spec"]["template"]["spec"]
@@ -279,7 +279,7 @@ def test_nothing_else_of_the_template_changes(
     ),
     tail=st.from_regex(r"eval-[0-9]{8}-[0-9]{6}(-[0-9])?", fullmatch=True),
 )
-def test_a_jobs_name_fits_a_label_and_ends_in_what_tells_it_apart(resource: str, tail: str) -> None:
+def test_a_jobs_name_fits_a_label_and_ends_in_what_distinguishes_it(resource: str, tail: str) -> None:
     made = job_name(resource, tail)
 
     assert len(made) <= NAME_LENGTH

@@ -117,7 +117,7 @@ def test_the_one_place_that_is_rendered_is_found(who, spec, edit, made, path) ->
         "not given",
     ],
 )
-def test_what_is_not_certain_is_told(who, spec, edit, words) -> None:
+def test_what_is_not_certain_is_reported(who, spec, edit, words) -> None:
     found = located(*who, spec, edit)
 
     assert isinstance(found, str)

@@ -96,16 +96,16 @@ def knobs_of(values: dict[str, Any]) -> dict[str, Any]:
 @CALM
 @given(command_lines())
 def test_a_command_line_reads_as_argparse_reads_it(arguments: list[str]) -> None:
-    wanted = expected(arguments)
+    values = expected(arguments)
 
     parsed = parsed_of(a_container(arguments), ENGINE)
 
-    if wanted is None:
+    if values is None:
         assert isinstance(parsed, Refusal)
     else:
         assert isinstance(parsed, Parsed), parsed
-        assert knobs_of(parsed.values()) == knobs_of(wanted)
-        assert parsed.values().keys() - {"model"} == wanted.keys()
+        assert knobs_of(parsed.values()) == knobs_of(values)
+        assert parsed.values().keys() - {"model"} == values.keys()
 
 
 SETTINGS = st.sampled_from(KNOBS).flatmap(
@@ -125,9 +125,9 @@ SETTINGS = st.sampled_from(KNOBS).flatmap(
 @CALM
 @given(command_lines(), SETTINGS)
 def test_an_edit_changes_one_token_and_argparse_sees_one_value_change(
-    arguments: list[str], wanted: tuple[Flag, Any]
+    arguments: list[str], desired: tuple[Flag, Any]
 ) -> None:
-    flag, value = wanted
+    flag, value = desired
     setting = setting_of(flag, value, ENGINE)
     assert not isinstance(setting, Refusal)
     before = expected(arguments)
@@ -199,14 +199,14 @@ def arguments_in(text: str) -> list[str]:
     st.sampled_from([("max_num_seqs", 100), ("watermark", 0.5), ("enable_prefix_caching", False)]),
 )
 def test_a_splice_leaves_every_other_byte_and_every_other_token(
-    manifest: tuple[str, list[str]], wanted: tuple[str, Any]
+    manifest: tuple[str, list[str]], desired: tuple[str, Any]
 ) -> None:
     text, tokens = manifest
     found = containers_of(text)
     assert not isinstance(found, Refusal)
     container: ManifestContainer = found[0]
     assert container.data["args"] == tokens
-    setting = setting_of(VLLM.by_dest()[wanted[0]], wanted[1], ENGINE)
+    setting = setting_of(VLLM.by_dest()[desired[0]], desired[1], ENGINE)
     assert not isinstance(setting, Refusal)
     outcome = edit(container.data, container.index, setting, ENGINE)
     assert isinstance(outcome, TokenEdit)

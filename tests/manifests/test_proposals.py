@@ -71,7 +71,7 @@ OWNERS = [
     pytest.param(
         {"labels": FLUX, "annotations": {"kustomize.toolkit.fluxcd.io/reconcile": "disabled"}},
         None,
-        id="Flux told to leave it",
+        id="Flux set to leave it",
     ),
     pytest.param(
         {"labels": {"helm.toolkit.fluxcd.io/name": "chat"}},
@@ -103,7 +103,7 @@ OWNERS = [
 
 
 @pytest.mark.parametrize(("metadata", "expected"), OWNERS)
-def test_the_owner_is_told_from_the_metadata(
+def test_the_owner_is_read_from_the_metadata(
     metadata: dict[str, Any], expected: TemplateOwner | None
 ) -> None:
     assert owner_in(metadata) == expected
@@ -113,7 +113,7 @@ REPLACE = TokenEdit("vllm", 1, Field.ARGS, 0, "--max-num-seqs=64", "--max-num-se
 WITHIN = TokenEdit("vllm", 1, Field.ARGS, 0, "64", "16", 28)
 
 
-def wanted(edit: TokenEdit = REPLACE, dest: str = "max_num_seqs", value: object = 16) -> DesiredSetting:
+def a_setting(edit: TokenEdit = REPLACE, dest: str = "max_num_seqs", value: object = 16) -> DesiredSetting:
     setting = setting_of(VLLM.by_dest()[dest], str(value), ENGINE)
     assert isinstance(setting, Setting)
     return DesiredSetting("Deployment", "ml", "chat", setting, edit)
@@ -156,7 +156,7 @@ def patch_in(command: str) -> tuple[list[str], list[dict[str, Any]]]:
 def test_git_gets_a_patch_that_kustomize_can_apply(
     kind: OwnerKind, edit: TokenEdit, old: dict[str, Any], new: dict[str, Any]
 ) -> None:
-    proposal = proposal_for(TemplateOwner(kind, "prod"), wanted(edit))
+    proposal = proposal_for(TemplateOwner(kind, "prod"), a_setting(edit))
 
     (entry,) = yaml.safe_load(proposal.text)["patches"]
     assert entry["target"] == {"kind": "Deployment", "name": "chat", "namespace": "ml"}
@@ -177,11 +177,11 @@ def test_git_gets_a_patch_that_kustomize_can_apply(
     ],
 )
 def test_the_command_that_carries_it_out_is_named(kind: OwnerKind, command: str) -> None:
-    assert command in proposal_for(TemplateOwner(kind, "prod", "there"), wanted()).how
+    assert command in proposal_for(TemplateOwner(kind, "prod", "there"), a_setting()).how
 
 
 def test_kserve_gets_an_argument_behind_the_runtimes() -> None:
-    proposal = proposal_for(TemplateOwner(OwnerKind.INFERENCE_SERVICE, "chat"), wanted())
+    proposal = proposal_for(TemplateOwner(OwnerKind.INFERENCE_SERVICE, "chat"), a_setting())
 
     command, patch = patch_in(proposal.text)
     assert command == ["kubectl", "-n", "ml", "patch", "inferenceservice", "chat"]
@@ -189,7 +189,7 @@ def test_kserve_gets_an_argument_behind_the_runtimes() -> None:
 
 
 def test_a_leader_worker_set_gets_the_token_in_its_own_template() -> None:
-    proposal = proposal_for(TemplateOwner(OwnerKind.LEADER_WORKER_SET, "big"), wanted())
+    proposal = proposal_for(TemplateOwner(OwnerKind.LEADER_WORKER_SET, "big"), a_setting())
 
     _, patch = patch_in(proposal.text)
     assert [operation["op"] for operation in patch] == ["test", "test", "replace"]
@@ -206,7 +206,7 @@ def test_a_leader_worker_set_gets_the_token_in_its_own_template() -> None:
     ],
 )
 def test_a_vllm_runtime_gets_its_own_field(dest: str, value: object, path: str, given: object) -> None:
-    proposal = proposal_for(TemplateOwner(OwnerKind.VLLM_RUNTIME, "chat"), wanted(REPLACE, dest, value))
+    proposal = proposal_for(TemplateOwner(OwnerKind.VLLM_RUNTIME, "chat"), a_setting(REPLACE, dest, value))
 
     assert patch_in(proposal.text)[1] == [{"op": "add", "path": path, "value": given}]
 
@@ -222,13 +222,13 @@ def test_a_vllm_runtime_gets_its_own_field(dest: str, value: object, path: str, 
 )
 def test_production_stack_gets_a_value_of_its_chart(dest: str, value: object, text: str) -> None:
     owner = TemplateOwner(OwnerKind.PRODUCTION_STACK, "vllm", part="opt")
-    proposal = proposal_for(owner, wanted(REPLACE, dest, value))
+    proposal = proposal_for(owner, a_setting(REPLACE, dest, value))
 
     assert proposal.text == text
     assert "'opt'" in proposal.how
 
 
-TOLD_THE_WORD = frozenset(
+SEES_THE_WORD = frozenset(
     {
         OwnerKind.APPLIER,
         OwnerKind.ARGO_CD,
@@ -241,14 +241,14 @@ TOLD_THE_WORD = frozenset(
         OwnerKind.OME,
     }
 )
-"""Who writes the script, and is told which word of it changes; the others have a field or a list of flags."""
+"""Who writes the script, and sees which word of it changes; the others have a field or a list of flags."""
 
 
 @pytest.mark.parametrize("kind", OwnerKind)
-def test_of_a_script_only_its_writers_are_told_the_word_that_changes(kind: OwnerKind) -> None:
-    proposal = proposal_for(TemplateOwner(kind, "prod", part="X"), wanted(WITHIN))
+def test_of_a_script_only_its_writers_see_the_word_that_changes(kind: OwnerKind) -> None:
+    proposal = proposal_for(TemplateOwner(kind, "prod", part="X"), a_setting(WITHIN))
 
     word = 'args[0] of container vllm of Deployment/chat: "64" -> "16"'
-    assert (word in proposal.text) is (kind in TOLD_THE_WORD)
+    assert (word in proposal.text) is (kind in SEES_THE_WORD)
     assert "16" in proposal.text
     assert "prod" in str(proposal)

@@ -14,7 +14,7 @@ from kvmedic.model.config_edits import Difference, Revision
 from kvmedic.model.fleet import OwnerKind, TemplateOwner
 from kvmedic.runbooks.revisions import options_of_interest
 
-LEAVING, WANTED = Revision(7, "llm-7c", "b" * 16), Revision(6, "llm-6f", "a" * 16)
+LEAVING, DESIRED = Revision(7, "llm-7c", "b" * 16), Revision(6, "llm-6f", "a" * 16)
 CHANGED = (Difference("maxNumSeqs", "16", "256"), Difference("image", "v:1", "v:2"))
 NAMES = options_of_interest(VLLM)
 WORDS = "Deployment/llm, revision 7 back to 6: maxNumSeqs 256 -> 16, image v:2 -> v:1"
@@ -62,12 +62,12 @@ EXACT = [
 
 @pytest.mark.parametrize(("now", "then"), EXACT)
 def test_the_patch_makes_the_earlier_container(now: tuple[str, ...], then: tuple[str, ...]) -> None:
-    present, wanted = template(*now, image="v:2"), template(*then)
+    present, desired = template(*now, image="v:2"), template(*then)
 
-    operations = operations_between(present, wanted, 0, NAMES)
+    operations = operations_between(present, desired, 0, NAMES)
 
     assert operations is not None
-    assert applied(present, operations) == wanted
+    assert applied(present, operations) == desired
 
 
 KEPT_BACK = [
@@ -88,12 +88,12 @@ KEPT_BACK = [
 
 
 @pytest.mark.parametrize(("then", "now"), KEPT_BACK)
-def test_what_may_hold_secrets_is_told_in_words(then: Any, now: Any) -> None:
+def test_what_may_hold_secrets_is_given_in_words(then: Any, now: Any) -> None:
     assert operations_between(now, then, 0, NAMES) is None
 
 
 def reverted(operations: tuple[Operation, ...] | None) -> Reverted:
-    return Reverted("Deployment", "prod", "llm", LEAVING, WANTED, CHANGED, operations)
+    return Reverted("Deployment", "prod", "llm", LEAVING, DESIRED, CHANGED, operations)
 
 
 def test_a_repository_gets_a_patch() -> None:

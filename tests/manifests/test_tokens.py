@@ -151,7 +151,7 @@ SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
         ({"env": [{"name": "A", "value": "1"}]}, ""),
     ],
 )
-def test_what_sets_a_variable_is_told_by_object_and_key(fields: dict[str, Any], source: str) -> None:
+def test_what_sets_a_variable_is_named_by_object_and_key(fields: dict[str, Any], source: str) -> None:
     assert environment_of(fields).source_of("A") == source
 
 

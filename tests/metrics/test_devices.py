@@ -175,7 +175,7 @@ MEMORY = [
     ("of two scrapers the fuller counts", "memory-twice", 0.91),
     ("a number that stands for none", "memory-blank", None),
     ("nothing used and nothing free", "memory-zero", None),
-    ("without the other series", "memory-half-told", None),
+    ("without the other series", "memory-half-reported", None),
 ]
 
 

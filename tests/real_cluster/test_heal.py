@@ -52,7 +52,7 @@ def test_a_scenario_ends_as_its_file_says(clean_cluster: Cluster, tmp_path: Path
             result = play.run(tmp_path)
         empty = _empty_panels(made, began)
         events = _events(made)
-        until(lambda: not _untold(events, inbox), 30, "a notification of each Event")
+        until(lambda: not _unsent_events(events, inbox), 30, "a notification of each Event")
 
     assert result.missed == []
     assert empty <= MAY_BE_EMPTY
@@ -74,13 +74,13 @@ def _empty_panels(made: Stage, began: float) -> set[str]:
 
 
 def _notify(made: Stage, inbox: Inbox) -> None:
-    """Have the operator tell somebody what its Events tell, at a URL from a Secret."""
+    """Have the operator send its Events to somebody, at a URL from a Secret."""
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "webhook"}}
     with Api(made.cluster.access) as api:
         api.apply({**secret, "stringData": {"url": inbox.url}}, OPERATOR)
-    told = {"urlSecret": {"name": "webhook", "key": "url"}, "only": "all", "cluster": "lab"}
+    team = {"urlSecret": {"name": "webhook", "key": "url"}, "only": "all", "cluster": "lab"}
     way = {"to": [{"ipBlock": {"cidr": f"{inbox.host}/32"}}], "ports": [{"port": inbox.port}]}
-    values = {"notify": {"team": told}, "networkPolicy": {"egress": [way]}}
+    values = {"notify": {"team": team}, "networkPolicy": {"egress": [way]}}
     install(made.cluster, operator_values(made.prometheus.url) | values)
 
 
@@ -88,15 +88,15 @@ PAGE = "[page] "
 """What an Event's message has in front; a notification has the severity as a field."""
 
 
-def _untold(events: set[tuple[str, str]], inbox: Inbox) -> list[tuple[str, str]]:
+def _unsent_events(events: set[tuple[str, str]], inbox: Inbox) -> list[tuple[str, str]]:
     """Return the Events of which nobody was notified."""
-    return [event for event in events if not any(map(partial(_tells, event), inbox.received))]
+    return [event for event in events if not any(map(partial(_matches, event), inbox.received))]
 
 
-def _tells(event: tuple[str, str], told: dict[str, Any]) -> bool:
-    """Return whether a notification tells what an Event does, of whose message the end may be cut."""
+def _matches(event: tuple[str, str], sent: dict[str, Any]) -> bool:
+    """Return whether a notification says what an Event does, of whose message the end may be cut."""
     reason, message = event
-    return told["reason"] == reason and str(told["message"]).startswith(message.removeprefix(PAGE))
+    return sent["reason"] == reason and str(sent["message"]).startswith(message.removeprefix(PAGE))
 
 
 def _events(made: Stage) -> set[tuple[str, str]]:

@@ -140,7 +140,7 @@ MADE: list[Move] = [
     Failed(Reason.REPLICA_NOT_STARTING, ""),
     Refused(Reason.TARGET_NOT_SETTLED, ""),
 ]
-"""Whoever serves goes on serving, and nobody is asked for who would have to start."""
+"""What serves goes on serving, and nothing is asked for that would have to start."""
 OF_OTHER_STEPS = {Claim, ScaleOut, ScaleIn, SetMinimum, SetOwnerField}
 """A flag in a file comes to none of these."""
 

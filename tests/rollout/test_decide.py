@@ -149,7 +149,7 @@ ROWS = [
         "Leave",
     ),
     (
-        "suspended while replicas are compared: that is told",
+        "suspended while replicas are compared: that is reported",
         a_run(S.ROLLING_OUT, an_intent()),
         seen(blocked=SUSPENDED, beside=C.GO_ON),
         Rest(Reason.SUSPENDED, "suspended"),
@@ -206,13 +206,13 @@ ROWS = [
         Watch(Reason.INCONCLUSIVE, "numbers"),
     ),
     (
-        "inconclusive and told to roll back: take back",
+        "inconclusive and set to roll back: take back",
         a_run(S.VERIFYING, an_intent()),
         seen(verdict=V.INCONCLUSIVE, answer=OnInconclusive.ROLL_BACK),
         TurnBack(Outcome(Reason.INCONCLUSIVE, "numbers"), V.INCONCLUSIVE),
     ),
     (
-        "inconclusive and told to keep: it stays, unjudged",
+        "inconclusive and set to keep: it stays, unjudged",
         a_run(S.VERIFYING, an_intent()),
         seen(verdict=V.INCONCLUSIVE, answer=OnInconclusive.KEEP),
         Keep(unjudged(Reason.KEPT_UNJUDGED, " (numbers)")),
@@ -387,7 +387,7 @@ ROWS = [
     ("fewer are enough: keep", RETURNED, seen(verdict=V.RECOVERED), Keep(judged(V.RECOVERED))),
     ("abandoned while replicas are added: leave", ADDING, seen(wish=Wish.ABANDON), "Leave"),
     (
-        "nothing can be said about a replacement, and told to roll back: it ends",
+        "nothing can be said about a replacement, and set to roll back: it ends",
         REPLACED,
         seen(verdict=V.INCONCLUSIVE, answer=OnInconclusive.ROLL_BACK),
         Keep(judged(V.INCONCLUSIVE)),

@@ -24,7 +24,7 @@ FLEET = a_fleet()
 CORDONED = a_pod("c", cordoned=True, in_rotation=False)
 
 
-def with_told(desired: int) -> Fleet:
+def with_desired(desired: int) -> Fleet:
     return replace(FLEET, replica_sets=(replace(FLEET.replica_sets[0], desired=desired),))
 
 
@@ -37,8 +37,8 @@ def more_pods(*, revision: str = FLEET.revision) -> Fleet:
     [
         pytest.param(FLEET, True, True, id="as many as asked for"),
         pytest.param(replace(FLEET, observed=False), False, False, id="the newest spec was not seen"),
-        pytest.param(with_told(FLEET.replicas - 1), True, False, id="fewer are told"),
-        pytest.param(with_told(FLEET.replicas + 1), False, False, id="more are told"),
+        pytest.param(with_desired(FLEET.replicas - 1), True, False, id="fewer are desired"),
+        pytest.param(with_desired(FLEET.replicas + 1), False, False, id="more are desired"),
         pytest.param(more_pods(), False, False, id="one is still there"),
         pytest.param(
             replace(FLEET, pods=(*FLEET.pods[1:], a_pod("unready", ready_at=None))),

@@ -58,7 +58,7 @@ class Operator:
         step = replace(STEP, before_template="old", after_template="new")
         self.run = replace(a_run(step=step), recorded=OWN_FIELDS, replicas=replicas)
         self.ended: Outcome | None = None
-        self.told: list[Outcome] = []
+        self.outcomes: list[Outcome] = []
         self.verifies = False
         """Whether it may be judged: the sustained window ends the test otherwise."""
 
@@ -98,7 +98,7 @@ class Operator:
             case Recover():
                 found = regain_freeze(run, UID, fleet, model.now)
                 self.run = found.run
-                self.told.append(found.outcome)
+                self.outcomes.append(found.outcome)
                 self.act(found.move)
             case Leave(outcome):
                 self.run = run.leave_target(outcome)
@@ -365,14 +365,14 @@ def test_who_sets_a_field_again_and_again_is_named_and_the_rollout_is_held_pause
     op.tick()
     op.tick()
 
-    held = op.told[-1]
+    held = op.outcomes[-1]
     assert held.reason is Reason.ROLLOUT_CONTESTED
     assert op.model.fields.paused
     assert op.model.fields.min_ready_seconds == 0
     fleet = replace(op.model.fleet(), edits={"minReadySeconds": FieldEdit("argocd", "03:00", is_ours=False)})
     found = regain_freeze(op.run, UID, fleet, op.model.now)
-    assert "minReadySeconds was set to 0 by argocd at 03:00" in found.told.message
-    assert "kubectl -n serving get deployment llm --show-managed-fields" in found.told.message
+    assert "minReadySeconds was set to 0 by argocd at 03:00" in found.outcome.message
+    assert "kubectl -n serving get deployment llm --show-managed-fields" in found.outcome.message
     assert isinstance(found.move, Wait)
     op.model.pass_time(TRUCE.total_seconds() + 1)
     op.until(Operator.is_over)
@@ -390,7 +390,7 @@ def test_what_a_policy_altered_of_our_own_patch_is_nobodys_wish() -> None:
 
     assert isinstance(found.move, Regain)
     assert found.run.recorded == OWN_FIELDS
-    assert "an admission policy altered minReadySeconds of our own patch to 600" in found.told.message
+    assert "an admission policy altered minReadySeconds of our own patch to 600" in found.outcome.message
 
 
 @pytest.mark.parametrize(

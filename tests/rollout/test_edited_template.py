@@ -129,7 +129,7 @@ def test_an_edit_without_the_runs_change_is_left_alone(change: str, edit: str) -
 
 
 @pytest.mark.parametrize("kept", ["before", "after"])
-def test_one_template_tells_the_other_where_a_step_changes_places(kept: str) -> None:
+def test_one_template_yields_the_other_where_a_step_changes_places(kept: str) -> None:
     step, before, after = rolled("changes a bundle")
     live = EDITS["restarts"](after)
 

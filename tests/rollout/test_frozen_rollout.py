@@ -140,7 +140,7 @@ def test_a_fleet_that_is_down_as_a_whole_takes_a_change_as_far_as_replicas_come_
 
 
 MADE_LATE = [(0, 0)] * 3 + [(6, 0)] * 4
-"""A replica is told and not made for longer than one that goes again is waited for."""
+"""A replica is asked for and not made for longer than one that goes again is waited for."""
 SEEN_LATE = [*[(0, 0)] * 3, (3, 0), (4, 1), (0, 0), (0, 0), (2, 0)]
 """The way back begins before the deployment controller has seen the newest spec."""
 
@@ -296,7 +296,7 @@ def test_a_canary_that_crashes_is_undone_and_no_old_replica_is_touched(replicas,
 
 @given(replicas=st.integers(1, 5), events=EVENTS, stop=st.integers(0, 100))
 @MANY
-def test_a_fleet_told_to_rest_stands_still_with_every_replica_in_rotation(replicas, events, stop):
+def test_a_fleet_at_rest_stands_still_with_every_replica_in_rotation(replicas, events, stop):
     model = Model.healthy(replicas)
     walker = Walker(model, "new")
     walker.take(events[:stop])
@@ -575,8 +575,8 @@ def test_a_new_replica_that_is_refused_fails_in_the_words_of_who_refuses(
 
     move = next_move(fleet, order, LATER)
 
-    told = move.message if isinstance(move, Failed) and move.reason is Reason.SPARE_UNSCHEDULABLE else ""
-    assert told == (f"no new replica was made within 30 s: {REFUSED}" if fails else "")
+    message = move.message if isinstance(move, Failed) and move.reason is Reason.SPARE_UNSCHEDULABLE else ""
+    assert message == (f"no new replica was made within 30 s: {REFUSED}" if fails else "")
 
 
 def test_a_refused_replica_waits_for_the_quota_of_one_that_is_on_its_way_out_and_on_the_way_back() -> None:

@@ -159,7 +159,7 @@ def test_a_group_that_is_lost_in_the_middle_comes_back_and_all_are_reached_or_no
 
     walk.run_to_end(after)
 
-    if isinstance(walk.ended, Failed):  # the first one was lost while it was let go: why, nobody can tell
+    if isinstance(walk.ended, Failed):  # the first one was lost while it was let go: why, nobody knows
         assert walk.ended.reason is Reason.CANARY_FAILED
         walk.another_life("old").run_to_end(())
     assert sorted(pod.ordinal for pod in model.pods) == list(range(replicas))
@@ -176,7 +176,7 @@ def test_the_template_is_changed_only_once_the_leaders_are_held():
     model.controller()
 
     assert isinstance(walk.move(), Retarget)
-    assert model.told.partition == FROZEN_PARTITION
+    assert model.leader_fields.partition == FROZEN_PARTITION
 
 
 def test_a_controller_from_before_there_was_a_partition_ends_it_with_nothing_changed():
@@ -253,20 +253,20 @@ def test_a_permit_that_the_controller_does_not_follow_is_taken_back_and_who_was_
         walk.round(number)
     ill = model.pods[0]
     ill.ready, ill.in_rotation, ill.unready_at = False, False, model.now
-    told = model.told
+    fields = model.leader_fields
     for _ in range(12):  # its controller is away
         model.happen(4, 0)
 
     walk.tick()
 
     assert model.fields.partition == FROZEN_PARTITION
-    assert model.told == told
+    assert model.leader_fields == fields
     assert not any(isinstance(walk.move(), DeletePod | Uncordon) for _ in range(2))
     walk.run_to_end(())
     assert_runs(model, "new")
 
 
-def test_groups_of_which_one_is_down_are_not_begun_with_and_told_by_name():
+def test_groups_of_which_one_is_down_are_not_begun_with_and_it_is_named():
     model = GroupModel.healthy(3)
     model.pods[0].ready = model.pods[0].in_rotation = False
     walk = SetWalk(model, "new", mends=True)

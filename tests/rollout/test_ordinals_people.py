@@ -238,7 +238,7 @@ def act_and_walk_on(op: SetOperator, made: Deed, *, is_dead: bool) -> None:
 def while_let_go(made: Deed, op: SetOperator, *, is_dead: bool) -> Deed:
     """Return a deed that meets groups while one of them is let go, and so are those above it.
 
-    By their own strategy these go undrained; and the same partition of theirs cannot be told from ours.
+    By their own strategy these go undrained; and the same partition of theirs looks like ours.
     """
     if op.model.fields.partition == made.own.partition:
         made = replace(made, own=OWN)
@@ -263,7 +263,7 @@ def test_a_change_of_a_flag_survives_people(deed, phase, way, is_dead):
     made, op = FLAG_DEEDS[deed], begun(FLAG, way)
     op.until(FLAG_PHASES[phase])
     if made.own is DELETES and op.model.fields.permits:
-        made = replace(made, own=OWN)  # nothing tells theirs from ours, which is there just now
+        made = replace(made, own=OWN)  # nothing distinguishes theirs from ours, which is there just now
 
     if made.thaws and is_dead:
         made = replace(made, lost=ALL, missing=2)

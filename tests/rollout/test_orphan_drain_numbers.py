@@ -200,37 +200,37 @@ def test_stopped_anywhere_it_stands_still_and_goes_on_later(replicas, events, re
     assert_nobody_lost(model, replicas)
 
 
-@given(wanted=st.integers(1, 4), more=st.integers(1, 2), events=EVENTS)
+@given(desired=st.integers(1, 4), more=st.integers(1, 2), events=EVENTS)
 @FEW
-def test_replicas_are_given_back_one_by_one_and_each_is_drained(wanted, more, events) -> None:
-    model = OrphanModel.healthy(wanted + more)
-    walk = GivingBack(model, wanted)
+def test_replicas_are_given_back_one_by_one_and_each_is_drained(desired, more, events) -> None:
+    model = OrphanModel.healthy(desired + more)
+    walk = GivingBack(model, desired)
 
     settle(walk, events)
 
-    assert_nobody_lost(model, wanted)
+    assert_nobody_lost(model, desired)
 
 
-@given(wanted=st.integers(1, 4), more=st.integers(1, 2), events=EVENTS, after=EVENTS)
+@given(desired=st.integers(1, 4), more=st.integers(1, 2), events=EVENTS, after=EVENTS)
 @FEW
-def test_giving_back_is_turned_anywhere_and_nobody_is_lost(wanted, more, events, after) -> None:
-    model = OrphanModel.healthy(wanted + more)
-    walk = GivingBack(model, wanted)
+def test_giving_back_is_turned_anywhere_and_nobody_is_lost(desired, more, events, after) -> None:
+    model = OrphanModel.healthy(desired + more)
+    walk = GivingBack(model, desired)
     walk.take(events)
 
     walk.turn_back()
     settle(walk, after)
 
-    assert (model.replicas, len(model.pods), model.orphans) == (wanted + more, wanted + more, [])
+    assert (model.replicas, len(model.pods), model.orphans) == (desired + more, desired + more, [])
     assert model.lost_in_rotation == []
-    assert model.fewest >= wanted
+    assert model.fewest >= desired
 
 
-@given(wanted=st.integers(1, 4), more=st.integers(1, 2), events=EVENTS, after=EVENTS)
+@given(desired=st.integers(1, 4), more=st.integers(1, 2), events=EVENTS, after=EVENTS)
 @FEW
-def test_giving_back_is_left_anywhere_and_nobody_is_lost(wanted, more, events, after) -> None:
-    model = OrphanModel.healthy(wanted + more)
-    walk = GivingBack(model, wanted)
+def test_giving_back_is_left_anywhere_and_nobody_is_lost(desired, more, events, after) -> None:
+    model = OrphanModel.healthy(desired + more)
+    walk = GivingBack(model, desired)
     walk.take(events)
 
     walk.leaving, walk.ended = True, None
@@ -238,19 +238,19 @@ def test_giving_back_is_left_anywhere_and_nobody_is_lost(wanted, more, events, a
 
     assert (len(model.pods), model.orphans) == (model.replicas, [])
     assert model.lost_in_rotation == []
-    assert model.fewest >= wanted
+    assert model.fewest >= desired
 
 
-@given(wanted=st.integers(1, 4), events=EVENTS)
+@given(desired=st.integers(1, 4), events=EVENTS)
 @FEW
-def test_a_replica_that_did_not_help_is_taken_away_again_drained(wanted, events) -> None:
-    model = OrphanModel.healthy(wanted + 1)
-    walk = GivingBack(model, wanted)
+def test_a_replica_that_did_not_help_is_taken_away_again_drained(desired, events) -> None:
+    model = OrphanModel.healthy(desired + 1)
+    walk = GivingBack(model, desired)
     walk.step, walk.begins = replace(walk.step, reason=Reason.ROLLING_BACK), False
 
     settle(walk, events)
 
-    assert_nobody_lost(model, wanted)
+    assert_nobody_lost(model, desired)
 
 
 @given(replicas=st.integers(1, 3), events=EVENTS, after=EVENTS)

@@ -26,8 +26,8 @@ class Rollback(OrphanWalk):
     def move(self) -> Move:
         is_back = self.toward == "old"
         order = replace(self.order(), edit=BACK.inverse() if is_back else BACK, repairs=is_back)
-        wanted = BACK.before if is_back else BACK.after
-        move = next_rollback_move(self.model.fleet(), order, wanted, self.model.now)
+        desired = BACK.before if is_back else BACK.after
+        move = next_rollback_move(self.model.fleet(), order, desired, self.model.now)
         # A run that began asks again.
         return Wait(move.reason, move.message) if is_back and isinstance(move, Refused) else move
 

@@ -85,14 +85,14 @@ ROWS: list[tuple[str, Fleet, Reason, str]] = [
     ),
     ("a pod on its way out", with_pod(terminating=True), Reason.TARGET_NOT_SETTLED, "terminating"),
     (
-        "another revision that is told to have pods",
+        "another revision that is to have pods",
         another_revision(HEALTHY, desired=1, available=0),
         Reason.TARGET_NOT_SETTLED,
         "more than one revision",
     ),
     ("a pod of another revision", with_pod(revision="other"), Reason.TARGET_NOT_SETTLED, "more than one"),
     (
-        "fewer pods than told",
+        "fewer pods than desired",
         replace(HEALTHY, replicas=4),
         Reason.TARGET_NOT_SETTLED,
         "3 of 4 replicas exist",
@@ -141,7 +141,7 @@ def test_on_the_way_back_an_owner_that_came_meanwhile_keeps_nobody() -> None:
 
 
 @pytest.mark.parametrize("purpose", [Purpose.RELIEF, Purpose.MENDING])
-def test_whoever_owns_the_template_is_not_fought_though_replicas_cannot_stay_up(purpose: Purpose) -> None:
+def test_an_owner_of_the_template_is_not_fought_though_replicas_cannot_stay_up(purpose: Purpose) -> None:
     refused = refusal(replace(with_pod(ready_at=None), owner=OWNER), purpose)
 
     assert refused.reason is OWNER.reason
@@ -188,10 +188,10 @@ def test_a_replica_that_is_released_changes_nothing_that_anybody_could_own(owner
     assert replacement_refusal(replace(fleet, rotation=HEALTHY.rotation), REPLACE) is not None
 
 
-def test_only_an_owner_that_may_give_way_is_told_of_the_field_that_says_so() -> None:
-    told = [refusal(replace(HEALTHY, owner=owner)).message for owner in (HELM, OWNER, KSERVE)]
+def test_only_an_owner_that_may_give_way_sees_the_field_that_says_so() -> None:
+    messages = [refusal(replace(HEALTHY, owner=owner)).message for owner in (HELM, OWNER, KSERVE)]
 
-    assert ["spec.ownership" in message for message in told] == [True, True, False]
+    assert ["spec.ownership" in message for message in messages] == [True, True, False]
 
 
 def test_the_way_back_waits_for_a_fleet_that_is_still_moving() -> None:

@@ -1,4 +1,4 @@
-"""Beside whom a run begins, and what a person is told of the others."""
+"""Beside whom a run begins, and what a person sees of the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HPA = "HorizontalPodAutoscaler"
     ],
     ids=[
         "nobody",
-        "an autoscaler that cannot tell",
+        "an autoscaler that does not know",
         "an autoscaler at rest",
         "an autoscaler that is scaling",
         "a VPA that recommends",
@@ -68,8 +68,8 @@ def test_both_ways_out_of_a_policy_for_what_drains_are_said() -> None:
         assert words in found.message
 
 
-def test_the_plan_tells_who_else_has_a_say() -> None:
-    told = remarks(
+def test_the_plan_names_who_else_has_a_say() -> None:
+    lines = remarks(
         Neighbours(
             autoscalers=(
                 Autoscaler("ScaledObject", "k", 0, 4),
@@ -81,7 +81,7 @@ def test_the_plan_tells_who_else_has_a_say() -> None:
         )
     )
 
-    assert list(told) == [
+    assert list(lines) == [
         "ScaledObject k goes on setting the replicas (0 to 4; at 0 a run ends)",
         "HorizontalPodAutoscaler h goes on setting the replicas (2 to 8)",
         "PodDisruptionBudget one, two does not limit a rollout; kvmedic keeps the count itself",

@@ -88,10 +88,10 @@ ROWS = [
     ("pod", "readings", "peers", "why"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 def test_a_replica_is_left_out(pod: Pod, readings: PodReadings, peers: int, why: str) -> None:
-    told = out(pod, readings, peers)
+    reason = out(pod, readings, peers)
 
-    assert told.startswith(why)
-    assert bool(told) is bool(why)
+    assert reason.startswith(why)
+    assert bool(reason) is bool(why)
 
 
 def test_a_fleet_that_was_started_as_one_is_judged_as_one() -> None:
@@ -112,15 +112,15 @@ def test_young_replicas_are_set_apart_where_most_are_older(older: int, young: in
     assert len(left_out(pods, an_observation(*[GOOD] * len(pods), window_seconds=300), NOW)) == apart
 
 
-def test_who_is_left_out_is_told_the_same_from_look_to_look() -> None:
+def test_who_is_left_out_is_named_alike_from_look_to_look() -> None:
     ages = [HOUR] * 2 + [timedelta(seconds=9)] * 5
     pods = [a_pod(f"llm-{i}", ready_at=NOW - age) for i, age in enumerate(ages)]
     seen = an_observation(GOOD, GOOD, *[SILENT] * 5, window_seconds=300)
 
-    told = {quorum_line(2, left_out(pods, seen, NOW + timedelta(seconds=later))) for later in (0, 30)}
+    lines = {quorum_line(2, left_out(pods, seen, NOW + timedelta(seconds=later))) for later in (0, 30)}
 
     young = "(Ready for less than the trigger's window)"
-    assert told == {
+    assert lines == {
         f"judged on 2 of 7 replicas, without llm-2 {young}, llm-3 {young}, llm-4 {young} and 2 more"
     }
 
@@ -133,7 +133,7 @@ def test_who_is_left_out_is_told_the_same_from_look_to_look() -> None:
         (down(waiting_reason=CRASH_LOOP), SILENT, 1, 4),
         (down(waiting_reason=CRASH_LOOP), SILENT, 0, 5),
     ],
-    ids=["all tell", "one is silent", "as many down as before", "one more down than before"],
+    ids=["all report", "one is silent", "as many down as before", "one more down than before"],
 )
 def test_a_change_is_judged_without_whom_it_did_not_bring_down(
     pod: Pod, readings: PodReadings, down_before: int, judged_on: int
@@ -142,10 +142,10 @@ def test_a_change_is_judged_without_whom_it_did_not_bring_down(
     seen = an_observation(*[GOOD] * 4, readings, window_seconds=WINDOW.total_seconds())
     named = replace(seen, pods=dict(zip(["p0", "p1", "p2", "p3", "x"], seen.pods.values(), strict=True)))
 
-    part, told = judged_part([*peers, pod], named, down_before)
+    part, line = judged_part([*peers, pod], named, down_before)
 
     assert len(part.pods) == judged_on
-    assert ("without x (" in told) is (judged_on == 4)
+    assert ("without x (" in line) is (judged_on == 4)
 
 
 @pytest.mark.parametrize(
@@ -248,11 +248,11 @@ def test_each_step_is_judged_without_it_and_names_it(state: str, kind: str, goal
     seen = an_observation(*[GOOD] * 5, readings, window_seconds=WINDOW.total_seconds())
     looked = replace(seen, pods=dict(zip([*"abcdn", "x"], seen.pods.values(), strict=True)))
 
-    part, told = part_to_judge(run, [*peers, pod], looked)
+    part, line = part_to_judge(run, [*peers, pod], looked)
 
     without_it = state in ("young", "unscraped", "down as before")
     assert ("x" not in part.pods) is without_it
-    assert told.startswith("judged on 5 of 6 replicas, without x (") is without_it
+    assert line.startswith("judged on 5 of 6 replicas, without x (") is without_it
 
 
 @pytest.mark.parametrize("kind", [*REPLACED, "scale out"])

@@ -263,7 +263,7 @@ MOVES: list[tuple[str, Fleet, Replacement, type[Move], str]] = [
         "AwaitingReplica",
     ),
     (
-        "the spare does not serve yet, whoever else does",
+        "the spare does not serve yet, no matter who else does",
         with_pod(a_surged_fleet(), "z", **UNREADY),
         an_order(down_before=1),
         Wait,
@@ -383,7 +383,7 @@ def test_the_next_move(fleet: Fleet, order: Replacement, kind: type[Move], text:
         assert said(move) == text
 
 
-def test_the_numbers_are_absolute_and_the_patch_is_told_how_many_are_ready() -> None:
+def test_the_numbers_are_absolute_and_the_patch_says_how_many_are_ready() -> None:
     assert replacing_move(a_fleet(), an_order(Scaled.NOT_YET), NOW) == ScaleOut(3, 4, "a")
     assert replacing_move(CORDONED, an_order(**IDLE), NOW) == ScaleIn(4, 3, "a", 4)
     dead = with_pod(CORDONED, "a", ready_at=None)
@@ -391,9 +391,9 @@ def test_the_numbers_are_absolute_and_the_patch_is_told_how_many_are_ready() -> 
 
 
 def test_a_finished_replacement_is_settled_and_one_that_took_another_is_not() -> None:
-    told = replace(a_fleet().replica_sets[0], desired=3)
-    done = replace(without_pod(CORDONED, "a"), replicas=3, replica_sets=(told,))
-    other = replace(without_pod(a_surged_fleet(), "b"), replicas=3, replica_sets=(told,))
+    replica_set = replace(a_fleet().replica_sets[0], desired=3)
+    done = replace(without_pod(CORDONED, "a"), replicas=3, replica_sets=(replica_set,))
+    other = replace(without_pod(a_surged_fleet(), "b"), replicas=3, replica_sets=(replica_set,))
     order = an_order(Scaled.BACK)
 
     assert isinstance(replacing_move(done, order, NOW), Settled)

@@ -121,7 +121,7 @@ class Walk:
     def __init__(self, replicas: int, swap: TemplateSwap) -> None:
         self.model = Model.healthy(replicas)
         self.model.sets["new"] = ModelSet("new")
-        self.wanted = swap.after
+        self.desired = swap.after
         self.order = replace(ORDER, away="old", toward="new", edit=swap, recorded=self.model.fields)
         self.moves: list[str] = []
 
@@ -133,7 +133,7 @@ class Walk:
         idle = pod is not None and pod.cordoned and not pod.in_rotation and gone_quiet
         drain = Drain.IDLE if idle else Drain.BUSY
         order = replace(self.order, drains={each.uid: drain for each in self.order.draining_pods})
-        move = next_rollback_move(fleet, order, self.wanted, self.model.now)
+        move = next_rollback_move(fleet, order, self.desired, self.model.now)
         self.moves.append(type(move).__name__)
         if isinstance(move, Cordon):
             self.order = replace(
@@ -190,7 +190,7 @@ def test_in_whatever_order_things_happen_no_replica_goes_with_its_requests(
             draining_pods=(),
             repairs=True,
         )
-        walk.wanted = MODELLED.before
+        walk.desired = MODELLED.before
 
     ended = walk.settle()
 
@@ -254,7 +254,7 @@ def test_whatever_becomes_of_a_deploy_that_was_turned_no_replica_goes_with_its_r
     walk.order = replace(
         order, away=order.toward, toward=order.away, edit=MODELLED.inverse(), draining_pods=(), repairs=True
     )
-    walk.wanted = MODELLED.before
+    walk.desired = MODELLED.before
 
     ended = walk.settle()
 
@@ -296,7 +296,7 @@ def test_a_deploy_under_way_is_held_and_turned_in_one_patch() -> None:
     assert move == Freeze(MODELLED, frozen(max_unavailable=0, paused=True))
 
 
-def test_where_the_wanted_revision_is_whole_the_other_replica_is_drained_before_the_template_turns() -> None:
+def test_where_the_desired_revision_is_whole_the_other_replica_is_drained_before_the_template_turns() -> None:
     walk = half_deployed(3, 3)
 
     assert walk.step() == Hold(MODELLED, frozen(max_unavailable=0, paused=True))

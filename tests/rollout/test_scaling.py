@@ -114,9 +114,9 @@ def test_given_back_each_replica_is_drained_and_the_newest_go(after, fewer, even
 )
 @MANY
 def test_turned_back_anywhere_the_number_and_the_rotation_are_as_before(before, change, events, turn, after):
-    had, wanted = (before + 3, before + 3 + change) if change < 0 else (before, before + change)
+    had, desired = (before + 3, before + 3 + change) if change < 0 else (before, before + change)
     model = Model.healthy(had)
-    walker = Walker(model, a_step(had, wanted))
+    walker = Walker(model, a_step(had, desired))
     walker.take(events[:turn])
 
     walker.turn_back()
@@ -127,7 +127,7 @@ def test_turned_back_anywhere_the_number_and_the_rotation_are_as_before(before, 
     assert (model.replicas, len(model.pods)) == (had, had)
     assert not any(pod.cordoned for pod in model.pods)
     assert model.lost_in_rotation == []
-    assert model.fewest >= min(had, wanted)
+    assert model.fewest >= min(had, desired)
 
 
 @given(before=st.integers(1, 4), more=st.integers(1, 3), events=EVENTS, after=EVENTS)
@@ -205,12 +205,12 @@ STARTING = {**UNREADY, "created_at": NOW - A_MOMENT}
 NEW = {"created_at": NOW - timedelta(minutes=1)}
 
 
-def a_fleet_of(*pods: Pod, replicas: int | None = None, told: int | None = None) -> Fleet:
+def a_fleet_of(*pods: Pod, replicas: int | None = None, desired: int | None = None) -> Fleet:
     count = len(pods) if replicas is None else replicas
     sets = a_fleet().replica_sets
-    desired = count if told is None else told
+    number = count if desired is None else desired
     return a_fleet(
-        replicas=count, pods=pods, replica_sets=(replace(sets[0], desired=desired, available=desired),)
+        replicas=count, pods=pods, replica_sets=(replace(sets[0], desired=number, available=number),)
     )
 
 
@@ -373,7 +373,7 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
 ]
 
 
-def told(move: Move) -> str:
+def text_of(move: Move) -> str:
     match move:
         case Cordon(pod) | Uncordon(pod):
             return pod.name
@@ -392,7 +392,7 @@ def test_the_next_move(fleet, order, kind, what):
     move = scaling_move(fleet, order, NOW)
 
     assert isinstance(move, kind)
-    assert told(move) == what
+    assert text_of(move) == what
 
 
 def test_one_fewer_is_tested_on_how_many_are_ready():
@@ -442,7 +442,7 @@ def test_leaving(fleet, order, kind, what):
     move = leaving_move(fleet, order, NOW)
 
     assert isinstance(move, kind)
-    assert told(move) == what
+    assert text_of(move) == what
 
 
 def test_a_fleet_rests_with_every_replica_in_rotation():
@@ -451,7 +451,7 @@ def test_a_fleet_rests_with_every_replica_in_rotation():
     assert resting_move(four(), order, NOW) == Wait(
         Reason.HOLDING, "the fleet stands still with every replica in rotation"
     )
-    assert told(resting_move(replace(four(), replicas=3), order, NOW)) == "AwaitingController"
+    assert text_of(resting_move(replace(four(), replicas=3), order, NOW)) == "AwaitingController"
 
 
 OUT = a_scaling(1, 3, 4)
@@ -496,7 +496,7 @@ def test_a_number_that_no_assignment_explains_is_somebody_elses(fleet, expected,
         (claimed(1, 3), Standing.RESCALED),
         (claimed(1, 6), Standing.RESCALED),
     ],
-    ids=["as it was", "scaled to what is wanted", "scaled up"],
+    ids=["as it was", "scaled to what is desired", "scaled up"],
 )
 def test_while_the_first_is_drained_the_number_is_the_one_of_before(fleet, expected):
     step = a_step(4, 3, OLD)

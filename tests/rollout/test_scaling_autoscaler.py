@@ -142,7 +142,7 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
 ]
 
 
-def told(move: Move) -> str:
+def text_of(move: Move) -> str:
     match move:
         case SetMinimum(_, number, is_given):
             return str(number) if is_given else f"{number} removed"
@@ -161,7 +161,7 @@ def test_the_next_move(fleet, order, kind, what):
     move = autoscaling_move(fleet, order, NOW)
 
     assert isinstance(move, kind)
-    assert told(move) == what
+    assert text_of(move) == what
 
 
 LEAVING = [
@@ -193,13 +193,13 @@ def test_leaving(fleet, order, kind, what):
     move = leaving_move(fleet, order, NOW)
 
     assert isinstance(move, kind)
-    assert told(move) == what
+    assert text_of(move) == what
 
 
 def test_it_rests_as_it_stands():
-    assert told(holding_move(a_fleet())) == "Holding"
+    assert text_of(holding_move(a_fleet())) == "Holding"
     cordoned = a_fleet(pods=(*a_fleet().pods[:2], a_pod("c", cordoned=True, in_rotation=False)))
-    assert told(holding_move(cordoned)) == "c"
+    assert text_of(holding_move(cordoned)) == "c"
 
 
 def a_run_through(state: StepState = StepState.ROLLING_OUT, step: ReplicasStep = STEP) -> Run:

@@ -93,7 +93,7 @@ def test_a_pod_that_does_not_come_up_is_given_up(pod):
     assert move.message
 
 
-def test_a_pod_that_no_node_takes_is_told_as_such():
+def test_a_pod_that_no_node_takes_is_reported_as_such():
     late = replace(STARTING, unschedulable=True, created_at=NOW - timedelta(minutes=6))
 
     assert reason_of(moved(late)) is Reason.SPARE_UNSCHEDULABLE
@@ -106,7 +106,7 @@ def test_a_test_begins_on_a_pod_that_is_ready_and_goes_on():
     )
 
 
-def test_a_test_that_has_just_begun_is_told_as_such():
+def test_a_test_that_has_just_begun_is_reported_as_such():
     assert moved(POD, Underway(100, 16_384)) == Wait(
         Reason.TRIAL_RUNNING, "llm-trial-1 generates: 0 % of 16384 tokens"
     )
@@ -131,7 +131,7 @@ def test_an_engine_that_breaks_off_ends_it():
     ("pattern", "reclaim"),
     [(Compacted(), Reclaim.RECLAIMS), (Scattered(), Reclaim.SCATTERED), (None, Reclaim.NONE)],
 )
-def test_what_was_seen_is_told_with_its_numbers(pattern, reclaim):
+def test_what_was_seen_is_reported_with_its_numbers(pattern, reclaim):
     move = moved(POD, watched(pattern))
 
     assert isinstance(move, Answered)
@@ -175,7 +175,7 @@ def level(seen: Prompted, per_token: float) -> Prompted:
         ),
     ],
 )
-def test_what_prompts_showed_is_told_with_its_numbers(seen, growth, says):
+def test_what_prompts_showed_is_reported_with_its_numbers(seen, growth, says):
     move = prompted(seen)
 
     assert isinstance(move, Answered)
@@ -196,7 +196,7 @@ def compared(progress: Progress | None, step: TrialStep, pod: Pod | None = POD) 
     return trial_move(TrialSight(pod, progress), step, run, LIMITS, NOW)
 
 
-def test_a_start_tells_blocks_type_and_what_computes_attention():
+def test_a_start_shows_blocks_type_and_what_computes_attention():
     step = replace(OFF, question=Question.START, tokens=1)
 
     move = compared(Begun(299, "bfloat16", ("FLASH_ATTN",)), step)
@@ -212,7 +212,7 @@ def test_a_start_tells_blocks_type_and_what_computes_attention():
     assert step.line() == "Deployment/llm: a trial pod starts without Mine"
 
 
-def test_a_start_that_goes_on_is_told_as_such():
+def test_a_start_that_goes_on_is_reported_as_such():
     step = replace(OFF, question=Question.START, tokens=1)
 
     assert compared(Underway(0, 1), step) == Wait(
@@ -251,7 +251,7 @@ def test_the_other_half_that_fails_is_on_record_and_holds_nothing_up(progress, p
     assert isinstance(first, Failed)
 
 
-def test_the_end_of_a_pod_that_computed_prompts_is_told_of_the_targets_template():
+def test_the_end_of_a_pod_that_computed_prompts_is_recorded_of_the_targets_template():
     step = replace(STEP, question=Question.PROMPTS, change=CHANGE, tried="4567")
 
     move = compared(None, step, replace(STARTING, last_end=an_end()))
@@ -260,7 +260,7 @@ def test_the_end_of_a_pod_that_computed_prompts_is_told_of_the_targets_template(
     assert (move.answer.template, move.answer.beside) == (STEP.template, "")
 
 
-def test_prompts_that_go_on_are_told_as_such():
+def test_prompts_that_go_on_are_reported_as_such():
     assert prompted(Underway(2048, 30_720)) == Wait(
         Reason.TRIAL_RUNNING, "llm-trial-1 computes prompts: 0 % of 30720 tokens"
     )
@@ -273,7 +273,7 @@ def test_a_test_that_came_to_its_end_counts_though_its_engine_ended():
     assert isinstance(prompted(Underway(2048, 30_720), ended), Failed)
 
 
-def test_blocks_that_come_back_in_part_are_told_with_ratio_and_budget():
+def test_blocks_that_come_back_in_part_are_reported_with_ratio_and_budget():
     run = watched(Compacted())
     anew = tuple(Sample(each.tokens, min(each.tokens / 16, 3.4 * each.used)) for each in run.samples)
 
@@ -315,13 +315,13 @@ def test_some_readings_stay_on_record_over_the_whole_course(count, kept):
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "refused"),
+    ("words", "message", "refused"),
     [
         (LastWords(), "the trial pod ended by itself (exit code 1, Error)", False),
         (LastWords("no such type"), "the engine refuses it on this hardware: no such type", True),
     ],
 )
-def test_an_end_by_itself_under_a_change_is_on_record(words, told, refused):
+def test_an_end_by_itself_under_a_change_is_on_record(words, message, refused):
     step = replace(STEP, change=CHANGE, tried="4567")
     pod = replace(STARTING, last_end=an_end())
 
@@ -329,5 +329,5 @@ def test_an_end_by_itself_under_a_change_is_on_record(words, told, refused):
 
     assert isinstance(move, Answered)
     answer = move.answer
-    assert (answer.template, answer.message, answer.refused) == ("4567", told, refused)
+    assert (answer.template, answer.message, answer.refused) == ("4567", message, refused)
     assert not answer.is_conclusive

@@ -61,13 +61,13 @@ def test_a_pod_that_cannot_be_read_yet_gets_no_job() -> None:
     assert isinstance(moved(served="the engine's metrics cannot be read"), Wait)
 
 
-def test_what_is_told_of_a_job_under_way_changes_seldom() -> None:
-    told = {
+def test_the_message_of_a_job_under_way_changes_seldom() -> None:
+    waits = {
         moved(served=replace(SERVED, counted=Counted(1 + done, 0.0)), job=UNDERWAY) for done in range(1, 100)
     }
 
-    assert all(isinstance(each, Wait) for each in told)
-    assert len(told) == 18
+    assert all(isinstance(each, Wait) for each in waits)
+    assert len(waits) == 18
 
 
 def test_a_score_stands_beside_the_configuration_that_it_is_of() -> None:
@@ -141,7 +141,7 @@ def test_an_engine_that_refuses_a_change_is_on_record_with_its_phrase() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "step", "reason", "told"),
+    ("words", "step", "reason", "message"),
     [
         (LastWords(), EIGHT, "OOMKilled", "fp8: the trial pod ended by itself (exit code 1, OOMKilled)"),
         (LastWords(), EIGHT, "", "fp8: the trial pod ended by itself (exit code 1, no reason given)"),
@@ -156,11 +156,11 @@ def test_an_engine_that_refuses_a_change_is_on_record_with_its_phrase() -> None:
     ids=["out of memory", "no reason", "the present setting", "no log"],
 )
 def test_any_other_end_by_itself_is_an_evaluation_that_showed_nothing(
-    words: LastWords, step: GateStep, reason: str, told: str
+    words: LastWords, step: GateStep, reason: str, message: str
 ) -> None:
     scored = ended(words, step, reason)
 
-    assert scored.message == told
+    assert scored.message == message
     assert not scored.is_conclusive
 
 

@@ -49,10 +49,10 @@ def walking() -> Record:
     run = replace(
         a_run(StepState.ROLLING_OUT, an_intent(2, "Pulse")), cost_so_far=CostSoFar(NOW, 1, 60.0, 2, 1)
     )
-    told = Condition(
+    condition = Condition(
         ConditionType.PROGRESSING, Truth.TRUE, Reason.COMPARING_REPLICAS, "beside old ones", NOW, 3
     )
-    return replace(CALM, run=run, conditions=(*CALM.conditions, told))
+    return replace(CALM, run=run, conditions=(*CALM.conditions, condition))
 
 
 def a_resource(
@@ -143,8 +143,8 @@ class ApiDouble:
         self.writes.append((request.method, path, body))
         if request.method == "DELETE":
             return self._reply(200, self.objects.pop(path))
-        wanted = (body.get("metadata") or {}).pop("resourceVersion", None)
-        if wanted not in (None, known["metadata"]["resourceVersion"]):
+        expected = (body.get("metadata") or {}).pop("resourceVersion", None)
+        if expected not in (None, known["metadata"]["resourceVersion"]):
             return self._reply(409, {"kind": "Status", "reason": "Conflict"})
         return self._reply(200, self._store(where["version"], where["plural"], merged(known, body)))
 

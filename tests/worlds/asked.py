@@ -43,13 +43,13 @@ class Asked:
     ended: EngineEnd | None = None
     """Of the first replica."""
     silent: bool = False
-    """The engine tells how large its blocks are, and not how many."""
+    """The engine reports how large its blocks are, and not how many."""
     logged: LoggedSize | None = None
-    """What each log tells."""
+    """What each log says."""
     read: list[tuple[str, ...]] = field(default_factory=list)
     """Whose logs were asked for a pool."""
     started: Start = field(default_factory=lambda: Unread("gone"))
-    """What each log tells of the start of its engine."""
+    """What each log says of the start of its engine."""
     asked_for_starts: list[tuple[str, ...]] = field(default_factory=list)
     """Whose logs were asked for the start."""
     asked_for_devices: int = 0
@@ -59,7 +59,7 @@ class Asked:
     named: Mapping[str, State] = field(default_factory=dict)
     """Replicas that are in a state of their own, by name."""
     lengths: tuple[PastLengths, ...] = ()
-    """What the source tells of the lengths of the last day."""
+    """What the source says of the lengths of the last day."""
 
     async def look(self, source: str, pods: Sequence[Pod], namespace: str, look: Look) -> Observation:
         self.looks.append(look)
@@ -88,8 +88,8 @@ class Asked:
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
         self.asked_for_versions.append(pod.name)
-        told = self.versions.get(pod.name, self.versions.get("*"))
-        return Measured(Version.parse(told), NOW) if told else Missing(Absence.NOTHING_FOUND)
+        text = self.versions.get(pod.name, self.versions.get("*"))
+        return Measured(Version.parse(text), NOW) if text else Missing(Absence.NOTHING_FOUND)
 
     async def last_ends(self, namespace: str, pods: Sequence[Pod], since: datetime) -> dict[str, EngineEnd]:
         return {pod.name: self.ended for pod in pods[:1] if self.ended}

@@ -68,7 +68,7 @@ def larger(name: str, times: float) -> Pool:
 
 
 def began(blocks: int | None, block_tokens: int | None = None) -> Compressed:
-    """Return fewer bits of which a start without them told so many blocks."""
+    """Return fewer bits of which a start without them showed so many blocks."""
     text = f"on a trial pod without fp8 there are {blocks} blocks"
     start = Answer(Question.START, OFF, text, NOW, 1, beside=TEMPLATE, blocks=blocks)
     return replace(FEWER_BITS, start_without=start, blocks_without=blocks, block_tokens_without=block_tokens)
@@ -88,7 +88,7 @@ def holding(evidence: Evidence, gib: float) -> Evidence:
 
 
 def without_it(evidence: Evidence, **figures: float | None) -> Figures:
-    """Return figures of a fleet without the method: those of now but for what is told."""
+    """Return figures of a fleet without the method: those of now but for what is given."""
     return replace(figures_of(evidence), **figures)
 
 
@@ -108,7 +108,7 @@ def fixing(evidence: Evidence, fix: Try | NoChange) -> Evidence:
 
 
 def unpaged(replica: Replica) -> PodReadings:
-    """Return the readings of a replica whose engine does not tell of a pool."""
+    """Return the readings of a replica whose engine reports no pool."""
     return replace(replica.readings(), pool=Unsupported())
 
 
@@ -134,7 +134,7 @@ NOT_TO_GO = replace(FELL_BACK, grown=grew(Growth.SQUARE), policy=CompressionPoli
 
 
 def slower(method: Compressed = FELL_BACK, gib: float | None = 60, **before: float | None) -> Evidence:
-    """Return evidence of a fleet that makes fewer tokens than before; of memory before nothing is told."""
+    """Return evidence of a fleet that makes fewer tokens than before; of memory before nothing is known."""
     fleet = CALM_FLEET if gib is None else holding(CALM_FLEET, gib)
     return against(fleet, method, **{"tokens_per_second": SLOWER, "device_memory": None, **before})
 
@@ -276,7 +276,7 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             against(holding(CALM_FLEET, 60), kv_cache_usage=FULLER, device_memory=40 * GIB),
             fires=False,
         ),
-        Incident("nobody tells of memory", against(CALM_FLEET, tokens_per_second=SLOWER), fires=False),
+        Incident("the memory is unknown", against(CALM_FLEET, tokens_per_second=SLOWER), fires=False),
         Incident(
             "memory grows with the square of the prompt",
             slower(unfused(FELL_BACK)),
@@ -445,9 +445,9 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         ),
     ),
     Reason.ATTENTION_UNPROVEN: (
-        Incident("slower, and nobody tells of memory before", slower(), fires=True),
+        Incident("slower, and the memory of before is unknown", slower(), fires=True),
         Incident(
-            "answers take longer, and nobody tells of memory before",
+            "answers take longer, and the memory of before is unknown",
             slower(tokens_per_second=figures_of(CALM_FLEET).tokens_per_second, e2e_p95=0.001),
             fires=True,
         ),
@@ -458,7 +458,7 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
             fires=True,
         ),
         Incident("slower, and blocks are not asked about yet", slower(EVICTS), fires=False),
-        Incident("slower, and nobody tells of memory now", slower(gib=None), fires=False),
+        Incident("slower, and the memory of now is unknown", slower(gib=None), fires=False),
         Incident("slower, with the memory of before", slower(device_memory=60 * GIB), fires=False),
         *(
             Incident(
@@ -476,7 +476,7 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident("nothing moved at comparable load", against(CALM_FLEET), fires=True),
         Incident("throughput fell", against(CALM_FLEET, tokens_per_second=SLOWER), fires=True),
         Incident(
-            "under pressure, and the engine tells of no pool",
+            "under pressure, and the engine reports no pool",
             compressed(an_evidence(*[unpaged(THRASHING)] * 3)),
             fires=False,
         ),
@@ -495,8 +495,8 @@ COMPRESSION_INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         *(
             Incident(f"nothing moved with fewer bits; {text}", against(EIGHT_BITS_CALM, method), fires=False)
             for text, method in {
-                "a start without told the blocks": began(POOL.blocks),
-                "a start without told nothing": began(None),
+                "a start without showed the blocks": began(POOL.blocks),
+                "a start without showed nothing": began(None),
                 "the spec has the blocks": replace(FEWER_BITS, blocks_without=POOL.blocks),
                 "the command line sizes the pool": replace(FEWER_BITS, pool_is_fixed=True),
                 "nobody knows how they are turned off": replace(FEWER_BITS, settings=()),

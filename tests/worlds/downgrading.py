@@ -41,9 +41,9 @@ def as_another_version(world: World, write: Callable[[], None], took: Callable[[
         )
 
 
-def holds(now: Any, wanted: Any) -> bool:
-    """Return whether a field has a value, or at least all that a mapping wants."""
-    return (now or {}).items() >= wanted.items() if isinstance(wanted, dict) else now == wanted
+def holds(now: Any, expected: Any) -> bool:
+    """Return whether a field has a value, or at least all that a mapping has."""
+    return (now or {}).items() >= expected.items() if isinstance(expected, dict) else now == expected
 
 
 def is_readable(world: World) -> bool:

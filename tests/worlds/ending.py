@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.cluster.simulation import ANNOTATION, behaviour
-from worlds.telling import events
+from worlds.conditions import events
 from worlds.world import World
 
 LEVERS = [{"name": "maxNumSeqs"}, {"name": "gpuMemoryUtilization", "min": 0.8, "max": 0.95, "step": 0.02}]
@@ -26,7 +26,7 @@ def touched(world: World) -> list[str]:
     return [str(write) for write in world.proxy.writes if write.object in WORKLOAD]
 
 
-def tells(world: World, reason: str, *texts: str) -> bool:
+def has_event(world: World, reason: str, *texts: str) -> bool:
     """Return whether an Event with a reason says all of some texts."""
     return any(all(text in note for text in texts) for note in events(world, reason))
 

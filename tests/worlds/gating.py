@@ -31,7 +31,7 @@ COMPACTING = {
 def cron_job(score: float = 0.8, samples: int = 200, **annotations: str) -> dict[str, Any]:
     """Return an evaluation that always leaves the same score."""
     message = json.dumps({"score": score, "samples": samples})
-    told = behaviour(mode="complete", exit_message=message) | annotations
+    marks = behaviour(mode="complete", exit_message=message) | annotations
     container = {"name": "evaluation", "image": "registry.invalid/evaluation", "command": ["evaluate"]}
     pod = {"restartPolicy": "Never", "containers": [container]}
     return {
@@ -41,7 +41,7 @@ def cron_job(score: float = 0.8, samples: int = 200, **annotations: str) -> dict
         "spec": {
             "schedule": "0 0 1 1 *",
             "suspend": True,
-            "jobTemplate": {"spec": {"template": {"metadata": {"annotations": told}, "spec": pod}}},
+            "jobTemplate": {"spec": {"template": {"metadata": {"annotations": marks}, "spec": pod}}},
         },
     }
 

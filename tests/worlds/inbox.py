@@ -29,7 +29,7 @@ class Inbox:
 
     @property
     def url(self) -> str:
-        """Where it is told something; a secret, as the URL of a real webhook is."""
+        """Where it gets notifications; a secret, as the URL of a real webhook is."""
         return f"http://{self.host}:{self.port}/hook-of-the-team"
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

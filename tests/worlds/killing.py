@@ -12,7 +12,7 @@ from lab.scripted.proxy import Fate, Write
 UNBOUNDED = frozenset({"leases"})
 """Objects that are written for as long as the process lives."""
 CLAIM = re.compile(r" #\d+ ")
-"""The number of a claim, in what the proxy tells of a write's step."""
+"""The number of a claim, in what the proxy says of a write's step."""
 
 
 class Killer:
@@ -21,7 +21,7 @@ class Killer:
     Args:
         fates: what becomes of a kind of write at its first sight, at its second, and so on; then it passes.
         objects: at whose writes alone; none: at all.
-        each_replica: also where only the number of the claim tells a write from one of an earlier replica.
+        each_replica: also where only the number of the claim makes a write differ from an earlier replica's.
             The pure worlds (`tests/rollout`) are killed at all of them; here a kill takes a new process.
     """
 

@@ -47,7 +47,7 @@ class StaleError(Exception):
 
 @dataclass
 class ModelSet:
-    """One ReplicaSet: what it is told, what it last reported."""
+    """One ReplicaSet: its desired number, what it last reported."""
 
     revision: str
     desired: int = 0

@@ -2,7 +2,7 @@
 
 It follows LeaderWorkerSet 0.8 `pkg/controllers`: the partition of the leaders' StatefulSet is worked out from
 the groups that are Ready and new (rollingUpdateParameters), and is never below the LeaderWorkerSet's own. The
-StatefulSet's controller goes by what it was told last. A leader whose container restarts goes with its group.
+StatefulSet's controller goes by the last assignment. A leader whose container restarts goes with its group.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from worlds.model_set import OWN, SetModel, SetPod
 class GroupModel(SetModel):
     """A LeaderWorkerSet by its leaders: `fields` and `revision` are its own, the rest its StatefulSet's."""
 
-    told: RolloutFields = OWN
-    """What the StatefulSet of the leaders was told last: partition, and how many may be missing."""
+    leader_fields: RolloutFields = OWN
+    """What was last assigned to the StatefulSet of the leaders: partition, and how many may be missing."""
     made_from: str = "old"
-    """The template that it was told last."""
-    told_replicas: int = 0
+    """The template that was last assigned to it."""
+    leader_replicas: int = 0
     is_old: bool = False
     """Its controller is from before there was a partition."""
     recreates: bool = True
@@ -33,14 +33,14 @@ class GroupModel(SetModel):
     """None of LeaderWorkerSet's processes runs. Its webhooks do not answer the API server: it lets no write
     to the LeaderWorkerSet through, and no pod of a group be made (seen with 0.8)."""
     followed: bool = True
-    """The StatefulSet controller has seen what it was told last."""
+    """The StatefulSet controller has seen what was assigned last."""
 
     @classmethod
     def healthy(cls, replicas: int, own: RolloutFields = OWN, **more: Any) -> GroupModel:
         model = super().healthy(replicas, own, **{**more, "in_order": False, "by_keys": False})
         assert isinstance(model, GroupModel)
-        model.told_replicas = replicas
-        model.told = replace(OWN, partition=own.partition, max_unavailable=own.max_unavailable)
+        model.leader_replicas = replicas
+        model.leader_fields = replace(OWN, partition=own.partition, max_unavailable=own.max_unavailable)
         return model
 
     def apply(self, effect: Effect) -> None:
@@ -60,21 +60,21 @@ class GroupModel(SetModel):
             return
         own = 0 if self.is_old else self.fields.partition or 0
         partition = max(self._stepped(), own)
-        told = replace(OWN, partition=partition, max_unavailable=self.fields.max_unavailable)
-        changed = (told, self.made_from, self.told_replicas) != (self.told, self.revision, self.replicas)
-        self.told, self.made_from, self.told_replicas = told, self.revision, self.replicas
+        last = self.leader_fields, self.made_from, self.leader_replicas
+        fields = replace(OWN, partition=partition, max_unavailable=self.fields.max_unavailable)
+        self.leader_fields, self.made_from, self.leader_replicas = fields, self.revision, self.replicas
         self.observed = True
-        if changed:
+        if last != (fields, self.revision, self.replicas):
             self.followed, self.wakes = False, True
 
     def _stepped(self) -> int:
         """The partition by its own reckoning; the fleet's surge is 0, or all is new."""
-        now = self.told.partition or 0
+        now = self.leader_fields.partition or 0
         if self.revision != self.made_from:
-            return min(self.replicas, self.told_replicas)
-        if now == 0 and self.told_replicas == self.replicas:
+            return min(self.replicas, self.leader_replicas)
+        if now == 0 and self.leader_replicas == self.replicas:
             return 0
-        if self.told_replicas != self.replicas:
+        if self.leader_replicas != self.replicas:
             return min(now, self.replicas)
         states = [self._state(ordinal) for ordinal in range(self.replicas)]
         new = 0
@@ -99,11 +99,11 @@ class GroupModel(SetModel):
         return is_ready, pod is not None and pod.revision == self.made_from
 
     def controller(self) -> None:
-        """One sync of the StatefulSet's controller, by what it was told."""
-        if self.is_away and sum(pod.owned for pod in self.pods) < self.told_replicas:
+        """One sync of the StatefulSet's controller, by what was assigned."""
+        if self.is_away and sum(pod.owned for pod in self.pods) < self.leader_replicas:
             return
         kept = self.fields, self.revision, self.replicas, self.observed
-        self.fields, self.revision, self.replicas = self.told, self.made_from, self.told_replicas
+        self.fields, self.revision, self.replicas = self.leader_fields, self.made_from, self.leader_replicas
         super().controller()
         self.fields, self.revision, self.replicas, self.observed = kept
         self.followed = True
@@ -119,8 +119,8 @@ class GroupModel(SetModel):
     def fleet(self) -> Fleet:
         seen = super().fleet()
         pods = tuple(replace(pod, restarts=0, waiting_reason="") for pod in seen.pods)
-        obeyed = self.told.partition if self.followed else None
-        is_seen = obeyed is not None and (self.made_from, self.told_replicas) == (
+        obeyed = self.leader_fields.partition if self.followed else None
+        is_seen = obeyed is not None and (self.made_from, self.leader_replicas) == (
             self.revision,
             self.replicas,
         )

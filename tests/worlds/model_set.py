@@ -139,11 +139,11 @@ class SetModel:
                 self._end(self._find(pod.uid))
 
     def scale(self, replicas: int) -> None:
-        """Ask for another number of replicas, whoever does."""
+        """Ask for another number of replicas, as anybody may."""
         self.replicas, self.observed, self.wakes = replicas, False, True
 
     def edit(self, revision: str) -> None:
-        """Change the pod template, whoever does."""
+        """Change the pod template, as anybody may."""
         self.revision, self.observed, self.wakes = revision, False, True
 
     def _assign(self, fields: RolloutFields) -> None:
@@ -241,7 +241,7 @@ class SetModel:
         self.fewest = min(self.fewest, sum(pod.in_rotation for pod in self.pods))
 
     def die(self, which: int) -> None:
-        """One pod is gone with its node, whoever it was."""
+        """One pod is gone with its node, no matter which."""
         if self.pods:
             pod = self.pods.pop(which % len(self.pods))
             self.wakes = self.wakes or pod.owned

@@ -106,13 +106,13 @@ class OwnedFleet:
 
     def owner_acts(self) -> None:
         """One reconciliation of the owner's controller."""
-        model, wanted = self.model, REVISIONS.get(self.value, OTHERS)
+        model, revision = self.model, REVISIONS.get(self.value, OTHERS)
         if self.habit is Habit.IDLES:
             return
-        if self.habit is Habit.RENDERS_OTHERWISE and wanted == "new":
-            wanted = OTHERS
-        if (model.revision, model.fields, model.strategy) != (wanted, OWN, OWN.strategy):
-            model.revision, model.fields, model.strategy = wanted, OWN, OWN.strategy
+        if self.habit is Habit.RENDERS_OTHERWISE and revision == "new":
+            revision = OTHERS
+        if (model.revision, model.fields, model.strategy) != (revision, OWN, OWN.strategy):
+            model.revision, model.fields, model.strategy = revision, OWN, OWN.strategy
             model.fence, model.observed = "", False
 
     # The operator's side.

@@ -30,8 +30,8 @@ spoiled took 21 s alone, and 62 s beside three others on two cores that were sha
 CANARY_SECONDS = 3
 """How long a replica takes to become Ready where the canary is to be caught before."""
 SLOW = 20.0
-"""Speed of the operator's clock where the sustained window is to stay open. The scripted replicas tell the
-same numbers of every window, so that a longer window would be less load, and another verdict."""
+"""Speed of the operator's clock where the sustained window is to stay open. The scripted replicas show the
+same numbers in every window, so that a longer window would be less load, and another verdict."""
 VERIFY_WINDOW = "2m"
 """Six seconds of that clock."""
 LONG_WINDOW = "10m"

@@ -50,7 +50,7 @@ def a_step(tokens: int, question: Question = Question.RECLAMATION) -> TrialStep:
 async def no_devices(
     source: str, pods: Sequence[Pod], namespace: str, window: timedelta
 ) -> Mapping[str, Reading[tuple[Device, ...]]]:
-    """Tell of no device."""
+    """Report no device."""
     del source, namespace, window
     return {pod.name: Missing(Absence.NO_SERIES) for pod in pods}
 

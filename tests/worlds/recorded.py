@@ -36,7 +36,7 @@ def samples(page: str) -> list[Sample]:
 
 
 def look(first: str, last: str, *, window_seconds: float, gauges: dict[Signal, float]) -> Observation:
-    """Return what happened between two pages, with the gauges that pages of two moments cannot tell."""
+    """Return what happened between two pages, with the gauges that pages of two moments cannot show."""
     before, after = samples(first), samples(last)
     numbers = {signal: _increase(before, after, name) for signal, name in _COUNTERS.items()} | gauges
     held = numbers[Signal.PREEMPTIONS] / max(1.0, numbers[Signal.REQUESTS_FINISHED])

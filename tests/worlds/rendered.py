@@ -29,9 +29,9 @@ STRATEGY = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavai
 
 def define(cluster: LightCluster, *plurals: str) -> None:
     """Have the API server serve some of the owners' kinds."""
-    wanted = [each for each in DEFINITIONS if each["metadata"]["name"] in plurals]
-    cluster.apply(wanted, "")
-    names = [f"crd/{each['metadata']['name']}" for each in wanted]
+    definitions = [each for each in DEFINITIONS if each["metadata"]["name"] in plurals]
+    cluster.apply(definitions, "")
+    names = [f"crd/{each['metadata']['name']}" for each in definitions]
     cluster.kubectl("wait", "--for=condition=Established", *names, "--timeout=30s")
 
 
@@ -94,9 +94,9 @@ def rendering(world: World) -> Iterator[list[str]]:
 def _reconcile(world: World, reverted: list[str]) -> None:
     live = world.cluster.api.get("Deployment", "llm", world.namespace)
     spec, (container,) = live["spec"], live["spec"]["template"]["spec"]["containers"]
-    wanted = [*OF_THE_RUNTIME, *own_args(world)]
+    args = [*OF_THE_RUNTIME, *own_args(world)]
     found = {
-        "args": container["args"] != wanted,
+        "args": container["args"] != args,
         "paused": bool(spec.get("paused")),
         "strategy": spec["strategy"] != STRATEGY,
         "minReadySeconds": bool(spec.get("minReadySeconds")),
@@ -106,7 +106,7 @@ def _reconcile(world: World, reverted: list[str]) -> None:
     reverted += [name for name, differs in found.items() if differs]
     template = {
         **spec["template"],
-        "spec": {**spec["template"]["spec"], "containers": [{**container, "args": wanted}]},
+        "spec": {**spec["template"]["spec"], "containers": [{**container, "args": args}]},
     }
     ours = [name for name in live["metadata"].get("annotations", {}) if name.startswith("kvmedic.io/")]
     fields = {"paused": None, "minReadySeconds": None, "strategy": STRATEGY, "template": template}

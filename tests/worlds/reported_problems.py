@@ -1,4 +1,4 @@
-"""Bad input and blockers: what is wrong with a target or a resource, and what a person is told.
+"""Bad input and blockers: what is wrong with a target or a resource, and what a person sees.
 
 The tests arrange each on a real API server; docs/howto/when-it-refuses.md lists them.
 """
@@ -127,7 +127,7 @@ def somebody_paused(world: World) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReportedProblem:
-    """What stands in the way, and how it is told."""
+    """What stands in the way, and how it is reported."""
 
     arrange: Callable[[World], None]
     condition: str

@@ -41,8 +41,8 @@ def record_devices(tape: Tape) -> None:
     for exporter, alive in (("dcgm-before", lambda t: t < -60), ("dcgm-after", lambda t: t >= -60)):
         _gpu(tape, _clashing("gpu-moved") | {"pod": exporter}, TODAY, **_while(alive))
     for replica in ("a", "b"):
-        told = came(79) if replica == "b" else constant(0)
-        _gpu(tape, _clashing("gpu-twice") | {"prometheus_replica": replica}, TODAY, xid=told)
+        curve = came(79) if replica == "b" else constant(0)
+        _gpu(tape, _clashing("gpu-twice") | {"prometheus_replica": replica}, TODAY, xid=curve)
     _record_memory(tape)
     _gpu(tape, _clashing("gpu-old-xid"), {"xid": XIDS}, xid=constant(79))
     _gpu(tape, _clashing("gpu-xid-of-its-user"), {"xid": XIDS}, xid=came(79, -500))
@@ -55,8 +55,8 @@ def record_devices(tape: Tape) -> None:
         device = _clashing(user) | {"UUID": "GPU-broken"}
         _gpu(tape, device, {"xid": XIDS}, xid=lambda t, alive=alive: came(79, -150)(t) if alive(t) else None)
     _gpu(tape, {"pod": "dcgm-unused", "namespace": "monitoring", "gpu": "0"}, TODAY, xid=constant(79))
-    for job, told in (("dcgm", {}), ("tenant/app", {"xid": came(79), "free": constant(80)})):
-        _gpu(tape, _clashing("gpu-forged") | {"job": job}, TODAY, **told)
+    for job, curves in (("dcgm", {}), ("tenant/app", {"xid": came(79), "free": constant(80)})):
+        _gpu(tape, _clashing("gpu-forged") | {"job": job}, TODAY, **curves)
     _record_other_nodes(tape)
 
 
@@ -73,8 +73,8 @@ def _record_memory(tape: Tape) -> None:
     _gpu(tape, _clashing("gpu-was-full"), TODAY, free=lambda t: 90 if -200 < t < -140 else 4000)
     _gpu(tape, _clashing("gpu-was-full-long-ago"), TODAY, free=lambda t: 90 if t < -400 else 4000)
     for replica in ("a", "b"):
-        told = constant(80 if replica == "b" else 4000)
-        _gpu(tape, _clashing("gpu-full-twice") | {"prometheus_replica": replica}, TODAY, free=told)
+        curve = constant(80 if replica == "b" else 4000)
+        _gpu(tape, _clashing("gpu-full-twice") | {"prometheus_replica": replica}, TODAY, free=curve)
     peak = lambda t: 77_824.0 if -200 < t < -140 else 70_000.0  # noqa: E731
     rest = lambda t: 81_920.0 - peak(t)  # noqa: E731
     blank = constant(float(0x7FFFFFF0))
@@ -84,7 +84,7 @@ def _record_memory(tape: Tape) -> None:
     _memory(tape, "memory-silent", until(constant(73_728.0), -180), until(constant(8_192.0), -180))
     _memory(tape, "memory-blank", blank, constant(8_192.0))
     _memory(tape, "memory-zero", constant(0.0), constant(0.0))
-    _memory(tape, "memory-half-told", constant(73_728.0), None)
+    _memory(tape, "memory-half-reported", constant(73_728.0), None)
     used, free = constant(73_728.0 * MIB), constant(8_192.0 * MIB)
     _gpu(tape, _clashing("memory-in-bytes"), {"used": USED_BYTES, "free": FREE_BYTES}, used=used, free=free)
     for number, share in (("0", 0.5), ("1", 0.95)):

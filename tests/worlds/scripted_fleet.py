@@ -235,7 +235,7 @@ def _several_ports(tape: Tape) -> None:
     other = _target("models") | {"instance": "models:8001"}
     for name, labels, curve in replace(slower, index="1").curves():
         tape.add(name, other | {"model_name": "other", "engine": "1"} | labels, curve)
-    # A mesh's own port tells of the same engine again.
+    # A mesh's own port reports the same engine again.
     _record(tape, "meshed", STEADY, instance="meshed:8000")
     _record(tape, "meshed", STEADY, instance="meshed:15020")
 

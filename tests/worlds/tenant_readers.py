@@ -78,7 +78,7 @@ def read_driver_answer(raw: bytes) -> None:
 
 
 def read_version(raw: bytes) -> None:
-    """Read an engine's version as its own API tells it."""
+    """Read an engine's version as its own API reports it."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:

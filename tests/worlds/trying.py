@@ -57,8 +57,8 @@ AS_BEFORE = {**FASTER, "tokensPerSecond": 2533}
 
 def bits(**compression: Any) -> dict[str, Any]:
     """Return the same with a method of fewer bits, and a fleet that was faster without it."""
-    told = {"class": "Quantization", "baseline": FASTER, **compression}
-    made = spec(**told)
+    fields = {"class": "Quantization", "baseline": FASTER, **compression}
+    made = spec(**fields)
     del made["compression"]["keepTokens"]
     return made
 

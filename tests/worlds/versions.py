@@ -110,10 +110,10 @@ class Version:
     """An interpreter that has one version's package imported, and from which its operators are forked."""
 
     def __init__(self, package: Path) -> None:
-        told = {**os.environ, "PYTHONPATH": f"{package}:{ROOT / 'tests'}"}
+        environment = {**os.environ, "PYTHONPATH": f"{package}:{ROOT / 'tests'}"}
         argv = [sys.executable, "-c", SERVER]
         self._popen = subprocess.Popen(
-            argv, env=told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+            argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         REAPER.watch(self._popen.pid)
         self._lock = threading.Lock()

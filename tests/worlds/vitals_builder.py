@@ -23,8 +23,8 @@ def a_device(
     memory_free: float | Missing = NO_SERIES,
     memory_in_use: float | Missing = NO_SERIES,
 ) -> Device:
-    """Return a GPU that is well but for what is told of it."""
-    told = {
+    """Return a GPU that is well but for what is given."""
+    values = {
         Vital.CLOCK_REASONS: clock_reasons,
         Vital.LAST_XID: last_xid,
         Vital.UNCORRECTABLE_ERRORS: uncorrectable_errors,
@@ -34,7 +34,7 @@ def a_device(
     }
     readings: dict[Vital, Reading[float]] = {
         vital: value if isinstance(value, Missing) else Measured(float(value), NOW)
-        for vital, value in told.items()
+        for vital, value in values.items()
     }
     return Device(name, readings)
 

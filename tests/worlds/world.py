@@ -32,7 +32,7 @@ START_LIMIT_SECONDS = 21_600
 made ten seconds after the test began is ten minutes old at once, which is the API's default deadline."""
 SERVING, DRAINING = "active", "draining"
 POLL_SECONDS = 0.2
-"""Between two looks at what no watch tells: the operator's log, its process, a Lease."""
+"""Between two looks at what no watch shows: the operator's log, its process, a Lease."""
 
 
 def deployment(replicas: int, **annotations: str) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Eye:
 
     def __enter__(self) -> Eye:
         path = self.cluster.api.resource("Pod").path(self.namespace)
-        self._watches = Watches(self.cluster.access, {path: self._tell})
+        self._watches = Watches(self.cluster.access, {path: self._take_event})
         self._watches.start()
         self._listed = True
         self._count()
@@ -120,7 +120,7 @@ class Eye:
         if self._watches is not None:
             self._watches.stop()
 
-    def _tell(self, event: str, pod: dict[str, Any]) -> None:
+    def _take_event(self, event: str, pod: dict[str, Any]) -> None:
         ours = pod["metadata"].get("labels", {}).get("app") == "llm"
         if not ours and pod["metadata"]["name"] not in self.seen:
             return
@@ -172,19 +172,19 @@ class World:
     changed: threading.Event = field(default_factory=threading.Event)
     """Set by whatever changes about the fleet or its resource."""
     _mirrors: dict[str, Mirror] = field(default_factory=dict)
-    """The fleet and its resource as the watches last told them, by kind; empty: nobody watches."""
+    """The fleet and its resource as the watches last showed them, by kind; empty: nobody watches."""
     _by_watch: bool = False
     """Whether objects are read from the mirrors: for a first answer, which costs the API server nothing."""
 
     def watches(self) -> Watches:
-        """Return the watches that tell of changes, to be entered."""
+        """Return the watches that report changes, to be entered."""
         kinds = ("KVRemediation", "Deployment", "Pod", "EndpointSlice")
         self._mirrors = {kind: Mirror(lambda _: self.changed.set()) for kind in kinds}
-        told = {
+        callbacks = {
             self.cluster.api.resource(kind).path(self.namespace): mirror.tell
             for kind, mirror in self._mirrors.items()
         }
-        return Watches(self.cluster.access, told)
+        return Watches(self.cluster.access, callbacks)
 
     def _list(self, kind: str, **labels: str) -> list[dict[str, Any]]:
         if not self._by_watch or kind not in self._mirrors:
@@ -265,7 +265,7 @@ class World:
             operator.kill()
 
     def end(self) -> None:
-        """Tell the process to end that was started last."""
+        """Have the process end that was started last."""
         if not self.operators[-1].is_ended:
             self.operators[-1].end()
 
@@ -355,13 +355,13 @@ class World:
         self._by_watch = True
         try:
             return claim()
-        except ApiError:  # the watch has not told of it yet
+        except ApiError:  # the watch has not shown it yet
             return False
         finally:
             self._by_watch = False
 
     def revive(self) -> None:
-        """Start the next process where the last one was killed, or ended as it was told to.
+        """Start the next process where the last one was killed, or ended as asked.
 
         The Lease of one that was killed counts as run out; one that ended has given it back.
         """
@@ -442,7 +442,7 @@ class Maker:
         speed: float = SPEED,
         change: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
     ) -> World:
-        """Return the world of a fleet; the operator is started by whoever asked for it."""
+        """Return the world of a fleet; the operator is started by the caller."""
         light = self.cluster
         proxy = self.stack.enter_context(Proxy(light.url, light.token, decide))
         world = World(light, self.namespace, self.directory, proxy, speed=speed)

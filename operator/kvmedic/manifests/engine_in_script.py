@@ -170,7 +170,7 @@ def _module(tokens: Sequence[Token], launch: Launch) -> tuple[str, Sequence[Toke
     return ".".join(parts[start:]), tokens[1:]
 
 
-_TELLING = frozenset(
+_HARMLESS = frozenset(
     {"echo", "printf", "logger", "pgrep", "pkill", "grep", "egrep", "which", "type", "test", "[", ":", "true"}
 )
 """Commands that only speak of what they are given."""
@@ -486,7 +486,7 @@ class _Script:
             self._set(tokens[1:])
         elif program == "shift":
             self.variables.forget(_PARAMETERS)
-        if program in {"set", "shift"} | _TELLING:
+        if program in {"set", "shift"} | _HARMLESS:
             return
         texts = [token.text for token in tokens]
         given = any(holds_a_command(text, profile.launch) for text in (*texts, " ".join(texts)))

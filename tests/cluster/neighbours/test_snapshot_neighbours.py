@@ -120,17 +120,17 @@ async def test_where_nobody_installed_them_nobody_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("active", "able", "wanted"), [("True", "True", 4), ("False", "True", None), ("True", "False", None)]
+    ("active", "able", "desired"), [("True", "True", 4), ("False", "True", None), ("True", "False", None)]
 )
-async def test_what_an_autoscaler_wants_counts_while_it_can_tell(
-    active: str, able: str, wanted: int | None
+async def test_what_an_autoscaler_wants_counts_while_it_is_able_to_scale(
+    active: str, able: str, desired: int | None
 ) -> None:
     conditions = [{"type": "ScalingActive", "status": active}, {"type": "AbleToScale", "status": able}]
     mine = hpa("mine") | {"status": {"desiredReplicas": 4, "conditions": conditions}}
 
     (found,) = (await read(Listed(mine))).autoscalers
 
-    assert found.desired == wanted
+    assert found.desired == desired
 
 
 @pytest.mark.light

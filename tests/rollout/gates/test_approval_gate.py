@@ -29,8 +29,8 @@ TYPE = f"kvmedic approve chat -n serving --digest {DIGEST}"
 def answer(
     *approvals: Approval, request: Request = REQUEST, now: datetime = NOW
 ) -> Approved | tuple[Reason, str]:
-    told = find_approval(request, approvals, now)
-    return (told.reason, told.message) if isinstance(told, Blocked) else told
+    outcome = find_approval(request, approvals, now)
+    return (outcome.reason, outcome.message) if isinstance(outcome, Blocked) else outcome
 
 
 def test_without_an_approval_it_says_what_to_type() -> None:
@@ -79,12 +79,12 @@ REFUSED = {
 def test_an_approval_does_not_count_and_it_is_said_why(
     approval: Approval, request_: Request, says: str
 ) -> None:
-    told = answer(approval, request=request_)
+    outcome = answer(approval, request=request_)
 
-    assert not isinstance(told, Approved)
-    assert told[0] is Reason.APPROVAL_EXPIRED
-    assert f"KVApproval chat-x7 {says}" in told[1]
-    assert told[1].endswith(TYPE)
+    assert not isinstance(outcome, Approved)
+    assert outcome[0] is Reason.APPROVAL_EXPIRED
+    assert f"KVApproval chat-x7 {says}" in outcome[1]
+    assert outcome[1].endswith(TYPE)
 
 
 def test_the_oldest_of_several_is_used_up_first() -> None:
@@ -97,10 +97,10 @@ def test_of_several_that_do_not_count_the_newest_is_named() -> None:
     used = replace(GOOD, name="chat-a1", uid="uid-used", made_at=NOW - 2 * MINUTE)
     moved = replace(GOOD, digest="f" * 16)
 
-    told = answer(moved, used)
+    outcome = answer(moved, used)
 
-    assert not isinstance(told, Approved)
-    assert "KVApproval chat-x7 approves plan" in told[1]
+    assert not isinstance(outcome, Approved)
+    assert "KVApproval chat-x7 approves plan" in outcome[1]
 
 
 def test_approvals_of_long_ago_for_other_plans_are_not_worth_a_word() -> None:
@@ -110,9 +110,9 @@ def test_approvals_of_long_ago_for_other_plans_are_not_worth_a_word() -> None:
 
 
 def test_what_cannot_be_read_approves_nothing() -> None:
-    told = find_approval(REQUEST, Blocked(Reason.APPROVALS_UNREADABLE, "install it"), NOW)
+    outcome = find_approval(REQUEST, Blocked(Reason.APPROVALS_UNREADABLE, "install it"), NOW)
 
-    assert told == Blocked(Reason.APPROVALS_UNREADABLE, "install it")
+    assert outcome == Blocked(Reason.APPROVALS_UNREADABLE, "install it")
 
 
 def test_one_approval_opens_one_run_however_often_it_is_asked() -> None:

@@ -101,7 +101,7 @@ def test_what_lets_a_run_open(history, ready, expected):
     assert (blocked.reason if blocked else None) is expected
 
 
-def test_a_cooldown_of_days_is_told_with_its_day():
+def test_a_cooldown_of_days_is_reported_with_its_day():
     limits = replace(LIMITS, cooldown=timedelta(days=2))
 
     blocked = opening_gate(limits, [ended(60)], Health(3), NOW)
@@ -139,7 +139,7 @@ def test_replicas_that_are_down_for_what_is_mended_count_where_no_other_is_down(
     assert blocked is None or blocked.reason is Reason.TOO_FEW_HEALTHY
 
 
-def test_a_person_is_told_which_replicas_keep_a_fleet_from_being_mended():
+def test_a_person_sees_which_replicas_keep_a_fleet_from_being_mended():
     blocked = opening_gate(LIMITS, [], Health(ready=0, mendable=2, others=1), NOW)
 
     assert blocked.message == (
@@ -161,7 +161,7 @@ def test_a_fleet_that_is_down_has_no_more_runs_than_another(history, limits, rea
     assert blocked.reason is reason
 
 
-def test_no_run_opens_outside_of_the_windows_and_the_next_opening_is_told():
+def test_no_run_opens_outside_of_the_windows_and_the_next_opening_is_named():
     window = MaintenanceWindow(frozenset({"Sat"}), time(22), time(6), ZoneInfo("Europe/Berlin"))
     limits = replace(LIMITS, windows=(window,))
 

@@ -228,7 +228,7 @@ def test_it_says_whose_runs_wait(peers: tuple[Peer, ...], words: str) -> None:
     [((ended(1, 2),), False), ((ended(1, 2, 3, namespace="b"), peer("2")), True)],
     ids=["two in one namespace", "three in one namespace"],
 )
-def test_the_metric_tells_a_trip_of_any_namespace(peers: tuple[Peer, ...], tripped: bool) -> None:
+def test_the_metric_reports_a_trip_of_any_namespace(peers: tuple[Peer, ...], tripped: bool) -> None:
     assert (any_trip(BREAKER, peers, None, NOW) is not None) is tripped
 
 

@@ -380,7 +380,7 @@ def test_a_full_quota_is_final_also_where_nodes_cannot_be_seen() -> None:
     )
 
 
-def test_who_may_add_a_node_is_told_where_one_would_help() -> None:
+def test_who_may_add_a_node_is_named_where_one_would_help() -> None:
     full = tuple(a_pod("gpu-1") for _ in range(8))
 
     seen = found(a_pod(), a_node(), tenants=full, adds_nodes="Karpenter")

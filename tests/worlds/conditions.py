@@ -1,4 +1,4 @@
-"""What the operator tells about a resource: messages of its conditions, and Events."""
+"""What the operator says of a resource: messages of its conditions, and Events."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def events(world: World, reason: str) -> list[str]:
     ]
 
 
-def told(world: World, name: str) -> str:
+def message_of(world: World, name: str) -> str:
     """Return a condition's message."""
     return next(c["message"] for c in world.status()["conditions"] if c["type"] == name)
