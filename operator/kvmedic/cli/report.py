@@ -20,7 +20,7 @@ from kvmedic.cli.saved import Consultation
 from kvmedic.engines import ENGINES
 from kvmedic.engines.engine_log import Start, Started
 from kvmedic.model.compression import Figures, MethodClass
-from kvmedic.model.devices import NVIDIA_SMI_ERRORS, PROGRAM, SHOWN, TELLS, Device, EngineEnd, Vital, Vitals
+from kvmedic.model.devices import FILLED, NVIDIA_SMI_ERRORS, PROGRAM, SHOWN, Device, EngineEnd, Vital, Vitals
 from kvmedic.model.evidence import (
     HISTOGRAMS,
     Blocked,
@@ -247,7 +247,7 @@ def _device(device: Device) -> dict[str, float | str]:
     if device.asked:
         known = isinstance(device.reading(Vital.LAST_XID), Measured)
         found["toldBy"] = f"DCGM exporter and {PROGRAM}" if known else PROGRAM
-    for vital in (*SHOWN, *(vital for vital in TELLS if vital in device.asked.difference(SHOWN))):
+    for vital in (*SHOWN, *(vital for vital in FILLED if vital in device.asked.difference(SHOWN))):
         value = device.value(vital)
         found[str(vital)] = absence(device.reading(vital)) if value is None else value
     used = device.ratio(Vital.MEMORY_IN_USE)
