@@ -111,7 +111,7 @@ def _target_lines(view: View, target: TargetRef) -> Iterator[str]:
     found = view.workload(target)
     if target.container is not None:
         engine = found.engine if isinstance(found, Workload) else None
-        version = (engine.version if engine else None) or "(version not told)"
+        version = (engine.version if engine else None) or "(version unknown)"
         runs = f"  # it runs {engine.profile.name} {version}" if engine else ""
         yield f"    container: {_scalar(target.container)}{runs}"
     else:

@@ -206,10 +206,10 @@ def plot(
         for stroke in _strokes([(across(t), up(v)) for t, v in zip(times, one, strict=True)], style)
     )
     begin, end = across(_seconds(run["startedAt"])), across(_seconds(run["endedAt"] or moments[-1]["at"]))
-    told = "; ".join(_in_words(label, values[name]) for name, label in lines)
+    words = "; ".join(_in_words(label, values[name]) for name, label in lines)
     return (
         f'<figure>{caption}<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" '
-        f'aria-label="{escape(f"{title}: {told}")}">'
+        f'aria-label="{escape(f"{title}: {words}")}">'
         f"{_frame(begin, end, number_text(most), (moments[0]['at'], moments[-1]['at']))}{strokes}"
         "</svg></figure>"
     )
