@@ -296,7 +296,7 @@ def _notes(
     if seen.view.config_maps:
         yield "a ConfigMap with the engine's configuration is read as it is today"
     yield (
-        "no history tells what engines logged when they ended, or which nodes and owners there were: "
+        "no history shows what engines logged when they ended, or which nodes and owners there were: "
         "no log counts, the others as today, and replicas with samples count as Ready"
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 from kvmedic.cli.live.report_text import number_text
 
 PLOTS: Mapping[str, Sequence[tuple[str, str]]] = {
-    "Replicas that told their figures": (("replicas", ""),),
+    "Replicas that reported figures": (("replicas", ""),),
     "Share of requests served in time": (("servedInTime", ""),),
     "Tokens per second served in time, whole fleet": (("servedInTimePerSecond", ""),),
     "Share served in time that never hung, new setting beside old": (

@@ -162,7 +162,7 @@ def draw(seen: Followed, now: datetime, width: int, *, everywhere: bool) -> Grou
     for row in rows:
         parts += _details(row)
     if seen.trouble:
-        parts.append(Text(f"\nnothing new is told: {seen.trouble}", style="red"))
+        parts.append(Text(f"\nnothing new is reported: {seen.trouble}", style="red"))
     parts.append(Text(f"\n{now:%H:%M:%SZ}  Ctrl-C ends this; nothing is changed", style="dim"))
     return Group(*parts)  # type: ignore[arg-type]
 
