@@ -53,9 +53,9 @@ class VisibleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return what is logged of a record."""
-        told = logging.makeLogRecord(record.__dict__)
-        told.msg, told.args = without_controls(record.getMessage()).replace("\n", "\\n"), None
-        return without_controls(super().format(told))
+        cleaned = logging.makeLogRecord(record.__dict__)
+        cleaned.msg, cleaned.args = without_controls(record.getMessage()).replace("\n", "\\n"), None
+        return without_controls(super().format(cleaned))
 
 
 class JsonFormatter(logging.Formatter):
@@ -164,7 +164,7 @@ class Substitutes:
 
 
 async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substitutes = Substitutes()) -> None:
-    """Run the operator until it is told to end."""
+    """Run the operator until it is asked to end."""
     process, options = settings.process, settings.pace
     async with open_connections(settings) as world:
         reporter, notifications = reporter_of(settings, world, telemetry)
