@@ -247,7 +247,7 @@ def an_observation(
 def an_evidence(
     *replicas: Replica | PodReadings, sizing: Sequence[Replica | PodReadings] = (), trigger: Trigger = TRIGGER
 ) -> Evidence:
-    """Return both looks at the same replicas; over the sizing window they did the same unless told.
+    """Return both looks at the same replicas; over the sizing window they did the same by default.
 
     Raises:
         ValueError: the two looks have different numbers of replicas.

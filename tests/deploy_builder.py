@@ -27,7 +27,7 @@ def a_deploy(
     start_seconds: float | None = 120,
     pods: frozenset[str] = frozenset(),
 ) -> Deploy:
-    """Return a revision that came a quarter of an hour ago; before it all was calm unless told."""
+    """Return a revision that came a quarter of an hour ago; before it all was calm by default."""
     return Deploy(
         now=LATEST,
         previous=PREVIOUS,

@@ -33,9 +33,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 UNFIT = {
     "a path of one machine": re.compile(r"(?<![\w.{])/(?:work|root|home|Users)/"),
     "work left for later": re.compile(r"\b(?:TODO|TBD|FIXME|XXX)\b"),
-    "a word that tells the reader how hard it is": re.compile(
-        r"\b(?:simply|obviously|trivially)\b", re.IGNORECASE
-    ),
+    "a word that says how hard it is": re.compile(r"\b(?:simply|obviously|trivially)\b", re.IGNORECASE),
     "sequences are preempted, pods are evicted": re.compile(r"\bevicted sequences?\b(?!\")", re.IGNORECASE),
 }
 QUOTES_THEM = {"CONTRIBUTING.md"}

@@ -104,15 +104,15 @@ def test_a_slow_pace_is_not_taken_for_a_stuck_loop():
 def test_a_workload_of_another_shard_wakes_nobody_and_has_no_stand_in():
     operator = an_operator()
     operator.holds = "serving".__eq__
-    told = []
-    operator.stand_ins = SimpleNamespace(note=lambda namespace, *_, **__: told.append(namespace))
+    noted = []
+    operator.stand_ins = SimpleNamespace(note=lambda namespace, *_, **__: noted.append(namespace))
 
     for namespace in ("serving", "theirs"):
         operator.note_workload(
             "Deployment", "MODIFIED", {"metadata": {"namespace": namespace, "name": "llm"}}
         )
 
-    assert told == ["serving"]
+    assert noted == ["serving"]
 
 
 class Body(dict):

@@ -25,8 +25,8 @@ from kvmedic.record.store import peer_of
 from kvmedic.rollout.gates.runs_at_once import Peer
 
 
-def a_peer(name: str, **told: Any) -> Peer:
-    return Peer("serving", name, f"uid-{name}", name, **told)
+def a_peer(name: str, **fields: Any) -> Peer:
+    return Peer("serving", name, f"uid-{name}", name, **fields)
 
 
 def key_of(peer: Peer) -> Key:
@@ -70,7 +70,7 @@ class World:
         return tuple(self.there)
 
 
-async def test_a_resource_that_no_watch_told_of_is_looked_at_and_one_that_is_gone_is_not() -> None:
+async def test_a_resource_that_no_watch_reported_is_looked_at_and_one_that_is_gone_is_not() -> None:
     new, gone = a_peer("new", created_at="2026-01-01T00:00:00Z"), a_peer("gone")
     world = World(new)
     world.loop.wake(key_of(gone))

@@ -255,18 +255,18 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
-def test_a_bad_file_is_refused_with_the_field_and_the_fix(write: Writer, text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "expected"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_a_bad_file_is_refused_with_the_field_and_the_fix(write: Writer, text: str, expected: str) -> None:
     path = write(text)
 
     with pytest.raises(SettingsError) as refused:
         load_settings()
 
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
     assert str(path) in str(refused.value)
 
 
-def test_every_fault_is_told_at_once(write: Writer) -> None:
+def test_every_fault_is_named_at_once(write: Writer) -> None:
     write("sources: {a: {url: x}, b: {timeout: 1s}}")
 
     with pytest.raises(SettingsError) as refused:
@@ -290,7 +290,7 @@ def test_an_empty_file_is_an_empty_configuration(write: Writer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("KVMEDIC_SORUCES__DEFAULT__URL", "x", "KVMEDIC_SORUCES__DEFAULT__URL: no such field; there are"),
         ("KVMEDIC_SOURCES", "{not json", "write JSON, or set one field"),
@@ -299,14 +299,14 @@ def test_an_empty_file_is_an_empty_configuration(write: Writer) -> None:
     ],
 )
 def test_a_bad_variable_is_refused(
-    write: Writer, monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+    write: Writer, monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
 ) -> None:
     monkeypatch.setenv(name, value)
 
     with pytest.raises(SettingsError) as refused:
         load_settings()
 
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
 
 
 SECRETS = [
@@ -391,14 +391,14 @@ def test_settings_of_methods_are_allowed_by_name_or_beginning_and_never_secrets(
     write("compression: {variables: [MY_API_KEY]}")
     with pytest.raises(
         SettingsError, match=r"compression\.variables: a flag or variable of a secret"
-    ) as told:
+    ) as refused:
         load_settings()
     write('compression: {variables: ["*"]}')
     with pytest.raises(SettingsError, match=r"compression\.variables"):
         load_settings()
 
     assert (allowed.flags, allowed.variables) == (("--evict",), ("EVICT", "LAB_*"))
-    assert "MY_API_KEY" not in str(told.value)
+    assert "MY_API_KEY" not in str(refused.value)
 
 
 def test_evaluations_need_trial_pods(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The liveness probe: a loop that hangs is told, a busy one is not."""
+"""The liveness probe: a loop that hangs is reported, a busy one is not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("silent", "problem", "told"),
+    ("silent", "problem", "expected"),
     [
         (0.0, "", ""),
         (HUNG_SECONDS, "", ""),
@@ -28,18 +28,18 @@ class Clock:
     ],
 )
 def test_only_a_loop_that_hangs_or_lost_its_work_is_started_anew(
-    silent: float, problem: str, told: str
+    silent: float, problem: str, expected: str
 ) -> None:
     clock = Clock()
     watchdog = Watchdog(lambda: problem, clock)
 
     clock.now += silent
 
-    assert watchdog.diagnose().startswith(told)
-    assert bool(watchdog.diagnose()) is bool(told)
+    assert watchdog.diagnose().startswith(expected)
+    assert bool(watchdog.diagnose()) is bool(expected)
 
 
-async def test_the_worst_lag_of_the_last_minute_is_told_and_so_is_the_one_that_lasts() -> None:
+async def test_the_worst_lag_of_the_last_minute_is_reported_and_so_is_the_one_that_lasts() -> None:
     clock = Clock()
     watchdog = Watchdog(lambda: "", clock)
     assert watchdog.lag_seconds() == 0

@@ -18,7 +18,7 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.trial import Counted, Interrupted, Served, Underway
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import ProbeOptions, Settings
-from kvmedic.wiring import evaluations_of, open_connections, tellers_of, trials_of
+from kvmedic.wiring import evaluations_of, open_connections, reporter_of, trials_of
 from run_builder import a_pod
 from worlds.probing import a_step
 
@@ -55,11 +55,11 @@ async def test_evaluations_are_made_only_where_they_are_allowed(client: Client) 
 async def test_where_evaluations_are_not_allowed_it_is_said_what_to_set() -> None:
     evaluations = NoEvaluations()
 
-    told = await evaluations.evaluation_digest("serving", "gsm8k")
+    blocked = await evaluations.evaluation_digest("serving", "gsm8k")
 
-    assert isinstance(told, Blocked)
-    assert "probe.evaluations" in told.message
-    assert await evaluations.make(EVALUATION, Served("http://a", "m", "", Counted(0, 0.0))) == told.message
+    assert isinstance(blocked, Blocked)
+    assert "probe.evaluations" in blocked.message
+    assert await evaluations.make(EVALUATION, Served("http://a", "m", "", Counted(0, 0.0))) == blocked.message
     assert await evaluations.look(EVALUATION) is None
     assert await evaluations.delete_evaluations("serving", "uid") == ()
 
@@ -98,7 +98,7 @@ async def test_something_runs_for_notifications_only_where_a_destination_is_name
     settings, telemetry = Settings(notify=notify), Telemetry()
 
     async with open_connections(settings) as world:
-        reporter, notifications = tellers_of(settings, world, telemetry)
+        reporter, notifications = reporter_of(settings, world, telemetry)
         companions = notifications.companions()
 
     assert (reporter.events is notifications) is bool(notify)

@@ -1,4 +1,4 @@
-"""What the operator is told of addresses outside: secrets, files, URLs, and where notifications go.
+"""What is configured of addresses outside: secrets, files, URLs, and where notifications go.
 
 Only an administrator writes them. No message shows a value: the URL of a webhook is a secret itself.
 """

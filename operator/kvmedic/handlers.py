@@ -53,7 +53,7 @@ def utc_now() -> datetime:
 
 @dataclass(slots=True)
 class Operator:
-    """One operator process: the loop, and what kopf tells it."""
+    """One operator process: the loop, and what kopf reports to it."""
 
     ports: Ports
     telemetry: Telemetry
@@ -64,7 +64,7 @@ class Operator:
     roster: Roster
     stand_ins: StandIns
     known: Known = field(default_factory=Known)
-    """The resources as the watch tells them."""
+    """The resources as the watch reports them."""
     holds: Callable[[str], bool] = anywhere
     """Whether the resources and workloads of a namespace are ours."""
     clock: Callable[[], datetime] = utc_now
@@ -115,12 +115,12 @@ class Operator:
         self.ports.watch.forget_all()
         self.stand_ins.dismiss_all()
 
-    def note_workload(self, kind: str, told: str, body: JsonObject) -> None:
+    def note_workload(self, kind: str, event_type: str, body: JsonObject) -> None:
         """Have the resources of a workload looked at as soon as somebody, or a controller, moves it."""
         namespace, name = namespace_of(body), name_of(body)
         if not self.holds(namespace):
             return
-        self.stand_ins.note(namespace, ObjectRef(kind, name), body, is_deleted=told == DELETED)
+        self.stand_ins.note(namespace, ObjectRef(kind, name), body, is_deleted=event_type == DELETED)
         for key in self.roster.of_target(namespace, place_of(kind, name)):
             self.loop.wake(key)
 
@@ -162,9 +162,9 @@ class Operator:
             resource = await self.ports.store.load(key)
             if resource is not None:
                 problem = Blocked(Reason.INTERNAL_ERROR, Reason.INTERNAL_ERROR.sentence)
-                told = await self.ports.store.report_problem(resource, problem)
-                if told is not None:
-                    await self.ports.reporter.saved(resource, *told)
+                records = await self.ports.store.report_problem(resource, problem)
+                if records is not None:
+                    await self.ports.reporter.saved(resource, *records)
 
     def lost_work(self, now: float) -> str:
         """Return that the loop looks at nothing although there is something; empty where it works.

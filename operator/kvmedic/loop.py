@@ -4,7 +4,7 @@ Resources are keyed by uid, so one that was deleted and made again is another. A
 twice at once; a wake-up during its tick makes one more tick follow. The loop holds nothing that matters:
 after a restart every known key is simply due.
 
-Every resource is listed now and then, whatever the watches told, and lost pods are looked for. A watch that
+Every resource is listed now and then, whatever watches reported, and lost pods are looked for. A watch that
 goes on from a version which an etcd restored from a snapshot has not reached yet is answered with 200 and
 silence (Kubernetes 1.36). kopf goes on from its last version after each time-out, and lists anew after 410
 alone (1.45.2). A resource that was made meanwhile would never be seen, and one that is gone never
@@ -300,8 +300,8 @@ class Loop:
         delay *= 1 + random.uniform(0, most)  # noqa: S311 - spreads load, hides nothing
         entry.rests_until = now + rest_after(costly)
         if entry.rests_until > now and not self.is_urgent(key):
-            told = "resource=%s/%s reason=CostlyLook cpu_seconds=%.2f rests_seconds=%.0f"
-            LOG.warning(told, key.namespace, key.name, look.seconds, entry.rests_until - now)
+            text = "resource=%s/%s reason=CostlyLook cpu_seconds=%.2f rests_seconds=%.0f"
+            LOG.warning(text, key.namespace, key.name, look.seconds, entry.rests_until - now)
         rested = 0.0 if self.is_urgent(key) else entry.rests_until
         self._set_due(key, entry, max(rested, now if entry.woken else now + delay))
         entry.woken = False

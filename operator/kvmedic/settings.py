@@ -58,7 +58,7 @@ class Labels(Section):
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value):
             raise ValueError(
                 "name a label of the source's series, such as pod or exported_pod; without one they cannot "
-                "be told apart safely, because addresses are reused: relabel them when scraping"
+                "be distinguished safely, because addresses are reused: relabel them when scraping"
             )
         return value
 

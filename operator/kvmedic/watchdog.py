@@ -3,7 +3,7 @@
 The loop beats once a second, between all that it does. While it is merely busy its beats come late, and the
 thread still answers that it lives: a restart would only cost what it was about to end. A loop that does not
 beat for `HUNG_SECONDS` never comes back by itself, whatever it hangs in, and one that beats but looks at
-nothing has lost its work. Both are told as they are, so that the kubelet restarts the container.
+nothing has lost its work. Both are reported as they are, so that the kubelet restarts the container.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HUNG_SECONDS = 60.0
 takes about a second of CPU, and a container that is throttled to a tenth of a core ten times as long."""
 BEAT_SECONDS = 1.0
 LAG_SECONDS = 60.0
-"""Over which the worst lag is told: longer than what commonly lies between two scrapes."""
+"""Over which the worst lag is reported: longer than what commonly lies between two scrapes."""
 READINESS = "/readyz"
 PATIENCE_SECONDS = 5
 """How long is waited for a question that somebody began to send."""
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 5
 
 @dataclass(slots=True)
 class Watchdog:
-    """What the loop told last of itself."""
+    """What the loop reported last of itself."""
 
     problem: Callable[[], str]
     """Returns why the loop, though it beats, has to be started anew; empty where it has not."""

@@ -188,8 +188,8 @@ def run_limits_of(settings: Settings, world: Connected, roster: Roster) -> RunLi
     )
 
 
-def tellers_of(settings: Settings, world: Connected, telemetry: Telemetry) -> tuple[Reporter, Notifications]:
-    """Return who tells people, and who sends what they are told; metrics tell what each source cost."""
+def reporter_of(settings: Settings, world: Connected, telemetry: Telemetry) -> tuple[Reporter, Notifications]:
+    """Return what reports to people, and what sends notifications; metrics show what each source cost."""
     telemetry.registry.register(SourceCosts(world.metrics.spent))
     process = settings.process
     sender = Sender(f"{process.namespace}/{process.release}", world.client.clock.now)

@@ -32,7 +32,7 @@ def test_one_eviction_frees_by_where_the_survivors_are(pattern, line):
     assert done.output.splitlines() == ["evicted    14000 of 16000 tokens (87.5 %)", line]
 
 
-def test_layers_that_choose_for_themselves_are_told_beside_one_choice_for_all():
+def test_layers_that_choose_for_themselves_are_shown_beside_one_choice_for_all():
     done = blocks("--tokens", "16000", "--evict", "15840", "--layers", "4")
 
     assert done.output.splitlines() == [
@@ -44,11 +44,11 @@ def test_layers_that_choose_for_themselves_are_told_beside_one_choice_for_all():
 
 
 def test_a_program_gets_every_number():
-    told = json.loads(blocks(*POST, "-o", "json").output)
+    numbers = json.loads(blocks(*POST, "-o", "json").output)
 
-    assert (told["blocks"], told["evictedTokens"], told["pattern"]) == (1000, 14000, "scattered")
-    assert told["freeBlocks"] == pytest.approx(117.94, abs=0.01)
-    assert told["freeBlocksDeviation"] == pytest.approx(8.5, abs=0.01)
+    assert (numbers["blocks"], numbers["evictedTokens"], numbers["pattern"]) == (1000, 14000, "scattered")
+    assert numbers["freeBlocks"] == pytest.approx(117.94, abs=0.01)
+    assert numbers["freeBlocksDeviation"] == pytest.approx(8.5, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which cluster a command asks, and that what is wrong on the way there is told in a sentence."""
+"""Which cluster a command asks, and that what is wrong on the way there is said in a sentence."""
 
 import json
 import os
@@ -73,7 +73,7 @@ BAD = {
 
 @pytest.mark.parametrize("command", ["diagnose", "plan", "explain", "approve"])
 @pytest.mark.parametrize(("changes", "said"), BAD.values(), ids=BAD)
-def test_a_kubeconfig_that_cannot_be_used_is_told_in_a_sentence(tmp_path, command, changes, said):
+def test_a_kubeconfig_that_cannot_be_used_is_named_in_a_sentence(tmp_path, command, changes, said):
     result = kvmedic(command, "chat", "--kubeconfig", str(a_config(tmp_path, **changes)))
 
     assert result.exit_code == 2, result.exception
@@ -90,7 +90,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_told_in_a_sentence(tmp_path, comman
         (b"7", "is no kubeconfig"),
     ],
 )
-def test_a_file_that_is_no_kubeconfig_is_told_in_a_sentence(tmp_path, monkeypatch, content, said):
+def test_a_file_that_is_no_kubeconfig_is_named_in_a_sentence(tmp_path, monkeypatch, content, said):
     file = tmp_path / "config"
     if content is not None:
         file.write_bytes(content)
@@ -120,7 +120,7 @@ def test_the_namespace_is_the_contexts_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "rest", [["plan", "chat"], ["diagnose", "--at", "0"], ["diagnose", "chat"]], ids=" ".join
 )
-def test_a_url_that_is_none_of_a_prometheus_is_told_in_a_sentence(tmp_path, url, rest):
+def test_a_url_that_is_none_of_a_prometheus_is_refused_in_a_sentence(tmp_path, url, rest):
     result = kvmedic(*rest, "--kubeconfig", str(a_config(tmp_path)), "--prometheus", url)
 
     assert result.exit_code == 2, result.exception
@@ -128,7 +128,7 @@ def test_a_url_that_is_none_of_a_prometheus_is_told_in_a_sentence(tmp_path, url,
     assert "secret" not in result.stderr
 
 
-def test_a_prometheus_that_cannot_be_reached_is_told_as_such():
+def test_a_prometheus_that_cannot_be_reached_is_reported_as_such():
     result = kvmedic("diagnose", "--at", "1700000000", "-n", "x", "--prometheus", "http://127.0.0.1:1")
 
     assert result.exit_code == 3
@@ -139,16 +139,16 @@ def test_a_prometheus_that_cannot_be_reached_is_told_as_such():
 
 
 @pytest.mark.parametrize(
-    ("reason", "given", "is_told"),
+    ("reason", "given", "is_shown"),
     [("SourceUnavailable", "", True), ("SourceUnavailable", "http://p:9090", False), ("Healthy", "", False)],
 )
-def test_who_cannot_reach_the_operators_source_is_told_how_to_name_another(reason, given, is_told, capsys):
+def test_who_cannot_reach_the_operators_source_sees_how_to_name_another(reason, given, is_shown, capsys):
     hint_at_source(reason, given)
 
-    assert ("--prometheus http://localhost:9090" in capsys.readouterr().err) is is_told
+    assert ("--prometheus http://localhost:9090" in capsys.readouterr().err) is is_shown
 
 
-def test_two_engines_in_a_manifest_are_told_apart_in_a_way_that_diagnose_has(tmp_path):
+def test_two_engines_in_a_manifest_are_distinguished_in_a_way_that_diagnose_has(tmp_path):
     page, manifest = tmp_path / "page.txt", tmp_path / "two.yaml"
     page.write_text("vllm:num_requests_running 1\n")
     engines = [
@@ -179,7 +179,7 @@ def a_process(
 
 
 @pytest.mark.parametrize("arguments", [["crd"], ["blocks", "--help"]], ids=" ".join)
-def test_a_full_disk_is_told_in_a_sentence(arguments):
+def test_a_full_disk_is_reported_in_a_sentence(arguments):
     with Path("/dev/full").open("w") as full:
         found = a_process(*arguments, out=full.fileno())
 

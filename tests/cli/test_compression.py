@@ -1,4 +1,4 @@
-"""What a person is told of KV compression where evidence is thin, of GPUs and of ends."""
+"""What a person sees of KV compression where evidence is thin, of GPUs and of ends."""
 
 from dataclasses import replace
 from math import inf
@@ -18,7 +18,7 @@ from worlds.compression_incidents import EVICTS, FEWER_BITS, PAGES, THRASH, answ
 from worlds.vitals_builder import a_device, an_end
 
 
-def told(evidence: Evidence) -> str:
+def text_of(evidence: Evidence) -> str:
     account = account_of(evidence)
     return "\n".join(account.lines())
 
@@ -29,7 +29,7 @@ def test_every_branch_about_a_method_says_which_wall_it_is():
     assert {str(reason) for reason in branches - set(WALLS)} == {"NoCompression"}
 
 
-def test_nothing_is_said_where_nothing_tells_and_nobody_asked():
+def test_nothing_is_said_where_nothing_shows_any_and_nobody_asked():
     assert account_of(CALM) is None
 
 
@@ -39,17 +39,18 @@ def test_a_log_that_could_not_be_read_says_why():
     account = account_of(unread)
 
     assert (
-        told(unread) == "log        llm-0: could not be read (forbidden)\nmethod     none is known to be on"
+        text_of(unread)
+        == "log        llm-0: could not be read (forbidden)\nmethod     none is known to be on"
     )
     assert isinstance(account, Account)
     assert account.wall == ""
     assert account.as_json()["startLogs"] == {"llm-0": {"unread": "forbidden"}}
 
 
-def test_a_start_of_old_is_told_in_blocks():
+def test_a_start_of_old_is_shown_in_blocks():
     start = Started(backends=("XFormers",), size=LoggedSize(1234, SizeUnit.BLOCKS))
 
-    line = told(replace(CALM, started={"llm-0": start})).splitlines()[0]
+    line = text_of(replace(CALM, started={"llm-0": start})).splitlines()[0]
 
     assert line.endswith(
         "attention backend XFormers (decides nothing by itself), pool of 1,234 blocks, not the whole start"
@@ -57,7 +58,7 @@ def test_a_start_of_old_is_told_in_blocks():
 
 
 def test_a_method_of_no_known_class_asks_for_its_class():
-    shown = told(compressed(THRASH, replace(EVICTS, name="Mine", method_class=None)))
+    shown = text_of(compressed(THRASH, replace(EVICTS, name="Mine", method_class=None)))
 
     assert "method     Mine, of no known class, known by TRIATTN_RUNTIME_KV_BUDGET, which no engine" in shown
     assert "\nblocks " not in shown
@@ -68,24 +69,24 @@ def test_a_method_of_no_known_class_asks_for_its_class():
 def test_pages_without_a_time_between_are_compared_with_nothing():
     timeless = replace(THRASH, burn=replace(THRASH.burn, window_seconds=inf))
 
-    assert "missing    the time between the pages" in told(compressed(timeless))
+    assert "missing    the time between the pages" in text_of(compressed(timeless))
 
 
 def test_what_a_trial_showed_is_not_asked_for_again():
     tried = compressed(THRASH, replace(EVICTS, answer=answered(Reclaim.NONE), keep=Keep(2048)))
 
-    assert "wall       wall 2: " in told(tried)
+    assert "wall       wall 2: " in text_of(tried)
     assert "trial pod" not in "\n".join(
-        line for line in told(tried).splitlines() if line.startswith("missing")
+        line for line in text_of(tried).splitlines() if line.startswith("missing")
     )
 
 
 def test_a_type_asks_for_the_blocks_of_before_and_pages_for_nothing_of_the_kind():
     bits, more = (compressed(CALM, each) for each in (FEWER_BITS, replace(FEWER_BITS, blocks_without=149)))
 
-    assert "baseline.blocks" in told(bits)
-    assert "baseline.blocks" not in told(more)
-    assert "baseline.blocks" not in told(compressed(CALM, PAGES))
+    assert "baseline.blocks" in text_of(bits)
+    assert "baseline.blocks" not in text_of(more)
+    assert "baseline.blocks" not in text_of(compressed(CALM, PAGES))
 
 
 SEEN = {

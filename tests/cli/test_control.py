@@ -153,7 +153,7 @@ def test_a_fleet_is_suspended_and_goes_on(kvmedic):
     assert f"run {RUN} goes on where it stood" in on.stdout
 
 
-def test_whoever_applies_the_resource_is_named(kvmedic):
+def test_what_applies_the_resource_is_named(kvmedic):
     body = kvmedic.api.one("kvremediations", "calm")
     body["metadata"]["labels"] = {
         "kustomize.toolkit.fluxcd.io/name": "fleets",
@@ -236,7 +236,7 @@ def test_nobody_lets_everything_go_on_by_a_name_that_was_left_out(kvmedic, stopp
 
 
 @pytest.mark.parametrize("verb", ["suspend", "rollback", "keep", "resume"])
-def test_who_may_not_change_a_resource_is_told(kvmedic, verb):
+def test_who_may_not_change_a_resource_sees_why(kvmedic, verb):
     kvmedic.api.refuses.add(("PATCH", "kvremediations"))
     kvmedic.api.one("kvremediations", "chat")["spec"]["suspend"] = verb == "resume"
 
@@ -247,7 +247,7 @@ def test_who_may_not_change_a_resource_is_told(kvmedic, verb):
     assert done.stdout == ""
 
 
-def test_a_run_that_cannot_be_read_is_not_told_anything(kvmedic):
+def test_a_run_that_cannot_be_read_gets_no_command(kvmedic):
     kvmedic.api.one("kvremediations", "chat")["status"]["run"]["startedAt"] = "yesterday"
 
     done = kvmedic("rollback", "chat")

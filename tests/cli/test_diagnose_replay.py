@@ -112,7 +112,7 @@ def test_replicas_that_do_not_match_are_named(diagnose: Diagnose) -> None:
     assert "serving/chat-7c9-x1, serving/chat-7c9-x2" in found["notes"][0]
 
 
-def test_a_prometheus_that_does_not_answer_is_told(diagnose: Diagnose) -> None:
+def test_a_prometheus_that_does_not_answer_is_reported(diagnose: Diagnose) -> None:
     done = diagnose("--at", END.isoformat(), url="http://127.0.0.1:9")
 
     found = json.loads(done.stdout)
@@ -122,7 +122,7 @@ def test_a_prometheus_that_does_not_answer_is_told(diagnose: Diagnose) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("--at", "yesterday"), "RFC 3339"),
         (("--at", "2026-01-01T00:00:00"), "time zone"),
@@ -132,11 +132,11 @@ def test_a_prometheus_that_does_not_answer_is_told(diagnose: Diagnose) -> None:
         (("chat",), "leave --spec, --manifest and --engine-version out"),
     ],
 )
-def test_wrong_usage_ends_with_2(diagnose: Diagnose, arguments: tuple[str, ...], told: str) -> None:
+def test_wrong_usage_ends_with_2(diagnose: Diagnose, arguments: tuple[str, ...], expected: str) -> None:
     done = diagnose(*arguments)
 
     assert done.exit_code == 2
-    assert told in done.stderr
+    assert expected in done.stderr
 
 
 def the_report_of(past: PrometheusServer, name: str, minutes: int = 20) -> PastFigures:

@@ -67,7 +67,7 @@ spec:
 
 REPLICAS = SPEC.replace("{name: maxNumSeqs, min: 14}", "{name: scaleOut, maxReplicas: 3}")
 PLANS = {
-    "the manifest tells what is set now": (
+    "the manifest says what is set now": (
         ("manifest", MANIFEST),
         {"knob": "maxNumSeqs", "before": "64", "object": "chat"},
         {},
@@ -135,8 +135,8 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize(("file", "change", "told"), PLANS.values(), ids=PLANS)
-def test_a_manifest_or_a_spec_decides_what_is_planned(write, file, change, told):
+@pytest.mark.parametrize(("file", "change", "expected"), PLANS.values(), ids=PLANS)
+def test_a_manifest_or_a_spec_decides_what_is_planned(write, file, change, expected):
     option, content = file
 
     found = answer(of(write, IDLE, THRASH, options=(f"--{option}", write("file.yaml", content))))
@@ -144,7 +144,7 @@ def test_a_manifest_or_a_spec_decides_what_is_planned(write, file, change, told)
     plans = found["plan"]
     assert len(plans) == (change is not None)
     assert all(change.items() <= each.items() for each in plans)
-    for field, pattern in told.items():
+    for field, pattern in expected.items():
         assert re.search(pattern, found[field]), field
 
 
@@ -203,7 +203,7 @@ def test_the_last_line_is_what_to_type_next(write, manifest, typed):
     assert lines[-1].startswith(f"next       {typed}")
 
 
-def test_several_replicas_are_told_apart_by_name(write):
+def test_several_replicas_are_distinguished_by_name(write):
     pages = [("a", IDLE), ("a", THRASH), ("b", started_later(IDLE)), ("b", started_later(THRASH))]
     scrapes = [f"--scrape={name}={write(f'{name}{i}', page)}" for i, (name, page) in enumerate(pages)]
 
@@ -332,7 +332,7 @@ def test_too_few_requests_are_counted(write):
     assert "72 requests finished" in answer(result)["message"]
 
 
-def test_scrapes_of_resting_engines_say_that_gauges_tell_nothing(write):
+def test_scrapes_of_resting_engines_say_that_gauges_show_nothing(write):
     result = of(write, IDLE, RECOVERED)
 
     assert result.exit_code == 3
@@ -368,8 +368,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("argv", "told"), WRONG.values(), ids=WRONG)
-def test_wrong_usage_ends_with_2_and_says_what_to_write(write, monkeypatch, tmp_path, argv, told):
+@pytest.mark.parametrize(("argv", "expected"), WRONG.values(), ids=WRONG)
+def test_wrong_usage_ends_with_2_and_says_what_to_write(write, monkeypatch, tmp_path, argv, expected):
     for name, content in (
         ("T0", IDLE),
         ("T1", THRASH),
@@ -385,7 +385,7 @@ def test_wrong_usage_ends_with_2_and_says_what_to_write(write, monkeypatch, tmp_
     result = diagnose(*argv)
 
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert expected in result.stderr
     assert result.stdout == ""
 
 

@@ -85,7 +85,7 @@ def test_as_json_numbers_are_numbers_and_what_is_unknown_is_null_with_a_reason(f
     )
 
 
-def test_every_deployment_of_a_file_that_starts_an_engine_is_told_and_one_failure_decides(file):
+def test_every_deployment_of_a_file_that_starts_an_engine_is_reported_and_one_failure_decides(file):
     second = a_deployment(paused=True)
     second["metadata"] = {"name": "other"}
     web = a_deployment({"name": "web", "image": "nginx"})
@@ -116,8 +116,8 @@ def test_standard_input_is_a_file_too():
 OWN_IMAGE = {"name": "srv", "image": "example.com/cuda:3.2", "args": ["--model", "m", "--max-num-seqs", "32"]}
 OWN = a_deployment(OWN_IMAGE)
 TWO_OWN = {"kind": "List", "items": [OWN, {**OWN, "metadata": {"name": "other"}}]}
-UNTOLD = a_deployment({"name": "srv", "image": "example.com/cuda:3.2", "args": ["--model", "m"]})
-TWO_OTHERS = {"kind": "List", "items": [UNTOLD, {**UNTOLD, "metadata": {"name": "other"}}]}
+UNRECOGNISED = a_deployment({"name": "srv", "image": "example.com/cuda:3.2", "args": ["--model", "m"]})
+TWO_OTHERS = {"kind": "List", "items": [UNRECOGNISED, {**UNRECOGNISED, "metadata": {"name": "other"}}]}
 RAY = {
     "apiVersion": "ray.io/v1",
     "kind": "RayService",
@@ -194,7 +194,7 @@ def test_an_engine_that_another_kind_starts_is_refused_by_name(command, document
     assert (done.exit_code, said in done.stderr) == (1, True), done.output
 
 
-def test_an_engine_that_another_kind_starts_is_told_beside_a_deployment(file):
+def test_an_engine_that_another_kind_starts_is_reported_beside_a_deployment(file):
     done = kvmedic("doctor", "-f", file(a_deployment(), a_service(), RAY))
 
     assert (done.exit_code, done.stderr.count("RayService/ray: Ray Serve")) == (0, 1), done.output
@@ -203,10 +203,10 @@ def test_an_engine_that_another_kind_starts_is_told_beside_a_deployment(file):
 def test_another_engine_is_refused_by_its_name_where_it_is_named(file):
     manifest = file(SGLANG, a_service())
 
-    told = kvmedic("doctor", "deploy/llm", "-f", manifest)
+    examined = kvmedic("doctor", "deploy/llm", "-f", manifest)
     made = kvmedic("init", "deploy/llm", "-f", manifest)
 
-    assert (told.exit_code, "it runs SGLang" in told.stdout, "engine: vLLM" in told.stdout) == (
+    assert (examined.exit_code, "it runs SGLang" in examined.stdout, "engine: vLLM" in examined.stdout) == (
         1,
         True,
         False,
@@ -214,7 +214,7 @@ def test_another_engine_is_refused_by_its_name_where_it_is_named(file):
     assert (made.exit_code, "deploy/llm: container s: it runs SGLang" in made.stderr) == (3, True)
 
 
-def test_the_only_workload_counts_though_its_image_does_not_tell_its_engine(file):
+def test_the_only_workload_counts_though_its_image_does_not_show_its_engine(file):
     done = kvmedic("doctor", "-f", file(OWN, a_service()))
 
     assert (done.exit_code, "ELIGIBLE   default/llm" in done.stdout) == (0, True), done.output
@@ -259,7 +259,7 @@ def test_the_only_workload_counts_though_its_image_does_not_tell_its_engine(file
         (("-f", "-"), json.dumps(MALFORMED), "containers[0].ports[0] is a number, not a mapping"),
     ],
 )
-def test_what_cannot_be_looked_at_is_told_and_exits_2(arguments, given, said):
+def test_what_cannot_be_looked_at_is_reported_and_exits_2(arguments, given, said):
     done = kvmedic("doctor", *arguments, given=given)
 
     assert done.exit_code == 2, done.output
@@ -368,7 +368,7 @@ def test_a_deployment_that_a_file_lacks_fails_by_its_name(file):
     assert (done.exit_code, "there is no Deployment gone in namespace default" in done.stdout) == (1, True)
 
 
-def test_a_spec_of_the_file_that_cannot_be_followed_is_told_by_field(file):
+def test_a_spec_of_the_file_that_cannot_be_followed_is_reported_by_field(file):
     own = an_object("kvmedic.io/v1alpha1", "KVRemediation", "own", targetRef={"name": "llm"}, mod="Auto")
 
     done = kvmedic("doctor", "-f", file(a_deployment(), a_service(), own))
@@ -434,7 +434,7 @@ def test_a_stateful_set_is_named_by_its_kind_and_goes_one_short(file):
         (3, {"rollout": {"spare": "Required"}}, "set spec.rollout.spare: BestEffort"),
     ],
 )
-def test_a_stateful_set_that_cannot_be_one_short_is_told_the_field(file, replicas, spec, said):
+def test_a_stateful_set_that_cannot_be_one_short_shows_the_field(file, replicas, spec, said):
     target = {"kind": "StatefulSet", "name": "llm"}
     own = an_object("kvmedic.io/v1alpha1", "KVRemediation", "own", targetRef=target, **spec)
     documents = [a_set(replicas=replicas), a_service(), *([own] if spec else ())]

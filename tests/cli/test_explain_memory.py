@@ -1,4 +1,4 @@
-"""What `kvmedic explain` tells of changes that did not help, and what it says to type."""
+"""What `kvmedic explain` shows of changes that did not help, and what it says to type."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -68,7 +68,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("attempt", ENDS)
-def test_what_did_not_help_is_told_with_what_it_rests_on(attempt):
+def test_what_did_not_help_is_shown_with_what_it_rests_on(attempt):
     said = lines(Record(failed_attempts=(a_failure(attempt, change="replica llm-a -> a new one"),)))
 
     assert (
@@ -77,7 +77,7 @@ def test_what_did_not_help_is_told_with_what_it_rests_on(attempt):
     ) in said
 
 
-def test_a_share_that_was_too_much_and_what_is_temporary_are_told():
+def test_a_share_that_was_too_much_and_what_is_temporary_are_shown():
     record = Record(
         oom_shares=(OomShare(0.92, OLD, NOW),),
         temporary=holding_record().temporary[1:],
@@ -101,18 +101,18 @@ def test_an_open_replacement_names_the_replica():
     ("state", "offers_keep"),
     [(ComparisonState.WATCHING, True), (ComparisonState.GO_ON, False)],
 )
-def test_replicas_that_are_compared_are_told_with_how_to_go_on(state, offers_keep):
+def test_replicas_that_are_compared_are_shown_with_how_to_go_on(state, offers_keep):
     run = a_run(StepState.ROLLING_OUT, an_intent())
     found = ReplicaComparison(NOW, ("new-0",), state, "x 0.97 of the old replicas")
 
     said = lines(Record(run=run.with_step(replace(run.current, comparison=found))))
 
-    told = f"  beside old replicas since 2026-03-01T03:00:00Z: {state}. x 0.97 of the old replicas"
-    assert any(line.endswith(told) for line in said)
+    expected = f"  beside old replicas since 2026-03-01T03:00:00Z: {state}. x 0.97 of the old replicas"
+    assert any(line.endswith(expected) for line in said)
     assert any("kvmedic keep " in line for line in said) is offers_keep
 
 
-def test_replicas_that_a_run_moves_are_told_in_a_table():
+def test_replicas_that_a_run_moves_are_shown_in_a_table():
     run = a_run(StepState.ROLLING_OUT, an_intent())
     beside = replace(run.current, comparison=ReplicaComparison(NOW, ("llm-new",)))
     moved = replace(
@@ -133,7 +133,7 @@ def test_replicas_that_a_run_moves_are_told_in_a_table():
     ]
 
 
-def test_how_urgent_it_is_and_what_the_last_run_came_to_are_told():
+def test_how_urgent_it_is_and_what_the_last_run_came_to_are_shown():
     late = Urgency(Severity.PAGE, "whole request p95 40 s, objective 30 s", NOW, ("e2eP95",))
     cost = Cost(3, 120.0, 480.0)
     summary = Summary(
@@ -159,14 +159,14 @@ def test_an_open_rollback_names_both_revisions():
     assert any("pod template of revision 7 -> of revision 6: Pending" in line for line in said)
 
 
-def test_a_change_in_a_file_names_the_file_and_a_copy_that_is_left_is_told():
+def test_a_change_in_a_file_names_the_file_and_a_copy_that_is_left_is_shown():
     said = lines(Record(run=a_run(step=CONFIG), copies=(ConfigCopy("limits-0123456789", OLD),)))
 
     assert any("maxNumSeqs 64 -> 16 (ConfigMap/limits, engine.yaml): Pending" in line for line in said)
     assert any(line.startswith("ConfigMap limits-0123456789 is kvmedic's own copy") for line in said)
 
 
-def test_what_is_held_for_a_while_is_told_with_what_it_waits_for():
+def test_what_is_held_for_a_while_is_shown_with_what_it_waits_for():
     said = lines(replace(holding_record(), run=None))
 
     assert (
@@ -219,11 +219,11 @@ def test_a_remedy_that_is_a_look_is_said_once():
     assert len(advice(ConditionType.DIAGNOSED, Truth.UNKNOWN, Reason.PARTIAL_PRESSURE)) == 1
 
 
-def test_a_condition_that_tells_nothing_asks_for_nothing():
+def test_a_condition_that_says_nothing_asks_for_nothing():
     assert len(advice(ConditionType.DIAGNOSED, Truth.FALSE, Reason.HEALTHY)) == 1
 
 
-def test_the_command_tells_the_state_first_and_what_did_not_help_where_it_is_asked_for(tmp_path):
+def test_the_command_shows_the_state_first_and_what_did_not_help_where_it_is_asked_for(tmp_path):
     record = replace(full_record(), answers=(), scores=())
     with ExitStack() as stack:
         kvmedic = a_command_line(stack, tmp_path, NOW, (a_resource("chat", record),))

@@ -183,10 +183,10 @@ def test_containers_of_one_name_are_shown_by_the_objects_they_are_of():
     text = MANIFEST + "---\n" + MANIFEST.replace("chat", "code").replace("64", "8")
 
     shown = kvmedic("flags", "show", "-f", "-", text=text)
-    told = json.loads(kvmedic("flags", "show", "-f", "-", "-o", "json", text=text).stdout)["containers"]
+    containers = json.loads(kvmedic("flags", "show", "-f", "-", "-o", "json", text=text).stdout)["containers"]
 
     assert "container vllm of Deployment/chat\n" in shown.stdout
-    assert {name: flags["max_num_seqs"] for name, flags in told.items()} == {
+    assert {name: flags["max_num_seqs"] for name, flags in containers.items()} == {
         "vllm of Deployment/chat": 64,
         "vllm of Deployment/code": 8,
     }
@@ -202,7 +202,7 @@ def test_what_cannot_be_followed_does_not_hide_the_others():
     broken = MANIFEST.replace("chat", "code").replace('"64"', '"64k"')
 
     shown = kvmedic("flags", "show", "-f", "-", text=MANIFEST + "---\n" + broken)
-    told = json.loads(
+    answer = json.loads(
         kvmedic("flags", "show", "-f", "-", "-o", "json", text=MANIFEST + "---\n" + broken).stdout
     )
 
@@ -211,8 +211,8 @@ def test_what_cannot_be_followed_does_not_hide_the_others():
     assert (
         "container vllm of Deployment/code: not shown (WouldNotStart): vLLM 0.32.0 would not" in shown.stderr
     )
-    assert list(told["containers"]) == ["vllm of Deployment/chat"]
-    assert list(told["refused"]) == ["vllm of Deployment/code"]
+    assert list(answer["containers"]) == ["vllm of Deployment/chat"]
+    assert list(answer["refused"]) == ["vllm of Deployment/code"]
 
 
 def test_a_flag_from_a_config_map_is_named_and_the_others_are_shown():
@@ -220,13 +220,13 @@ def test_a_flag_from_a_config_map_is_named_and_the_others_are_shown():
     text = f"{MANIFEST}        - --max-model-len=$(LEN)\n        env: [{{name: LEN, {source}}}]\n"
 
     shown = kvmedic("flags", "show", "-f", "-", text=text)
-    told = json.loads(kvmedic("flags", "show", "-f", "-", "-o", "json", text=text).stdout)
+    answer = json.loads(kvmedic("flags", "show", "-f", "-", "-o", "json", text=text).stdout)
 
     assert shown.exit_code == 0
     assert "max_model_len            (unknown)        args[6]" in shown.stdout
     assert "max_model_len comes from $(LEN) (args[6]), set outside of the manifest" in shown.stderr
-    assert told["containers"]["vllm"]["max_num_seqs"] == 64
-    assert list(told["unknown"]["vllm"]) == ["max_model_len"]
+    assert answer["containers"]["vllm"]["max_num_seqs"] == 64
+    assert list(answer["unknown"]["vllm"]) == ["max_model_len"]
 
 
 def test_an_image_that_says_nothing_is_read_as_the_engine_that_is_named(tmp_path):

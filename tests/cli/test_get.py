@@ -42,9 +42,9 @@ def kvmedic(tmp_path: Path) -> Iterator[CommandLine]:
 
 def items(result: Any) -> dict[str, dict[str, Any]]:
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["schema"] == "kvmedic.io/get/v1"
-    return {each["name"]: each for each in told["items"]}
+    document = json.loads(result.stdout)
+    assert document["schema"] == "kvmedic.io/get/v1"
+    return {each["name"]: each for each in document["items"]}
 
 
 def test_each_fleet_has_a_line_with_its_run(kvmedic):
@@ -138,9 +138,9 @@ def test_the_newest_share_on_record_is_shown(side, share, of):
         run = replace(run, goal=run.goal.CALM, baseline=None)
     row = row_from(a_resource("chat", replace(walking(), run=run.with_step(step))), NOW)
 
-    told = row.describe_row()
+    fields = row.describe_row()
 
-    assert (told["servedInTime"], told["servedInTimeOf"]) == (share, of)
+    assert (fields["servedInTime"], fields["servedInTimeOf"]) == (share, of)
 
 
 def test_an_action_for_a_person_comes_before_the_diagnosis():
@@ -184,27 +184,27 @@ def test_a_colour_is_only_added_to_words():
 
 
 def test_texts_of_a_tenant_cannot_move_the_cursor():
-    told = Condition(ConditionType.READY, Truth.FALSE, Reason.TARGET_NOT_FOUND, "x\x1b[2Jy", NOW, 3)
+    condition = Condition(ConditionType.READY, Truth.FALSE, Reason.TARGET_NOT_FOUND, "x\x1b[2Jy", NOW, 3)
     body = a_resource("chat", CALM)
-    body["status"]["conditions"][0] |= {"status": "False", "message": told.message}
+    body["status"]["conditions"][0] |= {"status": "False", "message": condition.message}
 
     assert row_from(body, NOW).message == "x[2Jy"
 
 
 def test_outside_a_terminal_each_change_is_one_line(kvmedic):
-    async def tell() -> list[str]:
+    async def write_lines() -> list[str]:
         async with await connect(kvmedic.kubeconfig, Limits()) as client:
             out, bodies = io.StringIO(), {"uid-chat": a_resource("chat", CALM)}
             lines, seen = Lines(client, out), Followed("chat", bodies)
             for event in ("", "MODIFIED", "BOOKMARK", "DELETED"):
                 if event:
                     seen.take_event({"type": event, "object": a_resource("chat", walking())})
-                lines.tell(seen)
+                lines.write_changes(seen)
             return [line.partition(" ")[2] for line in out.getvalue().splitlines()]
 
-    told = asyncio.run(tell())
+    written = asyncio.run(write_lines())
 
-    assert [line.split()[:3] for line in told] == [
+    assert [line.split()[:3] for line in written] == [
         ["serving/chat", "Watching", "Healthy"],
         ["serving/chat", "RollingOut", "ComparingReplicas"],
         ["serving/chat", "Gone"],

@@ -64,7 +64,7 @@ def test_a_version_that_is_given_beats_the_tag(tmp_path, tag, given, counts):
         ("[{name: shm, emptyDir: {}}]", None),
     ],
 )
-def test_shared_memory_is_told_by_the_volumes_of_the_pod(tmp_path, volumes, holds):
+def test_shared_memory_is_read_from_the_volumes_of_the_pod(tmp_path, volumes, holds):
     file = tmp_path / "llm.yaml"
     file.write_text(f"{_MANIFEST}      volumes: {volumes}\n")
 
@@ -85,7 +85,7 @@ def test_a_manifest_that_would_never_be_read_is_a_fault_in_a_sentence(tmp_path):
     assert "env[13] (V13) of container vllm takes more than the 20000 steps" in found.message
 
 
-def test_a_manifest_with_numbers_that_nobody_quoted_is_told_apart_by_them(tmp_path):
+def test_a_manifest_with_numbers_that_nobody_quoted_is_distinguished_by_them(tmp_path):
     path = tmp_path / "ports.yaml"
     hashes = []
     for port in (8000, 8001):
@@ -134,6 +134,6 @@ async def test_without_a_deployment_there_is_none(resource):
     assert await found(World(None), resource) == ""
 
 
-async def test_who_may_not_read_deployments_is_told_and_gets_the_rest(capsys):
+async def test_who_may_not_read_deployments_sees_why_and_gets_the_rest(capsys):
     assert await found(World(DEPLOYMENT, is_kept=True)) == ""
     assert "the present pod template is not known: get deployments/llm: 403" in capsys.readouterr().err

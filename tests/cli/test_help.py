@@ -48,11 +48,11 @@ def a_process(code: str, *arguments: str, **env: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_tells_its_exit_codes_and_an_example(words):
-    told = kvmedic(*words, "--help")
+def test_every_command_shows_its_exit_codes_and_an_example(words):
+    shown = kvmedic(*words, "--help")
 
-    paragraphs = [" ".join(each.split()) for each in told.stdout.split("\n\n")]
-    assert told.exit_code == 0
+    paragraphs = [" ".join(each.split()) for each in shown.stdout.split("\n\n")]
+    assert shown.exit_code == 0
     assert any(each.startswith("Exit code 0: ") for each in paragraphs)
     assert any(
         f"Example: {'source <(' * (words == ['completion'])}kvmedic {' '.join(words)}" in each
@@ -246,7 +246,7 @@ def test_a_declared_command_and_its_work_take_the_same_arguments():
         assert ours == list(inspect.signature(work_of(place)).parameters), place
 
 
-def test_the_version_is_told_for_people_and_for_programs():
+def test_the_version_is_printed_for_people_and_for_programs():
     assert kvmedic("--version").stdout == f"kvmedic {__version__}\n"
     assert kvmedic("version").stdout.startswith(f"kvmedic {__version__}, API kvmedic.io/")
     assert json.loads(kvmedic("version", "-o", "json").stdout)["version"] == __version__
@@ -281,7 +281,7 @@ def test_a_shell_is_given_its_script(shell):
 @pytest.mark.parametrize(
     ("typed", "offered"), [("kvmedic res", ["resume"]), ("kvmedic get --out", ["--output"])]
 )
-def test_a_shell_is_told_how_words_go_on(typed, offered):
+def test_a_shell_gets_completions(typed, offered):
     ask = {"_KVMEDIC_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
 
     assert a_process("from kvmedic.__main__ import main; main()", **ask).stdout.split() == offered
@@ -310,8 +310,8 @@ def test_the_operator_does_not_run_with_a_persons_kubeconfig(tmp_path):
 
 def test_choices_and_defaults_are_those_of_the_models_that_help_does_not_load():
     def choices(command: Callable[..., Any], name: str) -> set[str]:
-        told = get_args(get_type_hints(command)[name])
-        return set(get_args(told[0]) if None.__class__ in told else told)
+        types = get_args(get_type_hints(command)[name])
+        return set(get_args(types[0]) if None.__class__ in types else types)
 
     assert choices(fleets.init, "mode") == set(Mode)
     assert choices(offline.judge, "routing") == set(Routing)

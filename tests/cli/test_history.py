@@ -76,16 +76,16 @@ def test_fleets_are_named_where_there_are_several(kvmedic):
 
 
 def test_figures_and_cost_are_of_the_run_that_they_are_kept_of(kvmedic):
-    told = json.loads(kvmedic("history", "chat", "-o", "json").stdout)
+    document = json.loads(kvmedic("history", "chat", "-o", "json").stdout)
 
-    newer, older = told["items"]
-    assert told["schema"] == "kvmedic.io/history/v1"
+    newer, older = document["items"]
+    assert document["schema"] == "kvmedic.io/history/v1"
     assert newer["figures"] == [{"name": "preemptionsPerRequest", "before": 2.5, "after": 0.2}]
     assert newer["cost"] == {"replicasStarted": 4, "spareReplicaSeconds": 120.0, "spareGpuSeconds": 240.0}
     assert (newer["kept"], newer["approval"], newer["seconds"]) == (True, "chat-x7", 1200)
     assert (older["kept"], older["figures"], older["cost"]) == (False, None, None)
     assert "newest run that changed" in older["unknown"]["cost"]
-    for each in told["items"]:
+    for each in document["items"]:
         assert each["unknown"].keys() == {field for field, value in each.items() if value is None}
 
 

@@ -135,7 +135,7 @@ def test_several_replicas_of_each_side_count_together(save: Save):
     assert found["new"]["arrivalsPerSecond"] == 1
 
 
-def test_without_an_interval_the_engines_steps_tell_the_time(save: Save):
+def test_without_an_interval_the_engines_steps_show_the_time(save: Save):
     old, new = save("a", GOOD), save("b", GOOD)
 
     found, timed = (
@@ -163,7 +163,7 @@ def test_a_time_between_pages_that_steps_alone_speak_against_is_remarked_upon(sa
     ("seconds", "waiting", "expected"),
     [
         pytest.param(9, 0, "more than 10 s passed from {0}b-0.txt to {0}b-1.txt, as requests took", id="9 s"),
-        pytest.param(11, 0, "", id="no page tells more than 10 s"),
+        pytest.param(11, 0, "", id="no page shows more than 10 s"),
         pytest.param(9, 130, "", id="all may have waited before"),
     ],
 )
@@ -264,7 +264,7 @@ def put(old: str, new: str) -> Callable[[str], bytes]:
             1,
             drop("process_start_time_seconds"),
             "(process_start_time_seconds is on one of them alone): the engine restarted in between",
-            id="a start that one page alone tells",
+            id="a start that one page alone shows",
         ),
         pytest.param(
             1, value("vllm:num_preemptions_created", 7), "num_preemptions_created 1", id="counted anew"

@@ -68,7 +68,7 @@ def run_probe(*arguments: str) -> Result:
     return CliRunner().invoke(app_for(["probe"]), ["probe", *arguments])
 
 
-def test_a_method_that_scatters_is_told_with_its_course_and_what_to_type():
+def test_a_method_that_scatters_is_shown_with_its_course_and_what_to_type():
     with engine_beside() as url:
         done = run_probe(url, "--tokens", "16400", "--keep", "1024")
 
@@ -88,14 +88,14 @@ def test_without_what_is_kept_readings_are_printed_and_nothing_is_judged():
     with engine_beside() as url:
         done = run_probe(url, "--tokens", "2000", "-o", "json")
 
-    told: dict[str, Any] = json.loads(done.stdout)
+    report: dict[str, Any] = json.loads(done.stdout)
     assert done.exit_code == 0, done.output
-    assert (told["schema"], told["model"], told["tokens"]) == ("kvmedic.io/probe/v1", "tiny", 2000)
-    assert (told["reclaim"], told["message"]) == (None, None)
-    assert told["why"] == "nobody said what is kept: --keep"
-    assert (told["blocks"], told["blockTokens"]) == (1299, 16)
-    assert 0 <= told["freedShare"] < 1
-    assert told["readings"][0].keys() == {"tokens", "usedBlocks"}
+    assert (report["schema"], report["model"], report["tokens"]) == ("kvmedic.io/probe/v1", "tiny", 2000)
+    assert (report["reclaim"], report["message"]) == (None, None)
+    assert report["why"] == "nobody said what is kept: --keep"
+    assert (report["blocks"], report["blockTokens"]) == (1299, 16)
+    assert 0 <= report["freedShare"] < 1
+    assert report["readings"][0].keys() == {"tokens", "usedBlocks"}
 
 
 def test_an_engine_that_serves_others_is_left_alone():

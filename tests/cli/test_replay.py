@@ -85,7 +85,7 @@ def seen(*, keeps_old: bool = True) -> Seen:
     return found
 
 
-def told(target: Seen, url: str, hours: float, until: float = 0.0) -> Replay:
+def run_replay(target: Seen, url: str, hours: float, until: float = 0.0) -> Replay:
     options = SourceOptions(url=url, timeout=timedelta(seconds=20))
     last = END + timedelta(hours=until)
 
@@ -108,7 +108,7 @@ def ago(seconds: float) -> datetime:
 @pytest.fixture(scope="module")
 def found(source: PrometheusServer) -> Replay:
     """Six hours of a fleet whose ReplicaSets are all kept."""
-    return told(seen(), source.url, 6)
+    return run_replay(seen(), source.url, 6)
 
 
 def test_each_night_has_its_run_with_the_flags_of_then_and_the_days_have_none(found):
@@ -149,7 +149,7 @@ def test_the_text_has_the_verdict_first_then_runs_with_figures_and_what_is_not_k
 
 
 def test_a_command_line_that_nobody_keeps_is_said_and_leads_to_no_plan(source):
-    found = told(seen(keeps_old=False), source.url, 5.7, until=-4.8)
+    found = run_replay(seen(keeps_old=False), source.url, 5.7, until=-4.8)
 
     held = [each for each in found.stretches if each.found is Found.HELD]
     assert not found.openings
@@ -158,7 +158,7 @@ def test_a_command_line_that_nobody_keeps_is_said_and_leads_to_no_plan(source):
 
 
 def test_a_source_that_does_not_answer_is_said_and_nothing_else(source):
-    found = told(seen(), "http://127.0.0.1:9", 1)
+    found = run_replay(seen(), "http://127.0.0.1:9", 1)
 
     assert list(replay_as_text(found, "")) == [
         "replay     not looked: the source cannot be reached; check url"
@@ -169,7 +169,7 @@ def test_a_source_that_does_not_answer_is_said_and_nothing_else(source):
 def test_a_replay_ends_at_its_bound_and_says_up_to_when_it_looked(source, monkeypatch):
     monkeypatch.setattr("kvmedic.cli.replay.MOST_QUERIES", 15)
 
-    found = told(seen(), source.url, 6)
+    found = run_replay(seen(), source.url, 6)
 
     assert END - timedelta(hours=6) < found.last < END
     assert "its bound is reached" in found.ended
@@ -186,7 +186,7 @@ def test_a_replay_ends_at_its_bound_and_says_up_to_when_it_looked(source, monkey
         ("l" * 60, "l" * 58 + "x2k4p", True),
     ],
 )
-def test_a_pod_is_told_by_its_name_to_be_of_a_deployment(deployment, pod, is_its):
+def test_a_pod_is_known_by_its_name_to_be_of_a_deployment(deployment, pod, is_its):
     assert is_named_after(deployment, pod) is is_its
 
 

@@ -17,7 +17,7 @@ from kvmedic.cli.run import TLS_BYTES, limit_tls_buffers
 
 async def _buffer_of_a_tls_connection() -> int:
     tls = SSLProtocol(asyncio.get_running_loop(), asyncio.Protocol(), ssl.create_default_context(), None)
-    tls._app_transport.close()  # as it is told of when it is collected open
+    tls._app_transport.close()  # as it warns when it is collected open
     return sum(len(held) for held in vars(tls).values() if isinstance(held, bytearray))
 
 
@@ -88,8 +88,8 @@ IMPORTED = "import gc; from kvmedic.cli.run import spare_what_was_imported as sp
 
 def test_no_look_for_garbage_goes_through_what_was_imported() -> None:
     argv = [sys.executable, "-c", f"{IMPORTED}print(gc.get_freeze_count(), len(gc.get_objects()))"]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    spared, left = map(int, told.split())
+    counts = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    spared, left = map(int, counts.split())
     assert spared > 100 * left
 
 

@@ -81,25 +81,25 @@ def kvmedic(tmp_path: Path) -> Iterator[CommandLine]:
 
 def facts(done: Any) -> dict[str, Any]:
     assert done.exit_code == 0, done.output
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
-def test_an_ended_run_is_told_with_its_events_figures_and_cost(kvmedic):
-    told = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
+def test_an_ended_run_is_reported_with_its_events_figures_and_cost(kvmedic):
+    report = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
 
-    assert told["schema"] == "kvmedic.io/report/v1"
-    assert (told["run"]["id"], told["run"]["state"], told["run"]["kept"]) == (ENDED.id, "ended", True)
-    assert told["run"]["seconds"] == 1200
-    assert len(told["sentences"]) == 3
-    assert "FleetWideDemand" in told["sentences"][0]
-    assert "maxNumSeqs 64 -> 16" in told["sentences"][1]
-    assert "Recovered" in told["sentences"][2]
-    assert [each["what"] for each in told["timeline"]] == ["Opened", "RollingOut", "Verifying", "Recovered"]
-    assert told["figures"] == [{"name": "preemptionsPerRequest", "before": 2.5, "after": 0.2}]
-    assert told["cost"]["spareGpuSeconds"] == 240.0
-    assert (told["series"], "cannot be reached" in told["unknown"]["series"]) == (None, True)
-    assert "timeline" not in told["unknown"]
+    assert report["schema"] == "kvmedic.io/report/v1"
+    assert (report["run"]["id"], report["run"]["state"], report["run"]["kept"]) == (ENDED.id, "ended", True)
+    assert report["run"]["seconds"] == 1200
+    assert len(report["sentences"]) == 3
+    assert "FleetWideDemand" in report["sentences"][0]
+    assert "maxNumSeqs 64 -> 16" in report["sentences"][1]
+    assert "Recovered" in report["sentences"][2]
+    assert [each["what"] for each in report["timeline"]] == ["Opened", "RollingOut", "Verifying", "Recovered"]
+    assert report["figures"] == [{"name": "preemptionsPerRequest", "before": 2.5, "after": 0.2}]
+    assert report["cost"]["spareGpuSeconds"] == 240.0
+    assert (report["series"], "cannot be reached" in report["unknown"]["series"]) == (None, True)
+    assert "timeline" not in report["unknown"]
 
 
 def test_the_way_back_of_a_kept_change_is_what_can_be_typed(kvmedic):
@@ -113,24 +113,25 @@ def test_the_way_back_of_a_kept_change_is_what_can_be_typed(kvmedic):
     assert "undrained" in undo[1]["for"]
 
 
-def test_an_open_run_is_told_as_far_as_it_is(kvmedic):
-    told = facts(kvmedic("report", "chat", "-o", "json", *NOWHERE))
+def test_an_open_run_is_reported_as_far_as_it_is(kvmedic):
+    report = facts(kvmedic("report", "chat", "-o", "json", *NOWHERE))
 
-    assert (told["run"]["state"], told["run"]["endedAt"], told["run"]["outcome"]) == ("open", None, None)
-    assert told["run"]["steps"] == [{"change": "Deployment/llm: maxNumSeqs 64 -> 16", "state": "RollingOut"}]
-    shown = {each["name"]: (each["before"], each["after"]) for each in told["figures"]}
+    run = report["run"]
+    assert (run["state"], run["endedAt"], run["outcome"]) == ("open", None, None)
+    assert run["steps"] == [{"change": "Deployment/llm: maxNumSeqs 64 -> 16", "state": "RollingOut"}]
+    shown = {each["name"]: (each["before"], each["after"]) for each in report["figures"]}
     assert shown["servedInTime"] == (1.0, None)
-    assert told["undo"][0]["command"] == "kvmedic rollback chat -n serving --run 20260301-025500"
-    assert told["unknown"]["cost"] == "the run is open"
-    assert "no Event of it is left" in told["unknown"]["timeline"]
+    assert report["undo"][0]["command"] == "kvmedic rollback chat -n serving --run 20260301-025500"
+    assert report["unknown"]["cost"] == "the run is open"
+    assert "no Event of it is left" in report["unknown"]["timeline"]
 
 
 def test_an_older_run_is_chosen_by_its_id_and_its_figures_are_not_made_up(kvmedic):
-    told = facts(kvmedic("report", "calm", "--run", "older", "-o", "json", *NOWHERE))
+    report = facts(kvmedic("report", "calm", "--run", "older", "-o", "json", *NOWHERE))
 
-    assert told["run"]["id"] == "older"
-    assert (told["figures"], told["cost"]) == (None, None)
-    assert "newest run" in told["unknown"]["figures"]
+    assert report["run"]["id"] == "older"
+    assert (report["figures"], report["cost"]) == (None, None)
+    assert "newest run" in report["unknown"]["figures"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_an_older_run_is_chosen_by_its_id_and_its_figures_are_not_made_up(kvmedi
         (("calm", "-o", "/gone/report.md"), 2, "No such file"),
     ],
 )
-def test_what_cannot_be_told_is_said_in_a_sentence(kvmedic, arguments, code, said):
+def test_what_cannot_be_reported_is_said_in_a_sentence(kvmedic, arguments, code, said):
     done = kvmedic("report", *arguments, *NOWHERE)
 
     assert done.exit_code == code, done.output
@@ -154,10 +155,10 @@ def test_what_cannot_be_told_is_said_in_a_sentence(kvmedic, arguments, code, sai
 def test_events_that_may_not_be_listed_leave_begin_and_end(kvmedic):
     kvmedic.api.refuses.add(("GET", "events"))
 
-    told = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
+    report = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
 
-    assert [each["what"] for each in told["timeline"]] == ["Opened", "Recovered"]
-    assert "may not be listed" in told["unknown"]["timeline"]
+    assert [each["what"] for each in report["timeline"]] == ["Opened", "Recovered"]
+    assert "may not be listed" in report["unknown"]["timeline"]
 
 
 def test_markdown_has_every_part_and_no_cell_breaks_a_table(kvmedic, tmp_path):
@@ -183,13 +184,13 @@ def test_markdown_has_every_part_and_no_cell_breaks_a_table(kvmedic, tmp_path):
 
 
 def test_a_moment_has_the_figures_that_a_verdict_would_read():
-    told = figures_at(an_observation(Replica(), Replica()), Limits())
+    moment = figures_at(an_observation(Replica(), Replica()), Limits())
 
-    assert told.keys() == {"at", "why", *SERIES}
-    assert (told["replicas"], told["running"], told["waiting"]) == (2, 45.6, 18.4)
-    assert told["preemptionsPerSecond"] == pytest.approx(2 * 1680 / 300)
-    assert 0 < told["servedInTime"] <= 1
-    assert told["why"] is None
+    assert moment.keys() == {"at", "why", *SERIES}
+    assert (moment["replicas"], moment["running"], moment["waiting"]) == (2, 45.6, 18.4)
+    assert moment["preemptionsPerSecond"] == pytest.approx(2 * 1680 / 300)
+    assert 0 < moment["servedInTime"] <= 1
+    assert moment["why"] is None
 
 
 @pytest.mark.parametrize(
@@ -200,21 +201,21 @@ def test_a_moment_has_the_figures_that_a_verdict_would_read():
         (Signal.RUNNING_MEAN, "at", "replicas"),
     ],
 )
-def test_what_no_replica_tells_is_a_gap_with_its_reason(signal, known, gap):
+def test_what_no_replica_reports_is_a_gap_with_its_reason(signal, known, gap):
     silent = without(Replica().readings(), signal, Missing(Absence.NO_SERIES))
 
-    told = figures_at(an_observation(silent, silent), Limits())
+    moment = figures_at(an_observation(silent, silent), Limits())
 
-    assert told[known] is not None
-    assert told[gap] is None
-    assert told["why"]
+    assert moment[known] is not None
+    assert moment[gap] is None
+    assert moment["why"]
 
 
 def test_requests_that_wait_are_silent_seconds_of_those_that_come():
-    told = figures_at(an_observation(Replica(finished=300, waiting_mean=6.0)), Limits())
+    moment = figures_at(an_observation(Replica(finished=300, waiting_mean=6.0)), Limits())
     nobody = figures_at(an_observation(Replica(finished=300, in_flight_change=-300)), Limits())
 
-    assert told["silentSecondsPerRequest"] == pytest.approx(6.0)
+    assert moment["silentSecondsPerRequest"] == pytest.approx(6.0)
     assert (nobody["servedInTime"] is None, nobody["silentSecondsPerRequest"]) == (False, None)
 
 
@@ -267,24 +268,24 @@ def test_new_replicas_stand_beside_old_ones_without_those_that_start_and_without
     look = a_look(0, chat_9c9_aaaaa=smooth, chat_9c9_bbbbb=starting, chat_7c9_aaaaa=late)
     unread = without(late.readings(), Signal.WAITING_AT_END, Missing(Absence.NO_SERIES))
 
-    told = figures_at(look, Limits(), lambda name, _: "9c9" in name)
+    moment = figures_at(look, Limits(), lambda name, _: "9c9" in name)
     gap = figures_at(
         replace(look, pods={**look.pods, "chat-7c9-aaaaa": unread}), Limits(), lambda name, _: "9c9" in name
     )
     unknown = figures_at(look, Limits())
 
-    assert told["servedInTimeOfNew"] == pytest.approx(30.5 / 31, abs=1e-3)
-    assert told["servedInTimeOfOld"] == pytest.approx(30.5 / 31 * exp(-1), abs=1e-3)
-    assert (gap["servedInTimeOfNew"], gap["servedInTimeOfOld"]) == (told["servedInTimeOfNew"], None)
+    assert moment["servedInTimeOfNew"] == pytest.approx(30.5 / 31, abs=1e-3)
+    assert moment["servedInTimeOfOld"] == pytest.approx(30.5 / 31 * exp(-1), abs=1e-3)
+    assert (gap["servedInTimeOfNew"], gap["servedInTimeOfOld"]) == (moment["servedInTimeOfNew"], None)
     assert (unknown["servedInTimeOfNew"], unknown["servedInTimeOfOld"]) == (None, None)
 
 
 def test_part_of_a_sum_is_no_sum():
     silent = without(Replica().readings(), Signal.WAITING_MEAN, Missing(Absence.NO_SERIES))
 
-    told = figures_at(an_observation(Replica(), silent), Limits())
+    moment = figures_at(an_observation(Replica(), silent), Limits())
 
-    assert (told["replicas"], told["waiting"]) == (2, None)
+    assert (moment["replicas"], moment["waiting"]) == (2, None)
 
 
 def test_moments_belong_to_a_period_of_the_run():
@@ -328,7 +329,7 @@ def test_a_gap_in_the_figures_is_a_gap_in_the_line():
     assert "3 of 9 moments without a figure" in drawn
 
 
-def test_two_lines_are_told_apart_without_their_colour_and_share_one_scale():
+def test_two_lines_are_distinguished_without_their_colour_and_share_one_scale():
     both = [{**each, "running": at} for each, at in zip(moments(1, 2, None), (8.0, 4.0, 6.0), strict=True)]
 
     drawn = plot("Requests", (("running", "running"), ("waiting", "waiting")), both, RUN)
@@ -355,7 +356,7 @@ def test_a_scale_ends_at_a_round_number(most, top):
     assert top_of_scale(most) == pytest.approx(top)
 
 
-def test_a_figure_that_nobody_told_is_said_to_be_none():
+def test_a_figure_that_nobody_reported_is_said_to_be_none():
     assert "no figure at any moment" in plot("Waiting", WAITING, moments(None, None), RUN)
 
 
@@ -395,15 +396,15 @@ class Checked(HTMLParser):
 
 
 def test_the_page_has_every_plot_fetches_nothing_and_quotes_no_markup(kvmedic):
-    told = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
+    report = facts(kvmedic("report", "calm", "-o", "json", *NOWHERE))
     many = [
         figures_at(replace(an_observation(Replica()), at=NOW - timedelta(minutes=m)), Limits())
         for m in (25, 20, 5)
     ]
-    told["series"] = {"source": "default", "windowSeconds": 120.0, "moments": many}
-    told["decisions"] = ["<script>alert(1)</script>"]
+    report["series"] = {"source": "default", "windowSeconds": 120.0, "moments": many}
+    report["decisions"] = ["<script>alert(1)</script>"]
 
-    page = report_as_page(told)
+    page = report_as_page(report)
 
     checked = Checked()
     checked.feed(page)

@@ -1,4 +1,4 @@
-"""What `kvmedic explain` tells of trials, of fixes after a method, and of a switch between the runbooks."""
+"""What `kvmedic explain` shows of trials, of fixes after a method, and of a switch between the runbooks."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def a_resource(record: Record) -> Resource:
     return Resource("serving", "llm", UID, "1", 1, Wish.NONE, False, None, None, record)
 
 
-def test_a_trial_is_told_and_drawn_between_what_is_seen_and_what_to_type():
+def test_a_trial_is_shown_and_drawn_between_what_is_seen_and_what_to_type():
     said = lines(ANSWER)
 
     at = said.index(SENTENCE)
@@ -60,7 +60,7 @@ def test_a_trial_is_told_and_drawn_between_what_is_seen_and_what_to_type():
     assert all(each.startswith("To ") for each in said[at + 19 :])
 
 
-def test_the_newest_trial_of_the_present_template_is_told():
+def test_the_newest_trial_of_the_present_template_is_shown():
     newer = replace(ANSWER, at=NOW + timedelta(hours=1), message="the newest")
     newest = replace(ANSWER, template=NEW, at=NOW + timedelta(hours=2), message="elsewhere")
 
@@ -71,14 +71,14 @@ def test_the_newest_trial_of_the_present_template_is_told():
     assert said.count("Trial of") == 1
 
 
-def test_of_another_template_the_message_is_told_and_nothing_is_drawn():
+def test_of_another_template_the_message_is_shown_and_nothing_is_drawn():
     said = lines(ANSWER, template=NEW)
 
     assert SENTENCE.replace("this", "another", 1) in said
     assert not [line for line in said if "blocks that came back" in line]
 
 
-def test_a_status_of_an_older_version_has_no_readings_and_only_the_message_is_told():
+def test_a_status_of_an_older_version_has_no_readings_and_only_the_message_is_shown():
     wire = record_to_wire(Record(answers=(ANSWER,)), "")
     for field in ("seen", "blockTokens", "keep"):
         del wire["answers"][0][field]
@@ -97,7 +97,7 @@ def test_a_trial_that_showed_nothing_is_of_no_class():
     )
 
 
-def test_without_a_trial_nothing_is_told_of_one():
+def test_without_a_trial_none_is_shown():
     assert not [line for line in lines() if "rial" in line]
     assert trial_of(None, OLD) is None
 
@@ -114,7 +114,7 @@ PROMPTS = Answer(
 )
 
 
-def test_what_was_shown_with_the_method_off_is_told_beside_it():
+def test_what_was_shown_with_the_method_off_is_printed_beside_it():
     half = replace(
         PROMPTS,
         template=NEW,
@@ -129,7 +129,7 @@ def test_what_was_shown_with_the_method_off_is_told_beside_it():
     assert trial is not None
 
     said = lines(half, PROMPTS)
-    told = as_json(a_resource(record), PLACE, trial, NO_FIXES)["trial"]
+    fields = as_json(a_resource(record), PLACE, trial, NO_FIXES)["trial"]
 
     at = said.index(f"With the method off, at 2026-03-01T04:00:00Z: {half.message}.")
     assert [line.split() for line in said[at + 2 : at + 5]] == [
@@ -137,19 +137,19 @@ def test_what_was_shown_with_the_method_off_is_told_beside_it():
         ["2048", "40960", "0"],
         ["16384", "40960", "0"],
     ]
-    assert told["growth"] == "Square"
-    assert (told["without"]["growth"], told["without"]["backends"]) == ("None", ["FLASH_ATTN"])
-    assert told["without"]["prompts"][-1] == {"tokens": 16_384, "deviceMemory": 40_960.0 * MIB}
+    assert fields["growth"] == "Square"
+    assert (fields["without"]["growth"], fields["without"]["backends"]) == ("None", ["FLASH_ATTN"])
+    assert fields["without"]["prompts"][-1] == {"tokens": 16_384, "deviceMemory": 40_960.0 * MIB}
 
 
-def test_a_start_with_the_method_off_is_told_by_itself():
+def test_a_start_with_the_method_off_is_shown_by_itself():
     text = "on a trial pod without fp8 there are 299 blocks; attention by FLASH_ATTN"
     start = Answer(Question.START, NEW, text, NOW, 1, beside=OLD, blocks=299)
 
     assert f"Trial of 2026-03-01T03:00:00Z on another pod template: {text}." in lines(start)
 
 
-def test_prompts_are_told_in_a_table():
+def test_prompts_are_shown_in_a_table():
     said = lines(PROMPTS, ANSWER)
 
     at = next(at for at, line in enumerate(said) if line.startswith("Trial of"))
@@ -167,23 +167,23 @@ def test_prompts_are_told_in_a_table():
 def test_a_program_gets_every_prompt():
     record = record_from_wire(record_to_wire(Record(answers=(PROMPTS,)), ""))
 
-    told = as_json(a_resource(record), PLACE, trial_of(record, OLD), NO_FIXES)["trial"]
+    fields = as_json(a_resource(record), PLACE, trial_of(record, OLD), NO_FIXES)["trial"]
 
-    assert (told["question"], told["reclaim"], told["growth"]) == ("Prompts", None, "Square")
-    assert told["memoryBefore"] == PROMPTS.memory_before
-    assert told["prompts"] == [{"tokens": e.tokens, "deviceMemory": e.used} for e in PROMPTS.prompts]
-    assert told["readings"] == []
+    assert (fields["question"], fields["reclaim"], fields["growth"]) == ("Prompts", None, "Square")
+    assert fields["memoryBefore"] == PROMPTS.memory_before
+    assert fields["prompts"] == [{"tokens": e.tokens, "deviceMemory": e.used} for e in PROMPTS.prompts]
+    assert fields["readings"] == []
 
 
 def test_a_program_gets_every_reading_and_no_picture():
     record = Record(answers=(ANSWER,))
 
-    told = json.loads(json.dumps(as_json(a_resource(record), PLACE, trial_of(record, OLD), NO_FIXES)))
+    document = json.loads(json.dumps(as_json(a_resource(record), PLACE, trial_of(record, OLD), NO_FIXES)))
 
-    assert (told["namespace"], told["name"]) == ("serving", "llm")
-    assert SENTENCE in told["sentences"]
-    assert not [line for line in told["sentences"] if "blocks that came back" in line]
-    assert told["trial"] | {"readings": []} == {
+    assert (document["namespace"], document["name"]) == ("serving", "llm")
+    assert SENTENCE in document["sentences"]
+    assert not [line for line in document["sentences"] if "blocks that came back" in line]
+    assert document["trial"] | {"readings": []} == {
         "question": "Reclamation",
         "at": "2026-03-01T03:00:00Z",
         "template": OLD,
@@ -199,8 +199,8 @@ def test_a_program_gets_every_reading_and_no_picture():
         "backends": [],
         "without": None,
     }
-    assert [each["tokens"] for each in told["trial"]["readings"]] == [4096, 8192, 16_384]
-    assert told["trial"]["readings"][-1] == {
+    assert [each["tokens"] for each in document["trial"]["readings"]] == [4096, 8192, 16_384]
+    assert document["trial"]["readings"][-1] == {
         "tokens": 16_384,
         "usedBlocks": ANSWER.seen[-1].used,
         "blocksThatCameBack": 189.68,
@@ -225,7 +225,7 @@ def in_brief(record: Record) -> list[str]:
     return list(explain_resource(a_resource(record), PLACE, tried, whole=False))
 
 
-def test_on_what_it_rests_is_told_where_it_is_asked_for():
+def test_on_what_it_rests_is_shown_where_it_is_asked_for():
     lost = a_failure(Attempt.TURN_LEVER, change="maxNumSeqs 64 -> 16")
     brief = in_brief(replace(RECORD, failed_attempts=(*FAILED, lost), answers=(ANSWER,)))
 
@@ -257,14 +257,14 @@ FAILED = (
 RECORD = Record(turned_off=OFF, failed_attempts=FAILED, scores=(SCORED, REFUSED))
 
 
-def fixes_told(record: Record, template: str = OLD) -> list[str]:
+def describe_fixes(record: Record, template: str = OLD) -> list[str]:
     shown = fixes_of(record, template, generation=1)
     said = list(explain_resource(a_resource(record), PLACE, shown.as_text()))
     return [each for each in said[said.index("Its spec is invalid.") + 1 :] if not each.startswith("To ")]
 
 
-def test_what_was_turned_off_is_told_with_the_wall_and_with_what_failed_since():
-    said = fixes_told(replace(RECORD, scores=()))
+def test_what_was_turned_off_is_shown_with_the_wall_and_with_what_failed_since():
+    said = describe_fixes(replace(RECORD, scores=()))
 
     assert said[0].startswith("Theirs was turned off (2026-03-01T02:00:00Z): BlocksNotFreed: KV compression ")
     assert said[1:] == [
@@ -273,8 +273,8 @@ def test_what_was_turned_off_is_told_with_the_wall_and_with_what_failed_since():
     ]
 
 
-def test_scores_are_told_the_newest_first_each_with_its_template():
-    assert fixes_told(replace(RECORD, turned_off=None)) == [
+def test_scores_are_shown_the_newest_first_each_with_its_template():
+    assert describe_fixes(replace(RECORD, turned_off=None)) == [
         "Accuracy not shown on another pod template (2026-03-01T04:00:00Z): fp8: the engine refuses it on "
         "this hardware: kv_cache_dtype not supported.",
         "Accuracy 0.870 over 200 samples on this pod template (2026-03-01T03:00:00Z): CronJob/aime24 on a "
@@ -283,13 +283,13 @@ def test_scores_are_told_the_newest_first_each_with_its_template():
 
 
 def test_a_template_that_is_not_known_is_not_called_another():
-    [said] = fixes_told(Record(scores=(SCORED,)), template="")
+    [said] = describe_fixes(Record(scores=(SCORED,)), template="")
 
     assert said.startswith(f"Accuracy 0.870 over 200 samples on pod template {OLD} (")
 
 
-def test_without_a_record_of_it_nothing_is_told():
-    assert fixes_told(Record()) == []
+def test_without_a_record_of_it_nothing_is_shown():
+    assert describe_fixes(Record()) == []
     assert list(fixes_of(None, OLD, 1).as_text()) == []
 
 
@@ -332,7 +332,7 @@ def test_a_program_gets_the_same_facts():
     assert any(line.startswith("Accuracy 0.870") for line in found["sentences"])
 
 
-def test_a_program_is_told_that_there_is_nothing():
+def test_a_program_sees_that_there_is_nothing():
     found = as_json(a_resource(Record()), PLACE, None, fixes_of(Record(), "", 1))
 
     assert (found["turnedOff"], found["scores"]) == (None, [])
@@ -351,7 +351,7 @@ def facts(record: Record) -> object:
     return found["runbookSwitch"]
 
 
-def test_the_newest_switch_is_told_after_the_diagnosis():
+def test_the_newest_switch_is_shown_after_the_diagnosis():
     newer, older = SWITCHED.runbook_switches[0], replace(SWITCHED.runbook_switches[0], template="0" * 16)
 
     said = list(explain_resource(a_resource(replace(SWITCHED, runbook_switches=(newer, older))), PLACE))
@@ -373,6 +373,6 @@ def test_a_program_gets_the_same_facts_of_a_switch():
     }
 
 
-def test_where_no_runbook_left_the_fleet_nothing_is_told():
+def test_where_no_runbook_left_the_fleet_nothing_is_shown():
     assert facts(Record()) is None
     assert not [line for line in explain_resource(a_resource(Record()), PLACE) if "handed the fleet" in line]

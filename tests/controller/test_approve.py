@@ -183,7 +183,7 @@ def test_the_mode_takes_effect_for_a_resource_that_observed(a_world):
 
 
 class KillerUntil(Killer):
-    """Kills at each write until it is told to stop."""
+    """Kills at each write until it is asked to stop."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`kvmedic approve` against a real API server: the plan that is shown, and no other, by whoever may."""
+"""`kvmedic approve` against a real API server: the plan that is shown, and no other, by anyone who may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas are added through the minimum of whoever decides their number: a real HorizontalPodAutoscaler,
+"""Replicas are added through the minimum of what decides their number: a real HorizontalPodAutoscaler,
 and a ScaledObject whose definition alone is there (the test does what KEDA would)."""
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ async def test_the_figures_are_of_the_time_under_load_alone(minutes: float, wind
     assert found.requests_per_second == pytest.approx(2 * RATE)
 
 
-async def test_the_whole_window_would_have_told_half_the_throughput() -> None:
+async def test_the_whole_window_would_have_shown_half_the_throughput() -> None:
     """This is what makes a harmful change look harmless; the figures above do not have it."""
     metrics = Since(2.5 * MINUTE)
 

@@ -181,13 +181,13 @@ YIELDING = replace(HELM, gives_way=True)
 
 
 async def test_an_owner_that_gives_way_is_given_what_keeps_the_change() -> None:
-    told = "the next upgrade of Helm release chat puts it back unless its values have it"
-    town = Town(Neighbours(reversion=Reversion(at_once=False, message=told)))
+    message = "the next upgrade of Helm release chat puts it back unless its values have it"
+    town = Town(Neighbours(reversion=Reversion(at_once=False, message=message)))
 
     found = await looked(owner=YIELDING, town=town)
 
     assert found.blocked is None
-    assert found.plan.message.endswith(f"; {told}"), "said before the first write"
+    assert found.plan.message.endswith(f"; {message}"), "said before the first write"
     given = owner_patch_of(found)
     assert given.startswith("Helm release chat: set it in the release's values")
     assert "undrained" not in given, "the change is there already"
@@ -200,8 +200,8 @@ async def test_what_keeps_the_change_is_printed() -> None:
     printed = _of_survey(a_resource(), found)
 
     assert f"to keep it {found.proposal}" in printed.printed(Form.TEXT)
-    told = json.loads(printed.printed(Form.JSON))
-    assert (told["proposal"], told["toKeep"]["change"]) == (None, found.proposal.text)
+    body = json.loads(printed.printed(Form.JSON))
+    assert (body["proposal"], body["toKeep"]["change"]) == (None, found.proposal.text)
 
 
 async def test_half_a_patch_is_no_owner_patch() -> None:
@@ -246,8 +246,8 @@ async def test_the_command_prints_the_change_for_the_owner() -> None:
     printed = _of_survey(a_resource(), found)
 
     assert f"propose    {found.proposal}" in printed.printed(Form.TEXT)
-    told = json.loads(printed.printed(Form.JSON))["proposal"]
-    assert told == {
+    proposal = json.loads(printed.printed(Form.JSON))["proposal"]
+    assert proposal == {
         "owner": "Argo CD Application prod",
         "how": found.proposal.how,
         "change": found.proposal.text,
@@ -290,8 +290,8 @@ async def test_a_patch_in_a_condition_follows_the_plan_that_is_shown() -> None:
     fresh = record_plan(first, other, Blocked(Reason.MANAGED_BY_GITOPS, "set 14"), 1, later)
 
     assert same == first, "nothing is written for the sake of words"
-    told = fresh.condition(ConditionType.ACTION_REQUIRED)
-    assert (told.message, told.changed_at) == ("set 14", NOW)
+    condition = fresh.condition(ConditionType.ACTION_REQUIRED)
+    assert (condition.message, condition.changed_at) == ("set 14", NOW)
 
 
 FIELD = OwnerField(
@@ -344,7 +344,7 @@ async def test_a_plan_goes_through_the_field_of_an_owner_where_a_person_lets_it(
     assert "onDrainTimeout" in ours.plan.message
 
 
-async def test_who_applies_the_owners_object_is_named_and_told_the_value() -> None:
+async def test_who_applies_the_owners_object_is_named_and_gets_the_value() -> None:
     found = await looked(owner=KSERVE, resource=APPLY, town=Rendered(Neighbours(), above=ARGO))
 
     assert found.blocked is None

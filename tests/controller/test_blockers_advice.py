@@ -20,22 +20,22 @@ WHY = "Argo CD Application prod decides what this Deployment looks like"
 
 def proposal() -> Proposal:
     flag = next(flag for flag in VLLM.flags if flag.dest == "max_num_seqs")
-    wanted = setting_of(flag, 16, Engine(VLLM, Version.parse("0.32.0")))
-    assert isinstance(wanted, Setting)
+    desired = setting_of(flag, 16, Engine(VLLM, Version.parse("0.32.0")))
+    assert isinstance(desired, Setting)
     edit = TokenEdit("vllm", 0, Field.ARGS, 1, "--max-num-seqs=64", "--max-num-seqs=16")
     return proposal_for(
-        TemplateOwner(OwnerKind.ARGO_CD, "prod"), DesiredSetting("Deployment", "ml", "chat", wanted, edit)
+        TemplateOwner(OwnerKind.ARGO_CD, "prod"), DesiredSetting("Deployment", "ml", "chat", desired, edit)
     )
 
 
-def test_a_change_that_fits_is_told_whole() -> None:
+def test_a_change_that_fits_is_shown_whole() -> None:
     change = proposal()
 
-    told = advice(WHY, change, COMMAND)
+    message = advice(WHY, change, COMMAND)
 
-    assert told.startswith(WHY)
-    assert told.endswith(f"{change.how}\n{change.text}")
-    assert len(told.encode()) <= MESSAGE_BYTES < NOTE_LIMIT
+    assert message.startswith(WHY)
+    assert message.endswith(f"{change.how}\n{change.text}")
+    assert len(message.encode()) <= MESSAGE_BYTES < NOTE_LIMIT
 
 
 @pytest.mark.parametrize(("more", "whole"), [(0, True), (1, False)], ids=["the last byte", "one byte more"])
@@ -44,10 +44,10 @@ def test_a_change_that_does_not_fit_is_left_out_whole(more: int, whole: bool) ->
     free = MESSAGE_BYTES - len(advice(WHY, change, COMMAND).encode()) + more
     why = WHY + "é" * (free // 2) + "e" * (free % 2)
 
-    told = advice(why, change, COMMAND)
+    message = advice(why, change, COMMAND)
 
-    assert (change.text in told) is whole
-    assert whole or told == f"{why}; {COMMAND} prints the exact change"
+    assert (change.text in message) is whole
+    assert whole or message == f"{why}; {COMMAND} prints the exact change"
 
 
 def test_without_a_change_the_sentence_stands_alone() -> None:

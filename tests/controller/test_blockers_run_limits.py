@@ -47,7 +47,7 @@ def peer(uid: str, bad: int = 0) -> Peer:
 
 
 def some_limits(*peers: Peer) -> tuple[RunLimits, Stored, Roster]:
-    """Return limits whose watch has told what is stored."""
+    """Return limits whose watch has reported what is stored."""
     stored, roster = Stored({each.uid: each for each in peers}), Roster()
     for each in peers:
         roster.note(Key(each.namespace, each.name, each.uid), each)
@@ -81,7 +81,7 @@ async def test_what_is_stored_counts_where_the_watch_lags() -> None:
     assert blocked is not None
 
 
-async def test_where_the_watch_tells_that_there_is_no_place_nothing_is_listed() -> None:
+async def test_where_the_watch_reports_that_there_is_no_place_nothing_is_listed() -> None:
     limits, stored, roster = some_limits(peer("1"), peer("2"))
     roster.note(Key("a", "1", "1"), replace(peer("1"), opened_at=NOW))
 

@@ -107,7 +107,7 @@ async def test_a_run_that_may_not_see_the_owners_object_says_so_and_can_be_aband
     await execute_run(Tick(resource, resource.policy, Record(run=run), run, ports, NOW, None))
 
     (record,) = saved.records
-    told = record.condition(ConditionType.PROGRESSING)
-    assert told.reason is reason
+    condition = record.condition(ConditionType.PROGRESSING)
+    assert condition.reason is reason
     assert (record.run.current == run.current) is (reason is Reason.CHANGE_REFUSED)
-    assert words in told.message
+    assert words in condition.message

@@ -66,7 +66,7 @@ class Served:
     """Requests that wait on each replica, on average."""
     missing: str = ""
     """A replica of which nothing is known."""
-    untold: str = ""
+    unmeasured: str = ""
     """A replica that does not export how long whole requests take."""
     asked: list[LookSeries] = field(default_factory=list)
 
@@ -99,7 +99,7 @@ class Served:
             ),
             Signal.INTER_TOKEN_SECONDS: Histogram((0.1, 2.0), (199 * count, 0.0, 0.0), 9),
         }
-        if name != self.untold:
+        if name != self.unmeasured:
             histograms[Signal.E2E_SECONDS] = Histogram((10.0, 60.0), (count, 0.0, 0.0), 9)
         return PodReadings(
             {each: Measured(value, NOW) for each, value in numbers.items()},
@@ -245,7 +245,7 @@ async def test_missing_figures_are_waited_for_and_then_the_spec_answers(
 async def test_the_histogram_of_an_objective_is_needed_with_it(
     side: str, objectives: Mapping[str, str], state: ComparisonState
 ) -> None:
-    found = await Watched(Served(untold=side), objectives=objectives).minutes(12)
+    found = await Watched(Served(unmeasured=side), objectives=objectives).minutes(12)
 
     assert found is not None
     assert found.state is state

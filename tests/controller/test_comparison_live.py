@@ -20,7 +20,7 @@ def compared(world: World) -> dict[str, Any]:
     return dict(world.status().get("run", {}).get("steps", [{}])[0].get("comparison", {}))
 
 
-def told(world: World) -> str:
+def progress_message(world: World) -> str:
     return next(c["message"] for c in world.status()["conditions"] if c["type"] == "Progressing")
 
 
@@ -38,7 +38,7 @@ def test_the_walk_waits_beside_untouched_old_replicas_and_goes_on(a_world):
         world.wait(
             lambda: compared(world).get("minutes", 0) >= 3, PATIENCE_SECONDS, "both sides are compared"
         )
-        shown, message = compared(world), told(world)
+        shown, message = compared(world), progress_message(world)
         assert (old <= names(world), drained(world), world.endpoints()) == (True, [], 4)
         world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
 
@@ -95,7 +95,7 @@ def reach_missing(world: World) -> None:
     """Start the operator and wait until it says which figures it waits for."""
     world.start()
     world.wait(lambda: is_comparing(world), PATIENCE_SECONDS, "new replicas are compared")
-    world.wait(lambda: "scraped" in told(world), PATIENCE_SECONDS, "what is missing is said")
+    world.wait(lambda: "scraped" in progress_message(world), PATIENCE_SECONDS, "what is missing is said")
 
 
 def test_a_person_lets_the_walk_go_on(a_world):

@@ -216,8 +216,8 @@ def test_without_a_spare_a_released_replica_serves_on_while_there_is_no_config_m
     deleted: list[bool] = []
 
     def lets_go(write: Write) -> None:
-        told = str(write)
-        if write.object == "deployments" and "RollingBack" in told and "Pulse" in told and not deleted:
+        text = str(write)
+        if write.object == "deployments" and "RollingBack" in text and "Pulse" in text and not deleted:
             deleted.append(True)
             world.cluster.api.delete("ConfigMap", NAME, world.namespace)
 
@@ -260,7 +260,7 @@ def test_a_change_is_not_even_begun_to_be_taken_back_while_there_is_no_config_ma
     assert (eye.lost, eye.fewest >= 2) == ([], True)
 
 
-def test_a_flag_in_a_file_is_changed_in_a_copy_that_goes_with_the_deployment_and_nothing_of_it_is_told(
+def test_a_flag_in_a_file_is_changed_in_a_copy_that_goes_with_the_deployment_and_nothing_of_it_is_shown(
     a_world,
 ):
     """The API server takes no change of an immutable ConfigMap."""
@@ -286,9 +286,9 @@ def test_a_flag_in_a_file_is_changed_in_a_copy_that_goes_with_the_deployment_and
     assert world.args() == before["spec"]["template"]["spec"]["containers"][0]["args"]
     assert config_map(world) == original
     events = world.kubectl("get", "events", "-o", "yaml")
-    told = json.dumps(world.resource()) + json.dumps(world.deployment()["metadata"]) + world.log + events
-    assert SECRET not in told
-    assert "limits of the fleet" not in told
+    shown = json.dumps(world.resource()) + json.dumps(world.deployment()["metadata"]) + world.log + events
+    assert SECRET not in shown
+    assert "limits of the fleet" not in shown
     assert world.traces() == []
     assert (eye.lost, eye.fewest >= 2) == ([], True)
     assert len(eye.seen - pods) == 2, "each replica was replaced once"
@@ -340,7 +340,7 @@ def test_a_quota_for_config_maps_ends_the_run_before_anything_is_done(a_world):
     assert world.deployment()["metadata"]["generation"] == generation
 
 
-def test_a_config_map_that_somebody_owns_is_not_copied_and_they_are_told_the_value(a_world):
+def test_a_config_map_that_somebody_owns_is_not_copied_and_they_get_the_value(a_world):
     world = a_world(2)
     marks = {"annotations": {"argocd.argoproj.io/tracking-id": "prod:/ConfigMap:ns/limits"}}
     configure(world, metadata=marks)
@@ -350,9 +350,9 @@ def test_a_config_map_that_somebody_owns_is_not_copied_and_they_are_told_the_val
     asked = lambda: world.condition("ActionRequired") == ("True", "ManagedByGitOps")  # noqa: E731
     world.wait(asked, PATIENCE_SECONDS, "a person is asked")
 
-    (told,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
-    assert 'max_num_seqs in engine.yaml of ConfigMap/limits: "64" -> "14"' in told
-    assert "argocd app sync prod" in told
+    (message,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
+    assert 'max_num_seqs in engine.yaml of ConfigMap/limits: "64" -> "14"' in message
+    assert "argocd app sync prod" in message
     assert (world.deployment()["metadata"]["generation"], world.outcomes()) == (generation, [])
     assert copies(world) == []
 
@@ -366,8 +366,8 @@ def test_a_config_map_that_is_missing_is_named(a_world):
     asked = lambda: world.condition("ActionRequired") == ("True", "FlagNotEditable")  # noqa: E731
     world.wait(asked, PATIENCE_SECONDS, "a person is asked")
 
-    (told,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
-    assert "ConfigMap/limits, which does not exist" in told
+    (message,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
+    assert "ConfigMap/limits, which does not exist" in message
 
 
 def test_replicas_that_are_older_than_the_file_are_noted_and_nothing_is_done_about_it(a_world):

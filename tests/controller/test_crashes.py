@@ -142,12 +142,12 @@ def test_killed_at_every_write_a_change_that_did_not_help_is_taken_back(a_world,
     assert len(eye.seen) == 6, "each replica was replaced once forth and once back"
 
 
-def test_told_to_end_at_every_write_a_change_that_did_not_help_is_taken_back(a_world):
+def test_asked_to_end_at_every_write_a_change_that_did_not_help_is_taken_back(a_world):
     ender = Killer(Fate.TERMINATE)
     worlds, late = [], []
 
     def decide(write):
-        """Leave a process alone that was told to end: what it still writes is a kind for the next one."""
+        """Leave a process alone that was asked to end: what it still writes is a kind for the next one."""
         if not worlds[0].operators[-1].is_ended:
             return ender.decide(write)
         late.append(write)
@@ -269,7 +269,7 @@ def test_killed_at_every_write_a_crashing_canary_is_undone(a_world, killer):
     world.wait(lambda: {p["metadata"]["name"] for p in world.pods()} == pods, 10, "the canary is gone")
 
 
-def test_killed_at_every_write_a_change_of_what_helm_owns_is_kept_and_told(a_world, killer):
+def test_killed_at_every_write_a_change_of_what_helm_owns_is_kept_and_reported(a_world, killer):
     world = a_world(replicas=2, decide=killer.decide, spec={"ownership": "Apply"})
     annotated(**{"meta.helm.sh__release-name": "chat"})(world)
 

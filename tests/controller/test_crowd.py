@@ -124,7 +124,7 @@ def waits_for_calm(world: World) -> None:
     world.wait(
         lambda: world.condition("ActionRequired") == ("True", "StormBreakerTripped"),
         PATIENCE_SECONDS,
-        "the storm is told",
+        "the storm is reported",
     )
 
 

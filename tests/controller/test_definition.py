@@ -42,7 +42,7 @@ def is_looked_after(world: World) -> bool:
 @pytest.mark.timeout(120)
 def test_a_definition_that_comes_later_is_waited_for(bare: World) -> None:
     bare.start()
-    bare.wait(lambda: "is not installed" in bare.log, PATIENCE_SECONDS, "it is told what is missing")
+    bare.wait(lambda: "is not installed" in bare.log, PATIENCE_SECONDS, "it says what is missing")
     time.sleep(LONG_ENOUGH_SECONDS)
     assert bare.log.count("is not installed") == 1
 
@@ -62,7 +62,7 @@ def test_without_its_definition_the_process_ends_and_the_next_one_waits(bare: Wo
     bare.operators[0].process.join(PATIENCE_SECONDS)
     assert bare.operators[0].process.exitcode == 1, "Kubernetes restarts what ends"
     bare.start()
-    bare.wait(lambda: "is not installed" in bare.log, PATIENCE_SECONDS, "it is told what is missing")
+    bare.wait(lambda: "is not installed" in bare.log, PATIENCE_SECONDS, "it says what is missing")
     install(bare)
 
     bare.wait(lambda: is_looked_after(bare), PATIENCE_SECONDS, "the resource is looked after again")

@@ -1,4 +1,4 @@
-"""Which revision counts as a deploy, and what of it can be told."""
+"""Which revision counts as a deploy, and what of it is known."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ MEMORY, OTHER, UNREAD = (an_end(cause) for cause in (Cause.DEVICE_MEMORY, Cause.
 
 @dataclass
 class Ended(Asked):
-    """A fleet without metrics whose replicas ended as told, by name."""
+    """A fleet without metrics whose replicas ended as given, by name."""
 
     ends_by_pod: Mapping[str, EngineEnd] = field(default_factory=dict)
 

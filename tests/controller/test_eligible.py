@@ -33,14 +33,14 @@ def test_a_calm_fleet_is_eligible_until_somebody_stands_in_the_way(calm):
     calm.kubectl("rollout", "pause", "deployment/llm")
 
     calm.wait(lambda: calm.condition("Eligible") == ("False", "NotEligible"), 60, "the condition")
-    told = message(calm)
+    paused = message(calm)
     calm.kubectl("rollout", "resume", "deployment/llm")
     calm.wait(lambda: calm.condition("Eligible") == ELIGIBLE, 60, "the condition")
 
-    assert "rollout: someone paused it: kubectl rollout resume deployment/llm" in told
+    assert "rollout: someone paused it: kubectl rollout resume deployment/llm" in paused
 
 
-def test_the_status_of_a_calm_fleet_is_written_no_more_once_it_is_told(calm):
+def test_the_status_of_a_calm_fleet_is_written_no_more_once_it_says_so(calm):
     version = calm.resource()["metadata"]["resourceVersion"]
     asked = calm.proxy.reads.count("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews")
 
@@ -95,7 +95,7 @@ def test_the_command_knows_the_label_that_the_operator_asks_of_namespaces(calm):
     assert failed() == []
 
 
-def test_every_deployment_of_the_cluster_that_starts_an_engine_is_told(calm):
+def test_every_deployment_of_the_cluster_that_starts_an_engine_is_listed(calm):
     done = kvmedic(calm, "doctor", "-A", *NOWHERE, "-o", "json")
 
     found = {(each["namespace"], each["target"]) for each in json.loads(done.stdout)["targets"]}

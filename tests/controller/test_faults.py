@@ -41,7 +41,7 @@ IN_TURN = [
         ("NaN", False),
     )
 ]
-"""Each of every pod and of one, so that each is told for another reason than the one before."""
+"""Each of every pod and of one, so that each is reported for another reason than the one before."""
 OUTAGE_SECONDS = 2.0
 
 
@@ -62,7 +62,7 @@ def test_bad_metrics_of_every_pod_or_of_one_open_no_run(a_world):
         script = {"old": state, "pods": {}} if everywhere else {"old": "thrash", "pods": {one: state}}
         world.rewrite(**script)
         said = lambda reason=reason: world.condition("MetricsAvailable") == ("False", reason)  # noqa: E731
-        world.wait(said, PATIENCE_SECONDS, f"{state} is told as {reason}")
+        world.wait(said, PATIENCE_SECONDS, f"{state} is reported as {reason}")
         assert world.condition("Diagnosed") == ("Unknown", reason)
 
     assert "run" not in world.status()
@@ -85,7 +85,7 @@ def test_bad_metrics_judge_nothing(a_world, everywhere):
         script = {"new": state} if everywhere else {"pods": {one: state}}
         world.rewrite(**script)
         said = lambda reason=reason: world.condition("Progressing") == ("True", reason)  # noqa: E731
-        world.wait(said, PATIENCE_SECONDS, f"{state} is told as {reason}")
+        world.wait(said, PATIENCE_SECONDS, f"{state} is reported as {reason}")
         assert world.step_state() == "Verifying"
 
     assert world.deployment()["metadata"]["generation"] == template
@@ -259,8 +259,8 @@ def numbers(world: World) -> list[int]:
     return [int(value.rpartition("/")[2]) for value in accepted]
 
 
-def test_without_a_single_watch_event_a_fleet_is_healed_and_a_person_heard(a_world):
-    """So it is after an etcd was restored: a watch from a version that is not reached yet tells nothing."""
+def test_without_a_single_watch_event_a_fleet_is_healed_and_a_person_obeyed(a_world):
+    """So it is after an etcd was restored: a watch from a version that is not reached yet reports nothing."""
     world = a_world(2)
     world.proxy.mute = True
     reach(world, Phase.DRAIN)
@@ -294,7 +294,7 @@ ALTERS = {
 
 
 def a_policy(namespace: str, does: dict[str, Any]) -> str:
-    """A policy for whoever changes a Deployment of one namespace, and its binding."""
+    """A policy for all who change a Deployment of one namespace, and its binding."""
     kind = "MutatingAdmissionPolicy" if does is ALTERS else "ValidatingAdmissionPolicy"
     actions = {} if does is ALTERS else {"validationActions": ["Deny"]}
     where = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
@@ -322,13 +322,13 @@ def tried(world: World) -> str:
 
 
 @pytest.mark.parametrize(
-    ("does", "told"),
+    ("does", "words"),
     [
         pytest.param(DENIES, DENIED, id="denies"),
         pytest.param(ALTERS, "spec.template.metadata.annotations", id="alters"),
     ],
 )
-def test_a_policy_against_our_patches_is_told_in_its_own_words_and_waited_for(a_world, does, told):
+def test_a_policy_against_our_patches_is_reported_in_its_own_words_and_waited_for(a_world, does, words):
     world = a_world(2)
     policy = world.directory / "policy.json"
     policy.write_text(a_policy(world.namespace, does))
@@ -347,12 +347,12 @@ def test_a_policy_against_our_patches_is_told_in_its_own_words_and_waited_for(a_
         world.rewrite(new="recovered", inFlight=0)
         if does is ALTERS:
             world.start()
-        world.wait(is_asked_for, PATIENCE_SECONDS, "what the policy does is told")
+        world.wait(is_asked_for, PATIENCE_SECONDS, "what the policy does is reported")
         message = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
         assert world.deployment()["spec"] == before
     finally:
         world.kubectl("delete", "-f", str(policy))
     world.wait(world.is_closed, PATIENCE_SECONDS, "the run closes")
 
-    assert told in message[0]
+    assert words in message[0]
     assert world.outcomes() == ["Recovered"]

@@ -38,7 +38,7 @@ def declare(world: World, accuracy: float) -> None:
 
 
 def needs(world: World, reason: str) -> None:
-    world.wait(lambda: world.condition("ActionRequired") == ("True", reason), SECONDS, f"{reason} is told")
+    world.wait(lambda: world.condition("ActionRequired") == ("True", reason), SECONDS, f"{reason} is shown")
 
 
 def nothing_was_changed(world: World) -> None:
@@ -59,14 +59,14 @@ def test_a_method_that_proves_itself_takes_the_place_of_the_one_that_did_not(fix
     assert answers(world) == ["Reclaims"]
     assert scores(world) == [(world.revision(), 0.8), (before, 0.8)]
     assert "turnedOff" not in world.status()
-    told = world.status()["history"][0]["message"]
-    assert "live traffic does not show whether blocks of Mine come back (requests are too short: " in told
-    assert "the trial with this very pod template did: on a trial pod 16384 tokens " in told
+    message = world.status()["history"][0]["message"]
+    assert "live traffic does not show whether blocks of Mine come back (requests are too short: " in message
+    assert "the trial with this very pod template did: on a trial pod 16384 tokens " in message
     assert (trial_pods(world), jobs(world), world.traces()) == ([], [], [])
 
 
 def on_long_answers(a_world, new: str) -> World:
-    """Start the operator on a fleet of long answers; `new` tells replicas with the method."""
+    """Start the operator on a fleet of long answers; `new` scripts replicas with the method."""
     world = a_world(replicas=2, spec=gating.spec(**COMPACTING), change=roomy)
     allow(world, cron_job())
     world.rewrite(old="long", new=new)
@@ -82,9 +82,9 @@ def test_a_method_whose_blocks_come_back_on_live_traffic_stays_with_the_numbers(
 
     assert world.outcomes()[0] == "Recovered"
     assert variables(world) == {SWITCH: "1"}
-    told = world.status()["history"][0]["message"]
-    assert told.startswith("blocks come back on the fleet: a running sequence takes 130.0 blocks, ")
-    assert "answers of over 16384 tokens were completed; no worse than before; " in told
+    message = world.status()["history"][0]["message"]
+    assert message.startswith("blocks come back on the fleet: a running sequence takes 130.0 blocks, ")
+    assert "answers of over 16384 tokens were completed; no worse than before; " in message
     assert world.traces() == []
 
 
@@ -96,12 +96,12 @@ def test_a_method_whose_blocks_do_not_come_back_on_live_traffic_is_taken_back(a_
 
     assert world.outcomes() == ["NotRecovered", "TrialAnswered", "TrialAnswered", "TrialAnswered"]
     assert (variables(world), world.revision()) == ({}, before)
-    told = world.status()["history"][0]["message"]
-    assert told.startswith("blocks do not come back on the fleet: a running sequence takes 450.0 blocks, ")
+    message = world.status()["history"][0]["message"]
+    assert message.startswith("blocks do not come back on the fleet: a running sequence takes 450.0 blocks, ")
     assert (trial_pods(world), jobs(world), world.traces()) == ([], [], [])
 
 
-def test_the_job_is_told_where_the_trial_pod_serves_and_the_fleet_is_not_asked(fixing):
+def test_the_job_gets_the_address_of_the_trial_pod_and_the_fleet_is_not_asked(fixing):
     world = fixing(FP8, cron_job(**behaviour(complete_after="1h")))
     world.wait(lambda: bool(jobs(world)), SECONDS, "the Job is there")
 
@@ -131,7 +131,7 @@ def test_a_trial_pod_that_keeps_the_bits_as_they_are_is_not_evaluated(fixing):
         (cron_job(), {"answered": 150}, "finished 150 requests"),
     ],
 )
-def test_what_is_no_score_is_told_and_not_asked_for_again(fixing, evaluation, script, named):
+def test_what_is_no_score_is_reported_and_not_asked_for_again(fixing, evaluation, script, named):
     world = fixing(FP8, evaluation, **script)
 
     world.wait(lambda: world.outcomes() == ["TrialUnanswered"], SECONDS, "the gate is over")
@@ -169,7 +169,7 @@ def test_an_operator_that_may_make_no_job_says_so(a_world):
     assert "probe.evaluations" in str(world.status()["conditions"])
 
 
-def test_whoever_comes_after_a_crash_goes_on_with_the_same_job(fixing):
+def test_the_process_after_a_crash_goes_on_with_the_same_job(fixing):
     world = fixing(FP8, cron_job(**behaviour(complete_after="4s")))
     world.wait(lambda: bool(jobs(world)), SECONDS, "the Job is there")
     before = [job["metadata"]["uid"] for job in jobs(world)]
@@ -220,14 +220,14 @@ def test_an_engine_that_refuses_the_type_at_start_up_is_not_tried_again_and_says
     nothing_was_changed(world)
 
 
-def test_an_engine_that_ends_otherwise_is_told_and_not_tried_again_that_day(a_world):
+def test_an_engine_that_ends_otherwise_is_reported_and_not_tried_again_that_day(a_world):
     world = a_refusing_world(a_world, "KeyError: 'rope'")
 
     world.wait(lambda: world.outcomes() == ["TrialUnanswered"], SECONDS, "the gate is over")
 
     assert [score for _, score in scores(world)] == [None, 0.8]
-    told = "fp8: the trial pod ended by itself (exit code 1, Error)"
-    assert world.status()["history"][0]["message"] == told
+    message = "fp8: the trial pod ended by itself (exit code 1, Error)"
+    assert world.status()["history"][0]["message"] == message
     nothing_was_changed(world)
 
 
@@ -241,7 +241,7 @@ def test_suspending_ends_an_evaluation(fixing):
     nothing_was_changed(world)
 
 
-def test_a_loss_of_accuracy_keeps_the_fleet_as_it_is_and_is_told(a_world):
+def test_a_loss_of_accuracy_keeps_the_fleet_as_it_is_and_is_reported(a_world):
     world = a_world(replicas=2, spec=gating.spec(**FP8), change=roomy)
     allow(world, cron_job(score=0.6))
     world.rewrite(stored="fp8")

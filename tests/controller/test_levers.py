@@ -63,7 +63,7 @@ def pinned(container: dict[str, Any], _pod: dict[str, Any]) -> None:
     container["image"] = "vllm/vllm-openai@sha256:" + "0" * 64
 
 
-def test_an_image_by_digest_gets_a_flag_of_some_versions_once_its_replicas_tell_theirs(a_world):
+def test_an_image_by_digest_gets_a_flag_of_some_versions_once_its_replicas_report_theirs(a_world):
     world = a_world(spec=levers("watermark"), change=pinned)
     before = world.deployment()["spec"]["template"]
     world.rewrite(old="prompts", new="prompts recovered")

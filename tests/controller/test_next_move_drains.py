@@ -76,12 +76,12 @@ def test_then_it_is_held_and_the_message_names_the_service_and_what_to_type(answ
     tick = a_tick(LIMIT, answer, left=False, timed_out=(TimedOut("a", "a", LIMIT, FRONT),))
     fleet = _watched_fleet(tick, a_fleet(pods=(replace(a_pod("a", "old"), uid="a"),)))
 
-    told = held_move(fleet, fleet.pods)
+    held = held_move(fleet, fleet.pods)
 
     assert _pods_held_back(tick) == {"a"}
-    assert isinstance(told, Wait)
-    assert "a stayed in the EndpointSlices of EndpointSlice mine, Service llm" in told.message
-    assert "raise spec.rollout.drainTimeout" in told.message
+    assert isinstance(held, Wait)
+    assert "a stayed in the EndpointSlices of EndpointSlice mine, Service llm" in held.message
+    assert "raise spec.rollout.drainTimeout" in held.message
 
 
 def test_one_that_waits_for_the_device_of_a_released_replica_has_its_time_from_when_that_is_gone() -> None:
@@ -147,10 +147,10 @@ class Engine:
 
 
 def drained(engine: Engine, seconds: list[int], settle: int = 15) -> tuple[Any, list[str]]:
-    """Look at a released replica that drains, after so many seconds; return what was told last, and when."""
+    """Look at a released, draining replica after so many seconds; return the move and when it is reported."""
     pod = replace(a_pod("a", "old"), uid="a", cordoned=True, in_rotation=False, is_released=True)
     orphan = Orphan(pod, is_owned=False, has_ended=False)
-    draining_pod, told = DrainingPod("a", "a", NOW, NOW), []
+    draining_pod, seconds_reported = DrainingPod("a", "a", NOW, NOW), []
     move: Any = None
     for second in seconds:
         tick = a_tick(timedelta(seconds=second), OnDrainTimeout.HOLD, left=True)
@@ -163,14 +163,14 @@ def drained(engine: Engine, seconds: list[int], settle: int = 15) -> tuple[Any, 
         seen = asyncio.run(observe_draining_pods(record, a_fleet(orphans=(orphan,))))
         (draining_pod,) = seen.run.draining_pods
         move = _with_arrivals(seen, Wait(Reason.DRAINING, "it finishes its requests"))
-        told += [str(second)] if move.reason is Reason.REQUESTS_STILL_ARRIVE else []
-    return move, told
+        seconds_reported += [str(second)] if move.reason is Reason.REQUESTS_STILL_ARRIVE else []
+    return move, seconds_reported
 
 
-def test_requests_that_keep_coming_are_told_long_before_the_time_out_with_figures_and_the_fix() -> None:
-    move, told = drained(Engine(400, 403, 410), [5, 16, 40, 50, 80])
+def test_requests_that_keep_coming_are_reported_long_before_the_time_out_with_figures_and_the_fix() -> None:
+    move, reported = drained(Engine(400, 403, 410), [5, 16, 40, 50, 80])
 
-    assert told == ["80"]
+    assert reported == ["80"]
     assert "a left every Service, and 10 requests came to it within 64 s all the same" in move.message
     assert "spec.rollout.routers" in move.message
 
@@ -197,13 +197,13 @@ def test_requests_that_keep_coming_are_told_long_before_the_time_out_with_figure
 def test_without_evidence_of_new_ones_it_waits_as_ever(
     received: list[float | None], seconds: list[int]
 ) -> None:
-    move, told = drained(Engine(*received), seconds)
+    move, reported = drained(Engine(*received), seconds)
 
-    assert told == []
+    assert reported == []
     assert move.reason is Reason.DRAINING
 
 
-def test_once_they_stop_coming_it_is_told_no_more() -> None:
-    _, told = drained(Engine(400, 410, 420, 420, 420), [16, 50, 90, 150, 200])
+def test_once_they_stop_coming_it_is_reported_no_more() -> None:
+    _, reported = drained(Engine(400, 410, 420, 420, 420), [16, 50, 90, 150, 200])
 
-    assert told == ["90", "150"]
+    assert reported == ["90", "150"]

@@ -82,7 +82,7 @@ async def looked(commands: Commands, metrics: Asked | None = None, health: str =
     ],
     ids=["lost", "lost by its exit code", "memory errors", "hot", "braked"],
 )
-async def test_an_ill_gpu_diverts_and_says_who_told(play, reason, says, health):
+async def test_an_ill_gpu_diverts_and_names_the_reporter(play, reason, says, health):
     found = await looked(Commands(WELL, plays={"b": play}), health=health)
 
     assert (found.diagnosis.reason, found.plan) == (reason, None)
@@ -91,7 +91,7 @@ async def test_an_ill_gpu_diverts_and_says_who_told(play, reason, says, health):
     assert "b" in found.blocked.message
 
 
-async def test_gpus_that_are_well_let_the_fleet_be_healed_and_it_is_said_who_told():
+async def test_gpus_that_are_well_let_the_fleet_be_healed_and_the_reporter_is_named():
     commands = Commands(WELL)
 
     found = await looked(commands)
@@ -117,7 +117,7 @@ SILENT: dict[NvidiaSmiError, Commands] = {
 
 @pytest.mark.parametrize("health", ["Required", "IfAvailable"])
 @pytest.mark.parametrize("nvidia_smi_error", SILENT)
-async def test_a_driver_that_tells_nothing_makes_health_unknown_and_says_what_to_do(nvidia_smi_error, health):
+async def test_a_driver_that_says_nothing_makes_health_unknown_and_says_what_to_do(nvidia_smi_error, health):
     found = await looked(SILENT[nvidia_smi_error], health=health)
 
     if health == "IfAvailable":
@@ -147,9 +147,9 @@ async def test_where_it_is_not_allowed_nobody_is_asked_and_nothing_is_said_of_it
         (Asked(State.THRASH, gpus=SOURCE_UNAVAILABLE), 0),
         (Asked(State.THRASH), 3),
     ],
-    ids=["a calm fleet", "a fleet that nobody sees", "DCGM tells all", "DCGM may know better", "pressure"],
+    ids=["a calm fleet", "a fleet that nobody sees", "DCGM reports all", "DCGM may know better", "pressure"],
 )
-async def test_it_is_asked_only_under_pressure_and_where_no_series_tells(metrics, asked):
+async def test_it_is_asked_only_under_pressure_and_where_no_series_answers(metrics, asked):
     commands = Commands(LOST)
 
     found = await looked(commands, metrics)
@@ -160,9 +160,9 @@ async def test_it_is_asked_only_under_pressure_and_where_no_series_tells(metrics
 
 
 def known(xid: int | Missing = 0, **others: Reading[float]) -> Measured[tuple[Device, ...]]:
-    """One GPU of which the exporter's default set tells, the last XID alone."""
-    told = {Vital.LAST_XID: xid if isinstance(xid, Missing) else Measured(float(xid), NOW)}
-    return Measured((Device("GPU 3", {**told, **{Vital(k): v for k, v in others.items()}}, UUID),), NOW)
+    """One GPU of which the exporter's default set reports the last XID alone."""
+    readings = {Vital.LAST_XID: xid if isinstance(xid, Missing) else Measured(float(xid), NOW)}
+    return Measured((Device("GPU 3", {**readings, **{Vital(k): v for k, v in others.items()}}, UUID),), NOW)
 
 
 async def test_it_fills_what_the_exporters_default_set_leaves_out():
@@ -174,14 +174,14 @@ async def test_it_fills_what_the_exporters_default_set_leaves_out():
     assert "toldBy=DCGM exporter and nvidia-smi" in next(vitals_as_text(found.evidence.vitals))
 
 
-async def test_an_xid_that_a_series_tells_counts_whatever_the_driver_says():
+async def test_an_xid_that_a_series_reports_counts_whatever_the_driver_says():
     found = await looked(Commands(WELL), Asked(State.THRASH, gpus=known(74)))
 
     assert found.diagnosis.reason is Reason.GPU_FAULT
 
 
 async def test_a_source_that_does_not_answer_in_part_is_not_replaced():
-    """The XID that it told a moment ago may be a fault, and no driver tells of it."""
+    """The XID that it reported a moment ago may be a fault, and no driver reports it."""
     commands = Commands(WELL)
     silent = {str(vital): SOURCE_UNAVAILABLE for vital in (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS)}
 
@@ -197,8 +197,8 @@ async def test_explain_and_the_report_show_where_the_health_came_from():
     said = "\n".join(explain_resource(resource, Place("kvmedic-system", "kvmedic-stop")))
 
     assert "nvidia-smi in the container reported the rest" in said
-    told = vitals_as_json(found.evidence.vitals)["a"]["devices"]["GPU 0"]
-    assert (told["toldBy"], told["clockReasons"], told["driverFault"]) == ("nvidia-smi", 0, 0)
+    device = vitals_as_json(found.evidence.vitals)["a"]["devices"]["GPU 0"]
+    assert (device["toldBy"], device["clockReasons"], device["driverFault"]) == ("nvidia-smi", 0, 0)
     assert vitals_as_json(silent.evidence.vitals)["b"]["nvidiaSmi"] == "TimedOut"
     assert "nvidia-smi TimedOut: it did not end in time" in "\n".join(vitals_as_text(silent.evidence.vitals))
 

@@ -63,7 +63,7 @@ async def test_the_share_at_which_memory_ran_out_is_written_down(
         a_view(image="vllm/vllm-openai:latest"),
         a_view(image="nginx"),
     ],
-    ids=["the share decides nothing", "a file may give it", "no known default", "the engine cannot be told"],
+    ids=["the share decides nothing", "a file may give it", "no known default", "not an engine"],
 )
 async def test_a_share_that_is_not_known_is_not(view: Any) -> None:
     view.template["spec"]["containers"][0]["command"] = (

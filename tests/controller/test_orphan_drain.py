@@ -180,8 +180,8 @@ def test_a_stopped_run_finishes_the_drain_and_then_stands_still(a_world):
     with Eye(world.cluster, world.namespace, 2) as eye:
         reach_release(world)
         suspend(world)
-        told = ("True", "Suspended")
-        world.wait(lambda: world.condition("Progressing") == told, PATIENCE_SECONDS, "the stop is told")
+        stopped = ("True", "Suspended")
+        world.wait(lambda: world.condition("Progressing") == stopped, PATIENCE_SECONDS, "the stop is shown")
         let_go(world)
         world.wait(lambda: orphans(world) == [], PATIENCE_SECONDS, "the released replica is drained")
         stands_still(world)

@@ -47,7 +47,7 @@ def test_a_revert_in_the_middle_of_the_run_is_not_fought(a_world):
             lambda: bool(world.outcomes()) and "run" not in world.status(), PATIENCE_SECONDS, "it ends"
         )
         contested = ("True", "TemplateContested")
-        world.wait(lambda: world.condition("ActionRequired") == contested, PATIENCE_SECONDS, "it is told")
+        world.wait(lambda: world.condition("ActionRequired") == contested, PATIENCE_SECONDS, "it is reported")
 
     assert world.outcomes() == ["ChangeReverted"]
     assert own_args(world) == OWN_ARGS

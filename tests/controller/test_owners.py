@@ -197,7 +197,7 @@ HELM = annotated(**{"meta.helm.sh__release-name": "chat"})
 
 
 @pytest.mark.parametrize("who", [name for name in OWNERS if name != "a controller"])
-def test_with_apply_it_is_changed_and_what_keeps_it_is_told(a_world, who):
+def test_with_apply_it_is_changed_and_what_keeps_it_is_shown(a_world, who):
     mark, _, words = OWNERS[who]
     world = a_world(2, spec=APPLY)
     mark(world)

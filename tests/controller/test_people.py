@@ -338,9 +338,9 @@ def marked(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("deed", "told"), [(orphan, "does not exist"), (keep_by_finalizer, "kept by example.com/keep")]
+    ("deed", "words"), [(orphan, "does not exist"), (keep_by_finalizer, "kept by example.com/keep")]
 )
-def test_deleting_the_target_ends_the_run_and_leaves_nobody_out_of_rotation(a_world, deed, told):
+def test_deleting_the_target_ends_the_run_and_leaves_nobody_out_of_rotation(a_world, deed, words):
     world = a_world(2)
 
     reach(world, Phase.DRAIN)
@@ -355,7 +355,7 @@ def test_deleting_the_target_ends_the_run_and_leaves_nobody_out_of_rotation(a_wo
         world.kubectl("patch", "deployment", "llm", "-p", UNKEPT)
 
     assert world.outcomes() == ["TargetDeleted"]
-    assert told in message
+    assert words in message
     assert left == []
 
 
@@ -389,11 +389,11 @@ def brake(world: World, brakes: Iterable[str], progressing: str, meanwhile: Call
         hold, release_next, reason = BRAKES[name]
         hold(world)
         release(world)
-        told = (progressing, reason)
+        stopped = (progressing, reason)
         world.wait(
-            lambda told=told: world.condition("Progressing") == told,  # type: ignore[misc]
+            lambda stopped=stopped: world.condition("Progressing") == stopped,  # type: ignore[misc]
             PATIENCE_SECONDS,
-            "the stop is told",
+            "the stop is reported",
         )
         meanwhile()
         stands_still(world)

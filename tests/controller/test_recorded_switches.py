@@ -54,7 +54,7 @@ def observed(a_world: Callable[..., World]) -> World:
     return world
 
 
-def test_the_same_switch_is_on_record_and_told_once_after_many_looks(observed):
+def test_the_same_switch_is_on_record_and_reported_once_after_many_looks(observed):
     first = given(observed)
     before = json.loads(observed.script.read_text())
     observed.rewrite(old="recovered", new="recovered")
@@ -64,7 +64,7 @@ def test_the_same_switch_is_on_record_and_told_once_after_many_looks(observed):
 
     observed.wait(lambda: observed.starts > 1, SECONDS, "the next process looks")
     sees(observed, "FleetWideDemand")
-    told = kvmedic(observed, "explain", "llm")
+    output = kvmedic(observed, "explain", "llm")
     facts = json.loads(kvmedic(observed, "explain", "llm", "-o", "json").stdout)["runbookSwitch"]
 
     assert [(each["fromRunbook"], each["toRunbook"]) for each in first] == [
@@ -72,16 +72,16 @@ def test_the_same_switch_is_on_record_and_told_once_after_many_looks(observed):
     ]
     assert first[0]["reason"] == "PressedThoughCompressed"
     assert given(observed) == first
-    assert "CompressionWithoutSavings handed the fleet to PreemptionThrash" in told.stdout, told.stderr
+    assert "CompressionWithoutSavings handed the fleet to PreemptionThrash" in output.stdout, output.stderr
     assert facts["template"] == first[0]["template"] == observed.revision()
 
 
-def test_a_switch_is_told_as_an_event_and_one_for_an_edited_spec_as_another(observed):
-    observed.wait(lambda: len(events(observed)) == 1, SECONDS, "it is told")
+def test_a_switch_is_reported_as_an_event_and_one_for_an_edited_spec_as_another(observed):
+    observed.wait(lambda: len(events(observed)) == 1, SECONDS, "it is reported")
 
     observed.kubectl("patch", "kvr", "llm", "--type=merge", "-p", '{"spec": {"limits": {"cooldown": "23h"}}}')
 
     observed.wait(lambda: len(given(observed)) == 2, SECONDS, "the spec was edited")
-    observed.wait(lambda: len(events(observed)) == 2, SECONDS, "and is told")
+    observed.wait(lambda: len(events(observed)) == 2, SECONDS, "and is reported")
     assert [each["generation"] for each in given(observed)] == [2, 1]
     assert {each["type"] for each in events(observed)} == {"Normal"}

@@ -1,4 +1,4 @@
-"""What stands in the way is told once: a condition with what to do, one Event, one log line."""
+"""What stands in the way is reported once: a condition with what to do, one Event, one log line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worlds.reported_problems import REPORTED_PROBLEMS, ReportedProblem, an_olde
 from worlds.world import World
 
 TICKS_SECONDS = 2.5
-"""Some looks more, at one a second: whatever is told on every look shows."""
+"""Some looks more, at one a second: whatever is reported on every look shows."""
 
 KEYS = {
     "Ready": "problem",
@@ -21,24 +21,24 @@ KEYS = {
     "MetricsAvailable": "diagnosis",
     "Diagnosed": "diagnosis",
 }
-"""The log line's key for what a condition tells."""
+"""The log line's key for what a condition says."""
 
 
 def lines(world: World, problem: ReportedProblem) -> list[str]:
     """Return the log lines of the resource that report the problem."""
-    wanted = ("/llm ", f"{KEYS[problem.condition]}={problem.reason} ")
-    return [line for line in world.log.splitlines() if all(part in line for part in wanted)]
+    expected = ("/llm ", f"{KEYS[problem.condition]}={problem.reason} ")
+    return [line for line in world.log.splitlines() if all(part in line for part in expected)]
 
 
 @pytest.mark.parametrize("name", REPORTED_PROBLEMS)
-def test_what_stands_in_the_way_is_told_once_with_what_to_do(a_world, name):
+def test_what_stands_in_the_way_is_reported_once_with_what_to_do(a_world, name):
     problem = REPORTED_PROBLEMS[name]
     world = a_world(2)
     problem.arrange(world)
 
     world.start()
     said = lambda: world.condition(problem.condition) == (problem.status, problem.reason)  # noqa: E731
-    world.wait(said, PATIENCE_SECONDS, f"{problem.reason} is told")
+    world.wait(said, PATIENCE_SECONDS, f"{problem.reason} is reported")
     sentence = message_of(world, problem.condition)
     time.sleep(TICKS_SECONDS)
 

@@ -83,7 +83,7 @@ async def test_a_calm_fleet_is_asked_whether_it_does_without_once_it_is_due() ->
     assert (early.plan, early.outlook) == (None, "")
 
 
-async def test_a_load_that_did_not_fall_keeps_it_and_is_told() -> None:
+async def test_a_load_that_did_not_fall_keeps_it_and_is_reported() -> None:
     found = await looked(State.RECOVERED)
 
     assert found.plan is None
@@ -134,11 +134,11 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(
     done = after(found)
 
     assert (found.plan, done.temporary) == (None, ())
-    [told] = [note for note in notes(before, done) if note.reason is Reason.TEMPORARY_CHANGE_FORGOTTEN]
-    assert "kvOffloadingSize (engine default) -> 32" in told.message
+    [note] = [each for each in notes(before, done) if each.reason is Reason.TEMPORARY_CHANGE_FORGOTTEN]
+    assert "kvOffloadingSize (engine default) -> 32" in note.message
 
 
-async def test_an_engine_that_cannot_be_told_keeps_the_change_and_was_not_calm() -> None:
+async def test_an_engine_that_is_not_recognised_keeps_the_change_and_was_not_calm() -> None:
     body = template()
     hidden = {**body, "spec": {**body["spec"], "containers": [{"name": "vllm", "image": "sidecar"}]}}
 

@@ -64,7 +64,7 @@ async def test_a_calm_fleet_is_asked_whether_fewer_do_once_it_is_due() -> None:
     assert (early.plan, early.outlook, len(quick.looks)) == (None, "", 1)
 
 
-async def test_a_load_that_did_not_fall_keeps_them_and_is_told() -> None:
+async def test_a_load_that_did_not_fall_keeps_them_and_is_reported() -> None:
     found, _ = await looked(State.RECOVERED)
 
     assert found.plan is None
@@ -96,9 +96,9 @@ async def test_what_is_somebody_elses_now_is_forgotten_with_an_event(fleet: Flee
     after = note_temporary(before, found, POLICY, NOW)
 
     assert (found.plan, after.added_replicas) == (None, None)
-    [told] = [note for note in notes(before, after) if note.reason is Reason.REPLICAS_CHANGED]
-    assert "replicas 3 -> 4" in told.message
-    assert "and that number stays" in told.message
+    [note] = [each for each in notes(before, after) if each.reason is Reason.REPLICAS_CHANGED]
+    assert "replicas 3 -> 4" in note.message
+    assert "and that number stays" in note.message
 
 
 async def test_calm_is_noted_once_and_ended_by_a_look_that_says_nothing() -> None:
@@ -115,14 +115,14 @@ async def test_calm_is_noted_once_and_ended_by_a_look_that_says_nothing() -> Non
     assert ended.calm_since is None
 
 
-async def test_an_outlook_is_told_anew_when_it_is_old() -> None:
+async def test_an_outlook_is_renewed_when_it_is_old() -> None:
     calm, _ = await looked(State.RECOVERED)
     fresh = Record(temporary=(HELD,))
     old = Record(temporary=(replace(HELD, looked_at=NOW - REFRESH),))
 
-    told = [note_temporary(each, calm, POLICY, NOW).added_replicas for each in (fresh, old)]
+    added = [note_temporary(each, calm, POLICY, NOW).added_replicas for each in (fresh, old)]
 
-    assert [each.outlook for each in told if each] == [HELD.outlook, "60 requests wait on 4 replicas"]
+    assert [each.outlook for each in added if each] == [HELD.outlook, "60 requests wait on 4 replicas"]
 
 
 def test_why_they_are_still_there_is_said_where_there_are_some() -> None:
@@ -220,7 +220,7 @@ async def test_only_what_an_autoscaler_holds_is_read_with_its_minimum() -> None:
     assert [each.fleet.minimum for each in seen] == [None, None, a_minimum(4)]
 
 
-async def test_where_nothing_is_left_the_numbers_for_a_split_are_told() -> None:
+async def test_where_nothing_is_left_the_numbers_for_a_split_are_shown() -> None:
     found, _ = await looked(State.THRASH, None, a_settled_fleet(), bound=ScaleBound(most=3), levers=())
 
     assert found.diagnosis.reason is Reason.CAPACITY_EXHAUSTED

@@ -1,7 +1,7 @@
 """An etcd is restored from a backup while a run is open, and the operator goes on as if nothing had been.
 
 All that it knows is of a later version then: the run that it closed is open again, replicas that it let go
-are back, and no watch tells of it (Kubernetes 1.36 answers one from a later version with 200 and silence).
+are back, and no watch reports it (Kubernetes 1.36 answers one from a later version with 200 and silence).
 """
 
 from __future__ import annotations

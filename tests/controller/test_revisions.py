@@ -81,7 +81,7 @@ def test_without_a_past_nothing_is_changed(a_world):
 
     world.start()
     doubt = ("Unknown", "MetricsMissing")
-    world.wait(lambda: world.condition("Diagnosed") == doubt, PATIENCE_SECONDS, "the doubt is told")
+    world.wait(lambda: world.condition("Diagnosed") == doubt, PATIENCE_SECONDS, "the doubt is reported")
     time.sleep(TICKS_SECONDS)
 
     assert "revision 2 came at" in message_of(world, "Diagnosed")

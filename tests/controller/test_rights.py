@@ -226,9 +226,9 @@ def test_a_revision_whose_image_is_of_another_repository_is_not_put_back(a_world
     refused = lambda: world.condition("ActionRequired") == ("True", "ChangeRefused")  # noqa: E731
     world.wait(refused, 90, "the fence refuses it")
 
-    told = [each["message"] for each in world.status()["conditions"]]
-    assert any("goes back to no revision with other containers, image repositories" in each for each in told)
-    assert any("the fleet stands as it is" in each for each in told)
+    said = [each["message"] for each in world.status()["conditions"]]
+    assert any("goes back to no revision with other containers, image repositories" in each for each in said)
+    assert any("the fleet stands as it is" in each for each in said)
     assert world.deployment()["spec"] == before
 
 
@@ -263,6 +263,6 @@ def test_without_the_right_to_read_config_maps_a_file_counts_as_unseen(a_world, 
     asked = lambda: world.condition("ActionRequired") == ("True", "FlagNotEditable")  # noqa: E731
     world.wait(asked, 90, "a person is asked")
 
-    (told,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
-    assert "ConfigMap/limits, which may not be read by the operator" in told
+    (message,) = [c["message"] for c in world.status()["conditions"] if c["type"] == "ActionRequired"]
+    assert "ConfigMap/limits, which may not be read by the operator" in message
     assert {line.partition("?")[0].rpartition("/")[2] for line in proxy.forbidden} == {"limits"}

@@ -203,8 +203,8 @@ async def test_the_second_time_for_the_same_template_nothing_is_planned() -> Non
 
     assert found.plan is None
     assert found.blocked.reason is Reason.RUNBOOK_SWITCHED_TWICE
-    for told in (over.template, "PreemptionThrash wants Deployment/llm: maxNumSeqs 64 -> ", "EagerFallback"):
-        assert told in found.blocked.message
+    for part in (over.template, "PreemptionThrash wants Deployment/llm: maxNumSeqs 64 -> ", "EagerFallback"):
+        assert part in found.blocked.message
     assert "An edit of the spec or of the pod template starts anew" in found.blocked.message
 
 

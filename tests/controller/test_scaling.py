@@ -42,7 +42,7 @@ def test_a_replica_is_added_and_stays_until_fewer_carry_the_load(a_world):
             "somebody asked whether fewer would do",
         )
         time.sleep(LOOKS_SECONDS)
-        told = kvmedic(world, "explain", "llm").stdout
+        explained = kvmedic(world, "explain", "llm").stdout
         stays = (world.replicas(), len(world.outcomes()))
         calm(world)
         ended(world, 2)
@@ -51,8 +51,8 @@ def test_a_replica_is_added_and_stays_until_fewer_carry_the_load(a_world):
     assert (added, stays) == (MORE, (MORE, 1)), "the load is what two could not carry"
     assert (temporary["before"], temporary["after"]) == (REPLICAS, MORE)
     assert finalizers, "what is held is given back before the resource goes"
-    assert "Temporary change: replicas 2 -> 3" in told
-    assert "45 requests wait on 3 replicas" in told
+    assert "Temporary change: replicas 2 -> 3" in explained
+    assert "45 requests wait on 3 replicas" in explained
     assert world.condition("ActionRequired")[0] == "False"
     assert world.outcomes() == ["Recovered", "Recovered"]
     assert [run["steps"][0] for run in world.status()["history"]] == [

@@ -104,7 +104,7 @@ def is_taken(world: World, edit: dict[str, Any]) -> bool:
 
 
 class Editing(RuleBasedStateMachine):
-    """One fleet whose resource is edited, from the middle of a run on; `ends` is told what came of it."""
+    """One fleet whose resource is edited, from the middle of a run on; `ends` gets what came of it."""
 
     def __init__(self, world: World, stack: ExitStack, ends: list[tuple[int, int, list[str]]]) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ def asking(container: dict[str, Any], pod: dict[str, Any]) -> None:
     ("log", "applied"), [(EIGHT, True), (PLAIN, False)], ids=["it names fp8", "it does not"]
 )
 def test_what_the_start_up_log_says_decides_and_nothing_else_of_it_is_kept(a_world, log, applied):
-    """A type that is ignored is told; as nothing could mend that, the fleet goes to the other runbook."""
+    """A type that is ignored is reported; as nothing could mend that, the fleet goes to the other runbook."""
     spec = {"runbooks": [str(each) for each in Runbook], "mode": "Observe"}
     world = a_world(replicas=2, spec=spec, change=asking)
     world.proxy.log = log

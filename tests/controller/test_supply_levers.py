@@ -28,8 +28,8 @@ def close(world: World) -> None:
 
 def said(world: World) -> str:
     """Return why no run is open."""
-    told = [one for one in world.status().get("conditions", []) if one["type"] == "Progressing"]
-    return str(told[0]["message"]) if told else ""
+    found = [one for one in world.status().get("conditions", []) if one["type"] == "Progressing"]
+    return str(found[0]["message"]) if found else ""
 
 
 def left_alone(world: World, why: str) -> None:
@@ -82,7 +82,7 @@ def test_a_share_that_did_not_help_is_lowered_again_and_remembered(a_world):
     ],
     ids=["nobody knows what is free", "hardly anything is free"],
 )
-def test_without_room_a_share_is_left_alone_and_somebody_is_told(a_world, devices, why):
+def test_without_room_a_share_is_left_alone_and_somebody_is_asked(a_world, devices, why):
     world = a_world(spec=spec(SHARE), arguments=[GIVEN])
     world.rewrite(devices=devices)
 

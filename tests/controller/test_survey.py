@@ -50,7 +50,7 @@ from worlds.world import deployment
 
 SHORT = Histogram((10.0,), (9.0, 0.0), 45.0)
 QUICK_LOOK = TRIGGER | FELT
-"""What tells whether a fleet is in trouble."""
+"""What shows whether a fleet is in trouble."""
 
 
 def settled_view() -> Any:
@@ -139,29 +139,29 @@ async def test_a_method_that_evicts_tokens_is_known_by_the_template() -> None:
     assert (found.evidence.evicts.name, found.evidence.evicts.budget) == ("TriAttention", 512)
 
 
-async def test_a_pool_that_the_log_alone_tells_is_as_good_as_one_of_the_metrics() -> None:
-    told, _ = await looked(State.THRASH, good=OLD)
+async def test_a_pool_that_the_log_alone_reports_is_as_good_as_one_of_the_metrics() -> None:
+    exported, _ = await looked(State.THRASH, good=OLD)
     metrics = Asked(State.THRASH, silent=True, logged=LoggedSize(4800, SizeUnit.TOKENS))
 
     found = await surveyed(metrics)
 
-    assert (found.plan.steps, found.blocks()) == (told.plan.steps, 149)
+    assert (found.plan.steps, found.blocks()) == (exported.plan.steps, 149)
     assert metrics.read == [("vllm", *sorted(pod.name for pod in a_fleet().pods))]
 
 
-async def test_a_pool_that_nothing_tells_makes_no_cap() -> None:
+async def test_a_pool_that_nothing_reports_makes_no_cap() -> None:
     found = await surveyed(Asked(State.THRASH, silent=True))
 
     assert (found.diagnosis.reason, found.plan) == (Reason.SIGNAL_UNSUPPORTED, None)
 
 
-async def test_no_log_is_read_where_the_metrics_tell_or_the_fleet_is_calm() -> None:
-    telling, calm = Asked(State.THRASH), Asked(State.RECOVERED, silent=True)
+async def test_no_log_is_read_where_the_metrics_suffice_or_the_fleet_is_calm() -> None:
+    exporting, calm = Asked(State.THRASH), Asked(State.RECOVERED, silent=True)
 
-    await surveyed(telling)
+    await surveyed(exporting)
     await surveyed(calm)
 
-    assert (telling.read, calm.read) == ([], [])
+    assert (exporting.read, calm.read) == ([], [])
 
 
 BOTH = ["PreemptionThrash", "CompressionWithoutSavings"]
@@ -188,7 +188,7 @@ async def surveyed_with(metrics: Asked, seen: Any, **more: Any) -> Survey:
     return await survey(resource, resource.policy, seen, SurveyInput(metrics, metrics))
 
 
-async def test_a_method_that_the_log_alone_tells_is_looked_at() -> None:
+async def test_a_method_that_the_log_alone_reports_is_looked_at() -> None:
     metrics = Asked(State.THRASH, started=EVICTS)
 
     found = await surveyed_with(metrics, view(), runbooks=BOTH)
@@ -202,19 +202,19 @@ async def test_a_method_that_the_log_alone_tells_is_looked_at() -> None:
 
 
 async def test_a_type_that_a_start_names_is_applied_though_the_label_says_auto() -> None:
-    told, silent = Asked(State.THRASH, started=EIGHT), Asked(State.THRASH)
+    named, silent = Asked(State.THRASH, started=EIGHT), Asked(State.THRASH)
 
     applied, missing = [
-        await surveyed_with(metrics, asking_for("fp8"), runbooks=BOTH) for metrics in (told, silent)
+        await surveyed_with(metrics, asking_for("fp8"), runbooks=BOTH) for metrics in (named, silent)
     ]
 
-    assert told.asked_for_starts == silent.asked_for_starts == [PODS]
+    assert named.asked_for_starts == silent.asked_for_starts == [PODS]
     assert Reason.COMPRESSION_NOT_APPLIED not in applied.diagnosis.line()
     assert f"cannot go on, {Reason.COMPRESSION_NOT_APPLIED}: " in missing.diagnosis.line()
     assert "its start-up log cannot be read (gone)" in missing.diagnosis.line()
 
 
-async def test_a_log_that_cannot_be_read_tells_of_no_method() -> None:
+async def test_a_log_that_cannot_be_read_names_no_method() -> None:
     unread, plain = Asked(State.THRASH), Asked(State.THRASH)
 
     found = await surveyed_with(unread, view(), runbooks=BOTH)
@@ -224,7 +224,7 @@ async def test_a_log_that_cannot_be_read_tells_of_no_method() -> None:
     assert found.diagnosis == alone.diagnosis
 
 
-async def test_no_start_is_read_by_a_quick_look_without_the_runbook_or_where_settings_tell() -> None:
+async def test_no_start_is_read_by_a_quick_look_without_the_runbook_or_where_settings_show_it() -> None:
     calm, another, settled = Asked(State.RECOVERED), Asked(State.THRASH), Asked(State.THRASH)
     set_up = with_container(env=[{"name": "VLLM_ASCEND_KVCOMPRESS_ENABLED", "value": "1"}])
 
@@ -259,7 +259,7 @@ async def surveyed(metrics: Asked, **more: Any) -> Survey:
     return await survey(resource, resource.policy, view(), SurveyInput(metrics, metrics))
 
 
-async def test_required_node_health_that_nobody_tells_holds_and_says_how_to_provide_it() -> None:
+async def test_required_node_health_that_nobody_reports_holds_and_says_how_to_provide_it() -> None:
     found = await surveyed(Asked(State.THRASH), nodeHealth="Required")
 
     assert found.diagnosis.reason is Reason.NODE_HEALTH_UNKNOWN
@@ -554,7 +554,7 @@ async def test_one_replica_that_says_nothing_does_not_blind_the_fleet(
     assert healthy_revision(found, resource.policy, NOW) is None
 
 
-async def test_a_silent_fleet_and_one_with_too_many_silent_replicas_are_told_as_before() -> None:
+async def test_a_silent_fleet_and_one_with_too_many_silent_replicas_are_judged_as_before() -> None:
     resource = a_resource()
     metrics = Asked(State.THRASH, named={"a": State.MISSING})
 

@@ -57,14 +57,14 @@ def test_a_trial_is_explained_with_its_picture_while_its_template_stands(tried):
     )
     assert world.status()["diagnosis"]["reason"] == "BlocksNotFreed"
 
-    told = kvmedic(world, "explain", "llm", "-v")
+    explained = kvmedic(world, "explain", "llm", "-v")
     facts = json.loads(kvmedic(world, "explain", "llm", "-o", "json").stdout)["trial"]
     world.kubectl("set", "env", "deployment/llm", "OTHER=1")
     after = kvmedic(world, "explain", "llm", "-v")
 
-    assert told.returncode == 0, told.stderr
-    assert " on this pod template: Scattered: on a trial pod " in told.stdout
-    assert f"{seen[-1]['tokens']} tokens of the request" in told.stdout
+    assert explained.returncode == 0, explained.stderr
+    assert " on this pod template: Scattered: on a trial pod " in explained.stdout
+    assert f"{seen[-1]['tokens']} tokens of the request" in explained.stdout
     assert [(each["tokens"], each["usedBlocks"]) for each in facts["readings"]] == [
         (each["tokens"], each["used"]) for each in seen
     ]
@@ -89,7 +89,7 @@ def test_where_blocks_come_back_the_other_runbook_goes_on(tried):
         ("short", None, "TrialUnanswered", "1 prompts were sent, 3 are needed"),
     ],
 )
-def test_where_a_fleet_is_slower_prompts_tell_whether_attention_is_fused(
+def test_where_a_fleet_is_slower_prompts_show_whether_attention_is_fused(
     a_world, prompts, growth, reason, says
 ):
     known = {"baseline": {**FASTER, "blocks": 1}}
@@ -100,13 +100,13 @@ def test_where_a_fleet_is_slower_prompts_tell_whether_attention_is_fused(
 
     world.wait(lambda: bool(world.outcomes()), SECONDS, "the trial is over")
     world.wait(lambda: world.status()["diagnosis"]["reason"] == reason, SECONDS, "it counts")
-    told = kvmedic(world, "explain", "llm", "-v")
+    explained = kvmedic(world, "explain", "llm", "-v")
 
     assert (growths(world), answers(world), trial_pods(world)) == ([growth], [None], [])
     assert "computes prompts of up to 16384 tokens" in world.status()["history"][0]["steps"][0]
     assert says in world.status()["diagnosis"]["message"]
     assert world.deployment()["spec"]["template"] == before
-    assert "prompt tokens device memory, MiB more than before" in told.stdout, told.stderr
+    assert "prompt tokens device memory, MiB more than before" in explained.stdout, explained.stderr
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_attention_that_is_not_fused_without_the_method_either_is_no_reason_to_t
 
     world.wait(lambda: len(world.outcomes()) == 2, SECONDS, "both halves are shown")
     world.wait(lambda: world.status()["diagnosis"]["reason"] == "BaselineMissing", SECONDS, "it counts")
-    told = kvmedic(world, "explain", "llm", "-v")
+    explained = kvmedic(world, "explain", "llm", "-v")
 
     assert growths(world) == ["Square", "Square"]
     assert "without Mine it is not either" in world.status()["diagnosis"]["message"]
-    assert "With the method off, at " in told.stdout, told.stderr
+    assert "With the method off, at " in explained.stdout, explained.stderr
     assert world.deployment()["spec"]["template"] == before
     assert trial_pods(world) == []
 
@@ -151,7 +151,7 @@ def test_attention_that_is_not_fused_without_the_method_either_is_no_reason_to_t
     ],
     ids=["as many as without", "twice as many"],
 )
-def test_where_nobody_knows_the_blocks_of_before_a_start_without_the_method_tells(
+def test_where_nobody_knows_the_blocks_of_before_a_start_without_the_method_shows_it(
     a_world, blocks, reason, says
 ):
     world = a_world(replicas=2, spec=bits(baseline=AS_BEFORE), change=evicting)

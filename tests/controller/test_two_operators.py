@@ -33,7 +33,7 @@ AddProxy = Callable[[Callable[[Write], Fate]], Proxy]
 
 @pytest.fixture
 def another_way(light: LightCluster) -> Iterator[AddProxy]:
-    """Makes further ways to the API server, so that what each process sends can be told apart."""
+    """Makes further ways to the API server, so that what each process sends can be distinguished."""
     with ExitStack() as stack:
         yield lambda decide: stack.enter_context(Proxy(light.url, light.token, decide))
 

@@ -122,7 +122,7 @@ def test_an_undo_ends_the_run_and_stays(a_world, moment, past):
 
     assert len(undo.done) == 2, "nobody undid anything"
     assert {*undo.done} == {OLD, NEW}
-    assert cap(world) == undo.done[1], "what the person wanted stays"
+    assert cap(world) == undo.done[1], "what the person set last stays"
     assert world.outcomes() == ["ChangeReverted" if undo.done[1] == OLD else "FlagDrifted"]
     assert untouched(world.deployment()["spec"]) == untouched(before)
     assert world.traces() == []
@@ -230,9 +230,9 @@ def test_a_fleet_of_two_settings_whose_template_a_person_edited_stays_and_says_w
     with Eye(world.cluster, world.namespace, 2) as eye:
         reach(world, Phase.DRAIN)
         delete_by_force(world, lambda: world.kubectl("set", "env", "deployment/llm", "ANOTHER=1"))
-        world.wait(lambda: bool(told(world)), PATIENCE_SECONDS, "an Event says why the fleet stays")
+        world.wait(lambda: bool(event_notes(world)), PATIENCE_SECONDS, "an Event says why the fleet stays")
 
-    assert "kubectl -n " + world.namespace + " get deployment llm" in told(world)[0]
+    assert "kubectl -n " + world.namespace + " get deployment llm" in event_notes(world)[0]
     spec = world.deployment()["spec"]
     assert (spec["minReadySeconds"], spec["progressDeadlineSeconds"]) == HELD
     assert {"name": "ANOTHER", "value": "1"} in spec["template"]["spec"]["containers"][0]["env"]
@@ -243,7 +243,7 @@ HELD = (2147483646, 2147483647)
 """`minReadySeconds` and `progressDeadlineSeconds` of a rollout that a run holds frozen."""
 
 
-def told(world: World) -> list[str]:
+def event_notes(world: World) -> list[str]:
     """Return what Events say of a fleet whose resource is gone."""
     found = json.loads(world.kubectl("get", "events.events.k8s.io", "-o", "json"))["items"]
     return [each["note"] for each in found if each["reason"] == "ClaimedByAnother"]

@@ -37,12 +37,12 @@ def is_away(world: World) -> bool:
 
 def spoil(world: World, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the stored status into one that this version does not read."""
-    wanted: list[dict[str, Any]] = []
+    spoiled: list[dict[str, Any]] = []
 
     def write() -> None:
         body = world.resource()
         change(body["status"])
-        wanted[:] = [copy.deepcopy(body["status"])]
+        spoiled[:] = [copy.deepcopy(body["status"])]
         path = f"/apis/kvmedic.io/v1alpha1/namespaces/{world.namespace}/kvremediations/llm/status"
         world.cluster.api.request("PUT", path, json=body)
 
@@ -94,7 +94,7 @@ def test_a_run_whose_spec_becomes_unusable_waits_and_goes_on_when_it_is_mended(a
             world.wait(
                 lambda name=name, status=status: world.condition(name) == (status, reason),
                 20,
-                f"{name} is told",
+                f"{name} is reported",
             )
         world.wait(lambda: drained(world) == [], PATIENCE_SECONDS, "every replica is in rotation again")
         stands_still(world)
@@ -147,7 +147,7 @@ def test_a_deleted_resource_with_an_unreadable_run_says_what_to_type(a_world):
     spoil(world, strange_run)
     advice = message_of(world, "Ready")
     delete_resource(world)
-    world.wait(lambda: "is being deleted" in message_of(world, "Ready"), 20, "it is told what to type")
+    world.wait(lambda: "is being deleted" in message_of(world, "Ready"), 20, "it says what to type")
     stands = world.deployment()["metadata"]["generation"]
     command = message_of(world, "Ready").rpartition("release the resource: kubectl ")[2]
 
@@ -158,7 +158,7 @@ def test_a_deleted_resource_with_an_unreadable_run_says_what_to_type(a_world):
     assert world.deployment()["metadata"]["generation"] == stands
     assert len(events(world, "RunUnreadable")) == 1
     assert world.log.count("problem=RunUnreadable") == 2, (
-        "told before and after the deletion, not on every look"
+        "reported before and after the deletion, not on every look"
     )
 
 

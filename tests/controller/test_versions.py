@@ -42,18 +42,18 @@ async def found_with(view: Any, says: Mapping[str, str], **more: Any) -> tuple[S
 
 ALLOWED, REFUSED = True, False
 CASES = [
-    ("a digest, and the replicas tell", DIGEST, {ALL_SAY: "0.32.0"}, ALLOWED, ""),
+    ("a digest, and the replicas report", DIGEST, {ALL_SAY: "0.32.0"}, ALLOWED, ""),
     ("a digest, and a build for CPU", DIGEST, {ALL_SAY: "0.32.0+cpu"}, ALLOWED, ""),
-    ("anybody's image, and the replicas tell", OURS, {ALL_SAY: "0.32.0"}, ALLOWED, ""),
+    ("anybody's image, and the replicas report", OURS, {ALL_SAY: "0.32.0"}, ALLOWED, ""),
     (
-        "a digest, and nobody tells",
+        "a digest, and nobody reports",
         DIGEST,
         {},
         REFUSED,
         "the version of vLLM is not known: a has no such page; c has no such page, and the image's tag does "
         "not show it",
     ),
-    ("a tag, and nobody tells", TAGGED.format("0.32.0"), {}, ALLOWED, ""),
+    ("a tag, and nobody reports", TAGGED.format("0.32.0"), {}, ALLOWED, ""),
     ("a tag that the replicas confirm", TAGGED.format("0.32.0"), {ALL_SAY: "0.32.0"}, ALLOWED, ""),
     (
         "a tag of old, replicas of today",

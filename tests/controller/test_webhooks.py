@@ -30,7 +30,7 @@ def test_a_webhook_that_answers_late_is_named_to_the_person_and_waited_for(a_wor
         world.wait(
             lambda: world.condition("ActionRequired") == ("True", "ChangeRefused"),
             PATIENCE_SECONDS,
-            "it is told that a write does not go through",
+            "it is reported that a write does not go through",
         )
         stands = world.deployment()["metadata"]["generation"]
         message, number = message_of(world, "ActionRequired"), accepted(world)

@@ -120,7 +120,7 @@ def test_a_helm_release_is_asked_to_give_way_where_no_resource_says_otherwise():
     assert check(respected, Topic.OWNER).reason is Reason.MANAGED_BY_HELM
 
 
-def test_all_that_stands_in_the_way_is_told_at_once():
+def test_all_that_stands_in_the_way_is_reported_at_once():
     body = marked(a_deployment(paused=True, replicas=0), **ARGO_CD)
 
     found = examine(body, VPA)
@@ -129,7 +129,7 @@ def test_all_that_stands_in_the_way_is_told_at_once():
     assert topics == {Topic.FRONT, Topic.REPLICAS, Topic.ROLLOUT, Topic.OWNER, Topic.AUTOSCALER}
 
 
-def test_a_failed_check_tells_what_to_type_with_the_names_of_the_fleet():
+def test_a_failed_check_says_what_to_type_with_the_names_of_the_fleet():
     found = check(examine(a_deployment(paused=True), a_service()), Topic.ROLLOUT)
 
     assert found.fix == "in the manifest, Deployment/llm: write spec.paused: false, or leave it out"
@@ -192,8 +192,8 @@ def test_a_pool_of_the_gateway_is_a_front_without_a_service():
 def test_all_that_leads_requests_is_named():
     found = examine(a_deployment(), a_service(), POOL)
 
-    told = check(found, Topic.FRONT).saw
-    assert told == "Service llm and InferencePool pool by app=llm lead requests to the pods"
+    saw = check(found, Topic.FRONT).saw
+    assert saw == "Service llm and InferencePool pool by app=llm lead requests to the pods"
 
 
 def test_a_router_that_the_spec_names_is_a_front():
@@ -213,23 +213,23 @@ def test_a_router_that_the_spec_names_is_a_front():
         ((), 8000, ("at port 8000", "")),
     ],
 )
-def test_several_unnamed_ports_are_told_and_the_services_counts(numbers, port, said):
+def test_several_unnamed_ports_are_named_and_the_services_counts(numbers, port, said):
     engine = an_engine(ports=[{"containerPort": each} for each in numbers])
 
-    told = check(examine(a_deployment(engine), a_service()), Topic.PORT)
+    found = check(examine(a_deployment(engine), a_service()), Topic.PORT)
 
-    assert told.figures["port"] == port
-    assert (told.saw.endswith(said[0]), said[1] in told.fix) == (True, True)
-    assert bool(told.fix) is (len(numbers) > 1)
+    assert found.figures["port"] == port
+    assert (found.saw.endswith(said[0]), said[1] in found.fix) == (True, True)
+    assert bool(found.fix) is (len(numbers) > 1)
 
 
 def test_ports_that_the_spec_names_are_an_engine_each():
     target = {"name": "llm", "ports": [8001, 8000]}
 
-    told = check(examine(a_deployment(), a_service(), targetRef=target), Topic.PORT)
+    found = check(examine(a_deployment(), a_service(), targetRef=target), Topic.PORT)
 
-    assert told.saw == "each replica is asked for its metrics at ports 8000, 8001, an engine each"
-    assert (told.result, told.fix) == (Result.PASS, "")
+    assert found.saw == "each replica is asked for its metrics at ports 8000, 8001, an engine each"
+    assert (found.result, found.fix) == (Result.PASS, "")
 
 
 def test_a_named_port_of_the_service_is_the_containers_port_of_that_name():
@@ -237,12 +237,12 @@ def test_a_named_port_of_the_service_is_the_containers_port_of_that_name():
     service = a_service()
     service["spec"]["ports"] = [{"port": 80, "targetPort": "api"}]
 
-    told = check(examine(a_deployment(engine), service), Topic.PORT)
+    found = check(examine(a_deployment(engine), service), Topic.PORT)
 
-    assert told.figures["port"] == 9000
+    assert found.figures["port"] == 9000
 
 
-def test_labels_that_change_are_told_as_one_or_as_several():
+def test_labels_that_change_are_named_as_one_or_as_several():
     assert [labels_that_change(keys) for keys in (("app",), ("app", "tier"))] == [
         "label app changes",
         "labels app and tier change",
@@ -252,16 +252,16 @@ def test_labels_that_change_are_told_as_one_or_as_several():
 def test_an_autoscaler_at_rest_is_named_and_stands_in_no_ones_way():
     found = examine(a_deployment(), a_service(), an_object("keda.sh/v1alpha1", "ScaledObject", "so", **KEDA))
 
-    told = check(found, Topic.AUTOSCALER)
-    assert (told.result, "ScaledObject so" in told.saw) == (Result.PASS, True)
+    scaler = check(found, Topic.AUTOSCALER)
+    assert (scaler.result, "ScaledObject so" in scaler.saw) == (Result.PASS, True)
 
 
 def test_a_disruption_budget_is_named_though_no_rollout_heeds_it():
     budget = an_object("policy/v1", "PodDisruptionBudget", "pdb", selector={"matchLabels": {"app": "llm"}})
 
-    told = check(examine(a_deployment(), a_service(), budget), Topic.DISRUPTION_BUDGET)
+    found = check(examine(a_deployment(), a_service(), budget), Topic.DISRUPTION_BUDGET)
 
-    assert (told.result, "pdb" in told.saw) == (Result.PASS, True)
+    assert (found.result, "pdb" in found.saw) == (Result.PASS, True)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,10 @@ def test_a_disruption_budget_is_named_though_no_rollout_heeds_it():
     [((), "17"), (("--max-num-seqs", "17"), "17"), (("--max-num-seqs=18",), "18")],
 )
 def test_a_lever_counts_as_free_whatever_its_present_value(args, said):
-    told = check(examine(a_deployment(an_engine(*args)), a_service()), Topic.LEVERS)
+    found = check(examine(a_deployment(an_engine(*args)), a_service()), Topic.LEVERS)
 
-    assert told.result is Result.PASS
-    assert (f"({said})" in told.saw) is bool(args)
+    assert found.result is Result.PASS
+    assert (f"({said})" in found.saw) is bool(args)
 
 
 @pytest.mark.parametrize(
@@ -294,10 +294,10 @@ def test_each_lever_of_the_spec_is_tried_on_the_command_line(lever, flag):
 def test_one_lever_that_can_be_set_is_enough_and_the_others_are_named():
     levers = [{"name": "watermark", "max": 0.1}, {"name": "maxNumSeqs"}]
 
-    told = check(examine(a_deployment(), a_service(), levers=levers), Topic.LEVERS)
+    found = check(examine(a_deployment(), a_service(), levers=levers), Topic.LEVERS)
 
-    assert told.result is Result.PASS
-    assert "watermark cannot be set" in told.saw
+    assert found.result is Result.PASS
+    assert "watermark cannot be set" in found.saw
 
 
 def test_a_spec_among_the_documents_is_the_one_that_counts():
@@ -415,25 +415,25 @@ HOST_PORT = an_engine(ports=[{"containerPort": 8000, "hostPort": 8000}])
         ([a_deployment()], "(no node is listed)"),
     ],
 )
-def test_what_leaves_a_spare_few_nodes_is_told_without_any_node(documents, said):
-    told = check(examine(*documents, a_service()), Topic.SPARE)
+def test_what_leaves_a_spare_few_nodes_is_reported_without_any_node(documents, said):
+    found = check(examine(*documents, a_service()), Topic.SPARE)
 
-    assert (told.result, said in told.saw) == (Result.UNKNOWN, True), told.saw
+    assert (found.result, said in found.saw) == (Result.UNKNOWN, True), found.saw
 
 
 @pytest.mark.parametrize(
     ("replicas", "said"), [(1, "1 replica is asked for"), (2, "2 replicas are asked for")]
 )
-def test_one_replica_is_told_as_one(replicas, said):
-    told = check(examine(a_deployment(replicas=replicas), a_service()), Topic.REPLICAS)
+def test_one_replica_is_reported_as_one(replicas, said):
+    found = check(examine(a_deployment(replicas=replicas), a_service()), Topic.REPLICAS)
 
-    assert told.saw.startswith(said)
+    assert found.saw.startswith(said)
 
 
-def test_a_strategy_that_a_walk_changes_is_told_to_be_put_back():
-    told = check(examine(a_deployment(strategy={"type": "Recreate"}), a_service()), Topic.STRATEGY)
+def test_a_strategy_that_a_walk_changes_is_reported_to_be_put_back():
+    found = check(examine(a_deployment(strategy={"type": "Recreate"}), a_service()), Topic.STRATEGY)
 
-    assert "RollingUpdate while a run" in told.saw
+    assert "RollingUpdate while a run" in found.saw
 
 
 @pytest.mark.parametrize("replicas", ["2", -1, True, 1.5])
@@ -451,7 +451,7 @@ def test_a_quota_that_is_full_leaves_no_room_for_a_spare():
     assert [each.reason for each in found.failed] == [Reason.NO_ROOM_FOR_SPARE]
 
 
-def test_room_that_nobody_can_tell_is_unknown_and_stops_nothing_as_the_operator_tries():
+def test_room_that_nobody_can_determine_is_unknown_and_stops_nothing_as_the_operator_tries():
     found = examine(a_deployment(), a_service())
 
     assert check(found, Topic.SPARE).result is Result.UNKNOWN
@@ -522,7 +522,7 @@ def test_a_config_map_that_no_file_has_is_not_said_to_be_gone():
 
 
 @pytest.mark.parametrize("tag", ["v0.5.4", "nightly"])
-def test_a_tag_that_names_no_release_that_is_known_is_told_from_which_one_on_they_are(tag):
+def test_a_tag_that_names_no_release_that_is_known_is_answered_with_the_oldest_known(tag):
     body = a_deployment({"name": "llm", "image": f"vllm/vllm-openai:{tag}", "args": ["--max-num-seqs=8"]})
 
     found = check(examine(body, a_service()), Topic.ENGINE)
@@ -531,12 +531,12 @@ def test_a_tag_that_names_no_release_that_is_known_is_told_from_which_one_on_the
     assert found.saw.endswith("of no release that is known: the image's tag names none from 0.5.5 on")
 
 
-def test_a_run_that_is_open_is_told_in_place_of_a_rollout_at_rest():
+def test_a_run_that_is_open_is_reported_in_place_of_a_rollout_at_rest():
     checks, run = examine(a_deployment(), a_service()).checks, a_run()
 
     idle, moved = ([describe_run(each, "own", one) for each in checks] for one in (None, run))
 
-    told = {each.name: each.saw for each in moved}
+    saw = {each.name: each.saw for each in moved}
     assert idle == list(checks)
-    assert told.pop(Topic.ROLLOUT) == f"run {run.id} of KVRemediation own is open: it moves the rollout"
-    assert told == {each.name: each.saw for each in checks if each.name is not Topic.ROLLOUT}
+    assert saw.pop(Topic.ROLLOUT) == f"run {run.id} of KVRemediation own is open: it moves the rollout"
+    assert saw == {each.name: each.saw for each in checks if each.name is not Topic.ROLLOUT}

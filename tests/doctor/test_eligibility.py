@@ -107,9 +107,9 @@ async def test_a_fit_fleet_is_eligible_and_its_condition_is_written_once() -> No
     first = await looked(examiner, town)
     again = await looked(examiner, town, first, NOW + EVERY)
 
-    told = condition_of(first)
-    assert told is not None
-    assert (told.status, told.reason) == (Truth.TRUE, Reason.ELIGIBLE)
+    condition = condition_of(first)
+    assert condition is not None
+    assert (condition.status, condition.reason) == (Truth.TRUE, Reason.ELIGIBLE)
     assert again == first
     assert town.asked == 2
 
@@ -143,8 +143,8 @@ async def test_where_metrics_were_missing_it_is_looked_at_again_within_a_minute(
 
     found = await looked(examiner, town, first, NOW + MINUTE)
 
-    told = [condition_of(record) for record in (first, found)]
-    assert [each and each.reason for each in told] == [Reason.NOT_ELIGIBLE, Reason.ELIGIBLE]
+    conditions = [condition_of(record) for record in (first, found)]
+    assert [each and each.reason for each in conditions] == [Reason.NOT_ELIGIBLE, Reason.ELIGIBLE]
 
 
 async def test_an_edit_of_the_deployment_is_examined_at_the_next_look() -> None:
@@ -155,14 +155,14 @@ async def test_an_edit_of_the_deployment_is_examined_at_the_next_look() -> None:
     edited["metadata"]["generation"] = 2
     town.documents = (edited, a_service())
 
-    told = condition_of(await looked(examiner, town, first, NOW + MINUTE))
+    condition = condition_of(await looked(examiner, town, first, NOW + MINUTE))
 
-    assert told is not None
-    assert (told.status, told.reason) == (Truth.FALSE, Reason.NOT_ELIGIBLE)
-    assert "rollout: someone paused it" in told.message
+    assert condition is not None
+    assert (condition.status, condition.reason) == (Truth.FALSE, Reason.NOT_ELIGIBLE)
+    assert "rollout: someone paused it" in condition.message
 
 
-async def test_a_condition_that_was_not_saved_is_told_again_at_the_next_look() -> None:
+async def test_a_condition_that_was_not_saved_is_written_again_at_the_next_look() -> None:
     town = Namespace()
     examiner = Examiner(Office().ask, TargetSurroundings(town))
     await looked(examiner, town)
@@ -176,47 +176,47 @@ async def test_every_reason_is_in_the_message() -> None:
     town = Namespace([a_deployment(paused=True, strategy={"type": "Recreate"}, replicas=0)])
     office = Office((Right("apps", "deployments", "patch"),))
 
-    told = condition_of(await looked(Examiner(office.ask, TargetSurroundings(town)), town))
+    condition = condition_of(await looked(Examiner(office.ask, TargetSurroundings(town)), town))
 
-    assert told is not None
+    assert condition is not None
     for part in ("front: ", "rollout: ", "replicas: ", "rights: the operator may not patch deployments.apps"):
-        assert part in told.message
-    assert "kvmedic doctor deploy/llm -n serving" in told.message
-    assert len(told.message.encode()) <= MESSAGE_BYTES
+        assert part in condition.message
+    assert "kvmedic doctor deploy/llm -n serving" in condition.message
+    assert len(condition.message.encode()) <= MESSAGE_BYTES
 
 
-async def test_a_fit_fleet_in_a_namespace_without_the_label_is_not_eligible_and_the_command_is_told() -> None:
+async def test_a_fit_fleet_in_a_namespace_without_the_label_is_not_eligible_and_gets_the_command() -> None:
     async def unlabelled(namespace: str) -> Blocked:
         return Blocked(
             Reason.NAMESPACE_NOT_LABELLED, f"kubectl label namespace {namespace} kvmedic.io/heal=true"
         )
 
     town = Namespace()
-    told = condition_of(await looked(Examiner(Office().ask, TargetSurroundings(town), unlabelled), town))
+    condition = condition_of(await looked(Examiner(Office().ask, TargetSurroundings(town), unlabelled), town))
 
-    assert told is not None
-    assert (told.status, told.reason) == (Truth.FALSE, Reason.NOT_ELIGIBLE)
-    assert told.message.startswith("namespace: kubectl label namespace serving kvmedic.io/heal=true; ")
+    assert condition is not None
+    assert (condition.status, condition.reason) == (Truth.FALSE, Reason.NOT_ELIGIBLE)
+    assert condition.message.startswith("namespace: kubectl label namespace serving kvmedic.io/heal=true; ")
 
 
 def test_the_command_names_a_stateful_set_by_its_kind() -> None:
     check = Check(Topic.ROLLOUT, Result.FAIL, "a pod is terminating")
 
-    told = claim_of(Examination("serving", "StatefulSet/llm", (check,)))
+    claim = claim_of(Examination("serving", "StatefulSet/llm", (check,)))
 
-    assert told.message.endswith("kvmedic doctor statefulset/llm -n serving has all, with fixes")
+    assert claim.message.endswith("kvmedic doctor statefulset/llm -n serving has all, with fixes")
 
 
-async def test_a_message_that_is_too_long_tells_whole_reasons_and_how_many_more() -> None:
+async def test_a_message_that_is_too_long_has_whole_reasons_and_how_many_more() -> None:
     lacking = tuple(Right("a-group-of-some-length.example", f"things-{each}", "list") for each in range(30))
     town = Namespace([a_deployment(paused=True), a_service()])
 
-    told = condition_of(await looked(Examiner(Office(lacking).ask, TargetSurroundings(town)), town))
+    condition = condition_of(await looked(Examiner(Office(lacking).ask, TargetSurroundings(town)), town))
 
-    assert told is not None
-    assert "someone paused it" in told.message
-    assert "; and 1 more; kvmedic doctor" in told.message
-    assert len(told.message.encode()) <= MESSAGE_BYTES
+    assert condition is not None
+    assert "someone paused it" in condition.message
+    assert "; and 1 more; kvmedic doctor" in condition.message
+    assert len(condition.message.encode()) <= MESSAGE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -227,12 +227,12 @@ async def test_a_message_that_is_too_long_tells_whole_reasons_and_how_many_more(
     ],
     ids=["rights", "neighbours"],
 )
-async def test_what_cannot_be_told_is_unknown_and_never_eligible(town, lacking, said) -> None:
-    told = condition_of(await looked(Examiner(Office(lacking).ask, TargetSurroundings(town)), town))
+async def test_what_cannot_be_determined_is_unknown_and_never_eligible(town, lacking, said) -> None:
+    condition = condition_of(await looked(Examiner(Office(lacking).ask, TargetSurroundings(town)), town))
 
-    assert told is not None
-    assert (told.status, told.reason) == (Truth.UNKNOWN, Reason.ELIGIBILITY_UNKNOWN)
-    assert said in told.message
+    assert condition is not None
+    assert (condition.status, condition.reason) == (Truth.UNKNOWN, Reason.ELIGIBILITY_UNKNOWN)
+    assert said in condition.message
 
 
 async def test_an_api_that_does_not_answer_changes_nothing_and_is_asked_again_at_the_next_look() -> None:
@@ -265,8 +265,8 @@ async def test_a_rollout_under_way_counts_only_where_the_next_examination_sees_o
     settled = await looked(examiner, town, later, NOW + EVERY + EVERY)
 
     assert condition_of(first) is None
-    told = [condition_of(each) for each in (later, settled)]
-    assert [each.status for each in told if each] == [Truth.FALSE, Truth.TRUE]
+    conditions = [condition_of(each) for each in (later, settled)]
+    assert [each.status for each in conditions if each] == [Truth.FALSE, Truth.TRUE]
 
 
 async def test_a_source_that_stays_silent_does_not_hide_what_keeps_a_change_from_beginning() -> None:
@@ -278,9 +278,9 @@ async def test_a_source_that_stays_silent_does_not_hide_what_keeps_a_change_from
     later = await looked(examiner, town, first, NOW + MINUTE, silent)
 
     assert condition_of(first) is None
-    told = condition_of(later)
-    assert told is not None
-    assert (told.status, told.reason) == (Truth.FALSE, Reason.NOT_ELIGIBLE)
+    condition = condition_of(later)
+    assert condition is not None
+    assert (condition.status, condition.reason) == (Truth.FALSE, Reason.NOT_ELIGIBLE)
 
 
 def a_node(gpus: int) -> dict[str, Any]:
@@ -305,10 +305,10 @@ async def test_no_room_for_a_spare_counts_where_it_is_still_so_at_the_next_exami
     roomy = await looked(examiner, town, later, NOW + EVERY + EVERY)
 
     assert condition_of(first) is None
-    told = [condition_of(each) for each in (later, roomy)]
-    assert [each.status for each in told if each] == [Truth.FALSE, Truth.TRUE]
-    assert "spare: " in (told[0].message if told[0] else "")
-    assert "nvidia.com/gpu" in (told[0].message if told[0] else "")
+    conditions = [condition_of(each) for each in (later, roomy)]
+    assert [each.status for each in conditions if each] == [Truth.FALSE, Truth.TRUE]
+    assert "spare: " in (conditions[0].message if conditions[0] else "")
+    assert "nvidia.com/gpu" in (conditions[0].message if conditions[0] else "")
 
 
 async def test_rights_on_config_maps_are_asked_for_where_the_engine_reads_a_file() -> None:

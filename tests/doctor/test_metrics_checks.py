@@ -28,7 +28,7 @@ LONG_AGO = POLICY.windows.trigger + POLICY.windows.hold
         (Reason.TOO_FEW_REQUESTS, Topic.METRICS, Result.PASS),
     ],
 )
-def test_what_a_look_cannot_tell_fails_unless_a_source_may_answer_the_next_time(reason, topic, result):
+def test_what_a_look_cannot_determine_fails_unless_a_source_may_answer_the_next_time(reason, topic, result):
     [found] = metrics_checks(Inconclusive(reason, "why"), FLEET, POLICY, NAMES, NOW)
 
     assert (found.name, found.result) == (topic, result)

@@ -94,7 +94,7 @@ class Generation:
     what: str
     source: str
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Where a name comes from that `source` does not tell."""
+    """Where a name comes from that `source` does not show."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Its names for a recorded family; none: it has no such family."""
     own: tuple[str, ...] = ("engine", "model_name")
@@ -306,8 +306,8 @@ def _lines(generation: Generation, one: Series, name: str) -> Iterator[str]:
 
 
 def _info(generation: Generation, one: Series) -> Iterator[dict[str, str]]:
-    wanted = generation.info or tuple(one.labels)
-    labels = {key: value for key, value in one.labels.items() if key in wanted and key != "engine"}
+    kept = generation.info or tuple(one.labels)
+    labels = {key: value for key, value in one.labels.items() if key in kept and key != "engine"}
     labels["num_gpu_blocks"] = generation.blocks
     for engine in range(generation.engines):
         yield labels | ({"engine": str(engine)} if generation.info_has_engine else {})

@@ -1,4 +1,4 @@
-"""What start-up logs of every generation tell of the KV cache, and what is never taken for it."""
+"""What start-up logs of every generation say about the KV cache, and what is never taken for it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PLUGIN = "[TriAttention] Runtime (V2) plugin activated: patch_scheduler=True pat
 EIGHT = f"(APIServer pid=1) INFO 11-21 04:49:51 [cache.py:232] {EIGHT_BIT.format('fp8')}"
 
 
-def told(*lines: str) -> Started:
+def start_of(*lines: str) -> Started:
     return started_of(lines, VLLM_START)
 
 
-def test_the_recorded_start_tells_its_pool_and_nothing_of_compression() -> None:
+def test_the_recorded_start_reports_its_pool_and_nothing_of_compression() -> None:
     found = started_of(RECORDED.read_text().splitlines(), VLLM_START)
 
     assert found == Started(size=LoggedSize(4800, SizeUnit.TOKENS), is_whole=True)
 
 
-def test_a_start_tells_method_type_and_backend() -> None:
-    found = told(ARGS, PLUGIN, EIGHT, f"INFO {BACKEND.format('FLASHINFER')}", POOL, READY)
+def test_a_start_reports_method_type_and_backend() -> None:
+    found = start_of(ARGS, PLUGIN, EIGHT, f"INFO {BACKEND.format('FLASHINFER')}", POOL, READY)
 
     assert found == Started(
         ("[TriAttention] Runtime (V2) plugin activated", "Using fp8 data type to store kv cache"),
@@ -63,7 +63,7 @@ BACKENDS = [
 
 @pytest.mark.parametrize(("line", "name"), [row[1:] for row in BACKENDS], ids=[row[0] for row in BACKENDS])
 def test_the_backend_is_read_as_each_version_names_it(line: str, name: str) -> None:
-    assert told(ARGS, line, POOL).backends == (name,)
+    assert start_of(ARGS, line, POOL).backends == (name,)
 
 
 OTHERS = [
@@ -79,22 +79,22 @@ OTHERS = [
 
 @pytest.mark.parametrize("line", OTHERS)
 def test_other_lines_name_no_backend(line: str) -> None:
-    assert told(ARGS, line, POOL).backends == ()
+    assert start_of(ARGS, line, POOL).backends == ()
 
 
 @pytest.mark.parametrize(
     "line",
     ["INFO Avg prompt throughput: 1 tokens/s", 'INFO: 1.2.3.4:5 - "GET /health HTTP/1.1" 200 OK', READY],
 )
-def test_what_is_written_while_requests_are_served_tells_nothing(line: str) -> None:
+def test_what_is_written_while_requests_are_served_says_nothing(line: str) -> None:
     quoted = f"INFO Received request a: prompt: '{PLUGIN} {EIGHT} {POOL}'"
 
-    assert told(line, quoted) == told(quoted) == Started()
+    assert start_of(line, quoted) == start_of(quoted) == Started()
 
 
 @pytest.mark.parametrize("lines", [(ARGS, EIGHT), (EIGHT, POOL), (ARGS,), (POOL, READY)])
 def test_a_start_that_is_not_all_there_does_not_say_what_was_not_said(lines: tuple[str, ...]) -> None:
-    assert not told(*lines).is_whole
+    assert not start_of(*lines).is_whole
 
 
 def test_nothing_but_known_words_is_kept() -> None:
@@ -107,21 +107,21 @@ def test_nothing_but_known_words_is_kept() -> None:
         POOL,
     ]
 
-    assert "sesame" not in str(told(*lines))
+    assert "sesame" not in str(start_of(*lines))
 
 
 def test_a_log_without_end_is_read_in_bounds() -> None:
     names = [f"INFO {BACKEND.format(f'KERNEL{number}_ATTN')}" for number in range(DIFFERENT + 5)]
     far = f"{'x' * LINE_LENGTH} {EIGHT}"
 
-    found = told(*names, far)
+    found = start_of(*names, far)
 
     assert len(found.backends) == DIFFERENT
     assert found.cache_type == ""
 
 
-def test_the_phrases_of_a_fleet_are_told_once() -> None:
-    one, two = told(EIGHT), told(PLUGIN, EIGHT)
+def test_the_phrases_of_a_fleet_are_named_once() -> None:
+    one, two = start_of(EIGHT), start_of(PLUGIN, EIGHT)
 
     assert phrases({"b": two, "a": one, "c": Unread("forbidden"), "d": Started()}) == (
         *one.methods,

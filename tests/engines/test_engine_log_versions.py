@@ -28,7 +28,7 @@ def says(version: str) -> Reading[Version]:
     return Measured(Version.parse(version), NOW)
 
 
-def told(*answers: tuple[str, str, Reading[Version]]) -> ReportedVersion:
+def judge(*answers: tuple[str, str, Reading[Version]]) -> ReportedVersion:
     """What follows from answers: pod, the image that it runs, its answer."""
     return reported_version([Witness(*answer) for answer in answers], VLLM)
 
@@ -39,66 +39,66 @@ def version(text: str) -> Version:
 
 OLDEST, NEWEST = str(VLLM.releases[0]), str(VLLM.releases[-1])
 CASES: list[tuple[str, ReportedVersion, ReportedVersion]] = [
-    ("one answers", told(("a", "x", says("0.11.0"))), Agreed(version("0.11.0"))),
+    ("one answers", judge(("a", "x", says("0.11.0"))), Agreed(version("0.11.0"))),
     (
         "a build of the same version is the same",
-        told(("a", "x", says("0.32.0+cpu")), ("b", "y", says("0.32.0"))),
+        judge(("a", "x", says("0.32.0+cpu")), ("b", "y", says("0.32.0"))),
         Agreed(version("0.32.0")),
     ),
     (
         "one of two of an image is busy",
-        told(("a", "x", NOTHING), ("b", "x", says("0.11.0"))),
+        judge(("a", "x", NOTHING), ("b", "x", says("0.11.0"))),
         Agreed(version("0.11.0")),
     ),
     (
         "of another image nobody answers",
-        told(("a", "x", NOTHING), ("b", "y", says("0.11.0"))),
+        judge(("a", "x", NOTHING), ("b", "y", says("0.11.0"))),
         Unclear("a did not answer"),
     ),
     (
         "two images, two versions",
-        told(("b", "y", says("0.11.0")), ("a", "x", says("0.9.2"))),
+        judge(("b", "y", says("0.11.0")), ("a", "x", says("0.9.2"))),
         Mixed("0.9.2 on a; 0.11.0 on b"),
     ),
     (
         "one image whose script installs what is newest",
-        told(("a", "x", says("0.9.2")), ("b", "x", says("0.11.0")), ("c", "y", says("0.9.2"))),
+        judge(("a", "x", says("0.9.2")), ("b", "x", says("0.11.0")), ("c", "y", says("0.9.2"))),
         Mixed("0.9.2 on a, c; 0.11.0 on b"),
     ),
-    ("a release candidate is no release", told(("a", "x", says("0.11.0rc2"))), Agreed(version("0.11.0rc2"))),
-    ("the oldest release", told(("a", "x", says(OLDEST))), Agreed(version(OLDEST))),
+    ("a release candidate is no release", judge(("a", "x", says("0.11.0rc2"))), Agreed(version("0.11.0rc2"))),
+    ("the oldest release", judge(("a", "x", says(OLDEST))), Agreed(version(OLDEST))),
     (
         "before the oldest release",
-        told(("a", "x", says(f"{OLDEST}.dev1"))),
+        judge(("a", "x", says(f"{OLDEST}.dev1"))),
         Unclear(f"a says {OLDEST}.dev1, which is none of its releases"),
     ),
-    ("after the newest release", told(("a", "x", says("0.99.0"))), Agreed(version("0.99.0"))),
+    ("after the newest release", judge(("a", "x", says("0.99.0"))), Agreed(version("0.99.0"))),
     (
         "a build from a shallow clone",
-        told(("a", "x", says("0.1.dev1+gabc"))),
+        judge(("a", "x", says("0.1.dev1+gabc"))),
         Unclear("a says 0.1.dev1+gabc, which is none of its releases"),
     ),
     (
         "another first number",
-        told(("a", "x", says("1.0.0"))),
+        judge(("a", "x", says("1.0.0"))),
         Unclear("a says 1.0.0, which is none of its releases"),
     ),
     (
         "nobody answers",
-        told(("a", "x", NOTHING), ("b", "x", NO_PAGE), ("c", "x", HTML)),
+        judge(("a", "x", NOTHING), ("b", "x", NO_PAGE), ("c", "x", HTML)),
         Silent("a did not answer; b has no such page; c answered with something that is no version"),
     ),
     (
         "what no adapter of ours answers",
-        told(("a", "x", Unsupported()), ("b", "x", Stale(NOW)), ("c", "x", Missing(Absence.AMBIGUOUS))),
+        judge(("a", "x", Unsupported()), ("b", "x", Stale(NOW)), ("c", "x", Missing(Absence.AMBIGUOUS))),
         Silent("a does not tell it; b does not tell it; c does not tell it"),
     ),
-    ("nobody is asked", told(), Silent("no replica is Ready to be asked")),
+    ("nobody is asked", judge(), Silent("no replica is Ready to be asked")),
 ]
 
 
 @pytest.mark.parametrize(("found", "expected"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
-def test_replicas_tell(found: ReportedVersion, expected: ReportedVersion) -> None:
+def test_the_version_that_replicas_report(found: ReportedVersion, expected: ReportedVersion) -> None:
     assert found == expected
 
 

@@ -68,12 +68,12 @@ def test_triattention_is_configured_by_variables_and_confirmed_by_its_line():
     line = "[TriAttention] Runtime (V2) plugin activated: patch_scheduler=True patch_worker=True"
     variables = {"TRIATTN_RUNTIME_KV_BUDGET": "4096"}
 
-    (wanted,), (told,), (silent,) = found(variables), found(variables, "auto", line), found({}, "auto", line)
+    (asked,), (logged,), (silent,) = found(variables), found(variables, "auto", line), found({}, "auto", line)
 
-    assert [each.method for each in (wanted, told, silent)] == [TRIATTENTION] * 3
-    assert [each.is_confirmed for each in (wanted, told, silent)] == [False, True, True]
-    assert [each.budget for each in (wanted, told, silent)] == [4096, 4096, 2048]
-    assert wanted.by == "TRIATTN_RUNTIME_KV_BUDGET"
+    assert [each.method for each in (asked, logged, silent)] == [TRIATTENTION] * 3
+    assert [each.is_confirmed for each in (asked, logged, silent)] == [False, True, True]
+    assert [each.budget for each in (asked, logged, silent)] == [4096, 4096, 2048]
+    assert asked.by == "TRIATTN_RUNTIME_KV_BUDGET"
 
 
 @pytest.mark.parametrize("off", ["0", "false", " 0 "])
@@ -104,7 +104,7 @@ def test_the_type_of_the_cache_is_the_engines_own_word(dtype):
     assert by_line.is_confirmed
 
 
-def test_two_methods_at_once_are_both_told():
+def test_two_methods_at_once_are_both_named():
     seen = found({"ENABLE_TRIATTENTION": "1"}, "fp8")
 
     assert [each.method.name for each in seen] == ["TriAttention", "fp8"]
@@ -135,7 +135,7 @@ def choices() -> list[str]:
 def test_each_type_of_fewer_bits_is_known_as_compression(name):
     (known,) = [each for each in CACHE_TYPES if each.name == name]
     labelled, asked = (
-        recognise_methods(METHODS, told) for told in (MethodSigns({}, name), MethodSigns({}, "", (), name))
+        recognise_methods(METHODS, signs) for signs in (MethodSigns({}, name), MethodSigns({}, "", (), name))
     )
     logged = recognise_methods(
         METHODS, MethodSigns({}, "", [f"Using {name} data type to store kv cache. It reduces"])

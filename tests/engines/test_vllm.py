@@ -159,7 +159,7 @@ def test_images_of_the_server_are_recognised_by_their_name(image, ours):
         ("vllm/vllm-openai", ("--model", "m"), ""),
     ],
 )
-def test_another_engine_is_told_by_its_image_or_its_command_whatever_a_person_calls_it(image, words, other):
+def test_another_engine_is_known_by_its_image_or_its_command_whatever_a_person_calls_it(image, words, other):
     field = "args" if not words or words[0].startswith("-") else "command"
     container = {"name": "c", "image": image, field: [*words]}
 

@@ -1,4 +1,4 @@
-"""The pool as logs of every generation tell it, and lines that only look like it."""
+"""The pool as logs of every generation give it, and lines that only look like it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_a_request_says_later_is_no_pool() -> None:
 
 
 @pytest.mark.parametrize("lines", [[], ["loading"], ["KV cache size: many tokens"], ["# blocks: 7"]])
-def test_a_log_that_tells_nothing(lines: list[str]) -> None:
+def test_a_log_that_says_nothing(lines: list[str]) -> None:
     assert FORMS is not None
     assert logged_size(lines, FORMS) is None
 

@@ -177,7 +177,7 @@ class TestRealServer:
 
         assert await client.get(config_map(namespace)) is None
 
-    async def test_a_missing_permission_is_told_in_the_servers_words(
+    async def test_a_missing_permission_is_reported_in_the_servers_words(
         self, light: LightCluster, namespace: str, tmp_path: Path
     ) -> None:
         access = light.impersonate("default", namespace)
@@ -237,7 +237,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def server(answer: Answer, limits: Limits | None = None) -> AsyncIterator[Client]:
-    """A client of a server on loopback that answers as told."""
+    """A client of a server on loopback that answers as `answer` does."""
     runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -265,9 +265,9 @@ class TestAnswers:
 
         async with server(answer) as client:
             await client.get(config_map("fleet"))
-            told = client.clock.now()
+            now = client.clock.now()
 
-        assert told.year == 2037
+        assert now.year == 2037
 
     @pytest.mark.parametrize(
         ("code", "leaf"),
@@ -296,7 +296,7 @@ class TestAnswers:
 
         assert str(caught.value) == f"patch /api/v1/namespaces/ns/configmaps/a: {code} Because"
 
-    async def test_a_refused_test_is_told_from_an_invalid_object_by_its_causes(self) -> None:
+    async def test_a_refused_test_is_distinguished_from_an_invalid_object_by_its_causes(self) -> None:
         cause = {"field": "spec.replicas", "reason": "FieldValueInvalid", "message": SECRET}
         async with server(status(422, "Invalid", causes=[cause])) as client:
             with pytest.raises(Refused, match=r"422 Invalid: spec\.replicas FieldValueInvalid$"):

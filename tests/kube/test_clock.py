@@ -23,7 +23,7 @@ class Hand:
         return self.seconds
 
 
-def test_time_is_counted_from_when_something_was_first_seen_and_anew_by_whoever_comes_after() -> None:
+def test_time_is_counted_from_when_something_was_first_seen_and_anew_by_a_successor() -> None:
     hand = Hand()
     watch = Stopwatch(hand)
     first = watch.elapsed("r", "run-1", "drain", "a")
@@ -50,29 +50,29 @@ def test_what_was_seen_of_an_earlier_run_or_before_another_led_is_forgotten() ->
         assert watch.elapsed("r", "run-1", "drain") == timedelta(0)
 
 
-def heard(clock: ServerClock, at: datetime) -> datetime:
-    clock.heard(format_datetime(at, usegmt=True))
+def note_answer(clock: ServerClock, at: datetime) -> datetime:
+    clock.note_date(format_datetime(at, usegmt=True))
     return clock.now()
 
 
 def test_the_servers_time_goes_on_between_its_answers() -> None:
     hand = Hand()
     clock = ServerClock(hand)
-    heard(clock, NOON)
+    note_answer(clock, NOON)
     hand.seconds += 90.5
 
     assert clock.now() == NOON + timedelta(seconds=90.5)
-    assert heard(clock, NOON + timedelta(seconds=90)) == NOON + timedelta(seconds=90.5), "whole seconds"
-    assert heard(clock, NOON + timedelta(hours=2)) == NOON + timedelta(hours=2), "its clock was set"
-    assert heard(clock, NOON) == NOON
+    assert note_answer(clock, NOON + timedelta(seconds=90)) == NOON + timedelta(seconds=90.5), "whole seconds"
+    assert note_answer(clock, NOON + timedelta(hours=2)) == NOON + timedelta(hours=2), "its clock was set"
+    assert note_answer(clock, NOON) == NOON
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Sun, 99 Mar 2026 12:00:00 GMT"])
 def test_a_date_that_cannot_be_read_changes_nothing(date: str | None) -> None:
     clock = ServerClock(Hand())
-    heard(clock, NOON)
+    note_answer(clock, NOON)
 
-    clock.heard(date)
+    clock.note_date(date)
 
     assert clock.now() == NOON
 

@@ -25,7 +25,7 @@ def a_pod(name: str, version: int, namespace: str = "serving", **labels: str) ->
 
 @dataclass
 class Server:
-    """Answers lists, and hands out watches that end, break or tell as the test says."""
+    """Answers lists, and hands out watches that end, break or report as the test says."""
 
     pods: list[JsonObject] = field(default_factory=list)
     version: int = 10
@@ -50,14 +50,14 @@ class Server:
         if self.is_down:
             raise Unavailable(CALL, None, "it broke")
 
-        async def told() -> AsyncIterator[JsonObject]:
+        async def read_events() -> AsyncIterator[JsonObject]:
             while True:
                 event = await self.events.get()
                 if isinstance(event, Exception):
                     raise event
                 yield event
 
-        yield told()
+        yield read_events()
 
     async def read_each(self, *_: object) -> AsyncIterator[JsonObject]:
         self.reads += 1
@@ -68,7 +68,7 @@ class Server:
         self.reads += 1
         return next((pod for pod in self.pods if pod["metadata"]["name"] == ref.name), None)
 
-    def tell(self, kind: str, pod: JsonObject) -> None:
+    def report(self, kind: str, pod: JsonObject) -> None:
         self.events.put_nowait({"type": kind, "object": pod})
 
 
@@ -82,9 +82,9 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def followed(server: Any, wanted: Callable[[], bool] = lambda: True, **options: Any) -> Any:
+async def followed(server: Any, is_needed: Callable[[], bool] = lambda: True, **options: Any) -> Any:
     watches = Watches(server, options.pop("kinds", (Watched(PODS, lambda body: body),)), **options)
-    task = asyncio.create_task(watches.follow_while(wanted))
+    task = asyncio.create_task(watches.follow_while(is_needed))
     await asyncio.sleep(0)
     yield watches
     task.cancel()
@@ -110,9 +110,9 @@ async def test_a_kind_is_listed_once_and_then_read_from_memory() -> None:
     async with followed(server) as watches:
         first = await asyncio.gather(*(names(watches) for _ in range(5)))
 
-        server.tell("MODIFIED", a_pod("b", 11, app="llm"))
-        server.tell("ADDED", a_pod("d", 12))
-        server.tell("DELETED", a_pod("a", 13))
+        server.report("MODIFIED", a_pod("b", 11, app="llm"))
+        server.report("ADDED", a_pod("d", 12))
+        server.report("DELETED", a_pod("a", 13))
         await until(server.events.empty)
         await asyncio.sleep(0.01)
 
@@ -130,13 +130,13 @@ async def test_a_read_is_answered_by_something_else_only_after_a_change_of_what_
     async with followed(server) as watches:
         await names(watches)
         first = watches.ask_again(Asked(PODS, "serving", "app=llm", ""))
-        server.tell("MODIFIED", a_pod("c", 11, "other", app="llm"))
+        server.report("MODIFIED", a_pod("c", 11, "other", app="llm"))
         await until(server.events.empty)
         elsewhere = watches.ask_again(first)
-        server.tell("MODIFIED", a_pod("b", 12))
+        server.report("MODIFIED", a_pod("b", 12))
         await until(lambda: watches.ask_again(first) is not first)
         beside = watches.ask_again(first)
-        server.tell("DELETED", a_pod("a", 13, app="llm"))
+        server.report("DELETED", a_pod("a", 13, app="llm"))
         await until(lambda: watches.ask_again(first).versions == ())
 
         assert elsewhere is first
@@ -154,20 +154,20 @@ async def test_what_is_not_watched_is_asked_of_the_api_server() -> None:
     server = Server([a_pod("a", 1)])
     async with followed(server) as watches:
         await watches.list(DEPLOYMENTS, "serving")
-    async with followed(server, wanted=lambda: False) as unwanted:
-        await unwanted.list(PODS, "serving")
+    async with followed(server, is_needed=lambda: False) as needless:
+        await needless.list(PODS, "serving")
     async with followed(server, namespaces=["other"]) as elsewhere:
         await elsewhere.list(PODS, "serving")
 
     assert (server.reads, server.lists) == (3, 0)
-    assert versions(unwanted) is None
+    assert versions(needless) is None
 
 
 async def test_a_watch_that_breaks_goes_on_from_its_last_version_and_is_believed_meanwhile() -> None:
     server = Server([a_pod("a", 1)])
     async with followed(server) as watches:
         await names(watches)
-        server.tell("BOOKMARK", a_pod("", 40))
+        server.report("BOOKMARK", a_pod("", 40))
         server.events.put_nowait(Unavailable(CALL, None, "it broke"))
         await until(lambda: len(server.watched) == 2)
 
@@ -229,27 +229,27 @@ async def test_a_kind_that_cannot_be_listed(code: int, reads: int) -> None:
     assert (server.reads, server.lists) == (reads, 1)
 
 
-async def test_who_was_told_that_the_cluster_lacks_a_kind_is_not_kept() -> None:
+async def test_a_caller_refused_for_a_kind_that_the_cluster_lacks_is_not_kept() -> None:
     async with followed(Server(refusal=Refused(CALL, 404, "no"))) as watches:
 
         async def frames_of_the_next_refusal() -> int:
-            with pytest.raises(Refused) as told:
+            with pytest.raises(Refused) as caught:
                 await watches.list(PODS, "serving")
-            return len(told.traceback)
+            return len(caught.traceback)
 
         assert await frames_of_the_next_refusal() == await frames_of_the_next_refusal()
 
 
 async def test_listeners_hear_of_what_changed_while_nobody_listened() -> None:
-    server, heard = Server([a_pod("a", 1), a_pod("b", 2)]), []
-    told = {PODS: lambda kind, body: heard.append((kind, body["metadata"]["name"]))}
-    async with followed(server, listeners=told):
+    server, changes = Server([a_pod("a", 1), a_pod("b", 2)]), []
+    listeners = {PODS: lambda kind, body: changes.append((kind, body["metadata"]["name"]))}
+    async with followed(server, listeners=listeners):
         await until(lambda: len(server.watched) == 1)
         server.pods = [a_pod("b", 2), a_pod("c", 30)]
         server.events.put_nowait(Expired(CALL, 410, "Expired"))
         await until(lambda: len(server.watched) == 2)
 
-    assert heard == [("MODIFIED", "a"), ("MODIFIED", "b"), ("MODIFIED", "c"), ("DELETED", "a")]
+    assert changes == [("MODIFIED", "a"), ("MODIFIED", "b"), ("MODIFIED", "c"), ("DELETED", "a")]
 
 
 async def test_what_was_kept_is_forgotten_with_the_leadership() -> None:
@@ -264,15 +264,15 @@ async def test_what_was_kept_is_forgotten_with_the_leadership() -> None:
     assert server.reads == 1
 
 
-async def test_of_namespaces_that_are_not_ours_nothing_is_kept_or_told_and_they_are_read_anew() -> None:
+async def test_of_namespaces_that_are_not_ours_nothing_is_kept_or_reported_and_they_are_read_anew() -> None:
     server = Server([a_pod("a", 1), a_pod("b", 2, "other")])
-    told: list[str] = []
-    listeners = {PODS: lambda _, body: told.append(body["metadata"]["name"])}
+    changed: list[str] = []
+    listeners = {PODS: lambda _, body: changed.append(body["metadata"]["name"])}
     async with followed(server, holds="serving".__eq__, listeners=listeners) as watches:
         assert await names(watches) == ["a"]
-        server.tell("MODIFIED", a_pod("b", 11, "other"))
-        server.tell("ADDED", a_pod("c", 12))
-        await until(lambda: told == ["a", "c"])
+        server.report("MODIFIED", a_pod("b", 11, "other"))
+        server.report("ADDED", a_pod("c", 12))
+        await until(lambda: changed == ["a", "c"])
 
         assert server.reads == 0
         await watches.list(PODS, "other")
@@ -289,7 +289,7 @@ async def test_what_takes_room_on_nodes_is_kept_wherever_it_is() -> None:
 
 
 async def test_who_waits_for_a_list_that_is_given_up_asks_the_api_server() -> None:
-    server, is_wanted, begun = Server([a_pod("a", 1)]), True, asyncio.Event()
+    server, is_needed, begun = Server([a_pod("a", 1)]), True, asyncio.Event()
 
     async def never_listed(*_: object) -> Any:
         begun.set()
@@ -297,10 +297,10 @@ async def test_who_waits_for_a_list_that_is_given_up_asks_the_api_server() -> No
         yield [], ""
 
     server.pages = never_listed  # type: ignore[method-assign]
-    async with followed(server, wanted=lambda: is_wanted) as watches:
+    async with followed(server, is_needed=lambda: is_needed) as watches:
         waiting = asyncio.create_task(names(watches))
         await begun.wait()
-        is_wanted = False
+        is_needed = False
 
         async with asyncio.timeout(5):
             assert await waiting == ["a"]

@@ -79,7 +79,7 @@ def memory_line(scene: Scene) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Entry:
     """One entry of the story."""
 
     elapsed: float
@@ -92,10 +92,10 @@ class Told:
         print(f"{clock(self.elapsed)}  {self.who:<9} " + f"\n{INDENT}".join(self.lines), flush=True)
 
 
-def line_of(elapsed: float, who: str, text: str) -> Told:
+def line_of(elapsed: float, who: str, text: str) -> Entry:
     """Return a line of the story, broken at spaces."""
     lines = textwrap.wrap(text, WIDTH - len(INDENT), break_long_words=False, break_on_hyphens=False)
-    return Told(elapsed, who, tuple(lines), text)
+    return Entry(elapsed, who, tuple(lines), text)
 
 
 class PlainView:
@@ -104,11 +104,11 @@ class PlainView:
     def __init__(self) -> None:
         self._shown_at = -math.inf
 
-    def tell(self, elapsed: float, who: str, text: str) -> None:
+    def add_line(self, elapsed: float, who: str, text: str) -> None:
         line_of(elapsed, who, text).print()
 
     def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
-        Told(elapsed, who, tuple(lines), "").print()
+        Entry(elapsed, who, tuple(lines), "").print()
 
     def show(self, scene: Scene) -> None:
         """Print the status, if the last one is old enough."""
@@ -127,16 +127,16 @@ class LiveView:
 
     def __init__(self) -> None:
         self._console = Console()
-        self._story: list[Told] = []
-        self._picture: Told | None = None
+        self._story: list[Entry] = []
+        self._picture: Entry | None = None
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
 
-    def tell(self, elapsed: float, who: str, text: str) -> None:
+    def add_line(self, elapsed: float, who: str, text: str) -> None:
         self._story.append(line_of(elapsed, who, text))
 
     def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
         """Add a picture to the story, and show it for a while."""
-        self._picture = Told(elapsed, who, tuple(lines), lines[-1])
+        self._picture = Entry(elapsed, who, tuple(lines), lines[-1])
         self._story.append(self._picture)
 
     def show(self, scene: Scene) -> None:
@@ -149,7 +149,7 @@ class LiveView:
         if drawn is not None and scene.elapsed - drawn.elapsed < PICTURE_SECONDS:
             whole = Group(head, Text("\n".join(drawn.lines), no_wrap=True), foot, *memory)
         else:
-            whole = Group(head, _replicas(scene), foot, *memory, self._told())
+            whole = Group(head, _replicas(scene), foot, *memory, self._draw_story())
         self._live.update(Panel(whole, title=f"kvmedic {clock(scene.elapsed)}", title_align="left"))
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class LiveView:
         for each in self._story:
             each.print()
 
-    def _told(self) -> Table:
+    def _draw_story(self) -> Table:
         story = Table.grid(padding=(0, 1))
         for each in self._story[-KEPT:]:
             story.add_row(
@@ -349,11 +349,11 @@ def write_report(
         done = subprocess.run(argv, capture_output=True, text=True, timeout=REPORT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return Written(False, f"ERROR: no report on the run: it was not made in {REPORT_SECONDS:g} s")
-    told = " ".join((done.stderr or done.stdout).split())
+    answer = " ".join((done.stderr or done.stdout).split())
     if done.returncode == NO_RUN:
-        return Written(True, f"no report: {told}")
+        return Written(True, f"no report: {answer}")
     if done.returncode != 0:
-        return Written(False, f"ERROR: no report on the run (exit code {done.returncode}): {told}")
+        return Written(False, f"ERROR: no report on the run (exit code {done.returncode}): {answer}")
     return Written(True, f"the report on the run: {file}")
 
 

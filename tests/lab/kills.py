@@ -213,7 +213,7 @@ _NAME = re.compile(r"\bllm-[0-9a-z]+-[0-9a-z]+\b")
 NOT_OF_THE_END = frozenset(
     {"observedGeneration", "conditions", "history", "diagnosis", "lastGood", "urgency"}
 )
-"""Fields of a status that tell of the last look, or hold times; conditions and history are told apart."""
+"""Fields of a status that describe the last look, or hold times; conditions and history are separate."""
 
 
 def ending(world: World) -> dict[str, Any]:
@@ -389,27 +389,27 @@ def again(cluster: LightCluster, row: Row, random: Random, kills: int) -> None:
 
 def main() -> int:
     """Play until there were as many kills as were asked for."""
-    wanted = int(os.environ.get("KILLS") or KILLS)
+    desired = int(os.environ.get("KILLS") or KILLS)
     seed = int(os.environ.get("SEED") or time.time())
     chosen = [course for course in COURSES if os.environ.get("COURSES", "") in course.name]
     random, rows = Random(seed), []
-    print(f"{wanted} kills in {len(chosen)} courses, SEED={seed}", flush=True)
+    print(f"{desired} kills in {len(chosen)} courses, SEED={seed}", flush=True)
     with LightCluster(controllers=True, kwok=True, node_gpus=GPUS) as cluster:
         define(cluster)
-        for course in islice(cycle(chosen), wanted):
+        for course in islice(cycle(chosen), desired):
             killed = sum(row.kills for row in rows)
-            if killed >= wanted:
+            if killed >= desired:
                 break
             row = next((row for row in rows if row.course is course), None)
             if row is None:
                 row = Row(course, play(cluster, course, UNDISTURBED, None))
                 rows.append(row)
-            again(cluster, row, random, min(OF_ONE_RUN, wanted - killed))
+            again(cluster, row, random, min(OF_ONE_RUN, desired - killed))
     print(f"\n{'course':28} runs kills", *(row.line() for row in rows), sep="\n")
     wrong = [row.course.name for row in rows if row.wrong]
     killed = sum(row.kills for row in rows)
-    print(f"{killed} of {wanted} kills, SEED={seed}; otherwise: {', '.join(wrong) or 'none'}")
-    return bool(wrong) or killed < wanted
+    print(f"{killed} of {desired} kills, SEED={seed}; otherwise: {', '.join(wrong) or 'none'}")
+    return bool(wrong) or killed < desired
 
 
 if __name__ == "__main__":

@@ -76,15 +76,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch, started_browser() as browser:
         report = Path(scratch, "report.html")
         report.write_text(report_as_page(an_example_report()), encoding="utf-8")
-        wanted = [(report, f"report-{scheme}", README_PICTURE, scheme) for scheme in SCHEMES]
+        pictures = [(report, f"report-{scheme}", README_PICTURE, scheme) for scheme in SCHEMES]
         for page, name in ((report, "report"), (DOCUMENT, "docs")):
-            wanted += [(page, f"{name}-narrow", NARROW, "light"), (page, f"{name}-wide", WIDE, "dark")]
+            pictures += [(page, f"{name}-narrow", NARROW, "light"), (page, f"{name}-wide", WIDE, "dark")]
         for columns, size in COLUMNS.items():
             page = Path(scratch, f"terminal-{columns}.html")
             page.write_text(terminal_page(COMMAND, columns), encoding="utf-8")
-            wanted.append((page, f"terminal-{columns}", size, "light"))
+            pictures.append((page, f"terminal-{columns}", size, "light"))
         sizes = {}
-        for page, name, size, scheme in wanted:
+        for page, name, size, scheme in pictures:
             file = PICTURES / f"{name}.png"
             sizes[name] = take_picture(browser, page, file, size, scheme)
             print(f"{file.relative_to(ROOT)}: {sizes[name] / 1000:.0f} kB")

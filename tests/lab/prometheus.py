@@ -82,7 +82,7 @@ class PodWatch:
         self._discovery = discovery
         self._file = file
         self._pods = Mirror(self._write)
-        self._watches = Watches(discovery.access, {PODS: self._pods.tell})
+        self._watches = Watches(discovery.access, {PODS: self._pods.handle})
         self._write({})
         self._watches.start()
 

@@ -55,15 +55,15 @@ def refuse_several_versions(found: dict[str, str]) -> None:
         ValueError: they are not one; it says where each stands.
     """
     if len(set(found.values())) > 1:
-        told = ", ".join(f"{place} {version}" for place, version in found.items())
-        raise ValueError(f"a release has one version: {told}; write the same everywhere")
+        listing = ", ".join(f"{place} {version}" for place, version in found.items())
+        raise ValueError(f"a release has one version: {listing}; write the same everywhere")
 
 
 def base_component(base: str) -> dict[str, str]:
     """Return the image's base as a component of the bill of materials.
 
     Raises:
-        ValueError: it is not named by digest, so that nobody could tell later what was in it.
+        ValueError: it is not named by digest, so that nobody could say later what was in it.
     """
     found = PINNED.fullmatch(base)
     if found is None:
@@ -90,12 +90,12 @@ def write_materials(folder: Path, base: str) -> Path:
         "--of",
         "JSON",
     ]
-    told = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
-    packages = [{key: each[key] for key in each if key != "description"} for each in told["components"]]
+    materials = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+    packages = [{key: each[key] for key in each if key != "description"} for each in materials["components"]]
     itself = {"type": "application", "bom-ref": "kvmedic", "name": "kvmedic", "version": __version__}
     made: dict[str, Any] = {
-        **told,
-        "metadata": {**told["metadata"], "component": itself},
+        **materials,
+        "metadata": {**materials["metadata"], "component": itself},
         "components": [component, *packages],
         "dependencies": [{"ref": "kvmedic", "dependsOn": ["base", *(each["bom-ref"] for each in packages)]}],
     }

@@ -19,7 +19,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
     return try_shapes(SHAPES, ShellOracle(tmp_path_factory.mktemp("adoption")))
 
 
-def test_there_are_enough_shapes_each_told_apart_by_its_name() -> None:
+def test_there_are_enough_shapes_each_with_a_name_of_its_own() -> None:
     names = Counter(shape.name for shape in SHAPES)
 
     assert len(SHAPES) >= 120

@@ -32,7 +32,7 @@ def number(looked: Observation, signal: Signal) -> float:
     return reading.value
 
 
-def test_scrapes_tell_what_the_clients_saw(uncapped):
+def test_scrapes_show_what_the_clients_saw(uncapped):
     looked = observed(uncapped)
 
     assert looked.window_seconds == pytest.approx(uncapped.seconds, rel=0.01)
@@ -67,7 +67,7 @@ def test_the_operator_reads_a_cap_off_the_scrapes(uncapped):
     assert 8 <= cap <= 20
 
 
-def test_two_pages_alone_tell_nearly_the_same_cap(uncapped):
+def test_two_pages_alone_give_nearly_the_same_cap(uncapped):
     cap, _ = chosen_cap(uncapped)
     from_pages, reason = saved_pages_cap(uncapped)
 

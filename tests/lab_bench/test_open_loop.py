@@ -90,7 +90,7 @@ def test_a_starving_cap_is_kept_where_the_verdict_is_good(verdict, *, kept):
 def test_the_parts_of_the_open_half_are_asked_for_by_name(monkeypatch):
     asked: list[object] = []
     monkeypatch.setattr("lab.bench.sizing.open_half", lambda seeds: asked.append(list(seeds)) or 0)
-    monkeypatch.setattr("lab.bench.sizing.starving_half", lambda wanted: asked.append(wanted) or 1)
+    monkeypatch.setattr("lab.bench.sizing.starving_half", lambda count: asked.append(count) or 1)
 
     assert main(["open=20-21"]) == 0
     assert main(["open", "starving=12"]) == 1

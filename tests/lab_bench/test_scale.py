@@ -70,23 +70,23 @@ def test_an_open_run_is_looked_at_far_more_often_than_a_calm_fleet_and_reads_les
 ) -> None:
     before = cold.spent()
 
-    told = sicken(cold, 1)
+    opened = sicken(cold, 1)
     gap = seconds_between_looks(cold, 10)
     spent = cold.spent().since(before)
     cold.let_all_go(COLD_SECONDS)
 
-    assert told.first_move is not None
+    assert opened.first_move is not None
     assert gap < ROUND_SECONDS / 5
     looks = spent.requests["GET kvremediations"]
     assert spent.received / looks < calm.spent.received / calm.rounds
 
 
 def test_runs_are_open_up_to_the_budget_and_every_sick_fleet_has_its_turn(cold: Scale) -> None:
-    told = sicken(cold, 2 * BUDGET)
+    opened = sicken(cold, 2 * BUDGET)
     cold.wait(lambda seen: not seen.open_now, COLD_SECONDS)
 
-    assert told.most_open == BUDGET
-    assert len(told.waits) == 2 * BUDGET
+    assert opened.most_open == BUDGET
+    assert len(opened.waits) == 2 * BUDGET
 
 
 def test_dear_templates_of_one_tenant_leave_the_reaction_of_others(cold: Scale) -> None:

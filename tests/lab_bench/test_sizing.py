@@ -155,8 +155,8 @@ def test_under_random_arrivals_no_more_runs_than_the_share_of_a_crowd():
 def test_a_prediction_that_fits_is_counted_and_printed(capsys):
     held = tried(CHAT, 20_000)
 
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert held
     assert all(held)
-    assert told.count("fits ") == len(held)
-    assert f"room for {room_of(CHAT)}" in told
+    assert printed.count("fits ") == len(held)
+    assert f"room for {room_of(CHAT)}" in printed

@@ -29,7 +29,7 @@ _FOLDERS = (
     "/var/log/pods",
 )
 
-# What buildah mounts while it builds, for whoever builds an image at this moment.
+# What buildah mounts while it builds, for anyone who builds an image at this moment.
 _BUILDERS_MOUNT = re.compile(r"/overlay(/[0-9a-f]{64}/merged)?$")
 
 # Another clone's cluster, in a network of its own.

@@ -1,4 +1,4 @@
-"""What of KEDA's installation can be told without building it; a scenario's stage tells whether it works."""
+"""What of KEDA's installation shows without building it; a scenario's stage shows whether it works."""
 
 import base64
 import subprocess
@@ -50,7 +50,7 @@ def test_the_adapter_asks_the_operator_where_it_listens_and_by_a_name_of_its_cer
     assert f"DNS:{service(ADAPTER)}" in shown, "the API server asks the adapter by its Service's name"
 
 
-def test_the_api_server_is_told_where_the_adapter_listens_and_whom_to_trust(tmp_path):
+def test_the_api_server_is_given_where_the_adapter_listens_and_whom_to_trust(tmp_path):
     authority = certified(tmp_path).certificate.read_bytes()
 
     named, registered = aggregation(PORTS, authority)

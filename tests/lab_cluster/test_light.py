@@ -93,11 +93,11 @@ def test_a_deployment_becomes_ready_and_its_service_gets_distinct_addresses(ligh
     assert len(endpoints) == 4
 
 
-def _ready_endpoints(light, namespace, selector, wanted):
+def _ready_endpoints(light, namespace, selector, count):
     found = light.api.list("EndpointSlice", namespace, selector)
     ready_ones = [e for each in found for e in each.get("endpoints", ()) if e["conditions"]["ready"]]
     addresses = {e["addresses"][0] for e in ready_ones}
-    return addresses if len(addresses) == wanted else None
+    return addresses if len(addresses) == count else None
 
 
 def test_only_pods_with_the_named_argument_crash(light, namespace):
@@ -113,7 +113,7 @@ def test_only_pods_with_the_named_argument_crash(light, namespace):
     assert statuses(light, namespace, "good")[0]["restartCount"] == 0
 
 
-def test_a_pod_behaves_as_told_and_otherwise_when_told_so(light, namespace):
+def test_a_pod_behaves_as_annotated_and_otherwise_when_the_annotation_changes(light, namespace):
     for mode in ("unready", "pending"):
         light.apply([deployment(mode, mode=mode, ready_after="50ms")], namespace)
     light.apply([deployment("a")], namespace)

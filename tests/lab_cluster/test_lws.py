@@ -1,4 +1,4 @@
-"""What of LeaderWorkerSet's installation can be told without building it; a scenario tells if it works."""
+"""What of LeaderWorkerSet's installation shows without building it; a scenario shows if it works."""
 
 import base64
 from pathlib import Path
@@ -67,10 +67,10 @@ def test_its_webhooks_are_asked_on_this_machine_and_only_of_pods_of_groups(tmp_p
 
 
 def test_it_listens_where_it_is_asked_with_the_labs_certificate():
-    told = CONFIGURATION.format(host="127.0.0.1", port=20003, certificates="/certs")
+    text = CONFIGURATION.format(host="127.0.0.1", port=20003, certificates="/certs")
 
-    assert "webhook: {host: 127.0.0.1, port: 20003, certDir: /certs}" in told
-    assert "internalCertManagement: {enable: false}" in told
+    assert "webhook: {host: 127.0.0.1, port: 20003, certDir: /certs}" in text
+    assert "internalCertManagement: {enable: false}" in text
 
 
 def test_processes_of_others_are_none_of_a_clusters_controller(tmp_path):

@@ -35,7 +35,7 @@ def lab(*arguments):
 
 @pytest.fixture
 def before():
-    """What the machine looks like without a cluster; one that is up is taken down, whoever brought it up."""
+    """What the machine looks like without a cluster; one that is up is taken down, also a foreign one."""
     lab("down")
     yield footprint()
     lab("down")

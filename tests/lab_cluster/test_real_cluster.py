@@ -222,9 +222,9 @@ def test_an_admission_policy_refuses_with_its_own_message(api, new_real_namespac
 
 def test_pods_beyond_the_gpus_wait_until_there_are_more(api, cluster, real_namespace, image):
     node = api.list("Node", None)[0]["status"]["allocatable"]["nvidia.com/gpu"]
-    wanted = {"limits": {"nvidia.com/gpu": str(int(node) + 1)}}
+    resources = {"limits": {"nvidia.com/gpu": str(int(node) + 1)}}
 
-    api.create(pod("greedy", container(image, "sleep", "60", resources=wanted)), real_namespace)
+    api.create(pod("greedy", container(image, "sleep", "60", resources=resources)), real_namespace)
 
     until(lambda: "Insufficient nvidia.com/gpu" in str(api.get("Pod", "greedy", real_namespace)["status"]))
     assert "nodeName" not in api.get("Pod", "greedy", real_namespace)["spec"]

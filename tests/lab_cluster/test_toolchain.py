@@ -1,4 +1,4 @@
-"""Programs and images are made when their sources changed; what is missing is installed; steps are told."""
+"""Programs and images are made when their sources changed; what is missing is installed; steps are logged."""
 
 import subprocess
 import time
@@ -172,7 +172,7 @@ def test_bytecode_and_files_outside_the_inputs_do_not_count(recipe):
     assert recipe.key("base") == before
 
 
-def test_a_long_step_is_announced_a_short_one_told_once_and_a_failed_one_ends(capsys, monkeypatch):
+def test_a_long_step_is_announced_a_short_one_logged_once_and_a_failed_one_ends(capsys, monkeypatch):
     monkeypatch.setattr(machine, "QUIET_SECONDS", 0.2)
     monkeypatch.setattr(machine, "STILL_SECONDS", 0.1)
 

@@ -37,11 +37,11 @@ def streamed(*events: tuple[str, dict[str, Any]]) -> httpx.Response:
     return httpx.Response(200, text="".join(f"{line}\n" for line in lines))
 
 
-async def told(monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response) -> list[tuple[str, str, str]]:
-    """Return what is told until the answers are used up: the event, whose it is, and its phase."""
+async def events_of(monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response) -> list[tuple[str, str, str]]:
+    """Return the events until the answers are used up: the type, whose it is, and its phase."""
     monkeypatch.setattr(watch, "RETRY_SECONDS", 0)
     left: Iterator[httpx.Response] = iter(answers)
-    heard: list[tuple[str, str, str]] = []
+    seen: list[tuple[str, str, str]] = []
     over = asyncio.Event()
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -52,23 +52,23 @@ async def told(monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response) -> lis
             raise AssertionError("cancelled before")
         return response
 
-    def tell(event: str, body: dict[str, Any]) -> None:
-        heard.append((event, body["metadata"]["uid"], body["status"]["phase"]))
+    def handle(event: str, body: dict[str, Any]) -> None:
+        seen.append((event, body["metadata"]["uid"], body["status"]["phase"]))
 
     transport = httpx.MockTransport(answer)
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
-        following = asyncio.create_task(follow(http, PATH, tell, lambda: None))
+        following = asyncio.create_task(follow(http, PATH, handle, lambda: None))
         await asyncio.wait_for(over.wait(), 5)
         following.cancel()
-    return heard
+    return seen
 
 
 async def test_a_list_then_every_event_in_its_order(monkeypatch):
     events = streamed(("MODIFIED", pod("a", "Failed")), ("ADDED", pod("b")), ("DELETED", pod("a", "Failed")))
 
-    heard = await told(monkeypatch, listed(pod("a")), events)
+    seen = await events_of(monkeypatch, listed(pod("a")), events)
 
-    assert heard == [
+    assert seen == [
         ("ADDED", "a", "Running"),
         ("MODIFIED", "a", "Failed"),
         ("ADDED", "b", "Running"),
@@ -81,16 +81,18 @@ async def test_a_list_then_every_event_in_its_order(monkeypatch):
     [streamed(), streamed(("ERROR", {"code": 410})), httpx.Response(410)],
     ids=["ended", "too-old", "refused"],
 )
-async def test_what_went_during_a_break_is_told_as_deleted(monkeypatch, broken):
-    heard = await told(monkeypatch, listed(pod("a"), pod("b")), broken, listed(pod("b", "Failed"), pod("c")))
+async def test_what_went_during_a_break_comes_as_deleted(monkeypatch, broken):
+    seen = await events_of(
+        monkeypatch, listed(pod("a"), pod("b")), broken, listed(pod("b", "Failed"), pod("c"))
+    )
 
-    assert heard[2:] == [("ADDED", "b", "Failed"), ("ADDED", "c", "Running"), ("DELETED", "a", "Running")]
+    assert seen[2:] == [("ADDED", "b", "Failed"), ("ADDED", "c", "Running"), ("DELETED", "a", "Running")]
 
 
-async def test_what_was_told_as_deleted_is_not_told_so_again(monkeypatch):
-    heard = await told(monkeypatch, listed(pod("a")), streamed(("DELETED", pod("a"))), listed(pod("b")))
+async def test_what_came_as_deleted_does_not_come_so_again(monkeypatch):
+    seen = await events_of(monkeypatch, listed(pod("a")), streamed(("DELETED", pod("a"))), listed(pod("b")))
 
-    assert heard == [("ADDED", "a", "Running"), ("DELETED", "a", "Running"), ("ADDED", "b", "Running")]
+    assert seen == [("ADDED", "a", "Running"), ("DELETED", "a", "Running"), ("ADDED", "b", "Running")]
 
 
 def test_a_mirror_holds_what_is_there_in_the_order_of_first_sight():
@@ -104,7 +106,7 @@ def test_a_mirror_holds_what_is_there_in_the_order_of_first_sight():
         ("DELETED", pod("a")),
         ("DELETED", pod("x")),
     ):
-        mirror.tell(event, each)
+        mirror.handle(event, each)
 
     assert mirror.objects() == [pod("b", "Failed")]
     assert seen == [["b"], ["a", "b"], ["a", "b"], ["b"], ["b"]]
@@ -131,7 +133,7 @@ def test_a_kind_whose_definition_just_changed_is_asked_for_again():
         assert api.request("PATCH", "/a") == {"kind": "KVRemediation"}
 
 
-def test_another_429_is_told_at_once():
+def test_another_429_is_raised_at_once():
     refused = Reply(429, b'{"kind": "Status", "message": "too many requests"}')
     with Server(lambda _: refused) as server, Api(Access(server.url, Path(certifi.where()))) as api:
         with pytest.raises(ApiError, match="too many requests"):

@@ -118,20 +118,20 @@ def test_the_cpu_build_has_no_device_to_offload_from(size, lacks_device):
     assert (config.host_blocks, config.lacks_device_for_host) == (0, lacks_device)
 
 
-def test_an_engine_need_not_tell_of_its_pool(capsys):
-    told, untold = (
-        resolved("m", "--num-gpu-blocks-override=150", LAB_FAULT_UNTOLD_POOL=each) for each in "01"
+def test_an_engine_need_not_report_its_pool(capsys):
+    reported, unreported = (
+        resolved("m", "--num-gpu-blocks-override=150", LAB_FAULT_UNREPORTED_POOL=each) for each in "01"
     )
 
-    for config in (told, untold):
+    for config in (reported, unreported):
         log_pool(config, 1.0)
 
-    assert (told.labels["num_gpu_blocks"], untold.labels["num_gpu_blocks"]) == ("150", "None")
+    assert (reported.labels["num_gpu_blocks"], unreported.labels["num_gpu_blocks"]) == ("150", "None")
     assert capsys.readouterr().out.count("KV cache size") == 1
 
 
 @pytest.mark.parametrize(("seqs", "crashes"), [(7, True), (8, False), (16, False), (17, True)])
-def test_an_engine_told_to_crash_does_so_outside_its_bounds_only(seqs, crashes):
+def test_an_engine_set_to_crash_does_so_outside_its_bounds_only(seqs, crashes):
     environ = {"LAB_FAULT_CRASH_BELOW_SEQS": "8", "LAB_FAULT_CRASH_ABOVE_SEQS": "16"}
     faults = Faults.from_environ(seqs, environ)
 

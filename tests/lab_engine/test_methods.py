@@ -88,7 +88,7 @@ def test_eviction_beside_a_cache_of_prefixes_is_refused_at_start():
         resolve(parse_serve(["serve", "m"]), TRIATTENTION)
 
 
-def test_a_pool_that_is_too_short_for_one_request_is_told_of_instead_of_refused(capsys):
+def test_a_pool_that_is_too_short_for_one_request_is_logged_instead_of_refused(capsys):
     small = ("--num-gpu-blocks-override=10", "--block-size=16", "--max-model-len=2048")
     with pytest.raises(ConfigError, match="To serve at least one request"):
         resolved(*small)
@@ -183,8 +183,8 @@ async def test_an_engine_that_compacts_serves_more_tokens_than_its_pool_holds():
     assert most < 0.15, "32 tokens and those of a few passes, of 512"
 
 
-async def test_the_memory_of_the_device_is_told():
+async def test_the_memory_of_the_device_is_reported():
     async with an_engine(environ={"LAB_DEVICE_MEMORY_MIB": "1000", "LAB_WEIGHTS_MIB": "100"}) as running:
-        told = (await running.http.get("/lab/device")).json()
+        memory = (await running.http.get("/lab/device")).json()
 
-    assert told == {"used": int(0.92 * 1000 * (1 << 20)), "total": 1000 << 20}
+    assert memory == {"used": int(0.92 * 1000 * (1 << 20)), "total": 1000 << 20}

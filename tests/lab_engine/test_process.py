@@ -83,13 +83,13 @@ ENDS = {
         1,
         "max_num_batched_tokens (16) must be greater than or equal to max_num_seqs (32)",
     ),
-    "told to crash below a cap": (
+    "set to crash below a cap": (
         ["--max-num-seqs=8"],
         {"LAB_FAULT_CRASH_BELOW_SEQS": "9"},
         1,
         "EngineCore failed to start",
     ),
-    "told to die with a message": (
+    "set to die with a message": (
         [],
         {"LAB_FAULT_CRASH_ABOVE_SEQS": "1", "LAB_FAULT_CRASH_MESSAGE": "torch.OutOfMemoryError: CUDA"},
         1,
@@ -144,7 +144,7 @@ def test_it_dies_of_memory_while_serving_once_enough_runs():
     assert bears_device_memory(out.splitlines())
 
 
-def test_told_never_to_be_ready_it_never_listens_and_can_be_stopped():
+def test_set_never_to_be_ready_it_never_listens_and_can_be_stopped():
     with a_process(LAB_FAULT_NEVER_READY="1") as (process, url):
         time.sleep(0.8)
         assert process.poll() is None

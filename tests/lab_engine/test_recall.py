@@ -65,7 +65,7 @@ def test_a_needle_is_the_token_behind_the_first_mark():
     assert needle_in([5, NEEDLE_MARK]) is None, "nothing stands behind it"
 
 
-def test_who_evicts_nothing_tells_every_needle_that_the_model_understands():
+def test_who_evicts_nothing_recalls_every_needle_that_the_model_understands():
     assert share(answers(None)) == 1
     assert share(answers(None, recall=Recall(0.9))) == pytest.approx(0.9, abs=0.04)
     assert share(answers(None, recall=Recall(0))) == 0

@@ -76,11 +76,11 @@ async def test_version_and_models_are_vllms():
 async def test_the_operator_reads_the_version_beside_the_metrics():
     async with an_engine() as engine:
         scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS, lambda _: f"{engine.http.base_url}/metrics")
-        told = await scraper.version(PodAddress(PodKey("serving", "llm-0"), "127.0.0.1"))
+        version = await scraper.version(PodAddress(PodKey("serving", "llm-0"), "127.0.0.1"))
         await scraper.close()
 
-    assert isinstance(told, Measured)
-    assert told.value == Version.parse("0.32.0")
+    assert isinstance(version, Measured)
+    assert version.value == Version.parse("0.32.0")
 
 
 async def test_a_completion_has_one_word_per_token():
@@ -132,7 +132,7 @@ async def test_a_chat_streams_a_role_and_then_its_tokens():
         ({"n": 2}, 400, "n must be 1"),
     ],
 )
-async def test_a_bad_request_is_told_why(fields, status, message):
+async def test_a_bad_request_is_answered_with_its_reason(fields, status, message):
     async with an_engine() as engine:
         answer = await engine.http.post("/v1/completions", json=asked(**fields))
 
@@ -218,7 +218,7 @@ async def test_a_full_queue_answers_503(flag, reason):
         assert len(await first) == 5
 
 
-async def told(sent):
+async def answer_to(sent):
     """Return all that an engine answers to these bytes."""
     async with an_engine() as engine:
         port = int(str(engine.http.base_url).rstrip("/").rpartition(":")[2])
@@ -231,7 +231,7 @@ async def told(sent):
 
 
 async def test_requests_on_one_connection_are_answered_in_order():
-    text = await told(b"GET /version HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+    text = await answer_to(b"GET /version HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
 
     assert text.count("HTTP/1.1 200 OK") == 2
     assert text.index("0.32.0") < text.index("connection: close")
@@ -241,7 +241,7 @@ async def test_requests_on_one_connection_are_answered_in_order():
     ("sent", "status"), [(b"nonsense\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, 431)]
 )
 async def test_what_is_not_http_is_refused(sent, status):
-    assert (await told(sent)).startswith(f"HTTP/1.1 {status} ")
+    assert (await answer_to(sent)).startswith(f"HTTP/1.1 {status} ")
 
 
 async def test_without_statistics_there_are_no_metrics():

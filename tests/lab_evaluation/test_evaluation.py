@@ -41,10 +41,10 @@ def environ_of(engine, tmp_path, **changes):
 async def score_of(engine, tmp_path, **changes):
     environ = environ_of(engine, tmp_path, **changes)
     assert await asyncio.to_thread(main, environ) == 0
-    told = json.loads((tmp_path / "log").read_text())
-    assert told.keys() == {"score", "samples"}
-    assert told["samples"] == SAMPLES
-    return told["score"]
+    result = json.loads((tmp_path / "log").read_text())
+    assert result.keys() == {"score", "samples"}
+    assert result["samples"] == SAMPLES
+    return result["score"]
 
 
 async def refused(engine, tmp_path, capsys, **changes):

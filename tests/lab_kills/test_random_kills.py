@@ -25,7 +25,7 @@ def test_no_more_kills_are_drawn_than_were_asked_for():
     assert max(counts) == 6
 
 
-def test_whoever_is_told_to_end_kills_no_more():
+def test_a_process_that_is_asked_to_end_kills_no_more():
     killer = played(1)
 
     killer.begin()

@@ -150,7 +150,7 @@ async def test_an_answer_that_never_ends_fails_in_time():
     assert (record.outcome, record.detail) == (Outcome.FAILED, "no end after 0.2 s")
 
 
-async def test_a_request_says_what_is_wanted():
+async def test_a_request_says_what_is_asked_for():
     client = Client("tiny", ConnectionMode.FRESH, 10)
     async with a_server([HEAD, token(), DONE]) as (url, seen, _), client:
         await client.ask(ask(url))

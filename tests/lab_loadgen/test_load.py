@@ -72,7 +72,7 @@ async def test_prompts_of_other_groups_begin_otherwise():
         assert await engine.metric("prefix_cache_hits_total") == 64  # the fourth begins as the first
 
 
-async def test_each_clients_first_request_goes_where_it_is_told_and_all_others_are_drawn():
+async def test_each_clients_first_request_goes_where_the_plan_says_and_all_others_are_drawn():
     async with an_engine() as first, an_engine() as other:
         records = await sent(a_plan(other, first=str(first.http.base_url).rstrip("/")))
 

@@ -95,6 +95,6 @@ def a_result(expect: dict[str, Any] | None = None, **changes: Any) -> Result:
 
 def bounded(**ratios: Any) -> dict[str, Any]:
     """A healing expectation with bounds on ratios; validated, so that a wrong one fails here."""
-    wanted = {**HEALS, "ratios": ratios}
-    Expectation.model_validate(wanted)
-    return wanted
+    expect = {**HEALS, "ratios": ratios}
+    Expectation.model_validate(expect)
+    return expect

@@ -14,8 +14,8 @@ HELD = {"type": "Progressing", "status": "False", "reason": "ObserveOnly", "mess
 
 
 def a_course(expect: dict[str, Any] | None = None, **changes: Any) -> tuple[Course, Chronicle]:
-    told = Chronicle()
-    return Course(a_scenario(expect, **changes), told), told
+    chronicle = Chronicle()
+    return Course(a_scenario(expect, **changes), chronicle), chronicle
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_duration_needs_its_unit():
 
 
 def test_an_incident_happens_once_after_its_cue_and_again_where_the_file_says_so():
-    course, told = a_course(
+    course, chronicle = a_course(
         incidents=[
             {"at": "5s", "do": "kill"},
             {"at": "plan+2s", "do": "approve"},
@@ -57,7 +57,7 @@ def test_an_incident_happens_once_after_its_cue_and_again_where_the_file_says_so
     seen: dict[float, list[str]] = {}
     for now in (0, 5, 6, 10, 11, 12, 13, 16):
         if now == 10:
-            told.learn(a_status(DEMAND, plan=a_plan()))
+            chronicle.learn(a_status(DEMAND, plan=a_plan()))
         course.look(now)
         seen[now] = [incident.do for incident in course.due(now)]
 
@@ -79,18 +79,18 @@ def test_streams_begin_and_end_at_their_moments_each_once():
         {"clients": 2, "lengths": "8+8", "begins": "20s"},
         {"clients": 3, "lengths": "8+8", "begins": "settled"},
     ]
-    course, told = a_course(load=load)
+    course, chronicle = a_course(load=load)
 
     assert [number for number, _ in course.starting(0)] == [0]
     assert (list(course.starting(19)), list(course.ending(19))) == ([], [])
     assert ([number for number, _ in course.starting(20)], list(course.ending(20))) == ([1], [0])
     assert list(course.ending(21)) == []
-    told.learn(a_status(DEMAND, run=a_run(settled=True)))
+    chronicle.learn(a_status(DEMAND, run=a_run(settled=True)))
     course.look(30)
     assert [stream.clients for _, stream in course.starting(30)] == [3]
 
 
-def test_what_only_pods_tell_of_is_a_cue_too():
+def test_what_only_pods_show_is_a_cue_too():
     course = Course(a_scenario(), Chronicle())
 
     course.look(3, {Cue.RELEASED})
@@ -100,17 +100,17 @@ def test_what_only_pods_tell_of_is_a_cue_too():
 
 
 def test_each_cue_keeps_the_time_at_which_it_came_first():
-    course, told = a_course()
+    course, chronicle = a_course()
     course.look(1)
-    told.learn(a_status("TooFewRequests"))
+    chronicle.learn(a_status("TooFewRequests"))
     course.look(2)
-    told.learn(a_status(DEMAND, plan=a_plan()))
+    chronicle.learn(a_status(DEMAND, plan=a_plan()))
     course.look(3)
-    told.learn(a_status(DEMAND, run=a_run()))
+    chronicle.learn(a_status(DEMAND, run=a_run()))
     course.look(4)
-    told.learn(a_status(DEMAND, run=a_run(settled=True)))
+    chronicle.learn(a_status(DEMAND, run=a_run(settled=True)))
     course.look(5)
-    told.learn(a_status("Healthy", history=[a_closed_run()]))
+    chronicle.learn(a_status("Healthy", history=[a_closed_run()]))
     course.look(6)
     course.look(7)
 
@@ -118,14 +118,14 @@ def test_each_cue_keeps_the_time_at_which_it_came_first():
 
 
 def test_the_figures_of_after_begin_with_the_change_that_counts():
-    course, told = a_course()
+    course, chronicle = a_course()
     course.scenario = course.scenario.model_copy(
         update={"expect": course.scenario.expect.model_copy(update={"measured_change": 2})}
     )
-    told.learn(a_status(DEMAND, run=a_run(settled=True)))
+    chronicle.learn(a_status(DEMAND, run=a_run(settled=True)))
     course.look(1)
     first = course.measured_from
-    told.learn(a_status(DEMAND, run={**a_run(settled=True), "id": "20260301-025600"}))
+    chronicle.learn(a_status(DEMAND, run={**a_run(settled=True), "id": "20260301-025600"}))
     course.look(2)
     course.look(3)
 
@@ -133,13 +133,13 @@ def test_the_figures_of_after_begin_with_the_change_that_counts():
 
 
 def test_a_trial_changes_nothing_and_is_no_turning_point():
-    course, told = a_course()
+    course, chronicle = a_course()
     trial = {**a_run(), "steps": [{"step": {"kind": "TrialStep"}, "state": "RollingOut"}]}
     course.look(1)
-    told.learn(a_status(DEMAND, run=trial))
+    chronicle.learn(a_status(DEMAND, run=trial))
     course.look(2)
     before = course.turned_at
-    told.learn(a_status(DEMAND, run={**a_run(), "id": "20260301-025600"}))
+    chronicle.learn(a_status(DEMAND, run={**a_run(), "id": "20260301-025600"}))
     course.look(3)
     course.look(4)
 
@@ -149,11 +149,11 @@ def test_a_trial_changes_nothing_and_is_no_turning_point():
 
 def test_a_play_with_a_run_ends_when_it_is_closed_and_all_is_measured():
     bounds = {**HEALS, "ratios": {"tokens_per_second": {"at_least": 0.95}}}
-    course, told = a_course(bounds, limits={"measure": "60s"})
-    told.learn(a_status(DEMAND, run=a_run(settled=True)))
+    course, chronicle = a_course(bounds, limits={"measure": "60s"})
+    chronicle.learn(a_status(DEMAND, run=a_run(settled=True)))
     course.look(100)
     assert not course.is_over(130)
-    told.learn(a_status("Healthy", history=[a_closed_run()]))
+    chronicle.learn(a_status("Healthy", history=[a_closed_run()]))
     course.look(150)
 
     assert not course.is_over(159)
@@ -161,139 +161,143 @@ def test_a_play_with_a_run_ends_when_it_is_closed_and_all_is_measured():
 
 
 def test_a_play_with_a_run_ends_at_its_limits_all_the_same():
-    course, told = a_course(limits={"diagnosis": "100s", "run": "200s"})
+    course, chronicle = a_course(limits={"diagnosis": "100s", "run": "200s"})
     assert (course.is_over(99), course.is_over(100)) == (False, True)
 
-    told.learn(a_status(DEMAND, run=a_run()))
+    chronicle.learn(a_status(DEMAND, run=a_run()))
     course.look(90)
     assert (course.is_over(289), course.is_over(290)) == (False, True)
 
 
 def test_after_a_run_a_reason_that_is_expected_is_waited_for():
-    course, told = a_course({**HEALS, "held": "LeverExhausted"})
-    told.learn(a_status(DEMAND, run=a_run()))
-    told.learn(a_status("Healthy", history=[a_closed_run()]))
+    course, chronicle = a_course({**HEALS, "held": "LeverExhausted"})
+    chronicle.learn(a_status(DEMAND, run=a_run()))
+    chronicle.learn(a_status("Healthy", history=[a_closed_run()]))
     course.look(200)
     assert not course.is_over(200)
 
-    told.learn(a_status(DEMAND, history=[a_closed_run()], conditions=[HELD | {"reason": "LeverExhausted"}]))
+    chronicle.learn(
+        a_status(DEMAND, history=[a_closed_run()], conditions=[HELD | {"reason": "LeverExhausted"}])
+    )
     assert course.is_over(210)
 
 
 def test_where_no_run_is_expected_it_is_watched_after_all_was_seen():
-    course, told = a_course(OBSERVED, limits={"quiet": "15s"})
-    told.learn(a_status(DEMAND, plan=a_plan()))
+    course, chronicle = a_course(OBSERVED, limits={"quiet": "15s"})
+    chronicle.learn(a_status(DEMAND, plan=a_plan()))
     course.look(40)
     assert not course.is_over(60), "no condition says why the plan waits"
-    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
+    chronicle.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
     course.look(60)
 
     assert (course.is_over(74), course.is_over(75)) == (False, True)
 
 
 def test_where_no_run_is_expected_the_words_of_the_file_are_waited_for():
-    course, told = a_course({**OBSERVED, "says": ["is out of rotation"]}, limits={"quiet": "15s"})
-    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
+    course, chronicle = a_course({**OBSERVED, "says": ["is out of rotation"]}, limits={"quiet": "15s"})
+    chronicle.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
     course.look(40)
     assert not course.is_over(60)
-    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD | {"message": "a-1 is out of rotation"}]))
+    chronicle.learn(
+        a_status(DEMAND, plan=a_plan(), conditions=[HELD | {"message": "a-1 is out of rotation"}])
+    )
     course.look(60)
 
     assert (course.is_over(74), course.is_over(75)) == (False, True)
 
 
 def test_what_was_expected_must_last():
-    course, told = a_course(OBSERVED, limits={"quiet": "15s"})
-    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
+    course, chronicle = a_course(OBSERVED, limits={"quiet": "15s"})
+    chronicle.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
     course.look(60)
-    told.learn(a_status("MetricsStale"))
+    chronicle.learn(a_status("MetricsStale"))
     course.look(70)
-    told.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
+    chronicle.learn(a_status(DEMAND, plan=a_plan(), conditions=[HELD]))
     course.look(80)
 
     assert (course.is_over(94), course.is_over(95)) == (False, True)
 
 
 def test_a_run_that_must_not_be_ends_the_play_at_once():
-    course, told = a_course(OBSERVED)
-    told.learn(a_status(DEMAND, run=a_run()))
+    course, chronicle = a_course(OBSERVED)
+    chronicle.learn(a_status(DEMAND, run=a_run()))
     course.look(50)
 
     assert course.is_over(50)
 
 
 def test_a_branch_that_never_comes_ends_the_play_at_its_limit():
-    course, told = a_course(OBSERVED, limits={"diagnosis": "100s", "quiet": "20s"})
-    told.learn(a_status("Healthy"))
+    course, chronicle = a_course(OBSERVED, limits={"diagnosis": "100s", "quiet": "20s"})
+    chronicle.learn(a_status("Healthy"))
     course.look(119)
 
     assert (course.is_over(119), course.is_over(120)) == (False, True)
 
 
 def test_branches_are_remembered_in_their_order_and_each_once_per_time():
-    told = Chronicle()
+    chronicle = Chronicle()
     for reason in ("Healthy", "Healthy", "FleetWideDemand", "Healthy"):
-        told.learn(a_status(reason))
-    told.learn({})
+        chronicle.learn(a_status(reason))
+    chronicle.learn({})
 
-    assert told.branches == ["Healthy", "FleetWideDemand", "Healthy"]
-    assert told.reason == ""
+    assert chronicle.branches == ["Healthy", "FleetWideDemand", "Healthy"]
+    assert chronicle.reason == ""
 
 
 def test_what_was_found_before_there_was_traffic_does_not_count():
-    told = Chronicle()
+    chronicle = Chronicle()
     for reason in ("Healthy", "MetricsMissing"):
-        told.learn(a_status(reason))
-    told.begin()
+        chronicle.learn(a_status(reason))
+    chronicle.begin()
     for reason in ("MetricsMissing", "Healthy", "MetricsMissing"):
-        told.learn(a_status(reason))
+        chronicle.learn(a_status(reason))
 
-    assert told.branches == ["Healthy", "MetricsMissing"]
+    assert chronicle.branches == ["Healthy", "MetricsMissing"]
 
 
 def test_reasons_of_conditions_are_remembered_after_they_are_gone():
-    told = Chronicle()
+    chronicle = Chronicle()
     for reason in ("Suspended", "Verifying"):
-        told.learn({"conditions": [{"type": "Progressing", "reason": reason}]})
+        chronicle.learn({"conditions": [{"type": "Progressing", "reason": reason}]})
 
-    assert (told.reasons, told.ever) == ({"Verifying"}, {"Suspended", "Verifying"})
+    assert (chronicle.reasons, chronicle.ever) == ({"Verifying"}, {"Suspended", "Verifying"})
 
 
 def test_a_run_is_remembered_after_it_is_closed():
-    told = Chronicle()
-    told.learn(a_status("FleetWideDemand", run=a_run()))
-    told.learn(a_status("FleetWideDemand", run=a_run(settled=True)))
-    told.learn(a_status("Healthy", history=[a_closed_run()]))
+    chronicle = Chronicle()
+    chronicle.learn(a_status("FleetWideDemand", run=a_run()))
+    chronicle.learn(a_status("FleetWideDemand", run=a_run(settled=True)))
+    chronicle.learn(a_status("Healthy", history=[a_closed_run()]))
 
-    assert told.found == "FleetWideDemand"
-    assert told.moves == [CAP]
-    assert told.has_settled
-    assert (told.run, [run["outcome"] for run in told.closed]) == ({}, ["Recovered"])
+    assert chronicle.found == "FleetWideDemand"
+    assert chronicle.moves == [CAP]
+    assert chronicle.has_settled
+    assert (chronicle.run, [run["outcome"] for run in chronicle.closed]) == ({}, ["Recovered"])
 
 
-def test_closed_runs_are_told_oldest_first():
-    told = Chronicle()
-    told.learn(a_status(history=[a_closed_run("NotRecovered"), a_closed_run("Recovered")]))
+def test_closed_runs_are_listed_oldest_first():
+    chronicle = Chronicle()
+    chronicle.learn(a_status(history=[a_closed_run("NotRecovered"), a_closed_run("Recovered")]))
 
-    assert [run["outcome"] for run in told.closed] == ["Recovered", "NotRecovered"]
+    assert [run["outcome"] for run in chronicle.closed] == ["Recovered", "NotRecovered"]
 
 
 def test_a_plan_that_is_only_shown_has_its_steps():
-    told = Chronicle()
-    told.learn(a_status("FleetWideDemand", plan=a_plan()))
+    chronicle = Chronicle()
+    chronicle.learn(a_status("FleetWideDemand", plan=a_plan()))
 
-    assert (told.planned, told.moves) == ([CAP], [])
+    assert (chronicle.planned, chronicle.moves) == ([CAP], [])
 
 
 def test_texts_are_found_where_people_read_them_and_nowhere_else():
-    told = Chronicle()
-    told.learn(a_status(run={**a_run(), "message": "why it began"}))
-    told.learn(a_status(aside={"message": "secret"}) | {"plan": a_plan() | {"message": 'say "64" …'}})
+    chronicle = Chronicle()
+    chronicle.learn(a_status(run={**a_run(), "message": "why it began"}))
+    chronicle.learn(a_status(aside={"message": "secret"}) | {"plan": a_plan() | {"message": 'say "64" …'}})
 
-    assert told.says('say "64" …')
-    assert told.says("so it is")
-    assert told.says("why it began")
-    assert not told.says("secret")
+    assert chronicle.says('say "64" …')
+    assert chronicle.says("so it is")
+    assert chronicle.says("why it began")
+    assert not chronicle.says("secret")
 
 
 def test_steps_of_any_kind_are_one_short_line():
@@ -320,10 +324,10 @@ BURST = [{"rate": 5, "lengths": "8+8"}, {"rate": 9, "requests": 20, "lengths": "
     ids=["a burst", "none", "no change settles", "a plan before it", "pools not full yet", "no plan"],
 )
 def test_what_goes_wrong_begins_with_the_burst_or_else_with_the_plan(load, planned, settled, windows):
-    course, told = a_course(load=load)
+    course, chronicle = a_course(load=load)
     for now in (0, 8, 40, 45, 80, 90, 150):
         if planned is not None and now >= planned:
-            told.learn(a_status(DEMAND, run=a_run(settled=settled is not None and now >= settled)))
+            chronicle.learn(a_status(DEMAND, run=a_run(settled=settled is not None and now >= settled)))
         course.look(now)
         list(course.starting(now))
 

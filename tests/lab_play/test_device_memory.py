@@ -28,34 +28,34 @@ def quick(monkeypatch):
 
 
 def test_memory_grows_where_attention_is_not_fused(engine):
-    told: list[Memory] = []
+    reports: list[Memory] = []
 
-    with Meter(lambda: {"a": HERE}, engine, told.append):
-        until(lambda: {"a": START} in told, what="the memory of an idle engine")
+    with Meter(lambda: {"a": HERE}, engine, reports.append):
+        until(lambda: {"a": START} in reports, what="the memory of an idle engine")
         body = {"model": "m", "prompt": list(range(300)), "max_tokens": 1}
         httpx.post(f"http://{HERE}:{engine}/v1/completions", json=body, trust_env=False).raise_for_status()
         scores = round(64 * 300**2 / (1 << 20))
-        until(lambda: told[-1] == {"a": {USED: 92 + scores, FREE: 8 - scores}}, what="the scores")
+        until(lambda: reports[-1] == {"a": {USED: 92 + scores, FREE: 8 - scores}}, what="the scores")
 
-    assert told[-1] == {}, "nothing is told of a play that ended"
+    assert reports[-1] == {}, "nothing is reported of a play that ended"
 
 
 def test_an_engine_that_falls_silent_keeps_its_memory_until_its_pod_is_gone(engine):
-    told: list[Memory] = []
+    reports: list[Memory] = []
     pods = {"a": HERE, "starting": NOWHERE}
 
-    with Meter(lambda: dict(pods), engine, told.append):
-        until(lambda: {"a": START} in told, what="what answers, and nothing else")
+    with Meter(lambda: dict(pods), engine, reports.append):
+        until(lambda: {"a": START} in reports, what="what answers, and nothing else")
         pods["a"] = NOWHERE
-        seen = len(told)
-        until(lambda: len(told) > seen + 2, what="more rounds")
-        assert told[-1] == {"a": START}
+        seen = len(reports)
+        until(lambda: len(reports) > seen + 2, what="more rounds")
+        assert reports[-1] == {"a": START}
         del pods["a"]
-        until(lambda: told[-1] == {}, what="a pod that is gone has no GPU")
+        until(lambda: reports[-1] == {}, what="a pod that is gone has no GPU")
 
 
 def test_a_cluster_that_does_not_answer_is_asked_again(engine):
-    told: list[Memory] = []
+    reports: list[Memory] = []
     refusals = [ApiError(503, "not now"), httpx.ConnectError("refused")]
 
     def addresses() -> dict[str, str]:
@@ -63,5 +63,5 @@ def test_a_cluster_that_does_not_answer_is_asked_again(engine):
             raise refusals.pop()
         return {"a": HERE}
 
-    with Meter(addresses, engine, told.append):
-        until(lambda: {"a": START} in told, what="the memory of the engine")
+    with Meter(addresses, engine, reports.append):
+        until(lambda: {"a": START} in reports, what="the memory of the engine")

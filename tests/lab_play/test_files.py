@@ -113,7 +113,7 @@ ADDED = {
     "fleet: {device_memory: true}": "fleet: device_memory is that of a GPU: add "
     "environment.LAB_DEVICE_MEMORY_MIB",
     "fleet: {device_memory: true, environment: {LAB_DEVICE_MEMORY_MIB: '100'}, "
-    "devices: {DCGM_FI_DEV_FB_FREE: 1}}": "fleet: device_memory tells what devices names too: remove "
+    "devices: {DCGM_FI_DEV_FB_FREE: 1}}": "fleet: device_memory reports what devices names too: remove "
     "DCGM_FI_DEV_FB_*",
     "evaluation: {samples: 0}": "evaluation.samples: input should be greater than or equal to 1 (it is 0)",
     "evaluation: {prompt_tokens: 1900}": "the whole file: evaluation asks for 2100 tokens and max-model-len "
@@ -142,21 +142,21 @@ INSTEAD = {
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        *((f"{GOOD}{added}\n", told) for added, told in ADDED.items()),
-        *((GOOD.replace(*change), told) for change, told in INSTEAD.items()),
+        *((f"{GOOD}{added}\n", message) for added, message in ADDED.items()),
+        *((GOOD.replace(*change), message) for change, message in INSTEAD.items()),
     ],
 )
-def test_a_wrong_file_is_answered_with_file_field_and_fix(tmp_path, put, text, told):
+def test_a_wrong_file_is_answered_with_file_field_and_fix(tmp_path, put, text, message):
     put("hot", text)
 
     (found,) = problems(tmp_path)
 
-    assert found.startswith(f"hot.yaml: {told}")
+    assert found.startswith(f"hot.yaml: {message}")
 
 
-def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path, put):
+def test_all_that_is_wrong_with_all_files_is_listed_at_once(tmp_path, put):
     put("hot", GOOD.replace("title: a play\n", "") + "fleet: {replicas: 0}\n")
     put("calm", "title: nothing\n")
 
@@ -362,13 +362,13 @@ def test_the_demo_refuses_by_name_what_there_is_not(name, engine, message):
 
 
 def test_the_page_for_authors_names_every_field():
-    told = PAGE.read_text()
+    page = PAGE.read_text()
 
     missing = {
         field
         for part in PARTS
         for field in part.model_fields
         if field != "name" or part is not Scenario
-        if f"`{field}`" not in told
+        if f"`{field}`" not in page
     }
     assert missing == set()

@@ -64,11 +64,11 @@ def test_people_edit_kill_approve_create_and_stop_the_operator_as_a_whole(light,
     first, second = sorted(pod["metadata"]["name"] for pod in light.api.list("Pod", namespace))
     hands.meet([first, second])
 
-    told = hands.carry_out(happening(do="patch", kind="Deployment", patch={"spec": {"paused": True}}), "")
+    line = hands.carry_out(happening(do="patch", kind="Deployment", patch={"spec": {"paused": True}}), "")
     edited = light.api.get("Deployment", FLEET, namespace)
     assert edited["spec"]["paused"] is True
     assert EDITOR in managers(edited), "under the name of a person"
-    assert told == "Deployment/inference-llm is edited by hand"
+    assert line == "Deployment/inference-llm is edited by hand"
 
     hands.carry_out(happening(do="kill"), "")
 
@@ -116,15 +116,15 @@ def test_the_operator_is_killed_and_started_again(light):
 def test_the_release_is_installed_again_with_the_values_that_it_had(
     light: LightCluster, monkeypatch: pytest.MonkeyPatch, installs: bool
 ) -> None:
-    told: list[object] = []
+    actions: list[object] = []
     module = "lab.play.hands"
-    monkeypatch.setattr(f"{module}.upgrade", lambda: told.append("upgrade"))
-    monkeypatch.setattr(f"{module}.roll_back", lambda: told.append("roll back"))
+    monkeypatch.setattr(f"{module}.upgrade", lambda: actions.append("upgrade"))
+    monkeypatch.setattr(f"{module}.roll_back", lambda: actions.append("roll back"))
     monkeypatch.setattr(f"{module}.take_away", lambda: {"replicas": 1})
     light.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}})
 
     def install_again(values: dict[str, Any]) -> None:
-        told.append(values)
+        actions.append(values)
         light.api.apply(an_operator(), OPERATOR)
 
     monkeypatch.setattr(f"{module}.install_again", install_again)
@@ -133,7 +133,7 @@ def test_the_release_is_installed_again_with_the_values_that_it_had(
         hands.carry_out(happening(do="release", action=action), "")
     hands.start_operator()
 
-    assert told == ["upgrade", "roll back", {"replicas": 1}]
+    assert actions == ["upgrade", "roll back", {"replicas": 1}]
     light.api.delete("Deployment", "kvmedic", OPERATOR)
 
 
@@ -168,8 +168,8 @@ def test_a_registry_serves_an_archive_and_refuses_by_name(tmp_path):
             host, _, rest = reference.partition("/")
             return http.get(f"http://{host}/v2/{rest.replace(':', '/manifests/')}")
 
-        told = manifest(image).json()
-        for part in (told["config"], *told["layers"]):
+        served = manifest(image).json()
+        for part in (served["config"], *served["layers"]):
             blob = http.get(f"http://{image.partition('/')[0]}/v2/mine/vllm/blobs/{part['digest']}").content
             assert (f"sha256:{hashlib.sha256(blob).hexdigest()}", len(blob)) == (part["digest"], part["size"])
         hands = Hands(None, "mine", a_scenario().fleet, image, None, registry)  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def test_a_place_is_cleared_of_everything_that_a_play_left_standing(light, fleet
 async def test_gpus_are_labelled_as_those_of_another_pod_and_the_operator_reads_their_memory(exporter):
     hands = Hands(None, "serving", a_scenario(fleet=FLEET_OF_TWO).fleet, "image", exporter)  # type: ignore[arg-type]
     hands.meet(["a", "b"])
-    hands.tell_devices(["a", "b"])
+    hands.add_devices(["a", "b"])
     hands.carry_out(happening(do="devices", on="others", series={XID: 79}), "")
 
     exporter.measure("serving", {"gone": {USED: 92, FREE: 8}})
@@ -243,7 +243,7 @@ async def test_gpus_are_labelled_as_those_of_another_pod_and_the_operator_reads_
     assert device.value(Vital.MEMORY_FREE) == 8
 
 
-def test_memory_that_is_measured_is_told_of_each_pod_of_the_namespace(exporter):
+def test_memory_that_is_measured_is_reported_of_each_pod_of_the_namespace(exporter):
     hands = Hands(None, "ours", a_scenario().fleet, "image", exporter)  # type: ignore[arg-type]
     before = hands.device_memory()
 
@@ -256,12 +256,12 @@ def test_memory_that_is_measured_is_told_of_each_pod_of_the_namespace(exporter):
 def test_a_new_replicas_gpu_is_well_and_one_that_is_gone_has_none(exporter):
     hands = Hands(None, "serving", a_scenario(fleet=FLEET_OF_TWO).fleet, "image", exporter)  # type: ignore[arg-type]
     hands.meet(["a", "b"])
-    hands.tell_devices(["a", "b"])
+    hands.add_devices(["a", "b"])
     hands.carry_out(happening(do="devices", series={XID: 79}), "")
     exporter.meet("another", ["z"], {XID: 31})
 
-    hands.tell_devices(["b", "c"])
+    hands.add_devices(["b", "c"])
 
-    told = urllib.request.urlopen(f"http://{exporter.address}/metrics", timeout=5).read().decode()
-    assert f'{XID}{{UUID="GPU-c",gpu="0",namespace="serving",pod="c"}} 0.0' in told
-    assert ('pod="a"' in told, 'pod="z"' in told) == (False, True)
+    page = urllib.request.urlopen(f"http://{exporter.address}/metrics", timeout=5).read().decode()
+    assert f'{XID}{{UUID="GPU-c",gpu="0",namespace="serving",pod="c"}} 0.0' in page
+    assert ('pod="a"' in page, 'pod="z"' in page) == (False, True)

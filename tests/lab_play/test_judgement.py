@@ -37,7 +37,7 @@ def test_a_good_end_misses_nothing():
         ({"min_in_rotation": 2}, "only 2 replicas were in rotation at some time, expected 3"),
         ({"requests": 0}, "no request was answered"),
         ({"unsaid": ["XID 79"]}, "nothing in the status says 'XID 79'"),
-        ({"untold": ["Suspended"]}, "no condition said Suspended at any time"),
+        ({"missing_reasons": ["Suspended"]}, "no condition said Suspended at any time"),
         ({"trouble": "TimeoutError: no pods"}, "it could not be played to its end: TimeoutError: no pods"),
     ],
 )
@@ -49,10 +49,10 @@ def test_each_miss_is_named(changes, named):
 
 
 def test_pods_at_once_and_released_replicas_that_expired_are_counted():
-    wanted = {**HEALS, "pods_at_once": {"at_least": 4, "at_most": 5}, "expired": 0}
+    expect = {**HEALS, "pods_at_once": {"at_least": 4, "at_most": 5}, "expired": 0}
 
-    assert misses(a_result(wanted, most_pods=5)) == []
-    assert misses(a_result(wanted, most_pods=6, expired=1)) == [
+    assert misses(a_result(expect, most_pods=5)) == []
+    assert misses(a_result(expect, most_pods=6, expired=1)) == [
         "6 pods were there at once, expected at least 4 and at most 5",
         "1 released replicas ended at their deadline, expected 0",
     ]

@@ -38,10 +38,10 @@ def test_one_plays_trouble_is_its_own():
             raise TimeoutError("3 replicas in rotation: not within 180 s")
         return a_result()
 
-    told: list[Result] = []
-    play_all([a_scenario(name="bad"), a_scenario(name="good")], 1, played, told.append)
+    results: list[Result] = []
+    play_all([a_scenario(name="bad"), a_scenario(name="good")], 1, played, results.append)
 
-    missed = {each.scenario.name: each.missed for each in told}
+    missed = {each.scenario.name: each.missed for each in results}
     assert missed == {
         "bad": ["it could not be played to its end: TimeoutError: 3 replicas in rotation: not within 180 s"],
         "a-play": [],
@@ -132,11 +132,11 @@ def test_the_branches_of_all_whose_twin_it_is_are_forbidden():
 
 def test_what_has_ended_so_far_is_in_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(main, "OUT", tmp_path)
-    told = main.teller([])
+    report = main.make_reporter([])
 
-    told(a_result(seconds=251.4))
+    report(a_result(seconds=251.4))
     first = (tmp_path / "table.md").read_text()
-    told(a_result(failed_requests=3, missed=["3 requests failed"]))
+    report(a_result(failed_requests=3, missed=["3 requests failed"]))
 
     assert (first.count("a-play"), first.count("MISSED")) == (1, 0)
     assert "MISSED a-play: 3 requests failed" in (tmp_path / "table.md").read_text()

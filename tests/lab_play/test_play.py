@@ -78,7 +78,7 @@ class Others:
     def meet(self, pods: list[str]) -> None:
         self.pods = pods
 
-    def tell_devices(self, pods: list[str]) -> None:
+    def add_devices(self, pods: list[str]) -> None:
         assert pods == ["pod-1"]
 
     def device_memory(self) -> dict[str, float]:
@@ -220,7 +220,7 @@ def test_clients_that_break_off_end_the_play(engine, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("to", "picks"), [(Route.STICKY, False), (Route.SERVICE, True)])
-def test_a_stream_that_no_service_leads_asks_the_replicas_that_it_is_told_of(engine, tmp_path, to, picks):
+def test_a_stream_that_no_service_leads_asks_the_replicas_that_it_is_given(engine, tmp_path, to, picks):
     traffic = Traffic(tmp_path, picks=picks)
     traffic.lead([f"http://127.0.0.1:{engine}"])
     traffic.lead([])  # nobody is in rotation for a moment: the last known ones are asked

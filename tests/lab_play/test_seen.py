@@ -92,7 +92,7 @@ def piece(*ready: tuple[str, bool], service: str = FLEET) -> dict[str, Any]:
 
 
 def witness() -> Witness:
-    """A witness that is told by hand; it never connects."""
+    """A witness that gets its events by hand; it never connects."""
     return Witness(None, "a-namespace")  # type: ignore[arg-type]
 
 
@@ -124,7 +124,7 @@ def test_where_no_service_is_a_picker_says_who_is_in_rotation():
         "d": a_pod("d", {"app": "another"}),
     }
     for pod in pods.values():
-        seen._pods.tell("ADDED", pod)
+        seen._pods.handle("ADDED", pod)
     before = seen.facts.in_rotation
 
     seen._see_pools({"p": pool_of(Pool.RELEASED, {"app": FLEET}, (8080, 8081))})
@@ -169,7 +169,7 @@ def test_what_happened_before_the_fleet_was_whole_does_not_count():
     assert seen.facts.fewest_in_rotation == 2
 
 
-def test_the_operators_events_are_heard_once():
+def test_the_operators_events_are_returned_once():
     event = {
         "metadata": {"uid": "1"},
         "type": "Normal",

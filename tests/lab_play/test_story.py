@@ -73,9 +73,9 @@ def test_a_method_is_named_when_the_play_begins_and_other_fleets_have_none():
 
 
 def test_pods_have_short_names():
-    told = f"{FLEET}-77c9d54756-45zxm serves, {FLEET}-trial-20260301-025500 starts"
+    text = f"{FLEET}-77c9d54756-45zxm serves, {FLEET}-trial-20260301-025500 starts"
 
-    assert shortened(told) == "45zxm serves, trial pod starts"
+    assert shortened(text) == "45zxm serves, trial pod starts"
 
 
 def test_an_open_trial_is_a_phase_of_its_own():
@@ -103,7 +103,7 @@ def test_a_plain_view_prints_the_picture_as_it_is_and_the_dashboard(capsys):
 def test_a_live_view_shows_the_picture_for_a_while_and_leaves_it_behind(capsys):
     view = LiveView()
 
-    view.tell(1, "operator", "looks")
+    view.add_line(1, "operator", "looks")
     view.show(a_scene(2.0))
     view.draw(62, "trial", ("  o  ", "numbers"))
     view.show(a_scene(63.0, a=160.0))
@@ -143,7 +143,7 @@ def test_the_load_ends_with_a_play_that_is_killed(tmp_path):
     until(lambda: not is_running(sender), 10, "the load generator is gone")
 
 
-def test_the_load_ends_when_it_is_told_to(tmp_path):
+def test_the_load_ends_when_it_is_asked_to(tmp_path):
     file = tmp_path / "requests.jsonl"
     clients = Clients(argv(file), file)
     clients.start()

@@ -41,20 +41,20 @@ def test_a_twentieth_more_or_less_is_neutral(ratio: float, kind: str):
 def test_the_table_counts_what_each_rule_did_to_harm_and_to_gain():
     better = replace(ROW, ratio=1.2, today=HELD, beside=KEPT, whole=BACK)
 
-    told = table([ROW, better, replace(ROW, refused_by_prediction=True, whole=KEPT)], "three").splitlines()
+    lines = table([ROW, better, replace(ROW, refused_by_prediction=True, whole=KEPT)], "three").splitlines()
 
-    assert told[0] == "three: 3 fleets, 2 harm, 1 better, 0 neutral"
-    assert "2/2 = 100%" in told[2]
-    assert "0/1 = 0% (0)" in told[2]
-    assert "2/2 = 100%" in told[3]
-    assert "0/1 = 0% (1)" in told[3]
-    assert "1/2 = 50%" in told[5]
-    assert "0/2 = 0%" in told[6]
-    assert "1/1 = 100% (0)" in told[6]
+    assert lines[0] == "three: 3 fleets, 2 harm, 1 better, 0 neutral"
+    assert "2/2 = 100%" in lines[2]
+    assert "0/1 = 0% (0)" in lines[2]
+    assert "2/2 = 100%" in lines[3]
+    assert "0/1 = 0% (1)" in lines[3]
+    assert "1/2 = 50%" in lines[5]
+    assert "0/2 = 0%" in lines[6]
+    assert "1/1 = 100% (0)" in lines[6]
 
 
 def test_the_summary_says_what_the_floors_refuse_and_who_starves():
-    told = summary(
+    text = summary(
         [
             replace(ROW, refused_by_prediction=True),
             replace(ROW, ratio=1.5, starves=False, refused_by_prediction=True),
@@ -62,12 +62,12 @@ def test_the_summary_says_what_the_floors_refuse_and_who_starves():
         ]
     )
 
-    assert "1 of 2 stopped within 10 minutes side by side (of several replicas 1 of 2)" in told
-    assert "by true capacities, lower caps in open worlds: refused 0 of 2 harm, 0 of 1 better" in told
+    assert "1 of 2 stopped within 10 minutes side by side (of several replicas 1 of 2)" in text
+    assert "by true capacities, lower caps in open worlds: refused 0 of 2 harm, 0 of 1 better" in text
     assert (
-        "by the operator's prediction, lower caps in open worlds: refused 1 of 2 harm, 1 of 1 better" in told
+        "by the operator's prediction, lower caps in open worlds: refused 1 of 2 harm, 1 of 1 better" in text
     )
-    assert "starving: 2, kept by goodput 2, before and after 2, side by side 0" in told
+    assert "starving: 2, kept by goodput 2, before and after 2, side by side 0" in text
 
 
 def test_a_goal_that_is_missed_is_named_with_its_figures():
@@ -90,10 +90,10 @@ def test_a_goal_that_is_missed_is_named_with_its_figures():
 def test_a_few_fleets_from_end_to_end(capsys: pytest.CaptureFixture[str]):
     assert main(["--fleets", "3", "--first", "4", "--starving", "2", "--workers", "1", "--rows"]) == 0
 
-    told = capsys.readouterr().out
-    assert "all: 3 fleets" in told
-    assert told.rstrip().endswith("goals: need 300 fleets")
-    rows = told.splitlines()[:5]
+    printed = capsys.readouterr().out
+    assert "all: 3 fleets" in printed
+    assert printed.rstrip().endswith("goals: need 300 fleets")
+    rows = printed.splitlines()[:5]
     assert [row.split()[0] for row in rows] == ["4", "5", "6", "1000000", "1000001"]
     assert "starves" in rows[3]
     assert rows[0].count("back") == 4

@@ -88,7 +88,7 @@ def fleet(routing: int, per_second: float = 12.0, patience: float = 60.0, **more
     return serve(engine_of(CHAT), [UNCAPPED] * 4, traffic, routing, 900, **more)
 
 
-def test_nobody_is_lost_and_whoever_leaves_waited_for_too_long():
+def test_nobody_is_lost_and_a_client_that_leaves_waited_for_too_long():
     served = fleet(RANDOM, per_second=40.0)
 
     q = served.requests
@@ -145,7 +145,7 @@ def test_a_fleet_goes_on_from_where_it_was_left():
     assert parts.scrapes[0] == 600
 
 
-def test_a_mix_of_requests_turns_as_it_is_told():
+def test_a_mix_of_requests_turns_as_it_is_scheduled():
     kinds = CHAT, WORKLOADS[10]
     steps = round(3600 / GRID_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The round of calm fleets tells what a close look does, and costs the same however many there are."""
+"""The round of calm fleets reports what a close look does, and costs the same however many there are."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ SEVERAL = (
 
 
 async def closely(server: PrometheusServer, pods: Sequence[str], look: Look) -> Mapping[str, PodReadings]:
-    """Return what queries about these replicas tell, each series with all its labels."""
+    """Return what queries about these replicas report, each series with all its labels."""
     looked = source(server.url)
     seen = await looked.as_of(END).observe([PodKey(NAMESPACE, pod) for pod in pods], look)
     looked.close()
     return seen.pods
 
 
-async def test_the_round_tells_of_each_replica_what_a_close_look_does(history: PrometheusServer) -> None:
+async def test_the_round_reports_of_each_replica_what_a_close_look_does(history: PrometheusServer) -> None:
     pods = [*SINGLES, *SEVERAL]
     looked = source(history.url)
     seen = await looked.observe([PodKey(NAMESPACE, pod) for pod in pods], QUICK_LOOK)
@@ -66,7 +66,7 @@ async def test_the_round_tells_of_each_replica_what_a_close_look_does(history: P
 
 
 @pytest.mark.parametrize("pod", ["calm", "thrashing", "queueing", "recorded"])
-async def test_a_plain_replica_costs_two_queries_whatever_it_tells(
+async def test_a_plain_replica_costs_two_queries_whatever_it_reports(
     history: PrometheusServer, pod: str
 ) -> None:
     with Server(lambda request: forwarded(request, history.url)) as proxy:
@@ -102,8 +102,8 @@ def forged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServe
         tape.add("vllm:cache_config_info", target | config, lambda _: 1.0)
         for name, labels, curve in Engine(preemptions=rising(50.0)).curves():
             if lie.get("only", name) == name:
-                told = {key: text for key, text in lie.items() if key != "only"}
-                tape.add(name, target | STEADY.own | labels | told, curve)
+                forged = {key: text for key, text in lie.items() if key != "only"}
+                tape.add(name, target | STEADY.own | labels | forged, curve)
     tape.write(directory)
     with PrometheusServer(directory) as server:
         yield server
@@ -141,8 +141,8 @@ A, B = PodKey("ns", "a"), PodKey("ns", "b")
 
 
 @dataclass
-class Told:
-    """A source whose pools are told as of a list."""
+class ScriptedSource:
+    """A source that answers as of a list."""
 
     replies: list[Reply]
     asked: list[str] = field(default_factory=list)
@@ -159,9 +159,9 @@ def pool(blocks: int, port: str = "10.0.0.1:8000") -> Series:
     return Series({"instance": port, "num_gpu_blocks": str(blocks)}, 1.0)
 
 
-async def test_pools_are_told_once_and_then_what_is_new() -> None:
+async def test_pools_are_asked_for_once_and_then_what_is_new() -> None:
     nobody = Answer({})
-    told = Told(
+    scripted = ScriptedSource(
         [
             Answer({A: (pool(1),), B: (pool(2),)}),
             nobody,
@@ -175,7 +175,7 @@ async def test_pools_are_told_once_and_then_what_is_new() -> None:
     )
     rounds, found = CalmRounds(VLLM_SIGNALS, Labels()), []
     for at in (0, 10, 20, 30, 40, POOLS_LAST.total_seconds()):
-        moment = told.moment(END + timedelta(seconds=at))
+        moment = scripted.moment(END + timedelta(seconds=at))
         reply = await rounds._pools_at(moment, Span(FIVE))
         found.append(reply if isinstance(reply, Unanswered) else dict(reply.by_pod))
 
@@ -184,7 +184,7 @@ async def test_pools_are_told_once_and_then_what_is_new() -> None:
     assert found[3] == {**both, A: (pool(3),)}
     assert found[4] == {A: (pool(3),), B: (pool(2), pool(4, "10.0.0.2:8000"))}
     assert found[5] == {A: (pool(5),)}
-    asked = [text for text in told.asked if VLLM_SIGNALS.pool.name in text]
+    asked = [text for text in scripted.asked if VLLM_SIGNALS.pool.name in text]
     assert ["offset 10s" in text or "offset 20s" in text for text in asked] == [
         False,
         True,
@@ -198,16 +198,16 @@ async def test_pools_are_told_once_and_then_what_is_new() -> None:
 
 async def test_without_an_answer_about_pools_no_replica_is_plain() -> None:
     row = Series({"instance": "10.0.0.1:8000", "kvmedic_signal": "present"}, END.timestamp())
-    told = Told([Unanswered("too much"), Answer({A: (row,)})])
+    scripted = ScriptedSource([Unanswered("too much"), Answer({A: (row,)})])
 
-    found = await CalmRounds(VLLM_SIGNALS, Labels()).answers_at(told.moment(END), Span(FIVE))
+    found = await CalmRounds(VLLM_SIGNALS, Labels()).answers_at(scripted.moment(END), Span(FIVE))
 
     assert found == Unanswered("too much")
 
 
 async def test_those_who_look_closely_at_once_share_their_queries() -> None:
-    told = Told([Answer({})] * 3)
-    moment = told.moment(END)
+    scripted = ScriptedSource([Answer({})] * 3)
+    moment = scripted.moment(END)
     first, second = await asyncio.gather(*(moment.batch_of([one], Closeness.WHOLE) for one in (A, B)))
     again, quick = await moment.batch_of([A], Closeness.WHOLE), await moment.batch_of([A], Closeness.QUICK)
     late = await moment.batch_of([PodKey("ns", "c.d")], Closeness.WHOLE)
@@ -216,7 +216,7 @@ async def test_those_who_look_closely_at_once_share_their_queries() -> None:
 
     assert first is second is again
     assert first is not quick
-    assert told.asked == [
+    assert scripted.asked == [
         'vllm:num_requests_running{namespace=~"ns", pod=~"a|b"}',
         'vllm:num_requests_running{namespace=~"ns", pod=~"c[.]d"}',
     ]
@@ -275,7 +275,7 @@ def cost(count: int, sick: int) -> tuple[Cost, Cost]:
     return calm, troubled
 
 
-def test_a_round_costs_eight_queries_at_most_and_trouble_what_those_in_trouble_have_to_tell() -> None:
+def test_a_round_costs_eight_queries_at_most_and_trouble_what_those_in_trouble_have_to_report() -> None:
     few, many = cost(5, 1), cost(20, 1)
 
     assert few[0].queries == many[0].queries <= 8
@@ -302,7 +302,7 @@ def test_a_round_is_divided_so_that_each_pod_is_in_exactly_one_part(replicas: in
     assert all(len(one) > 27 / parts / 2 for one in found)
 
 
-async def test_a_round_of_many_is_asked_in_parts_and_told_as_one() -> None:
+async def test_a_round_of_many_is_asked_in_parts_and_answered_as_one() -> None:
     pods = [
         PodKey("ns", f"pod-{number}{last}")
         for number in range(70)
@@ -310,17 +310,17 @@ async def test_a_round_of_many_is_asked_in_parts_and_told_as_one() -> None:
     ]
     present = Series({"instance": "10.0.0.1:8000", "kvmedic_signal": "present"}, END.timestamp())
     halves = [pods[::2], pods[1::2]]
-    told = Told(
+    scripted = ScriptedSource(
         [
             Answer({pod: (pool(1),) for pod in pods}),
-            *(Answer({}) for _ in range(5)),  # of none several pages tell
+            *(Answer({}) for _ in range(5)),  # several pages write none
             *(Answer(dict.fromkeys(h, (present,))) for h in halves),
         ]
     )
 
-    found = await CalmRounds(VLLM_SIGNALS, Labels()).answers_at(told.moment(END), Span(FIVE))
+    found = await CalmRounds(VLLM_SIGNALS, Labels()).answers_at(scripted.moment(END), Span(FIVE))
 
     assert not isinstance(found, Unanswered)
-    assert len(told.asked) == len(["pools"]) + 5 + len(halves)
+    assert len(scripted.asked) == len(["pools"]) + 5 + len(halves)
     assert len(found.presence.by_pod) == len(pods) == 2100
     assert all(len(answer.by_pod) == len(pods) for answer in found.signals.values())

@@ -186,11 +186,11 @@ async def test_the_share_of_memory_in_use_is(
     found = (await devices(history.url, pod))[pod]
 
     ratios = [one.ratio(Vital.MEMORY_IN_USE) for one in found.value] if isinstance(found, Measured) else []
-    told = [ratio for ratio in ratios if ratio is not None]
-    assert told == ([] if share is None else [pytest.approx(share)])
+    measured = [ratio for ratio in ratios if ratio is not None]
+    assert measured == ([] if share is None else [pytest.approx(share)])
 
 
-async def test_each_gpu_tells_its_own_memory(history: PrometheusServer) -> None:
+async def test_each_gpu_reports_its_own_memory(history: PrometheusServer) -> None:
     found = (await devices(history.url, "memory-pair"))["memory-pair"]
 
     assert isinstance(found, Measured)
@@ -233,7 +233,7 @@ async def test_a_source_that_does_not_answer_one_query_leaves_its_vital_unknown(
     assert found.value[0].value(Vital.LAST_XID) == 0
 
 
-async def test_a_source_that_is_down_tells_of_no_gpu() -> None:
+async def test_a_source_that_is_down_reports_no_gpu() -> None:
     found = await devices("http://127.0.0.1:9", "gpu-well")
 
     assert found == {"gpu-well": Missing(Absence.SOURCE_UNAVAILABLE)}

@@ -64,8 +64,8 @@ async def test_a_source_is_found_by_name(history: PrometheusServer) -> None:
     assert set(unknown.pods["calm"].numbers.values()) == {UNAVAILABLE}
     assert metrics.names == ("default",)
     assert metrics.trouble("default") == ""
-    told = "no metrics source is named defualt; the operator's configuration has default"
-    assert metrics.trouble("defualt") == told
+    message = "no metrics source is named defualt; the operator's configuration has default"
+    assert metrics.trouble("defualt") == message
 
 
 async def test_a_look_at_some_signals_asks_for_no_others(history: PrometheusServer) -> None:
@@ -134,10 +134,10 @@ def on_its_own_grid(request: Request, upstream: str) -> Reply:
     if "query_range" not in request.path:
         return forwarded(request, upstream)
     address = urlsplit(request.path)
-    told = dict(parse_qsl(address.query))
+    fields = dict(parse_qsl(address.query))
     for name in ("start", "end"):
-        told[name] = f"{float(told[name]) - MOVED.total_seconds():.3f}"
-    return forwarded(replace(request, path=f"{address.path}?{urlencode(told)}"), upstream)
+        fields[name] = f"{float(fields[name]) - MOVED.total_seconds():.3f}"
+    return forwarded(replace(request, path=f"{address.path}?{urlencode(fields)}"), upstream)
 
 
 @pytest.mark.parametrize("apart", [MINUTE, timedelta(minutes=4)])
@@ -262,7 +262,7 @@ async def test_a_source_that_does_not_answer_knows_no_past() -> None:
         ("x" * 57, "x" * 57 + "-abc12", True),
     ],
 )
-def test_a_pods_name_tells_what_made_it(replica_set: str, name: str, made: bool) -> None:
+def test_a_pods_name_shows_what_made_it(replica_set: str, name: str, made: bool) -> None:
     assert is_made_by(replica_set, name) is made
 
 
@@ -342,9 +342,9 @@ async def test_the_peak_of_the_day_is_asked_once_for_all_replicas(history: Prome
     assert len(proxy.requests) == 2, "the peak, and whose series several pages write"
     ended, outputs = 1 + 0.25 + 0.1, 60 / 1.25
     for name in ("thrashing", "calm"):
-        told = found[name]
-        assert isinstance(told, Measured)
-        assert told.value == pytest.approx(ended * outputs, rel=0.1)
+        peak = found[name]
+        assert isinstance(peak, Measured)
+        assert peak.value == pytest.approx(ended * outputs, rel=0.1)
     assert found["nobody"] == Missing(Absence.NO_SERIES)
 
 
@@ -360,7 +360,7 @@ def out_of_reach(url: str, ahead: timedelta = timedelta(0)) -> FleetMetrics:
     [
         pytest.param("calm", timedelta(minutes=3), 11.0, id="two minutes of samples"),
         pytest.param("calm", timedelta(minutes=2), 11.0, id="one minute of samples"),
-        pytest.param("calm", timedelta(seconds=119), UNAVAILABLE, id="too early to tell"),
+        pytest.param("calm", timedelta(seconds=119), UNAVAILABLE, id="too early to know"),
         pytest.param("queue-of-a-minute", timedelta(minutes=9), 608.0, id="the most of them counts"),
         pytest.param("silent", timedelta(minutes=9), UNAVAILABLE, id="no sample of late"),
         pytest.param("nobody", timedelta(minutes=9), UNAVAILABLE, id="the source knows no engine"),
@@ -401,7 +401,7 @@ async def test_a_replica_in_reach_is_asked_itself(history: PrometheusServer) -> 
 @pytest.mark.parametrize(
     ("name", "expected"), [("calm", Measured(Pool(149, 32, "auto"), END)), ("silent-long", UNAVAILABLE)]
 )
-async def test_of_a_replica_out_of_reach_the_source_tells_the_pool(
+async def test_of_a_replica_out_of_reach_the_source_reports_the_pool(
     history: PrometheusServer, name: str, expected: object
 ) -> None:
     metrics = out_of_reach(history.url)
@@ -454,7 +454,7 @@ NO_REQUEST = {(name, engine): 0.0 for name in (RUNNING, WAITING) for engine in (
         pytest.param(
             {key: value for key, value in NO_REQUEST.items() if key != (WAITING, "1")},
             UNAVAILABLE,
-            id="one engine does not tell who waits",
+            id="one engine does not report who waits",
         ),
         pytest.param({**NO_REQUEST, (RUNNING, "0"): nan}, UNAVAILABLE, id="no number"),
         pytest.param({}, UNAVAILABLE, id="too few samples"),

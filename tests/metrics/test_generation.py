@@ -59,7 +59,7 @@ async def watched(
         ({"LAB_EVICTION": "per-head"}, Reclaim.NONE),
     ],
 )
-async def test_a_generation_on_an_engine_tells_what_its_method_does(
+async def test_a_generation_on_an_engine_shows_what_its_method_does(
     environ: dict[str, str], reclaim: Reclaim
 ) -> None:
     async with an_engine(*LONG, environ=BUDGET | environ, step_ms=0.1) as running:
@@ -95,7 +95,7 @@ async def test_other_requests_are_noticed() -> None:
     assert seen == Interrupted("other requests were served meanwhile")
 
 
-async def test_an_engine_that_stops_in_the_middle_tells_nothing() -> None:
+async def test_an_engine_that_stops_in_the_middle_shows_nothing() -> None:
     async with an_engine(*LONG, environ={"LAB_MODEL_MAX_LEN": "20000"}, step_ms=0.5) as running:
         watching = asyncio.create_task(watched(running, 5000))
         await asyncio.sleep(0.5)
@@ -113,7 +113,7 @@ async def test_another_model_is_refused_by_the_engine() -> None:
     assert seen == Interrupted("after 0 of 100 tokens the engine answered 404")
 
 
-async def test_an_answer_that_the_model_cannot_hold_ends_early_and_tells_nothing() -> None:
+async def test_an_answer_that_the_model_cannot_hold_ends_early_and_shows_nothing() -> None:
     async with an_engine("--no-enable-prefix-caching", step_ms=0.1) as running:
         seen = await watched(running, 10_000)
 
@@ -160,7 +160,7 @@ async def asked(response: httpx.Response, rhythm: Rhythm = RHYTHM) -> Watched | 
     ],
     ids=["no JSON", "a list", "a word", "a list of tokens", "infinity", "nested", "no text"],
 )
-async def test_what_is_no_completion_tells_nothing(text: str) -> None:
+async def test_what_is_no_completion_shows_nothing(text: str) -> None:
     seen = await asked(answer(text.encode(errors="surrogateescape")))
 
     assert seen == Interrupted("after 0 of 10 tokens the engine sent what is no event of a completion")
@@ -207,7 +207,7 @@ async def test_what_came_before_an_event_that_cannot_be_read_is_counted_also_in_
     assert seen == Interrupted("after 3 of 10 tokens the engine sent what is no event of a completion")
 
 
-async def test_an_engine_without_a_pool_in_its_metrics_tells_nothing() -> None:
+async def test_an_engine_without_a_pool_in_its_metrics_shows_nothing() -> None:
     events = [{"choices": [{}], "usage": {"completion_tokens": count}} for count in (4, 10)]
     text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
@@ -221,7 +221,7 @@ async def test_an_engine_without_a_pool_in_its_metrics_tells_nothing() -> None:
     [(401, f"the engine answered 401: {NO_KEY}"), (403, f"the engine answered 403: {NO_KEY}")]
     + [(status, f"the engine answered {status}") for status in (302, 400, 500, 503)],
 )
-async def test_a_refusal_is_told_without_the_engines_words(status: int, why: str) -> None:
+async def test_a_refusal_is_reported_without_the_engines_words(status: int, why: str) -> None:
     seen = await asked(httpx.Response(status, text="wrong key hunter2", headers={"location": "http://x/"}))
 
     assert seen == Interrupted(f"after 0 of 10 tokens {why}")

@@ -52,37 +52,37 @@ def counted(times: float, *outputs: float) -> PodReadings:
         counts[bisect_left(bounds, each)] += times
     output = Histogram(bounds, tuple(counts), times * sum(outputs))
     prompt = Histogram(bounds, (0.0, times * len(outputs), 0.0, 0.0), 64.0 * times * len(outputs))
-    told = {Signal.PROMPT_LENGTH: Measured(prompt, END), Signal.OUTPUT_LENGTH: Measured(output, END)}
-    return PodReadings({}, told, Missing(Absence.NO_SERIES))
+    histograms = {Signal.PROMPT_LENGTH: Measured(prompt, END), Signal.OUTPUT_LENGTH: Measured(output, END)}
+    return PodReadings({}, histograms, Missing(Absence.NO_SERIES))
 
 
-def lengths_told(*pods: PodReadings) -> tuple[float, float] | None:
+def mean_lengths(*pods: PodReadings) -> tuple[float, float] | None:
     seen = Observation(END, HALF_HOUR, 0.0, {f"llm-{place}": pod for place, pod in enumerate(pods)})
     found = lengths_of(seen)
     return found and (found.prompt.mean, found.output.mean)
 
 
 @pytest.mark.parametrize(
-    ("pods", "told"),
+    ("pods", "expected"),
     [
         pytest.param([counted(FEWEST_REQUESTS, 50)], (64, 50), id="just enough"),
         pytest.param([counted(FEWEST_REQUESTS - 1, 50)], None, id="too few"),
         pytest.param([counted(250, 50), counted(250, 90)], (64, 70), id="enough together"),
-        pytest.param([counted(500, 50), SILENT], (64, 50), id="of those that tell"),
+        pytest.param([counted(500, 50), SILENT], (64, 50), id="of those that report"),
         pytest.param([counted(500, 50), counted(0, 50)], (64, 50), id="one that finished none"),
-        pytest.param([SILENT], None, id="nobody tells"),
+        pytest.param([SILENT], None, id="nobody reports"),
         pytest.param([], None, id="nobody is there"),
         pytest.param([counted(250, 5, 5, 5, 5, 900)], None, id="too few for lengths this wide"),
         pytest.param([counted(20_000, 5, 5, 5, 5, 900)], (64, 184), id="enough for them"),
     ],
 )
-def test_lengths_are_told_by_enough_requests(
-    pods: list[PodReadings], told: tuple[float, float] | None
+def test_lengths_are_known_from_enough_requests(
+    pods: list[PodReadings], expected: tuple[float, float] | None
 ) -> None:
-    assert lengths_told(*pods) == told
+    assert mean_lengths(*pods) == expected
 
 
-async def test_what_a_source_did_not_tell_is_asked_for_again_after_a_while(history: PrometheusServer) -> None:
+async def test_what_a_source_left_out_is_asked_for_again_after_a_while(history: PrometheusServer) -> None:
     """Not at once, since all would wait for it; and it says nothing about the source's other answers."""
     answers, clock, found = iter([DOWN]), [END], []
 

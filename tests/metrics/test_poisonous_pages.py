@@ -47,7 +47,7 @@ MODEL = re.search(r'model_name="([^"]+)"', PAGE)[1]  # type: ignore[index]
 
 
 def many(name: str, label: str, value: str = "1") -> str:
-    """As many series of one metric, told apart by one label."""
+    """As many series of one metric, distinguished by one label."""
     rest = {"engine": "0", "model_name": MODEL} | ({"le": "1.0"} if name.endswith("_bucket") else {})
     labels = ",".join(f'{key}="{text}"' for key, text in rest.items() if key != label)
     return "".join(f'{name}{{{labels},{label}="{number}"}} {value}\n' for number in range(MANY))
@@ -130,7 +130,7 @@ class Watched:
         self.source = PrometheusSource("default", client, options, VLLM_SIGNALS, lambda: self.now)
 
     async def look(self, look: Look, *pods: str) -> dict[str, PodReadings]:
-        """What a look of each fleet tells, each of one pod, all at once."""
+        """What a look of each fleet reports, each of one pod, all at once."""
 
         async def observe(pod: str) -> Observation:
             places = {pod: Place(PLACES[pod])}
@@ -144,14 +144,14 @@ class Watched:
         self.source._moment = self.source._calm = None
 
 
-def untold(readings: PodReadings) -> list[object]:
+def gaps_of(readings: PodReadings) -> list[object]:
     """Readings that are not a measurement although the page has all."""
     every = {**readings.numbers, **readings.histograms}
     return [one for one in (*every.values(), readings.pool) if not isinstance(one, Measured | Unsupported)]
 
 
 @pytest.mark.parametrize("poison", list(POISON))
-async def test_a_close_look_beside_a_poisonous_page_tells_all(scraped: PrometheusServer, poison: str) -> None:
+async def test_a_close_look_beside_a_poisonous_page_shows_all(scraped: PrometheusServer, poison: str) -> None:
     watched = Watched(scraped.url)
     try:
         alone = await watched.look(Look(WINDOW), *HONEST)
@@ -165,7 +165,7 @@ async def test_a_close_look_beside_a_poisonous_page_tells_all(scraped: Prometheu
 
     for pod in HONEST:
         for seen in (beside, again):
-            assert len(untold(seen[pod])) == len(untold(alone[pod])), (poison, pod, untold(seen[pod]))
+            assert len(gaps_of(seen[pod])) == len(gaps_of(alone[pod])), (poison, pod, gaps_of(seen[pod]))
     readings = {*again[poison].numbers.values(), *again[poison].histograms.values(), again[poison].pool}
     assert Missing(Absence.TOO_MUCH) in readings, poison
     if poison in CROWDED:
@@ -175,7 +175,7 @@ async def test_a_close_look_beside_a_poisonous_page_tells_all(scraped: Prometheu
     assert queries <= 2 * (len(EVERY_SIGNAL) + 4)
 
 
-async def test_a_round_beside_poisonous_pages_tells_of_all_honest_fleets(scraped: PrometheusServer) -> None:
+async def test_a_round_beside_poisonous_pages_reports_all_honest_fleets(scraped: PrometheusServer) -> None:
     watched = Watched(scraped.url)
     try:
         quick_look = Look(WINDOW, signals=AT_REST)
@@ -193,8 +193,8 @@ async def test_a_round_beside_poisonous_pages_tells_of_all_honest_fleets(scraped
     assert asked == len(["pools", "several pages", "round"])
     assert later == len(["new pools", "round"])
     for seen in (first, second, poisoned):
-        assert [pod for pod in HONEST if untold(seen[pod])] == []
-    # Of these a round tells the sums, and what is told of their own port.
+        assert [pod for pod in HONEST if gaps_of(seen[pod])] == []
+    # Of these a round reports the sums, and what is reported of their own port.
     for pod in CROWDED - {"bounds", "reasons", "ports"}:
         assert set(poisoned[pod].numbers.values()) == {Missing(Absence.TOO_MUCH)}, pod
     assert present == (PodKey("tenant", "models"),)  # it is there, though nothing is known of it
@@ -233,7 +233,7 @@ async def test_replicas_that_are_too_slow_to_be_asked_about_are_found_in_a_few_l
 
     assert found[-1] == others
     assert all(isinstance(last[pod].pool, Measured) for pod in others)
-    assert set(untold(last[SLOW])) == {Missing(Absence.TOO_MUCH)}
+    assert set(gaps_of(last[SLOW])) == {Missing(Absence.TOO_MUCH)}
     assert len(asked) == len(["presence"])
 
 
@@ -253,7 +253,7 @@ async def test_where_a_round_is_too_slow_all_are_asked_about_by_name_and_it_is_s
         finally:
             watched.source.close()
 
-    assert [pod for pod in HONEST if untold(seen[pod]) or untold(again[pod])] == []
+    assert [pod for pod in HONEST if gaps_of(seen[pod]) or gaps_of(again[pod])] == []
     assert len([request for request in proxy.requests if "honest" not in request.text]) == 1
 
 
@@ -279,7 +279,7 @@ async def all_ask(moment: Moment) -> list[str]:
         return isinstance(await batch.reply("vllm:num_requests_running", [pod]), Answer)
 
     answered = await asyncio.gather(*map(ask, PODS))
-    return [pod.name for pod, told in zip(PODS, answered, strict=True) if told]
+    return [pod.name for pod, is_answered in zip(PODS, answered, strict=True) if is_answered]
 
 
 async def test_an_answer_that_is_too_large_costs_two_queries_a_step_once() -> None:

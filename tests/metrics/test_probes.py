@@ -41,7 +41,7 @@ async def engines(count: int, step_ms: float = 0.5) -> AsyncIterator[list[Runnin
         ]
 
 
-async def test_a_probe_tells_what_becomes_of_evicted_tokens(tmp_path: Path) -> None:
+async def test_a_probe_shows_what_becomes_of_evicted_tokens(tmp_path: Path) -> None:
     options = MODEL | {"LAB_EVICTION_BUDGET": "1024", "LAB_STEP_MS": "0.1", "LAB_EVICTION": "scattered"}
     with a_process(*LONG, "--served-model-name=a-name-of-its-own", **options) as (_, url):
         until_healthy(url)
@@ -221,7 +221,7 @@ async def test_nothing_at_the_address_interrupts(tmp_path: Path) -> None:
         assert await place.ended(odd) == Interrupted("the pod's address is no URL")
 
 
-async def test_an_engine_that_tells_no_model_interrupts(tmp_path: Path) -> None:
+async def test_an_engine_that_reports_no_model_interrupts(tmp_path: Path) -> None:
     async with an_engine("--disable-log-stats") as engine, a_place(tmp_path) as place:
         pod = place.pod("trial", engine.http.base_url)
         place.begin(pod, 400)
@@ -256,7 +256,7 @@ FROM_SECRET = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "k
         (with_key(env=[FROM_SECRET]), KEY),
         (with_key(), KEY),
     ],
-    ids=["two items", "one item", "variable", "from a Secret: the operator's", "untold: the operator's"],
+    ids=["two items", "one item", "variable", "from a Secret: the operator's", "not given: the operator's"],
 )
 async def test_an_engine_that_wants_a_key_gets_it_and_nobody_else_does(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, template: dict[str, Any], own: str | None
@@ -277,7 +277,7 @@ async def test_an_engine_that_wants_a_key_gets_it_and_nobody_else_does(
 
 
 @pytest.mark.parametrize("own", [None, "an-old-key"])
-async def test_without_the_key_it_is_told_what_to_set(
+async def test_without_the_key_it_says_what_to_set(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, own: str | None
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -320,7 +320,7 @@ async def test_a_key_is_read_anew_for_each_probe_and_its_file_may_be_gone(tmp_pa
     assert seen[3:] == [unreadable, unreadable]
 
 
-async def test_an_error_of_ours_tells_its_kind_and_no_more(
+async def test_an_error_of_ours_names_its_kind_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> str:
@@ -337,7 +337,7 @@ async def test_an_error_of_ours_tells_its_kind_and_no_more(
     assert KEY not in caplog.text
 
 
-async def test_a_probe_tells_what_a_pods_engine_serves_and_has_done(tmp_path: Path) -> None:
+async def test_a_probe_reports_what_a_pods_engine_serves_and_has_done(tmp_path: Path) -> None:
     async with engines(1) as (engine,), a_place(tmp_path) as place:
         pod, url = place.pod("trial", engine.http.base_url), str(engine.http.base_url).rstrip("/")
         before = await place.probes.served("serving", pod)
@@ -353,15 +353,15 @@ async def test_a_probe_tells_what_a_pods_engine_serves_and_has_done(tmp_path: Pa
     assert after.counted.tokens > 400
 
 
-async def test_of_an_engine_that_does_not_answer_it_is_told_why(tmp_path: Path) -> None:
+async def test_of_an_engine_that_does_not_answer_it_says_why(tmp_path: Path) -> None:
     async with an_engine("--disable-log-stats") as engine, a_place(tmp_path) as place:
         nobody = place.pod("nobody", "http://127.0.0.1:1")
         silent = place.pod("silent", engine.http.base_url)
         nowhere = replace(a_pod("nowhere"), uid="uid-nowhere", address="")
 
-        told = [await place.probes.served("serving", pod) for pod in (nobody, silent, nowhere)]
+        reasons = [await place.probes.served("serving", pod) for pod in (nobody, silent, nowhere)]
 
-    assert told == [
+    assert reasons == [
         "the engine's metrics cannot be read",
         "the engine's metrics do not report its model",
         "the pod has no address",

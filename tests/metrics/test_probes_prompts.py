@@ -1,4 +1,4 @@
-"""Prompts of rising length on lab engines, with the device memory that these tell of."""
+"""Prompts of rising length on lab engines, with the device memory that these report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ARGUMENT = "--no-enable-chunked-prefill"
 
 
 class Exporter:
-    """Tells of one GPU under each pod: that of the engine behind it, or what is scripted."""
+    """Reports one GPU under each pod: that of the engine behind it, or what is scripted."""
 
     def __init__(self, url: object, free: Callable[[], float] | None = None) -> None:
         self.asked: list[tuple[str, str, str]] = []
@@ -46,8 +46,8 @@ class Exporter:
         at = datetime.now(UTC)
         self.asked += [(source, namespace, pod.name) for pod in pods]
         async with httpx.AsyncClient(**DIRECT) as http:
-            told = (await http.get(f"{self._url}/lab/device")).json()
-        free, whole = (told["total"] - told["used"]) / (1 << 20), told["total"] / (1 << 20)
+            memory = (await http.get(f"{self._url}/lab/device")).json()
+        free, whole = (memory["total"] - memory["used"]) / (1 << 20), memory["total"] / (1 << 20)
         if self._free is not None:
             free = self._free()
         readings: dict[Vital, Reading[float]] = {
@@ -66,7 +66,7 @@ def a_template(*args: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def a_trial(directory: Path, *flags: str, **environ: str) -> AsyncIterator[tuple[Place, Pod, Running]]:
-    """An engine on one GPU whose exporter tells of it, as the trial pod."""
+    """An engine on one GPU whose exporter reports it, as the trial pod."""
     async with an_engine(*flags, environ={**GPU, **environ}) as engine:
         exporter = Exporter(engine.http.base_url)
         async with a_place(directory, devices=exporter, silence_seconds=2.0) as place:
@@ -88,7 +88,7 @@ def verdict(seen: object) -> Growth:
 @pytest.mark.parametrize(
     ("environ", "growth"), [(EAGER, Growth.SQUARE), ({}, Growth.NONE)], ids=["eager", "fused"]
 )
-async def test_memory_tells_whether_attention_is_fused(
+async def test_memory_shows_whether_attention_is_fused(
     tmp_path: Path, environ: dict[str, str], growth: Growth
 ) -> None:
     async with an_engine(*WHOLE, environ={**GPU, **environ}) as engine:
@@ -109,7 +109,7 @@ async def test_memory_tells_whether_attention_is_fused(
 async def the_log(
     namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
 ) -> Mapping[str, Start]:
-    """Tell what a recorded start-up log says, in a form that names attention."""
+    """Return what a recorded start-up log says, in a form that names attention."""
     assert (namespace, container) == (NAMESPACE, "vllm")
     lines = RECORDED.read_text().splitlines()
     backend = (
@@ -118,7 +118,7 @@ async def the_log(
     return {pod.name: started_of([backend, *lines], forms) for pod in pods}
 
 
-async def test_what_computes_attention_is_told_with_the_prompts(tmp_path: Path) -> None:
+async def test_what_computes_attention_is_reported_with_the_prompts(tmp_path: Path) -> None:
     async with an_engine(*WHOLE, environ=GPU) as engine:
         exporter = Exporter(engine.http.base_url)
         async with a_place(tmp_path, devices=exporter, starts=the_log) as place:
@@ -131,7 +131,7 @@ async def test_what_computes_attention_is_told_with_the_prompts(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("flags", [(), ("--kv-cache-dtype=fp8",)], ids=["the model's own type", "eight bits"])
-async def test_a_start_tells_blocks_and_type_and_sends_nothing(
+async def test_a_start_reports_blocks_and_type_and_sends_nothing(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     async with an_engine(*TAKES, *flags, environ=GPU) as engine:
@@ -150,7 +150,7 @@ async def test_a_start_tells_blocks_and_type_and_sends_nothing(
     ]
 
 
-async def test_a_start_of_which_no_blocks_are_told_tells_nothing(tmp_path: Path) -> None:
+async def test_a_start_of_which_no_blocks_are_reported_shows_nothing(tmp_path: Path) -> None:
     with a_process(*TAKES, LAB_FAULT_DROP_METRICS="vllm:cache_config_info", **GPU) as (_, url):
         until_healthy(url)
         async with a_place(tmp_path, silence_seconds=0.5) as place:
@@ -175,7 +175,7 @@ async def test_a_start_is_asked_again_while_its_engine_does_not_answer(tmp_path:
     assert seen.blocks == 599
 
 
-async def test_memory_in_proportion_to_the_prompt_is_told_as_such(tmp_path: Path) -> None:
+async def test_memory_in_proportion_to_the_prompt_is_reported_as_such(tmp_path: Path) -> None:
     sent = 0
 
     async with an_engine(*WHOLE, environ=GPU) as engine:
@@ -274,9 +274,9 @@ async def test_an_engine_that_others_send_to_shows_nothing(tmp_path: Path) -> No
     assert seen == Interrupted("other requests were served meanwhile")
 
 
-@pytest.mark.parametrize(("computed", "is_told"), [(3, True), (2, False)])
+@pytest.mark.parametrize(("computed", "is_judged"), [(3, True), (2, False)])
 async def test_an_engine_that_ends_at_a_long_prompt_is_judged_by_those_before(
-    tmp_path: Path, computed: int, is_told: bool
+    tmp_path: Path, computed: int, is_judged: bool
 ) -> None:
     async with a_trial(tmp_path, *WHOLE, **EAGER) as (place, pod, engine):
         begin(place, pod)
@@ -285,7 +285,7 @@ async def test_an_engine_that_ends_at_a_long_prompt_is_judged_by_those_before(
         engine.server.engine.slow_down(1e6)
         seen = await place.ended(pod)
 
-    if is_told:
+    if is_judged:
         assert verdict(seen) is Growth.SQUARE
         return
     assert isinstance(seen, Interrupted), seen

@@ -139,16 +139,16 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "told"), [row[1:] for row in ANSWERS], ids=[row[0] for row in ANSWERS])
+@pytest.mark.parametrize(("answer", "message"), [row[1:] for row in ANSWERS], ids=[row[0] for row in ANSWERS])
 async def test_an_answer_that_is_none_makes_everything_unavailable(
-    answer: Callable[[Request], Reply], told: str
+    answer: Callable[[Request], Reply], message: str
 ) -> None:
     with Server(answer) as server:
         seen, trouble = await look_at(server.url)
 
     assert all_readings(seen) == {UNAVAILABLE}
     assert set(seen.pods["calm"].numbers) | set(seen.pods["calm"].histograms) == EVERY_SIGNAL
-    assert told in trouble
+    assert message in trouble
 
 
 @pytest.mark.parametrize(
@@ -360,8 +360,8 @@ async def test_partial_data_in_one_answer_spoils_all(history: PrometheusServer) 
 async def test_remarks_on_style_are_no_partial_data(history: PrometheusServer) -> None:
     def remarked(request: Request) -> Reply:
         reply = forwarded(request, history.url)
-        told = {"warnings": ["PromQL info: metric might not be a counter"], "infos": ["the same, later"]}
-        reply.body = json.dumps({**json.loads(reply.body), **told}).encode()
+        remarks = {"warnings": ["PromQL info: metric might not be a counter"], "infos": ["the same, later"]}
+        reply.body = json.dumps({**json.loads(reply.body), **remarks}).encode()
         return reply
 
     with Server(remarked) as server:
@@ -404,7 +404,7 @@ async def test_trouble_is_logged_once_and_so_is_its_end(
     ]
 
 
-async def test_series_that_name_no_pod_are_told(
+async def test_series_that_name_no_pod_are_reported(
     history: PrometheusServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen, _ = await look_at(history.url, labels={"pod": "kubernetes_pod_name"})
@@ -449,7 +449,7 @@ async def test_basic_authentication_is_sent(monkeypatch: pytest.MonkeyPatch) -> 
     assert server.requests[0].headers["Authorization"] == "Basic bWU6cGE6c3M="
 
 
-async def test_a_token_that_vanishes_is_told_by_field_not_by_path(tmp_path: Path) -> None:
+async def test_a_token_that_vanishes_is_named_by_field_not_by_path(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
     with Server(answering(EMPTY)) as server:
@@ -489,7 +489,7 @@ LEAKS = [
 
 
 @pytest.mark.parametrize("answer", [row[1] for row in LEAKS], ids=[row[0] for row in LEAKS])
-async def test_no_secret_is_ever_told(
+async def test_no_secret_is_ever_shown(
     answer: Callable[[Request], Reply] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hang_up(_: Request) -> Reply:
@@ -507,10 +507,10 @@ async def test_no_secret_is_ever_told(
         _, trouble = await look_at(server.url, **options)
 
     assert trouble
-    told = trouble + caplog.text
-    told += repr(SourceOptions(url=server.url, **options))
+    shown = trouble + caplog.text
+    shown += repr(SourceOptions(url=server.url, **options))
     for secret in ("s3cr3t", "org-x", "p4r4m"):
-        assert secret not in told
+        assert secret not in shown
 
 
 @pytest.mark.parametrize(
@@ -544,7 +544,7 @@ async def test_a_peak_that_is_not_known_is_no_trouble_of_the_source(
     assert looked.trouble == ""
 
 
-def test_a_late_answer_is_blamed_on_whoever_was_late() -> None:
+def test_a_late_answer_is_blamed_on_the_side_that_was_late() -> None:
     now, busy = time.monotonic(), time.process_time()
     idle = _Course(now - 10, busy)
     ours = _Course(now - 10, busy - 9)

@@ -224,7 +224,7 @@ HOLDS = [
     ("a burst of one minute is there now", "burst", timedelta(0), 2400 / 375),
     ("a replica younger than the hold", "young", TWO, Missing(Absence.NOTHING_FOUND)),
     ("a replica older than the hold", "young", timedelta(seconds=30), 0.4),
-    ("nothing to tell of a silent one", "silent", TWO, Stale(END - timedelta(seconds=180))),
+    ("nothing to say of a silent one", "silent", TWO, Stale(END - timedelta(seconds=180))),
 ]
 
 
@@ -282,10 +282,10 @@ OWN, FORGED = "10.1.1.7:8000", "10.9.9.9:8000"
         "relabelled, and another's",
         "of six",
         "a pod whose address nobody knows",
-        "one that two addresses tell of",
+        "one that two addresses report",
     ],
 )
-def test_an_engine_is_told_of_by_a_target_at_its_pods_address(
+def test_an_engine_is_reported_by_a_target_at_its_pods_address(
     instances: list[str], address: str, counted: list[str]
 ) -> None:
     series = tuple(Series({"instance": text} if text else {}, 1.0) for text in instances)
@@ -295,7 +295,7 @@ def test_an_engine_is_told_of_by_a_target_at_its_pods_address(
     assert foreign_instances(series, address) == tuple(sorted(left_out))
 
 
-async def test_a_replica_that_another_address_tells_of_is_not_known_and_says_why(
+async def test_a_replica_that_another_address_reports_is_not_known_and_says_why(
     history: PrometheusServer,
 ) -> None:
     """The last one is scraped at its address alone; nobody else's page may speak for it."""
@@ -319,14 +319,14 @@ async def test_who_speaks_for_a_replica_beside_its_own_page_is_named_once_and_no
 ) -> None:
     def beside(request: Request) -> Reply:
         """Add to each series of the pod one of a stranger's page, with ten times its value."""
-        told = forwarded(request, history.url)
-        answer = json.loads(told.body)
+        reply = forwarded(request, history.url)
+        answer = json.loads(reply.body)
         for one in list(answer["data"]["result"]):
             if one["metric"].get("pod") == "recorded":
                 at, value = one["value"]
                 stranger = {**one["metric"], "instance": FORGED}
                 answer["data"]["result"].append({"metric": stranger, "value": [at, str(10 * float(value))]})
-        return replace(told, body=json.dumps(answer).encode())
+        return replace(reply, body=json.dumps(answer).encode())
 
     pod, look, addresses = PodKey(NAMESPACE, "recorded"), Look(FIVE, TWO), {"recorded": Place("10.1.1.1")}
     with Server(beside) as proxy:

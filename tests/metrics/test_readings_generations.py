@@ -61,7 +61,7 @@ OF_TIME = frozenset(
         Signal.SILENT_SECONDS_HELD,
     }
 )
-"""What two moments cannot tell as a monitoring system does."""
+"""What two moments cannot show as a monitoring system does."""
 PREFIX = frozenset({Signal.PREFIX_CACHE_QUERIES, Signal.PREFIX_CACHE_HITS})
 STARTED = frozenset({Signal.STARTED_SECONDS})
 BEST_CAPS = range(8, 17)

@@ -116,8 +116,8 @@ async def test_the_load_of_ranks_with_a_port_each_is_added_up(history: Prometheu
     ],
 )
 def test_a_series_of_another_address_does_not_count(instance: str, address: str, counts: bool) -> None:
-    told = (Series({"instance": instance}, 1.0),)
+    series = (Series({"instance": instance}, 1.0),)
     beside = Series({"instance": "10.0.0.9:8000"}, 2.0)
 
-    assert own_series(told, address) == (told if counts else ())
-    assert own_series((*told, beside), address) == (told if counts else ())
+    assert own_series(series, address) == (series if counts else ())
+    assert own_series((*series, beside), address) == (series if counts else ())

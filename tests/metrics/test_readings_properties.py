@@ -215,8 +215,8 @@ def odd_scrapers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheu
         target = {"namespace": NAMESPACE, "pod": pod, "instance": f"{pod}:8000", "job": "vllm"}
         for name, labels, curve in STEADY.curves():
             is_gauge = name in ("vllm:num_requests_running", "vllm:num_requests_waiting", STEADY.usage_name)
-            told = curve if is_gauge else restarting(curve, restarts)
-            tape.add(name, target | STEADY.own | labels, seen_every(told, seconds, offset))
+            exported = curve if is_gauge else restarting(curve, restarts)
+            tape.add(name, target | STEADY.own | labels, seen_every(exported, seconds, offset))
         tape.add(
             "vllm:cache_config_info",
             target | INFO | {"engine": "0"},

@@ -113,7 +113,7 @@ PAGES = [
     ("an empty page", "", Missing(Absence.NO_SERIES)),
     ("half a page", f"{RUNNING} 1\n", Missing(Absence.NO_SERIES)),
     ("not a number", NAN, Missing(Absence.NOT_A_NUMBER)),
-    ("one engine does not tell what waits", TWO.rpartition("\n")[0] + "\n", Missing(Absence.NO_SERIES)),
+    ("one engine does not report what waits", TWO.rpartition("\n")[0] + "\n", Missing(Absence.NO_SERIES)),
     ("a negative number", PARALLEL.replace("} 3", "} -3") + "\n", Missing(Absence.NOT_A_NUMBER)),
     ("numbers of an hour ago", stamped(TWO, -3600), Stale),
     ("numbers of the next hour", stamped(TWO, 3600), Stale),
@@ -263,7 +263,7 @@ def test_a_sample_with_a_time_of_its_own_counts_as_long_as_a_scrape_may_take(
     assert isinstance(in_flight_on({8000: page}, (), VLLM_SIGNALS, timedelta(seconds=10)), expected)
 
 
-def test_a_source_tells_engines_by_the_port_that_they_were_scraped_at() -> None:
+def test_a_source_distinguishes_engines_by_the_port_that_they_were_scraped_at() -> None:
     labels = {"model_name": "m", "namespace": "fleet"}
     series = [Series({**labels, "engine": str(i), "instance": f"10.0.0.1:800{i}"}, 0.0) for i in range(2)]
 
@@ -446,7 +446,7 @@ def page(text: str, seconds: float) -> Page:
     return parse_page(text, T0 + timedelta(seconds=seconds))
 
 
-def test_two_recorded_pages_tell_what_happened_between_them() -> None:
+def test_two_recorded_pages_show_what_happened_between_them() -> None:
     seen = observe_pages({"a": [page(IDLE, 0), page(THRASH, 300)]}, VLLM_SIGNALS)
 
     pod = seen.pods["a"]
@@ -659,7 +659,7 @@ async def test_a_replica_that_does_not_listen_or_hangs_up_says_no_version() -> N
 
 
 @pytest.mark.parametrize("url", ["http://[::1/metrics", "not a url", "http://127.0.0.1:1/custom"])
-async def test_where_the_page_cannot_be_told_nobody_is_asked(url: str) -> None:
+async def test_where_the_page_is_not_known_nobody_is_asked(url: str) -> None:
     assert await version_at(url) == SILENT
 
 

@@ -14,7 +14,7 @@ URL = "http://10.0.0.7:8000"
 THRASH = Counted(183, 11_712.0 + 79_360.0)
 GENERATIONS = ("v0-0.8", "v1-0.8.0", "v1-0.8.5", "v1-0.9.1", "v1-0.10.0", "v1-0.11.0", "v1-0.32.0")
 UNKNOWN_POOL = {"v1-0.8.0", "v1-0.8.5"}
-"""V1 of 0.8 does not tell its number of blocks, so that its pool counts as unknown, and with it the type."""
+"""V1 of 0.8 does not show its number of blocks, so that its pool counts as unknown, and with it the type."""
 
 
 def page_of(name: str) -> str:
@@ -30,7 +30,7 @@ def counted(text: str) -> Counted | None:
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_every_generation_tells_its_model_type_and_work(generation: str) -> None:
+def test_every_generation_reports_its_model_type_and_work(generation: str) -> None:
     found = served(page_of(f"generations/{generation}-thrash.txt"))
 
     assert found == Served(URL, "tiny", "" if generation in UNKNOWN_POOL else "auto", THRASH)
@@ -62,7 +62,7 @@ def test_all_servers_and_engines_of_a_replica_count(page: str, done: Counted) ->
     assert (found.model, found.counted) == ("tiny", done)
 
 
-def test_an_engine_without_statistics_tells_nothing() -> None:
+def test_an_engine_without_statistics_reports_nothing() -> None:
     found = served(page_of("generations/v1-0.32.0-no-stats-thrash.txt"))
 
     assert found == "the engine's metrics do not report its model"
@@ -92,7 +92,7 @@ def test_a_number_that_is_none_is_not_taken_for_one(number: str, series: str) ->
     assert served(text) == "the engine's metrics do not report its finished requests"
 
 
-def test_the_type_of_a_compressed_cache_is_told() -> None:
+def test_the_type_of_a_compressed_cache_is_reported() -> None:
     text = page_of("metrics-thrash.txt").replace('cache_dtype="auto"', 'cache_dtype="fp8_e4m3"')
 
     found = served(text)

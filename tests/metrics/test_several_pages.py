@@ -191,8 +191,8 @@ def is_forged(pod: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def untold(scraped: PrometheusServer) -> frozenset[str]:
-    """Replicas whose forger is scraped within the same millisecond, which nothing in a source tells."""
+def hidden(scraped: PrometheusServer) -> frozenset[str]:
+    """Replicas whose forger is scraped within the same millisecond, which nothing in a source shows."""
     moments: dict[str, list[set[float]]] = {}
     for one in scraped.results("scrape_duration_seconds[1h]"):
         pod = one["metric"]["pod"].removeprefix("forger-")
@@ -204,7 +204,7 @@ def untold(scraped: PrometheusServer) -> frozenset[str]:
 
 
 def check_own_or_none(
-    readings: Mapping[str, Mapping[object, Reading[object]]], honest: str, untold: Collection[str]
+    readings: Mapping[str, Mapping[object, Reading[object]]], honest: str, hidden: Collection[str]
 ) -> None:
     """Check each forged replica's readings against those of one that nobody writes for."""
     refused = []
@@ -213,7 +213,7 @@ def check_own_or_none(
             assert is_forged(pod), pod
             assert set(found.values()) == {Missing(Absence.SEVERAL_PAGES)}, (pod, found)
             refused.append(pod)
-        elif pod not in untold:
+        elif pod not in hidden:
             for key, own in readings[honest].items():
                 assert is_about(found[key], own), (pod, key, found[key], own)
     # Of the others no sample was taken, or none that was asked for.
@@ -232,8 +232,8 @@ def is_about(reading: object, own: object) -> bool:
     )
 
 
-async def test_a_close_look_tells_a_replicas_own_figures_or_none(
-    scraped: PrometheusServer, untold: Collection[str]
+async def test_a_close_look_reports_a_replicas_own_figures_or_none(
+    scraped: PrometheusServer, hidden: Collection[str]
 ) -> None:
     seen = await observed(scraped, Look(WINDOW, timedelta(seconds=4)))
     honest = seen[f"{HONEST}-honored"]
@@ -241,19 +241,19 @@ async def test_a_close_look_tells_a_replicas_own_figures_or_none(
 
     assert {Signal.PREEMPTIONS, Signal.RUNNING_MEAN, Signal.KV_CACHE_USAGE_MEAN} <= measured
     readings = {pod: {**one.numbers, **one.histograms, "pool": one.pool} for pod, one in seen.items()}
-    check_own_or_none(readings, f"{HONEST}-honored", untold)
+    check_own_or_none(readings, f"{HONEST}-honored", hidden)
 
 
 async def test_a_quick_look_at_calm_fleets_does_the_same(
-    scraped: PrometheusServer, untold: Collection[str]
+    scraped: PrometheusServer, hidden: Collection[str]
 ) -> None:
     seen = await observed(scraped, Look(WINDOW, signals=AT_REST))
 
-    check_own_or_none({pod: one.numbers for pod, one in seen.items()}, f"{HONEST}-honored", untold)
+    check_own_or_none({pod: one.numbers for pod, one in seen.items()}, f"{HONEST}-honored", hidden)
 
 
 async def test_a_replica_that_cannot_be_asked_is_idle_by_its_own_samples_alone(
-    scraped: PrometheusServer, untold: Collection[str]
+    scraped: PrometheusServer, hidden: Collection[str]
 ) -> None:
     with source_of(scraped) as source:
         asked = {
@@ -265,11 +265,11 @@ async def test_a_replica_that_cannot_be_asked_is_idle_by_its_own_samples_alone(
     in_hand = sum(float(value) for name, _, value in samples if name in VLLM_SIGNALS.in_flight)
     assert isinstance(asked[f"{HONEST}-honored"], Measured)
     assert asked[f"{HONEST}-honored"].value == in_hand
-    check_own_or_none({pod: {"in hand": one} for pod, one in asked.items()}, f"{HONEST}-honored", untold)
+    check_own_or_none({pod: {"in hand": one} for pod, one in asked.items()}, f"{HONEST}-honored", hidden)
 
 
-async def test_a_peak_is_of_a_replicas_own_series(scraped: PrometheusServer, untold: Collection[str]) -> None:
+async def test_a_peak_is_of_a_replicas_own_series(scraped: PrometheusServer, hidden: Collection[str]) -> None:
     with source_of(scraped) as source:
         found = await source.peaks(PODS, PLACED)
 
-    check_own_or_none({pod: {"peak": one} for pod, one in found.items()}, f"{HONEST}-honored", untold)
+    check_own_or_none({pod: {"peak": one} for pod, one in found.items()}, f"{HONEST}-honored", hidden)

@@ -52,7 +52,7 @@ def test_what_a_config_map_holds_is_never_printed() -> None:
 
 @settings(deadline=None)
 @given(st.dictionaries(TEXTS, TEXTS, max_size=4), st.dictionaries(TEXTS, TEXTS, max_size=2))
-def test_the_digest_tells_keys_values_and_kinds_apart(data: dict[str, str], binary: dict[str, str]) -> None:
+def test_the_digest_distinguishes_keys_values_and_kinds(data: dict[str, str], binary: dict[str, str]) -> None:
     contents = Contents(data, binary)
 
     assert Contents(dict(reversed(data.items())), binary).digest == contents.digest

@@ -113,7 +113,7 @@ def test_a_start_is_measured(
     assert start_seconds(a_fleet(pods=(*pods, unready))) == expected
 
 
-def test_ready_replicas_of_the_wanted_revision_need_no_start() -> None:
+def test_ready_replicas_of_the_desired_revision_need_no_start() -> None:
     pods = (a_pod("a", NEW), a_pod("b", NEW), a_pod("c"), a_pod("d", ready_at=None))
     fleet = replace(a_fleet(revision=NEW), replicas=3, pods=pods)
 

@@ -10,11 +10,11 @@ from builders import NO_SERIES, NOT_A_NUMBER, NOW, SOURCE_UNAVAILABLE
 from kvmedic.model.devices import (
     BY_DEFAULT,
     CLOCK_FIELDS,
+    FILLED,
     MOST_LINES,
     NEEDED,
     NVIDIA_SMI_ERRORS,
     OTHER_FIELDS,
-    TELLS,
     Device,
     NvidiaSmiError,
     Vital,
@@ -39,7 +39,7 @@ def line(
     return f"{index}, {uuid}, {mig}, {ecc}, {clocks}\n"
 
 
-def told(text: str, exit_code: int = 0) -> tuple[Device, ...]:
+def read_gpus(text: str, exit_code: int = 0) -> tuple[Device, ...]:
     answer = parse_devices(exit_code, text, NOW)
     assert isinstance(answer, Measured)
     return answer.value
@@ -61,15 +61,15 @@ def test_the_query_changes_nothing_and_asks_for_the_columns_that_are_read() -> N
     assert line().count(",") == fields.count(",")
 
 
-def test_a_gpu_that_is_well_is_known_as_such_although_no_xid_is_told() -> None:
-    (device,) = told(line())
+def test_a_gpu_that_is_well_is_known_as_such_although_no_xid_is_reported() -> None:
+    (device,) = read_gpus(line())
 
     assert (device.name, device.uuid, device.is_partitioned) == ("GPU 0", UUID, False)
     assert device.reading(Vital.CLOCK_REASONS) == Measured(0.0, NOW)
     assert device.reading(Vital.UNCORRECTABLE_ERRORS) == Measured(0.0, NOW)
     assert device.reading(Vital.LAST_XID) == Unsupported()
     assert device.unknown() == ()
-    assert device.asked == frozenset(TELLS)
+    assert device.asked == frozenset(FILLED)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_gpu_that_is_well_is_known_as_such_although_no_xid_is_told() -> None:
     ],
 )
 def test_four_clock_reasons_are_faults_and_all_others_are_left_out(mask: str, bits: int) -> None:
-    (device,) = told(line(clocks=mask))
+    (device,) = read_gpus(line(clocks=mask))
 
     assert device.value(Vital.CLOCK_REASONS) == bits
 
@@ -100,7 +100,7 @@ def test_four_clock_reasons_are_faults_and_all_others_are_left_out(mask: str, bi
     ("cell", "vital"), [("ecc", Vital.UNCORRECTABLE_ERRORS), ("clocks", Vital.CLOCK_REASONS)]
 )
 def test_a_word_in_place_of_a_number_is_unknown(cell: str, vital: Vital, word: str) -> None:
-    (device,) = told(line(**{cell: word}))
+    (device,) = read_gpus(line(**{cell: word}))
 
     assert device.reading(vital) == NOT_A_NUMBER
     assert device.unknown() == (vital,)
@@ -112,12 +112,12 @@ def test_a_word_in_place_of_a_number_is_unknown(cell: str, vital: Vital, word: s
 def test_a_number_that_is_not_one_of_the_drivers_is_unknown(number: str) -> None:
     cell = "ecc" if number in {"1.0", "1e3", "٣", "9" * 19} else "clocks"
 
-    assert verdict(told(line(**{cell: number}))) == UNKNOWN
+    assert verdict(read_gpus(line(**{cell: number}))) == UNKNOWN
 
 
 @pytest.mark.parametrize(("errors", "found"), [("0", WELL), ("1", FAULTS), ("4096", FAULTS)])
 def test_one_uncorrectable_error_is_a_fault(errors: str, found: str) -> None:
-    assert verdict(told(line(ecc=errors))) == found
+    assert verdict(read_gpus(line(ecc=errors))) == found
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_one_uncorrectable_error_is_a_fault(errors: str, found: str) -> None:
     ids=["lost", "to be reset", "a line of its own", "fallen off the bus", "beside one that is well"],
 )
 def test_a_gpu_that_cannot_be_used_is_a_fault_by_the_drivers_own_code(text: str, code: int) -> None:
-    faults = [device.value(Vital.DRIVER_FAULT) for device in told(text)]
+    faults = [device.value(Vital.DRIVER_FAULT) for device in read_gpus(text)]
 
     assert max(fault or 0 for fault in faults) == code
 
@@ -171,13 +171,13 @@ def test_an_exit_code_is_a_fault_only_where_it_says_that_a_device_is_unusable(
 
 
 def test_a_gpu_that_is_named_as_lost_is_not_counted_twice_by_the_exit_code() -> None:
-    devices = told(line() + line(index="1", uuid=OTHER, ecc="[GPU is lost]"), exit_code=15)
+    devices = read_gpus(line() + line(index="1", uuid=OTHER, ecc="[GPU is lost]"), exit_code=15)
 
     assert [device.value(Vital.DRIVER_FAULT) for device in devices] == [0, 15]
 
 
-def test_a_lost_gpu_is_told_also_where_the_command_ends_otherwise() -> None:
-    assert verdict(told(line(ecc="[GPU is lost]"), exit_code=255)) == FAULTS
+def test_a_lost_gpu_is_reported_also_where_the_command_ends_otherwise() -> None:
+    assert verdict(read_gpus(line(ecc="[GPU is lost]"), exit_code=255)) == FAULTS
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -197,28 +197,28 @@ def test_silence_is_no_health(text: str) -> None:
     ],
 )
 def test_a_line_that_cannot_be_read_makes_a_gpu_of_which_nothing_is_known(noise: str) -> None:
-    devices = told(line() + noise)
+    devices = read_gpus(line() + noise)
 
     assert verdict(devices) == UNKNOWN
     assert devices[1].unknown() == BY_DEFAULT
 
 
 def test_an_answer_of_more_lines_than_a_node_has_gpus_is_not_read() -> None:
-    assert len(told(line() * MOST_LINES)) == MOST_LINES
-    assert len(told(line() * MOST_LINES + "\n" * MOST_LINES)) == MOST_LINES
+    assert len(read_gpus(line() * MOST_LINES)) == MOST_LINES
+    assert len(read_gpus(line() * MOST_LINES + "\n" * MOST_LINES)) == MOST_LINES
     assert parse_devices(0, line() * (MOST_LINES + 1), NOW) is NvidiaSmiError.TOO_LONG
 
 
 def test_nothing_of_what_is_printed_is_kept_but_numbers() -> None:
     secret = "prompt: how do I bake bread"
 
-    devices = told(line(index=secret, uuid=secret, mig=secret, ecc=secret, clocks=secret) + f"{secret}\n")
+    devices = read_gpus(f"{line(index=secret, uuid=secret, mig=secret, ecc=secret, clocks=secret)}{secret}\n")
 
     assert secret not in repr(devices)
 
 
-def test_a_gpu_that_is_shared_out_is_told_as_one() -> None:
-    (device,) = told(line(mig="Enabled"))
+def test_a_gpu_that_is_shared_out_is_reported_as_one() -> None:
+    (device,) = read_gpus(line(mig="Enabled"))
 
     assert device.is_partitioned
 
@@ -247,10 +247,10 @@ XID_ALONE = Device("GPU 3", {Vital.LAST_XID: Measured(0.0, NOW)}, UUID)
         "no source",
         "nobody asked",
         "a source that answers in part",
-        "only XIDs are missing, which it never tells",
+        "only XIDs are missing, which it never reports",
     ],
 )
-def test_it_is_asked_only_for_what_no_series_tells(devices: object, asked: bool) -> None:
+def test_it_is_asked_only_for_what_no_series_reports(devices: object, asked: bool) -> None:
     assert may_fill(Vitals(NODE, devices)) is asked  # type: ignore[arg-type]
 
 
@@ -259,7 +259,7 @@ def after(devices: object, text: str, expected: int = 1) -> Vitals:
     return fill_vitals(Vitals(NODE, devices), answer, expected)  # type: ignore[arg-type]
 
 
-def test_a_replica_without_series_has_what_its_driver_tells() -> None:
+def test_a_replica_without_series_has_what_its_driver_reports() -> None:
     found = after(NO_SERIES, line())
 
     assert (found.unknown(), found.nvidia_smi_error, found.was_asked()) == ((), None, True)
@@ -269,7 +269,7 @@ def test_series_win_and_the_driver_fills_the_rest_of_the_same_gpu() -> None:
     hot = replace(XID_ALONE, readings={Vital.LAST_XID: Measured(79.0, NOW)})
 
     (device,) = fill_vitals(
-        Vitals(NODE, Measured((hot,), NOW)), Measured(told(line(index="0", clocks="0x40")), NOW), 1
+        Vitals(NODE, Measured((hot,), NOW)), Measured(read_gpus(line(index="0", clocks="0x40")), NOW), 1
     ).devices.value  # type: ignore[union-attr]
 
     assert (device.name, device.value(Vital.LAST_XID), device.value(Vital.CLOCK_REASONS)) == (
@@ -277,16 +277,16 @@ def test_series_win_and_the_driver_fills_the_rest_of_the_same_gpu() -> None:
         79,
         0x40,
     )
-    assert device.asked == frozenset(TELLS)
+    assert device.asked == frozenset(FILLED)
 
 
-def test_what_a_series_tells_is_not_replaced() -> None:
+def test_what_a_series_reports_is_not_replaced() -> None:
     hot = Device("GPU 3", {Vital.CLOCK_REASONS: Measured(0x40, NOW)}, UUID)
 
     (device,) = after(Measured((hot,), NOW), line()).devices.value  # type: ignore[union-attr]
 
     assert device.value(Vital.CLOCK_REASONS) == 0x40
-    assert device.reading(Vital.LAST_XID) == NO_SERIES, "an exporter that tells of a device tells its XIDs"
+    assert device.reading(Vital.LAST_XID) == NO_SERIES, "an exporter that reports a device reports its XIDs"
 
 
 def test_another_gpus_numbers_fill_nothing_and_add_nothing() -> None:
@@ -296,7 +296,9 @@ def test_another_gpus_numbers_fill_nothing_and_add_nothing() -> None:
 
 
 def test_a_gpu_that_is_lost_without_a_name_counts_beside_those_of_the_series() -> None:
-    found = fill_vitals(Vitals(NODE, Measured((XID_ALONE,), NOW)), Measured(told("", exit_code=15), NOW), 1)
+    lost = Measured(read_gpus("", exit_code=15), NOW)
+
+    found = fill_vitals(Vitals(NODE, Measured((XID_ALONE,), NOW)), lost, 1)
 
     assert isinstance(found.devices, Measured)
     assert verdict(found.devices.value) == FAULTS
@@ -321,7 +323,7 @@ def test_several_parts_of_one_gpu_are_one_line() -> None:
 
 
 @pytest.mark.parametrize("nvidia_smi_error", list(NvidiaSmiError))
-def test_a_driver_that_tells_nothing_leaves_all_as_it_was_and_says_what_to_do(
+def test_a_driver_that_reports_nothing_leaves_all_as_it_was_and_says_what_to_do(
     nvidia_smi_error: NvidiaSmiError,
 ) -> None:
     found = fill_vitals(Vitals(NODE, NO_SERIES), nvidia_smi_error, 1)
@@ -330,7 +332,7 @@ def test_a_driver_that_tells_nothing_leaves_all_as_it_was_and_says_what_to_do(
     assert ":" in NVIDIA_SMI_ERRORS[nvidia_smi_error]
 
 
-def test_a_value_that_is_unknown_is_told_as_an_incomplete_answer() -> None:
+def test_a_value_that_is_unknown_is_reported_as_an_incomplete_answer() -> None:
     found = after(NO_SERIES, line(ecc="[N/A]"))
 
     assert (found.unknown(), found.nvidia_smi_error) == (

@@ -158,7 +158,7 @@ def test_an_edit_that_says_nothing_is_refused(impossible: Callable[[], object]) 
         impossible()
 
 
-def test_a_bundle_of_additions_alone_is_told_by_what_it_added() -> None:
+def test_a_bundle_of_additions_alone_is_known_by_what_it_added() -> None:
     added = BundleEdit((a_token(0, None, "--a"), a_token(0, None, "--b")))
     before, after = a_template(["m"], []), a_template(["--b", "--a", "m"], [])
 

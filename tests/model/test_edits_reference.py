@@ -43,7 +43,7 @@ def test_the_one_name_changes_there_and_back_and_by_patch(edit: ReferenceEdit, s
 
 
 @pytest.mark.parametrize(("edit", "shape"), SHAPES)
-def test_the_state_is_told_by_the_name(edit: ReferenceEdit, shape: Any) -> None:
+def test_the_state_is_known_by_the_name(edit: ReferenceEdit, shape: Any) -> None:
     states = [edit.state(shape(name)) for name in ("limits", "limits-0123456789", "another")]
 
     assert states == [EditState.BEFORE, EditState.AFTER, EditState.OTHER]

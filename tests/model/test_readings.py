@@ -53,7 +53,7 @@ from kvmedic.model.readings import (
 from kvmedic.model.reasons import Reason
 
 NOTHING_FOUND = Missing(Absence.NOTHING_FOUND)
-WANTED = frozenset({Signal.RUNNING_MEAN, Signal.E2E_SECONDS})
+ASKED = frozenset({Signal.RUNNING_MEAN, Signal.E2E_SECONDS})
 GAPS = [
     pytest.param(NO_SERIES, Reason.METRICS_MISSING, "no series", id="no series"),
     pytest.param(NOT_A_NUMBER, Reason.METRICS_MISSING, "NaN", id="not a number"),
@@ -65,7 +65,7 @@ GAPS = [
 
 
 def test_complete_readings_come_by_pod_and_signal() -> None:
-    found = complete(an_observation(THRASHING, THRASHING), WANTED)
+    found = complete(an_observation(THRASHING, THRASHING), ASKED)
 
     assert not isinstance(found, Inconclusive)
     assert list(found) == ["llm-0", "llm-1"]
@@ -73,12 +73,12 @@ def test_complete_readings_come_by_pod_and_signal() -> None:
     assert found["llm-1"].histograms[Signal.E2E_SECONDS].count == THRASHING.finished
 
 
-@pytest.mark.parametrize("signal", sorted(WANTED))
+@pytest.mark.parametrize("signal", sorted(ASKED))
 @pytest.mark.parametrize(("why", "reason", "text"), GAPS)
 def test_a_gap_names_the_replica_the_signal_and_why(
     signal: Signal, why: Nothing, reason: Reason, text: str
 ) -> None:
-    found = complete(an_observation(THRASHING, without(THRASHING.readings(), signal, why)), WANTED)
+    found = complete(an_observation(THRASHING, without(THRASHING.readings(), signal, why)), ASKED)
 
     assert isinstance(found, Inconclusive)
     assert found.reason is reason
@@ -136,7 +136,7 @@ def test_a_histogram_with_a_negative_sum_is_ambiguous() -> None:
 
 
 def test_a_fleet_without_replicas_says_so() -> None:
-    found = complete(an_observation(), WANTED)
+    found = complete(an_observation(), ASKED)
 
     assert isinstance(found, Inconclusive)
     assert found.reason is Reason.NO_REPLICAS

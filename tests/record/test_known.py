@@ -1,4 +1,4 @@
-"""What is remembered of resources: the latest that was told, and nothing that is not sure."""
+"""What is remembered of resources: the latest that was reported, and nothing that is not sure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mode_of(known: Known) -> str:
     return resource.policy.mode.value if resource and resource.policy else ""
 
 
-def test_the_latest_that_was_told_counts() -> None:
+def test_the_latest_that_was_reported_counts() -> None:
     known = Known()
     known.take_over(a_body("7"))
     known.take_over(a_body("8", "Observe"))

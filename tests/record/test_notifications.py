@@ -45,7 +45,7 @@ Answer = Callable[[Request], Reply]
 
 
 @dataclass
-class Told:
+class EventMemory:
     """An Event sink that remembers."""
 
     notes: list[Note] = field(default_factory=list)
@@ -60,10 +60,10 @@ class Sending:
 
     notifications: Notifications
     telemetry: Telemetry
-    events: Told
+    events: EventMemory
     task: asyncio.Task[None] | None
 
-    async def tell(self, *messages: str) -> None:
+    async def publish(self, *messages: str) -> None:
         for message in messages:
             await self.notifications.publish(CHAT, replace(NOTE, message=message))
 
@@ -81,7 +81,7 @@ class Sending:
 async def sending(
     *, runs: bool = True, pauses: tuple[float, ...] = (0.0, 0.0), **hooks: Any
 ) -> AsyncIterator:
-    telemetry, events = Telemetry(), Told()
+    telemetry, events = Telemetry(), EventMemory()
     options = {name: NotifyOptions.model_validate(given) for name, given in hooks.items()}
     notifications = Notifications(events, options, SENDER, telemetry.notifications, pauses)
     task = asyncio.create_task(notifications.send_until_cancelled()) if runs else None
@@ -179,7 +179,7 @@ async def test_a_tenants_text_makes_no_link_no_mention_and_shows_no_secret():
 
 
 def test_a_slack_message_leaves_out_what_nobody_knows():
-    told = {
+    body = {
         "namespace": "a",
         "name": "b",
         "target": None,
@@ -188,7 +188,7 @@ def test_a_slack_message_leaves_out_what_nobody_knows():
         "message": "m",
     }
 
-    text = slack_message(told | {"severity": None, "next": None})["text"]
+    text = slack_message(body | {"severity": None, "next": None})["text"]
 
     assert text == "*Healthy* `a/b` on `c`\n```m```"
 
@@ -198,7 +198,7 @@ NORMAL = replace(NOTE, warning=False)
 
 
 @pytest.mark.parametrize(
-    ("note", "wanted"),
+    ("note", "expected"),
     [
         (NORMAL, {"all"}),
         (replace(NORMAL, severity=None), {"all"}),
@@ -209,11 +209,11 @@ NORMAL = replace(NOTE, warning=False)
     ],
     ids=["normal", "calm", "warning", "while a page lasts", "a page ended", "served in time again"],
 )
-def test_a_destination_is_told_only_what_it_is_for(note, wanted):
-    assert {only for only in ("all", "warnings", "pages") if is_reported_to(note, only)} == wanted
+def test_a_destination_gets_only_what_it_is_for(note, expected):
+    assert {only for only in ("all", "warnings", "pages") if is_reported_to(note, only)} == expected
 
 
-async def test_each_destination_hears_its_own_and_events_are_written_always():
+async def test_each_destination_gets_its_own_and_events_are_written_always():
     with Server(in_turn()) as server:
         hooks = {only: {"url": f"{server.url}/{only}", "only": only} for only in ("all", "warnings", "pages")}
         async with sending(**hooks) as sent:
@@ -237,16 +237,16 @@ TROUBLES = {
 }
 
 
-@pytest.mark.parametrize(("replies", "tries", "result", "told"), TROUBLES.values(), ids=TROUBLES)
+@pytest.mark.parametrize(("replies", "tries", "result", "warning"), TROUBLES.values(), ids=TROUBLES)
 async def test_only_what_surely_did_not_arrive_and_may_fare_better_is_sent_again(
-    replies, tries, result, told, caplog
+    replies, tries, result, warning, caplog
 ):
     caplog.set_level(logging.DEBUG)
     with Server(in_turn(*replies)) as server:
         async with sending(hook={"url": server.url + PATH}) as sent:
-            await sent.tell("first")
+            await sent.publish("first")
             await until(lambda: sent.count(result) == 1)
-            await sent.tell("second")
+            await sent.publish("second")
             await until(lambda: sent.count("sent") == 1 + (result == "sent"))
 
     assert messages(server) == ["first"] * tries + ["second"]
@@ -254,26 +254,26 @@ async def test_only_what_surely_did_not_arrive_and_may_fare_better_is_sent_again
     assert {each.path for each in server.requests} == {PATH}
     logged = [each.getMessage() for each in caplog.records if each.name == "kvmedic.notifications"]
     again = "notification destination hook takes notifications again"
-    wanted = [f"notification destination hook {told}; Events have what it misses", again]
-    assert logged == (wanted if told else [])
+    expected = [f"notification destination hook {warning}; Events have what it misses", again]
+    assert logged == (expected if warning else [])
 
 
-async def test_a_destination_that_is_down_is_tried_again_and_told_of_once(caplog):
+async def test_a_destination_that_is_down_is_tried_again_and_reported_once(caplog):
     caplog.set_level(logging.INFO)
     with Server(in_turn()) as server:
         port = server.port
     async with sending(hook={"url": f"http://127.0.0.1:{port}{PATH}"}, pauses=(0.2,)) as sent:
-        await sent.tell("one", "two")
+        await sent.publish("one", "two")
         await until(lambda: sent.count("failed") == 2)
-        await sent.tell("late")
+        await sent.publish("late")
         await asyncio.sleep(0.1)
         with Server(in_turn(), port=port) as back:
             await until(lambda: sent.count("sent") == 1)
             assert messages(back) == ["late"]
 
-    told = [each.getMessage() for each in caplog.records]
-    assert sum("cannot be reached; Events have what it misses" in text for text in told) == 1
-    assert told[-1] == "notification destination hook takes notifications again"
+    logged = [each.getMessage() for each in caplog.records]
+    assert sum("cannot be reached; Events have what it misses" in text for text in logged) == 1
+    assert logged[-1] == "notification destination hook takes notifications again"
 
 
 async def test_it_waits_for_as_long_as_the_destination_asks():
@@ -285,14 +285,14 @@ async def test_it_waits_for_as_long_as_the_destination_asks():
 
     with Server(answer) as server:
         async with sending(hook={"url": server.url}) as sent:
-            await sent.tell("busy")
+            await sent.publish("busy")
             await until(lambda: sent.count("sent") == 1)
 
     assert 0.9 < times[1] - times[0] < 5
 
 
 @pytest.mark.parametrize(
-    ("told", "least", "most"),
+    ("header", "least", "most"),
     [
         ("7", 7, 7),
         ("999999999", LONGEST_PAUSE, LONGEST_PAUSE),
@@ -310,8 +310,8 @@ async def test_it_waits_for_as_long_as_the_destination_asks():
     ],
     ids=["seconds", "years", "no number", "none", "negative", "a word", "tomorrow", "yesterday", "no day"],
 )
-def test_a_destination_may_ask_for_a_pause_within_bounds(told, least, most):
-    assert least <= requested_pause(told) <= most
+def test_a_destination_may_ask_for_a_pause_within_bounds(header, least, most):
+    assert least <= requested_pause(header) <= most
 
 
 async def test_one_that_hangs_costs_its_time_out_and_is_not_sent_again():
@@ -323,7 +323,7 @@ async def test_one_that_hangs_costs_its_time_out_and_is_not_sent_again():
     with Server(answer) as server:
         async with sending(hook={"url": server.url, "timeout": "1s"}) as sent:
             before = time.monotonic()
-            await sent.tell("hangs", "next")
+            await sent.publish("hangs", "next")
             assert time.monotonic() - before < 0.5
             await until(lambda: sent.count("sent") == 1)
 
@@ -348,7 +348,7 @@ async def test_an_answer_that_comes_in_drops_is_cut_off_by_the_clock():
     port = server.sockets[0].getsockname()[1]
     async with sending(hook={"url": f"http://127.0.0.1:{port}", "timeout": "1s"}) as sent:
         before = time.monotonic()
-        await sent.tell("drops")
+        await sent.publish("drops")
         await until(lambda: sent.count("failed") == 1)
         assert time.monotonic() - before < 5
     async with asyncio.timeout(10):
@@ -363,7 +363,7 @@ async def test_a_long_answer_is_not_read():
 
     with Server(answer) as server:
         async with sending(hook={"url": server.url, "timeout": "1s"}) as sent:
-            await sent.tell("long")
+            await sent.publish("long")
             await until(lambda: sent.count("sent") == 1)
 
 
@@ -371,7 +371,7 @@ async def test_of_too_many_the_oldest_are_dropped_and_counted(caplog, monkeypatc
     monkeypatch.setattr("kvmedic.record.notifications.MOST_WAITING", 8)
     with Server(in_turn()) as server:
         async with sending(runs=False, hook={"url": server.url}) as sent:
-            await sent.tell(*(str(number) for number in range(11)))
+            await sent.publish(*(str(number) for number in range(11)))
             assert sent.count("dropped") == 3
             sent.task = asyncio.create_task(sent.notifications.send_until_cancelled())
             await until(lambda: sent.count("sent") == 8)
@@ -390,11 +390,11 @@ async def test_a_file_that_is_rotated_between_two_notes_counts(tmp_path: Path):
         key.write_text("k1\n")
         hook = {"url": {"file": str(url)}, "headers": {"X-Key": {"file": str(key)}}}
         async with sending(hook=hook) as sent:
-            await sent.tell("one")
+            await sent.publish("one")
             await until(lambda: sent.count("sent") == 1)
             url.write_text(f"{server.url}/new")
             key.write_text("k2")
-            await sent.tell("two")
+            await sent.publish("two")
             await until(lambda: sent.count("sent") == 2)
 
     assert [(each.path, each.headers["X-Key"]) for each in server.requests] == [
@@ -419,7 +419,7 @@ ROTATED_BADLY = (
 """What an administrator may do to a URL and to a header while the operator runs."""
 
 
-async def test_no_secret_is_logged_counted_or_told(tmp_path: Path, caplog):
+async def test_no_secret_is_logged_counted_or_shown(tmp_path: Path, caplog):
     caplog.set_level(logging.DEBUG)
     url, key = tmp_path / "url", tmp_path / "key"
     with Server(in_turn(*[Reply(500)] * 3)) as server:
@@ -427,12 +427,12 @@ async def test_no_secret_is_logged_counted_or_told(tmp_path: Path, caplog):
         key.write_text("s3cr3t")
         hook = {"url": {"file": str(url)}, "headers": {"X-Key": {"file": str(key)}}}
         async with sending(hook=hook) as sent:
-            await sent.tell("a server error")
+            await sent.publish("a server error")
             await until(lambda: sent.count("failed") == 1)
             for number, write in enumerate(ROTATED_BADLY, start=2):
                 url.write_text(server.url + PATH)
                 write(url, key)
-                await sent.tell("lost")
+                await sent.publish("lost")
                 await until(lambda failed=number: sent.count("failed") == failed)
 
     logged = [each for each in caplog.records if each.name == "kvmedic.notifications"]
@@ -452,19 +452,19 @@ async def test_certificates_are_checked_by_the_authorities_as_they_are_now(tmp_p
     file.write_bytes(strange.certificate.read_bytes())
     with Server(in_turn(), context=context) as server:
         async with sending(hook={"url": server.url, "caFile": str(file)}, pauses=()) as sent:
-            await sent.tell("strange")
+            await sent.publish("strange")
             await until(lambda: sent.count("failed") == 1)
             file.write_bytes(ours.certificate.read_bytes())
-            await sent.tell("ours")
+            await sent.publish("ours")
             await until(lambda: sent.count("sent") == 1)
             file.write_text("no certificate")
-            await sent.tell("none")
+            await sent.publish("none")
             await until(lambda: sent.count("failed") == 2)
 
     assert messages(server) == ["ours"]
-    told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert "has a certificate that was refused; check caFile" in told[0]
-    assert "cannot be read any more" in told[1]
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert "has a certificate that was refused; check caFile" in warnings[0]
+    assert "cannot be read any more" in warnings[1]
 
 
 async def test_nothing_of_the_environment_leads_elsewhere(monkeypatch: pytest.MonkeyPatch):
@@ -473,7 +473,7 @@ async def test_nothing_of_the_environment_leads_elsewhere(monkeypatch: pytest.Mo
         monkeypatch.setenv("ALL_PROXY", proxy.url)
         monkeypatch.delenv("NO_PROXY", raising=False)
         async with sending(hook={"url": server.url}) as sent:
-            await sent.tell("direct")
+            await sent.publish("direct")
             await until(lambda: sent.count("sent") == 1)
 
     assert (len(server.requests), len(proxy.requests)) == (1, 0)
@@ -486,7 +486,7 @@ async def test_what_is_queued_at_the_end_is_sent_and_each_once():
 
     with Server(answer) as server:
         async with sending(hook={"url": server.url}) as sent:
-            await sent.tell("1", "2", "3", "4")
+            await sent.publish("1", "2", "3", "4")
             await until(lambda: len(server.requests) > 0)
             await sent.end()
 
@@ -501,7 +501,7 @@ async def test_the_end_waits_for_nobody_for_long():
 
     with Server(answer) as server:
         async with sending(hook={"url": server.url, "timeout": "30s"}) as sent:
-            await sent.tell("1", "2", "3")
+            await sent.publish("1", "2", "3")
             await until(lambda: len(server.requests) > 0)
             before = time.monotonic()
             await sent.end()
@@ -512,7 +512,7 @@ async def test_the_end_waits_for_nobody_for_long():
 
 async def test_without_destinations_nothing_runs_and_events_are_written():
     async with sending(runs=False) as sent:
-        await sent.tell("one")
+        await sent.publish("one")
 
         assert sent.notifications.companions() == ()
         assert [note.message for note in sent.events.notes] == ["one"]

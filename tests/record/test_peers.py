@@ -76,7 +76,7 @@ def test_a_run_that_cannot_be_read_keeps_its_place(run):
     assert (found.opened_at, found.begun) == (LONG_AGO, True)
 
 
-def test_only_bad_ends_are_told_and_unknown_ones_are_passed_over():
+def test_only_bad_ends_are_kept_and_unknown_ones_are_passed_over():
     history = (closed(Reason.RECOVERED, 1), closed(Reason.NOT_RECOVERED, 2), closed(Reason.FLAG_DRIFTED, 3))
     record = replace(Record(), history=history)
     stored = body(record)

@@ -20,7 +20,7 @@ from kvmedic.model.status import (
     Wish,
 )
 from kvmedic.record.events import Note
-from kvmedic.record.telemetry import MOST_TOLD, Reporter, SourceCosts, Telemetry
+from kvmedic.record.telemetry import MOST_NAMED, Reporter, SourceCosts, Telemetry
 from run_builder import a_run
 
 BY_SEVERITY = ("kvmedic_action_required", "kvmedic_stalled", "kvmedic_metrics_unavailable")
@@ -134,15 +134,15 @@ def test_no_series_says_when_another_was_created():
     assert "_created" not in page
 
 
-def test_what_a_source_took_and_what_we_took_are_told_apart():
+def test_what_a_source_took_and_what_we_took_are_counted_apart():
     telemetry = Telemetry()
     telemetry.registry.register(SourceCosts({"default": Spent(3, 700, 1.5, 0.25)}))
 
-    told = telemetry.registry.get_sample_value
-    assert told("kvmedic_source_queries_total", {"source": "default"}) == 3
-    assert told("kvmedic_source_received_bytes_total", {"source": "default"}) == 700
-    assert told("kvmedic_source_seconds_total", {"source": "default", "by": "source"}) == 1.5
-    assert told("kvmedic_source_seconds_total", {"source": "default", "by": "kvmedic"}) == 0.25
+    sample = telemetry.registry.get_sample_value
+    assert sample("kvmedic_source_queries_total", {"source": "default"}) == 3
+    assert sample("kvmedic_source_received_bytes_total", {"source": "default"}) == 700
+    assert sample("kvmedic_source_seconds_total", {"source": "default", "by": "source"}) == 1.5
+    assert sample("kvmedic_source_seconds_total", {"source": "default", "by": "kvmedic"}) == 0.25
 
 
 def info(reporter: Reporter) -> list[dict[str, str]]:
@@ -169,12 +169,12 @@ def test_who_may_need_a_look_is_named_and_who_is_calm_is_not():
 def test_in_a_storm_pages_are_named_first_and_the_rest_is_counted():
     reporter = Reporter(Discarded(), Telemetry())
     waits = saying((ConditionType.ACTION_REQUIRED, Truth.TRUE))
-    for number in range(MOST_TOLD):
+    for number in range(MOST_NAMED):
         reporter.seen(a_resource(waits, f"ticket-{number}"))
     late = Urgency(Severity.PAGE, "late", NOW, ("e2eP95",))
     reporter.seen(a_resource(replace(waits, urgency=late), "page"))
 
-    told = info(reporter)
-    assert len(told) == MOST_TOLD
-    assert [each["state"] for each in told if each["severity"] == "page"] == ["Troubled", "ActionRequired"]
+    rows = info(reporter)
+    assert len(rows) == MOST_NAMED
+    assert [each["state"] for each in rows if each["severity"] == "page"] == ["Troubled", "ActionRequired"]
     assert gauge(reporter, "kvmedic_resource_info_left_out") == 2

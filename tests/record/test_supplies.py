@@ -61,7 +61,7 @@ def test_of_one_template_the_lowest_counts(share, expected):
     assert [one.share for one in record.oom_shares] == [expected]
 
 
-def test_templates_are_told_apart_and_bounded_in_number():
+def test_templates_are_distinguished_and_bounded_in_number():
     record = Record()
     for number in range(HISTORY_LENGTH + 3):
         record = with_oom_share(record, 0.9, template(f"image-{number}"), NOW)

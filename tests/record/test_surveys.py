@@ -76,13 +76,13 @@ def test_a_record_of_a_version_that_kept_no_plan_gets_one():
 
 
 def test_what_a_person_has_to_type_is_written_anew_when_it_changes():
-    told = Blocked(Reason.AWAITING_APPROVAL, "plan ffff waits for approval")
+    blocked = Blocked(Reason.AWAITING_APPROVAL, "plan ffff waits for approval")
 
-    record = record_plan(first(), to(20), told, 3, NOW + SECOND)
+    record = record_plan(first(), to(20), blocked, 3, NOW + SECOND)
 
     for kind in (ConditionType.PROGRESSING, ConditionType.ACTION_REQUIRED):
         condition = record.condition(kind)
-        assert condition.message == told.message
+        assert condition.message == blocked.message
         assert condition.changed_at == NOW, "it waits for as long as before"
 
 
@@ -107,9 +107,9 @@ def test_one_word_says_that_a_person_is_waited_for(reason, expected):
 
 
 def seen(*findings: str, after: timedelta = timedelta(0), record: Record | None = None) -> Record:
-    told = tuple(Finding("fleet", None, None, None, text) for text in findings)
+    listed = tuple(Finding("fleet", None, None, None, text) for text in findings)
     return record_diagnosis(
-        record or Record(), Diagnosed(BRANCHES[0], told), "PreemptionThrash", 3, NOW + after
+        record or Record(), Diagnosed(BRANCHES[0], listed), "PreemptionThrash", 3, NOW + after
     )
 
 

@@ -130,7 +130,7 @@ INCIDENTS: dict[Reason, tuple[Incident, ...]] = {
         Incident(
             "a GPU fell off a calm fleet", ill(an_evidence(*[CALM] * 3), a_device(last_xid=79)), fires=False
         ),
-        Incident("nobody tells of the GPUs", THRASH, fires=False),
+        Incident("nobody reports the GPUs", THRASH, fires=False),
     ),
     Reason.THERMAL_EMERGENCY: (
         Incident("hardware slowdown", ill(THRASH, a_device(clock_reasons=0x08)), fires=True),

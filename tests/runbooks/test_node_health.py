@@ -122,7 +122,7 @@ def test_rows_that_cannot_be_remapped_need_not_be_known() -> None:
 
 
 @pytest.mark.parametrize("devices", [NO_SERIES, SOURCE_UNAVAILABLE, Measured((), NOW)], ids=str)
-def test_a_replica_without_a_known_gpu_is_told_as_such(devices: object) -> None:
+def test_a_replica_without_a_known_gpu_is_reported_as_such(devices: object) -> None:
     found = diagnosis(with_vitals(required(THRASH), "llm-0", devices=devices))
 
     assert isinstance(found, Inconclusive)

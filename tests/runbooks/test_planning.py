@@ -241,7 +241,7 @@ EXEC = {"lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}}}
         "not given",
         "none",
         "unknown to the engine",
-        "of a version that no tag tells",
+        "of a version that no tag shows",
         "given to such a version",
         "within the grace period",
         "as long as the grace period",

@@ -208,7 +208,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("before", "after", "words"), UNREADABLE)
-def test_what_cannot_be_told_is_never_taken_for_nothing(before: Any, after: Any, words: str) -> None:
+def test_what_is_not_known_is_never_taken_for_nothing(before: Any, after: Any, words: str) -> None:
     found = compared(before, after, here="max-num-seqs: 64")
 
     assert isinstance(found, Inconclusive)
@@ -264,7 +264,7 @@ def test_what_a_file_gives_counts(before: Any, after: Any, expected: list[Any]) 
     assert compared(before, after, **FILES) == tuple(Difference(*one) for one in expected)
 
 
-def test_of_a_file_nothing_else_is_told() -> None:
+def test_of_a_file_nothing_else_is_shown() -> None:
     secret = "max-num-seqs: {}\napi-key: s3cret\n"
 
     found = compared(configured("a"), configured("b"), a=secret.format(1), b=secret.format(2))

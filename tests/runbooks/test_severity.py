@@ -71,7 +71,7 @@ def test_an_objective_pages_only_while_more_is_measured(limit: float, severity: 
 
 
 @pytest.mark.parametrize(
-    ("objectives", "name", "told"),
+    ("objectives", "name", "start"),
     [
         (Objectives(inter_token_p95_seconds=0.01), "interTokenP95", "time between tokens p95"),
         (Objectives(e2e_p95_seconds=5), "e2eP95", "whole request p95"),
@@ -79,12 +79,12 @@ def test_an_objective_pages_only_while_more_is_measured(limit: float, severity: 
     ],
 )
 def test_each_objective_pages_and_is_named_with_its_numbers(
-    objectives: Objectives, name: str, told: str
+    objectives: Objectives, name: str, start: str
 ) -> None:
     found = of(objectives, THRASHING, THRASHING)
 
     assert (found.severity, found.breached, found.since) == (Severity.PAGE, (name,), NOW)
-    assert found.message.startswith(told)
+    assert found.message.startswith(start)
     assert "objective" in found.message
 
 
@@ -136,7 +136,7 @@ def test_what_is_not_known_of_service_keeps_a_page_and_makes_none() -> None:
     assert "not measured: servedInTime" in over_both(IDLE).message
 
 
-def test_a_replica_that_does_not_tell_of_service_is_left_out() -> None:
+def test_a_replica_that_does_not_report_service_is_left_out() -> None:
     silent = without(THRASHING.readings(), Signal.WAITING_AT_END, NO_SERIES)
     hanging = LET_DOWN["answers hang"]
 

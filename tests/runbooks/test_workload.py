@@ -57,7 +57,7 @@ def given(view: View, knob: Knob = Knob.MAX_NUM_SEQS, replica_set: str = "") -> 
     return found.given(knob)
 
 
-def test_a_look_parses_each_template_once_whoever_asks(parsed: Counter[str]) -> None:
+def test_a_look_parses_each_template_once_for_all_callers(parsed: Counter[str]) -> None:
     own = {**NOW, "metadata": {"labels": {"pod-template-hash": "5b"}}}
     view = View(a_fleet(), NOW, {"llm-5b": own, "llm-4a": BEFORE})
 
@@ -103,15 +103,15 @@ def test_another_template_is_another_command_line() -> None:
 
 @pytest.mark.parametrize(("version", "times"), [("0.32.0", 1), ("0.9.0", 2)])
 def test_it_is_parsed_again_for_another_version_alone(parsed: Counter[str], version: str, times: int) -> None:
-    view, told = View(a_fleet(), NOW), Engine(VLLM, Version.parse(version))
+    view, engine = View(a_fleet(), NOW), Engine(VLLM, Version.parse(version))
 
-    found = [view.workload(TARGET), view.workload(TARGET, engines=(told,))]
+    found = [view.workload(TARGET), view.workload(TARGET, engines=(engine,))]
 
-    assert [each.engine.version for each in found if isinstance(each, Workload)][1] == told.version
+    assert [each.engine.version for each in found if isinstance(each, Workload)][1] == engine.version
     assert parsed.total() == times
 
 
-def test_who_names_no_container_of_the_template_is_told_which(parsed: Counter[str]) -> None:
+def test_a_container_that_the_template_lacks_is_named(parsed: Counter[str]) -> None:
     view = View(a_fleet(), NOW)
 
     faults = [view.workload(replace(TARGET, container=name)) for name in ("a", "b", "a")]

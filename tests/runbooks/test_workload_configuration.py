@@ -204,7 +204,7 @@ GIT = TemplateOwner(OwnerKind.ARGO_CD, "prod")
 
 
 @pytest.mark.parametrize("kind", list(OwnerKind))
-def test_whoever_owns_it_is_told_the_value_and_no_more_of_the_file(kind: OwnerKind) -> None:
+def test_the_owner_sees_the_value_and_no_more_of_the_file(kind: OwnerKind) -> None:
     workload = a_workload(a_template())
     plan = planned(workload)
     assert isinstance(plan, Plan)
@@ -215,7 +215,7 @@ def test_whoever_owns_it_is_told_the_value_and_no_more_of_the_file(kind: OwnerKi
     assert SECRET not in str(proposal)
 
 
-def test_the_value_in_a_file_in_git_is_told_in_words() -> None:
+def test_the_value_in_a_file_in_git_is_given_in_words() -> None:
     workload = a_workload(a_template())
     plan = planned(workload)
     assert isinstance(plan, Plan)
@@ -226,7 +226,7 @@ def test_the_value_in_a_file_in_git_is_told_in_words() -> None:
     assert "kvmedic flags set max_num_seqs=16 -f FILE" in proposal.text
 
 
-def test_who_decides_what_is_in_the_config_map_is_told_only_where_it_would_be_copied() -> None:
+def test_the_owner_of_the_config_map_is_named_only_where_it_would_be_copied() -> None:
     owner = Owner(Reason.MANAGED_BY_GITOPS, str(GIT), GIT)
     maps: dict[str, Sight] = {"limits": ConfigMap(CONTENTS, owner)}
     copied, appended = (
@@ -244,9 +244,9 @@ def test_replicas_that_are_older_than_the_file_are_noted() -> None:
     at = NOW - timedelta(minutes=30)
     pods = [a_pod("old"), a_pod("new", created_at=at + timedelta(seconds=1))]
 
-    (told,) = file_remarks(a_template(), {"limits": ConfigMap(CONTENTS, edited_at=at)}, pods)
+    (remark,) = file_remarks(a_template(), {"limits": ConfigMap(CONTENTS, edited_at=at)}, pods)
 
-    assert told.startswith("ConfigMap limits was edited at 2026-03-01T02:30:00Z: old started before")
+    assert remark.startswith("ConfigMap limits was edited at 2026-03-01T02:30:00Z: old started before")
 
 
 def test_an_original_that_was_edited_since_it_was_copied_is_noted() -> None:
@@ -258,5 +258,5 @@ def test_an_original_that_was_edited_since_it_was_copied_is_noted() -> None:
     }
 
     assert list(file_remarks(template, maps(CONTENTS.digest), [a_pod("a")])) == []
-    (told,) = file_remarks(template, maps("0" * 16), [a_pod("a")])
-    assert told == f"ConfigMap limits was edited since {copy} was copied from it: the fleet reads the copy"
+    (remark,) = file_remarks(template, maps("0" * 16), [a_pod("a")])
+    assert remark == f"ConfigMap limits was edited since {copy} was copied from it: the fleet reads the copy"

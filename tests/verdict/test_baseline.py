@@ -46,7 +46,7 @@ PROMISED = Objectives(time_to_first_token_p95_seconds=20)
         (35, Objectives(), False, 30),
         (35, PROMISED, True, 20),
     ],
-    ids=["prompt", "as long as most sit through", "longer", "whoever waits for so long leaves", "promised"],
+    ids=["prompt", "as long as most sit through", "longer", "who waits for so long leaves", "promised"],
 )
 def test_who_sends_again_and_again_waits_twice_as_long_as_before(
     waited: float, objectives: Objectives, *, clients_stay: bool, limit: float
@@ -73,7 +73,7 @@ def test_traffic_is_that_of_the_whole_fleet() -> None:
 
 
 @pytest.mark.parametrize("signal", sorted(TRAFFIC))
-def test_what_one_replica_does_not_tell_is_not_known(signal: Signal) -> None:
+def test_what_one_replica_does_not_report_is_not_known(signal: Signal) -> None:
     silent = without(CALM.readings(), signal, UNSUPPORTED)
 
     found, whole = traffic_of(an_observation(CALM, silent)), traffic_of(an_observation(CALM, CALM))
@@ -103,12 +103,12 @@ def test_each_figure_that_moved_is_named_with_both_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "told"),
+    ("factor", "shown"),
     [(1.0, False), (MOVED, False), (MOVED - 0.01, True), (1 / MOVED, False), (1 / MOVED + 0.01, True)],
     ids=["the same", "at the bound below", "under it", "at the bound above", "over it"],
 )
-def test_small_differences_are_not_told(factor: float, *, told: bool) -> None:
-    assert bool(moves(THEN, replace(THEN, limit_tokens=2000 * factor))) is told
+def test_small_differences_are_not_reported(factor: float, *, shown: bool) -> None:
+    assert bool(moves(THEN, replace(THEN, limit_tokens=2000 * factor))) is shown
 
 
 def test_what_nobody_knew_did_not_move() -> None:
@@ -119,13 +119,13 @@ def test_from_none_to_some_is_a_move() -> None:
     assert moves(replace(THEN, requests_per_second=0.0), THEN) == ("arrivals 0 -> 10/s",)
 
 
-def test_longer_outputs_are_seen_in_what_replicas_tell() -> None:
+def test_longer_outputs_are_seen_in_what_replicas_report() -> None:
     before, after = (traffic_of(an_observation(one)) for one in (CALM, replace(CALM, outputs=spread(500))))
 
-    assert [told.partition(" ")[0] for told in moves(before, after)] == ["outputs"]
+    assert [move.partition(" ")[0] for move in moves(before, after)] == ["outputs"]
 
 
-def test_only_replicas_beyond_the_trigger_tell_when_it_began() -> None:
+def test_only_replicas_beyond_the_trigger_show_when_it_began() -> None:
     at = with_number(CALM.readings(), Signal.PREEMPTIONS_PER_REQUEST_HELD, 0.5)
     silent = without(THRASHING.readings(), Signal.PREEMPTIONS_PER_REQUEST_HELD, NO_SERIES)
     seen = an_observation(THRASHING, CALM, at, silent)
@@ -134,7 +134,7 @@ def test_only_replicas_beyond_the_trigger_tell_when_it_began() -> None:
     assert preemptions(seen, ("llm-0",)) == THRASHING.preemptions
 
 
-def test_preemptions_are_added_up_and_what_is_not_told_counts_nothing() -> None:
+def test_preemptions_are_added_up_and_what_is_not_reported_counts_nothing() -> None:
     silent = without(THRASHING.readings(), Signal.PREEMPTIONS, NO_SERIES)
     seen = an_observation(replace(THRASHING, preemptions=7), silent)
 

@@ -27,9 +27,9 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Verdict
 from kvmedic.verdict.baseline import FEWEST_FINISHED
 from kvmedic.verdict.blocks_reclaimed import (
+    DISTINGUISHABLE,
     FEWEST_MOMENTS,
     FEWEST_RUNNING,
-    TOLD_APART,
     BlocksTaken,
     Expectation,
     judge_blocks,
@@ -66,7 +66,7 @@ def taken(looked: Observation | None = None, passes: Passes = PASSES) -> BlocksT
     return found
 
 
-def untold(looked: Observation, passes: Passes | None = PASSES) -> str:
+def find_doubt(looked: Observation, passes: Passes | None = PASSES) -> str:
     found = measure_blocks(looked, passes)
     assert isinstance(found, Inconclusive), found
     return found.message
@@ -108,7 +108,7 @@ def test_a_share_is_kept_in_proportion_to_what_was_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "verdict", "told"),
+    ("blocks", "verdict", "start"),
     [
         (EXPECTED.returning, Verdict.RECOVERED, "blocks come back on the fleet: "),
         (
@@ -126,18 +126,18 @@ def test_a_share_is_kept_in_proportion_to_what_was_there() -> None:
     ],
     ids=["in proportion", "just nearer to it", "just nearer to nothing", "nothing", "more than all"],
 )
-def test_the_nearer_expectation_decides(blocks: float, verdict: Verdict, told: str) -> None:
+def test_the_nearer_expectation_decides(blocks: float, verdict: Verdict, start: str) -> None:
     found = judged(at(blocks))
 
     assert (found.verdict, found.reason) == (verdict, Reason(verdict.value))
-    assert found.message.startswith(f"{told}a running sequence takes {blocks:.1f} blocks")
+    assert found.message.startswith(f"{start}a running sequence takes {blocks:.1f} blocks")
     assert f"{EXPECTED.returning:.1f}" in found.message
     assert f"{EXPECTED.whole:.1f}" in found.message
     assert found.message.endswith("no worse than before")
 
 
 def test_thrash_and_another_window_do_not_hide_that_nothing_comes_back() -> None:
-    at_the_limit = BlocksTaken(measured=0.75 * 0.95 * 100, returning=TOLD_APART * 100, whole=100)
+    at_the_limit = BlocksTaken(measured=0.75 * 0.95 * 100, returning=DISTINGUISHABLE * 100, whole=100)
 
     assert not at_the_limit.are_returned
 
@@ -149,12 +149,12 @@ def test_an_improvement_stays_one_and_figures_stay_with_the_verdict() -> None:
     assert judge_blocks(good, at(EXPECTED.whole), EXPECTATION).verdict is Verdict.NOT_RECOVERED
 
 
-def test_requests_must_be_long_enough_to_tell_the_two_apart() -> None:
-    shares = [TOLD_APART - PASSES.every / 2 / 16 / EXPECTED.whole + more for more in (-0.05, 0.05)]
+def test_requests_must_be_long_enough_to_distinguish_the_two() -> None:
+    shares = [DISTINGUISHABLE - PASSES.every / 2 / 16 / EXPECTED.whole + more for more in (-0.05, 0.05)]
     apart, alike = (Passes(Keep(share=share), Compacted()) for share in shares)
 
-    assert taken(passes=apart).returning < TOLD_APART * EXPECTED.whole
-    assert untold(look(), alike).startswith("requests are too short: ")
+    assert taken(passes=apart).returning < DISTINGUISHABLE * EXPECTED.whole
+    assert find_doubt(look(), alike).startswith("requests are too short: ")
 
 
 def test_short_requests_leave_the_verdict_to_the_trial_pod() -> None:
@@ -261,19 +261,19 @@ def test_replicas_that_count_differently_are_not_added_up() -> None:
     counting = with_histogram(NOTHING_BACK.readings(), Signal.OUTPUT_LENGTH, other)
     finer = replace(NOTHING_BACK, pool=Pool(2 * POOL.blocks, 8))
 
-    assert "differently" in untold(look(NOTHING_BACK, counting))
-    assert "differently" in untold(look(NOTHING_BACK, finer))
+    assert "differently" in find_doubt(look(NOTHING_BACK, counting))
+    assert "differently" in find_doubt(look(NOTHING_BACK, finer))
 
 
 @pytest.mark.parametrize("signal", [Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH])
 def test_lengths_of_nothing_but_zeros_are_no_lengths(signal: Signal) -> None:
     empty = replace(LONG.histograms()[signal], total=0.0)
 
-    assert untold(look(with_histogram(NOTHING_BACK.readings(), signal, empty))).startswith("0 requests")
+    assert find_doubt(look(with_histogram(NOTHING_BACK.readings(), signal, empty))).startswith("0 requests")
 
 
-def test_a_fleet_without_replicas_tells_nothing() -> None:
-    assert "no replica" in untold(an_observation())
+def test_a_fleet_without_replicas_shows_nothing() -> None:
+    assert "no replica" in find_doubt(an_observation())
 
 
 def test_a_method_of_which_nothing_is_on_record_is_not_judged() -> None:
@@ -285,7 +285,7 @@ def test_a_method_of_which_nothing_is_on_record_is_not_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "length", "told"),
+    ("values", "length", "text"),
     [
         ({2000: 200}, 2000, "no answer of over 2000 tokens came in this window; "),
         ({2000: 200}, 1000, "; 200 answers of over 1000 tokens were completed; "),
@@ -296,15 +296,15 @@ def test_a_method_of_which_nothing_is_on_record_is_not_judged() -> None:
     ],
 )
 def test_answers_as_long_as_the_one_that_was_tried_are_counted(
-    values: dict[float, float], length: int, told: str
+    values: dict[float, float], length: int, text: str
 ) -> None:
     counted = a_histogram(LENGTH_BOUNDS, values)
     looked = look(with_histogram(LONG.readings(), Signal.OUTPUT_LENGTH, counted))
 
     found = judged(looked, replace(EXPECTATION, length=length))
 
-    assert told in found.message
-    assert ("answer" in found.message) is bool(told)
+    assert text in found.message
+    assert ("answer" in found.message) is bool(text)
 
 
 def test_long_answers_are_counted_where_all_replicas_count_them() -> None:

@@ -157,7 +157,7 @@ def test_requests_that_were_given_up_have_arrived_too() -> None:
     assert found.requests_per_second == pytest.approx(1200 / 300)
 
 
-def test_a_replica_that_does_not_tell_of_given_up_requests_leaves_them_unknown() -> None:
+def test_a_replica_that_does_not_report_given_up_requests_leaves_them_unknown() -> None:
     silent = without(THRASHING.readings(), Signal.REQUESTS_ABORTED, UNSUPPORTED)
 
     found = baseline_of(an_observation(THRASHING, silent), 0)
@@ -276,7 +276,7 @@ def test_a_replica_that_started_within_the_window_leaves_it_open(age: int, *, co
     assert ("llm-1 started 299 s ago" in verdict.message) is cold
 
 
-def test_an_engine_that_does_not_tell_its_start_counts_as_old_enough() -> None:
+def test_an_engine_that_does_not_report_its_start_counts_as_old_enough() -> None:
     silent = without(CAPPED.readings(), Signal.STARTED_SECONDS, UNSUPPORTED)
 
     assert judge_relief(
@@ -462,12 +462,12 @@ def test_preemptions_and_stalls_out_of_nothing_are_no_recovery() -> None:
     ids=["at the objective", "above the objective"],
 )
 def test_an_inter_token_objective_that_is_met_makes_answers_smooth(p95: float, verdict: Verdict) -> None:
-    wanted = Objectives(inter_token_p95_seconds=0.05)
+    objectives = Objectives(inter_token_p95_seconds=0.05)
     before = replace(BEFORE, inter_token_p95_seconds=0.06)
 
     after = replace(AFTER, inter_token_tail_seconds=6.0, inter_token_p95_seconds=p95)
 
-    assert compare_for_relief(Comparison(before, after, wanted, TRIGGER)).verdict is verdict
+    assert compare_for_relief(Comparison(before, after, objectives, TRIGGER)).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -563,9 +563,9 @@ def test_a_verdict_keeps_the_figures_it_rests_on() -> None:
 def test_a_first_token_objective_that_was_met_and_is_not_any_more_is_no_recovery(
     objective: float | None, verdict: Verdict
 ) -> None:
-    wanted = Objectives(time_to_first_token_p95_seconds=objective)
+    objectives = Objectives(time_to_first_token_p95_seconds=objective)
 
-    assert compare_for_relief(Comparison(BEFORE, AFTER, wanted, TRIGGER)).verdict is verdict
+    assert compare_for_relief(Comparison(BEFORE, AFTER, objectives, TRIGGER)).verdict is verdict
 
 
 def test_a_number_that_is_replaced_changes_the_figures() -> None:

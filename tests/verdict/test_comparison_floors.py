@@ -56,15 +56,15 @@ def verdict_of(objectives: Objectives = NONE, before: Baseline = BEFORE, **after
 def test_a_fleet_that_starves_has_not_recovered_whatever_stalls_are_gone(
     objective: float | None, stalls: float, tokens: float
 ) -> None:
-    wanted = Objectives(time_to_first_token_p95_seconds=objective)
+    limits = Objectives(time_to_first_token_p95_seconds=objective)
     before = replace(BEFORE, stalls_per_request=stalls)
     after = replace(AFTER, **{**STARVING, "generated_tokens_per_second": tokens})
 
-    found = compare_for_relief(Comparison(before, after, wanted, TRIGGER))
+    found = compare_for_relief(Comparison(before, after, limits, TRIGGER))
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert "first token p95 1.0 -> 600.0 s, silent seconds per request 3.0 -> 150.0" in found.message
-    assert compare_for_no_worse(Comparison(before, after, wanted, TRIGGER)).verdict is Verdict.NOT_RECOVERED
+    assert compare_for_no_worse(Comparison(before, after, limits, TRIGGER)).verdict is Verdict.NOT_RECOVERED
 
 
 LATE = {"time_to_first_token_p95_seconds": 31.0, "waiting_mean": 81.0}
@@ -121,7 +121,7 @@ ROWS: Mapping[str, tuple[Mapping[str, float], Mapping[str, float], Verdict]] = {
         {**LATE, "waiting_mean": 110.0, "requests_per_second": 13.0},
         Verdict.NOT_RECOVERED,
     ),
-    "more arrivals than the bound, nobody can tell": (
+    "more arrivals than the bound, nobody knows": (
         {},
         {**LATE, "waiting_mean": 110.0, "requests_per_second": 13.1},
         Verdict.INCONCLUSIVE,
@@ -457,11 +457,11 @@ def test_a_change_that_brings_a_missed_objective_within_did_what_it_was_for(
 
 
 def test_an_objective_that_is_met_again_excuses_none_that_is_broken() -> None:
-    wanted = Objectives(inter_token_p95_seconds=0.06, time_to_first_token_p95_seconds=5.0)
+    objectives = Objectives(inter_token_p95_seconds=0.06, time_to_first_token_p95_seconds=5.0)
     then = replace(BEFORE, time_to_first_token_p95_seconds=8.0)
     now = replace(BEFORE, time_to_first_token_p95_seconds=2.0, inter_token_p95_seconds=0.07)
 
-    found = compare_for_relief(Comparison(then, now, wanted, TRIGGER))
+    found = compare_for_relief(Comparison(then, now, objectives, TRIGGER))
 
     assert found.verdict is Verdict.NOT_RECOVERED
     assert found.message.startswith("an objective is broken; ")

@@ -417,11 +417,11 @@ def test_fewer_replicas(replicas, verdict, reason):
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
-def test_the_running_sequences_of_a_fleet_are_recorded_where_every_replica_tells_them():
-    told = an_observation(THRASHING, THRASHING)
+def test_the_running_sequences_of_a_fleet_are_recorded_where_every_replica_reports_them():
+    complete = an_observation(THRASHING, THRASHING)
     silent = an_observation(THRASHING, without(THRASHING.readings(), Signal.RUNNING_MEAN, NO_SERIES))
 
-    found = [baseline_of(each, 0) for each in (told, silent)]
+    found = [baseline_of(each, 0) for each in (complete, silent)]
 
     assert [each.running_mean for each in found if isinstance(each, Baseline)] == [45.6, None]
 
@@ -479,9 +479,9 @@ def test_answers_that_hung_with_it_as_well_do_not_speak_against_going_without():
 )
 def test_what_is_given_back_must_break_no_objective(judge_calm, before, first_token, verdict):
     looked = an_observation(*[replace(CALM, first_token_seconds=first_token)] * 2)
-    wanted = Objectives(time_to_first_token_p95_seconds=2.0)
+    objectives = Objectives(time_to_first_token_p95_seconds=2.0)
 
-    found = judge_calm(VerdictInput(before, looked, wanted, TRIGGER))
+    found = judge_calm(VerdictInput(before, looked, objectives, TRIGGER))
 
     assert found.verdict is verdict
     assert ("an objective is broken: ttftP95" in found.message) is (verdict is Verdict.NOT_RECOVERED)

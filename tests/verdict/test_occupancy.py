@@ -70,7 +70,7 @@ def test_a_prompt_of_one_token_and_long_outputs_is_all_growth_and_not_more() -> 
     ("measured", "mean", "growth"),
     [
         pytest.param(100, 40, 0.25, id="gauge over the lengths: nothing is shared at this moment"),
-        pytest.param(25, 25, 0.4, id="gauge between: it tells what is shared"),
+        pytest.param(25, 25, 0.4, id="gauge between: it shows what is shared"),
         pytest.param(15, 20, 0.5, id="gauge under everything shared: thrash makes it read low"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_fully_shared_prompt_leaves_a_block_and_a_growth_share_of_at_most_one(
     ],
     ids=["less is seen", "as expected", "larger ones", "wider spread", "both"],
 )
-def test_what_is_seen_to_run_counts_where_it_is_more_than_the_lengths_told(
+def test_what_is_seen_to_run_counts_where_it_is_more_than_the_lengths_show(
     blocks: float, deviation: float, expected: tuple[float, float, float]
 ) -> None:
     """What is more than the prompts is growth: of 7 blocks 2.8 are the prompt's."""

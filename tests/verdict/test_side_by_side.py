@@ -73,7 +73,7 @@ def test_what_users_feel_takes_the_change_back(worse: Counts, by: str):
     assert (found.verdict, found.decided_by) == (CanaryVerdict.ROLL_BACK, by)
 
 
-def test_whoever_still_waits_is_late_though_no_histogram_has_counted_it():
+def test_a_request_that_waits_is_late_though_no_histogram_has_counted_it():
     stuck = replace(MINUTE, finished=30, first_tokens=30, in_time=30, in_flight_change=70, tokens=6000)
 
     found = judge(minutes(5, stuck, waiting=350), limits=Limits(Objectives(), Routing.EVEN))

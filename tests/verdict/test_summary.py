@@ -33,14 +33,14 @@ def verified(cost_so_far: CostSoFar | None = COST_SO_FAR, gpus: int | None = 4) 
     return replace(a_run(StepState.VERIFYING, an_intent()), cost_so_far=cost_so_far, gpus=gpus)
 
 
-def told(run: Run, outcome: Outcome = BAD) -> Summary:
+def summarise_run(run: Run, outcome: Outcome = BAD) -> Summary:
     found = summary_of(run, outcome, NOW)
     assert found is not None
     return found
 
 
-def test_a_kept_change_is_told_with_what_it_brought_and_what_it_cost() -> None:
-    found = told(verified().keep_step(GOOD), Outcome(Reason.RECOVERED, "better"))
+def test_a_kept_change_is_reported_with_what_it_brought_and_what_it_cost() -> None:
+    found = summarise_run(verified().keep_step(GOOD), Outcome(Reason.RECOVERED, "better"))
 
     assert (found.run, found.at, found.outcome) == ("20260301-025500", NOW, Reason.RECOVERED)
     assert found.changed == ("Deployment/llm: maxNumSeqs 64 -> 16: Kept",)
@@ -64,8 +64,8 @@ def test_a_kept_change_is_told_with_what_it_brought_and_what_it_cost() -> None:
     )
 
 
-def test_a_change_that_was_taken_back_is_told_with_the_restarts_of_both_ways() -> None:
-    found = told(verified().turned_back(BAD, Verdict.NOT_RECOVERED, AFTER).end_reverted())
+def test_a_change_that_was_taken_back_is_reported_with_the_restarts_of_both_ways() -> None:
+    found = summarise_run(verified().turned_back(BAD, Verdict.NOT_RECOVERED, AFTER).end_reverted())
 
     assert found.changed == ("Deployment/llm: maxNumSeqs 64 -> 16: Reverted",)
     assert found.brought[:2] == (
@@ -79,7 +79,7 @@ def test_a_canary_that_failed_cost_one_start_and_brought_nothing_that_was_measur
     canary = CostSoFar(NOW, 0, 90, most_changed=1, fewest_unchanged=3)
     run = replace(a_run(StepState.ROLLING_OUT, an_intent()), cost_so_far=canary)
 
-    found = told(run.turned_back(Outcome(Reason.CANARY_FAILED, "no"), None).end_reverted())
+    found = summarise_run(run.turned_back(Outcome(Reason.CANARY_FAILED, "no"), None).end_reverted())
 
     assert (found.brought, found.cost.replicas_started) == ((), 1)
     assert found.cost.time_to_first_token_p95_seconds is None
@@ -91,7 +91,7 @@ def test_a_canary_that_failed_cost_one_start_and_brought_nothing_that_was_measur
 
 @pytest.mark.parametrize("cost_so_far", [None, COST_SO_FAR])
 def test_without_gpus_in_the_template_replicas_are_what_is_counted(cost_so_far: CostSoFar | None) -> None:
-    found = told(verified(cost_so_far, gpus=None).keep_step(GOOD))
+    found = summarise_run(verified(cost_so_far, gpus=None).keep_step(GOOD))
 
     assert found.cost.spare_gpu_seconds is None
     assert f"{found.cost.spare_replica_seconds:.0f} replica-seconds of spares" in found.sentence
@@ -101,10 +101,10 @@ def test_a_run_that_touched_nothing_has_no_summary() -> None:
     assert summary_of(a_run(), Outcome(Reason.STOPPED, ""), NOW) is None
 
 
-def test_a_change_that_was_judged_without_figures_of_before_brought_nothing_that_is_told() -> None:
+def test_a_change_that_was_judged_without_figures_of_before_brought_nothing_to_report() -> None:
     run = verified().keep_step(replace(GOOD, after=None))
 
-    assert told(run).brought == ()
+    assert summarise_run(run).brought == ()
 
 
 AT = datetime(2026, 3, 1, 1, 30, tzinfo=timezone(timedelta(hours=2)))

@@ -67,7 +67,7 @@ def devices(*free: float | Missing) -> Reading[tuple[Device, ...]]:
         ((devices(900, NO_SERIES),), 900),
         ((devices(0),), 0),
     ],
-    ids=["nobody", "no exporter", "not exported", "the fullest of all", "one tells", "nothing is left"],
+    ids=["nobody", "no exporter", "not exported", "the fullest of all", "one reports it", "nothing is left"],
 )
 def test_the_fullest_gpu_counts(
     replicas: tuple[Reading[tuple[Device, ...]], ...], least: float | None
@@ -216,7 +216,7 @@ def test_where_every_replica_ended_every_end_counts() -> None:
 
 
 @pytest.mark.parametrize("types", [set(), {"fp8"}, {"fp8_e4m3"}, {"auto", "int8_per_token_head"}])
-def test_a_verdict_stands_where_a_new_replica_has_the_type_or_nobody_tells(types: set[str]) -> None:
+def test_a_verdict_stands_where_a_new_replica_has_the_type_or_nobody_knows(types: set[str]) -> None:
     assert veto_cache_type(GOOD, replace(GIVEN, cache_types=types)) is GOOD
 
 
@@ -287,7 +287,7 @@ def test_without_a_query_nothing_was_found() -> None:
 
 
 @pytest.mark.parametrize("why", [NO_SERIES, SOURCE_UNAVAILABLE])
-def test_hits_that_nobody_can_tell_are_waited_for(why: Missing) -> None:
+def test_hits_that_are_not_known_are_waited_for(why: Missing) -> None:
     blind = without(CALM.readings(), Signal.PREFIX_CACHE_HITS, why)
 
     assert verdict(PREFIXES, looked(CALM, blind)).verdict is Verdict.INCONCLUSIVE

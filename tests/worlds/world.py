@@ -125,7 +125,7 @@ class Eye:
         if not ours and pod["metadata"]["name"] not in self.seen:
             return
         self._look(event, pod)
-        self._there.tell(event, pod)
+        self._there.handle(event, pod)
         if self._listed:
             self._count()
 
@@ -181,7 +181,7 @@ class World:
         kinds = ("KVRemediation", "Deployment", "Pod", "EndpointSlice")
         self._mirrors = {kind: Mirror(lambda _: self.changed.set()) for kind in kinds}
         callbacks = {
-            self.cluster.api.resource(kind).path(self.namespace): mirror.tell
+            self.cluster.api.resource(kind).path(self.namespace): mirror.handle
             for kind, mirror in self._mirrors.items()
         }
         return Watches(self.cluster.access, callbacks)

@@ -52,7 +52,7 @@ from kvmedic.runbooks.workload import Workload, fault_of, workload_of
 
 _ANY = "any"
 """Name of the workload where no spec names one."""
-_UNTOLD = KVRemediationSpec(
+_DEFAULT_SPEC = KVRemediationSpec(
     target_ref=TargetRef(name=_ANY), node_health=NodeHealth.IF_AVAILABLE, runbooks=list(Runbook)
 )
 """What counts without a spec: a look at files changes nothing, so unknown node health stops nothing, and
@@ -64,12 +64,12 @@ class GivenError(Exception):
 
 
 def policy_in(file: str) -> Policy:
-    """Return the policy of a KVRemediation in a file; without a file that of `_UNTOLD`.
+    """Return the policy of a KVRemediation in a file; without a file that of `_DEFAULT_SPEC`.
 
     Raises:
         GivenError: the file cannot be used.
     """
-    spec = _spec(file) if file else _UNTOLD
+    spec = _spec(file) if file else _DEFAULT_SPEC
     if pending := not_implemented(spec):
         raise GivenError(f"{file}: {'; '.join(pending)}")
     return policy_of(spec)
@@ -139,7 +139,7 @@ _NO_HOLD = (
     "exporter reports every GPU"
 )
 
-_UNHEARD = (
+_IGNORED = (
     "KV compression is on, but spec.runbooks does not list CompressionWithoutSavings: diagnosis and "
     "plan ignore it"
 )
@@ -152,7 +152,7 @@ class Files:
     spec: str
     manifest: str
     version: Version | None
-    """Of the engine; None: the image's tag in the manifest tells it."""
+    """Of the engine; None: the image's tag in the manifest names it."""
     logs: tuple[str, ...] = ()
     """Start-up logs, as they were given."""
 
@@ -260,6 +260,6 @@ def list_doubts(evidence: Evidence, policy: Policy, doubt: Inconclusive) -> Cons
 def remarks_on(policy: Policy, found: Consultation) -> tuple[str, ...]:
     """Return what a reader must know of the spec."""
     left_out = Runbook.COMPRESSION_WITHOUT_SAVINGS not in policy.runbooks
-    unheard = _UNHEARD if found.evidence.compression is not None and left_out else ""
+    ignored = _IGNORED if found.evidence.compression is not None and left_out else ""
     held = _NO_HOLD if policy.node_health is NodeHealth.REQUIRED else ""
-    return tuple(each for each in (held, unheard) if each)
+    return tuple(each for each in (held, ignored) if each)

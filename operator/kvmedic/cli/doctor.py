@@ -1,4 +1,4 @@
-"""`kvmedic doctor`: everything that stands between a fleet and a change, told at once. Nothing is written.
+"""`kvmedic doctor`: everything that stands between a fleet and a change, shown at once. Nothing is written.
 
 The rules are those of the operator, asked of the same view of a fleet: of a cluster, or of manifests.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvmedic.cli.replay import Replay
 
 NOT_ELIGIBLE, NOT_KNOWN = 1, 2
-"""Exit codes beside 0: something stands in the way; something could not be told, or asked."""
+"""Exit codes beside 0: something stands in the way; something could not be determined, or asked."""
 CODES = {Verdict.ELIGIBLE: 0, Verdict.NOT_ELIGIBLE: NOT_ELIGIBLE, Verdict.UNKNOWN: NOT_KNOWN}
 KIND_NAMES = MappingProxyType(
     {
@@ -136,7 +136,7 @@ def _of_files(files: Sequence[Path], name: str, namespace: str) -> tuple[Examina
 
 
 def targets_of(documents: Sequence[JsonObject], files: Sequence[Path]) -> tuple[str, ...]:
-    """Return the workloads of files to look at, and tell what is left out; having none ends the command."""
+    """Return the workloads of files to look at, and report what is left out; having none ends the command."""
     try:
         names = find_targets(documents)
     except NoTargetError as error:
@@ -165,7 +165,7 @@ def read_documents(files: Sequence[Path]) -> list[JsonObject]:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What is told of one target."""
+    """What is reported on one target."""
 
     examination: Examination
     replay: Replay | None = None
@@ -181,8 +181,8 @@ def _as_text(found: Sequence[DoctorReport]) -> Iterator[str]:
     if len(found) > 1:
         eligible = sum(each.examination.verdict is Verdict.ELIGIBLE for each in found)
         yield f"{eligible} of {len(found)} workloads are eligible"
-    for told in found:
-        each = told.examination
+    for report in found:
+        each = report.examination
         if len(found) > 1:
             yield ""
         yield _headline(each)
@@ -193,8 +193,8 @@ def _as_text(found: Sequence[DoctorReport]) -> Iterator[str]:
                 yield f"{'':30} {better:7} {check.fix}"
             if check.fix and check.risk:
                 yield f"{'':30} risk:   {check.risk}"
-        if told.replay is not None:
-            yield from call_later("kvmedic.cli.replay:replay_as_text", told.replay, told.look)
+        if report.replay is not None:
+            yield from call_later("kvmedic.cli.replay:replay_as_text", report.replay, report.look)
         yield f"next       {_next_command(each)}"
 
 
@@ -247,19 +247,15 @@ def _as_json(found: Sequence[DoctorReport]) -> str:
                 for check in each.checks
             ],
             "next": _next_command(each),
-            **(
-                {"replay": call_later("kvmedic.cli.replay:replay_as_json", told.replay)}
-                if told.replay
-                else {}
-            ),
+            **_replay_of(report),
         }
-        for told in found
-        for each in (told.examination,)
+        for report in found
+        for each in (report.examination,)
     ]
     return json.dumps({"targets": targets}, indent=2)
 
 
-def _replay_of(told: DoctorReport) -> dict[str, object]:
-    if told.replay is None:
+def _replay_of(report: DoctorReport) -> dict[str, object]:
+    if report.replay is None:
         return {}
-    return {"replay": call_later("kvmedic.cli.replay:replay_as_json", told.replay)}
+    return {"replay": call_later("kvmedic.cli.replay:replay_as_json", report.replay)}

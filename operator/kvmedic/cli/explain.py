@@ -1,7 +1,7 @@
 """`kvmedic explain`: what the operator does or why it does nothing, what it sees, and what to type next.
 
 Everything is read from the resource, as the operator last wrote it; no metrics are asked. Where it remembers
-a trial or a score, the Deployment is read too: both tell of the pod template that they were made of.
+a trial or a score, the Deployment is read too: both name the pod template that they were made of.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def table_of(answer: Answer) -> Iterator[str]:
 
 
 def _describe_half(answer: Answer) -> dict[str, Any]:
-    """Return what either half of a comparison tells."""
+    """Return what either half of a comparison shows."""
     return {
         "question": str(answer.question),
         "at": f"{answer.at:%Y-%m-%dT%H:%M:%SZ}",
@@ -203,7 +203,7 @@ class ShownFixes:
 
 
 def fixes_of(record: Record | None, template: str, generation: int) -> ShownFixes:
-    """Return what a record tells of the fix after the method."""
+    """Return what a record holds of the fix after the method."""
     known = record or Record()
     scores = tuple(sorted(known.scores, key=lambda each: each.at, reverse=True))
     return ShownFixes(known.turned_off, known.failed_fixes, scores, template, generation)
@@ -288,11 +288,11 @@ def report_tried(trial: ShownTrial | None, fixes: ShownFixes, whole: bool) -> It
 
 def as_json(resource: Resource, place: Place, trial: ShownTrial | None, fixes: ShownFixes) -> dict[str, Any]:
     """Return what there is to say for a program: sentences, the trial's readings, scores, the switch."""
-    told = (*((trial.sentence(),) if trial else ()), *fixes.as_text())
+    tried = (*((trial.sentence(),) if trial else ()), *fixes.as_text())
     return {
         "namespace": resource.namespace,
         "name": resource.name,
-        "sentences": list(explain_resource(resource, place, told)),
+        "sentences": list(explain_resource(resource, place, tried)),
         "trial": trial.as_json() if trial else None,
         "turnedOff": fixes.turned_off_as_json(),
         "scores": fixes.scores_as_json(),
@@ -401,7 +401,7 @@ def _idle(record: Record) -> Iterator[str]:
 
 
 def _why_nothing_is_done(record: Record) -> Condition | None:
-    """Return the condition that tells why nothing is done, or None where there is nothing to do."""
+    """Return the condition that says why nothing is done, or None where there is nothing to do."""
     found = record.condition(ConditionType.PROGRESSING)
     if found is None or found.reason in (Reason.NO_RUN, Reason.NOTHING_TO_DO):
         return None
@@ -442,7 +442,7 @@ _UNTIL = {
 
 
 def _name_left_out(record: Record) -> Iterator[str]:
-    """Yield what `-v` tells beside; nothing where it tells no more."""
+    """Yield what `-v` shows beside; nothing where it shows no more."""
     kinds = {
         "changes that did not help": bool(_attempts(record) or record.oom_shares),
         "readings of trials": any(each.seen or each.prompts for each in record.answers),
@@ -453,7 +453,7 @@ def _name_left_out(record: Record) -> Iterator[str]:
 
 
 def _attempts(record: Record) -> list[FailedAttempt]:
-    """Return what is not tried again; fixes are told with the method that they follow."""
+    """Return what is not tried again; fixes are shown with the method that they follow."""
     return [one for one in record.failed_attempts if one.attempt is not Attempt.FIX]
 
 

@@ -55,7 +55,7 @@ def print_freed_blocks(
     except NoEvictionError as error:
         end_command(f"kvmedic blocks: {error}", USAGE)
     if output is Form.JSON:
-        told = {
+        facts = {
             "tokens": tokens,
             "blockTokens": block_size,
             "evictedTokens": evict,
@@ -65,7 +65,7 @@ def print_freed_blocks(
             "freeBlocksDeviation": found.deviation,
             "layers": layers,
         }
-        print(json.dumps(told))
+        print(json.dumps(facts))
         return
     spread = ""
     if found.deviation is not None and found.deviation >= LEAST_SPREAD:
@@ -252,22 +252,22 @@ def _views_as_json(shown: Sequence[Shown]) -> dict[str, object]:
     again = Counter(keys)
     keys = [key if again[key] == 1 else f"{key}, number {at}" for at, key in enumerate(keys, 1)]
     views = [(key, view) for key, (_, view) in zip(keys, shown, strict=True)]
-    told: dict[str, dict[str, object]] = {"containers": {}, "unknown": {}, "refused": {}}
+    sections: dict[str, dict[str, object]] = {"containers": {}, "unknown": {}, "refused": {}}
     for key, view in views:
         if isinstance(view, Refusal):
-            told["refused"][key] = f"{view.reason}: {view.message}"
+            sections["refused"][key] = f"{view.reason}: {view.message}"
             continue
-        told["containers"][key] = view.values()
+        sections["containers"][key] = view.values()
         if view.unknown:
-            told["unknown"][key] = {each.flag.dest: each.why.message for each in view.unknown}
-    return {name: found for name, found in told.items() if found or name == "containers"}
+            sections["unknown"][key] = {each.flag.dest: each.why.message for each in view.unknown}
+    return {name: found for name, found in sections.items() if found or name == "containers"}
 
 
 def _refuse_all(shown: Sequence[Shown]) -> NoReturn:
     """Refuse with the reason of each engine of a manifest."""
     refusals = [(found, view) for found, view in shown if isinstance(view, Refusal)]
-    told = "; ".join(f"container {found}: {view.message}" for found, view in refusals)
-    end_command(f"refused ({refusals[0][1].reason}): {told}", REFUSED)
+    reasons = "; ".join(f"container {found}: {view.message}" for found, view in refusals)
+    end_command(f"refused ({refusals[0][1].reason}): {reasons}", REFUSED)
 
 
 def profiles_named(engine: str | None) -> tuple[EngineProfile, ...]:

@@ -57,9 +57,9 @@ def settings_with(prometheus: str = "") -> Settings:
 def hint_at_source(reason: str, prometheus: str) -> None:
     """Say how to name a source that is in reach from here: the operator's own is often inside the cluster."""
     if reason == Reason.SOURCE_UNAVAILABLE and not prometheus:
-        told = "the operator's own may be out of reach from here: kubectl -n MONITORING port-forward "
-        told += "svc/prometheus 9090, then --prometheus http://localhost:9090"
-        print(f"next       {told}", file=sys.stderr)
+        hint = "the operator's own may be out of reach from here: kubectl -n MONITORING port-forward "
+        hint += "svc/prometheus 9090, then --prometheus http://localhost:9090"
+        print(f"next       {hint}", file=sys.stderr)
 
 
 async def template_of(world: Connected, resource: Resource) -> str:
@@ -76,7 +76,7 @@ async def template_of(world: Connected, resource: Resource) -> str:
 
 
 async def survey_target(world: Connected, resource: Resource) -> Survey:
-    """Return what a look at a resource's target finds; it is told to nobody else.
+    """Return what a look at a resource's target finds; it is reported to nobody else.
 
     Who may not read autoscalers and disruption budgets is shown the rest all the same.
 
@@ -222,12 +222,12 @@ def _of_survey(resource: Resource, found: Survey) -> Planned:
         waits = "the operator has not looked at this resource yet"
         waits = f"{progressing.reason}: {progressing.message}" if progressing else waits
     why = found.blocked
-    told = why.message if why else found.plan.message if found.plan else found.diagnosis.line()
+    message = why.message if why else found.plan.message if found.plan else found.diagnosis.line()
     return Planned(
         run=None,
         digest=found.plan.digest if found.plan else None,
         reason=str(why.reason if why else found.diagnosis.reason),
-        message=told,
+        message=message,
         changes=tuple((change_of(step), "") for step in found.plan.steps) if found.plan else (),
         waits_for=waits,
         shown=record.plan,

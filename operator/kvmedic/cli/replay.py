@@ -1,7 +1,7 @@
 """What kvmedic would have done of late: its own looks, diagnosis, plan and gates, over a source's history.
 
 Nothing is judged here. Each moment of the past is looked at as the operator looks at the present, by the same
-functions. What history does not tell never acts: it is named.
+functions. What history does not show never acts: it is named.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Found(StrEnum):
     COOLDOWN = "Cooldown"
     """Trouble went on in history while such a run would have walked, or cooled down."""
     UNKNOWN = "Unknown"
-    """It could not be told whether there was trouble."""
+    """It could not be determined whether there was trouble."""
     NOBODY = "Nobody"
     """No replica is known of that time."""
 
@@ -103,7 +103,7 @@ class Replay:
     openings: list[Opening] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What history did not tell."""
+    """What history did not show."""
     ended: str = ""
     """Why it did not look up to now; empty: it did."""
     spent: Spent = field(default_factory=Spent)
@@ -173,34 +173,34 @@ async def replay(
     Args:
         seen: the target today.
         resource: its own, or one as it would be.
-        history: what the source tells.
+        history: what the source reports.
         stretch: the moments.
         pace: between two looks at a calm fleet.
     """
     first, last = stretch
-    told = Replay(first, first, pace, spent=history.spent)
+    result = Replay(first, first, pace, spent=history.spent)
     lives = await history.lives(first, last)
     if isinstance(lives, Unanswered):
-        told.ended = f"the source {lives.trouble}"
-        return told
+        result.ended = f"the source {lives.trouble}"
+        return result
     real = tuple(run for run in (resource.record or Record()).history if run.ended_at >= first)
     policy = replace(seen.policy, mode=Mode.AUTO, suspended=False)
     case = _Case(replace(resource, policy=policy), policy, real, history)
-    told.notes += _notes(seen, lives, first, real)
+    result.notes += _notes(seen, lives, first, real)
     at = first
     while at < last:
         if ended := _bound(history):
-            told.ended = ended
+            result.ended = ended
             break
-        step = _step(told, at)
+        step = _step(result, at)
         then = view_at(seen.view, lives, at)
         if then is None:
-            told.add(Found.NOBODY, None, at, at + step)
+            result.add(Found.NOBODY, None, at, at + step)
         else:
-            found, why = await _look(case, then, told, at, (step, last))
-            told.add(found, why, at, at + step)
+            found, why = await _look(case, then, result, at, (step, last))
+            result.add(found, why, at, at + step)
         at += step
-    return told
+    return result
 
 
 def _bound(history: History) -> str:
@@ -214,23 +214,23 @@ def _bound(history: History) -> str:
     return ""
 
 
-def _step(told: Replay, at: datetime) -> timedelta:
+def _step(result: Replay, at: datetime) -> timedelta:
     """Return until when a look stands: trouble that lasts is looked at less often."""
     began = at
-    for each in reversed(told.stretches):
+    for each in reversed(result.stretches):
         if each.found in (Found.CALM, Found.NOBODY):
             break
         began = each.first
-    return max(told.pace, IN_TROUBLE) if at - began >= SETTLING else told.pace
+    return max(result.pace, IN_TROUBLE) if at - began >= SETTLING else result.pace
 
 
 async def _look(
-    case: _Case, then: PastView, told: Replay, at: datetime, pace: tuple[timedelta, datetime]
+    case: _Case, then: PastView, result: Replay, at: datetime, pace: tuple[timedelta, datetime]
 ) -> tuple[Found, Blocked | Inconclusive | None]:
     """Return what a look comes to, and note the run that it would have opened."""
     metrics, policy = case.history.at(at, *pace), case.policy
     real = tuple(run for run in case.past if run.started_at <= at)
-    runs = (*(_as_run(each, policy) for each in reversed(told.openings)), *real)
+    runs = (*(_as_run(each, policy) for each in reversed(result.openings)), *real)
     resource = replace(case.resource, record=Record(history=runs))
     found = await survey(resource, policy, then.view, SurveyInput(metrics, NoLogs(), at))
     if found.plan is None:
@@ -241,9 +241,9 @@ async def _look(
         baseline = await pressed_baseline(found, policy, resource.namespace, metrics)
         why = baseline if isinstance(baseline, Inconclusive) else None
     if why is not None:
-        is_own = why.reason is Reason.IN_COOLDOWN and bool(told.openings)
+        is_own = why.reason is Reason.IN_COOLDOWN and bool(result.openings)
         return Found.COOLDOWN if is_own else Found.HELD, why
-    told.openings.append(Opening(at, found.runbook, found.diagnosis, found))
+    result.openings.append(Opening(at, found.runbook, found.diagnosis, found))
     return Found.RUN, None
 
 
@@ -296,61 +296,61 @@ def _notes(
     if seen.view.config_maps:
         yield "a ConfigMap with the engine's configuration is read as it is today"
     yield (
-        "no history tells what engines logged when they ended, or which nodes and owners there were: "
+        "no history shows what engines logged when they ended, or which nodes and owners there were: "
         "no log counts, the others as today, and replicas with samples count as Ready"
     )
 
 
-def replay_as_text(told: Replay, command: str) -> Iterator[str]:
+def replay_as_text(result: Replay, command: str) -> Iterator[str]:
     """Yield the verdict, each run, what only held, and what is not known.
 
     Args:
-        told: what was found.
+        result: what was found.
         command: prints one moment in full, without the time.
     """
-    if told.first == told.last:
-        yield f"replay     not looked: {told.ended}"
+    if result.first == result.last:
+        yield f"replay     not looked: {result.ended}"
         return
-    yield _verdict(told)
-    if told.ended:
-        yield f"  ended    {_text(told.last)}: {told.ended}"
-    for each in told.openings[:SHOWN]:
-        yield from _opening_as_text(each, told)
+    yield _verdict(result)
+    if result.ended:
+        yield f"  ended    {_text(result.last)}: {result.ended}"
+    for each in result.openings[:SHOWN]:
+        yield from _opening_as_text(each, result)
     for found in (Found.HELD, Found.UNKNOWN, Found.NOBODY):
-        yield from _stretches_as_text(found, told)
-    runs = len(told.openings)
+        yield from _stretches_as_text(found, result)
+    runs = len(result.openings)
     more = [f"{runs - SHOWN} more runs: -o json has all"] if runs > SHOWN else []
     later = ["each later run counts as if those before it had changed nothing"] if runs > 1 else []
-    for note in (*more, *later, *told.notes):
+    for note in (*more, *later, *result.notes):
         yield f"  note     {note}"
-    if told.openings:
-        yield f"  one look {command} --at {_text(told.openings[0].at)}"
+    if result.openings:
+        yield f"  one look {command} --at {_text(result.openings[0].at)}"
 
 
-def _verdict(told: Replay) -> str:
-    runs, held = len(told.openings), told.total(Found.HELD)
+def _verdict(result: Replay) -> str:
+    runs, held = len(result.openings), result.total(Found.HELD)
     opened = "no run" if not runs else "1 run" if runs == 1 else f"{runs} runs"
     also = f", and held for {_long(held)}" if held else ""
-    spent = f"{told.spent.queries} queries, {told.spent.received_bytes / 2**20:.1f} MiB"
-    span = f"{_text(told.first)} to {_text(told.last)}, every {format_duration(told.pace)}, {spent}"
+    spent = f"{result.spent.queries} queries, {result.spent.received_bytes / 2**20:.1f} MiB"
+    span = f"{_text(result.first)} to {_text(result.last)}, every {format_duration(result.pace)}, {spent}"
     return f"replay     would have opened {opened} in mode Auto{also} ({span})"
 
 
-def _opening_as_text(opening: Opening, told: Replay) -> Iterator[str]:
+def _opening_as_text(opening: Opening, result: Replay) -> Iterator[str]:
     plan, diagnosis = opening.survey.plan, opening.diagnosis
     yield f"  RUN      {_text(opening.at)}  {opening.runbook}, {diagnosis.line()}"
     for step in plan.steps if plan else ():
         yield f"{'':11}plan:    {change_of(step).line('its default')}"
     if plan:
         yield f"{'':11}because: {plan.message}"
-    until = told.trouble_until(opening.at)
+    until = result.trouble_until(opening.at)
     yield f"{'':11}trouble: for {_long(until - opening.at)} more, with the fleet as it was"
 
 
-def _stretches_as_text(found: Found, told: Replay) -> Iterator[str]:
+def _stretches_as_text(found: Found, result: Replay) -> Iterator[str]:
     """Yield a line per reason: how often, how long altogether, and its first time in full."""
     by_reason: dict[Reason | None, list[Stretch]] = {}
-    for each in told.stretches:
+    for each in result.stretches:
         if each.found is found:
             by_reason.setdefault(each.reason, []).append(each)
     for reason, many in by_reason.items():
@@ -360,17 +360,17 @@ def _stretches_as_text(found: Found, told: Replay) -> Iterator[str]:
         yield f"  {found.lower():8} {_text(many[0].first)}  {often}: {said}"
 
 
-def replay_as_json(told: Replay) -> dict[str, Any]:
+def replay_as_json(result: Replay) -> dict[str, Any]:
     """Return the same for a pipeline; times are RFC 3339, lengths are seconds."""
     return {
-        "from": _text(told.first),
-        "to": _text(told.last),
-        "paceSeconds": told.pace.total_seconds(),
-        "complete": not told.ended,
-        "ended": told.ended or None,
+        "from": _text(result.first),
+        "to": _text(result.last),
+        "paceSeconds": result.pace.total_seconds(),
+        "complete": not result.ended,
+        "ended": result.ended or None,
         "runs": [
-            {**_opening_as_json(each), "troubleUntil": _text(told.trouble_until(each.at))}
-            for each in told.openings
+            {**_opening_as_json(each), "troubleUntil": _text(result.trouble_until(each.at))}
+            for each in result.openings
         ],
         "stretches": [
             {
@@ -380,13 +380,13 @@ def replay_as_json(told: Replay) -> dict[str, Any]:
                 "from": _text(each.first),
                 "seconds": each.length.total_seconds(),
             }
-            for each in told.stretches
+            for each in result.stretches
         ],
-        "secondsHeld": told.total(Found.HELD).total_seconds(),
-        "secondsUnknown": told.total(Found.UNKNOWN).total_seconds(),
-        "notes": told.notes,
-        "queries": told.spent.queries,
-        "bytes": told.spent.received_bytes,
+        "secondsHeld": result.total(Found.HELD).total_seconds(),
+        "secondsUnknown": result.total(Found.UNKNOWN).total_seconds(),
+        "notes": result.notes,
+        "queries": result.spent.queries,
+        "bytes": result.spent.received_bytes,
     }
 
 

@@ -20,7 +20,7 @@ from kvmedic.cli.saved import Consultation
 from kvmedic.engines import ENGINES
 from kvmedic.engines.engine_log import Start, Started
 from kvmedic.model.compression import Figures, MethodClass
-from kvmedic.model.devices import NVIDIA_SMI_ERRORS, PROGRAM, SHOWN, TELLS, Device, EngineEnd, Vital, Vitals
+from kvmedic.model.devices import FILLED, NVIDIA_SMI_ERRORS, PROGRAM, SHOWN, Device, EngineEnd, Vital, Vitals
 from kvmedic.model.evidence import (
     HISTOGRAMS,
     Blocked,
@@ -88,7 +88,7 @@ class Account:
     finding: Diagnosis | None
     """Of the runbook on compression; None without a method."""
     missing: tuple[str, ...] = ()
-    """What would tell more, and how to provide it."""
+    """What would show more, and how to provide it."""
     started: Mapping[str, Start] = field(default_factory=dict)
 
     @property
@@ -130,7 +130,7 @@ class Account:
 
 
 def account_of(evidence: Evidence, doubt: Inconclusive | None = None) -> Account | None:
-    """Return what evidence tells of KV compression; None where nobody asked and nothing tells of any.
+    """Return what evidence shows of KV compression; None where nobody asked and nothing shows any.
 
     Args:
         doubt: why the evidence says nothing at all.
@@ -143,7 +143,7 @@ def account_of(evidence: Evidence, doubt: Inconclusive | None = None) -> Account
 
 
 def _list_missing(method: Compressed, evidence: Evidence) -> Iterator[str]:
-    """Yield what would tell more of a method."""
+    """Yield what would show more of a method."""
     present, without = figures_of(evidence), method.without
     if method.method_class is None:
         yield "what it does to blocks: spec.compression.class"
@@ -179,7 +179,7 @@ def _missing_of_class(method: Compressed, present: Figures) -> Iterator[str]:
 def _line(start: Start) -> str:
     if not isinstance(start, Started):
         return f"could not be read ({start.why})"
-    told = [
+    parts = [
         f"method by: {'; '.join(start.methods)}" if start.methods else "",
         f"keys and values as {start.cache_type}" if start.cache_type else "",
         f"attention backend {', '.join(start.backends)} (decides nothing by itself)"
@@ -188,7 +188,7 @@ def _line(start: Start) -> str:
         f"pool of {start.size.amount:,} {start.size.unit}" if start.size else "",
         "" if start.is_whole else "not the whole start",
     ]
-    return ", ".join(each for each in told if each)
+    return ", ".join(each for each in parts if each)
 
 
 def _as_json(start: Start) -> dict[str, Any]:
@@ -233,13 +233,13 @@ def _was_looked_at(vitals: Vitals) -> bool:
 
 def _replica(vitals: Vitals) -> dict[str, Any]:
     devices = vitals.devices
-    told = (
+    by_device = (
         {device.name: _device(device) for device in devices.value}
         if isinstance(devices, Measured)
         else absence(devices)
     )
     driver = {"nvidiaSmi": str(vitals.nvidia_smi_error)} if vitals.nvidia_smi_error else {}
-    return {"node": vitals.node or None, "devices": told, **driver, "ended": _end(vitals.end)}
+    return {"node": vitals.node or None, "devices": by_device, **driver, "ended": _end(vitals.end)}
 
 
 def _device(device: Device) -> dict[str, float | str]:
@@ -247,7 +247,7 @@ def _device(device: Device) -> dict[str, float | str]:
     if device.asked:
         known = isinstance(device.reading(Vital.LAST_XID), Measured)
         found["toldBy"] = f"DCGM exporter and {PROGRAM}" if known else PROGRAM
-    for vital in (*SHOWN, *(vital for vital in TELLS if vital in device.asked.difference(SHOWN))):
+    for vital in (*SHOWN, *(vital for vital in FILLED if vital in device.asked.difference(SHOWN))):
         value = device.value(vital)
         found[str(vital)] = absence(device.reading(vital)) if value is None else value
     used = device.ratio(Vital.MEMORY_IN_USE)
@@ -368,7 +368,7 @@ class Report:
             yield f"but        {self.blocked.reason}: {self.blocked.message}"
 
     def _evidence(self, whole: bool) -> Iterator[str]:
-        """Yield on what it rests: of each replica the figures that tell most, or all of them."""
+        """Yield on what it rests: of each replica the figures that matter most, or all of them."""
         yield f"target     {'/'.join(str(part) for part in self.target.values())}"
         yield from (f"replicas   {line}" for line in table_of_replicas(self.observation))
         if whole:
@@ -413,7 +413,7 @@ SHOWN_OF_REPLICAS = (
     ("stalls/request", Signal.STALLS_PER_REQUEST_HELD),
     ("first token s", Signal.TIME_TO_FIRST_TOKEN_SECONDS),
 )
-"""Columns of the table of replicas, the most telling first: a narrow terminal has fewer."""
+"""Columns of the table of replicas, the most important first: a narrow terminal has fewer."""
 LABEL = 11
 """Characters before what a line of the report says."""
 ANY_WIDTH = (1000, 24)

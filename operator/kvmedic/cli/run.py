@@ -31,7 +31,7 @@ from kvmedic.model.redaction import without_controls
 from kvmedic.record.store import wait_until_defined
 from kvmedic.record.telemetry import Telemetry
 from kvmedic.settings import Settings, SettingsError, load_settings
-from kvmedic.wiring import installation_of, open_connections, ports_of, tellers_of
+from kvmedic.wiring import installation_of, open_connections, ports_of, reporter_of
 
 TLS_BYTES = 32 << 10
 """What each TLS connection keeps to read into. asyncio's own is 256 KiB, whatever comes: 13 MB for the fifty
@@ -53,9 +53,9 @@ class VisibleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return what is logged of a record."""
-        told = logging.makeLogRecord(record.__dict__)
-        told.msg, told.args = without_controls(record.getMessage()).replace("\n", "\\n"), None
-        return without_controls(super().format(told))
+        cleaned = logging.makeLogRecord(record.__dict__)
+        cleaned.msg, cleaned.args = without_controls(record.getMessage()).replace("\n", "\\n"), None
+        return without_controls(super().format(cleaned))
 
 
 class JsonFormatter(logging.Formatter):
@@ -164,10 +164,10 @@ class Substitutes:
 
 
 async def operate(settings: Settings, telemetry: Telemetry, substitutes: Substitutes = Substitutes()) -> None:
-    """Run the operator until it is told to end."""
+    """Run the operator until it is asked to end."""
     process, options = settings.process, settings.pace
     async with open_connections(settings) as world:
-        reporter, notifications = tellers_of(settings, world, telemetry)
+        reporter, notifications = reporter_of(settings, world, telemetry)
         leadership = installation_of(settings, world.client)
         telemetry.observe_leadership(settings.shard.index, settings.shard.count, leadership.is_held)
         roster = Roster()

@@ -321,7 +321,7 @@ def starts_of(arguments: Sequence[str], replicas: Collection[str]) -> dict[str, 
 
 
 def with_starts(evidence: Evidence, starts: Mapping[str, Started], null: int) -> Evidence:
-    """Return evidence with what logs tell, also of pools that no metric tells.
+    """Return evidence with what logs show, also of pools that no metric shows.
 
     Args:
         null: blocks of a pool that hold nothing.
@@ -423,9 +423,9 @@ def _plan_bundle(found: Consultation, workload: Workload, advice: TurnOff) -> Co
 
 def with_method(evidence: Evidence, policy: Policy, workload: Workload | Blocked | None) -> Evidence:
     """Return evidence with the KV compression method; without a workload from labels and logs alone."""
-    told, log = workload if isinstance(workload, Workload) else None, phrases(evidence.started)
-    method = compressed_of(told, policy.compression, (), evidence.burn, log)
-    return replace(evidence, evicts=eviction_of(told, log) if told else None, compression=method)
+    known, log = workload if isinstance(workload, Workload) else None, phrases(evidence.started)
+    method = compressed_of(known, policy.compression, (), evidence.burn, log)
+    return replace(evidence, evicts=eviction_of(known, log) if known else None, compression=method)
 
 
 def _without_lever(

@@ -18,16 +18,16 @@ SCHEMA = "kvmedic.io/version/v1"
 
 def print_version(output: Form) -> None:
     """Print which version this is."""
-    told = {
+    facts = {
         "schema": SCHEMA,
         "version": __version__,
         "api": f"{GROUP}/{VERSION}",
         "python": platform.python_version(),
     }
     if output is Form.JSON:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(facts, indent=2))
     else:
-        print(f"kvmedic {told['version']}, API {told['api']}, Python {told['python']}")
+        print(f"kvmedic {facts['version']}, API {facts['api']}, Python {facts['python']}")
 
 
 FOR_KUBECTL = f"""\

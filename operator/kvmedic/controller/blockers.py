@@ -1,6 +1,6 @@
 """What keeps a resource from opening a run, beside what its survey found; nothing is changed here.
 
-A change that the owner of a target makes instead of kvmedic is told with its exact patch or command, where
+A change that the owner of a target makes instead of kvmedic is shown with its exact patch or command, where
 that fits into a condition; else it is left out whole, as half a patch is none, and `kvmedic plan` prints it.
 
 Whether one run more may be open beside those of all other resources: only the leader opens runs, one at a
@@ -144,7 +144,7 @@ def advice(why: str, proposal: Proposal | None, command: str) -> str:
 
     Args:
         why: the sentence.
-        proposal: the change; None: there is none to tell.
+        proposal: the change; None: there is none to show.
         command: prints the change where it does not fit.
     """
     if proposal is None:
@@ -190,7 +190,7 @@ def _report_departing(fleet: Fleet) -> Blocked:
 
 
 def report_unrecognised(policy: Policy, view: View) -> Blocked | None:
-    """Return that no engine can be told in the target; to be known before the fleet is in trouble."""
+    """Return that no engine is recognised in the target; to be known before the fleet is in trouble."""
     engine = engine_of(view, policy)
     early = (Reason.ENGINE_UNRECOGNISED, Reason.ENGINE_NOT_SUPPORTED, Reason.TARGET_NOT_FOUND)
     return engine if isinstance(engine, Blocked) and engine.reason in early else None
@@ -261,20 +261,22 @@ async def _via_owner_field(found: Survey, plan: Plan, policy: Policy, target: Ta
 
 def _field_message(found: Survey, plan: Plan, policy: Policy, field: OwnerField, above: Owner | None) -> str:
     """Return a plan's message with who replaces the replicas, and who may put the field back."""
-    engine, said, told = found.engine(policy), plan.message, [f"it is written to {field}"]
+    engine, said, parts = found.engine(policy), plan.message, [f"it is written to {field}"]
     if field.rolled_by is Roller.OWNER:
         end = "what becomes of requests in flight is not known"
         if isinstance(engine, Workload):
             end = end_of_requests(engine)
             said = said.removesuffix(f"; {drain_remark(engine, policy.rollout, plan.steps[0])}")
-        told.append(
+        parts.append(
             f"its controller then replaces the replicas, which kvmedic can neither drain nor hold: {end}"
         )
     else:
-        told.append("its controller does not carry that over by itself: kvmedic replaces the replicas")
+        parts.append("its controller does not carry that over by itself: kvmedic replaces the replicas")
     if above is not None:
-        told.append(f"{above.name} applies that object, and may put the old value back until it has this one")
-    return "; ".join((said, *told))
+        parts.append(
+            f"{above.name} applies that object, and may put the old value back until it has this one"
+        )
+    return "; ".join((said, *parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,7 @@ class _Offer:
     found: Survey
     plan: Plan
     workload: Workload | None
-    """None: the engine cannot be told, and nothing exact is given."""
+    """None: the engine is not recognised, and nothing exact is given."""
 
     def to(self, owner: TemplateOwner) -> Proposal | None:
         """Return what to give to an owner; None where it is no template's change, or not known exactly."""
@@ -337,7 +339,7 @@ def _to_keep(offer: _Offer) -> Survey:
 def owner_patch_of(found: Survey) -> str:
     """Return what the owner of a target needs so that a plan's change stays; empty: nobody owns it.
 
-    It is kept with the run, and told when the change is kept. Half a patch is none: one that is too long is
+    It is kept with the run, and shown when the change is kept. Half a patch is none: one that is too long is
     left out.
     """
     if found.proposal is None:
@@ -486,7 +488,7 @@ class Roster:
         return tuple(self._keys.get((namespace, place), ()))
 
     def has_open_run(self, key: Key) -> bool:
-        """Return whether a resource has an open run, as far as the watch has told."""
+        """Return whether a resource has an open run, as far as the watch has reported."""
         peer = self._peers.get(key)
         return peer is not None and bool(peer.opened_at or peer.begun)
 
@@ -536,7 +538,7 @@ class RunLimits:
     _refreshed_at: datetime | None = None
 
     async def hint(self, uid: str, now: datetime) -> Blocked | None:
-        """Return what speaks against opening a run, as far as the watch has told."""
+        """Return what speaks against opening a run, as far as the watch has reported."""
         return await self._judge_limits(self.roster.peers(), uid, now)
 
     @asynccontextmanager
@@ -546,8 +548,8 @@ class RunLimits:
         Yields what speaks against it after all, by every resource as it is stored.
         """
         async with self._turn:
-            told = await self.hint(uid, now)
-            yield told or await self._judge_limits(await self.census(), uid, now)
+            blocked = await self.hint(uid, now)
+            yield blocked or await self._judge_limits(await self.census(), uid, now)
 
     async def confirmed(self, uid: str, now: datetime) -> Blocked | None:
         """Return what speaks against beginning a run that was opened, by every resource as it is stored.
@@ -558,7 +560,7 @@ class RunLimits:
         return await self._judge_limits(await self.census(), uid, now)
 
     async def refresh(self, now: datetime) -> None:
-        """Read the administrator's word while the breaker has tripped, so that the metrics tell it.
+        """Read the administrator's word while the breaker has tripped, so that the metrics show it.
 
         It is called on every look at any resource, and does something now and then.
         """

@@ -246,9 +246,9 @@ def _say_settling(settling: timedelta) -> str:
 def say_comparison(found: Comparison) -> str:
     """Return which test decided, or is waited for, and the figures of both sides."""
     sides = (("new", found.new_replicas, found.new), ("old", found.old_replicas, found.old))
-    told = "; ".join(f"{count} {name}: {_say_served(one)}" for name, count, one in sides)
+    figures = "; ".join(f"{count} {name}: {_say_served(one)}" for name, count, one in sides)
     text = f"{found.decided_by}: {found.message}"
-    return f"{text} ({told}; over {found.seconds / 60:.0f} min, routing {found.routing})"
+    return f"{text} ({figures}; over {found.seconds / 60:.0f} min, routing {found.routing})"
 
 
 def _say_served(figures: Figures) -> str:

@@ -111,7 +111,7 @@ def is_ours(came: Newcomer, history: Sequence[ClosedRun]) -> bool:
 
 
 def _differences(came: Newcomer, view: View, target: TargetRef) -> tuple[Difference, ...] | Inconclusive:
-    """Return what the revision changed that matters, or why that cannot be told."""
+    """Return what the revision changed that matters, or why that is not known."""
     what = f"revision {came.now.number} came at {came.came_at:%Y-%m-%dT%H:%M:%SZ}"
     compared = differences(view, target, came.previous.name)
     if isinstance(compared, Inconclusive):
@@ -183,7 +183,7 @@ async def vitals_of(
 
 
 def silent_on_pools(evidence: Evidence, view: View) -> tuple[Pod, ...]:
-    """Return the replicas whose metrics never tell their pool; their engine's log may."""
+    """Return the replicas whose metrics never report their pool; their engine's log may."""
     silent = {name for name, readings in evidence.burn.pods.items() if readings.lone_block_tokens is not None}
     return tuple(pod for pod in expected_pods(view) if pod.name in silent)
 
@@ -191,12 +191,12 @@ def silent_on_pools(evidence: Evidence, view: View) -> tuple[Pod, ...]:
 async def with_logged_pools(
     evidence: Evidence, namespace: str, silent: Sequence[Pod], workload: Workload, logs: Logs
 ) -> Evidence:
-    """Return evidence with the pools of those replicas whose engine tells its pool in its log alone.
+    """Return evidence with the pools of those replicas whose engine reports its pool in its log alone.
 
     Args:
-        evidence: as the metrics tell.
+        evidence: as the metrics report it.
         namespace: of the target.
-        silent: replicas whose metrics never tell their pool.
+        silent: replicas whose metrics never report their pool.
         workload: their engine.
         logs: what the engines wrote.
     """
@@ -204,21 +204,21 @@ async def with_logged_pools(
     if signals.logged is None:
         return evidence
     container = str(workload.container.get("name"))
-    told = await logs.logged_pools(namespace, silent, container, signals.logged)
+    pools = await logs.logged_pools(namespace, silent, container, signals.logged)
     null = signals.null_blocks
-    burn, sizing = (seen.with_pools(told, null) for seen in (evidence.burn, evidence.sizing))
+    burn, sizing = (seen.with_pools(pools, null) for seen in (evidence.burn, evidence.sizing))
     return replace(evidence, burn=burn, sizing=sizing)
 
 
 def silent_on_methods(
     method: Compressed | None, policy: Policy, evidence: Evidence, view: View
 ) -> tuple[Pod, ...]:
-    """Return the replicas whose start-up log would tell of KV compression what nothing else does.
+    """Return the replicas whose start-up log would show of KV compression what nothing else does.
 
     None where nobody asks for its runbook.
 
     Args:
-        method: as settings and labels tell.
+        method: as settings and labels show.
         policy: the spec.
         evidence: with the replicas' labels.
         view: the target.
@@ -232,7 +232,7 @@ def silent_on_methods(
 async def with_starts(
     evidence: Evidence, namespace: str, asked: Sequence[Pod], workload: Workload, logs: Logs
 ) -> Evidence:
-    """Return evidence with what the logs of some replicas tell of their start.
+    """Return evidence with what the logs of some replicas say of their start.
 
     Args:
         evidence: without.
@@ -248,10 +248,10 @@ async def with_starts(
 async def with_drivers(
     vitals: Mapping[str, Vitals], namespace: str, pods: Sequence[Pod], workload: Workload, drivers: Drivers
 ) -> dict[str, Vitals]:
-    """Return vitals in which the drivers under replicas tell what no series does of their GPUs.
+    """Return vitals in which the drivers under replicas report what no series does of their GPUs.
 
     Args:
-        vitals: as the series tell, by pod name.
+        vitals: as the series report, by pod name.
         namespace: of the target.
         pods: the replicas that may be asked.
         workload: their engine.
@@ -262,29 +262,29 @@ async def with_drivers(
         return dict(vitals)
     answers = await drivers.ask(namespace, blind, str(workload.container.get("name")))
     expected = whole_devices_of(workload.container)
-    told = {name: fill_vitals(vitals[name], answer, expected) for name, answer in answers.items()}
-    return {**vitals, **told}
+    filled = {name: fill_vitals(vitals[name], answer, expected) for name, answer in answers.items()}
+    return {**vitals, **filled}
 
 
 async def ask_versions(namespace: str, view: View, metrics: Metrics) -> tuple[Witness, ...]:
     """Return what replicas of the present template say; few are asked, and nothing is kept."""
     pods = witnesses(view.fleet.pods, view.fleet.revision)
-    told = await asyncio.gather(*(metrics.version(namespace, pod) for pod in pods))
-    return tuple(Witness(pod.name, pod.image, version) for pod, version in zip(pods, told, strict=True))
+    versions = await asyncio.gather(*(metrics.version(namespace, pod) for pod in pods))
+    return tuple(Witness(pod.name, pod.image, version) for pod, version in zip(pods, versions, strict=True))
 
 
-def engine_of(view: View, policy: Policy, told: Sequence[Witness] = ()) -> Workload | Blocked:
-    """Return the engine in the target's pod template, or why it cannot be told."""
-    known = [_engine_in_version(profile, told) for profile in profiles_for(policy.target.engine)]
+def engine_of(view: View, policy: Policy, versions: Sequence[Witness] = ()) -> Workload | Blocked:
+    """Return the engine in the target's pod template, or why none is recognised."""
+    known = [_engine_in_version(profile, versions) for profile in profiles_for(policy.target.engine)]
     return view.workload(policy.target, engines=known)
 
 
-def settable(found: Workload | Blocked, told: Sequence[Witness]) -> Workload | Blocked:
+def settable(found: Workload | Blocked, versions: Sequence[Witness]) -> Workload | Blocked:
     """Return an engine of which a setting may be changed: not while its replicas run several versions.
 
     What new replicas would run is not known then, and a change would be judged across versions.
     """
-    mixed = reported_version(told, found.engine.profile) if isinstance(found, Workload) else None
+    mixed = reported_version(versions, found.engine.profile) if isinstance(found, Workload) else None
     if not isinstance(mixed, Mixed):
         return found
     return Blocked(
@@ -294,12 +294,12 @@ def settable(found: Workload | Blocked, told: Sequence[Witness]) -> Workload | B
     )
 
 
-def version_remark(found: Workload | Blocked, told: Sequence[Witness]) -> str:
+def version_remark(found: Workload | Blocked, versions: Sequence[Witness]) -> str:
     """Return what a person should know of the version that counts; empty where all agree."""
     if isinstance(found, Blocked):
         return ""
     name, tag = found.engine.profile.name, version_of(found.container, found.engine.profile)
-    match reported_version(told, found.engine.profile):
+    match reported_version(versions, found.engine.profile):
         case Agreed(version) if tag is not None and tag != version:
             return f"replicas run {name} {version}; their image's tag says {tag} and does not count"
         case Silent(why) if tag is None:
@@ -312,9 +312,9 @@ def version_remark(found: Workload | Blocked, told: Sequence[Witness]) -> str:
             return f"replicas run different versions of {name}: {why}"
 
 
-def _engine_in_version(profile: EngineProfile, told: Sequence[Witness]) -> EngineProfile | Engine:
+def _engine_in_version(profile: EngineProfile, versions: Sequence[Witness]) -> EngineProfile | Engine:
     """Return an engine in the version that counts: the replicas' own word, else the image's tag."""
-    match reported_version(told, profile):
+    match reported_version(versions, profile):
         case Agreed(version):
             return Engine(profile, version)
         case Unclear() | Mixed():
@@ -347,7 +347,7 @@ class Survey:
     """That requests queue behind a cap of ours, in one clause; empty where they do not."""
 
     def engine(self, policy: Policy) -> Workload | Blocked:
-        """Return the engine of the target in the version that counts, or why it cannot be told."""
+        """Return the engine of the target in the version that counts, or why none is recognised."""
         return engine_of(self.view, policy, self.evidence.versions)
 
     @property

@@ -159,8 +159,8 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
             await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
         case Recover():
             found = regain_freeze(run, tick.resource.uid, view.fleet, tick.now)
-            told = Blocked(found.outcome.reason, found.outcome.message)
-            again = await _act(replace(tick, run=found.run), view, found.move, told)
+            blocked = Blocked(found.outcome.reason, found.outcome.message)
+            again = await _act(replace(tick, run=found.run), view, found.move, blocked)
             return pace.replica if isinstance(found.move, Wait) else again
         case Leave(outcome) | Close(outcome):
             ends = _leave if isinstance(decision, Leave) else _close
@@ -268,8 +268,8 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
         case Wait(reason, message) | Failed(reason, message) | Refused(reason, message):
             shown = blocked or Blocked(reason, message)
             hurried = reason is Reason.AWAITING_CONTROLLER
-            told = tick if hurried else await grade_urgency(tick, view.fleet)
-            await _save(told, tick.run, shown.reason, shown.message)
+            graded = tick if hurried else await grade_urgency(tick, view.fleet)
+            await _save(graded, tick.run, shown.reason, shown.message)
             if blocked is not None:
                 return pace.idle
             return pace.controller if hurried else pace.replica
@@ -322,8 +322,8 @@ async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
     move = await leaving_move(tick, view)
     if isinstance(move, Settled):
         return await _close(tick, view, outcome)
-    told = None if isinstance(move, Wait) else Blocked(outcome.reason, outcome.message)
-    return await _act(tick, view, move, told)
+    blocked = None if isinstance(move, Wait) else Blocked(outcome.reason, outcome.message)
+    return await _act(tick, view, move, blocked)
 
 
 async def _close(tick: Tick, view: View | None, outcome: Outcome) -> timedelta:
@@ -375,8 +375,8 @@ def _costs_otherwise(tick: Tick, reason: Reason) -> bool:
 
 async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
     record = replace(tick.record, run=run, urgency=tick.urgency or tick.record.urgency)
-    told = Outcome(reason, message)
-    after = report_decision(record, told, tick.resource.generation, tick.now, tick.problem)
+    decision = Outcome(reason, message)
+    after = report_decision(record, decision, tick.resource.generation, tick.now, tick.problem)
     if after == tick.record and not _costs_otherwise(tick, reason):
         return tick.resource
     after = replace(after, run=replace(run, cost_so_far=tick.cost_so_far or run.cost_so_far))

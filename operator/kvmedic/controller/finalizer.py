@@ -66,8 +66,8 @@ async def release_resource(
         if isinstance(found, Blocked):
             text = f"{found.message}; then let this resource go: {abandon_command(resource)}"
             text = found.message if resource.is_stand_in else text
-            told = with_problem(record, Blocked(found.reason, text), resource.generation, now)
-            await save(resource, told, ports)
+            after = with_problem(record, Blocked(found.reason, text), resource.generation, now)
+            await save(resource, after, ports)
             return ports.pace.idle
         again = await restore_changes(resource, record, ports, now) if found is None else found
         if again is not None:

@@ -7,7 +7,7 @@ a new one answers.
 What an open run writes down before an effect: which pod it takes, or what it assigns to the Deployment.
 
 Nothing is changed here. Moves on pods are recomputed from what is observed; an assignment has a number,
-by which the claim on the target tells afterwards whether it was committed.
+by which the claim on the target shows afterwards whether it was committed.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ async def _count_arrivals(tick: Tick, draining_pod: DrainingPod, fleet: Fleet) -
 
 
 def _quiet_time(tick: Tick, pod: Pod) -> timedelta:
-    """Return how long a replica must have been out of rotation before its requests tell anything."""
+    """Return how long a replica must have been out of rotation before its requests show anything."""
     quiet = tick.ports.pace.drain_quiet
     return max(quiet, tick.policy.rollout.settle) if pod.is_released else quiet
 

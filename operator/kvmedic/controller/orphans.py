@@ -218,7 +218,7 @@ DRAIN_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class FrozenFleet:
-    """A workload that a run holds frozen, as the watch tells."""
+    """A workload that a run holds frozen, as the watch reports it."""
 
     uid: str
     claim: str
@@ -310,7 +310,7 @@ class StandIns:
         return saved
 
     async def report_problem(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
-        """Write conditions that tell a problem; a stand-in has nobody who reads them."""
+        """Write conditions that report a problem; a stand-in has nobody who reads them."""
         return None if resource.is_stand_in else await self.store.report_problem(resource, problem)
 
     async def is_open(self, namespace: str, claim: str) -> bool:
@@ -337,7 +337,7 @@ def frozen_fleet(target: ObjectRef, body: Mapping[str, Any]) -> FrozenFleet | No
     """Return what a workload says of the run that holds it frozen; None where none does.
 
     One that has everything back and still carries the claim counts too: who gave it back died before it took
-    the claim off. Where the change is rolled out the note stays, as it tells a person what was before.
+    the claim off. Where the change is rolled out the note stays, as it shows a person what was before.
     """
     marks = annotations_of(body)
     note, claim = note_in(marks.get(RECORDED, "")), marks.get(RUN, "")

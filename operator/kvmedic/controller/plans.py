@@ -85,8 +85,8 @@ async def proved_good(
     pods, window = expected_pods(found.view), policy.windows.trigger
     asked, place = Look(window, signals=TRAFFIC | ASKED), (policy.source, pods, resource.namespace)
     # Side by side: each waits for others to share its queries with.
-    seen, told = await asyncio.gather(metrics.look(*place, asked), metrics.devices(*place, window))
-    vitals = {name: Vitals(devices=reading) for name, reading in told.items()}
+    seen, devices = await asyncio.gather(metrics.look(*place, asked), metrics.devices(*place, window))
+    vitals = {name: Vitals(devices=reading) for name, reading in devices.items()}
     method = found.evidence.compression
     return replace(
         good,
@@ -112,11 +112,11 @@ def unproved_revision(
 
 
 def in_context(diagnosis: Diagnosis, resource: Resource, view: View, evidence: Evidence) -> Diagnosis:
-    """Return the diagnosis of a trouble with what moved since it was healthy, and who told of its GPUs."""
-    moved, told = _with_moves(diagnosis, resource, view, evidence.burn), driver_health(evidence)
-    if told is None or isinstance(moved, Inconclusive) or moved.branch.then is None:
+    """Return a trouble's diagnosis with what moved since it was healthy, and who reported on its GPUs."""
+    moved, health = _with_moves(diagnosis, resource, view, evidence.burn), driver_health(evidence)
+    if health is None or isinstance(moved, Inconclusive) or moved.branch.then is None:
         return moved
-    return Diagnosed(moved.branch, (*moved.findings, told))
+    return Diagnosed(moved.branch, (*moved.findings, health))
 
 
 def _with_moves(diagnosis: Diagnosis, resource: Resource, view: View, burn: Observation) -> Diagnosis:
@@ -124,12 +124,12 @@ def _with_moves(diagnosis: Diagnosis, resource: Resource, view: View, burn: Obse
     good = resource.record.last_good if resource.record else None
     if good is None or isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return diagnosis
-    told = list(moves(good.traffic, traffic_of(burn)) if good.traffic else ())
+    changes = list(moves(good.traffic, traffic_of(burn)) if good.traffic else ())
     if good.revision != view.fleet.revision:
-        told.append(f"pod template {good.revision} -> {view.fleet.revision}")
-    if good.traffic is None and not told:
+        changes.append(f"pod template {good.revision} -> {view.fleet.revision}")
+    if good.traffic is None and not changes:
         return diagnosis
-    moved = ", ".join(told) or "nothing that is recorded"
+    moved = ", ".join(changes) or "nothing that is recorded"
     text = f"moved since it was healthy ({good.recorded_at:%Y-%m-%dT%H:%M:%SZ}): {moved}"
     return Diagnosed(diagnosis.branch, (Finding("fleet", None, None, None, text), *diagnosis.findings))
 
@@ -146,8 +146,8 @@ def add_remarks(found: Survey, resource: Resource, policy: Policy) -> Survey:
     doubt = version_remark(found.engine(policy), found.evidence.versions)
     sized = resource.record.sized if resource.record else None
     own_cap = queue_behind(found.evidence, sized, found.view.fleet.revision)
-    told = tuple(Finding("fleet", None, None, None, each) for each in (own_cap, doubt) if each)
-    diagnosis = Diagnosed(diagnosis.branch, (*told, *diagnosis.findings))
+    findings = tuple(Finding("fleet", None, None, None, each) for each in (own_cap, doubt) if each)
+    diagnosis = Diagnosed(diagnosis.branch, (*findings, *diagnosis.findings))
     return replace(found, diagnosis=diagnosis, own_cap=own_cap)
 
 
@@ -229,17 +229,17 @@ def with_return(found: Survey, resource: Resource, policy: Policy, held: Tempora
     record, fleet = resource.record or Record(), found.view.fleet
     known = _present_setting(workload, found, policy, record)
     advice = restore_advice(record, held, found.evidence, known, fleet.revision)
-    told = replace(found, outlook=advice.message)
+    found = replace(found, outlook=advice.message)
     if isinstance(advice, NoChange):
-        return told
+        return found
     plan = plan_restore(held, advice, fleet, workload, resource.generation)
     if isinstance(plan, Blocked):
-        return replace(told, blocked=plan)
-    return replace(told, plan=plan, blocked=find_step_blocker(plan.steps[0], fleet, Goal.CALM))
+        return replace(found, blocked=plan)
+    return replace(found, plan=plan, blocked=find_step_blocker(plan.steps[0], fleet, Goal.CALM))
 
 
 def _present_setting(workload: Workload | Blocked, found: Survey, policy: Policy, record: Record) -> Setting:
-    """Return what advice needs to know; of an engine that cannot be told, only what was tried."""
+    """Return what advice needs to know; of an engine that is not recognised, only what was tried."""
     fleet, known = found.view.fleet, Setting(None, policy.levers)
     if isinstance(workload, Workload):
         known = present_setting(workload, policy.levers, record, found.evidence)
@@ -289,8 +289,8 @@ def _advice(
     advise = found.diagnosis.branch.then
     if isinstance(workload, Workload):
         return proposal(workload, advise, found.evidence, known, generation)
-    told = advise(found.evidence, known)
-    return told if isinstance(told, Relief | RollBack) else NoChange(workload.reason, workload.message)
+    advice = advise(found.evidence, known)
+    return advice if isinstance(advice, Relief | RollBack) else NoChange(workload.reason, workload.message)
 
 
 def _plan_trial(

@@ -2,7 +2,7 @@
 
 What tests on trial pods need from the world. Adapters fit these shapes; they do not inherit them.
 
-One write of a resource's status, and after it what people are told of the change.
+One write of a resource's status, and after it the report of the change to people.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class NoProbes:
     """No test is made: nobody here can."""
 
     def progress(self, pod: Pod) -> Progress | None:
-        """Return that the test tells nothing."""
+        """Return that the test shows nothing."""
         del pod
         return Interrupted("no tests are made here")
 
@@ -175,8 +175,8 @@ class Evaluations(Protocol):
     async def make(self, evaluation: Evaluation, subject: Served) -> str:
         """Make an evaluation's Job, unless it is there; return why it cannot be made, or nothing.
 
-        It is told where the subject serves, and keeps what that had done before. Raises Conflict where a Job
-        of that name is somebody else's.
+        It is given the subject's address, and keeps what the subject had done before. Raises Conflict where
+        a Job of that name is somebody else's.
         """
 
     async def delete_evaluations(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
@@ -225,7 +225,7 @@ class Store(Protocol):
         """Write the status with the loaded resourceVersion. Raises Conflict when it moved."""
 
     async def report_problem(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
-        """Write conditions that tell a problem, and leave the rest of the status as it is.
+        """Write conditions that report a problem, and leave the rest of the status as it is.
 
         Returns the conditions before and after, or None where they said so already.
         """
@@ -241,7 +241,7 @@ class Store(Protocol):
 
 
 class Logs(Protocol):
-    """What engines' logs tell: how they ended, and what they said when they started."""
+    """What engines' logs say: how they ended, and what they said when they started."""
 
     async def last_ends(
         self, namespace: str, pods: Sequence[Pod], since: datetime
@@ -251,12 +251,12 @@ class Logs(Protocol):
     async def logged_pools(
         self, namespace: str, pods: Sequence[Pod], container: str, forms: LogForms
     ) -> Mapping[str, LoggedSize]:
-        """Return the pools that the present logs of replicas tell, by pod; who tells none is not there."""
+        """Return the pools in the present logs of replicas, by pod; one without any is not there."""
 
     async def starts(
         self, namespace: str, pods: Sequence[Pod], container: str, forms: StartForms
     ) -> Mapping[str, Start]:
-        """Return what the present logs of replicas tell of their start, by pod; unreadable is a value."""
+        """Return what the present logs of replicas say of their start, by pod; unreadable is a value."""
 
 
 class Target(Logs, Protocol):
@@ -366,7 +366,7 @@ class Metrics(Protocol):
 
 
 class Drivers(Protocol):
-    """What the GPU drivers under replicas say, where no series tells."""
+    """What the GPU drivers under replicas say, where no series does."""
 
     async def ask(self, namespace: str, pods: Sequence[Pod], container: str) -> Mapping[str, Answer]:
         """Return each replica's answer by pod name; one who is not there was not asked."""
@@ -403,7 +403,7 @@ class Reporter(Protocol):
         """Count a resource as it was loaded."""
 
     async def saved(self, resource: Resource, before: Record | None, after: Record) -> None:
-        """Tell what changed between two saved records. Called after a save, never before."""
+        """Report what changed between two saved records. Called after a save, never before."""
 
 
 class Roster(Protocol):
@@ -423,7 +423,7 @@ class RunLimits(Protocol):
         """Return whether that keeps new runs from being opened, by his word as it was last read."""
 
     async def hint(self, uid: str, now: datetime) -> Blocked | None:
-        """Return what speaks against opening a run of a resource, as far as the watch has told."""
+        """Return what speaks against opening a run of a resource, as far as the watch has reported."""
 
     def reserve(self, uid: str, now: datetime) -> AbstractAsyncContextManager[Blocked | None]:
         """Give the turn to open a run, with what speaks against it after all."""
@@ -520,12 +520,12 @@ class Ports:
 
 
 async def save(resource: Resource, after: Record, ports: Ports) -> Resource:
-    """Write a record down, then tell what changed; nothing where it is what was loaded.
+    """Write a record down, then report what changed; nothing where it is what was loaded.
 
-    Dying between the two loses the telling, never the record.
+    Dying between the two loses the report, never the record.
 
     Raises:
-        Conflict: the resource moved since it was loaded; nothing was written or told.
+        Conflict: the resource moved since it was loaded; nothing was written or reported.
     """
     if after == resource.record:
         return resource

@@ -89,11 +89,11 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
 
 
 async def _load(key: Key, ports: Ports) -> Resource | None:
-    """Return the resource: as it is stored now where anything is under way, else as it was told last."""
-    told = await ports.store.load_last_seen(key)
-    if told is None or told.problem or told.wish is not Wish.NONE or told.record is None or told.record.run:
+    """Return the resource: as it is stored now where anything is under way, else as it was seen last."""
+    seen = await ports.store.load_last_seen(key)
+    if seen is None or seen.problem or seen.wish is not Wish.NONE or seen.record is None or seen.record.run:
         return await ports.store.load(key)
-    return told
+    return seen
 
 
 async def _look_without_run(
@@ -150,7 +150,7 @@ async def _record_findings(
 async def _note_eligibility(
     resource: Resource, seen: Record, found: Survey, ports: Ports, now: datetime
 ) -> Record:
-    """Return the record with whether a change could begin; where there is a plan, that one's gates tell."""
+    """Return the record with whether a change could begin; where there is a plan, that one's gates say."""
     examiner, view = ports.examiner, found.view
     if found.plan is not None or not examiner.is_due(resource, view, now):
         return seen
@@ -215,9 +215,9 @@ async def _report_unreadable(resource: Resource, ports: Ports, now: datetime) ->
     if is_gone:
         await remove_finalizer(resource, ports)
         return None
-    told = await ports.store.report_problem(resource, _problem(resource))
-    if told is not None:
-        await ports.reporter.saved(resource, *told)
+    records = await ports.store.report_problem(resource, _problem(resource))
+    if records is not None:
+        await ports.reporter.saved(resource, *records)
     return ports.pace.idle
 
 

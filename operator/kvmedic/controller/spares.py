@@ -55,10 +55,10 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
     if not needs_spare(step, found.view.fleet):
         return found
     by_owner = step.through is not None and step.through.rolled_by is Roller.OWNER
-    is_wanted = spare_use(step) is SpareUse.DESIRED
-    wish = Spare.REQUIRED if is_wanted or by_owner else policy.rollout.spare
+    is_desired = spare_use(step) is SpareUse.DESIRED
+    wish = Spare.REQUIRED if is_desired or by_owner else policy.rollout.spare
     way: Beside | Short | Blocked
-    if found.view.fleet.is_stateful and not is_wanted:
+    if found.view.fleet.is_stateful and not is_desired:
         way = _way_of_ordinals(found, resource, policy)
     elif wish is Spare.NONE:
         way = way_without_spare(found.view.fleet, step, "spec.rollout.spare is None")

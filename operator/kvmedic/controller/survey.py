@@ -95,7 +95,7 @@ def _way_over(found: Survey) -> _Way | None:
 def _way_back(found: Survey, record: Record) -> _Way | None:
     """Return that the compression runbook goes on again.
 
-    With a plan only: a fix that waits is told while the fleet is calm, and that takes nothing back.
+    With a plan only: a fix that waits is shown while the fleet is calm, and that takes nothing back.
     """
     newest = next(iter(record.runbook_switches), None)
     if newest is None or newest.from_runbook != found.runbook or found.plan is None:
@@ -175,9 +175,9 @@ async def examine(resource: Resource, policy: Policy, view: View, inputs: Survey
     now = inputs.now or found.burn.at
     held = due_in(found, resource, policy, now)
     if _asks_for_a_change(diagnosis) or held is not None:
-        told = await ask_versions(resource.namespace, view, inputs.metrics)
-        await in_thread(engine_of, view, policy, told)  # the view keeps what it read
-        found = replace(found, evidence=replace(evidence, versions=told))
+        versions = await ask_versions(resource.namespace, view, inputs.metrics)
+        await in_thread(engine_of, view, policy, versions)  # the view keeps what it read
+        found = replace(found, evidence=replace(evidence, versions=versions))
     if held is not None:
         planned = with_return(found, resource, policy, held)
     else:
@@ -211,7 +211,7 @@ async def _with_probation(
 async def _with_engine_reports(
     evidence: Evidence, resource: Resource, policy: Policy, view: View, inputs: SurveyInput
 ) -> Evidence:
-    """Return evidence in which settings, logs and drivers tell what no series does, as far as they may."""
+    """Return evidence in which settings, logs and drivers report what no series does, as far as they may."""
     workload = engine_of(view, policy)
     if not isinstance(workload, Workload):
         return evidence
@@ -228,14 +228,14 @@ async def _with_engine_reports(
     evidence = replace(evidence, fix=after.move, failed_fixes=after.failed)
     if calm(policy, evidence) is not None:
         return evidence
-    told = await with_drivers(
+    vitals = await with_drivers(
         evidence.vitals, resource.namespace, expected_pods(view), workload, inputs.drivers
     )
-    return replace(evidence, vitals=told)
+    return replace(evidence, vitals=vitals)
 
 
 def _with_evidence_of_ours(policy: Policy) -> CompressionPolicy:
-    """Return what is asked of a method; in mode Auto without a score that nothing but the spec tells.
+    """Return what is asked of a method; in mode Auto without a score that only the spec declares.
 
     What a person declared may be looked at by the person who approves. Alone it changes no fleet.
     """
@@ -278,7 +278,7 @@ def _asks_for_a_change(diagnosis: Diagnosis) -> bool:
 async def _quick_look(resource: Resource, policy: Policy, view: View, inputs: SurveyInput) -> Survey | None:
     """Return the survey where the first branches of each runbook decide, or None where more is needed.
 
-    A runbook's first branches tell a calm fleet from any other, or say what they cannot see; either way no
+    Those distinguish a calm fleet from any other, or say what they cannot see; either way no
     later branch is asked, so that a whole look would find the same. A fleet that is calm now has not been in
     trouble for long: what is held is the least of a while, so that only others are asked about that while.
     """

@@ -45,7 +45,7 @@ from kvmedic.runbooks.workload import View, Workload
 def note_temporary(record: Record, found: Survey, policy: Policy, now: datetime) -> Record:
     """Return the record with what a look says of the temporary changes; without those that are not ours now.
 
-    The same number or value set by somebody else in between is not told apart, and counts as ours. What
+    The same number or value set by somebody else in between is not distinguished, and counts as ours. What
     nobody can read now stays, and was not calm. The newest outlook is of what is restored first.
     """
     if not record.temporary:
@@ -96,7 +96,7 @@ def with_known_limit(record: Record, found: Survey, policy: Policy, now: datetim
 
 
 FORWARD = frozenset({StepState.PENDING, StepState.ROLLING_OUT, StepState.VERIFYING})
-"""States in which the change is what is wanted."""
+"""States in which the change is desired."""
 
 
 async def with_files(tick: Tick, fleet: Fleet) -> Tick:

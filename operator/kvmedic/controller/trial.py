@@ -89,7 +89,7 @@ async def _look_at_job(tick: Tick, step: OnTrial) -> JobSight | None:
 
 
 async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
-    """Return what a trial pod that ended by itself told of its end; its log goes with the pod."""
+    """Return what a trial pod that ended by itself reported of its end; its log goes with the pod."""
     if pod is None or not ended_by_itself(pod):
         return NO_WORDS
     return await tick.ports.trials.last_words(tick.resource.namespace, pod, _REFUSALS)

@@ -206,7 +206,7 @@ async def pressed_baseline(
 
     Where the pressure began within the trigger's window, they are of the part since then. Where the
     trigger held for as long as a window, or that is no longer than the shortest, the window does. It does
-    also where no replica preempts beyond the trigger: preemptions do not tell when users began to wait.
+    also where no replica preempts beyond the trigger: preemptions do not show when users began to wait.
     """
     window = policy.windows.trigger
     if found.goal is not Goal.RELIEF or policy.windows.hold >= window or window <= SHORTEST:

@@ -55,7 +55,7 @@ class Result(StrEnum):
 
 
 class Topic(StrEnum):
-    """What a check is about, in the order of telling."""
+    """What a check is about, in the order of the report."""
 
     NAMESPACE = "namespace"
     TARGET = "target"
@@ -129,7 +129,7 @@ class Examination:
 
     @property
     def unknown(self) -> tuple[Check, ...]:
-        """Return what could not be told, although it could be where its objects are from."""
+        """Return what could not be determined, although it could be where its objects are from."""
         return tuple(
             each
             for each in self.checks
@@ -204,9 +204,9 @@ def checks_of(
     if isinstance(neighbours, Neighbours):
         why += find_blockers(neighbours, view.fleet)
     found += [failure(each, names) for each in why if not _follows(each, view.fleet)]
-    told = {each.name for each in found}
+    topics = {each.name for each in found}
     usual = (*_usual_checks(view, policy), *_neighbour_checks(neighbours))
-    found += [each for each in usual if each.name not in told]
+    found += [each for each in usual if each.name not in topics]
     return in_order(found)
 
 
@@ -233,7 +233,7 @@ def _rolls_itself(fleet: Fleet) -> bool:
 
 
 def in_order(checks: Sequence[Check]) -> tuple[Check, ...]:
-    """Return checks in the order of telling."""
+    """Return checks in the order of the report."""
     order = list(Topic)
     return tuple(sorted(checks, key=lambda each: order.index(each.name)))
 
@@ -248,8 +248,8 @@ def _engine_checks(view: View, policy: Policy, names: Mapping[str, str]) -> Iter
     version = found.engine.version
     shown = f"{found.engine.profile.name} {version}" if version else f"{found.engine.profile.name}"
     oldest = found.engine.profile.releases[0]
-    told = "" if version else f", of no release that is known: the image's tag names none from {oldest} on"
-    yield Check(Topic.ENGINE, Result.PASS, f"container {found.container.get('name')} runs {shown}{told}")
+    note = "" if version else f", of no release that is known: the image's tag names none from {oldest} on"
+    yield Check(Topic.ENGINE, Result.PASS, f"container {found.container.get('name')} runs {shown}{note}")
     yield _levers(found, policy, names)
     yield _end(found)
 
@@ -445,9 +445,9 @@ def _neighbour_checks(neighbours: Neighbours | str) -> Iterator[Check]:
     said = list(remarks(neighbours))
     scaled = [each for each in said if not each.startswith("PodDisruptionBudget")]
     budgets = [each for each in said if each.startswith("PodDisruptionBudget")]
-    for topic, told in ((Topic.AUTOSCALER, scaled), (Topic.DISRUPTION_BUDGET, budgets)):
-        result = Result.PASS if told else Result.NOT_NEEDED
-        yield Check(topic, result, "; ".join(told) or f"there is no {topic} of the pods")
+    for topic, lines in ((Topic.AUTOSCALER, scaled), (Topic.DISRUPTION_BUDGET, budgets)):
+        result = Result.PASS if lines else Result.NOT_NEEDED
+        yield Check(topic, result, "; ".join(lines) or f"there is no {topic} of the pods")
 
 
 def metrics_checks(

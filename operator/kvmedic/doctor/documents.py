@@ -58,7 +58,7 @@ from kvmedic.model.fleet import (
 DEFAULT_NAMESPACE = "default"
 """Where kubectl puts what names no namespace."""
 CREATED_AT = datetime(2000, 1, 1, tzinfo=UTC)
-"""When objects of a document that tells no time were made: long ago, so that nothing is new."""
+"""When objects of a document that names no time were made: long ago, so that nothing is new."""
 MOST_REPLICAS = 5000
 """Of a workload in a document, at most: a cluster has 5000 nodes at most (Kubernetes, Considerations for
 large clusters), and each pod is made in memory."""
@@ -73,7 +73,7 @@ class DocumentsError(Exception):
 
 @contextmanager
 def taking_malformed() -> Iterator[None]:
-    """Tell apart what no API server would take: the readers of a cluster rely on what it has checked.
+    """Reject what no API server would take: the readers of a cluster rely on what it has checked.
 
     Raises:
         DocumentsError: an object has something in a place where its kind has something else.

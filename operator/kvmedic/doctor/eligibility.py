@@ -180,14 +180,16 @@ class Examiner:
 
 def _is_recorded(record: Record | None, claim: Claim | None) -> bool:
     """Return whether a record says what an examination came to: a write may have failed since."""
-    told = record.condition(ConditionType.ELIGIBLE) if record else None
-    return claim is None or (told is not None and (told.status, told.reason) == (claim.status, claim.reason))
+    condition = record.condition(ConditionType.ELIGIBLE) if record else None
+    return claim is None or (
+        condition is not None and (condition.status, condition.reason) == (claim.status, claim.reason)
+    )
 
 
 def _is_failing(record: Record) -> bool:
     """Return whether a record says already that no change could begin."""
-    told = record.condition(ConditionType.ELIGIBLE)
-    return told is not None and told.status is Truth.FALSE
+    condition = record.condition(ConditionType.ELIGIBLE)
+    return condition is not None and condition.status is Truth.FALSE
 
 
 OF_KIND = MappingProxyType({STATEFUL_SET: STATEFUL, LEADER_WORKER_SET: GROUPED})
@@ -209,20 +211,20 @@ def claim_of(found: Examination) -> Claim:
         case Verdict.ELIGIBLE:
             return Claim(ConditionType.ELIGIBLE, Truth.TRUE, Reason.ELIGIBLE)
         case Verdict.NOT_ELIGIBLE:
-            told = (*found.failed, *found.unknown)
-            return Claim(ConditionType.ELIGIBLE, Truth.FALSE, Reason.NOT_ELIGIBLE, _message(found, told))
+            checks = (*found.failed, *found.unknown)
+            return Claim(ConditionType.ELIGIBLE, Truth.FALSE, Reason.NOT_ELIGIBLE, _message(found, checks))
         case Verdict.UNKNOWN:
             message = _message(found, found.unknown)
             return Claim(ConditionType.ELIGIBLE, Truth.UNKNOWN, Reason.ELIGIBILITY_UNKNOWN, message)
 
 
-def _message(found: Examination, told: Sequence[Check]) -> str:
+def _message(found: Examination, checks: Sequence[Check]) -> str:
     """Return each finding whole, as many as a message may have, and how many more there are."""
     command = f"kvmedic doctor {typed_place(found.target)} -n {found.namespace} has all, with fixes"
-    parts = [f"{each.name}: {each.saw}" for each in told]
+    parts = [f"{each.name}: {each.saw}" for each in checks]
     for count in range(len(parts), 0, -1):
         more = f"; and {len(parts) - count} more" if count < len(parts) else ""
         text = f"{'; '.join(parts[:count])}{more}; {command}"
         if len(text.encode()) <= MESSAGE_BYTES:
             return text
-    return f"{', '.join(each.name for each in told)}: {command}"
+    return f"{', '.join(each.name for each in checks)}: {command}"

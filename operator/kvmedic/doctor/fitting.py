@@ -111,7 +111,7 @@ def _target_lines(view: View, target: TargetRef) -> Iterator[str]:
     found = view.workload(target)
     if target.container is not None:
         engine = found.engine if isinstance(found, Workload) else None
-        version = (engine.version if engine else None) or "(version not told)"
+        version = (engine.version if engine else None) or "(version unknown)"
         runs = f"  # it runs {engine.profile.name} {version}" if engine else ""
         yield f"    container: {_scalar(target.container)}{runs}"
     else:
@@ -137,7 +137,7 @@ def _owner_lines(fleet: Fleet, policy: Policy) -> Iterator[str]:
         return
     named = json.dumps(owner.name)[1:-1]
     yield f"  # {named} owns it. With Respect a change is proposed. With Apply it is made, and"
-    yield "  # what keeps it is told: until its owner has that, it may put the old value back, undrained."
+    yield "  # what keeps it is named: until its owner has that, it may put the old value back, undrained."
     yield f"  {'' if policy.ownership is Ownership.APPLY else '#'}ownership: {Ownership.APPLY}"
 
 

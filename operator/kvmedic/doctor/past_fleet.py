@@ -1,6 +1,6 @@
-"""A target as it was at a moment of the past, as far as its objects of today and a source of metrics tell.
+"""A target as it was at a moment of the past, as far as its objects of today and a source of metrics show.
 
-Which replicas there were, the source tells; which pod template they ran, the ReplicaSets that are left. What
+Which replicas there were, the source shows; which pod template they ran, the ReplicaSets that are left. What
 nobody keeps is taken as it is in a fleet at rest: every replica that had samples was Ready and led to. Pure.
 """
 
@@ -40,7 +40,7 @@ def view_at(view: View, lives: Mapping[str, Life], at: datetime) -> PastView | N
 
     Args:
         view: the target today.
-        lives: of its pods, by name, as the source tells.
+        lives: of its pods, by name, as the source reports.
         at: the moment.
     """
     today = {pod.name: pod for pod in view.fleet.live}

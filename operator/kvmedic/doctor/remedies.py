@@ -31,7 +31,7 @@ FIXES: Mapping[Reason, tuple[str, str]] = MappingProxyType(
         ),
         Reason.MANAGED_BY_HELM: (
             _APPLY,
-            "an upgrade without the value puts it back, undrained; the value is told when a change is kept",
+            "an upgrade without the value puts it back, undrained; the value is named when a change is kept",
         ),
         Reason.DRAIN_IMPOSSIBLE: (
             f"{_KUBECTL} get services,networkpolicies,poddisruptionbudgets -o wide",

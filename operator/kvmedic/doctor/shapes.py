@@ -107,7 +107,7 @@ _CONTAINER = Fields(
     {
         "name": NAME,
         "image": TEXT,
-        # What is no text among the words is told with the engine, by its place.
+        # What is no text among the words is reported with the engine, by its place.
         "command": ListOf(),
         "args": ListOf(),
         "env": ListOf(Fields({"name": TEXT, "valueFrom": Fields()})),

@@ -77,7 +77,7 @@ def _message_of_objects(documents: Sequence[JsonObject]) -> str:
 
 
 def _is_recognisable(documents: Sequence[JsonObject], workload: JsonObject) -> bool:
-    """Return whether arguments tell what an image starts, so that `kvmedic init` names the engine."""
+    """Return whether arguments show what an image starts, so that `kvmedic init` names the engine."""
     known = {flag.name for profile in ENGINES for flag in profile.flags}
     given = (
         str(text).partition("=")[0].replace("_", "-")
@@ -105,7 +105,7 @@ def _choose_from(documents: Sequence[JsonObject]) -> list[JsonObject]:
     left_out = [id(each) for each, _ in others]
     found = [each for each in documents if each.get("kind") in WORKLOADS and id(each) not in left_out]
     if others and not found:
-        raise NoTargetError("; ".join(told for _, told in others), is_known=True)
+        raise NoTargetError("; ".join(message for _, message in others), is_known=True)
     return found
 
 
@@ -145,7 +145,7 @@ def _where_rendered(document: JsonObject) -> str:
 
 def report_others(documents: Iterable[JsonObject]) -> Iterator[str]:
     """Yield, of each workload that starts an engine of which no flag is known, its name and that engine's."""
-    yield from (told for _, told in _others(documents))
+    yield from (message for _, message in _others(documents))
 
 
 def _others(documents: Iterable[JsonObject]) -> Iterator[tuple[JsonObject, str]]:
@@ -153,8 +153,8 @@ def _others(documents: Iterable[JsonObject]) -> Iterator[tuple[JsonObject, str]]
         if each.get("kind") not in WORKLOADS or starts_engine(each):
             continue
         who = f"{each['kind']}/{name_of(each)}"
-        if told := _other_engine_message(who, template_containers(pod_template(each))):
-            yield each, told
+        if message := _other_engine_message(who, template_containers(pod_template(each))):
+            yield each, message
 
 
 def _other_engine_message(who: str, containers: Iterable[Mapping[str, object]]) -> str:
@@ -164,12 +164,12 @@ def _other_engine_message(who: str, containers: Iterable[Mapping[str, object]]) 
         for each in containers
         for profile in ENGINES
     )
-    told = (
+    messages = (
         f"{who}: container {name}: {how.explain(profile.name)}"
         for name, profile, how in seen
         if isinstance(how, NotAnEngine) and how.other
     )
-    return next(told, "")
+    return next(messages, "")
 
 
 def _containers_in(document: JsonObject) -> tuple[ManifestContainer, ...]:

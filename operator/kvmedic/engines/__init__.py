@@ -1,4 +1,4 @@
-"""The vocabulary of each engine: how it is recognised, what may be turned on it, what it tells of itself.
+"""The vocabulary of each engine: how it is recognised, what may be turned on it, what it reports of itself.
 
 Data only. A new engine is files of its own in this folder and a row in `VOCABULARIES`.
 """
@@ -31,7 +31,7 @@ class Vocabulary:
 
 
 VOCABULARIES = (Vocabulary(VLLM, VLLM_SIGNALS, VLLM_START, VLLM_REFUSALS, VLLM_OUT_OF_MEMORY),)
-"""Every engine that is known. Where nothing tells which of them runs, the first is taken."""
+"""Every engine that is known. Where nothing shows which of them runs, the first is taken."""
 
 ENGINES = tuple(each.profile for each in VOCABULARIES)
 

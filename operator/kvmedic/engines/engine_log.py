@@ -1,4 +1,4 @@
-"""What an engine's start-up log tells of its KV cache, and which version the replicas say they run.
+"""What an engine's start-up log says about its KV cache, and which version the replicas say they run.
 
 A log may hold prompts and secrets: only what an engine's patterns match is kept, from lines before the first
 request. The replicas' word beats the image's tag, which may move. Replicas that contradict each other, or a
@@ -20,7 +20,7 @@ from kvmedic.model.fleet import Pod
 MODELS_OWN = "auto"
 """The type of the cache where the command line names none: the model's own, or that of its checkpoint."""
 LINE_LENGTH = 4000
-"""Characters of a line that are looked at: a selector of attention backends tells its whole configuration
+"""Characters of a line that are looked at: a selector of attention backends logs its whole configuration
 and every backend's reasons in one (vLLM 0.14: about 900). An engine may write lines of any length."""
 DIFFERENT = 8
 """Different phrases of one kind that are kept; an engine has one or two."""
@@ -28,7 +28,7 @@ DIFFERENT = 8
 
 @dataclass(frozen=True, slots=True)
 class StartForms:
-    """How the log of one engine tells of its start."""
+    """How the log of one engine reports its start."""
 
     pool: LogForms
     begins: re.Pattern[str]
@@ -59,7 +59,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A log that tells nothing, because it could not be read."""
+    """A log that says nothing, because it could not be read."""
 
     why: str
     """For a person; never a part of a log."""
@@ -69,7 +69,7 @@ Start: TypeAlias = Started | Unread
 
 
 def started_of(lines: Iterable[str], forms: StartForms) -> Started:
-    """Return what a log tells of the start of its engine; of a log without a start, nothing."""
+    """Return what a log says about the start of its engine; of a log without a start, nothing."""
     taken = takewhile(lambda line: not forms.pool.serving.search(line), lines)
     start = [line[:LINE_LENGTH] for line in taken]
     size = logged_size(start, forms.pool)
@@ -84,8 +84,8 @@ def started_of(lines: Iterable[str], forms: StartForms) -> Started:
 
 def phrases(starts: Mapping[str, Start]) -> tuple[str, ...]:
     """Return the phrases of methods that any of some replicas logged, by pod name, without doubles."""
-    told = (starts[name] for name in sorted(starts))
-    return tuple(dict.fromkeys(each for one in told if isinstance(one, Started) for each in one.methods))
+    in_order = (starts[name] for name in sorted(starts))
+    return tuple(dict.fromkeys(each for one in in_order if isinstance(one, Started) for each in one.methods))
 
 
 def _keep_lines(start: Iterable[str], patterns: tuple[re.Pattern[str], ...], group: int) -> tuple[str, ...]:
@@ -133,12 +133,12 @@ class Mixed:
 
 ReportedVersion: TypeAlias = Agreed | Silent | Unclear | Mixed
 
-_UNTOLD = {
+_WHY_ABSENT = {
     Absence.SOURCE_UNAVAILABLE: "did not answer",
     Absence.NOTHING_FOUND: "has no such page",
     Absence.UNREADABLE: "answered with something that is no version",
 }
-_NOT_TOLD = "does not tell it"
+_NOT_REPORTED = "does not tell it"
 
 
 def witnesses(pods: Iterable[Pod], revision: str) -> tuple[Pod, ...]:
@@ -155,14 +155,14 @@ def witnesses(pods: Iterable[Pod], revision: str) -> tuple[Pod, ...]:
     return tuple({pod.uid: pod for pod in ends}.values())
 
 
-def reported_version(told: Sequence[Witness], profile: EngineProfile) -> ReportedVersion:
-    """Return the version that a fleet runs, as far as its replicas tell it."""
+def reported_version(answers: Sequence[Witness], profile: EngineProfile) -> ReportedVersion:
+    """Return the version that a fleet runs, as far as its replicas report it."""
     said: dict[Version, list[str]] = {}
-    for one in told:
+    for one in answers:
         if isinstance(one.version, Measured):
             said.setdefault(one.version.value, []).append(one.pod)
     if not said:
-        return Silent(_silence(told))
+        return Silent(_silence(answers))
     if len(said) > 1:
         return Mixed(
             "; ".join(
@@ -172,25 +172,25 @@ def reported_version(told: Sequence[Witness], profile: EngineProfile) -> Reporte
     version, pods = next(iter(said.items()))
     if not profile.covers(version):
         return Unclear(f"{pods[0]} says {version}, which is none of its releases")
-    unheard = _unheard(told)
-    return Unclear(_silence(unheard)) if unheard else Agreed(version)
+    silent = _silent_witnesses(answers)
+    return Unclear(_silence(silent)) if silent else Agreed(version)
 
 
 def _first_line(said: tuple[Version, list[str]]) -> Version:
     return said[0]
 
 
-def _unheard(told: Sequence[Witness]) -> list[Witness]:
+def _silent_witnesses(answers: Sequence[Witness]) -> list[Witness]:
     """Return the witnesses of images of which no replica answered."""
-    heard = {one.image for one in told if isinstance(one.version, Measured)}
-    return [one for one in told if one.image not in heard]
+    answered = {one.image for one in answers if isinstance(one.version, Measured)}
+    return [one for one in answers if one.image not in answered]
 
 
-def _silence(told: Sequence[Witness]) -> str:
-    if not told:
+def _silence(answers: Sequence[Witness]) -> str:
+    if not answers:
         return "no replica is Ready to be asked"
-    return "; ".join(f"{one.pod} {_why_unread(one.version)}" for one in told)
+    return "; ".join(f"{one.pod} {_why_unread(one.version)}" for one in answers)
 
 
 def _why_unread(reading: Reading[Version]) -> str:
-    return _UNTOLD.get(reading.reason, _NOT_TOLD) if isinstance(reading, Missing) else _NOT_TOLD
+    return _WHY_ABSENT.get(reading.reason, _NOT_REPORTED) if isinstance(reading, Missing) else _NOT_REPORTED

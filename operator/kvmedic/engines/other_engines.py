@@ -1,7 +1,7 @@
 """Engines whose flags kvmedic does not know, by the names of their images and of what starts them.
 
-Without them a person who points kvmedic at one would be told to call it vLLM: some of their flags are spelled
-like vLLM's and mean something else, so that a change would break what serves.
+Without them a person who points kvmedic at one would be asked to call it vLLM: some of their flags are
+spelled like vLLM's and mean something else, so that a change would break what serves.
 """
 
 from __future__ import annotations

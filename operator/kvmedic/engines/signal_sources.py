@@ -165,7 +165,7 @@ HeldSource: TypeAlias = HeldRatioSource | HeldTailSource | HeldWaitSource
 
 @dataclass(frozen=True, slots=True)
 class StartSource:
-    """A gauge that tells when the process started (Unix seconds)."""
+    """A gauge that shows when the process started (Unix seconds)."""
 
     name: str
 
@@ -190,16 +190,16 @@ class PoolSource:
     null_blocks: int
     """Blocks per engine that never hold a token."""
     caches_prefixes: str = ""
-    """Label: `True` where the blocks of shared prefixes are reused; empty: no label tells."""
+    """Label: `True` where the blocks of shared prefixes are reused; empty: no label says."""
     window: str = ""
-    """Label: tokens of the model's sliding window, no number where it has none; empty: no label tells."""
+    """Label: tokens of the model's sliding window, no number where it has none; empty: no label says."""
     logged: LogForms | None = None
-    """How the engine's log tells the same where no label does; None: it does not."""
+    """How the engine's log says the same where no label does; None: it does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionPage:
-    """Where an engine tells its own version: a JSON object, beside the page with its metrics."""
+    """Where an engine reports its own version: a JSON object, beside the page with its metrics."""
 
     path: str
     field: str
@@ -211,7 +211,7 @@ class SignalTable:
 
     signals: Mapping[Signal, SignalSource]
     presence: str
-    """A gauge that every running engine exports: its newest sample tells how fresh a replica is."""
+    """A gauge that every running engine exports: its newest sample shows how fresh a replica is."""
     in_flight: tuple[str, ...]
     """Gauges whose sum is the requests in the replica's hands."""
     in_flight_optional: tuple[str, ...]
@@ -223,9 +223,9 @@ class SignalTable:
     steps: CounterSource
     """Steps of the engine, each of which gives every running sequence a token."""
     engine_label: str
-    """Tells the data-parallel engines of one replica apart; absent on engines of old."""
+    """Distinguishes the data-parallel engines of one replica; absent on engines of old."""
     process_label: str
-    """Tells apart what several API server processes of one replica export of the same engine: copies."""
+    """Distinguishes what several API server processes of one replica export of the same engine: copies."""
     model_label: str
     own_labels: frozenset[str]
     """Every label that the engine itself sets on the series above, the pool's apart. What is left

@@ -193,7 +193,7 @@ HOST_CACHE = HostCache(
 maps it into `/dev/shm` (`v1/kv_offload/cpu/spec.py`): read in 0.32.0. That came with pull request 50094, in a
 release after 0.27; before it each rank pinned tensors of its own, which torch rounds up to powers of two
 (issue 53042). Between these two both are reckoned with. Swapping is V0's: only with `--preemption-mode swap`,
-or for groups of several sequences (0.8.5, `core/scheduler.py`), which no manifest tells."""
+or for groups of several sequences (0.8.5, `core/scheduler.py`), which no manifest shows."""
 
 VLLM = EngineProfile(
     name="vLLM",

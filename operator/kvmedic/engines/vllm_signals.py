@@ -121,7 +121,7 @@ VLLM_SIGNALS = SignalTable(
   gauges only, which are not read.
 * `num_requests_swapped` existed in V0 alone (gone in 0.9.1).
 * V1 up to 0.8 writes `num_gpu_blocks="None"`: its front end does not learn the number of blocks before
-  0.9 (`log_engine_initialized`). Its log tells the pool in tokens.
+  0.9 (`log_engine_initialized`). Its log gives the pool in tokens.
 * One null block per engine: V1 takes it out of the pool (`v1/core/block_pool.py`). V0 has none; its
   pools read one block smaller than they are, because the version is not always known and a pool
   that is read too small never lets a cap grow too large.

@@ -1,6 +1,6 @@
 """A thin client over the `kubernetes` package: JSON in, JSON out, a time-out on every call, bounded in pace.
 
-It never retries: a caller that is told `Unavailable` looks at the world anew in its next tick. It
+It never retries: a caller that gets `Unavailable` looks at the world anew in its next tick. It
 never logs a body.
 """
 
@@ -32,8 +32,8 @@ from kvmedic.kube.objects import FIELD_MANAGER, JsonObject, Preconditions, Propa
 from kvmedic.model.edits import PatchOperation
 
 TURNS = 3
-"""Turns of the event loop that an aborted TLS connection needs to be gone: one to tell the connection,
-one to tell what is over TLS, one to close the socket (asyncio of Python 3.11 to 3.14)."""
+"""Turns of the event loop that an aborted TLS connection needs to be gone: one to notify the connection,
+one to notify what is over TLS, one to close the socket (asyncio of Python 3.11 to 3.14)."""
 
 
 class Connections(aiohttp.TCPConnector):
@@ -104,7 +104,7 @@ class Pace:
 
 
 SILENCE = timedelta(seconds=150)
-"""After which a watch that tells nothing is taken for dead: two bookmarks are missing."""
+"""After which a watch that reports nothing is taken for dead: two bookmarks are missing."""
 EVENT_BYTES = 8 << 20
 """Size of one event of a watch, at most: etcd takes objects of 1.5 MiB, as JSON they are larger."""
 
@@ -300,9 +300,9 @@ class Client:
     async def watch(
         self, resource: Resource, namespace: str, version: str, lasts: timedelta
     ) -> AsyncIterator[AsyncIterator[JsonObject]]:
-        """Open a watch: it tells what changes of a kind after a version, until the server ends it.
+        """Open a watch: it reports what changes of a kind after a version, until the server ends it.
 
-        Each event has a `type` and an `object`. A `BOOKMARK` tells that there was nothing else up to its
+        Each event has a `type` and an `object`. A `BOOKMARK` says that there was nothing else up to its
         version; an API server sends one about every minute (Kubernetes 1.36, `allowWatchBookmarks`).
 
         Args:
@@ -312,7 +312,7 @@ class Client:
             lasts: after which time the server shall end it.
 
         Raises:
-            Expired: it cannot go on from the version, or told nothing for `SILENCE`: list anew.
+            Expired: it cannot go on from the version, or reported nothing for `SILENCE`: list anew.
             Unavailable: it broke.
             Refused: we may not.
         """
@@ -332,7 +332,7 @@ class Client:
             answer = await self._api.call_api(method, url, header_params=sent, _request_timeout=timeout)
             response: aiohttp.ClientResponse = answer.response
             with closing(response):
-                self.clock.heard(response.headers.get("Date"))
+                self.clock.note_date(response.headers.get("Date"))
                 if not 200 <= response.status < 300:
                     raise _watch_error(request, response.status, _parse_body(await response.read()))
                 yield (_event_of(request, line) async for line in _lines(response))
@@ -433,7 +433,7 @@ class Client:
                 method, url, header_params=sent, body=request.body, _request_timeout=self._timeout
             )
             text = await response.read()  # type: ignore[no-untyped-call]
-            self.clock.heard(response.headers.get("Date"))
+            self.clock.note_date(response.headers.get("Date"))
         except TimeoutError as error:
             limit = self._limits.total_seconds
             raise Unavailable(request.call, None, f"no answer within {limit:g} s") from error

@@ -42,7 +42,7 @@ class Stopwatch:
 
         Args:
             resource: uid of the run's resource; what was seen of its earlier runs is forgotten.
-            what: tells it from everything else about the run, an earlier time of the same included.
+            what: distinguishes it from everything else about the run, an earlier time of the same included.
         """
         known, began = self._began.get(resource, ("", {}))
         if known != run:
@@ -68,15 +68,15 @@ class ServerClock:
         self._seconds = seconds
         self._base: tuple[datetime, float] | None = None
 
-    def heard(self, date: str | None) -> None:
+    def note_date(self, date: str | None) -> None:
         """Take note of an answer's `Date`; one that cannot be read is left out."""
         try:
-            told = parsedate_to_datetime(date or "")
+            reported = parsedate_to_datetime(date or "")
         except ValueError:
             return
-        told = told if told.tzinfo else told.replace(tzinfo=UTC)
-        if self._base is None or abs(self.now() - told) > TOLERANCE:
-            self._base = told.astimezone(UTC), self._seconds()
+        reported = reported if reported.tzinfo else reported.replace(tzinfo=UTC)
+        if self._base is None or abs(self.now() - reported) > TOLERANCE:
+            self._base = reported.astimezone(UTC), self._seconds()
 
     def now(self) -> datetime:
         """Return the API server's time as far as it is known."""

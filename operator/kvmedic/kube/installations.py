@@ -134,16 +134,16 @@ class Installation:
         except (ApiError, TimeoutError) as error:
             if not self.may_serve():
                 text = str(error) or f"no answer within {ATTEMPT_SECONDS:g} s"
-                self.refusal = f"it cannot be told whether another installation serves the same: {text}"
+                self.refusal = f"it is not known whether another installation serves the same: {text}"
         else:
             self._valid_until = float("-inf") if self.refusal else began + VALID_SECONDS
         if self.refusal != earlier:
-            told = self.refusal or "no other one serves the same resources"
+            outcome = self.refusal or "no other one serves the same resources"
             LOG.log(
                 logging.WARNING if self.refusal else logging.INFO,
                 "installation=%s %s",
                 self.identity.full_name,
-                told,
+                outcome,
             )
 
     def _pause(self) -> float:

@@ -145,7 +145,7 @@ class Leadership:
             with suppress(Conflict):
                 spec = {**section(self._own, "spec"), "renewTime": lease_time()}
                 return await self._write({**self._own, "spec": spec})
-            # It may have been a renewal of ours whose answer was lost: the next look tells.
+            # It may have been a renewal of ours whose answer was lost: the next look shows it.
             self._own = self._renewed_at = None
         return await self._apply()
 
@@ -172,8 +172,8 @@ class Leadership:
         """Return whether the Lease was given back, or did not change for as long as its holder said."""
         if not spec.get("holderIdentity"):
             return True
-        told = spec.get("leaseDurationSeconds") or self._times.duration_seconds
-        return self._clock() - self._seen_at > min(told, max(LONGEST_SECONDS, self._times.duration_seconds))
+        term = spec.get("leaseDurationSeconds") or self._times.duration_seconds
+        return self._clock() - self._seen_at > min(term, max(LONGEST_SECONDS, self._times.duration_seconds))
 
     def _claim_spec(self, spec: JsonObject) -> JsonObject:
         """Return the Lease's spec with us as its holder."""

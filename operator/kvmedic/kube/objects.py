@@ -228,7 +228,7 @@ def takes_selector(selector: str, labels: Mapping[str, str]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _terms_of(selector: str) -> tuple[tuple[str, frozenset[str] | None, bool], ...]:
-    """Return the terms of a label selector: key, values or None for any, and whether that is wanted."""
+    """Return the terms of a label selector: key, values or None for any, and whether that is expected."""
     found = []
     for negated, key, operator, listed, single in (term.groups() for term in _TERM.finditer(selector)):
         values = (listed if listed is not None else single or "").split(",")
@@ -266,7 +266,7 @@ def _has_field(body: Mapping[str, Any], path: Sequence[str], value: str, differs
 
 
 DEPTH_OF_PLACES = 4
-"""`spec.template.metadata.annotations.KEY` names who altered it; containers are told as a list."""
+"""`spec.template.metadata.annotations.KEY` names who altered it; containers are named as a list."""
 
 
 def different_places(desired: object, seen: object, place: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ Each object is kept as compressed JSON and read anew for each caller. That takes
 Python objects (3.6 of 45 KB for the six of a plain fleet), and nobody can change what another one reads.
 
 A watch may go silent and break nothing: a partition that drops packets, an API server whose etcd was restored
-from a snapshot (it waits for a version that comes much later). So one that tells nothing for `SILENCE` is
+from a snapshot (it waits for a version that comes much later). So one that reports nothing for `SILENCE` is
 taken for dead, and one that goes back in time for confused; all are listed anew now and then. Until a kind is
 listed, its reads go to the API server as if there were no watches.
 """
@@ -47,7 +47,7 @@ LOG = logging.getLogger("kvmedic")
 LASTS = timedelta(minutes=10)
 """After which the server ends a watch, and it goes on from its last version."""
 LISTED_FOR = timedelta(minutes=30)
-"""After which a kind is listed anew, whatever its watch told."""
+"""After which a kind is listed anew, whatever its watch reported."""
 WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before the next try after trouble, in a row; the last one goes on."""
 FORBIDDEN_WAIT = 300.0
@@ -64,7 +64,7 @@ MODIFIED, DELETED, BOOKMARK = "MODIFIED", "DELETED", "BOOKMARK"
 Trim: TypeAlias = Callable[[JsonObject], JsonObject]
 """Returns an object without what nobody reads."""
 Listener: TypeAlias = Callable[[str, JsonObject], None]
-"""Is told of each object that changed: the event's type and the object; a list's are `MODIFIED`."""
+"""Gets each object that changed: the event's type and the object; a list's are `MODIFIED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Store:
     """The objects of one kind in one namespace, or in all."""
 
     is_current: bool = False
-    """They were listed, and the watch tells what changes."""
+    """They were listed, and the watch reports what changes."""
     refusal: Refused | None = None
     """Why the kind cannot be listed."""
     version: str = ""
@@ -113,7 +113,7 @@ class _Store:
 
     @property
     def is_lacking(self) -> bool:
-        """Return whether the cluster lacks the kind, as it was told lately."""
+        """Return whether the cluster lacks the kind, as the API server answered lately."""
         return self.refusal is not None and self.refusal.code == NOT_FOUND
 
     def select(self, namespace: str, selector: str) -> Iterator[_Kept]:
@@ -178,9 +178,9 @@ class Watches:
     namespaces: Sequence[str] = ()
     """Where; empty: everywhere."""
     holds: Callable[[str], bool] = anywhere
-    """Whether a namespace is ours: of others nothing is kept or told; they are read from the API server."""
+    """Whether a namespace is ours: others are neither kept nor reported, but read from the API server."""
     listeners: dict[Resource, Listener] = field(default_factory=dict)
-    """Who is told of what changes; these kinds are followed from the start."""
+    """Who gets what changes; these kinds are followed from the start."""
     _stores: dict[tuple[Resource, str], _Store] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -228,7 +228,7 @@ class Watches:
         """Return all objects of a kind in a namespace as the watches know them; an empty one means all.
 
         Raises:
-            Refused: the cluster lacks the kind, as it was told lately.
+            Refused: the cluster lacks the kind, as the API server answered lately.
         """
         return [body async for body in self.read_each(resource, namespace, label_selector, fields)]
 
@@ -333,8 +333,8 @@ class Watches:
         """Take over what there is, page by page, so that the raw objects of a large cluster pass through."""
         found = _Store()
         version, listener = "", self.listeners.get(kind.resource)
-        async for page, told in self.client.pages(kind.resource, place):
-            version = told
+        async for page, listed in self.client.pages(kind.resource, place):
+            version = listed
             for body in (each for each in page if kind.is_kept(namespace_of(each), self.holds)):
                 known = store.objects.get(namespace_of(body), {}).get(name_of(body))
                 found.put(kind, body)
@@ -354,24 +354,24 @@ class Watches:
                 listener(DELETED, body)
 
     def _take_event(self, kind: Watched, store: _Store, event: JsonObject) -> None:
-        """Keep what an event tells.
+        """Keep what an event reports.
 
         Raises:
             Expired: it has no version, or one before that of the list: the API server went back in time.
         """
-        told, body = str(event["type"]), event["object"]
+        change, body = str(event["type"]), event["object"]
         version = version_of(body)
         if not version or is_earlier(version, store.version):
-            raise Expired(Call("watch", kind.resource.path()), None, f"version {version} is told last")
+            raise Expired(Call("watch", kind.resource.path()), None, f"version {version} came last")
         store.version = version
-        if told == BOOKMARK or not kind.is_kept(namespace_of(body), self.holds):
+        if change == BOOKMARK or not kind.is_kept(namespace_of(body), self.holds):
             return
-        if told == DELETED:
+        if change == DELETED:
             store.drop(body)
         else:
             store.put(kind, body)
         if listener := self.listeners.get(kind.resource):
-            listener(told, body)
+            listener(change, body)
 
 
 @dataclass(slots=True)

@@ -74,8 +74,8 @@ class Outliers:
 
     def keep_apart(self, pods: Set[PodKey], excess: Excess, at: datetime) -> None:
         """Have replicas asked about apart from all others for a while."""
-        self._known = {pod: told for pod, told in self._known.items() if at < told[-1]}
-        others = (told for pod, told in self._known.items() if pod not in pods)
+        self._known = {pod: entry for pod, entry in self._known.items() if at < entry[-1]}
+        others = (entry for pod, entry in self._known.items() if pod not in pods)
         slow = {number for number, why, _ in others if why is Excess.TIME}
         if excess is Excess.SIZE or len(slow) < MOST_SLOW:
             self._known |= dict.fromkeys(pods, (next(self._numbers), excess, at + KEPT_APART))
@@ -142,7 +142,7 @@ class Moment:
             task.cancel()
 
     async def send(self, text: str) -> Reply:
-        """Return the answer to a query, which is sent whoever else asks for it."""
+        """Return the answer to a query, which is sent no matter who else asks for it."""
         self._under_way += 1
         try:
             return await self.ask(text, self.at)
@@ -197,7 +197,7 @@ class Batch:
     answers: Shared = field(default_factory=dict)
     """What was answered about it: kept as long as the batch is."""
     crowded: set[PodKey] = field(default_factory=set)
-    """Those about whom nothing more is asked, so that what is not told of them means nothing."""
+    """Those about whom nothing more is asked, so that what is not reported of them means nothing."""
     _whole: _Part | None = None
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     _too_slow: Unanswered | None = None

@@ -1,14 +1,14 @@
 """The round of calm fleets: one query about all replicas of a source, which answers with little.
 
 A quick look asks for signals that stand at 0 on a calm replica. The source sends one series for each replica
-that is *plain*, and one for each of its signals that is not 0. Plain is a replica of which one series per
-signal tells, from one port: no scrapers have to agree, no engines are combined, and nobody else speaks for
+that is *plain*, and one for each of its signals that is not 0. Plain is a replica that has one series per
+signal, from one port: no scrapers have to agree, no engines are combined, and nobody else speaks for
 it. Nothing is hidden by that: a replica that is not plain is not in the answer, and is asked about by its
 name, series by series. How old the newest sample is comes along, so that one that fell silent is stale as
 ever.
 
-Pools are told by labels, which are long and hardly ever change: asked for once, then what is new since. As
-seldom is asked whose series several pages write.
+Pools are described by labels, which are long and hardly ever change: asked for once, then what is new since.
+As seldom is asked whose series several pages write.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CalmAnswers:
-    """What one round tells of plain replicas."""
+    """What one round reports about plain replicas."""
 
     presence: Answer
     """One series of each plain replica; nothing of any other."""
@@ -103,25 +103,25 @@ class CalmRounds:
             return known[1]
         found = await moment.once(key, work)
         if isinstance(found, Unanswered) and found.excess is not None:
-            still = {each: told for each, told in self._spared.items() if moment.at < told[0]}
+            still = {each: entry for each, entry in self._spared.items() if moment.at < entry[0]}
             self._spared = still | {key: (moment.at + SPARED, found)}
         return found
 
     async def _round_at(self, moment: Moment, text: str, pools: Answer) -> CalmAnswers | Unanswered:
         """Return the answers to a round's query: of so many replicas at a time as the source has time for."""
-        told = await self._ask_in_parts(moment, text, len(pools.by_pod))
-        return told if isinstance(told, Unanswered) else _sort_by_signal(told, pools, self.table.model_label)
+        seen = await self._ask_in_parts(moment, text, len(pools.by_pod))
+        return seen if isinstance(seen, Unanswered) else _sort_by_signal(seen, pools, self.table.model_label)
 
     async def _ask_in_parts(self, moment: Moment, text: str, replicas: int) -> Answer | Unanswered:
         parts = parts_of_pods(replicas, self.labels.pod)
         narrows = (narrowed_by(matchers, moment.engine_names) for matchers in parts)
         replies = await asyncio.gather(*(moment.reply(narrow(text)) for narrow in narrows))
-        told: dict[PodKey, tuple[Series, ...]] = {}
+        by_pod: dict[PodKey, tuple[Series, ...]] = {}
         for reply in replies:
             if isinstance(reply, Unanswered):
                 return reply
-            told |= reply.by_pod
-        return Answer(told)
+            by_pod |= reply.by_pod
+        return Answer(by_pod)
 
     async def _pools_at(self, moment: Moment, span: Span) -> Answer | Unanswered:
         """Return the pools of all replicas: those that are known, and what is new since.
@@ -143,25 +143,25 @@ class CalmRounds:
             shared = await self._ask_in_parts(moment, text, HEAVIER * len(reply.by_pod))
             if isinstance(shared, Unanswered):
                 return shared
-            told = {pod: many for pod, many in reply.by_pod.items() if not shared.series_of(pod)}
+            pools = {pod: many for pod, many in reply.by_pod.items() if not shared.series_of(pod)}
         else:
-            told = {**self._pools, **_replace_ports(self._pools, reply.by_pod)}
+            pools = {**self._pools, **_replace_ports(self._pools, reply.by_pod)}
         # Where another moment was answered meanwhile, what is new since that one is not known.
         if since is None or self._known == since:
-            self._pools, self._known = told, at
+            self._pools, self._known = pools, at
             self._begun = at if since is None else self._begun
-        return Answer(told)
+        return Answer(pools)
 
 
 def _replace_ports(
     known: Mapping[PodKey, tuple[Series, ...]], new: Mapping[PodKey, tuple[Series, ...]]
 ) -> dict[PodKey, tuple[Series, ...]]:
-    """Return the pools of those replicas of which something is new: of each port what was told last."""
+    """Return the pools of those replicas of which something is new: of each port what was reported last."""
     found = {}
-    for pod, told in new.items():
-        ports = {one.labels.get(_PORT) for one in told}
+    for pod, series in new.items():
+        ports = {one.labels.get(_PORT) for one in series}
         kept = (one for one in known.get(pod, ()) if one.labels.get(_PORT) not in ports)
-        found[pod] = (*kept, *told)
+        found[pod] = (*kept, *series)
     return found
 
 
@@ -176,7 +176,7 @@ MOST_QUERIES = 8
 """About all calm replicas, in `ROUND`. A choice: at 10,000 replicas, of which six queries are a round, one is
 asked every 22 s in place of every 10."""
 HEAVIER = 4
-"""Times a round's work that it takes to tell whose series several pages write. A choice: its moments."""
+"""Times a round's work that it takes to find whose series several pages write. A choice: its moments."""
 MOST_PARTS = 9
 """Parts of a round, at most: each pod's last character is one part's, and a ReplicaSet draws it of 27."""
 LAST_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789013aeiouy"
@@ -216,8 +216,8 @@ def _sort_by_signal(reply: Answer, pools: Answer, model: str) -> CalmAnswers:
         port = {name: text for name, text in present[pod][0].labels.items() if name != model}
         at_rest = (Series(port, 0.0),)
         for signal, by_pod in signals.items():
-            told = risen.get(signal.value)
-            by_pod[pod] = at_rest if told is None else (Series(port, told.value),)
+            nonzero = risen.get(signal.value)
+            by_pod[pod] = at_rest if nonzero is None else (Series(port, nonzero.value),)
     answers = {signal: Answer(by_pod) for signal, by_pod in signals.items()}
     return CalmAnswers(Answer(present), answers, pools)
 
@@ -247,11 +247,11 @@ def round_query(span: Span, table: SignalTable, labels: Labels) -> str:
     signals = {signal: expression(table.signals[signal], span, table, target) for signal in sorted(AT_REST)}
     once = [marked(f"count by ({port}) ({text}) == 1", signal.value) for signal, text in signals.items()]
     once.append(marked(f"count by ({port}) ({table.pool.name}) == 1", "pool"))
-    told = f"count by ({port}) ({' or '.join(once)}) == {len(once)}"
+    complete = f"count by ({port}) ({' or '.join(once)}) == {len(once)}"
     lately = f"last_over_time({seen}[{duration_text(max(span.window, LOOKBACK))}])"
     alone = f"count by ({replica}) ({lately}) == 1"
     newest = f"max by ({port}, {table.model_label}) (timestamp({seen}{_with_short([table.model_label])}))"
-    present = marked(f"{newest} and on ({replica}) ({alone}) and on ({port}) ({told})", _PRESENT)
+    present = marked(f"{newest} and on ({replica}) ({alone}) and on ({port}) ({complete})", _PRESENT)
     risen = (marked(f"max by ({port}) ({text}) != 0", signal.value) for signal, text in signals.items())
     # One series for each of them at most, whatever else names the replica.
     here = f"{lately} and on ({replica}) ({alone})"
@@ -259,7 +259,7 @@ def round_query(span: Span, table: SignalTable, labels: Labels) -> str:
 
 
 def pools_query(table: SignalTable, labels: Labels, since: timedelta | None) -> str:
-    """Return the query for the labels that tell of pools: all of them, or those that were not so before.
+    """Return the query for the labels that describe pools: all of them, or those that were not so before.
 
     One series of each replica that has one: any other is not plain.
 
@@ -272,8 +272,8 @@ def pools_query(table: SignalTable, labels: Labels, since: timedelta | None) -> 
     replica, short = f"{labels.namespace}, {labels.pod}", _with_short(_labels_of(source))
 
     def series_before(offset: str) -> str:
-        told = f"max by ({replica}, {_PORT}, {', '.join(_labels_of(source))}) ({source.name}{short}{offset})"
-        return f"({told} and on ({replica}) (count by ({replica}) ({source.name}{offset}) == 1))"
+        pools = f"max by ({replica}, {_PORT}, {', '.join(_labels_of(source))}) ({source.name}{short}{offset})"
+        return f"({pools} and on ({replica}) (count by ({replica}) ({source.name}{offset}) == 1))"
 
     now = series_before("")
     return now if since is None else f"{now} unless {series_before(f' offset {duration_text(since)}')}"

@@ -21,7 +21,7 @@ _OWN_NAMESPACE = ("namespace", "pod_namespace", "exported_namespace")
 """Labels that may name the pod that uses a device; a later one wins, as it exists only where the earlier
 one is the exporter's own."""
 _IDENTITY = ("UUID", "uuid", "gpu")
-"""Labels that tell the devices of one pod apart. Parts of one device (MIG) share its health."""
+"""Labels that distinguish the devices of one pod. Parts of one device (MIG) share its health."""
 XID_LOOKBACK = timedelta(days=1)
 """How far back an XID that came while its user had the device still counts. A choice: a device that served on
 for a day is as good as before, and a source keeps far more."""
@@ -190,7 +190,7 @@ def _name(series: Series) -> str:
 
 
 def _worse(vital: Vital, known: Reading[float] | None, other: Reading[float]) -> Reading[float]:
-    """Return the worse of two numbers that were told of one device."""
+    """Return the worse of two numbers that were reported for one device."""
     if not isinstance(known, Measured) or not isinstance(other, Measured):
         return known if isinstance(known, Measured) else other
     is_worse = known.value <= other.value if vital in _FOLD else known.value >= other.value

@@ -62,7 +62,7 @@ class FleetMetrics:
         table: SignalTable,
         now: Callable[[], datetime] = utc_now,
     ) -> FleetMetrics:
-        """Return the metrics that an installation's configuration describes; `now` tells the present."""
+        """Return the metrics that an installation's configuration describes; `now` returns the present."""
         clients = {name: PrometheusClient(options) for name, options in sources.items()}
         built = {
             name: PrometheusSource(name, clients[name], options, table, now)
@@ -156,7 +156,7 @@ class FleetMetrics:
         """Return running plus waiting requests, asked of the replica itself.
 
         All engines that the source knows of the replica must answer. Where the source does not answer, those
-        count that the replica's own ports tell of. Where the replica is out of reach, as behind a mesh or a
+        count that the replica's own ports report. Where the replica is out of reach, as behind a mesh or a
         policy, the source's samples count of the time in which it surely got no request, `out`.
         """
         found, key = self._sources.get(source), PodKey(namespace, pod.name)
@@ -174,14 +174,14 @@ class FleetMetrics:
 
     async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself, or of the source if out of reach."""
-        told = await self._scraper.pool(_where(namespace, pod), pod.engine_ports)
+        scraped = await self._scraper.pool(_where(namespace, pod), pod.engine_ports)
         found = self._sources.get(source)
-        if told != Missing(Absence.SOURCE_UNAVAILABLE) or found is None:
-            return told
+        if scraped != Missing(Absence.SOURCE_UNAVAILABLE) or found is None:
+            return scraped
         look = Look(POOL_WINDOW, signals=frozenset())
         seen = await found.observe([PodKey(namespace, pod.name)], look, _places([pod]))
         sampled = seen.pods[pod.name].pool
-        return sampled if isinstance(sampled, Measured) else told
+        return sampled if isinstance(sampled, Measured) else scraped
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
         """Return the version of the engine, asked of the replica itself."""

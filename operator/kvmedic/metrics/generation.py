@@ -1,6 +1,6 @@
 """What one engine shows when it alone is asked: blocks over a long generation, device memory over prompts.
 
-Where somebody else sends to the engine too, nothing can be told. The text that comes is thrown away, and
+Where somebody else sends to the engine too, nothing can be concluded. The text that comes is thrown away, and
 what the engine says of a failure is never repeated: it may hold the key that it was sent.
 
 An engine keeps memory that it once took, so each prompt must be the longest so far, and begins with another
@@ -198,8 +198,8 @@ def _count_tokens(lines: Sequence[bytes], events: int, tokens: int, course: Cour
         text = line.removeprefix(_DATA).strip()
         if not line.startswith(_DATA) or text == _DONE:
             continue
-        events, told = _count_events(text, events)
-        course.tokens = max(course.tokens, min(max(events, told), tokens))
+        events, reported = _count_events(text, events)
+        course.tokens = max(course.tokens, min(max(events, reported), tokens))
         if course.tokens == tokens:
             break
     return events
@@ -210,8 +210,8 @@ def _count_events(text: bytes, events: int) -> tuple[int, int]:
     try:
         event = json.loads(text)
         usage = event.get("usage") or {}
-        told = int(usage.get("completion_tokens") or 0)
-        return events + bool(event.get("choices")), told
+        reported = int(usage.get("completion_tokens") or 0)
+        return events + bool(event.get("choices")), reported
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError) as error:
         raise BrokenOffError("the engine sent what is no event of a completion") from error
 
@@ -262,7 +262,7 @@ class MemoryPace:
     """How long is waited for device memory after a prompt."""
 
     lag_seconds: float = 30.0
-    """From then on a sample was measured after the prompt: an exporter tells what it measured last, which
+    """From then on a sample was measured after the prompt: an exporter reports what it measured last, which
     dcgm-exporter does every 30 s (`--collect-interval`, its default)."""
     reuse_seconds: float = 10.0
     """How old an answer of the source may be (`reuse` of its options)."""
@@ -289,7 +289,7 @@ class Sent:
 
 
 class _UnreadError(Exception):
-    """Device memory is not told; the message says why."""
+    """Device memory is not known; the message says why."""
 
 
 def lengths_up_to(longest: int) -> tuple[int, ...]:
@@ -300,7 +300,7 @@ def lengths_up_to(longest: int) -> tuple[int, ...]:
 async def limit_of(engine: Engine) -> int | None:
     """Return the longest request that an engine says it takes; None where it does not say.
 
-    What cannot be read is no trouble yet: the prompts themselves will tell.
+    What cannot be read is no trouble yet: the prompts themselves will show it.
     """
     url, headers = engine.url + MODELS, {**engine.headers, "Accept-Encoding": "identity"}
     try:
@@ -308,8 +308,8 @@ async def limit_of(engine: Engine) -> int | None:
             asyncio.timeout(MODELS_SECONDS),
             engine.http.stream("GET", url, headers=headers) as response,
         ):
-            told = json.loads(await _drain_answer(accept_response(response, engine.no_key)))["data"]
-        limits = [each.get("max_model_len") for each in told]
+            models = json.loads(await _drain_answer(accept_response(response, engine.no_key)))["data"]
+        limits = [each.get("max_model_len") for each in models]
     except (httpx.HTTPError, httpx.InvalidURL, BrokenOffError, TimeoutError):
         return None
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
@@ -365,7 +365,7 @@ async def _computed_course(engine: Engine, sent: Sent, course: Course) -> Prompt
 
 
 async def _count_prompt(engine: Engine) -> Counted | None:
-    """Return what the engine has done since it started; None where it does not tell."""
+    """Return what the engine has done since it started; None where it does not report it."""
     page = await engine.pages()
     return counted_of(page, engine.table) if isinstance(page, Page) else None
 

@@ -27,7 +27,7 @@ from kvmedic.model.evidence import Reading
 from kvmedic.settings import ScrapeOptions, SourceOptions
 
 FIRST, MOST = 12, 720
-"""Moments that one query tells: at first, and at most. A replica's series of 720 values takes 20 kB; of a
+"""Moments that one query covers: at first, and at most. A replica's series of 720 values takes 20 kB; of a
 histogram, which trouble alone asks for, 12 moments of 10 replicas take some 100 kB."""
 SHRINK = 4
 """By which a stretch is cut that a source refuses as too much."""
@@ -94,7 +94,7 @@ class ReadAhead:
 
 
 class History:
-    """What a source tells of the replicas of one Deployment up to a moment."""
+    """What a source reports about the replicas of one Deployment up to a moment."""
 
     def __init__(
         self, name: str, options: SourceOptions, scrape: ScrapeOptions, table: SignalTable, target: PodKey
@@ -132,7 +132,7 @@ class History:
     async def lives(self, first: datetime, last: datetime) -> Mapping[str, Life] | Unanswered:
         """Return which pods of the target's name had engines, and when, by pod name.
 
-        Unanswered: the source does not tell, so nothing can be said of the past.
+        Unanswered: the source does not answer, so nothing can be said of the past.
         """
         seen = f"timestamp({self._table.presence})"
         grid = f"[{duration_text(APART)}:{duration_text(self._options.resolution)}]"
@@ -150,7 +150,7 @@ class History:
         return found
 
     def at(self, moment: datetime, step: timedelta, last: datetime) -> FleetMetrics:
-        """Return what the source tells about a moment; the next will be `step` later, up to `last`."""
+        """Return what the source reports about a moment; the next will be `step` later, up to `last`."""
         self.silent = self.silent + 1 if self._source.trouble else 0
         self._ahead.now, self._ahead.step, self._ahead.last = moment, step, last
         trouble = self._source.trouble

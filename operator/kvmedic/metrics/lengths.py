@@ -1,7 +1,7 @@
-"""How long the requests of a fleet were over the last day, as its source tells.
+"""How long the requests of a fleet were over the last day, as its source reports.
 
 What a cache holds depends on the lengths of requests, and they turn with the hour of the day. A look of some
-minutes sees those of now alone; a day of them tells whether they come back. Means would not do: where long
+minutes sees those of now alone; a day of them shows whether they come back. Means would not do: where long
 requests are mixed with short ones, it is the long ones that fill the cache.
 """
 
@@ -22,7 +22,7 @@ APART = timedelta(minutes=30)
 DAY = timedelta(hours=24)
 LENGTHS = Look(APART, signals=frozenset({Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH}))
 FEWEST_REQUESTS, OF_WIDE, WIDER = 400.0, 2600.0, 3.5
-"""Requests of half an hour that tell how large sequences were, at least: the first; where outputs are wide,
+"""Requests of half an hour that show how large sequences were, at least: the first; where outputs are wide,
 the second times their relative deviation to the third power. The size deviates by up to 5 % then (simulated
 with log-normal outputs of relative deviations 0.5 to 1.3), and two differ by a quarter once in 700 times."""
 AGAIN = timedelta(minutes=5)
@@ -49,7 +49,7 @@ class LengthHistory:
     ) -> tuple[PastLengths, ...]:
         """Return the lengths of the requests of some replicas together over the last day, oldest first.
 
-        Left out are times with too few requests, and those of which the source does not tell. The moments are
+        Left out are times with too few requests, and those that the source does not report. The moments are
         those of a fixed grid: front ends answer a range on it at once, and an answer holds until the next.
         """
         self._known = {key: each for key, each in self._known.items() if now < each[0]}
@@ -60,15 +60,15 @@ class LengthHistory:
         grid = [last - APART * ago for ago in reversed(range(DAY // APART))]
         seen = await self.look_at(grid, pods, LENGTHS, places)
         found = tuple(each for each in map(lengths_of, seen) if each is not None)
-        is_whole = not any(_is_untold(each) for each in seen)
+        is_whole = not any(_is_unanswered(each) for each in seen)
         self._known[key] = last + APART if is_whole else now + AGAIN, found
         return found
 
 
 def lengths_of(seen: Observation) -> PastLengths | None:
-    """Return the lengths of a look, over all replicas that tell them; None where those are too few."""
-    told = [[histogram(pod, signal) for signal in sorted(LENGTHS.signals)] for pod in seen.pods.values()]
-    pairs = [(one, other) for one, other in told if one is not None and other is not None and one.count > 0]
+    """Return the lengths of a look, over all replicas that report them; None where those are too few."""
+    by_pod = [[histogram(pod, signal) for signal in sorted(LENGTHS.signals)] for pod in seen.pods.values()]
+    pairs = [(one, other) for one, other in by_pod if one is not None and other is not None and one.count > 0]
     if not pairs or len({(one.bounds, other.bounds) for one, other in pairs}) > 1:
         return None
     output, prompt = (merge_histograms(each) for each in zip(*pairs, strict=True))
@@ -80,6 +80,6 @@ def lengths_of(seen: Observation) -> PastLengths | None:
     return PastLengths(seen.at, prompt, output) if is_enough else None
 
 
-def _is_untold(seen: Observation) -> bool:
-    untold = Missing(Absence.SOURCE_UNAVAILABLE)
-    return any(untold in (pod.histogram(each) for each in LENGTHS.signals) for pod in seen.pods.values())
+def _is_unanswered(seen: Observation) -> bool:
+    unavailable = Missing(Absence.SOURCE_UNAVAILABLE)
+    return any(unavailable in (pod.histogram(each) for each in LENGTHS.signals) for pod in seen.pods.values())

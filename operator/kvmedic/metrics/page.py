@@ -3,8 +3,8 @@
 A page is bounded before it is parsed; text that the parser cannot read is no page. Functions over a window
 are evaluated here on the pages, as Prometheus does, without extrapolation.
 
-Of two or three pages, taken by hand and without a clock, counters tell everything between exactly, wherever
-these were taken. Gauges tell two moments, so as much as possible is read off counters: the running set from
+Of two or three pages, taken by hand and without a clock, counters give everything between exactly, wherever
+these were taken. Gauges show two moments, so as much as possible is read off counters: the running set from
 the tokens per step of the engine, the time between the pages from the number of steps and what one takes.
 """
 
@@ -172,7 +172,7 @@ _LEAST_FOR_DEVIATION = 3
 
 
 def evaluate_signal(source: SignalSource, pages: Sequence[Page]) -> tuple[Series, ...] | None:
-    """Return a signal's series over all pages, oldest first; None where so few pages cannot tell it."""
+    """Return a signal's series over all pages, oldest first; None where so few pages cannot show it."""
     match source:
         case CounterSource():
             return _risen(source, pages)
@@ -368,7 +368,7 @@ MANY = 10
 """Pages from which gauges are read as from a monitoring system that samples every 30 s for 5 minutes."""
 BUSIER = 1.5
 """Running set by gauges over that by counters, from which the engine was idle or lightly loaded for part of
-the time and the moments tell the trouble better. Tokens per step never read too high; single moments of
+the time and the moments show the trouble better. Tokens per step never read too high; single moments of
 thrashing engines with few sequences lay at half to 1.3 times the mean (simulated)."""
 LONGEST_STEP_SECONDS = 1.0
 """Gaps between tokens up to this are single steps of the engine; what is longer is a stall."""
@@ -473,7 +473,7 @@ def _values_of(page: Page, name: str) -> Mapping[_Identity, float]:
 
 
 def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) -> PodReadings:
-    """Return readings without what few pages cannot tell, the running set as counters tell it."""
+    """Return readings without what few pages cannot show, the running set as counters give it."""
     replica = replica_of(pages[-1], table)
     if replica is None:
         return readings
@@ -496,15 +496,15 @@ def _loaded_pages(pages: Sequence[Page], table: SignalTable) -> list[Page]:
 
 
 def _running_set(
-    told: Reading[float], readings: PodReadings, pages: Sequence[Page], replica: Replica
+    gauge: Reading[float], readings: PodReadings, pages: Sequence[Page], replica: Replica
 ) -> Reading[float]:
     """Return the running set by tokens per step; the gauge where that was of a far higher load."""
     steps = _steps(pages, replica)
     tokens = _value_or_zero(readings.number(Signal.GENERATED_TOKENS))
     if not steps or not tokens:
-        return told
+        return gauge
     counted = Measured(tokens / steps * readings.engines, pages[-1].at)
-    return told if isinstance(told, Measured) and told.value > BUSIER * counted.value else counted
+    return gauge if isinstance(gauge, Measured) and gauge.value > BUSIER * counted.value else counted
 
 
 def _steps(pages: Sequence[Page], replica: Replica) -> float:
@@ -514,7 +514,7 @@ def _steps(pages: Sequence[Page], replica: Replica) -> float:
 
 
 def _busy_seconds(readings: PodReadings, pages: Sequence[Page], table: SignalTable) -> float:
-    """Return how long a replica was busy: its steps times what one takes; infinite where it does not tell.
+    """Return how long a replica was busy: its steps times what one takes; infinite where it does not say.
 
     A request is in the engine's hands only while it steps, so a request's residence is never longer.
     """
@@ -540,7 +540,7 @@ and no answer."""
 
 
 def beside(metrics_url: str, page: VersionPage) -> str | None:
-    """Return the URL of an engine's version beside that of its metrics, or None where it cannot be told.
+    """Return the URL of an engine's version beside that of its metrics, or None where it is not known.
 
     Host, port and whatever a proxy has before the path stay: nobody else is dialled than for the metrics.
     """
@@ -555,12 +555,12 @@ def beside(metrics_url: str, page: VersionPage) -> str | None:
 
 
 def version_on(text: str, page: VersionPage, at: datetime) -> Reading[Version]:
-    """Return the version that a page tells."""
+    """Return the version that a page reports."""
     try:
-        told = json.loads(text)
+        body = json.loads(text)
     except (ValueError, RecursionError):
         return Missing(Absence.UNREADABLE)
-    version = told.get(page.field) if isinstance(told, dict) else None
+    version = body.get(page.field) if isinstance(body, dict) else None
     if not isinstance(version, str):
         return Missing(Absence.UNREADABLE)
     try:

@@ -54,7 +54,7 @@ would be begun anew."""
 _Ended: TypeAlias = Shown | Interrupted
 
 
-class _UntoldError(Exception):
+class _CannotBeginError(Exception):
     """A test cannot be begun; the message says why, in words of our own. `_in_turn` and `served` catch it."""
 
 
@@ -68,7 +68,7 @@ Starts: TypeAlias = Callable[[str, Sequence[Pod], str, StartForms], Awaitable[Ma
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Who tells of a trial pod what its own API does not."""
+    """What reports about a trial pod where its own API does not."""
 
     devices: Devices
     starts: Starts
@@ -196,7 +196,7 @@ class GenerationProbes:
             return "the engine's metrics cannot be read"
         try:
             return served_of(page, self._vocabulary.signals, api_of(metrics))
-        except _UntoldError as error:
+        except _CannotBeginError as error:
             return str(error)
 
     async def close(self) -> None:
@@ -229,12 +229,12 @@ class GenerationProbes:
                     start = await self._start(subject)
                     found = await compute(engine, sent, course)
                     return replace(found, backends=start.backends) if isinstance(found, Prompted) else found
-            except _UntoldError as error:
+            except _CannotBeginError as error:
                 return Interrupted(str(error))
             return await generate(engine, model, subject.step.tokens, course, self._tempo.rhythm)
 
     async def _pool(self, subject: _Subject) -> Pool:
-        """Return the pool of an engine by its own page, which is asked for again while it does not tell."""
+        """Return the pool of an engine by its own page, which is asked for again while it reports none."""
         rhythm = self._tempo.rhythm
         try:
             async with asyncio.timeout(rhythm.silence_seconds):
@@ -245,10 +245,10 @@ class GenerationProbes:
                         return found.value
                     await asyncio.sleep(rhythm.interval_seconds)
         except TimeoutError:
-            raise _UntoldError("the engine's metrics do not report its blocks") from None
+            raise _CannotBeginError("the engine's metrics do not report its blocks") from None
 
     async def _start(self, subject: _Subject) -> Started:
-        """Return what the log of a trial pod tells of its start; nothing where it cannot be read."""
+        """Return what the log of a trial pod says about its start; nothing where it cannot be read."""
         step, pod = subject.step, subject.pod
         found = await self._beside.starts(subject.namespace, [pod], step.container, self._vocabulary.start)
         start = found.get(pod.name)
@@ -260,7 +260,7 @@ class GenerationProbes:
         limit = await limit_of(engine)
         longest = step.tokens if limit is None else min(step.tokens, limit - 1)
         if longest < LEAST_LONGEST:
-            raise _UntoldError(f"the engine takes no prompt of {LEAST_LONGEST} tokens")
+            raise _CannotBeginError(f"the engine takes no prompt of {LEAST_LONGEST} tokens")
 
         async def read_devices(window: timedelta) -> Reading[tuple[Device, ...]]:
             found = await self._beside.devices(step.source, [pod], subject.namespace, window)
@@ -279,16 +279,16 @@ class GenerationProbes:
         """Return an engine as it is spoken to."""
         metrics = self._resolve(subject.where)
         if metrics is None:
-            raise _UntoldError("the pod has no address")
+            raise _CannotBeginError("the pod has no address")
         key = api_key_of(subject.template, self._vocabulary.profile)
         if not key and self._key is not None:
             try:
                 key = self._key.read()
             except (OSError, UnicodeError):
-                raise _UntoldError("the file of probe.apiKey cannot be read: mount it again") from None
+                raise _CannotBeginError("the file of probe.apiKey cannot be read: mount it again") from None
         if not (key.isascii() and key.isprintable()):
             # A library's exception would show it.
-            raise _UntoldError("the API key has characters that cannot be sent: use printable ASCII")
+            raise _CannotBeginError("the API key has characters that cannot be sent: use printable ASCII")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         pages = partial(self._scraper.page, subject.where)
         return Engine(self._http, api_of(metrics), headers, self._vocabulary.signals, pages)
@@ -297,10 +297,10 @@ class GenerationProbes:
         """Return the name under which an engine serves, by its own word."""
         page = await engine.pages()
         if isinstance(page, Missing):
-            raise _UntoldError("the engine's metrics cannot be read")
+            raise _CannotBeginError("the engine's metrics cannot be read")
         name = model_of(page, self._vocabulary.signals)
         if name is None:
-            raise _UntoldError("the engine's metrics do not report its model")
+            raise _CannotBeginError("the engine's metrics do not report its model")
         return name
 
 
@@ -310,12 +310,12 @@ def api_of(metrics_url: str) -> str:
     What a proxy has before `/metrics` stays; any other path is the metrics' own.
 
     Raises:
-        _UntoldError: it is no URL.
+        _CannotBeginError: it is no URL.
     """
     try:
         parts = urlsplit(metrics_url)
     except ValueError:
-        raise _UntoldError("the pod's address is no URL") from None
+        raise _CannotBeginError("the pod's address is no URL") from None
     path = parts.path.rstrip("/")
     prefix = path.removesuffix(METRICS) if path.endswith(METRICS) else ""
     return urlunsplit((parts.scheme, parts.netloc, prefix, "", ""))

@@ -2,7 +2,7 @@
 
 `prometheus-api-client` drops status, warnings and size: a hook sees every response first. The time-outs of
 `requests` begin anew with every byte: here each read gets what is left of the exchange's time. What the
-source took for its answer, and what we took to read it, are told apart: our own slowness is not the source's.
+source took for its answer, and what we took to read it, are kept apart: our own slowness is not the source's.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class _Course:
 
     def error_of(self, otherwise: str) -> QueryError:
         """Return what an exchange ends with that took too long."""
-        told = self.why_late(otherwise)
-        return (LateError if told == otherwise else SourceDownError)(told)
+        why = self.why_late(otherwise)
+        return (LateError if why == otherwise else SourceDownError)(why)
 
 
 class _Exchange(threading.local):
@@ -318,10 +318,10 @@ def _refusal(status: int, body: bytes) -> QueryError:
     """
     try:
         error = json.loads(body)
-        told, kind = redact(str(error["error"]))[:_QUOTED], str(error.get("errorType"))
+        message, kind = redact(str(error["error"]))[:_QUOTED], str(error.get("errorType"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        told, kind = "", ""
-    text = f"answered {status}" + (f": {told}" if told else "")
+        message, kind = "", ""
+    text = f"answered {status}" + (f": {message}" if message else "")
     if kind in _EXCESSIVE:
         return ExcessError(text, _EXCESSIVE[kind])
     if status in {requests.codes.bad_request, requests.codes.unprocessable}:
@@ -334,10 +334,10 @@ def _refusal(status: int, body: bytes) -> QueryError:
 def _refuse_warnings(body: bytes) -> None:
     """Refuse an answer with warnings: Thanos and others say so that data is missing."""
     try:
-        told = json.loads(body).get("warnings") or []
+        warnings = json.loads(body).get("warnings") or []
     except (ValueError, AttributeError, RecursionError):
         return
-    for one in told if isinstance(told, list) else [told]:
+    for one in warnings if isinstance(warnings, list) else [warnings]:
         if not str(one).startswith(_INFO):
             raise PartialDataError(f"answered with partial data: {str(one)[:_QUOTED]}")
 
@@ -492,7 +492,7 @@ class PrometheusClient:
             self.spent.own_seconds += now - answered
 
     def _once(self, expression: str, moments: Sequence[datetime]) -> Sequence[Answer]:
-        """Ask once; no answers where the source tells of other moments than it was asked for.
+        """Ask once; no answers where the source answers about other moments than it was asked for.
 
         Raises:
             QueryError: without the cause chained to it, which may name secrets.
@@ -529,22 +529,22 @@ class PrometheusClient:
     def _vectors(self, expression: str, moments: Sequence[datetime]) -> Sequence[Iterable[Series]]:
         first, last = moments[0], moments[-1]
         if first == last:
-            told = self._prometheus.custom_query(expression, params=self._params(time=first))
-            return [vector_of(told)]
+            result = self._prometheus.custom_query(expression, params=self._params(time=first))
+            return [vector_of(result)]
         # The client would round to whole seconds.
-        told = self._prometheus.custom_query_range(
+        result = self._prometheus.custom_query_range(
             expression,
             first,
             last,
             duration_text((last - first) / (len(moments) - 1)),
             params=self._params(start=first, end=last),
         )
-        return vectors_at(told, moments)
+        return vectors_at(result, moments)
 
     def _params(self, **times: datetime) -> Mapping[str, str]:
         extra = {name: value.get_secret_value() for name, value in self._options.params.items()}
-        told = {name: f"{at.timestamp():.3f}" for name, at in times.items()}
-        return {**extra, **told, "timeout": duration_text(self._options.timeout)}
+        stamps = {name: f"{at.timestamp():.3f}" for name, at in times.items()}
+        return {**extra, **stamps, "timeout": duration_text(self._options.timeout)}
 
     def _redact_secrets(self, text: str) -> str:
         for secret in self._options.secrets():

@@ -43,7 +43,7 @@ _FUNCTIONS = {
 
 LOOKBACK = timedelta(minutes=5)
 """Prometheus' own default of how far back an instant selector looks; a presence query looks at least
-as far, so that a replica that fell silent is told as stale for a while, not as unknown."""
+as far, so that a replica that fell silent is reported as stale for a while, not as unknown."""
 
 _LEAST_MOMENTS = 4
 """Moments at which a hold is sampled, at least."""
@@ -113,7 +113,7 @@ def expression(source: SignalSource, span: Span, table: SignalTable, target_labe
 
 
 CLOCKS = timedelta(minutes=1)
-"""By how much a source's clock may be ahead of the operator's without a sample of the future telling it: the
+"""By how much a source's clock may be ahead of the operator's without a sample of the future showing it: the
 longest interval between scrapes at which samples stand for a replica at all."""
 SAMPLED = (timedelta(minutes=2), timedelta(minutes=1))
 """Stretches over which a source's samples stand for a replica that is out of reach: the longest that fits."""
@@ -151,14 +151,14 @@ def presence(span: Span, table: SignalTable) -> str:
     Rates and averages answer from old samples long after a replica fell silent, because they ignore
     staleness markers. `timestamp()` answers exactly, but nothing once such a marker is there, which one
     failed scrape is enough for; then the largest timestamp that was seen at the steps of the window
-    tells how old the newest sample is.
+    shows how old the newest sample is.
     """
     window, step = duration_text(max(span.window, LOOKBACK)), duration_text(span.resolution)
     return f"timestamp({table.presence}) or max_over_time(timestamp({table.presence})[{window}:{step}])"
 
 
 MARK = "kvmedic_signal"
-"""Label by which the series of several parts of one answer are told apart."""
+"""Label by which the series of several parts of one answer are distinguished."""
 
 
 def marked(text: str, mark: str) -> str:
@@ -256,14 +256,14 @@ def sum_of_replica(generations: Sequence[str], table: SignalTable) -> str:
 
 
 MOST_RESTARTS = 4
-"""Of a process that does not tell when it began, within `LOOKBACK`: the kubelet waits 10, 20, 40 and 80 s."""
+"""Of a process that exports no start time, within `LOOKBACK`: the kubelet waits 10, 20, 40 and 80 s."""
 LAGS = 2
 """Scrapes of which not all series may have come yet: what is written from afar may come in parts."""
 SCRAPED = "scrape_duration_seconds"
 """What is written beside each page that is scraped, at the page's own time, by Prometheus, vmagent, Alloy and
-the OpenTelemetry collector: it tells of a page of which nothing else was taken."""
+the OpenTelemetry collector: it shows a page of which nothing else was taken."""
 _AT = "kvmedic_at"
-"""Label of a series that tells when others were sampled."""
+"""Label of a series that shows when others were sampled."""
 
 
 def several_pages_query(
@@ -271,9 +271,9 @@ def several_pages_query(
 ) -> str:
     """Return the query for targets whose series several pages wrote; it answers with nothing where none did.
 
-    A source that is told to honor labels takes namespace, pod, `instance` and `job` from the page that it
-    scrapes, so that any tenant's page can write into another's series. Nothing in a label tells them apart
-    then, but what is written does, since one page is scraped as a whole, and told by one process, whose
+    A source that honors labels takes namespace, pod, `instance` and `job` from the page that it
+    scrapes, so that any tenant's page can write into another's series. Nothing in a label distinguishes them
+    then, but what is written does, since one page is scraped as a whole, and written by one process, whose
     counters never fall:
 
     * a counter fell more often than its process began anew;
@@ -283,7 +283,7 @@ def several_pages_query(
       refused, so that another page's may stand in place of the replica's own; in place of all of them, where
       that page is scraped while the replica's own is still being read.
 
-    What cannot be told so is a page that repeats all of the replica's own but its gauges, or that repeats
+    What cannot be found so is a page that repeats all of the replica's own but its gauges, or that repeats
     `SCRAPED`, too, and is scraped in each of those moments, or within the same millisecond.
 
     Args:
@@ -325,13 +325,13 @@ def _surplus(table: SignalTable, selected: str, target: str) -> Iterator[str]:
     """
     fold = f"max by ({target}) ("
     seen = f"{fold}count_over_time({table.presence}{selected}))"
-    told = _of_each(_gauges(table), "count_over_time", selected, fold)
-    yield f"({told}) > on ({target}) group_left () {seen}"
+    counts = _of_each(_gauges(table), "count_over_time", selected, fold)
+    yield f"({counts}) > on ({target}) group_left () {seen}"
     # Of others each process may export a copy of its own, with the samples of its own time.
     shared = [name for name in table.in_flight if name != table.presence]
-    told = _of_each(shared, "count_over_time", selected, fold)
+    counts = _of_each(shared, "count_over_time", selected, fold)
     if shared:
-        yield f"({told}) < on ({target}) group_left () {seen}"
+        yield f"({counts}) < on ({target}) group_left () {seen}"
 
 
 def _strays(names: Iterable[str], table: SignalTable, target: str) -> str:
@@ -350,7 +350,7 @@ def _last_strays(names: Iterable[str], selected: str, table: SignalTable, target
 def _of_each(names: Iterable[str], function: str, selected: str, fold: str) -> str:
     """Return what some metrics come to at each target by a function and a fold that lacks its last bracket.
 
-    Metrics are told apart by number: matchers are put wherever a metric's name stands in a query.
+    Metrics are distinguished by number: matchers are put wherever a metric's name stands in a query.
     """
     found = (f"{fold}{function}({name}{selected}))" for name in names)
     return " or ".join(marked(text, str(place)) for place, text in enumerate(found))
@@ -402,16 +402,16 @@ def narrowed_by(matchers: Sequence[str], names: Iterable[str]) -> Narrow:
     """
     if not matchers:
         return str
-    selector, told = _selector_of(frozenset(names)), ", ".join(matchers)
+    selector, joined = _selector_of(frozenset(names)), ", ".join(matchers)
 
     def narrow(text: str) -> str:
-        return selector.sub(lambda found: f"{found[1]}{{{told}{', ' if found[2] else '}'}", text)
+        return selector.sub(lambda found: f"{found[1]}{{{joined}{', ' if found[2] else '}'}", text)
 
     return narrow
 
 
 PEAK_DAY = timedelta(hours=24)
-"""How far back: load that comes each day is in it once. A source that keeps less tells what it has."""
+"""How far back: load that comes each day is in it once. A source that keeps less answers with what it has."""
 PEAK_WINDOW = timedelta(minutes=10)
 """Over how long load counts: a shorter peak is over before a queue that it left keeps many waiting."""
 

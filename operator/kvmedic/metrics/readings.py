@@ -89,7 +89,7 @@ def presence_of(
 
     Series that were last sampled longer ago than `freshness` do not count among the scrapers: a scrape job
     that was removed a minute ago still answers, with less and less of the window. A sample that is not of
-    this time at all (milliseconds for seconds, times to come) makes the replica one that nobody can tell of.
+    this time at all (milliseconds for seconds, times to come) makes the replica ambiguous.
 
     Args:
         series: whose values are the times (Unix seconds).
@@ -105,8 +105,8 @@ def presence_of(
         if isfinite(one.value):
             if not 0 <= one.value <= (at + freshness).timestamp():
                 return Missing(Absence.AMBIGUOUS)
-            told_by_source = (item for item in one.labels.items() if item[0] not in set_by_engine)
-            newest[named.engine_of(one, table), frozenset(told_by_source)] = _EPOCH + timedelta(
+            set_by_source = (item for item in one.labels.items() if item[0] not in set_by_engine)
+            newest[named.engine_of(one, table), frozenset(set_by_source)] = _EPOCH + timedelta(
                 seconds=one.value
             )
             models.add(one.labels.get(table.model_label, ""))
@@ -126,7 +126,7 @@ def presence_of(
 def _have_own_engines(series: Sequence[Series], table: SignalTable) -> bool:
     """Return whether a replica's ports have engines of their own: ranks of one model, none of them on two.
 
-    Two ports that tell of one engine may be two ways to one page, such as a mesh's own port; one of another
+    Two ports that report one engine may be two ways to one page, such as a mesh's own port; one of another
     model is another container's.
     """
     ranks: dict[int | None, set[str]] = {}
@@ -316,22 +316,22 @@ def readings_of(
     replica: Replica,
     series: Mapping[Signal, Iterable[Series] | None],
     pools: Sequence[Series] | None,
-    untold: Missing | Unsupported,
+    unavailable: Missing | Unsupported,
 ) -> PodReadings:
-    """Return a replica's readings; `untold` is that of what has no series because nobody could be asked."""
+    """Return a replica's readings; `unavailable` is that of what has no series as nobody could be asked."""
     numbers = {
-        signal: untold if many is None else read_number(replica, replica.table.signals[signal], many)
+        signal: unavailable if many is None else read_number(replica, replica.table.signals[signal], many)
         for signal, many in series.items()
         if signal not in HISTOGRAMS
     }
     return PodReadings(
         numbers=numbers,
         histograms={
-            signal: untold if many is None else histogram(replica, many)
+            signal: unavailable if many is None else histogram(replica, many)
             for signal, many in series.items()
             if signal in HISTOGRAMS
         },
-        pool=untold if pools is None else read_pool(replica, pools),
+        pool=unavailable if pools is None else read_pool(replica, pools),
         block_tokens=block_tokens(replica, pools or ()),
         model_names=replica.presence.models,
         engines=len(replica.presence.engines),
@@ -353,7 +353,7 @@ def absent(signals: Iterable[Signal], why: Missing | Stale) -> PodReadings:
     )
 
 
-_UNTOLD = "None"
+_NO_VALUE = "None"
 """Text of a value that the engine does not export."""
 
 _DIGITS = 15
@@ -391,9 +391,9 @@ def read_pool(replica: Replica, series: Iterable[Series]) -> Reading[Pool]:
     return Measured(replace(kinds.pop(), blocks=blocks), replica.presence.at)
 
 
-def join_pools(told: Iterable[Reading[Pool]]) -> Reading[Pool]:
+def join_pools(readings: Iterable[Reading[Pool]]) -> Reading[Pool]:
     """Return the pools of several engines as one: all of them must be known, and of one kind."""
-    found = list(told)
+    found = list(readings)
     pools = [each.value for each in found if isinstance(each, Measured)]
     if len(pools) < len(found):
         return next(each for each in found if not isinstance(each, Measured))
@@ -412,7 +412,7 @@ def block_tokens(replica: Replica, series: Iterable[Series]) -> int | None:
 
 
 def window(replica: Replica, series: Sequence[Series]) -> str:
-    """Return what of the model frees blocks without any method, for a person; empty where no label tells."""
+    """Return what of the model frees blocks without any method, for a person; empty where no label says."""
     source = replica.table.pool
     for one in series:
         if tokens := _whole(one.labels.get(source.window, "")):
@@ -428,8 +428,8 @@ def window(replica: Replica, series: Sequence[Series]) -> str:
 
 def _pool_of_series(source: PoolSource, series: Series, engines: int) -> Pool | Missing | Unsupported:
     """Return the pool that one series describes, or why its labels describe none."""
-    sizes = [series.labels.get(name, _UNTOLD) for name in source.block_tokens]
-    if series.labels.get(source.blocks, _UNTOLD) == _UNTOLD or all(size == _UNTOLD for size in sizes):
+    sizes = [series.labels.get(name, _NO_VALUE) for name in source.block_tokens]
+    if series.labels.get(source.blocks, _NO_VALUE) == _NO_VALUE or all(size == _NO_VALUE for size in sizes):
         return Unsupported()
     total = _whole(series.labels[source.blocks])
     declared = _declared_block_tokens(source, series.labels)
@@ -442,14 +442,14 @@ def _pool_of_series(source: PoolSource, series: Series, engines: int) -> Pool | 
         usable,
         max(1, round(held / blocks)) if is_hybrid else declared,
         series.labels.get(source.cache_dtype, "auto"),
-        {"True": True, "False": False}.get(series.labels.get(source.caches_prefixes, _UNTOLD)),
+        {"True": True, "False": False}.get(series.labels.get(source.caches_prefixes, _NO_VALUE)),
         has_window=is_hybrid or _whole(series.labels.get(source.window, "")) > 0,
     )
 
 
 def _declared_block_tokens(source: PoolSource, labels: Mapping[str, str]) -> int:
     """Return tokens per block by the labels; 0 where none of them is a number."""
-    return next(filter(None, (_whole(labels.get(name, _UNTOLD)) for name in source.block_tokens)), 0)
+    return next(filter(None, (_whole(labels.get(name, _NO_VALUE)) for name in source.block_tokens)), 0)
 
 
 def _whole(text: str) -> int:

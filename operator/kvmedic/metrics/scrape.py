@@ -1,7 +1,7 @@
 """What a replica says of itself by its own `/metrics`, read directly.
 
 A replica may have several engines, behind one port or several. It is idle only where each engine that anybody
-knows of says so now: what a page does not tell is never taken for zero.
+knows of says so now: what a page does not report is never taken for zero.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kvmedic.settings import ScrapeOptions
 
 
 def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
-    """Return what an engine serves and has done so far, or why its page does not tell."""
+    """Return what an engine serves and has done so far, or why its page does not say."""
     model = model_of(page, table)
     if model is None:
         return "the engine's metrics do not report its model"
@@ -55,7 +55,7 @@ def pool_of_page(page: Page, table: SignalTable) -> Reading[Pool]:
 
 
 def model_of(page: Page, table: SignalTable) -> str | None:
-    """Return the name under which an engine serves; None where its page does not tell."""
+    """Return the name under which an engine serves; None where its page does not say."""
     return next(filter(None, (one.labels.get(table.model_label) for one in page.find(table.presence))), None)
 
 
@@ -87,7 +87,7 @@ class Engine:
     """One engine of a replica, as its series name it."""
 
     label: str
-    """Tells the engines behind one frontend apart; empty where there is one."""
+    """Distinguishes the engines behind one frontend; empty where there is one."""
     model: str
     port: int | None = None
     """Where its page is; None: not known, so that any page of the replica will do."""
@@ -103,12 +103,12 @@ class Engine:
 
 
 def engines_of(series: Iterable[Series], table: SignalTable) -> frozenset[Engine]:
-    """Return the engines that a source's series tell of, with the ports that they were scraped at."""
+    """Return the engines that a source's series name, with the ports that they were scraped at."""
     return frozenset(_engine(one, table, port_of_instance(one)) for one in series)
 
 
 def engines_on(pages: Mapping[int | None, Page], table: SignalTable) -> frozenset[Engine]:
-    """Return the engines that pages tell of, by the ports of the pages; none of a page of something else."""
+    """Return the engines that pages name, by the ports of the pages; none of a page of something else."""
     names = (*table.in_flight, *table.in_flight_optional)
     return frozenset(_engine(one, table, port) for port, page in pages.items() for one in page.find(*names))
 
@@ -178,7 +178,7 @@ def _engine(series: Series, table: SignalTable, port: int | None) -> Engine:
 
 
 Otherwise: TypeAlias = Callable[[frozenset[Engine]], Awaitable[Reading[float]]]
-"""Tells the requests on a replica whose pages cannot be read, of all engines that were seen on it."""
+"""Returns the requests on a replica whose pages cannot be read, of all engines that were seen on it."""
 
 _CONNECTIONS = 64
 """Scrapes at the same time, at most; replicas are drained one by one per resource."""
@@ -262,7 +262,7 @@ class _Other(Enum):
     ELSE = "else"
     """Nobody, or something that is no engine."""
     SILENT = "silent"
-    """Somebody who does not tell: it may be an engine that is busy."""
+    """Somebody who does not answer: it may be an engine that is busy."""
 
 
 PIECES_AT_ONCE = 64
@@ -345,12 +345,12 @@ class Scraper:
         Args:
             where: the replica is.
             known: engines that the source has seen on it.
-            otherwise: tells it where no page of the replica can be read at all; None: nobody does.
+            otherwise: returns it where no page of the replica can be read at all; None: nobody does.
         """
         pages, seen, silent = await self._all_pages(where, known)
         if not pages:
-            told = await otherwise(self._seen.get(where, frozenset())) if otherwise else None
-            return told if isinstance(told, Measured) else Missing(Absence.SOURCE_UNAVAILABLE)
+            reported = await otherwise(self._seen.get(where, frozenset())) if otherwise else None
+            return reported if isinstance(reported, Measured) else Missing(Absence.SOURCE_UNAVAILABLE)
         found = in_flight_on(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
         if silent and isinstance(found, Measured) and found.value == 0:
             return Missing(Absence.SOURCE_UNAVAILABLE)

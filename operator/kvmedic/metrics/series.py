@@ -1,7 +1,7 @@
 """Series as a source returned them, by the replica that they belong to.
 
 Anybody's page may name another's pod, and a replica may run several engines, each on a port of its own: what
-counts is told by where a series was scraped.
+counts is decided by where a series was scraped.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def series_of(labels: dict[str, str], value: float) -> Series:
 
     A value that nothing measurable reaches is no number: sums and squares of such overflow.
     """
-    told = value if abs(value) <= LARGEST else nan
+    number = value if abs(value) <= LARGEST else nan
     text = labels.pop("le", None)
     if text is None:
-        return Series(labels, told)
+        return Series(labels, number)
     bound = -inf
     with suppress(ValueError):
         bound = float(text)
-    return Series(labels, told, -inf if isnan(bound) else bound)
+    return Series(labels, number, -inf if isnan(bound) else bound)
 
 
 def vector_of(result: object) -> Iterable[Series]:
@@ -122,11 +122,11 @@ def vector_of(result: object) -> Iterable[Series]:
 
 
 _OFF_SECONDS = 0.002
-"""How far a time may be from the one that was asked for: both are told in milliseconds."""
+"""How far a time may be from the one that was asked for: both are in milliseconds."""
 
 
 def vectors_at(result: object, moments: Sequence[datetime]) -> Sequence[list[Series]]:
-    """Return a range's elements as one vector per moment; nothing where it tells of other moments.
+    """Return a range's elements as one vector per moment; nothing where it is about other moments.
 
     Raises:
         TypeError: it is something else.
@@ -174,7 +174,7 @@ def by_pod(series: Iterable[Series], namespace_label: str, pod_label: str) -> An
 
 
 def add_once(found: dict[Key, Series], key: Key, one: Series) -> None:
-    """Add a series; one that was told already is no number where the two differ."""
+    """Add a series; one that was reported already is no number where the two differ."""
     known = found.setdefault(key, one)
     if known.value != one.value:
         found[key] = Series(one.labels, nan, one.bound)
@@ -196,7 +196,7 @@ NOWHERE = Place()
 
 
 def own_series(series: tuple[Series, ...], address: str) -> tuple[Series, ...]:
-    """Return the series of a pod that its own targets told of: anybody's page may name another's pod.
+    """Return the series of a pod that its own targets reported: anybody's page may name another's pod.
 
     A source sets `instance` itself, to the address that it scraped. Where none of them is the pod's, those
     count whose `instance` is no address at all: an installation may have relabelled it.
@@ -229,9 +229,9 @@ def foreign_instances(series: tuple[Series, ...], address: str) -> tuple[str, ..
 
 
 def engines_own(series: tuple[Series, ...], place: Place) -> tuple[Series, ...] | Missing:
-    """Return the series of those ports of a replica that count, or why they cannot be told from others.
+    """Return the series of those ports of a replica that count, or why they cannot be distinguished.
 
-    Where other containers run engines only one port counts. Of declared ports each must tell something:
+    Where other containers run engines only one port counts. Of declared ports each must report something:
     figures of one rank are not those of a replica.
     """
     desired = place.ports if place.only_port is None else frozenset({place.only_port})
@@ -270,7 +270,7 @@ Scraper: TypeAlias = frozenset[tuple[str, str]]
 def totals_of(
     pods: Iterable[PodKey], reply: Reply, at: datetime, places: Mapping[str, Place]
 ) -> dict[str, Reading[float]]:
-    """Return what an answer tells of each replica, added over its engines, by pod name.
+    """Return what an answer reports for each replica, added over its engines, by pod name.
 
     Of several scrapers of one engine the one that saw most counts, so that no load is taken for less.
     """

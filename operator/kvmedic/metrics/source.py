@@ -170,9 +170,9 @@ class _Answers:
         """
         trouble = self.trouble()
         is_own = trouble is not None and trouble.is_apart
-        untold = Missing(Absence.TOO_MUCH if is_own else Absence.SOURCE_UNAVAILABLE)
+        unavailable = Missing(Absence.TOO_MUCH if is_own else Absence.SOURCE_UNAVAILABLE)
         if isinstance(self.presence, Unanswered):
-            return absent(self.signals, untold)
+            return absent(self.signals, unavailable)
         if pod in self.crowded:
             return absent(self.signals, Missing(Absence.TOO_MUCH))
         named = self.presence.series_of(pod)
@@ -195,7 +195,7 @@ class _Answers:
             for reply in (self.pool, *self.signals.values())
         )
         series = dict(zip(self.signals, found, strict=True))
-        return readings_of(Replica(presence, self.table), series, pools, untold)
+        return readings_of(Replica(presence, self.table), series, pools, unavailable)
 
 
 class PrometheusSource:
@@ -254,7 +254,7 @@ class PrometheusSource:
         look: Look,
         places: Mapping[str, Place],
     ) -> dict[str, PodReadings]:
-        """Return the readings of those replicas of which the round of all replicas tells all."""
+        """Return the readings of those replicas of which the round of all replicas reports all."""
         found = await rounds.answers_at(moment, self._span(look.window))
         if isinstance(found, Unanswered):
             self._calm = None
@@ -264,8 +264,8 @@ class PrometheusSource:
             self._table, moment.at, self._options.freshness, found.presence, found.pools, signals
         )
         self._report_change(None)
-        told = (pod for pod in pods if found.presence.series_of(pod))
-        return {pod.name: answers.readings(pod, places.get(pod.name, NOWHERE)) for pod in told}
+        plain = (pod for pod in pods if found.presence.series_of(pod))
+        return {pod.name: answers.readings(pod, places.get(pod.name, NOWHERE)) for pod in plain}
 
     async def _observe_closely(
         self,
@@ -402,17 +402,17 @@ class PrometheusSource:
         """Return the most tokens per second that replicas were asked for of late, by pod name.
 
         A day of history may be too much for a source, which says nothing about its other answers. Whose
-        series several pages write of late has none; what they wrote before is not told from its own.
+        series several pages write of late has none; what they wrote before is not distinguished from its own.
         """
         moment, found = self._current(), dict[str, Reading[float]]()
         asked = peak_query(self._table), self._several_pages(self._span(LOOKBACK), counts_requests=True)
         for part in parts_of(pods):
             batch = await moment.batch_of(part, Closeness.WHOLE)
             reply, shared = await asyncio.gather(*(batch.reply(text, part) for text in asked))
-            told = totals_of(part, reply, moment.at, places)
+            totals = totals_of(part, reply, moment.at, places)
             for pod in part:
                 is_own = _is_own(shared, pod, places.get(pod.name, NOWHERE).address)
-                found[pod.name] = told[pod.name] if is_own else _not_reported_by(shared)
+                found[pod.name] = totals[pod.name] if is_own else _not_reported_by(shared)
             found |= {pod.name: Missing(Absence.TOO_MUCH) for pod in part if pod in batch.crowded}
         return found
 
@@ -467,17 +467,17 @@ class PrometheusSource:
             out: for how long it has surely got no request; what was sampled before says nothing.
             seen: engines that were seen on it otherwise; each of them, and of those the source knows, counts.
         """
-        stretch, untold = sampled_stretch(out), Missing(Absence.SOURCE_UNAVAILABLE)
+        stretch, unavailable = sampled_stretch(out), Missing(Absence.SOURCE_UNAVAILABLE)
         if stretch is None:
-            return untold
+            return unavailable
         known, now = await self.engines(pod, address) | seen, self._now()
         narrow = narrowed_to([pod], self._options.labels, self._engine_names)
         later = await self._query(narrow(f"timestamp({self._table.presence})"), now + CLOCKS)
         if isinstance(later, Unanswered) or not known:
-            return untold
+            return unavailable
         newest = [one.value for one in own_series(later.series_of(pod), address)]
         if not newest or max(newest) > now.timestamp():
-            return untold  # no sample of late, or the source's clock is ahead of ours
+            return unavailable  # no sample of late, or the source's clock is ahead of ours
         shared = await self._query(
             narrow(self._several_pages(self._span(stretch), counts_requests=False)), now
         )
@@ -487,19 +487,19 @@ class PrometheusSource:
         for name in (*self._table.in_flight, *self._table.in_flight_optional):
             reply = await self._query(narrow(sampled_query(name, stretch)), now)
             series = () if isinstance(reply, Unanswered) else own_series(reply.series_of(pod), address)
-            told = engines_of(series, self._table)
+            sampled = engines_of(series, self._table)
             is_needed = name in self._table.in_flight or isinstance(reply, Unanswered)
-            if is_needed and not all(one.is_on(told) for one in known):
-                return untold
+            if is_needed and not all(one.is_on(sampled) for one in known):
+                return unavailable
             largest += sum(one.value for one in series)
         is_count = isfinite(largest) and largest >= 0
-        return Measured(largest, datetime.fromtimestamp(max(newest), UTC)) if is_count else untold
+        return Measured(largest, datetime.fromtimestamp(max(newest), UTC)) if is_count else unavailable
 
     def as_of(self, at: datetime, client: Client | None = None) -> PrometheusSource:
         """Return the same source as it answers about a moment of the past; it is not to be closed."""
         steady = self._options.model_copy(update={"reuse": timedelta(days=1)})
         then = PrometheusSource(self.name, client or self._client, steady, self._table, now=lambda: at)
-        # What is odd about series is told once, of the present.
+        # What is odd about series is reported once, of the present.
         then._rounds, then._reported_unlabelled = None, True
         then._reported_once = self._reported_once
         return then
@@ -570,13 +570,13 @@ class PrometheusSource:
 
 
 def _is_own(shared: Reply, pod: PodKey, address: str) -> bool:
-    """Return whether one page alone writes a replica's series; no where the source does not tell."""
+    """Return whether one page alone writes a replica's series; no where the source does not answer."""
     return isinstance(shared, Answer) and not own_series(shared.series_of(pod), address)
 
 
 def _not_reported_by(shared: Reply) -> Missing:
-    is_told = isinstance(shared, Answer)
-    return Missing(Absence.SEVERAL_PAGES if is_told else Absence.SOURCE_UNAVAILABLE)
+    is_answered = isinstance(shared, Answer)
+    return Missing(Absence.SEVERAL_PAGES if is_answered else Absence.SOURCE_UNAVAILABLE)
 
 
 def _crowded_of(seen: Reply) -> frozenset[PodKey]:

@@ -1,4 +1,4 @@
-"""Methods that compress a KV cache: what they do to blocks, how they are turned on, what tells of them.
+"""Methods that compress a KV cache: what they do to blocks, how they are turned on, what shows them.
 
 What is compared of a fleet with and without a method that compresses its KV cache.
 
@@ -387,7 +387,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class MethodSigns:
-    """What a running engine and its template tell."""
+    """What a running engine and its template say."""
 
     environment: Mapping[str, str]
     cache_dtype: str
@@ -404,7 +404,7 @@ class Recognised:
 
     method: Method
     by: str
-    """What told, such as a variable's name."""
+    """What showed it, such as a variable's name."""
     is_confirmed: bool
     """A log line or the type of the cache confirms it; a variable alone says only what somebody wants."""
     budget: int | None
@@ -458,9 +458,9 @@ OFF_WORDS = frozenset({"0", "false", "no", "off"})
 ON_WORDS = frozenset({"1", "true", "yes", "on"})
 
 
-def recognise_methods(methods: Iterable[Method], told: MethodSigns) -> tuple[Recognised, ...]:
-    """Return the methods that are on, as far as anything tells; empty where nothing does."""
-    found = (_recognise_method(method, told) for method in methods)
+def recognise_methods(methods: Iterable[Method], signs: MethodSigns) -> tuple[Recognised, ...]:
+    """Return the methods that are on, as far as anything shows it; empty where nothing does."""
+    found = (_recognise_method(method, signs) for method in methods)
     return tuple(each for each in found if each is not None)
 
 
@@ -488,12 +488,12 @@ def with_older_names(method: Method, environment: Mapping[str, str]) -> dict[str
     return {**environment, **older}
 
 
-def _recognise_method(method: Method, told: MethodSigns) -> Recognised | None:
+def _recognise_method(method: Method, signs: MethodSigns) -> Recognised | None:
     """Return a method that is on: what its running engine logged counts before what settings ask for."""
-    proof, wish = _proof(method, told), _wish(method, told)
+    proof, wish = _proof(method, signs), _wish(method, signs)
     if not (proof or wish):
         return None
-    environment = with_older_names(method, told.environment)
+    environment = with_older_names(method, signs.environment)
     off = switched_off(method, environment)
     if off and not proof:
         return None
@@ -504,35 +504,35 @@ def _recognise_method(method: Method, told: MethodSigns) -> Recognised | None:
         bool(proof),
         method.default_budget if budget is None else budget,
         every or PASS_TOKENS,
-        "" if proof else _phrase(method.denial, told),
+        "" if proof else _phrase(method.denial, signs),
     )
 
 
-def _proof(method: Method, told: MethodSigns) -> str:
+def _proof(method: Method, signs: MethodSigns) -> str:
     """Return what the engine itself says of a method, empty where it says nothing.
 
     Of a line only the phrase is kept by which the method is known.
     """
-    if phrase := _phrase(method.log, told):
+    if phrase := _phrase(method.log, signs):
         return f"start-up log: {phrase}"
-    is_label = bool(method.cache_dtypes) and told.cache_dtype.startswith(method.cache_dtypes)
-    return f"cache_dtype {told.cache_dtype}" if is_label else ""
+    is_label = bool(method.cache_dtypes) and signs.cache_dtype.startswith(method.cache_dtypes)
+    return f"cache_dtype {signs.cache_dtype}" if is_label else ""
 
 
-def _phrase(pattern: str, told: MethodSigns) -> str:
+def _phrase(pattern: str, signs: MethodSigns) -> str:
     """Return the first part of a log that a pattern matches; empty where none does."""
-    matches = (re.search(pattern, line) for line in told.log if pattern)
+    matches = (re.search(pattern, line) for line in signs.log if pattern)
     return next((match.group() for match in matches if match), "")
 
 
-def _wish(method: Method, told: MethodSigns) -> str:
+def _wish(method: Method, signs: MethodSigns) -> str:
     """Return which setting asks for a method; empty where none does."""
-    names = [name for name in told.environment for pattern in method.variables if re.fullmatch(pattern, name)]
+    names = [name for name in signs.environment for each in method.variables if re.fullmatch(each, name)]
     if names:
         switches = {each.env for each in method.off_switches}
         return min(names, key=lambda name: (name in switches, name))
-    is_asked = bool(method.cache_dtypes) and told.asked_type.startswith(method.cache_dtypes)
-    return f"the type {told.asked_type} that is asked for" if is_asked else ""
+    is_asked = bool(method.cache_dtypes) and signs.asked_type.startswith(method.cache_dtypes)
+    return f"the type {signs.asked_type} that is asked for" if is_asked else ""
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:

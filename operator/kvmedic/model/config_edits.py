@@ -104,12 +104,12 @@ def copy_name(config_map: str, contents: Contents, target_uid: str = "") -> str:
 
     So the same change gives the same copy, if a process dies in the middle; another target has one of its
     own, which nobody removes for the first one's sake. A copy of a copy has one hash at its end.
-    It only tells copies apart; what is in one is compared by the whole digest.
+    It only distinguishes copies; what is in one is compared by the whole digest.
     """
     short = contents.digest[:EARLIER_DIGITS]
-    told = hashlib.sha256(f"{target_uid}/{short}".encode()).hexdigest()[:10]
-    base = _COPIED.sub("", config_map)[: NAME_LENGTH - len(told) - 1]
-    return f"{base.rstrip('.-')}-{told}"
+    digits = hashlib.sha256(f"{target_uid}/{short}".encode()).hexdigest()[:10]
+    base = _COPIED.sub("", config_map)[: NAME_LENGTH - len(digits) - 1]
+    return f"{base.rstrip('.-')}-{digits}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Deploy:
     pods: frozenset[str]
     """Names of the replicas that run the new one; those of the one before may still run beside them."""
     start_seconds: float | None
-    """How long a replica took from its making to Ready (median); None where none tells."""
+    """How long a replica took from its making to Ready (median); None: not known."""
 
     def line(self) -> str:
         """Return what came, in one clause."""

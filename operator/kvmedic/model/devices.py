@@ -1,16 +1,16 @@
 """How a replica fares beside its engine's own metrics: its devices, and how its engine last ended.
 
-A device's series come from NVIDIA's DCGM exporter; its driver tells more where an administrator lets the
+A device's series come from NVIDIA's DCGM exporter; its driver reports more where an administrator lets the
 operator ask it. The end of an engine comes from Kubernetes. Absent is unknown, never healthy. Nothing here
 fetches anything.
 
 What a replica's own GPU driver says through `nvidia-smi`: one line per device, as readings.
 
-It fills what no series tells and replaces none. What it prints comes out of a container, so only numbers
+It fills what no series reports and replaces none. What it prints comes out of a container, so only numbers
 and a few known words are read of it, and nothing else is kept. Absent is unknown here too: a device that
 cannot be read stands in the list without readings.
 
-Why a replica's own GPU driver told nothing, and what a person can do about it.
+Why a replica's own GPU driver reported nothing, and what a person can do about it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Vital(StrEnum):
     ROW_REMAP_FAILED = "rowRemapFailed"
     """1 where a device has no spare memory rows left to replace a broken one."""
     DRIVER_FAULT = "driverFault"
-    """The driver's own code for a device that cannot be used; 0: none. Only `nvidia-smi` tells it."""
+    """The driver's own code for a device that cannot be used; 0: none. Only `nvidia-smi` reports it."""
     MEMORY_FREE = "memoryFreeMiB"
     """The least memory of a device that was free at any moment of the window (MiB)."""
     MEMORY_IN_USE = "memoryInUse"
@@ -155,8 +155,8 @@ SHOWN = (*SERIES, Vital.MEMORY_FREE)
 """What people are shown of a device."""
 
 NEEDED = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS)
-"""What tells whether a node is healthy. Row remapping exists from Ampere on only. One that the
-device's source can never tell (`Unsupported`) is not waited for."""
+"""What shows whether a node is healthy. Row remapping exists from Ampere on only. One that the
+device's source can never report (`Unsupported`) is not waited for."""
 BY_DEFAULT = (Vital.LAST_XID,)
 """Those of them that a default installation of the DCGM exporter exports (dcgm-exporter,
 etc/default-counters.csv: clock reasons are not in it, ECC is commented out). A series of the others may be
@@ -225,14 +225,14 @@ class Device:
     """As the exporter numbers the devices of its node: `GPU 3`."""
     readings: Mapping[Vital, Reading[float]]
     uuid: str = ""
-    """The device's own identity; empty where it is not told."""
+    """The device's own identity; empty where it is not reported."""
     asked: frozenset[Vital] = frozenset()
-    """What no series tells of it, so that its driver was asked (`nvidia-smi`)."""
+    """What no series reports of it, so that its driver was asked (`nvidia-smi`)."""
     is_partitioned: bool = False
     """Its driver says that it is shared out in parts (MIG)."""
 
     def reading(self, vital: Vital) -> Reading[float]:
-        """Return one reading; a vital that no series told of is missing."""
+        """Return one reading; a vital that no series reported is missing."""
         return self.readings.get(vital, Missing(Absence.NO_SERIES))
 
     def value(self, vital: Vital) -> int | None:
@@ -342,7 +342,7 @@ class Vitals:
         return tuple(vital for vital in NEEDED if any(vital in device.unknown() for device in devices))
 
     def was_asked(self) -> bool:
-        """Return whether its driver told something of its devices."""
+        """Return whether its driver reported something of its devices."""
         devices = self.devices.value if isinstance(self.devices, Measured) else ()
         return any(device.asked for device in devices)
 
@@ -352,8 +352,8 @@ CLOCK_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """The mask of clock reasons by generation, newest first: driver 535 renamed it, and one that does not know a
 field ends with exit code 2 (`nvidia-smi --help-query-gpu`)."""
 OTHER_FIELDS = ("index", "uuid", "mig.mode.current", "ecc.errors.uncorrected.volatile.total")
-TELLS = (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS, Vital.DRIVER_FAULT)
-"""What it may fill of a device that some series tell of. XIDs are in no field of it."""
+FILLED = (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS, Vital.DRIVER_FAULT)
+"""What it may fill of a device that some series report. XIDs are in no field of it."""
 LOST, RESET_REQUIRED = 15, 16
 WORDS: Mapping[str, int] = MappingProxyType(
     {
@@ -382,7 +382,7 @@ def nvidia_smi_query(clock_field: str) -> tuple[str, ...]:
 
 
 def parse_devices(exit_code: int, text: str, at: datetime) -> Answer:
-    """Return the devices that a finished command told of, or why it told of none.
+    """Return the devices that a finished command listed, or why it listed none.
 
     Args:
         exit_code: the command's; for faults it is the driver's own code (NVML, nvmlReturn_t).
@@ -405,7 +405,7 @@ def parse_devices(exit_code: int, text: str, at: datetime) -> Answer:
 
 
 def may_fill(vitals: Vitals) -> bool:
-    """Return whether its driver could tell of a replica what no series does.
+    """Return whether its driver could report of a replica what no series does.
 
     A source that did not answer may know better: it is asked again, not replaced.
     """
@@ -416,30 +416,30 @@ def may_fill(vitals: Vitals) -> bool:
 
 
 def fill_vitals(vitals: Vitals, answer: Answer, expected: int) -> Vitals:
-    """Return a replica's vitals with what its driver told, where no series does.
+    """Return a replica's vitals with what its driver reported, where no series does.
 
     Args:
-        vitals: as the series tell.
+        vitals: as the series report.
         answer: of its driver.
         expected: GPUs that its container was given; 0 where nobody knows.
     """
     if isinstance(answer, NvidiaSmiError):
         return replace(vitals, nvidia_smi_error=answer)
-    told, known = answer.value, vitals.devices
+    listed, known = answer.value, vitals.devices
     if isinstance(known, Measured) and known.value:
         devices = (
-            *(_merge_device(device, told) for device in known.value),
-            *(one for one in told if not one.uuid),
+            *(_merge_device(device, listed) for device in known.value),
+            *(one for one in listed if not one.uuid),
         )
     else:
-        devices = (*told, *_unlisted_devices(told, expected))
+        devices = (*listed, *_unlisted_devices(listed, expected))
     done = replace(vitals, devices=Measured(devices, answer.at))
     return replace(done, nvidia_smi_error=NvidiaSmiError.INCOMPLETE) if done.unknown() else done
 
 
 def _gaps(device: Device) -> Iterator[Vital]:
-    told = ((vital, device.reading(vital)) for vital in NEEDED if vital in TELLS)
-    return (vital for vital, reading in told if not isinstance(reading, Measured | Unsupported))
+    readings = ((vital, device.reading(vital)) for vital in NEEDED if vital in FILLED)
+    return (vital for vital, reading in readings if not isinstance(reading, Measured | Unsupported))
 
 
 def _device(line: str, at: datetime) -> Device:
@@ -458,11 +458,11 @@ def _device(line: str, at: datetime) -> Device:
     }
     name = f"GPU {index}" if index.isdecimal() and len(index) < 4 else _UNNAMED
     known = uuid if _IDENTITY.fullmatch(uuid) else ""
-    return Device(name, readings, known, frozenset(TELLS), mig == "Enabled")
+    return Device(name, readings, known, frozenset(FILLED), mig == "Enabled")
 
 
 def _faulty(code: int, at: datetime) -> Device:
-    return Device(_UNNAMED, {Vital.DRIVER_FAULT: Measured(float(code), at)}, asked=frozenset(TELLS))
+    return Device(_UNNAMED, {Vital.DRIVER_FAULT: Measured(float(code), at)}, asked=frozenset(FILLED))
 
 
 def _is_faulty(device: Device) -> bool:
@@ -482,18 +482,18 @@ def _driver_device(value: int | None, at: datetime) -> Reading[float]:
     return Missing(Absence.NOT_A_NUMBER) if value is None else Measured(float(value), at)
 
 
-def _merge_device(device: Device, told: Iterable[Device]) -> Device:
-    """Return a device that series tell of, with what its driver adds."""
-    own = next((one for one in told if one.uuid and one.uuid == device.uuid), None)
+def _merge_device(device: Device, listed: Iterable[Device]) -> Device:
+    """Return a device that series report, with what its driver adds."""
+    own = next((one for one in listed if one.uuid and one.uuid == device.uuid), None)
     if own is None:
         return device
-    missing = [vital for vital in TELLS if device.reading(vital) == Missing(Absence.NO_SERIES)]
+    missing = [vital for vital in FILLED if device.reading(vital) == Missing(Absence.NO_SERIES)]
     added = {vital: own.reading(vital) for vital in missing}
     return replace(device, readings={**device.readings, **added}, asked=frozenset(missing))
 
 
-def _unlisted_devices(told: tuple[Device, ...], expected: int) -> tuple[Device, ...]:
+def _unlisted_devices(listed: tuple[Device, ...], expected: int) -> tuple[Device, ...]:
     """Return the GPUs that a container was given and its driver does not list; parts of one do not count."""
-    if any(device.is_partitioned for device in told):
+    if any(device.is_partitioned for device in listed):
         return ()
-    return tuple(Device("a GPU that is not listed", {}) for _ in range(expected - len(told)))
+    return tuple(Device("a GPU that is not listed", {}) for _ in range(expected - len(listed)))

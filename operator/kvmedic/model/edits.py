@@ -40,7 +40,7 @@ class Digest(str):
         return cls(hashlib.sha256(text.encode()).hexdigest()[:DIGITS])
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both name the same, as far as the shorter one tells."""
+        """Return whether both name the same, as far as the shorter one goes."""
         if isinstance(other, str) and {len(self), len(other)} == {DIGITS, EARLIER_DIGITS}:
             return self[:EARLIER_DIGITS] == other[:EARLIER_DIGITS]
         return str.__eq__(self, other)
@@ -146,7 +146,7 @@ class TokenEdit:
         """Return whether a pod template (the value of `spec.template`) has the token before or after.
 
         An insertion or a removal looks at one place only, so a list that says the same twice in a
-        row can't be told from one that says it once: compare whole templates where that matters.
+        row looks the same as one that says it once: compare whole templates where that matters.
         """
         tokens = self._tokens(template)
         if tokens is None:

@@ -88,7 +88,7 @@ class HostCache:
     shared_since: Version
     """The first release that may keep them in shared memory (`/dev/shm`)."""
     exact_since: Version
-    """The first release that is known to take no more than it was told; before, up to twice as much."""
+    """The first release that is known to take no more than it was given; before, up to twice as much."""
     swap_mode: str
     """Option of engines of old that says what becomes of a preempted sequence."""
     swapping: str
@@ -306,7 +306,7 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class OtherEngine:
-    """Another engine, of which nothing can be changed: how it is told apart from those that are known."""
+    """Another engine, of which nothing can be changed: how it is distinguished from those that are known."""
 
     name: str
     """As its users write it."""
@@ -345,7 +345,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """How an engine is told the keys that it asks its clients for."""
+    """How an engine is given the keys that it asks its clients for."""
 
     option: str
     """The canonical spelling: `--api-key`. Where it is given, the variable does not count."""

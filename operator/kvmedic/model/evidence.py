@@ -33,7 +33,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Inconclusive:
-    """Something cannot be told: what is missing, and what would provide it."""
+    """Something is not known: what is missing, and what would provide it."""
 
     reason: Reason
     message: str
@@ -223,7 +223,7 @@ class Pool:
     cache_dtype: str = "auto"
     """Type in which keys and values are stored, in the engine's words."""
     caches_prefixes: bool | None = None
-    """Whether it reuses the blocks of shared prefixes; None: it does not tell."""
+    """Whether it reuses the blocks of shared prefixes; None: not reported."""
     has_window: bool = False
     """The model's layers see different tokens, some a sliding window only: how many tokens of a sequence a
     block holds depends on its length."""
@@ -321,13 +321,13 @@ class PodReadings:
     """Data-parallel engines of the replica. Its pool is that of all of them; a cap on running sequences
     holds for each."""
     block_tokens: int | None = None
-    """Tokens per block as the engine declares them, also where it does not tell its number of blocks."""
+    """Tokens per block as the engine declares them, also where it does not report its number of blocks."""
     gauge_samples: int | None = None
     """Moments that the means of gauges rest on, where these are few enough to count; None: many."""
 
     @property
     def lone_block_tokens(self) -> int | None:
-        """Return the tokens of a block where no metric ever tells the number of blocks; else None."""
+        """Return the tokens of a block where no metric ever reports the number of blocks; else None."""
         return self.block_tokens if isinstance(self.pool, Unsupported) else None
 
     def number(self, signal: Signal) -> Reading[float]:
@@ -367,16 +367,16 @@ class Observation:
         """Return the same look at some of its replicas; KeyError for a name that was not asked for."""
         return Observation(self.at, self.window_seconds, self.hold_seconds, {n: self.pods[n] for n in names})
 
-    def with_pools(self, told: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
-        """Return the look with the pools that logs told, where no metric ever tells them.
+    def with_pools(self, logged: Mapping[str, LoggedSize], null_blocks: int) -> Observation:
+        """Return the look with the pools that logs show, where no metric ever reports them.
 
         Args:
-            told: what logs tell, by pod name.
+            logged: sizes in logs, by pod name.
             null_blocks: blocks of each engine that never hold a token.
         """
         pods = dict(self.pods)
         for name, readings in self.pods.items():
-            tokens, size = readings.lone_block_tokens, told.get(name)
+            tokens, size = readings.lone_block_tokens, logged.get(name)
             if tokens is None or size is None:
                 continue
             pool = size.as_pool(tokens, readings.engines, null_blocks)
@@ -399,10 +399,10 @@ class SizeUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogForms:
-    """How the log of one engine tells the pool."""
+    """How the log of one engine shows the pool."""
 
     sizes: tuple[tuple[re.Pattern[str], SizeUnit], ...]
-    """Lines that tell the size of one engine's pool, the first group, with commas between thousands."""
+    """Lines that show the size of one engine's pool, the first group, with commas between thousands."""
     serving: re.Pattern[str]
     """A line after which requests are taken."""
 
@@ -425,10 +425,10 @@ class LoggedSize:
 
 
 def logged_size(lines: Iterable[str], forms: LogForms) -> LoggedSize | None:
-    """Return the smallest pool that a log tells of, or None where it tells of none.
+    """Return the smallest pool that a log shows, or None where it shows none.
 
     Each rank of a tensor-parallel engine, and each data-parallel engine, has a line of its own; the engine
-    goes by the smallest. A log whose beginning was rotated away tells nothing.
+    goes by the smallest. A log whose beginning was rotated away shows nothing.
     """
     found = [
         LoggedSize(int(match.group(1).replace(",", "")), unit)

@@ -87,7 +87,7 @@ class TemplateOwner:
     kind: OwnerKind
     name: str
     namespace: str = ""
-    """Where the owner is, where its marks tell; empty: where the workload is."""
+    """Where the owner is, where its marks say; empty: where the workload is."""
     part: str = ""
     """What of the owner the workload is: a model of a release, the kind of a controller's object."""
 
@@ -537,21 +537,21 @@ class Fleet:
         )
 
     def desired(self, revision: str) -> int:
-        """Return how many pods the ReplicaSets of a revision are told to have."""
+        """Return how many pods the ReplicaSets of a revision should have."""
         return sum(rs.desired for rs in self.replica_sets if rs.revision == revision)
 
     def is_saturated(self, revision: str) -> bool:
-        """Return whether the ReplicaSets of a revision are told to have every replica."""
+        """Return whether the ReplicaSets of a revision should have every replica."""
         return self.desired(revision) >= self.replicas
 
     @property
     def total_desired(self) -> int:
-        """Return how many pods all ReplicaSets together are told to have."""
+        """Return how many pods all ReplicaSets together should have."""
         return sum(rs.desired for rs in self.replica_sets)
 
     @property
     def spares(self) -> int:
-        """Return how many pods the ReplicaSets are told to have beyond the replicas, at least one.
+        """Return how many pods the ReplicaSets should have beyond the replicas, at least one.
 
         That is the surge with which a paused controller adds and removes nothing.
         """

@@ -485,7 +485,7 @@ class TrialStep(PodStep):
     tried: str = ""
     """Hash of the pod template on the trial pod, where it differs; empty: that of the target."""
     source: str = ""
-    """The metrics source that tells of the trial pod's devices; empty: none is asked."""
+    """The metrics source for the trial pod's devices; empty: none is asked."""
     without: bool = False
     """The method is off on the trial pod: what it shows is the other half of a comparison."""
     kind: Literal["TrialStep"] = "TrialStep"

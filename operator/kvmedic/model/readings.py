@@ -115,19 +115,19 @@ def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[st
     ]
     if gaps:
         return _inconclusive(gaps)
-    return {name: _told(pod, signals) for name, pod in sorted(observation.pods.items())}
+    return {name: _read_values(pod, signals) for name, pod in sorted(observation.pods.items())}
 
 
 def reported_values(observation: Observation, signals: frozenset[Signal]) -> dict[str, Complete]:
     """Return the values of those replicas that have one for every signal, by pod name."""
     return {
-        name: _told(pod, signals)
+        name: _read_values(pod, signals)
         for name, pod in sorted(observation.pods.items())
         if all(_why_lacking(pod, each, observation) is None for each in signals)
     }
 
 
-def _told(pod: PodReadings, signals: frozenset[Signal]) -> Complete:
+def _read_values(pod: PodReadings, signals: frozenset[Signal]) -> Complete:
     numbers = {each: number_or_none(pod, each) for each in signals - HISTOGRAMS}
     counted = {each: histogram(pod, each) for each in signals & HISTOGRAMS}
     return Complete(
@@ -152,14 +152,14 @@ def total(found: Mapping[str, Complete], signal: Signal) -> float:
 
 
 def total_if_reported(observation: Observation, signal: Signal) -> float | None:
-    """Return a number that a judgement can do without, added up; None where a replica does not tell."""
-    told = [number_or_none(readings, signal) for readings in observation.pods.values()]
-    known = [each for each in told if each is not None]
-    return sum(known) if len(known) == len(told) else None
+    """Return a number that a judgement can do without, added up; None where a replica does not report it."""
+    reported = [number_or_none(readings, signal) for readings in observation.pods.values()]
+    known = [each for each in reported if each is not None]
+    return sum(known) if len(known) == len(reported) else None
 
 
 def total_reported(observation: Observation, signal: Signal) -> float:
-    """Return a number that a judgement can do without, added up over the replicas that tell it."""
+    """Return a number that a judgement can do without, added up over the replicas that report it."""
     return sum(number_or_none(readings, signal) or 0.0 for readings in observation.pods.values())
 
 
@@ -210,7 +210,7 @@ def _inconclusive(gaps: Sequence[tuple[Reason, str, str]]) -> Inconclusive:
 
 
 def list_first(names: Sequence[str], most: int) -> str:
-    """Return names in a line, of which the first ones are told and the rest is counted."""
+    """Return names in a line, of which the first ones are listed and the rest is counted."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -28,7 +28,7 @@ characters. Tabs and ends of lines stay."""
 
 
 def redact(text: str) -> str:
-    """Return a text with values in the place of which nothing but `HIDDEN` is told, and only what is seen."""
+    """Return a text with values in the place of which nothing but `HIDDEN` is left, and only what is seen."""
     without = _URL.sub(rf"\1{HIDDEN}@", _SHAPED.sub(HIDDEN, without_controls(text)))
     pieces, done = [], 0
     for word in _WORD.finditer(without):

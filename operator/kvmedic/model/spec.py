@@ -196,7 +196,7 @@ class CompressionPolicy:
     blocks: int | None = None
     """Usable KV-cache blocks of a replica without the method; None: not known."""
     attention_backend: str = ""
-    """What computed attention without the method, as the engine named it; empty: not known. It is told, and
+    """What computed attention without the method, as the engine named it; empty: not known. It is shown, and
     decides nothing."""
     probe: ProbePolicy = ProbePolicy()
     fixes: tuple[Fix, ...] = (Fix.REVERT_BUNDLE,)
@@ -324,7 +324,7 @@ class TargetRef:
     port: int | None = None
     """Where each replica serves its metrics; None: its command line or its pod template shows it."""
     ports: tuple[int, ...] = ()
-    """Where each of the replica's engines serves its metrics; empty: one page tells of all of them, or an
+    """Where each of the replica's engines serves its metrics; empty: one page has all of them, or an
     InferencePool names their ports."""
 
     @property
@@ -374,7 +374,7 @@ class RolloutPolicy:
     waves: Waves = Waves.ONE_BY_ONE
     rotation: RotationWay = RotationWay.AUTO
     settle: timedelta = SETTLE
-    """How long a released replica must have been out of rotation before a count of its requests tells."""
+    """How long a released replica must have been out of rotation before its requests are counted."""
     spare_limit: timedelta | None = None
     """How long the spare may wait for a node; None: the spec does not say, and the operator's own counts."""
     routers: tuple[Mapping[str, str], ...] = ()

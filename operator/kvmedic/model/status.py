@@ -318,7 +318,7 @@ class Attempt(StrEnum):
     REPLACE_REPLICA = "ReplaceReplica"
     """Key: replicas of the fleet; the same load falls on another number otherwise."""
     ROLL_BACK_REVISION = "RollBackRevision"
-    """No key: the pod template that the fleet was taken back from tells all."""
+    """No key: the pod template that the fleet was taken back from says all."""
     SWITCH_METHOD = "SwitchMethod"
     """A method of compression was turned off or on. Key: the method."""
     ADD_REPLICAS = "AddReplicas"

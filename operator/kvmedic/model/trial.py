@@ -120,7 +120,7 @@ class Watched:
     blocks: int
     """Usable blocks of the engine's pool."""
     window: str = ""
-    """What of the model frees blocks without any method; empty: nothing that the engine tells of."""
+    """What of the model frees blocks without any method; empty: nothing that the engine reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Begun:
     blocks: int
     """Usable blocks of its pool."""
     cache_type: str
-    """In which keys and values are stored; empty: neither its label nor its log tells."""
+    """In which keys and values are stored; empty: neither its label nor its log shows it."""
     backends: tuple[str, ...] = ()
     """What computes attention, as its log names it; empty: it does not, or is not read."""
     block_tokens: int | None = None
@@ -152,7 +152,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A test that tells nothing, and why."""
+    """A test that shows nothing, and why."""
 
     why: str
 
@@ -227,7 +227,7 @@ class Served:
     model: str
     """Name under which it serves."""
     cache_type: str
-    """In which it stores keys and values; empty where it does not tell."""
+    """In which it stores keys and values; empty where it does not report it."""
     counted: Counted
 
 

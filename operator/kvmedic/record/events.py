@@ -28,7 +28,7 @@ STATE_REASONS = {
 """The reason of the Event about a step's state. A step that ended has the Event of its run's outcome."""
 
 STUCK_DRAINS = (Reason.DRAIN_TIMED_OUT, Reason.REQUESTS_STILL_ARRIVE)
-"""What a run in the middle of its walk tells a person by an Event: it goes no further without one."""
+"""What a run in the middle of its walk reports to a person by an Event: it goes no further without one."""
 
 COMPARISON_REASONS = {
     ComparisonState.GO_ON: Reason.REPLICAS_COMPARED,

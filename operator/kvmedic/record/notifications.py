@@ -1,4 +1,4 @@
-"""Notifications: what Events tell, sent to addresses that the administrator named and nobody else.
+"""Notifications: what Events say, sent to addresses that the administrator named and nobody else.
 
 Events are the record, and a notification is a copy of one: what a kill or a full queue loses is lost. A look
 waits for none: each destination has a bounded queue and a task of its own.
@@ -34,7 +34,7 @@ LOG = logging.getLogger("kvmedic.notifications")
 SCHEMA = "kvmedic.io/notification/v1"
 """Version of the JSON body: fields are added under it, and none is taken away or changes its meaning."""
 PAGE_ENDS = (Reason.OBJECTIVES_MET, Reason.SERVED_IN_TIME)
-"""That a page is one no more, for those who were told that it began."""
+"""That a page is one no more, for those who were notified that it began."""
 MOST_WAITING = 256
 """Notifications that wait for one destination, at most. A choice: ten fleets that each go through a run, and
 0.5 MB. Beyond it the oldest is dropped: the newest says what is true now."""
@@ -43,7 +43,7 @@ PAUSES = (1.0, 4.0, 16.0)
 LONGEST_PAUSE = 60.0
 """Seconds that a destination may ask to be left alone for before a further try (Retry-After), at most."""
 LAST_SECONDS = 2.0
-"""How long what is queued is still sent once the process is told to end, of the 10 s that it has."""
+"""How long what is queued is still sent once the process is asked to end, of the 10 s that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Sender:
 
 
 def is_reported_to(note: Note, only: str) -> bool:
-    """Return whether a destination is told of a note; see `NotifyOptions.only`."""
+    """Return whether a destination gets a note; see `NotifyOptions.only`."""
     if only == "all" or note.severity is Severity.PAGE or note.reason in PAGE_ENDS:
         return True
     return only == "warnings" and note.warning
@@ -84,18 +84,18 @@ def notification(resource: Resource, note: Note, sender: Sender, cluster: str = 
     }
 
 
-def slack_message(told: JsonObject) -> JsonObject:
+def slack_message(body: JsonObject) -> JsonObject:
     """Return a notification as Slack's incoming webhooks take it.
 
     Whatever a tenant wrote stands in code, where nothing becomes a link, a mention or a heading.
     """
-    target = told["target"]
-    page = "[page] " if told["severity"] == Severity.PAGE.value else ""
-    parts = [f"*{page}{told['reason']}*", _code(f"{told['namespace']}/{told['name']}")]
+    target = body["target"]
+    page = "[page] " if body["severity"] == Severity.PAGE.value else ""
+    parts = [f"*{page}{body['reason']}*", _code(f"{body['namespace']}/{body['name']}")]
     parts += [_code(f"{target['kind']} {target['name']}")] if target else []
-    parts += [f"on {_code(told['cluster'])}"] if told["cluster"] else []
-    lines = [" ".join(parts), f"```{_inert(told['message'])}```"]
-    lines += [_code(told["next"])] if told["next"] else []
+    parts += [f"on {_code(body['cluster'])}"] if body["cluster"] else []
+    lines = [" ".join(parts), f"```{_inert(body['message'])}```"]
+    lines += [_code(body["next"])] if body["next"] else []
     return {"text": "\n".join(lines), "link_names": False, "unfurl_links": False, "unfurl_media": False}
 
 
@@ -145,7 +145,7 @@ class _Trouble:
 
 
 class _Destination:
-    """Sends what one destination is to be told, one after the other."""
+    """Sends what one destination is to get, one after the other."""
 
     def __init__(
         self, name: str, options: NotifyOptions, results: Counter, pauses: tuple[float, ...]
@@ -174,7 +174,7 @@ class _Destination:
         self._more.set()
 
     async def deliver(self) -> None:
-        """Send what waits and what comes, until the destination is told to end."""
+        """Send what waits and what comes, until the destination is asked to end."""
         while True:
             while self._waiting:
                 await self._send_with_retries(self._waiting.popleft())
@@ -243,7 +243,7 @@ class _Destination:
     async def _post(self, request: _Request, body: bytes, extensions: dict[str, Any]) -> _Trouble | None:
         """Post once by a connection of its own, and read nothing of the answer but its head.
 
-        An idle connection may be closed at the other end when it is used again, of which nobody could tell
+        An idle connection may be closed at the other end when it is used again, of which nobody could know
         whether the notification arrived. Nothing of the environment counts (proxies, .netrc).
         """
         headers = {**request.headers, "Content-Type": "application/json"}
@@ -275,12 +275,12 @@ class _Destination:
         self._trouble = trouble
 
 
-def requested_pause(told: str) -> float:
+def requested_pause(header: str) -> float:
     """Return the seconds that a Retry-After asks for, bounded; 0 where it is none."""
-    if re.fullmatch(r"[0-9]{1,9}", told):
-        return min(float(told), LONGEST_PAUSE)
+    if re.fullmatch(r"[0-9]{1,9}", header):
+        return min(float(header), LONGEST_PAUSE)
     try:
-        at = parsedate_to_datetime(told)
+        at = parsedate_to_datetime(header)
     except ValueError:
         return 0.0
     left = (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
@@ -311,12 +311,12 @@ class Notifications:
         for destination in self._destinations:
             options = destination.options
             if is_reported_to(note, options.only):
-                told = notification(resource, note, self._sender, options.cluster)
-                destination.take(slack_message(told) if options.form == "slack" else told)
+                body = notification(resource, note, self._sender, options.cluster)
+                destination.take(slack_message(body) if options.form == "slack" else body)
         await self._events.publish(resource, note)
 
     def companions(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        """Return what must run beside; nothing where nobody is to be told."""
+        """Return what must run beside; nothing where there is no destination."""
         return (self.send_until_cancelled(),) if self._destinations else ()
 
     async def send_until_cancelled(self) -> None:

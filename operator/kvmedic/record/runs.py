@@ -45,7 +45,7 @@ ORDER = tuple(ConditionType)
 """The order in which conditions are listed."""
 MESSAGE_BYTES = 1000
 """Bytes of a message, at most: an Event's note takes 1,024 (events.k8s.io/v1)."""
-RETOLD = frozenset({Trait.ASKS_APPROVAL, Trait.SHOWS_FIGURES})
+LIVE_MESSAGES = frozenset({Trait.ASKS_APPROVAL, Trait.SHOWS_FIGURES})
 """Traits of reasons whose message is written whenever it changes."""
 
 
@@ -67,17 +67,17 @@ def with_conditions(record: Record, claims: tuple[Claim, ...], generation: int, 
     return replace(record, conditions=tuple(kept[t] for t in ORDER if t in kept))
 
 
-def retold(record: Record, claims: tuple[Claim, ...]) -> Record:
+def refresh_messages(record: Record, claims: tuple[Claim, ...]) -> Record:
     """Return the record with the messages of some conditions said anew, although nothing else changed."""
     messages = {claim.type: claim.message or claim.reason.sentence for claim in claims}
-    told = (replace(each, message=messages.get(each.type, each.message)) for each in record.conditions)
-    return replace(record, conditions=tuple(told))
+    conditions = (replace(each, message=messages.get(each.type, each.message)) for each in record.conditions)
+    return replace(record, conditions=tuple(conditions))
 
 
 def _condition(old: Condition | None, claim: Claim, generation: int, now: datetime) -> Condition:
     message = claim.message or claim.reason.sentence
     same = old is not None and old.status is claim.status and old.reason is claim.reason
-    if old is not None and not claim.reason.traits.isdisjoint(RETOLD):
+    if old is not None and not claim.reason.traits.isdisjoint(LIVE_MESSAGES):
         same = same and old.message == message
     if old is not None and same and old.observed_generation == generation:
         return old
@@ -127,20 +127,20 @@ def open_run(record: Record, run: Run, generation: int, now: datetime) -> Record
 
 
 def report_decision(
-    record: Record, told: Outcome, generation: int, now: datetime, problem: Blocked | None = None
+    record: Record, decision: Outcome, generation: int, now: datetime, problem: Blocked | None = None
 ) -> Record:
     """Return the record with the open run's present decision in its conditions."""
-    progressing = Claim(ConditionType.PROGRESSING, Truth.TRUE, told.reason, told.message)
-    claims = (progressing, *_usability(record.run, told, problem))
+    progressing = Claim(ConditionType.PROGRESSING, Truth.TRUE, decision.reason, decision.message)
+    claims = (progressing, *_usability(record.run, decision, problem))
     fresh = replace(record, plan=None, observed_generation=generation)
     return with_conditions(fresh, claims, generation, now)
 
 
-def _usability(run: Run | None, told: Outcome, problem: Blocked | None) -> tuple[Claim, ...]:
+def _usability(run: Run | None, decision: Outcome, problem: Blocked | None) -> tuple[Claim, ...]:
     if problem is None:
         return (
             Claim(ConditionType.READY, Truth.TRUE, Reason.TARGET_FOUND),
-            action(told.reason, told.message),
+            action(decision.reason, decision.message),
             Claim(ConditionType.STALLED, Truth.FALSE, Reason.NOTHING_TO_DO),
         )
     stalled = Claim(ConditionType.STALLED, Truth.TRUE, problem.reason, problem.message)
@@ -267,7 +267,7 @@ def _remember_cap(before: SizedCap | None, run: Run, outcome: Outcome, now: date
 
 
 def _newest_of_each(new: T, before: tuple[T, ...], what: Callable[[T], object]) -> tuple[T, ...]:
-    """Return what was shown, newest first and bounded; `what` tells one from another."""
+    """Return what was shown, newest first and bounded; `what` distinguishes one from another."""
     return (new, *(old for old in before if what(old) != what(new)))[:HISTORY_LENGTH]
 
 

@@ -143,11 +143,11 @@ class Known:
 
     allowed: AllowedSettings | None = None
     _seen: dict[str, _Seen] = field(default_factory=dict)
-    _told: Packer = field(default_factory=Packer)
+    _bodies: Packer = field(default_factory=Packer)
     _read: Packer = field(default_factory=Packer)
 
     def take_over(self, body: JsonObject, read: Resource | None = None) -> None:
-        """Take over a resource that a watch or a list told, or what was read of it.
+        """Take over a resource that a watch or a list reported, or what was read of it.
 
         Where a later version is known, either of the two is wrong: a watch lags behind our own write, an
         answer behind the watch, or an etcd was restored. Nothing is known then, so that the next look asks.
@@ -160,7 +160,7 @@ class Known:
         elif version != before and read is not None:
             self._keep(uid, version, read)
         elif version != before:
-            self._seen[uid] = _Seen(version, self._told.pack_body(without_bookkeeping(body)))
+            self._seen[uid] = _Seen(version, self._bodies.pack_body(without_bookkeeping(body)))
 
     def remember(self, body: JsonObject) -> Resource:
         """Return a resource from what the API server answered, and remember it."""
@@ -223,8 +223,8 @@ class Store:
         uid, _, rest = claim.partition("/")
         bodies = await self.client.list(RESOURCES, namespace)
         runs = [section(body, "status").get("run") for body in bodies if uid_of(body) == uid]
-        told = [run.get("id") if isinstance(run, dict) else None for run in runs if run]
-        return any(each in (None, rest.rpartition("/")[0]) for each in told)
+        ids = [run.get("id") if isinstance(run, dict) else None for run in runs if run]
+        return any(each in (None, rest.rpartition("/")[0]) for each in ids)
 
     async def is_ending(self, namespace: str) -> bool:
         """Return whether a namespace is being deleted; who may not ask does not know of it."""
@@ -245,7 +245,7 @@ class Store:
         return tuple(found)
 
     async def report_problem(self, resource: Resource, problem: Blocked) -> tuple[Record, Record] | None:
-        """Write conditions that tell a problem; every other part of the status stays as it is stored.
+        """Write conditions that report a problem; every other part of the status stays as it is stored.
 
         Returns the conditions before and after, or None where they said so already.
         """
@@ -257,13 +257,13 @@ class Store:
             known = record_from_wire({"conditions": status.get("conditions", [])})
         except RunUnreadable:
             known = Record()
-        told = with_problem(known, problem, resource.generation, self.client.clock.now())
-        if told.conditions == known.conditions:
+        after = with_problem(known, problem, resource.generation, self.client.clock.now())
+        if after.conditions == known.conditions:
             return None
-        wire = record_to_wire(replace(known, conditions=told.conditions), phase(told))
+        wire = record_to_wire(replace(known, conditions=after.conditions), phase(after))
         body["status"] = {**status, "conditions": wire["conditions"], "phase": wire.get("phase", "")}
         self.known.remember(await self.client.put_status(_resource_ref(resource), body))
-        return known, told
+        return known, after
 
     async def finalize(self, resource: Resource, present: bool) -> None:  # noqa: FBT001 - the desired state
         """Put our finalizer on the loaded version, or take it off; another's stays as it is."""
@@ -412,7 +412,7 @@ async def wait_until_defined(client: Client, pace: timedelta) -> None:
 
     Nothing answers the liveness probe meanwhile, so Kubernetes restarts a process that waits for long.
     """
-    told = ""
+    logged = ""
     while True:
         try:
             if await client.serves(RESOURCES):
@@ -420,7 +420,7 @@ async def wait_until_defined(client: Client, pace: timedelta) -> None:
             problem = ADVICE
         except ApiError as error:
             problem = f"the API server does not say whether it knows {PLURAL}.{GROUP}: {error}; asking again"
-        if problem != told:
+        if problem != logged:
             LOG.warning("reason=ResourceUnknown message=%r", problem)
-            told = problem
+            logged = problem
         await asyncio.sleep(min(pace, OFTENEST).total_seconds())

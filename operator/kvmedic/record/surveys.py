@@ -18,7 +18,7 @@ from kvmedic.model.status import (
     ShownPlan,
     Truth,
 )
-from kvmedic.record.runs import Claim, action, retold, with_conditions, with_failed_attempts
+from kvmedic.record.runs import Claim, action, refresh_messages, with_conditions, with_failed_attempts
 from kvmedic.rollout.gates.approval import stands
 from kvmedic.runbooks.branches import Compressed, Diagnosis, is_content
 from kvmedic.runbooks.severity import unmeasured_urgency
@@ -57,8 +57,8 @@ def record_plan(
     act = action(reason, message) if why else action(Reason.NOTHING_TO_DO, "")
     claims = (Claim(ConditionType.PROGRESSING, Truth.FALSE, reason, message), act)
     shown = replace(record, plan=_shown_plan(record.plan, plan, now))
-    told = with_conditions(shown, claims, generation, now)
-    return retold(told, claims) if _digest(shown.plan) != _digest(record.plan) else told
+    updated = with_conditions(shown, claims, generation, now)
+    return refresh_messages(updated, claims) if _digest(shown.plan) != _digest(record.plan) else updated
 
 
 def with_failed_fixes(record: Record, failed: Sequence[FailedAttempt]) -> Record:
@@ -80,7 +80,7 @@ def with_runbook_switch(record: Record, switch: RunbookSwitch | None) -> Record:
 
 
 def with_problem(record: Record, problem: Blocked, generation: int, now: datetime) -> Record:
-    """Return the record with conditions that tell why nothing can be done."""
+    """Return the record with conditions that report why nothing can be done."""
     stalled = Trait.STALLS in problem.reason.traits
     truth = Truth.UNKNOWN if problem.reason is Reason.INTERNAL_ERROR else Truth.FALSE
     claims = (
@@ -93,10 +93,10 @@ def with_problem(record: Record, problem: Blocked, generation: int, now: datetim
             problem.message if stalled else "",
         ),
     )
-    told = replace(record, observed_generation=generation)
+    updated = replace(record, observed_generation=generation)
     if problem.reason is not Reason.INTERNAL_ERROR:
-        told = replace(told, urgency=unmeasured_urgency(UNREADY, now, record.urgency))
-    return with_conditions(told, claims, generation, now)
+        updated = replace(updated, urgency=unmeasured_urgency(UNREADY, now, record.urgency))
+    return with_conditions(updated, claims, generation, now)
 
 
 def _metrics(diagnosis: Diagnosis) -> Claim:

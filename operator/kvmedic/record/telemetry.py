@@ -39,10 +39,10 @@ class SourceCost(Protocol):
 
 
 class SourceCosts(Collector):
-    """Tells what each source cost: its own time and ours apart."""
+    """Reports what each source cost: its own time and ours apart."""
 
     def __init__(self, costs: Mapping[str, SourceCost]) -> None:
-        """Tell of these sources, by name."""
+        """Report these sources, by name."""
         self._costs = costs
 
     def collect(self) -> Iterator[Metric]:
@@ -98,7 +98,7 @@ STATES = (
     DIVERTED,
     OPEN_RUN,
 )
-"""What may be told of a resource, the more urgent first."""
+"""What may be true of a resource, the more urgent first."""
 
 
 def standing_of(resource: Resource, record: Record | None) -> Standing:
@@ -122,9 +122,9 @@ def standing_of(resource: Resource, record: Record | None) -> Standing:
     return Standing(resource.namespace, resource.name, states, urgency.severity if urgency else None)
 
 
-MOST_TOLD = 1000
+MOST_NAMED = 1000
 """Series that name a resource, at most. A choice: a page of 200 kB, and what a Prometheus keeps of one pod
-without noticing. In a storm beyond that the more urgent ones are told."""
+without noticing. In a storm beyond that the more urgent ones are named."""
 
 
 class NamedStandings(Collector):
@@ -140,14 +140,14 @@ class NamedStandings(Collector):
         text = "1 for each state of a KVRemediation that somebody may have to look at"
         info = GaugeMetricFamily("kvmedic_resource_info", text, None, labels)
         # A copy: the metrics are served by a thread of their own.
-        told = [(each, state) for each in list(self.standings.values()) for state in each.states]
-        told.sort(key=lambda one: (one[0].severity is not Severity.PAGE, STATES.index(one[1])))
-        for each, state in told[:MOST_TOLD]:
+        series = [(each, state) for each in list(self.standings.values()) for state in each.states]
+        series.sort(key=lambda one: (one[0].severity is not Severity.PAGE, STATES.index(one[1])))
+        for each, state in series[:MOST_NAMED]:
             row = (each.namespace, each.name, state, each.severity.value, each.states[state])
             info.add_metric(row, 1.0)
         yield info
         text = "Series of kvmedic_resource_info that there was no room for"
-        left_out = max(0, len(told) - MOST_TOLD)
+        left_out = max(0, len(series) - MOST_NAMED)
         yield GaugeMetricFamily("kvmedic_resource_info_left_out", text, left_out)
 
 
@@ -208,17 +208,17 @@ class Telemetry:
             self.decisions.labels(reason=reason.value)
 
     def observe_leadership(self, shard: int, count: int, is_held: Callable[[], bool]) -> None:
-        """Tell of which shard of how many this process is, and whether it acts."""
+        """Report which shard of how many this process is, and whether it acts."""
         self.shards.set(count)
         self.leading.labels(shard=str(shard)).set_function(lambda: float(is_held()))
 
     def observe_delays(self, waiting: Callable[[], float], oldest_look_seconds: Callable[[], float]) -> None:
-        """Tell how many resources wait for a look, and for how long one was not looked at."""
+        """Report how many resources wait for a look, and for how long one was not looked at."""
         self.waiting.set_function(waiting)
         self.oldest_look.set_function(oldest_look_seconds)
 
     def observe_loop_lag(self, lag_seconds: Callable[[], float]) -> None:
-        """Tell by how much the event loop comes late."""
+        """Report by how much the event loop comes late."""
         self.loop_lag.set_function(lag_seconds)
 
 

@@ -36,7 +36,7 @@ GIVEN = "spec.compression.baseline"
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """A method that compresses the fleet's KV cache, as far as anything tells of it."""
+    """A method that compresses the fleet's KV cache, as far as anything shows it."""
 
     name: str
     method_class: MethodClass | None
@@ -83,7 +83,7 @@ class Compressed:
     baseline: MethodBaseline | None = None
     """The fleet as it was last healthy without the method; None: not on record."""
     no_baseline: str = ""
-    """Why the record does not tell of it; empty where it does, or nobody needs it."""
+    """Why the record does not show it; empty where it does, or nobody needs it."""
 
     @property
     def shown(self) -> Reclaim | None:
@@ -236,7 +236,7 @@ class Evidence:
     evicts: TokenEviction | None = None
     """What takes tokens from sequences while they run; None where nothing is known of."""
     compression: Compressed | None = None
-    """The method that compresses the KV cache; None where nothing tells of one, or nobody looked."""
+    """The method that compresses the KV cache; None where nothing shows one, or nobody looked."""
     fix: Try | Evaluate | TurnOn | NoChange | None = None
     """What comes after a method that saved nothing; None: nothing, or nobody looked."""
     failed_fixes: tuple[FailedAttempt, ...] = ()
@@ -249,7 +249,7 @@ class Evidence:
     """The most tokens per second that replicas were asked for over ten minutes of the last day, by pod name;
     a pod is absent where nobody looked."""
     past_lengths: tuple[PastLengths, ...] = ()
-    """Of the fleet's requests, by half hours of the last day, oldest first, as far as that is told."""
+    """Of the fleet's requests, by half hours of the last day, oldest first, as far as that is reported."""
     probation: Probation | None = None
     """The cap that is on probation. None: none is, or nobody looked."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
@@ -382,14 +382,14 @@ class HostTerms:
     uses_shared: bool = False
     """This release may keep the blocks in `/dev/shm`."""
     rounds_up: bool = False
-    """This release may take up to `ROUNDING` times what it was told."""
+    """This release may take up to `ROUNDING` times what it was given."""
 
     def value_for(self, gib: int) -> int:
-        """Return what the flag says for a replica to be told to take that much in all, rounded down (GiB)."""
+        """Return what the flag says for a replica to take that much in all, rounded down (GiB)."""
         return max(0, gib // self._parts)
 
     def flag_bytes(self, value: float) -> int:
-        """Return what all engines of a replica are told to take, for a value of the flag."""
+        """Return what all engines of a replica are to take, for a value of the flag."""
         return round(value * self._parts * GIB)
 
     def taken_bytes(self, value: float) -> int:
@@ -427,7 +427,7 @@ class Supply:
     memory_in_use: float | None = None
     """Largest share of any device's memory that was in use over the trigger's window; None: not known."""
     memory_unknown: str = ""
-    """Of which replicas that is not known, and what would tell; empty where it is known."""
+    """Of which replicas that is not known, and what would show it; empty where it is known."""
     oom_limit: float | None = None
     """The lowest share of the devices' memory at which this template ran out of it; None: none is known."""
     raise_failed_before: bool = False

@@ -35,9 +35,9 @@ from kvmedic.runbooks.branches import Advice, Evidence, Finding, NoChange, Setti
 GPU_SIGNS = frozenset(
     {Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS, Vital.ROW_REMAP_FAILED, Vital.DRIVER_FAULT}
 )
-"""Vitals that tell a broken GPU."""
+"""Vitals that show a broken GPU."""
 THERMAL_SIGNS = frozenset({Vital.CLOCK_REASONS})
-"""Vitals that tell a GPU that is slowed down."""
+"""Vitals that show a GPU that is slowed down."""
 NAMED_FAULTS = 3
 """Faults, or replicas, that a message names; the rest is counted, so that a large fleet fits in one line."""
 
@@ -76,8 +76,8 @@ def divert_to_thermal_emergency(evidence: Evidence, _setting: Setting) -> Advice
 def _report_other_cause(reason: Reason, runbook: str, findings: tuple[Finding, ...] | None) -> NoChange:
     facts = [f"{finding.subject} {finding.text}" for finding in findings or ()]
     rest = f"; and {len(facts) - NAMED_FAULTS} more" if len(facts) > NAMED_FAULTS else ""
-    told = "; ".join(facts[:NAMED_FAULTS]) + rest
-    return NoChange(reason, f"open the runbook '{runbook}': {told}; no setting of the workload is changed")
+    listed = "; ".join(facts[:NAMED_FAULTS]) + rest
+    return NoChange(reason, f"open the runbook '{runbook}': {listed}; no setting of the workload is changed")
 
 
 def _findings(evidence: Evidence, signs: Callable[[Device], Iterator[Sign]]) -> tuple[Finding, ...] | None:
@@ -86,13 +86,13 @@ def _findings(evidence: Evidence, signs: Callable[[Device], Iterator[Sign]]) -> 
         place = f"on node {vitals.node}, " if vitals.node else ""
         for device in vitals.devices.value if isinstance(vitals.devices, Measured) else ():
             for vital, value, text in signs(device):
-                told = f"{place}{device.name}: {text}{_teller(device, vital)}"
-                found.append(Finding(name, vital, value, 0, told))
+                line = f"{place}{device.name}: {text}{_name_origin(device, vital)}"
+                found.append(Finding(name, vital, value, 0, line))
     return tuple(found) or None
 
 
-def _teller(device: Device, vital: Vital) -> str:
-    """Return who told a fact, where it was not the metrics source."""
+def _name_origin(device: Device, vital: Vital) -> str:
+    """Return who reported a fact, where it was not the metrics source."""
     return f" (reported by {PROGRAM})" if vital in device.asked else ""
 
 
@@ -118,7 +118,7 @@ def _slowed_devices(device: Device) -> Iterator[Sign]:
 
 
 def driver_health(evidence: Evidence) -> Finding | None:
-    """Return whose health rests on what its own driver told; None where all is from the metrics source."""
+    """Return whose health rests on what its driver reported; None where all is from the metrics source."""
     names = [name for name, vitals in sorted(evidence.vitals.items()) if vitals.was_asked()]
     if not names:
         return None
@@ -207,8 +207,8 @@ def ended_engines(evidence: Evidence, causes: frozenset[Cause]) -> dict[str, Eng
 def _ends_found(evidence: Evidence, cause: Cause, text: str) -> tuple[Finding, ...] | None:
     found = []
     for name, end in ended_engines(evidence, frozenset({cause})).items():
-        told = (
+        line = (
             f"{text} at {end.ended_at:%H:%M:%SZ}, exit code {end.exit_code}, {end.restarts} restarts so far"
         )
-        found.append(Finding(name, Vital.ENGINE_END, end.exit_code, None, told))
+        found.append(Finding(name, Vital.ENGINE_END, end.exit_code, None, line))
     return tuple(found) or None

@@ -25,8 +25,8 @@ from kvmedic.verdict.baseline import quorum_line
 def judge_runbooks(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
     """Return the first runbook that has something to say, and what it says.
 
-    Where all are content it is the last; what an earlier one noticed is told with it, as is what made it
-    leave the fleet to the next. One that cannot tell does so too: trouble that another finds does not wait.
+    Where all are content it is the last; what an earlier one noticed is reported with it, as is what made it
+    leave the fleet to the next. One that cannot judge does so too: trouble that another finds does not wait.
 
     Raises:
         ValueError: the spec names no runbook.
@@ -62,7 +62,7 @@ def _said_by(runbook: Runbook, evidence: Evidence) -> Diagnosis:
 def _first_word(policy: Policy, ask: Callable[[Runbook], Diagnosis | None]) -> tuple[str, Diagnosis] | None:
     """Return the first runbook that has something to say, else the last; None where one does not answer.
 
-    A runbook that cannot tell has the word only where no later one finds trouble.
+    A runbook that cannot judge has the word only where no later one finds trouble.
     """
     noticed: tuple[Finding, ...] = ()
     found: tuple[str, Diagnosis] | None = None
@@ -99,5 +99,5 @@ def in_order(asked: Sequence[Runbook]) -> tuple[Runbook, ...]:
 def with_unanswered(evidence: Evidence, diagnosis: Diagnosis, why: Blocked) -> Evidence:
     """Return evidence that says why the runbook on compression cannot go on, with what it had found."""
     facts = diagnosis.findings if isinstance(diagnosis, Diagnosed) else ()
-    told = dict.fromkeys((*(fact.text for fact in facts), why.message))
-    return replace(evidence, unanswered=Inconclusive(why.reason, "; ".join(told)))
+    texts = dict.fromkeys((*(fact.text for fact in facts), why.message))
+    return replace(evidence, unanswered=Inconclusive(why.reason, "; ".join(texts)))

@@ -33,7 +33,7 @@ Compared: TypeAlias = tuple[Difference, ...] | Inconclusive
 def differences(view: View, target: TargetRef, before: str, after: str = "") -> Compared:
     """Return what the later of two pod templates changed that the KV cache depends on.
 
-    Both are read with the ConfigMaps as they are now: a file that was edited since tells what going back
+    Both are read with the ConfigMaps as they are now: a file that was edited since shows what going back
     would give, not what ran then.
     `before` and `after` are the ReplicaSets that have them; empty: the Deployment's own template.
     """

@@ -1,8 +1,8 @@
 """How urgent a trouble is: a page only while users are let down, else a ticket.
 
 What the runbook calls trouble may hurt nobody yet; a breached objective hurts those who wait for an
-answer. It is judged by what replicas tell over the trigger's window, all of them together. Where the spec
-names no objective, the share of requests that are served in time tells, over that window and that of
+answer. It is judged by what replicas report over the trigger's window, all of them together. Where the spec
+names no objective, the share of requests that are served in time decides, over that window and that of
 sizing: most troubles of a few minutes pass by themselves. What cannot be measured is never taken for met: a
 page stays one until the objective is seen to be met.
 """
@@ -54,7 +54,7 @@ SERVED = frozenset(
         Signal.WAITING_AT_END,
     }
 )
-"""What tells which share of the requests is served in time."""
+"""What shows which share of the requests is served in time."""
 PERCENTILE = 0.95
 """Of which the objectives speak: `interTokenP95`, `e2eP95`, `ttftP95` (spec.objectives)."""
 
@@ -70,7 +70,7 @@ class _Level:
 
 
 def signals_of(objectives: Objectives) -> frozenset[Signal]:
-    """Return the signals that tell whether the given objectives are met; none where none is given."""
+    """Return the signals that show whether the given objectives are met; none where none is given."""
     return frozenset(level.signal for level in _levels(objectives))
 
 
@@ -133,12 +133,12 @@ def _measure_service(looks: Sequence[Observation]) -> _Figure:
     known = [share for share in shares if share is not None]
     if any(share >= LEAST_IN_TIME for share in known):
         return _Figure(SERVED_IN_TIME, "", is_breached=False)
-    told = " and ".join(
+    rates = " and ".join(
         f"{share:.0%} over {look.window_seconds / 60:g} min"
         for share, look in zip(known, looks, strict=False)
     )
     text = (
-        f"of the requests {told} are served in time, limit {LEAST_IN_TIME:.0%} (the spec names no objective)"
+        f"of the requests {rates} are served in time, limit {LEAST_IN_TIME:.0%} (the spec names no objective)"
     )
     return _Figure(SERVED_IN_TIME, text, True if len(known) == len(shares) else None)
 
@@ -152,13 +152,13 @@ def are_served(seen: Observation) -> bool:
 def share_served(seen: Observation) -> float | None:
     """Return the share of the requests that is served in time; None where too few say something.
 
-    Of all replicas together that tell it. Requests that wait for too long count although none of them was
+    Of all replicas together that report it. Requests that wait for too long count although none of them was
     answered yet.
     """
-    told = reported_values(seen, SERVED - {Signal.REQUESTS_ABORTED})
-    aborted = total_reported(seen.only(told), Signal.REQUESTS_ABORTED)
+    pods = reported_values(seen, SERVED - {Signal.REQUESTS_ABORTED})
+    aborted = total_reported(seen.only(pods), Signal.REQUESTS_ABORTED)
     firsts, gaps, outputs = (
-        [one.histograms[signal] for one in told.values()]
+        [one.histograms[signal] for one in pods.values()]
         for signal in (
             Signal.TIME_TO_FIRST_TOKEN_SECONDS,
             Signal.INTER_TOKEN_SECONDS,
@@ -166,19 +166,19 @@ def share_served(seen: Observation) -> float | None:
         )
     )
     came = sum(one.count for one in firsts)
-    arrived = total(told, Signal.REQUESTS_FINISHED) + total(told, Signal.REQUESTS_IN_FLIGHT_CHANGE) + aborted
+    arrived = total(pods, Signal.REQUESTS_FINISHED) + total(pods, Signal.REQUESTS_IN_FLIGHT_CHANGE) + aborted
     requests = FirstTokens(
         came,
         came - sum(above(one, FIRST_TOKEN_SECONDS) for one in firsts),
         aborted,
-        total(told, Signal.WAITING_AT_END),
+        total(pods, Signal.WAITING_AT_END),
         max(0.0, arrived / seen.window_seconds),
     )
     if requests.due(FIRST_TOKEN_SECONDS) < FEWEST_DUE:
         return None
     output = sum(one.total for one in outputs) / max(1.0, sum(one.count for one in outputs))
     stalls = sum(above(one, STALL_SECONDS) for one in gaps)
-    hanging = stalls_per_request(stalls, total(told, Signal.GENERATED_TOKENS), output)
+    hanging = stalls_per_request(stalls, total(pods, Signal.GENERATED_TOKENS), output)
     return served_in_time(1.0, requests.share_in_time(FIRST_TOKEN_SECONDS), hanging)
 
 
@@ -225,7 +225,7 @@ def _levels(objectives: Objectives) -> tuple[_Level, ...]:
 
 
 def _p95_seconds(seen: Observation, signal: Signal) -> float | None:
-    """Return the percentile over all replicas that tell, or None where none does.
+    """Return the percentile over all replicas that report it, or None where none does.
 
     Replicas that count in different buckets are taken apart, and the worst of them counts.
     """

@@ -26,7 +26,7 @@ from kvmedic.model.spec import TargetRef
 FIXES_THE_POOL = (Knob.NUM_GPU_BLOCKS_OVERRIDE, Knob.KV_CACHE_MEMORY_BYTES)
 """Knobs with which the cache's size does not depend on what a step takes."""
 DECIDES_ALL = frozenset({Knob.KV_CACHE_DTYPE})
-"""Knobs without whose value nothing of a fleet is judged: what compresses a cache is told by them."""
+"""Knobs without whose value nothing of a fleet is judged: what compresses a cache shows in them."""
 UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
 NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
 
@@ -152,10 +152,10 @@ class View:
         replica_set: str = "",
         engines: Sequence[EngineProfile | Engine] = (),
     ) -> EngineLine | Blocked:
-        """Return the engine in a pod template and its command line, or why it cannot be told.
+        """Return the engine in a pod template and its command line, or why it is not known.
 
         The template is that of a ReplicaSet (KeyError: there is none of that name); empty: the Deployment's
-        own. Of a mere profile in `engines` the image's tag tells the version; empty: all that it may run.
+        own. Of a mere profile in `engines` the image's tag gives the version; empty: all that it may run.
         """
         template = self.templates[replica_set] if replica_set else self.template
         known = engines or profiles_for(target.engine)
@@ -190,7 +190,7 @@ def workload_of(
     engines: Sequence[EngineProfile | Engine],
     maps: Mapping[str, Sight] | None = None,
 ) -> Workload | Blocked:
-    """Return the engine in a pod template that no look has read, or why it cannot be told.
+    """Return the engine in a pod template that no look has read, or why it is not known.
 
     `container` None: the only one that runs a known engine. `maps`: the ConfigMaps that were read, by name;
     None: nobody looked.
@@ -209,7 +209,7 @@ def with_template(workload: Workload, template: Mapping[str, object]) -> Workloa
 
 
 def _name_of(engine: EngineProfile | Engine) -> Hashable:
-    """Return what tells an engine from all others; of a mere profile the image's tag tells the version."""
+    """Return what identifies an engine; of a mere profile the image's tag gives the version."""
     if isinstance(engine, Engine):
         return engine.profile.name, engine.profile.launch.images, engine.version
     return engine.name, engine.launch.images
@@ -271,9 +271,9 @@ def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | No
             f"the target has no container {container}: "
             "correct its template, or make a resource that names another in spec.targetRef.container",
         )
-    telling = [doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE]
-    if telling:
-        return fault_of(min(telling, key=lambda each: each.reason is RefusalReason.OTHER_ENGINE))
+    decisive = [doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE]
+    if decisive:
+        return fault_of(min(decisive, key=lambda each: each.reason is RefusalReason.OTHER_ENGINE))
     said = "; ".join(dict.fromkeys(doubt.message for doubt in doubts))
     return Blocked(
         Reason.ENGINE_UNRECOGNISED,

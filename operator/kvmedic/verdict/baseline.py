@@ -2,8 +2,8 @@
 
 * Since when the fleet is under pressure. A window that also holds the minutes before the load came shows
   less throughput than the fleet had under it, and a change that costs throughput would look as if it cost
-  none. Preemptions tell when the pressure began: the part of the window in which they began is left out.
-* What its traffic is like, and what of it moved since it was healthy. A figure that cannot be told is None
+  none. Preemptions show when the pressure began: the part of the window in which they began is left out.
+* What its traffic is like, and what of it moved since it was healthy. A figure that is not known is None
   and is never taken for one that stayed.
 * Which replicas it is judged on. One that is not Ready, younger than the window or not scraped says nothing
   of the fleet's setting. It is left out and named where the others are most of the fleet, or where
@@ -229,7 +229,7 @@ def pressured_replicas(burn: Observation, trigger: Trigger) -> tuple[str, ...]:
 
 
 def preemptions(seen: Observation, names: Iterable[str]) -> float:
-    """Return the preemptions of some replicas together; one that does not tell counts 0."""
+    """Return the preemptions of some replicas together; one that does not report them counts 0."""
     return sum(number_or_none(seen.pods[name], Signal.PREEMPTIONS) or 0.0 for name in names)
 
 
@@ -251,11 +251,11 @@ TRAFFIC = frozenset(
         Signal.OUTPUT_LIMIT,
     }
 )
-"""The signals that tell it."""
+"""The signals that show it."""
 
 
 def traffic_of(seen: Observation) -> Traffic:
-    """Return what clients send, as far as every replica tells it."""
+    """Return what clients send, as far as every replica reports it."""
     return Traffic(
         requests_per_second=_arrivals(seen),
         prompt_tokens=_mean(seen, Signal.PROMPT_LENGTH),
@@ -329,7 +329,7 @@ class LeftOut:
 def left_out(pods: Sequence[Pod], seen: Observation, at: datetime) -> Mapping[str, LeftOut]:
     """Return the replicas that the fleet is not judged on, by name; none where too few would be left.
 
-    A young replica that tells something is left out where most that are Ready are older: a fleet of which
+    A young replica that reports something is left out where most that are Ready are older: a fleet of which
     most were just started is judged as it is, and never on the few that were not.
     """
     window = timedelta(seconds=seen.window_seconds)
@@ -400,7 +400,7 @@ def _down(pod: Pod) -> str:
 def _silence(readings: PodReadings) -> str:
     """Return why a replica that serves says nothing; empty where it does, or was not asked."""
     asked = (_TRIGGER,) if _TRIGGER in readings.numbers else tuple(readings.numbers)
-    told = [readings.number(signal) for signal in asked]
-    if not told or any(isinstance(one, Measured | Unsupported) for one in told):
+    answers = [readings.number(signal) for signal in asked]
+    if not answers or any(isinstance(one, Measured | Unsupported) for one in answers):
         return ""
-    return f"no metrics: {told[0].reason}" if isinstance(told[0], Missing) else "its metrics are stale"
+    return f"no metrics: {answers[0].reason}" if isinstance(answers[0], Missing) else "its metrics are stale"

@@ -2,7 +2,7 @@
 
 A trial pod showed it of one long request. Live traffic is asked with what a running sequence takes of the
 pool: about what its length says where nothing comes back, about what the method keeps where blocks do.
-Short requests, shared prefixes and missing signals tell neither, and never make a verdict worse.
+Short requests, shared prefixes and missing signals show neither, and never make a verdict worse.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Expectation:
     """Generated tokens of the request that the spec has tried (`spec.compression.probe.tokens`)."""
 
 
-TOLD_APART = 0.5
+DISTINGUISHABLE = 0.5
 """Blocks of a sequence where they come back, over those where none does, at most, for gauges to tell the two
 apart at their geometric middle. Where none comes back gauges read down to 0.75 of what lengths say (under
 thrash, see `occupancy.THRASH_READS`), and two windows differ by 5 %: down to 0.71 of it, just above the
@@ -96,14 +96,14 @@ class BlocksTaken:
 def judge_blocks(judged: Judged, looked: Observation, expected: Expectation) -> Judged:
     """Return a good verdict as no recovery where live traffic shows that no blocks come back."""
     found = measure_blocks(looked, expected.passes)
-    told = f"{_traffic_text(found, expected)}; {_long_answers_text(looked, expected.length)}{judged.message}"
+    text = f"{_traffic_text(found, expected)}; {_long_answers_text(looked, expected.length)}{judged.message}"
     if isinstance(found, Inconclusive) or found.are_returned:
-        return replace(judged, message=told)
-    return not_recovered(told, judged.after)
+        return replace(judged, message=text)
+    return not_recovered(text, judged.after)
 
 
 def measure_blocks(looked: Observation, passes: Passes | None) -> BlocksTaken | Inconclusive:
-    """Return what a running sequence takes and would take, or why live traffic does not tell.
+    """Return what a running sequence takes and would take, or why live traffic does not show it.
 
     The look must be at replicas that run the change only. `passes` is what the method does; None: not known.
     """
@@ -129,11 +129,11 @@ def measure_blocks(looked: Observation, passes: Passes | None) -> BlocksTaken | 
     )
     if not isfinite(taken.measured):
         return Inconclusive(Reason.METRICS_MISSING, "the gauges are no numbers")
-    if taken.returning > TOLD_APART * taken.whole:
+    if taken.returning > DISTINGUISHABLE * taken.whole:
         return Inconclusive(
             Reason.TRAFFIC_UNSUITED,
             f"requests are too short: a running sequence would take {taken.returning:.1f} blocks with it and "
-            f"{taken.whole:.1f} without, told apart up to {TOLD_APART * taken.whole:.1f}",
+            f"{taken.whole:.1f} without, told apart up to {DISTINGUISHABLE * taken.whole:.1f}",
         )
     return taken
 
@@ -178,7 +178,7 @@ def _traffic_text(found: BlocksTaken | Inconclusive, expected: Expectation) -> s
 
 
 def _long_answers_text(looked: Observation, length: int) -> str:
-    """Return how many answers were longer than the one that was tried; empty where the counts do not tell."""
+    """Return how many answers were longer than the one that was tried; empty where the counts do not say."""
     readings = [pod.histogram(Signal.OUTPUT_LENGTH) for pod in looked.pods.values()]
     counted = [each.value for each in readings if isinstance(each, Measured)]
     if len(counted) < len(readings) or len({one.bounds for one in counted}) != 1:

@@ -105,7 +105,7 @@ class Comparison:
     trigger: Trigger
 
     def conclude(self, verdict: Verdict, found: str = "") -> Judged:
-        """Return a verdict with the figures; inconclusive where the load differs too much to tell.
+        """Return a verdict with the figures; inconclusive where the load differs too much to judge.
 
         A bad one is not the change's where clearly more was to be done. `found` goes before the figures.
         """
@@ -169,7 +169,7 @@ class Comparison:
         """Return as a factor how far chance alone may take what is served in time, by what is counted.
 
         Of x stalls per request and n requests the standard error is sqrt(x / n) at least, of the logarithm of
-        a share p in time sqrt((1 - p) / (p n)). Short windows of few requests tell little of either.
+        a share p in time sqrt((1 - p) / (p n)). Short windows of few requests say little of either.
         """
         spread = sum(
             (each.stalls_per_request + (1 - each.in_time_share) / each.in_time_share)

@@ -26,9 +26,9 @@ from kvmedic.verdict.served_in_time import first_token_limit
 from kvmedic.verdict.vetoes import VETOES, VerdictInput, confirm_setting
 
 STAYS_UP_SIGNALS = frozenset({Signal.REQUESTS_FINISHED})
-"""Signals that tell of every replica whether it serves."""
+"""Signals that show of every replica whether it serves."""
 PRESSURE_SIGNALS = frozenset({Signal.PREEMPTIONS, Signal.REQUESTS_FINISHED})
-"""Signals that tell of every replica whether it is beyond the trigger."""
+"""Signals that show of every replica whether it is beyond the trigger."""
 
 
 def judge(goal: Goal, step: Change, given: VerdictInput) -> Judged:

@@ -127,7 +127,7 @@ def blocks_per_running(found: Mapping[str, Complete], pools: Mapping[str, Pool])
 
 
 def hit_share(observation: Observation) -> float:
-    """Return the share of prompt tokens found in the prefix cache; 0 where the engine does not tell."""
+    """Return the share of prompt tokens found in the prefix cache; 0 where the engine does not report it."""
     queries = total_reported(observation, Signal.PREFIX_CACHE_QUERIES)
     hits = total_reported(observation, Signal.PREFIX_CACHE_HITS)
     return min(1.0, hits / queries) if queries > 0 else 0.0
@@ -169,7 +169,7 @@ def with_windows(alone: Occupancy, measured_blocks: float) -> Occupancy:
 def correct_occupancy(expected: Occupancy, measured_blocks: float, measured_deviation: float) -> Occupancy:
     """Return the occupancy under a cap that was computed from lengths and still does not fit.
 
-    The lengths told too little then: of requests that have not finished yet, or of some that come and end
+    The lengths showed too little then: of requests that have not finished yet, or of some that come and end
     together. The gauges see what runs. Where the pool is full they read too low, as a preempted request is
     not in it, so of both the larger counts.
     The measured deviation is that of the blocks in use, over the root of the running sequences.

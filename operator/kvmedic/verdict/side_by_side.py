@@ -19,7 +19,7 @@ from kvmedic.verdict.counts import Arm, CapChange, Counts, Limits, Routing
 from kvmedic.verdict.served_in_time import WORST_STALLS, FirstTokens, silent_seconds, stalls_per_request
 
 LOSS = 0.05
-"""The share of what is served in time that a change may cost. Less cannot be told from chance within an hour:
+"""The share of what is served in time that a change may cost. Less looks like chance within an hour:
 of 14 simulated changes that cost 5 to 20 %, 5 were found."""
 SURE = 2.0
 """Standard errors on the safe side of a limit before a change is rolled back, on two looks in a row."""

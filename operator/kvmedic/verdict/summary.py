@@ -22,12 +22,12 @@ def summary_of(run: Run, outcome: Outcome, now: datetime) -> Summary | None:
     if before is not None and after is not None:
         figures = [_shown_figures(each) for each in (before, after)]
         brought = tuple(Shift(name, then, figures[1][name]) for name, then in figures[0].items())
-        told = {shift.name: f"{shift.before:.3g} -> {shift.after:.3g}" for shift in brought}
+        texts = {shift.name: f"{shift.before:.3g} -> {shift.after:.3g}" for shift in brought}
         gains = (
-            f"tokens/s and replica served in time {told['servedInTimePerSecondAndReplica']}, "
-            f"preemptions per request {told['preemptionsPerRequest']}, longest gap of one request in twenty "
-            f"{told['interTokenTailSeconds']} s, tokens/s and replica "
-            f"{told['tokensPerSecondAndReplica']}, whole request p95 {told['endToEndP95Seconds']} s"
+            f"tokens/s and replica served in time {texts['servedInTimePerSecondAndReplica']}, "
+            f"preemptions per request {texts['preemptionsPerRequest']}, longest gap of one request in twenty "
+            f"{texts['interTokenTailSeconds']} s, tokens/s and replica "
+            f"{texts['tokensPerSecondAndReplica']}, whole request p95 {texts['endToEndP95Seconds']} s"
         )
         late = before.time_to_first_token_p95_seconds, after.time_to_first_token_p95_seconds
         first = Shift("timeToFirstTokenP95Seconds", *late)

@@ -89,7 +89,7 @@ class VerdictInput:
     free_mib: float | None = None
     """Free memory of the fullest GPU as the window ended; None: not known."""
     cache_types: AbstractSet[str] = frozenset()
-    """Types of KV cache of a replica that was made for its type; empty: none was, or nobody tells."""
+    """Types of KV cache of a replica that was made for its type; empty: none was, or not known."""
     expected: Expectation | None = None
     """What a method that was turned on is to give back; None: none was."""
     first_up: int = 0
@@ -222,7 +222,7 @@ def _confirm_by_latency(judged: Judged, change: Comparison) -> Judged:
 
 
 def least_free_mib(replicas: Iterable[Reading[tuple[Device, ...]]]) -> float | None:
-    """Return the memory that was free on the fullest GPU of some replicas; None where none tells."""
+    """Return the memory that was free on the fullest GPU of some replicas; None where none reports it."""
     devices = [device for one in replicas if isinstance(one, Measured) for device in one.value]
     found = [device.value(Vital.MEMORY_FREE) for device in devices]
     return min((float(free) for free in found if free is not None), default=None)

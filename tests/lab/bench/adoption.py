@@ -39,7 +39,7 @@ from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.workload import Workload
 from lab.bench.fleet_shapes import (
-    WANTED,
+    NEW_CAP,
     Expected,
     Shape,
     cap_in,
@@ -66,7 +66,7 @@ class Outcome:
     failed: tuple[Check, ...] = ()
     respected: Verdict | None = None
     applied: Verdict | None = None
-    """The same where the team says `spec.ownership`: Respect, or Apply whoever the owner is."""
+    """The same where the team says `spec.ownership`: Respect, or Apply for any owner."""
     faults: list[str] = field(default_factory=list)
     """What is not as expected."""
     wrong: list[str] = field(default_factory=list)
@@ -113,8 +113,8 @@ def _examine(shape: Shape, outcome: Outcome, oracle: ShellOracle) -> None:
         _verdict_by(seen, reader, place, each) for each in (Ownership.APPLY, Ownership.RESPECT)
     )
     if outcome.is_let_in is not expected.let_in:
-        told = "; ".join(f"{each.name}: {each.saw}" for each in (*found.failed, *found.unknown))
-        outcome.faults.append(f"let in is {outcome.is_let_in}, {expected.let_in} was expected ({told})")
+        reasons = "; ".join(f"{each.name}: {each.saw}" for each in (*found.failed, *found.unknown))
+        outcome.faults.append(f"let in is {outcome.is_let_in}, {expected.let_in} was expected ({reasons})")
     elif not expected.let_in:
         outcome.faults += _answer_faults(found.failed, seen, expected)
     outcome.faults += _live_faults(seen, outcome, oracle)
@@ -124,9 +124,9 @@ def _ask_doctor(shape: Shape, outcome: Outcome) -> None:
     """Note what the answer lacks of a target that is no Deployment: its name, and never that it is let in."""
     options = ["doctor", "-f", "-"]
     result = CliRunner().invoke(app_for(options), options, input=shape.manifest)
-    told, says = result.output, outcome.expected.says or "/".join(outcome.expected.key.split("/")[:2])
-    if result.exit_code not in {1, 2} or says not in told:
-        outcome.faults.append(f"{says!r} is not in doctor's answer ({result.exit_code}): {told.strip()}")
+    output, says = result.output, outcome.expected.says or "/".join(outcome.expected.key.split("/")[:2])
+    if result.exit_code not in {1, 2} or says not in output:
+        outcome.faults.append(f"{says!r} is not in doctor's answer ({result.exit_code}): {output.strip()}")
 
 
 def _verdict_by(seen: Seen, reader: Documents, namespace: str, ownership: Ownership) -> Verdict | None:
@@ -163,22 +163,22 @@ def _proposal(seen: Seen) -> str:
     edit = edit or (step.file_of if isinstance(step, FlagStep) else None)
     if edit is None or setting is None:
         return ""
-    wanted = DesiredSetting("Deployment", fleet.namespace, fleet.name, setting, edit)
-    return str(proposal_for(owner.template, wanted))
+    desired = DesiredSetting("Deployment", fleet.namespace, fleet.name, setting, edit)
+    return str(proposal_for(owner.template, desired))
 
 
 def _setting(workload: Workload | Blocked) -> Setting | None:
     if isinstance(workload, Blocked):
         return None
     flag = workload.engine.profile.flag(Knob.MAX_NUM_SEQS)
-    found = setting_of(flag, WANTED, workload.engine) if flag is not None else None
+    found = setting_of(flag, NEW_CAP, workload.engine) if flag is not None else None
     return found if isinstance(found, Setting) else None
 
 
 def _plan(workload: Workload | Blocked) -> Plan | Blocked:
     if isinstance(workload, Blocked):
         return workload
-    return plan_of(workload, Assignment(Knob.MAX_NUM_SEQS, WANTED, Reason.CAP_RIGHT_SIZED, ""), 1)
+    return plan_of(workload, Assignment(Knob.MAX_NUM_SEQS, NEW_CAP, Reason.CAP_RIGHT_SIZED, ""), 1)
 
 
 def _live_faults(seen: Seen, outcome: Outcome, oracle: ShellOracle) -> Iterator[str]:
@@ -199,7 +199,7 @@ def _live_faults(seen: Seen, outcome: Outcome, oracle: ShellOracle) -> Iterator[
     template = seen.view.template
     if step.file_of is not None:
         place = f"file {step.file_of.config_map}"
-        outcome.wrong += [] if step.file_of.after == str(WANTED) else [f"{place} gets {step.file_of.after}"]
+        outcome.wrong += [] if step.file_of.after == str(NEW_CAP) else [f"{place} gets {step.file_of.after}"]
     else:
         place = _judge_change([template], [step.edit.apply(template)], outcome, oracle)
     if place != at:
@@ -215,7 +215,7 @@ def _judge_change(before: list[Any], after: list[Any], outcome: Outcome, oracle:
     (change,) = changes
     old, new = (container_at(each, change.path) for each in (before, after))
     (was, rest), (now, kept) = (cap_in(words_of(each, oracle)) for each in (old, new))
-    if (was, now) != (outcome.expected.was, WANTED):
+    if (was, now) != (outcome.expected.was, NEW_CAP):
         outcome.wrong.append(f"the cap goes from {was} to {now}; it was {outcome.expected.was}")
     if rest != kept:
         outcome.wrong.append(f"other arguments change: {rest} -> {kept}")
@@ -226,7 +226,7 @@ def _edit_text(shape: Shape, outcome: Outcome, oracle: ShellOracle) -> None:
     """Edit the manifest's text as `kvmedic flags set` does."""
     expected = outcome.expected
     name, container = expected.names
-    options = ["flags", "set", f"max_num_seqs={WANTED}", "-f", "-"]
+    options = ["flags", "set", f"max_num_seqs={NEW_CAP}", "-f", "-"]
     for option, value in (("--name", name), ("--container", container), ("--engine", expected.engine)):
         options += [option, value] if value else []
     result = CliRunner().invoke(app_for(options), options, input=shape.manifest)
@@ -254,7 +254,7 @@ def _judge_file(before: list[Any], after: list[Any], outcome: Outcome) -> str:
     source = next(each for each in before if each["kind"] == "ConfigMap" and each["metadata"]["name"] == name)
     (copy,) = added
     old, new = (yaml.safe_load(next(iter(each["data"].values()))) for each in (source, copy))
-    if new != {**old, "max-num-seqs": WANTED} or old["max-num-seqs"] != outcome.expected.was:
+    if new != {**old, "max-num-seqs": NEW_CAP} or old["max-num-seqs"] != outcome.expected.was:
         outcome.wrong.append(f"the copy of ConfigMap/{name} has {new}")
     references = list(changes_between(before, [each for each in after if each not in added]))
     if [each.after for each in references] != [copy["metadata"]["name"]]:
@@ -298,9 +298,9 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as directory:
         outcomes = try_shapes(shapes, ShellOracle(Path(directory)))
     for each in outcomes:
-        told = [*each.wrong, *each.faults]
-        if told or "--rows" in arguments:
-            print(f"{each.shape} {each.expected.key}: {each.verdict or '-'} {'; '.join(told)}".rstrip())
+        problems = [*each.wrong, *each.faults]
+        if problems or "--rows" in arguments:
+            print(f"{each.shape} {each.expected.key}: {each.verdict or '-'} {'; '.join(problems)}".rstrip())
     print(table(outcomes, len(shapes)))
     return int(any(each.wrong for each in outcomes) or bool(missed_goals(outcomes)))
 
@@ -311,7 +311,7 @@ def missed_goals(outcomes: Sequence[Outcome]) -> list[str]:
     let_in = sum(each.is_let_in for each in fleets) / len(fleets)
     right = sum(not each.faults and not each.wrong for each in outcomes) / len(outcomes)
     rows = (("of the Deployments are let in", let_in, LET_IN), ("of the answers are right", right, RIGHT))
-    return [f"{share:.0%} {what}, {goal:.0%} are wanted" for what, share, goal in rows if share < goal]
+    return [f"{share:.0%} {what}, {goal:.0%} are required" for what, share, goal in rows if share < goal]
 
 
 if __name__ == "__main__":

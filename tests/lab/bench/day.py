@@ -4,8 +4,8 @@ Requests do not wait for each other, and their mix turns within two hours, twice
 far less than by day. Beside each other stand no cap, a cap that is only ever lowered (the ratchet), and one
 that goes both ways (`move_cap`): what lowers it is the operator's own plan, with all that speaks against a
 cut, and what raises it are its rules and limits. Each looks every ten minutes at what a fleet exports, and
-changes one replica in four minutes. It comes to a fleet that has served for some hours, of which its source
-tells. The measure is tokens per second of requests that are served in time, against the best of some settings
+changes one replica in four minutes. It comes to a fleet that has served for some hours, which its source
+knows. The measure is tokens per second of requests that are served in time, against the best of some settings
 in each hour, which need no restart. A second mix turns every 90 minutes.
 """
 
@@ -64,7 +64,7 @@ QUARTER_TURN, HALF_TURN = 1.5, 3.0
 MIDDLE, SWING, WAVE = 0.82, 0.16, 6.0
 """Load over capacity: its middle, how far it swings to either side, and hours of a wave."""
 BEFORE = 4
-"""Hours that a fleet has served when a controller comes. Its source tells of them; they are not counted."""
+"""Hours that a fleet has served when a controller comes. Its source reports them; they are not counted."""
 
 
 def move_cap(use: CapUse, room: int, cut: int | None, changes: Sequence[float]) -> int:
@@ -165,8 +165,8 @@ class Controller:
         self.looks.append(seen)
         if end % APART.total_seconds() == 0:
             pods = {f"{name}, {look.at}": pod for look in self.looks for name, pod in look.pods.items()}
-            told = lengths_of(Observation(seen.at, APART.total_seconds(), 0.0, pods))
-            self.lengths += [] if told is None else [told]
+            lengths = lengths_of(Observation(seen.at, APART.total_seconds(), 0.0, pods))
+            self.lengths += [] if lengths is None else [lengths]
             self.looks = []
 
     def choose(self, _use: CapUse, _case: Case, _now: float, *, is_pressed: bool) -> int:
@@ -180,8 +180,8 @@ class Ratchet(Controller):
     def choose(self, use: CapUse, case: Case, now: float, *, is_pressed: bool) -> int:
         """Return the cap that the fleet should have."""
         is_late = not self.changes or now - self.changes[-1][0] >= PAUSE_SECONDS
-        wanted = cap_of(case)
-        return wanted if is_pressed and is_late and wanted <= LOWER_TO * self.cap else self.cap
+        cap = cap_of(case)
+        return cap if is_pressed and is_late and cap <= LOWER_TO * self.cap else self.cap
 
 
 class TwoWay(Controller):
@@ -194,12 +194,12 @@ class TwoWay(Controller):
         room = cap_at(case.blocks, case.sequence, BOLDEST_FIT)
         plan = cut_cap(case, setting) if is_pressed else None
         cut = int(plan.value) if isinstance(plan, Assignment) else None
-        wanted = lasting_room(room, rooms_of(case, setting, room))
-        return move_cap(use, wanted, cut, [now - at for at, *_ in self.changes])
+        target = lasting_room(room, rooms_of(case, setting, room))
+        return move_cap(use, target, cut, [now - at for at, *_ in self.changes])
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DayResult:
     """How a day went."""
 
     name: str
@@ -211,7 +211,7 @@ class Told:
     caps: str = ""
 
 
-def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
+def run(world: World, controller: Controller, *, looks: bool = True) -> DayResult:
     """Return how a day goes with a controller."""
     going, engines, generation = world.start(controller.cap), list(range(PLACES)), 0
     caps, swaps, served = [f"{controller.cap}"], list[Swap](), None
@@ -221,17 +221,17 @@ def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
         served, swaps = going.serve(float(end), swaps), []
         if not looks or was_moving:
             continue
-        wanted = _look(served, engines, controller, float(end))
-        if wanted != controller.cap and end >= world.before * HOUR:
+        cap = _look(served, engines, controller, float(end))
+        if cap != controller.cap and end >= world.before * HOUR:
             generation += 1
             fresh = [place + PLACES * (generation % GENERATIONS) for place in range(PLACES)]
             for engine in fresh:
-                going.set_cap(engine, wanted)
+                going.set_cap(engine, cap)
             swaps = [Swap(float(end) + 1 + STEP * place, place, engine) for place, engine in enumerate(fresh)]
-            controller.changes.append((float(end), controller.cap, wanted))
-            # A source tells of the past by replica, and these are new.
-            controller.cap, engines, controller.looks, controller.lengths = wanted, fresh, [], []
-            caps.append(f"{wanted} ({end / HOUR:.1f} h)")
+            controller.changes.append((float(end), controller.cap, cap))
+            # A source reports the past by replica, and these are new.
+            controller.cap, engines, controller.looks, controller.lengths = cap, fresh, [], []
+            caps.append(f"{cap} ({end / HOUR:.1f} h)")
     if served is None:
         raise ValueError("a day has at least one look")
     counted = range(world.before, last)
@@ -239,7 +239,7 @@ def run(world: World, controller: Controller, *, looks: bool = True) -> Told:
     status = served.requests["status"]
     ended = np.count_nonzero(status == LEFT) + np.count_nonzero(status == FINISHED)
     given_up = np.count_nonzero(status == LEFT) / ended
-    return Told(controller.name, np.array(hourly), len(controller.changes), given_up, " -> ".join(caps))
+    return DayResult(controller.name, np.array(hourly), len(controller.changes), given_up, " -> ".join(caps))
 
 
 def _look(served: Served, engines: Sequence[int], controller: Controller, end: float) -> int:
@@ -269,18 +269,18 @@ def _look(served: Served, engines: Sequence[int], controller: Controller, end: f
     return controller.choose(use, case, end, is_pressed=pressed)
 
 
-def play(world: World, settings: Sequence[int], night: int) -> list[Told]:
+def play(world: World, settings: Sequence[int], night: int) -> list[DayResult]:
     """Return how one path of requests goes: with the best of each hour, with each setting, and controlled.
 
     `night`: the cap of one who sized the fleet by night and left it so, from which the last row begins.
     """
     fixed = [run(world, Controller(f"always {cap}", cap), looks=False) for cap in settings]
-    best = Told("best setting of each hour", np.max([told.hourly for told in fixed], axis=0), 0, 0.0)
+    best = DayResult("best setting of each hour", np.max([day.hourly for day in fixed], axis=0), 0, 0.0)
     both = TwoWay("both ways"), TwoWay(f"both ways, from {night}", night)
     return [best, *fixed, *(run(world, each) for each in (Ratchet("only lowered"), *both))]
 
 
-def losses_of(paths: Sequence[Sequence[Told]], row: int) -> Floats:
+def losses_of(paths: Sequence[Sequence[DayResult]], row: int) -> Floats:
     """Return what a row loses to the best setting of each hour, by path."""
     return np.array([1 - path[row].hourly.mean() / path[0].hourly.mean() for path in paths])
 
@@ -304,9 +304,9 @@ def compare(mix: str, lasts: tuple[int, int], seeds: Sequence[int]) -> str:
         in_time, changes, left = (
             float(np.mean(each))
             for each in (
-                [told.hourly for told in same],
-                [told.changes * 24 / hours for told in same],
-                [told.given_up for told in same],
+                [day.hourly for day in same],
+                [day.changes * 24 / hours for day in same],
+                [day.given_up for day in same],
             )
         )
         lines.append(
@@ -320,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; return 0."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench.day", description=__doc__)
     parser.add_argument("--hours", type=int, default=30, help="how long it lasts")
-    parser.add_argument("--before", type=int, default=BEFORE, help="hours before, of which a source tells")
+    parser.add_argument("--before", type=int, default=BEFORE, help="hours before, which a source reports")
     parser.add_argument("--mix", choices=MIXES, action="append", help="one mix alone")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a path of requests for each")
     given = parser.parse_args(arguments)

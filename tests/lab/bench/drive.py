@@ -117,7 +117,7 @@ class Outcome:
 
     cap: int
     evicts: TokenEviction | None = None
-    """What evicts tokens, as the engine's settings tell."""
+    """What evicts tokens, by the engine's settings."""
     seconds: float = 0.0
     tokens: int = 0
     good_tokens: int = 0
@@ -169,7 +169,7 @@ class Drive(VirtualEngine):
             "cache_dtype": "auto",
             "enable_prefix_caching": str(caching),
             "engine": "0",
-            **_told_of_windows(workload, batched_tokens),
+            **_labels_of_windows(workload, batched_tokens),
         }
         super().__init__(
             Scheduler(limits, pool, workload.block_tokens, host, workload.method, workload.windows),
@@ -239,12 +239,12 @@ class Drive(VirtualEngine):
         self.send(prompt_of(len(self.clients), lengths), lengths.output, at)
 
     def _follow_up(self) -> None:
-        """Let whoever was answered send again: a closed loop."""
+        """Let the client that was answered send again: a closed loop."""
         self._send_next()
 
 
-def _told_of_windows(workload: Workload, step_tokens: int) -> dict[str, str]:
-    """Return the labels in which vLLM tells of a model with sliding windows.
+def _labels_of_windows(workload: Workload, step_tokens: int) -> dict[str, str]:
+    """Return the labels in which vLLM reports a model with sliding windows.
 
     The tokens that the pool holds are those of requests as long as the model takes them (vLLM
     v1/core/kv_cache_utils.py, `get_kv_cache_capacity`).
@@ -330,7 +330,7 @@ def parse_once(text: str, at: datetime) -> Page:
 
 
 def observed(outcome: Outcome, pages: int | None = None) -> Observation:
-    """Return what the last pages tell; all of them where no number is given."""
+    """Return what the last pages report; all of them where no number is given."""
     parsed = [parse_once(text, at) for at, text in outcome.pages[-(pages or len(outcome.pages)) :]]
     return observe_pages({"bench-0": parsed}, VLLM_SIGNALS)
 
@@ -378,7 +378,7 @@ def chosen_cap(outcome: Outcome, present: int | None = None, *, ours: bool = Fal
 
 
 def saved_pages_cap(outcome: Outcome) -> tuple[int | None, str]:
-    """Return the cap that two pages tell: the first and the last, without a clock."""
+    """Return the cap by two pages: the first and the last, without a clock."""
     first, last = outcome.pages[0][1], outcome.pages[-1][1]
     pages = [parse_page(text, moment(place)) for place, text in enumerate((first, last))]
     seen = observe_saved_pages({"bench-0": pages}, VLLM_SIGNALS, None).observation

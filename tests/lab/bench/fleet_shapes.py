@@ -1,7 +1,7 @@
 """The shapes of real fleets (`tests/data/fleets`): what is expected of each, and what its engine is given.
 
 A shape is a whole namespace as a team has it. Its expectation was written from the shape, before the operator
-was let near it. What a command line comes to is told by a shell and a few lines here, not by the operator.
+was let near it. What a command line comes to is found by a shell and a few lines here, not by the operator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 from manifests.shell_oracle import ShellOracle, engine_arguments, expanded
 
 FOLDER = Path(__file__).parents[2] / "data" / "fleets"
-WANTED = 16
+NEW_CAP = 16
 """The cap that every edit sets; no shape has it."""
 
 
@@ -78,15 +78,15 @@ def read_shapes(folder: Path = FOLDER) -> list[Shape]:
             row["shape"],
             row["like"],
             row["manifest"],
-            tuple(_expected(key, told) for key, told in row["expect"].items()),
+            tuple(_read_expected(key, fields) for key, fields in row["expect"].items()),
         )
         for row in found
     ]
 
 
-def _expected(key: str, told: Mapping[str, Any]) -> Expected:
-    rest = {name: value for name, value in told.items() if name != "in"}
-    entry = told.get("in", True)
+def _read_expected(key: str, fields: Mapping[str, Any]) -> Expected:
+    rest = {name: value for name, value in fields.items() if name != "in"}
+    entry = fields.get("in", True)
     return Expected(key=key, let_in=entry is True, reason="" if entry is True else str(entry), **rest)
 
 
@@ -106,7 +106,7 @@ class Changed:
 
     @property
     def place(self) -> str:
-        """Return it as an edit is told: `args[3]`."""
+        """Return it as an edit names it: `args[3]`."""
         path = self.path[:-1] if self.path[-1] == "value" else self.path
         return f"{path[-2]}[{path[-1]}]"
 

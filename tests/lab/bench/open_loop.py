@@ -89,8 +89,8 @@ class Row:
         return max(0.0, *(1 - look.gain for look in self.looks))
 
     def __str__(self) -> str:
-        told = " ".join(str(look) for look in self.looks)
-        return f"{self.name:14s} {self.load:5.2f} {self.in_time:8.1%} {told} {self.loss:6.1%}"
+        looks = " ".join(str(look) for look in self.looks)
+        return f"{self.name:14s} {self.load:5.2f} {self.in_time:8.1%} {looks} {self.loss:6.1%}"
 
 
 HEADER = f"{'workload':14} {'load':>5} {'in time':>8} {'scrapes':>16} {'2 pages':>17} {'loss':>6}"
@@ -158,8 +158,8 @@ def judged(rows: Sequence[Row]) -> int:
     lost = [row for row in rows if row.loss > WORST_LOSS]
     plans = sum(any(look.cap is not None for look in row.looks) for row in rows)
     worst = max((row.loss for row in rows), default=0.0)
-    told = "; ".join(f"{row.name} at {row.load:g} loses {row.loss:.1%}" for row in lost) or "all within"
-    print(f"\n{plans} of {len(rows)} planned, worst loss {worst:.1%}: {told}")
+    losses = "; ".join(f"{row.name} at {row.load:g} loses {row.loss:.1%}" for row in lost) or "all within"
+    print(f"\n{plans} of {len(rows)} planned, worst loss {worst:.1%}: {losses}")
     return 1 if lost else 0
 
 
@@ -202,19 +202,19 @@ def starved_by(seed: int) -> Starved | None:
     return Starved(seed, before, after, said.verdict)
 
 
-def starving_half(wanted: int, first: int = 1000) -> int:
+def starving_half(count: int, first: int = 1000) -> int:
     """Print what the verdict says of drawn caps that starve users; return 1 if it keeps too many."""
     found: list[Starved] = []
     with ProcessPoolExecutor(2) as workers:
-        jobs = [workers.submit(starved_by, seed) for seed in range(first, first + DRAWS * wanted)]
+        jobs = [workers.submit(starved_by, seed) for seed in range(first, first + DRAWS * count)]
         for one in (job.result() for job in as_completed(jobs)):
             found += [one] if one is not None else []
             if one is not None:
                 print(f"{len(found):3d} {one}", flush=True)
-            if len(found) >= wanted:
+            if len(found) >= count:
                 break
         workers.shutdown(cancel_futures=True)
     kept = [one for one in found if one.is_kept]
     held = sum(one.verdict is Verdict.INCONCLUSIVE for one in found)
     print(f"\n{len(found)} starve, {len(kept)} kept, {held} held: {'; '.join(map(str, kept)) or 'none kept'}")
-    return 1 if len(found) < wanted or len(kept) > MOST_KEPT * wanted else 0
+    return 1 if len(found) < count or len(kept) > MOST_KEPT * count else 0

@@ -2,7 +2,7 @@
 
 Fleets are drawn as for `make bench-verdict`, under constant loads, ramps, days, bursts and closed loops, and
 nobody changes anything. Each minute a rule looks at the share of requests that were served in time, as the
-engines' metrics tell it, over one or two windows. Whoever is paged acts after a quarter of an hour. So the
+engines' metrics report it, over one or two windows. A paged person acts after a quarter of an hour. So the
 truth is what clients get in the quarter of an hour after that: where over a fifth of them is let down a
 person is needed, where one in twenty at most is the fleet has recovered by itself. Between both, either is
 right.
@@ -53,7 +53,7 @@ class Rule:
     def pages(self, course: "Course") -> Floats:
         """Return for each look whether it pages."""
         seen = [course.seen[WINDOWS.index(each)] for each in self.minutes]
-        # A window that tells nothing (NaN) is under no limit.
+        # A window that shows nothing (NaN) is under no limit.
         return np.logical_and.reduce([each < self.share for each in seen])
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Course:
     seed: int
     kind: str
     seen: tuple[Floats, ...]
-    """Share served in time by each window, as the metrics tell it; NaN where too few requests came."""
+    """Share served in time by each window, as the metrics report it; NaN where too few requests came."""
     lost: Floats
     """Of the requests of the second quarter of an hour from there, the share that is let down."""
     lost_now: Floats
@@ -94,7 +94,7 @@ def try_seed(seed: int) -> Course:
 
 
 def _share(whole: Served, since: float, until: float) -> float:
-    """Return the share served in time, as the metrics of all replicas together tell it."""
+    """Return the share served in time, as the metrics of all replicas together report it."""
     read = whole.readings(0, since, until)
     firsts, gaps, outputs = (
         histogram(read, each)
@@ -117,14 +117,14 @@ def _share(whole: Served, since: float, until: float) -> float:
     if firsts is None or gaps is None or outputs is None:
         return np.nan
     rate = max(0.0, finished + aborted + grown) / (until - since)
-    told = FirstTokens(
+    first_tokens = FirstTokens(
         firsts.count, firsts.count - above(firsts, FIRST_TOKEN_SECONDS), aborted, waiting, rate
     )
     if firsts.count + aborted + max(0.0, waiting - rate * FIRST_TOKEN_SECONDS) < FEWEST:
         return np.nan
     length = outputs.mean if outputs.count else 0.0
     stalls = stalls_per_request(above(gaps, STALL_SECONDS), tokens, length)
-    return told.share_in_time(FIRST_TOKEN_SECONDS) * float(np.exp(-min(stalls, WORST_STALLS)))
+    return first_tokens.share_in_time(FIRST_TOKEN_SECONDS) * float(np.exp(-min(stalls, WORST_STALLS)))
 
 
 def _lost(served: Served, since: float, until: float) -> float:

@@ -80,8 +80,8 @@ def simulate(scheduler: Scheduler, cost: StepCost, lengths: Iterable[Lengths], l
     arrivals = [client * load.stagger_seconds for client in range(issued)]
     while finished < load.requests and engine.now < load.seconds:
         while arrivals and arrivals[0] <= engine.now:
-            at, wanted = heapq.heappop(arrivals), next(drawn)
-            engine.send(prompt_of(len(engine.clients), wanted), wanted.output, at)
+            at, request = heapq.heappop(arrivals), next(drawn)
+            engine.send(prompt_of(len(engine.clients), request), request.output, at)
         if not engine.start_steps():
             engine.now = arrivals[0]
             continue

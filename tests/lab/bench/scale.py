@@ -47,7 +47,7 @@ SPEC: dict[str, Any] = {
     "levers": [{"name": "maxNumSeqs", "min": 8}],
     "trigger": {"window": "2m", "for": "1m"},
 }
-"""Held for a minute, which is over at once: the source tells of a sick fleet as if it had always been so. So
+"""Held for a minute, which is over at once: the source reports a sick fleet as if it had always been so. So
 what is measured is the reaction beyond `for`."""
 REACTION_GOAL_SECONDS = ROUND_SECONDS + 2
 """From the threshold's crossing to the first move, beyond `for`: the pace and 2 s. A scrape, of which this
@@ -113,18 +113,18 @@ class Scale:
         sources = {"default": {"url": f"http://127.0.0.1:{self.ports[0]}", "timeout": SOURCE_TIMEOUT}}
         process = {"namespace": "kvmedic-system", "liveness": "", "telemetryPort": telemetry_port}
         config.write_text(yaml.safe_dump({"sources": sources, "process": process}))
-        told = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig), "KVMEDIC_CONFIG": str(config)}
+        env = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig), "KVMEDIC_CONFIG": str(config)}
         # As in the image, whose modules are compiled: one that compiles them takes 5 MB more.
-        told |= {"PYTHONPYCACHEPREFIX": str(self.directory / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
+        env |= {"PYTHONPYCACHEPREFIX": str(self.directory / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
         if self.package is not None:
-            told["PYTHONPATH"] = str(self.package)
+            env["PYTHONPATH"] = str(self.package)
         argv = [sys.executable, "-m", "kvmedic", "run"]
-        usage_of = subprocess.run([*argv, "--help"], env=told, capture_output=True, text=True, check=True)
+        usage_of = subprocess.run([*argv, "--help"], env=env, capture_output=True, text=True, check=True)
         # Versions that asked nothing before they ran in a person's name had no such option.
         if "--yes" in usage_of.stdout:
             argv.append("--yes")
         with log.open("wb") as output:
-            return _start(argv, env=told, stdout=output, stderr=subprocess.STDOUT)
+            return _start(argv, env=env, stdout=output, stderr=subprocess.STDOUT)
 
     def make_sick(self, count: int) -> None:
         """Let some fleets thrash; the answers that the source then needs are its own cost."""
@@ -158,11 +158,11 @@ class Scale:
 
     def spent(self) -> Spent:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[0]}/spent", timeout=60) as answer:
-            told = json.load(answer)
+            sent = json.load(answer)
         looks = self.own_metric("kvmedic_tick_seconds_count") or 0.0
         page = self.cluster.api.http.get("/metrics", timeout=60).text
         return Spent(
-            time.monotonic(), self.cpu_seconds(), looks, told["queries"], told["bytes"], requests_of(page)
+            time.monotonic(), self.cpu_seconds(), looks, sent["queries"], sent["bytes"], requests_of(page)
         )
 
     def let_all_go(self, limit: float) -> None:
@@ -184,10 +184,10 @@ def requests_of(page: str) -> Counter[str]:
     """Return how many requests of each kind an API server answered. What has no resource is ours."""
     found: Counter[str] = Counter()
     for labels, count in _REQUESTS.findall(page):
-        told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        if told["resource"]:
-            below = "/" if told["subresource"] else ""
-            found[f"{told['verb']} {told['resource']}{below}{told['subresource']}"] += int(float(count))
+        parts = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        if parts["resource"]:
+            below = "/" if parts["subresource"] else ""
+            found[f"{parts['verb']} {parts['resource']}{below}{parts['subresource']}"] += int(float(count))
     return found
 
 
@@ -315,10 +315,10 @@ def measure_calm(scale: Scale, seconds: float) -> None:
     say("queries per round of 30 s", f"{spent.queries / calm.rounds:.1f}")
     say("MB received per minute", f"{spent.received / 1e6 / spent.wall * 60:.2f}")
     oldest = scale.own_metric("kvmedic_oldest_look_age_seconds")
-    say("age of the oldest look (s)", "not told" if oldest is None else f"{oldest:.1f}")
-    told = sorted(calm.requests.items(), key=lambda item: -item[1])
-    rate = "; ".join(f"{what} {n / spent.wall:.2f}" for what, n in told)
-    say("API requests per second", f"{sum(n for _, n in told) / spent.wall:.2f}: {rate}")
+    say("age of the oldest look (s)", "not reported" if oldest is None else f"{oldest:.1f}")
+    requests = sorted(calm.requests.items(), key=lambda item: -item[1])
+    rate = "; ".join(f"{what} {n / spent.wall:.2f}" for what, n in requests)
+    say("API requests per second", f"{sum(n for _, n in requests) / spent.wall:.2f}: {rate}")
     say("writes while healthy, the Lease apart", str(calm.writes))
 
 
@@ -358,15 +358,15 @@ def measure_restart(scale: Scale, limit: float) -> None:
 def measure_one(scale: Scale, seconds: float, limit: float) -> None:
     """Print how soon one sick fleet has a run, and how often that is looked at, while all others are calm."""
     before = scale.spent()
-    told = open_runs(scale.witness, lambda: scale.make_sick(1), 1, BUDGET, limit)
+    runs = open_runs(scale.witness, lambda: scale.make_sick(1), 1, BUDGET, limit)
     say(
-        "1 sick: s until its run is open; until its first move", _both(told.first_run, told.first_move, limit)
+        "1 sick: s until its run is open; until its first move", _both(runs.first_run, runs.first_move, limit)
     )
     say(
         "1 sick: s beyond `for` until its first move; goal",
-        f"{_or_never(told.first_move, limit)}; {REACTION_GOAL_SECONDS:.0f}",
+        f"{_or_never(runs.first_move, limit)}; {REACTION_GOAL_SECONDS:.0f}",
     )
-    if told.first_move is None:
+    if runs.first_move is None:
         say("  why not", why_not(scale, 0))
     else:
         gap = seconds_between_looks(scale, max(seconds / 3, 10))
@@ -388,26 +388,26 @@ def measure_many(scale: Scale, sick: int, limit: float) -> None:
     """Print whether many that are sick at once are all served."""
     before = scale.spent()
     # The one that was sick before is gone.
-    told = open_runs(scale.witness, lambda: scale.make_sick(1 + sick), sick, BUDGET, limit)
+    runs = open_runs(scale.witness, lambda: scale.make_sick(1 + sick), sick, BUDGET, limit)
     say(
         f"{sick} sick: s until a run is open; until its first move",
-        _both(told.first_run, told.first_move, limit),
+        _both(runs.first_run, runs.first_move, limit),
     )
     say(
         f"{sick} sick: s until {BUDGET} runs are open; until all were served",
-        _both(told.budget_full, told.all_moved, limit),
+        _both(runs.budget_full, runs.all_moved, limit),
     )
-    rounds = "never" if told.budget_full is None else f"{told.budget_full / ROUND_SECONDS:.1f}"
+    rounds = "never" if runs.budget_full is None else f"{runs.budget_full / ROUND_SECONDS:.1f}"
     say(f"{sick} sick: rounds beyond `for` until {BUDGET} runs are open", rounds)
-    waits = sorted(told.waits)
+    waits = sorted(runs.waits)
     if waits:
         say(
             f"{sick} sick: served; s until then, median and last",
             f"{len(waits)}; {waits[len(waits) // 2]:.0f}, {waits[-1]:.0f}",
         )
-    if told.all_moved is None:
+    if runs.all_moved is None:
         say("  why not the others", why_not(scale, sick))
-    say(f"{sick} sick: runs open at once, at most (budget {BUDGET})", str(told.most_open))
+    say(f"{sick} sick: runs open at once, at most (budget {BUDGET})", str(runs.most_open))
     say_spent(scale, f"{sick} sick", before)
 
 
@@ -435,22 +435,25 @@ def measure_poison(scale: Scale, poisonous: int, limit: float) -> None:
 
 
 def _say_reaction(scale: Scale, what: str, limit: float) -> list[Reaction]:
-    told = react(scale, SICK, limit)
-    if told is None:
+    reaction = react(scale, SICK, limit)
+    if reaction is None:
         say(f"{what}: s until the first move", f"> {limit:.0f}")
         return []
-    say(f"{what}: s; CPU s; cores", f"{told.seconds:.1f}; {told.cpu_seconds:.1f}; {told.cores:.3f}")
-    return [told]
+    say(
+        f"{what}: s; CPU s; cores",
+        f"{reaction.seconds:.1f}; {reaction.cpu_seconds:.1f}; {reaction.cores:.3f}",
+    )
+    return [reaction]
 
 
 def why_not(scale: Scale, sick: int) -> str:
-    """Say what the resources of sick fleets tell that were not served."""
+    """Say what the resources of sick fleets report that were not served."""
     api, moved = scale.cluster.api, scale.witness.moved
     names = [(f.namespace, f.name) for f in sorted(scale.fleets, key=SPARSE)[: 1 + sick]]
     found: Counter[str] = Counter()
     for namespace, name in (each for each in names if each not in moved):
-        told = {c["type"]: c for c in api.get("KVRemediation", name, namespace)["status"]["conditions"]}
-        kinds = [told[kind] for kind in ("Ready", "Diagnosed", "Progressing") if kind in told]
+        by_type = {c["type"]: c for c in api.get("KVRemediation", name, namespace)["status"]["conditions"]}
+        kinds = [by_type[kind] for kind in ("Ready", "Diagnosed", "Progressing") if kind in by_type]
         found["; ".join(f"{each['type']} {each['reason']}" for each in kinds)] += 1
     return " | ".join(f"{n}: {text}" for text, n in found.most_common())
 

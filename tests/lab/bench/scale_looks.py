@@ -107,7 +107,7 @@ class Looker:
         before, cpu = self.spent(), time.process_time()
         found = self.loop.run_until_complete(work)
         cpu, after = time.process_time() - cpu, self.spent()
-        silent = [name for seen in found for name, each in seen.pods.items() if not _is_told(each)]
+        silent = [name for seen in found for name, each in seen.pods.items() if not _is_measured(each)]
         if silent:
             raise RuntimeError(
                 f"{len(silent)} replicas were not measured: {self.metrics.trouble(SOURCE) or silent[:3]}"
@@ -129,7 +129,7 @@ class Looker:
         ).close()
 
 
-def _is_told(readings: PodReadings) -> bool:
+def _is_measured(readings: PodReadings) -> bool:
     return not any(one == Missing(Absence.SOURCE_UNAVAILABLE) for one in readings.numbers.values())
 
 

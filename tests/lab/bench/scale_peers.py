@@ -87,21 +87,21 @@ def measure(
     name: str, cluster: LightCluster, pids: Collection[int], taken_in: Callable[[], int], seconds: float
 ) -> None:
     """Print what processes used until they had taken in all objects, and what they use then."""
-    began, wanted = time.monotonic(), len(cluster.api.list("KVRemediation", None))
-    while (found := taken_in()) < wanted and time.monotonic() - began < START_SECONDS:
+    began, expected = time.monotonic(), len(cluster.api.list("KVRemediation", None))
+    while (found := taken_in()) < expected and time.monotonic() - began < START_SECONDS:
         time.sleep(1)
-    took = f"{time.monotonic() - began:.0f}" if found == wanted else f"> {START_SECONDS:.0f} ({found})"
+    took = f"{time.monotonic() - began:.0f}" if found == expected else f"> {START_SECONDS:.0f} ({found})"
     say(f"{name}: s until all are taken in", took)
     say(f"{name}: CPU s until then", f"{sum(map(usage.cpu_seconds, pids)):.1f}")
     time.sleep(ROUND_SECONDS)
     spent, asked = sum(map(usage.cpu_seconds, pids)), answered(cluster)
     time.sleep(seconds)
-    told = {what: n - asked[what] for what, n in answered(cluster).items() if n > asked[what]}
+    requests = {what: n - asked[what] for what, n in answered(cluster).items() if n > asked[what]}
     rate = "; ".join(
-        f"{what} {n / seconds:.2f}" for what, n in sorted(told.items(), key=lambda item: -item[1])[:6]
+        f"{what} {n / seconds:.2f}" for what, n in sorted(requests.items(), key=lambda item: -item[1])[:6]
     )
     say(f"{name}: cores used", f"{(sum(map(usage.cpu_seconds, pids)) - spent) / seconds:.3f}")
-    say(f"{name}: API requests per second", f"{sum(told.values()) / seconds:.2f}: {rate}")
+    say(f"{name}: API requests per second", f"{sum(requests.values()) / seconds:.2f}: {rate}")
     held = (sum(map(each, pids)) / 1e6 for each in (usage.resident_bytes, usage.peak_bytes))
     say(f"{name}: RSS, now / peak (MB)", " / ".join(f"{each:.0f}" for each in held))
 
@@ -112,8 +112,8 @@ def answered(cluster: LightCluster) -> Counter[str]:
 
 def measure_bare_timer(cluster: LightCluster, seconds: float) -> None:
     argv = [sys.executable, "-m", "kopf", "run", "--standalone", "--all-namespaces", "--quiet"]
-    told = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
-    operator = subprocess.Popen([*argv, str(Path(bare_timer.__file__))], env=told)
+    env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    operator = subprocess.Popen([*argv, str(Path(bare_timer.__file__))], env=env)
     path = "/apis/kvmedic.io/v1alpha1/kvremediations"
     try:
         # A timer needs a finalizer, so that each resource is written once.

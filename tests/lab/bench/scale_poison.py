@@ -73,7 +73,7 @@ class PoisonousFleet(ScaleFleet):
         return f"dear-{self.number}"
 
     def engine(self) -> dict[str, Any]:
-        """One of the dearest, which is told from its last version by a variable."""
+        """One of the dearest, which differs from its last version in a variable."""
         dear = DEAREST[self.number % len(DEAREST)]
         return {**dear, "env": [*dear.get("env", []), {"name": "VERSION", "value": str(self.version)}]}
 
@@ -135,9 +135,9 @@ def react(scale: Scale, count_sick: int, limit: float, while_open_seconds: float
     time.sleep(HALF_A_ROUND_SECONDS)
     began, before = time.monotonic(), scale.cpu_seconds()
     total = scale.sick + count_sick
-    told: Opened = open_runs(scale.witness, lambda: scale.make_sick(total), count_sick, count_sick, limit)
+    opened: Opened = open_runs(scale.witness, lambda: scale.make_sick(total), count_sick, count_sick, limit)
     spent, wall = scale.cpu_seconds() - before, time.monotonic() - began
     scale.wait(lambda seen: not seen.open_now, limit)
-    if told.all_moved is None:
+    if opened.all_moved is None:
         return None
-    return Reaction(median(told.waits), spent, spent / wall)
+    return Reaction(median(opened.waits), spent, spent / wall)

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple, TypeAlias
 
 NOW = 4_000_000_000.0
-"""Stands for the moment of the query; whoever writes an answer puts the real one there."""
+"""Stands for the moment of the query; what writes an answer puts the real one there."""
 SCRAPED_SECONDS = 15.0
 
 
@@ -116,10 +116,10 @@ class _Query:
     def _peek(self) -> str:
         return self._tokens[self._at][1] if self._at < len(self._tokens) else ""
 
-    def _take(self, *wanted: str) -> str:
+    def _take(self, *expected: str) -> str:
         found = self._peek()
-        if wanted and found not in wanted:
-            raise ValueError(f"{found!r} instead of {wanted}")
+        if expected and found not in expected:
+            raise ValueError(f"{found!r} instead of {expected}")
         self._at += 1
         return found
 
@@ -198,14 +198,14 @@ class _Query:
         if self._peek() != "(":
             ignores = self._take() == "without"
             matching = Matching(frozenset(self._names()), ignores)
-        *told, found = self._arguments()
+        *parameters, found = self._arguments()
         assert isinstance(found, list)
         groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
         for one in found:
-            own = ((told[0], f"{one.value:.3f}"),) if told else ()
+            own = ((parameters[0], f"{one.value:.3f}"),) if parameters else ()
             groups.setdefault(matching.key(one.labels) + own, []).append(one.value)
         named = (({k: v for k, v in key if v}, values) for key, values in groups.items())
-        fold = len if told else _FOLDS[name]
+        fold = len if parameters else _FOLDS[name]
         return [Element(labels, float(fold(values))) for labels, values in named]
 
     def _arguments(self) -> list[Value]:
@@ -225,10 +225,10 @@ class _Query:
             self._take()
             while self._peek() != "}":
                 label, sign, text = self._take(), self._take(), self._take()
-                wanted = re.sub(r"\\(.)", r"\1", text[1:-1])
-                tests.append(_label_test(label, sign, wanted))
-                if label == "pod" and sign in ("=", "=~") and _is_plain(wanted.split("|")):
-                    pods = dict.fromkeys(wanted.split("|"))
+                value = re.sub(r"\\(.)", r"\1", text[1:-1])
+                tests.append(_label_test(label, sign, value))
+                if label == "pod" and sign in ("=", "=~") and _is_plain(value.split("|")):
+                    pods = dict.fromkeys(value.split("|"))
                 if self._peek() == ",":
                     self._take()
             self._take("}")
@@ -242,20 +242,20 @@ def _is_plain(choices: Iterable[str]) -> bool:
     return all(re.fullmatch(r"[\w:/-]*", each) for each in choices)
 
 
-def _label_test(label: str, sign: str, wanted: str) -> Callable[[Mapping[str, str]], bool]:
+def _label_test(label: str, sign: str, value: str) -> Callable[[Mapping[str, str]], bool]:
     if sign in ("=", "!="):
-        return lambda labels: (labels.get(label, "") == wanted) is (sign == "=")
-    choices = frozenset(wanted.split("|"))
+        return lambda labels: (labels.get(label, "") == value) is (sign == "=")
+    choices = frozenset(value.split("|"))
     if _is_plain(choices):
         return lambda labels: (labels.get(label, "") in choices) is (sign == "=~")
-    matches = _matching(wanted)
+    matches = _matching(value)
     return lambda labels: matches(labels.get(label, "")) is (sign == "=~")
 
 
 @lru_cache(maxsize=64)
-def _matching(wanted: str) -> Callable[[str], bool]:
+def _matching(pattern: str) -> Callable[[str], bool]:
     """A test that remembers, as a query asks the same of each replica in forty places."""
-    matches = re.compile(wanted).fullmatch
+    matches = re.compile(pattern).fullmatch
     return cache(lambda text: matches(text) is not None)
 
 
@@ -304,10 +304,10 @@ def _over_time(name: str, one: Element, over: Range) -> float:
 def _relabel(found: list[Element], target: str, text: str, label: str, pattern: str) -> list[Element]:
     matches, made = re.compile(pattern).fullmatch, []
     for one in found:
-        told = matches(one.labels.get(label, ""))
+        match = matches(one.labels.get(label, ""))
         labels = dict(one.labels)
-        if told is not None:
-            labels[target] = re.sub(r"\$(\d)", lambda m: told[int(m[1])] or "", text)  # noqa: B023 - used at once
+        if match is not None:
+            labels[target] = re.sub(r"\$(\d)", lambda m: match[int(m[1])] or "", text)  # noqa: B023 - used at once
         made.append(Element({k: v for k, v in labels.items() if v}, one.value, one.rate))
     return made
 

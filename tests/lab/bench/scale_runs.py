@@ -20,7 +20,7 @@ from lab.cluster.api import Api, ApiError, Object
 from lab.cluster.watch import Watches
 
 CLAIM = "kvmedic.io/run"
-"""Note on the target by which each effect of a run is told."""
+"""Note on the target by which each effect of a run is recognised."""
 Place = tuple[str, str]
 """Namespace and name: those of a fleet and of its resource are the same."""
 
@@ -49,8 +49,8 @@ class Witness:
     _hands: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
 
     def __enter__(self) -> Witness:
-        tell = {"Deployment": self._tell_deployment, "KVRemediation": self._tell_resource}
-        paths = {self.api.resource(kind).path(None): told for kind, told in tell.items()}
+        handlers = {"Deployment": self._see_deployment, "KVRemediation": self._see_resource}
+        paths = {self.api.resource(kind).path(None): handler for kind, handler in handlers.items()}
         self._watches = Watches(self.api.access, paths)
         self._watches.start()
         return self
@@ -65,7 +65,7 @@ class Witness:
         with self._changed:
             return self._changed.wait_for(lambda: holds(self), limit)
 
-    def _tell_resource(self, event: str, body: Object) -> None:
+    def _see_resource(self, event: str, body: Object) -> None:
         place, status = place_of(body), body.get("status", {})
         with self._changed:
             if status.get("conditions"):
@@ -78,7 +78,7 @@ class Witness:
                 self.open_now.discard(place)
             self._changed.notify_all()
 
-    def _tell_deployment(self, event: str, body: Object) -> None:
+    def _see_deployment(self, event: str, body: Object) -> None:
         if CLAIM not in body["metadata"].get("annotations", {}) or event == "DELETED":
             return
         place, now = place_of(body), time.monotonic()
@@ -129,7 +129,7 @@ class Opened:
 
 
 def open_runs(
-    witness: Witness, make_sick: Callable[[], None], wanted: int, budget: int, limit: float
+    witness: Witness, make_sick: Callable[[], None], count: int, budget: int, limit: float
 ) -> Opened:
     """Make fleets sick and wait until that many more of them were moved for the first time.
 
@@ -146,14 +146,14 @@ def open_runs(
 
     first_run = until(lambda seen: len(seen.opened) > len(opened))
     first_move = until(lambda seen: len(seen.moved) > len(moved))
-    budget_full = until(lambda seen: seen.most_open >= min(wanted, budget))
-    if wanted > 1:
+    budget_full = until(lambda seen: seen.most_open >= min(count, budget))
+    if count > 1:
         witness.begin_letting_go(moved)
     return Opened(
         first_run,
         first_move,
         budget_full,
-        until(lambda seen: len(seen.moved) >= len(moved) + wanted),
+        until(lambda seen: len(seen.moved) >= len(moved) + count),
         tuple(times[0] - began for place, times in witness.moved.items() if place not in moved),
         witness.most_open,
     )

@@ -5,7 +5,7 @@
 Every replica has the series of a page that was recorded from vLLM 0.32.0: a calm one what the recorded load
 would be at a tenth, without preemptions; a sick one that load, with the gauges' means at night. What it was
 asked is kept until the number of sick fleets changes, so that asking again costs nothing but the transfer;
-what was asked lately is evaluated anew before they are sick. `GET /spent` tells what it was asked so far,
+what was asked lately is evaluated anew before they are sick. `GET /spent` says what it was asked so far,
 `POST /sick?count=50` makes the first fleets sick.
 """
 
@@ -83,9 +83,9 @@ class Source:
             templates = thrashing if fleet.number in sick else calm
             for target in fleet.targets():
                 for (name, labels), (level, rate) in templates.items():
-                    told = Element({**dict(labels), **target, "__name__": name}, level, rate)
-                    index.setdefault((name, ""), []).append(told)
-                    index.setdefault((name, target["pod"]), []).append(told)
+                    element = Element({**dict(labels), **target, "__name__": name}, level, rate)
+                    index.setdefault((name, ""), []).append(element)
+                    index.setdefault((name, target["pod"]), []).append(element)
         return index
 
     def answer(self, text: str, moments: list[float]) -> bytes:
@@ -95,11 +95,11 @@ class Source:
             self._asked[key] = time.monotonic()
             if key not in self._known:
                 self._known[key] = _evaluate(key, self._index)
-            told = self._known[key]
+            content = self._known[key]
             for place, at in enumerate(moments):
-                told = told.replace(_TIME + b"%d@" % place, b"%.3f" % at)
-            self.queries, self.sent_bytes = self.queries + 1, self.sent_bytes + len(told)
-        return told
+                content = content.replace(_TIME + b"%d@" % place, b"%.3f" % at)
+            self.queries, self.sent_bytes = self.queries + 1, self.sent_bytes + len(content)
+        return content
 
 
 def _evaluate(key: str, index: Index) -> bytes:
@@ -114,7 +114,7 @@ Rates: TypeAlias = "dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, f
 
 def rates(idle: Page, busy: Page, share: float) -> Rates:
     """Each series of a replica under a share of the recorded load."""
-    told: Rates = {}
+    found: Rates = {}
     before = {(name, _key(one)): one.value for name, many in idle.series.items() for one in many}
     for name, many in busy.series.items():
         is_counter = name.endswith(("_total", "_bucket", "_sum", "_count"))
@@ -127,12 +127,12 @@ def rates(idle: Page, busy: Page, share: float) -> Rates:
             is_late = share < 1 and (one.bound or 0.0) >= AT_ONCE_SECONDS and name.endswith("_seconds_bucket")
             risen = (every if is_late else one.value) - before.get((name, _key(one)), 0.0)
             if is_counter:
-                told[name, _key(one)] = one.value, of_load * risen / RECORDED_SECONDS
+                found[name, _key(one)] = one.value, of_load * risen / RECORDED_SECONDS
             else:
                 # A page has a moment; what is asked of gauges is their mean.
                 level = GAUGES[name][1] if name in GAUGES else one.value
-                told[name, _key(one)] = level * (1.0 if name in STANDING else of_load), 0.0
-    return told
+                found[name, _key(one)] = level * (1.0 if name in STANDING else of_load), 0.0
+    return found
 
 
 def _key(one: Series) -> tuple[tuple[str, str], ...]:
@@ -145,8 +145,8 @@ def body(text: str, index: Index, moments: int) -> bytes:
     is_range, rows = moments > 1, []
     for one in evaluate(text, index):
         values = [f'[@@{place}@,"{_value(one.value, place)}"]' for place in range(moments)]
-        told = f'"values":[{",".join(values)}]' if is_range else f'"value":{values[0]}'
-        rows.append(f'{{"metric":{json.dumps(dict(one.labels), separators=(",", ":"))},{told}}}')
+        samples = f'"values":[{",".join(values)}]' if is_range else f'"value":{values[0]}'
+        rows.append(f'{{"metric":{json.dumps(dict(one.labels), separators=(",", ":"))},{samples}}}')
     kind = "matrix" if is_range else "vector"
     return f'{{"status":"success","data":{{"resultType":"{kind}","result":[{",".join(rows)}]}}}}'.encode()
 

@@ -74,21 +74,21 @@ def follow(shift: Shift) -> Followed:
     verdicts: list[str] = []
     drive, before = _fresh(shift, UNCAPPED, lengths), None
     for window in range(1, round(WINDOWS_BEFORE + WINDOWS_AFTER) + 1):
-        outcome, wanted = drive.measure(WINDOW), None
+        outcome, new_cap = drive.measure(WINDOW), None
         if before is not None:
             verdicts.append(verdict_on(before, outcome))
         if before is not None and verdicts[-1] is Verdict.NOT_RECOVERED:
-            wanted, before = UNCAPPED, None
+            new_cap, before = UNCAPPED, None
         else:
             # The first cap that the operator computed may be corrected.
-            wanted, _ = chosen_cap(outcome, caps[-1][1] if caps else None, ours=len(caps) == 1)
+            new_cap, _ = chosen_cap(outcome, caps[-1][1] if caps else None, ours=len(caps) == 1)
             figures = figures_of(outcome)
             if isinstance(figures, Inconclusive):
-                wanted = None
-            before = None if wanted is None else figures
-        if wanted is not None:
-            caps.append((window, wanted))
-            drive = _fresh(shift, wanted, lengths)
+                new_cap = None
+            before = None if new_cap is None else figures
+        if new_cap is not None:
+            caps.append((window, new_cap))
+            drive = _fresh(shift, new_cap, lengths)
     return Followed(tuple(caps), tuple(verdicts))
 
 

@@ -4,7 +4,7 @@ Each workload runs without a cap and at a sweep of caps. What the operator makes
 uncapped run is compared with the sweep: regret of what is served in time (output tokens of requests whose
 longest gap is 2 s or less and whose first token comes soon enough), and of goodput, which leaves the first
 token out; and its verdict on every cap of the sweep with what that cap really did. Beside it: what
-two pages alone tell, halving until preemptions are few, and the pool over the greatest length.
+two pages alone give, halving until preemptions are few, and the pool over the greatest length.
 
 Soon enough is 30 s. Clients of a closed loop never leave: where they wait for longer, twice what 95 % of them
 wait without a cap, as the operator has it. Beside the closed loop stand arrivals that do not wait, at two
@@ -78,7 +78,7 @@ class Row:
     regret_goodput: float
     """Goodput, lost to the cap of the sweep that has most of it."""
     from_pages: float
-    """Regret of the cap that two pages tell, of what is served in time."""
+    """Regret of the cap by two pages, of what is served in time."""
     halving: float
     halvings: int
     """Restarts until halving stops."""
@@ -261,14 +261,14 @@ def _judged(rows: Sequence[Row], turned: Sequence[Turned]) -> int:
     faults += [f"{one.name}: {one.restarts} restarts" for one in turned if one.restarts > SHIFT_RESTARTS]
     opened = [one for row in rows for one in row.opened]
     faults += [f"{one.name} loses {one.loss:.1%} at {one.load}" for one in opened if one.loss > WORST_LOSS]
-    told = "; ".join(faults) or "all within"
+    summary = "; ".join(faults) or "all within"
     for name, values in (
         ("within 30 s", [row.regret_soon for row in rows]),
         ("goodput", [row.regret_goodput for row in rows]),
         *((f"open, load {load}", [one.regret for one in opened if one.load == load]) for load in OPEN_LOADS),
     ):
         print(f"{name}: median regret {median(values or [0.0]):.1%}, worst {max(values, default=0.0):.1%}")
-    print(f"served in time: median regret {median(regrets):.1%}, worst {max(regrets):.1%}: {told}")
+    print(f"served in time: median regret {median(regrets):.1%}, worst {max(regrets):.1%}: {summary}")
     return 1 if faults else 0
 
 

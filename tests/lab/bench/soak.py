@@ -77,17 +77,17 @@ class Soak:
         sick, calm = self._sick(), cycle(sorted(self.scale.fleets, key=SPARSE)[SICK:])
         faults = cycle(FAULTS.items())
         for minute in range(minutes):
-            ends, told = time.monotonic() + 60, ""
+            ends, event = time.monotonic() + 60, ""
             if minute % EVERY == 0:
-                told = self._end_sickness(sick)
+                event = self._end_sickness(sick)
                 self._begin_sickness(sick)
             if minute % EVERY == FAULT_AT:
-                told, fault = next(faults)
+                event, fault = next(faults)
                 fault(self.scale)
             for fleet in islice(calm, CHURN):
                 self._make_anew(fleet)
             time.sleep(max(0.0, ends - time.monotonic()))
-            self._sample(minute, told)
+            self._sample(minute, event)
         self._end_sickness(sick)
 
     def _sick(self) -> dict[Place, ScaleFleet]:
@@ -129,7 +129,7 @@ class Soak:
         until(lambda: _is_gone(api, fleet), GONE_SECONDS, f"{place}/{fleet.name} is gone")
         create(api, fleet, SPEC)
 
-    def _sample(self, minute: int, told: str) -> None:
+    def _sample(self, minute: int, event: str) -> None:
         pid = self.scale.operator.pid
         oldest = self.scale.own_metric("kvmedic_oldest_look_age_seconds") or 0.0
         failed = self.scale.own_metric("kvmedic_tick_failures_total") or 0.0
@@ -138,7 +138,7 @@ class Soak:
         self.samples.append(now)
         say(
             f"{minute + 1:3d} min: MB; files; threads; oldest look (s); failed",
-            f"{now.bytes / 1e6:.0f}; {files}; {threads}; {oldest:.0f}; {failed:.0f}  {told}",
+            f"{now.bytes / 1e6:.0f}; {files}; {threads}; {oldest:.0f}; {failed:.0f}  {event}",
         )
 
 

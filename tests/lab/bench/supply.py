@@ -104,7 +104,7 @@ def prefix_row(shape: Workload, common: int, groups: int) -> PrefixRow:
     """
     workload = replace(shape, blocks=shape.blocks + common // shape.block_tokens * 4, shared=common)
     off, on = (_run(workload, groups=groups, caching=caching) for caching in (False, True))
-    case = case_of(_told(seen_of(seen(off), ["bench-0"])))
+    case = case_of(_require_conclusive(seen_of(seen(off), ["bench-0"])))
     advice = reuse_prefixes(case, Setting(None, (), supply=Supply(caches_prefixes=False)))
     return PrefixRow(
         name=shape.name,
@@ -140,10 +140,10 @@ def _grouped(workload: Workload, groups: int) -> Iterator[Lengths]:
 
 
 def _figures(outcome: Outcome) -> Baseline:
-    return _told(figures_of(outcome))
+    return _require_conclusive(figures_of(outcome))
 
 
-def _told(found: T | Inconclusive) -> T:
+def _require_conclusive(found: T | Inconclusive) -> T:
     match found:
         case Inconclusive():
             raise ValueError(found.message)

@@ -402,7 +402,7 @@ def watch(fleet: Fleet, served: Served) -> Said:
 
 
 def _skip(served: Served, olds: Sequence[int]) -> float:
-    """Return how long a new replica is not looked at: until whoever it began with is gone."""
+    """Return how long a new replica is not looked at: until the requests that it began with are gone."""
     pages = [served.window(each, START - WINDOW, START) for each in olds]
     in_flight = sum(float(page[:, [RUNS, WAITS]].sum(axis=1).mean()) for page in pages)
     finished = sum(float((page[-1] - page[0])[[FINISHES, LEAVES]].sum()) for page in pages)

@@ -56,18 +56,18 @@ class Workload:
     max_model_len: int = 16_384
     method: Compression | None = None
     """KV compression that is on."""
-    tells_budget: bool = True
-    """Whether its settings tell how many tokens are kept."""
+    reports_budget: bool = True
+    """Whether its settings say how many tokens are kept."""
     windows: Windows | None = None
     """Of a model that mixes kinds of attention: gpt-oss has one group of 128, Gemma 3 six of 512 or 1024."""
 
     @property
     def evicts(self) -> TokenEviction | None:
-        """Return what the engine's settings tell of its compression."""
+        """Return what the engine's settings say of its compression."""
         if self.method is None:
             return None
         pattern = Scattered() if self.method.compaction is None else Compacted()
-        budget = self.method.eviction.budget if self.tells_budget else None
+        budget = self.method.eviction.budget if self.reports_budget else None
         return TokenEviction("eviction", pattern, budget)
 
     @property
@@ -260,8 +260,8 @@ def drawn(seed: int) -> Workload:
     output, output_mean = _lengths(source, _between(source, 80, 1200))
     block_tokens = source.choice((16, 32))
     sequences = _between(source, 8, 70)
-    wanted = round(sequences * (prompt_mean + 0.8 * output_mean) / block_tokens)
-    blocks = max(wanted, round(3 * (prompt_mean + output_mean) / block_tokens))
+    needed = round(sequences * (prompt_mean + 0.8 * output_mean) / block_tokens)
+    blocks = max(needed, round(3 * (prompt_mean + output_mean) / block_tokens))
     clients = round(sequences * source.uniform(1.3, 3)) + 4
     cost = StepCost(_between(source, 0.006, 0.03), _between(source, 0.000_03, 0.000_5))
     shared = source.choice((0, 0, 0, 0, 256))

@@ -99,9 +99,9 @@ class Api:
     def request(self, method: str, path: str, **arguments: Any) -> Object:
         deadline = time.monotonic() + INITIALIZING_SECONDS
         while (response := self.http.request(method, path, **arguments)).is_error:
-            told = _message(response)
-            if INITIALIZING not in told or time.monotonic() > deadline:
-                raise ApiError(response.status_code, told)
+            message = _message(response)
+            if INITIALIZING not in message or time.monotonic() > deadline:
+                raise ApiError(response.status_code, message)
             time.sleep(0.2)
         return dict(response.json())
 
@@ -271,12 +271,12 @@ def abandon_namespace(api: Api, name: str) -> None:
 
 def is_rolled_out(deployment: Object) -> bool:
     """Whether the controller has seen the newest spec and every replica is updated and available."""
-    wanted, status = deployment["spec"].get("replicas", 1), deployment.get("status", {})
+    replicas, status = deployment["spec"].get("replicas", 1), deployment.get("status", {})
     return bool(
         status.get("observedGeneration") == deployment["metadata"]["generation"]
-        and status.get("replicas", 0) == wanted
-        and status.get("updatedReplicas", 0) == wanted
-        and status.get("availableReplicas", 0) == wanted
+        and status.get("replicas", 0) == replicas
+        and status.get("updatedReplicas", 0) == replicas
+        and status.get("availableReplicas", 0) == replicas
     )
 
 

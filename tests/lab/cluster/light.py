@@ -1,4 +1,4 @@
-"""The light tier: etcd and an API server on loopback, with real controllers and simulated pods if wanted.
+"""The light tier: etcd and an API server on loopback, with real controllers and simulated pods on request.
 
 Several may run at once. Everything is written under `build/lab/light/`; all processes end with the context,
 and also when the owning process is killed. A run that died leaves its directory to the next one, which

@@ -156,7 +156,7 @@ class NativeCluster:
 
     def _start(self, gpus: int) -> None:
         self.directory.mkdir(parents=True)
-        # Written before the first change: tells the next `up` or `down` that there is something to undo.
+        # Written before the first change: shows the next `up` or `down` that there is something to undo.
         self._before.write_text(json.dumps(network.read_sysctls()))
         network.add_bridge(self.directory)
         network.write_cni(self.directory / "cni", self.directory / "leases")

@@ -75,7 +75,7 @@ REAPER = Reaper()
 
 
 POLL_SECONDS = 0.02
-# As klog, zap and Go's runtime begin a line that tells why a server gave up.
+# As klog, zap and Go's runtime begin a line that says why a server gave up.
 _ERROR = re.compile(r'^[EF]\d{4} |^Error|^panic:|"level":"(error|fatal|panic)"|level=(error|fatal)')
 _DETACHED: list[subprocess.Popen[bytes]] = []
 

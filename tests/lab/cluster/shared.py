@@ -26,7 +26,7 @@ POLL_SECONDS = 0.2
 
 
 def join_light(session: str, owner: int, **options: int | bool) -> LightCluster:
-    """Return the session's cluster, started by whoever asks first.
+    """Return the session's cluster, started by the first one that asks.
 
     Args:
         session: what all that share it call it.

@@ -59,12 +59,12 @@ def binary(tool: Tool) -> Path:
     """Path of the built program; builds it first when it is missing or its sources changed."""
     target = BIN / tool.name.lower()
     key = target.with_suffix(".key")
-    wanted = _key(tool.value)
+    expected = _key(tool.value)
     with locked(target.with_suffix(".lock")):
-        if not target.exists() or not key.exists() or key.read_text() != wanted:
+        if not target.exists() or not key.exists() or key.read_text() != expected:
             with step(f"building {target.name} (about {tool.value.duration} the first time)"):
                 _build(tool.value, target)
-            key.write_text(wanted)
+            key.write_text(expected)
     return target
 
 
@@ -105,10 +105,10 @@ def fetched_module(module: str, checksum: str) -> Path:
     """
     argv, env = [go(), "mod", "download", "-json", module], {**_environment(), "GOSUMDB": "off"}
     done = subprocess.run(argv, cwd=BUILD, env=env, check=True, capture_output=True, text=True)
-    told = json.loads(done.stdout)
-    if told["Sum"] != checksum:
-        raise ValueError(f"{module} has the checksum {told['Sum']}, and {checksum} is expected")
-    return Path(told["Dir"])
+    download = json.loads(done.stdout)
+    if download["Sum"] != checksum:
+        raise ValueError(f"{module} has the checksum {download['Sum']}, and {checksum} is expected")
+    return Path(download["Dir"])
 
 
 @cache

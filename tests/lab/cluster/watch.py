@@ -35,7 +35,7 @@ async def _cut() -> None:
     await asyncio.gather(*others, return_exceptions=True)
     await loop.shutdown_asyncgens()
     for _ in range(TURNS):
-        # asyncio tells nobody what is open: this is its own list (3.4 to 3.14). One that was just accepted
+        # asyncio does not show what is open: this is its own list (3.4 to 3.14). One that was just accepted
         # is in it a turn later.
         for transport in list(loop._transports.values()):  # type: ignore[attr-defined]
             transport.abort()
@@ -43,7 +43,7 @@ async def _cut() -> None:
 
 
 Object = dict[str, Any]
-Tell: TypeAlias = Callable[[str, Object], None]
+Handler: TypeAlias = Callable[[str, Object], None]
 """Gets the type of an event, as the API server names it, and the object."""
 
 RETRY_SECONDS = 0.2
@@ -53,37 +53,37 @@ LIST_SECONDS = 20
 """For the first lists: a machine with twenty times more to do than it can took over 15 s for one answer."""
 
 
-async def follow(http: httpx.AsyncClient, path: str, tell: Tell, listed: Callable[[], None]) -> None:
-    """Tell every object of a collection as ADDED, then each event; ends only when it is cancelled.
+async def follow(http: httpx.AsyncClient, path: str, handle: Handler, listed: Callable[[], None]) -> None:
+    """Hand over every object of a collection as ADDED, then each event; ends only when it is cancelled.
 
-    After a break it begins with a list again: an object may be told twice, and one that went meanwhile is
-    told as DELETED in the state in which it was last seen, after all that are there.
+    After a break it begins with a list again: an object may come twice, and one that went meanwhile
+    comes as DELETED in the state in which it was last seen, after all that are there.
     """
     known: dict[str, Object] = {}
     while True:
         try:
-            version = await _list(http, path, known, tell)
+            version = await _list(http, path, known, handle)
             listed()
-            await _events(http, path, version, known, tell)
+            await _events(http, path, version, known, handle)
         except httpx.HTTPError:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _list(http: httpx.AsyncClient, path: str, known: dict[str, Object], tell: Tell) -> str:
+async def _list(http: httpx.AsyncClient, path: str, known: dict[str, Object], handle: Handler) -> str:
     found = (await http.get(path)).raise_for_status().json()
     gone = dict(known)
     for each in found["items"]:
         gone.pop(_uid(each), None)
         known[_uid(each)] = each
-        tell("ADDED", each)
+        handle("ADDED", each)
     for uid, each in gone.items():
         del known[uid]
-        tell("DELETED", each)
+        handle("DELETED", each)
     return str(found["metadata"]["resourceVersion"])
 
 
 async def _events(
-    http: httpx.AsyncClient, path: str, version: str, known: dict[str, Object], tell: Tell
+    http: httpx.AsyncClient, path: str, version: str, known: dict[str, Object], handle: Handler
 ) -> None:
     query = {"watch": "1", "resourceVersion": version}
     async with http.stream("GET", path, params=query) as response:
@@ -97,7 +97,7 @@ async def _events(
                 known.pop(_uid(body), None)
             else:
                 known[_uid(body)] = body
-            tell(kind, body)
+            handle(kind, body)
 
 
 def _uid(body: Object) -> str:
@@ -117,11 +117,11 @@ def client(access: Access) -> httpx.AsyncClient:
 
 @dataclass(slots=True)
 class Watches:
-    """Follows collections while a block runs, or from start to stop, and tells from a thread of its own."""
+    """Follows collections while a block runs, or from start to stop, and has a thread of its own."""
 
     access: Access
-    tell: Mapping[str, Tell]
-    """Who gets the events, by path of the collection."""
+    handlers: Mapping[str, Handler]
+    """What gets the events, by path of the collection."""
     _loop: asyncio.AbstractEventLoop | None = None
     _stopped: asyncio.Event | None = None
     _thread: threading.Thread | None = None
@@ -138,7 +138,7 @@ class Watches:
         ready = threading.Event()
         self._thread = threading.Thread(target=lambda: run_and_cut(self._follow(ready)), daemon=True)
         self._thread.start()
-        assert ready.wait(LIST_SECONDS), f"no list of {list(self.tell)} within {LIST_SECONDS} s"
+        assert ready.wait(LIST_SECONDS), f"no list of {list(self.handlers)} within {LIST_SECONDS} s"
 
     def stop(self) -> None:
         if self._loop is not None and self._stopped is not None:
@@ -149,7 +149,7 @@ class Watches:
 
     async def _follow(self, ready: threading.Event) -> None:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
-        waiting = set(self.tell)
+        waiting = set(self.handlers)
 
         def listed(path: str) -> None:
             waiting.discard(path)
@@ -158,37 +158,37 @@ class Watches:
 
         async with client(self.access) as http, asyncio.TaskGroup() as group:
             following = [
-                group.create_task(follow(http, path, tell, lambda path=path: listed(path)))  # type: ignore[misc]
-                for path, tell in self.tell.items()
+                group.create_task(follow(http, path, handle, lambda path=path: listed(path)))  # type: ignore[misc]
+                for path, handle in self.handlers.items()
             ]
             await self._stopped.wait()
             for each in following:
                 each.cancel()
 
 
-Told: TypeAlias = Callable[[dict[str, Object]], None]
+OnChange: TypeAlias = Callable[[dict[str, Object]], None]
 """Called with all objects by uid after each change; must be quick."""
 
 
 @dataclass(slots=True)
 class Mirror:
-    """Keeps what it is told; readable from every thread."""
+    """Keeps what it is handed; readable from every thread."""
 
-    told: Told | None = None
+    on_change: OnChange | None = None
     _objects: dict[str, Object] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def tell(self, event: str, body: Object) -> None:
+    def handle(self, event: str, body: Object) -> None:
         with self._lock:
             if event == "DELETED":
                 self._objects.pop(body["metadata"]["uid"], None)
             else:
                 self._objects[body["metadata"]["uid"]] = body
-            held = dict(self._objects) if self.told is not None else {}
-        if self.told is not None:
-            self.told(held)
+            held = dict(self._objects) if self.on_change is not None else {}
+        if self.on_change is not None:
+            self.on_change(held)
 
     def objects(self) -> list[Object]:
-        """Return the objects as last told, in the order in which they were first seen."""
+        """Return the objects as last seen, in the order in which they were first seen."""
         with self._lock:
             return list(self._objects.values())

@@ -25,7 +25,7 @@ POLL_SECONDS = 0.01
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Run `vllm …` until it is told to stop; return the exit code."""
+    """Run `vllm …` until it is asked to stop; return the exit code."""
     return _start(parse_serve, arguments)
 
 
@@ -60,7 +60,7 @@ async def _run(config: EngineConfig, settings: LabSettings, faults: Faults) -> i
     )
     engine = LiveEngine(config, settings.cost.scaled(faults.slowdown), metrics)
     if engine.scheduler.compressor is not None and config.method is not None and config.method.says_reclaim:
-        engine.scheduler.compressor.told = logs.log_reclaim
+        engine.scheduler.compressor.on_pass = logs.log_reclaim
     server = ApiServer(config, engine, metrics)
     logs.log_serving(config, await server.listen())
     statistics = asyncio.create_task(logs.log_stats(engine.scheduler, metrics.prompted, metrics.generated))
@@ -120,7 +120,7 @@ async def _load(
 
 
 async def _interrupted(stop: asyncio.Event, seconds: float | None) -> bool:
-    """Wait, for ever without a limit; return whether the process was told to stop meanwhile."""
+    """Wait, for ever without a limit; return whether the process was asked to stop meanwhile."""
     try:
         await asyncio.wait_for(stop.wait(), seconds)
     except TimeoutError:

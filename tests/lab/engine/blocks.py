@@ -97,7 +97,7 @@ class BlockPool:
     def take(self, count: int) -> list[Block]:
         """Hand out blocks from the front of the free queue; each leaves the prefix cache."""
         if count > len(self._free):
-            raise OutOfBlocksError(f"{count} blocks wanted, {len(self._free)} free")
+            raise OutOfBlocksError(f"{count} blocks needed, {len(self._free)} free")
         taken = []
         for _ in range(count):
             block = self.blocks[self._free.popitem(last=False)[0]]

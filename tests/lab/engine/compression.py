@@ -206,7 +206,7 @@ class Compaction(StrEnum):
     whose it is."""
     FILL_HOLES = "fill-holes"
     """The last ones move into the first holes: only as many are moved as there are holes before the new end,
-    and each slot must know the position of its token, since order no longer tells."""
+    and each slot must know the position of its token, since order no longer shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class Compressor:
         """Tokens of a request at its last pass."""
         self.total = Pass()
         """Of all passes."""
-        self.told: Callable[[Request, Pass], None] = lambda request, done: None
+        self.on_pass: Callable[[Request, Pass], None] = lambda request, done: None
         """Gets every pass."""
 
     def decoded(self, request: Request) -> Pass | None:
@@ -269,7 +269,7 @@ class Compressor:
         self.total.evicted += done.evicted
         self.total.moved += done.moved
         self.total.freed += done.freed
-        self.told(request, done)
+        self.on_pass(request, done)
         return done
 
     def forget(self, request: Request) -> None:
@@ -347,7 +347,7 @@ class Method:
     says_reclaim: bool = False
     """It logs a line for each pass that gives blocks back."""
     relaxes_length: bool = False
-    """A pool that holds less than one request of the greatest length is told of and no more refused."""
+    """A pool that holds less than one request of the greatest length is logged and no longer refused."""
 
 
 def method_of(environ: Mapping[str, str]) -> Method | None:
@@ -375,7 +375,7 @@ def _names(text: str) -> list[str]:
 
 
 def _triattention(environ: Mapping[str, str]) -> Method:
-    """Return TriAttention's runtime: it moves survivors together, and gives blocks back where told to."""
+    """Return TriAttention's runtime: it moves survivors together, and gives blocks back where set to."""
     prefix = "TRIATTN_RUNTIME_"
     stats = environ.get(f"{prefix}SPARSE_STATS_PATH", "")
     if stats and not Path(stats).exists():

@@ -83,8 +83,8 @@ BYTES_PER_TOKEN = 1024
 DOCS = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
 
 
-UNTOLD = {"block_size": "None", "num_gpu_blocks": "None", "kv_cache_size_tokens": "None"}
-"""Labels of an engine that does not tell of a pool of blocks."""
+UNREPORTED_POOL = {"block_size": "None", "num_gpu_blocks": "None", "kv_cache_size_tokens": "None"}
+"""Labels of an engine that does not report a pool of blocks."""
 
 
 class ConfigError(ValueError):
@@ -174,7 +174,7 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] = os.environ)
         shutdown_timeout=parsed.shutdown_timeout,
         log_stats=not parsed.disable_log_stats,
         labels=_cache_config_labels(parsed, dtype, pool, max_model_len)
-        | (UNTOLD if faults.untold_pool else {}),
+        | (UNREPORTED_POOL if faults.unreported_pool else {}),
         attention=Attention.of(environ, eight_bit=_is_eight_bit(dtype)),
         recall=recall,
         method=method,

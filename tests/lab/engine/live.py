@@ -1,4 +1,4 @@
-"""The scheduler in real time: one timer per step, results to whoever listens.
+"""The scheduler in real time: one timer per step, results to listeners.
 
 The wall clock decides when a step ends; what a step contains is the scheduler's business alone, so the server
 schedules exactly as the simulation does.
@@ -85,7 +85,7 @@ class LiveEngine:
             self._settle()
 
     def stop(self) -> None:
-        """End all requests now; their listeners are told."""
+        """End all requests now and call their listeners."""
         if self._timer is not None:
             self._timer.cancel()
         requests = list(self._listeners)

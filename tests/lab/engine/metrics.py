@@ -114,7 +114,7 @@ class Page:
         return self.families[name]
 
     def text(self, faults: Faults) -> str:
-        """Return the page behind what the process tells of itself, with the faults that metrics have."""
+        """Return the page behind what the process reports of itself, with the faults that metrics have."""
         lines: list[str] = []
         for family in (*process_families(), *self.families.values()):
             if family.name not in faults.drop_metrics:
@@ -186,7 +186,7 @@ def _combinations(labels: str, fixed: Mapping[str, str]) -> list[dict[str, str]]
 
 
 def process_families() -> list[Family]:
-    """Return what prometheus_client tells of its own process and interpreter."""
+    """Return what prometheus_client reports of its own process and interpreter."""
     families = []
     for key, name, text in (
         ("collected", "python_gc_objects_collected_total", "Objects collected during gc"),

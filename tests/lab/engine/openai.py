@@ -45,26 +45,26 @@ class Generation:
 
 def parse_generation(body: bytes, served: str, max_model_len: int, *, is_chat: bool) -> Generation:
     try:
-        wanted = json.loads(body)
+        fields = json.loads(body)
     except ValueError as error:
         raise BadRequestError(f"body is not JSON: {error}") from None
-    model = wanted.get("model") or served
+    model = fields.get("model") or served
     if model != served:
         raise UnknownModelError(f"The model `{model}` does not exist.")
-    if wanted.get("n", 1) != 1:
+    if fields.get("n", 1) != 1:
         raise BadRequestError("n must be 1: the lab engine generates one answer per request")
-    tokens = chat_tokens(wanted.get("messages")) if is_chat else prompt_tokens(wanted.get("prompt"))
+    tokens = chat_tokens(fields.get("messages")) if is_chat else prompt_tokens(fields.get("prompt"))
     if len(tokens) >= max_model_len:
         raise BadRequestError(
             f"Input length ({len(tokens)}) exceeds model's maximum context length ({max_model_len})."
         )
     return Generation(
         tokens=tokens,
-        max_tokens=_max_tokens(wanted, max_model_len - len(tokens), is_chat=is_chat),
+        max_tokens=_max_tokens(fields, max_model_len - len(tokens), is_chat=is_chat),
         model=served,
         is_chat=is_chat,
-        streams=bool(wanted.get("stream")),
-        wants_usage=bool((wanted.get("stream_options") or {}).get("include_usage")),
+        streams=bool(fields.get("stream")),
+        wants_usage=bool((fields.get("stream_options") or {}).get("include_usage")),
     )
 
 
@@ -88,8 +88,8 @@ def chat_tokens(messages: object) -> list[int]:
     return tokens
 
 
-def _max_tokens(wanted: dict[str, Any], room: int, *, is_chat: bool) -> int:
-    asked = wanted.get("max_completion_tokens") or wanted.get("max_tokens")
+def _max_tokens(fields: dict[str, Any], room: int, *, is_chat: bool) -> int:
+    asked = fields.get("max_completion_tokens") or fields.get("max_tokens")
     if asked is None:
         asked = room if is_chat else DEFAULT_MAX_TOKENS
     if not isinstance(asked, int) or asked < 1:

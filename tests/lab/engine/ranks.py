@@ -14,19 +14,19 @@ from contextlib import suppress
 from lab.engine import logs
 
 SUPERVISOR_PORT = 9256
-"""Where health is told unless `--data-parallel-supervisor-port` says otherwise; a default of the lab."""
+"""Where health is reported unless `--data-parallel-supervisor-port` says otherwise; a default of the lab."""
 PATHS = ("/health", "/ready", "/readyz")
 ANSWER_SECONDS = 5.0
 BIGGEST_ANSWER = 1 << 12
 
 
 def has_ranks(parsed: argparse.Namespace) -> bool:
-    """Return whether a command line starts several engines; each of them is told its rank."""
+    """Return whether a command line starts several engines; each of them is given its rank."""
     return bool(parsed.data_parallel_multi_port_external_lb) and parsed.data_parallel_rank is None
 
 
 async def supervise(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Run all ranks until they are told to stop or one of them ends; return the exit code."""
+    """Run all ranks until they are asked to stop or one of them ends; return the exit code."""
     size = parsed.data_parallel_size_local or parsed.data_parallel_size or 1
     ports = range(parsed.port, parsed.port + size)
     command = (sys.executable, "-m", "lab.engine", *arguments)
@@ -38,13 +38,13 @@ async def supervise(parsed: argparse.Namespace, arguments: Sequence[str]) -> int
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     health = await asyncio.start_server(
-        lambda reader, writer: _tell_health(reader, writer, ports),
+        lambda reader, writer: _answer_health(reader, writer, ports),
         parsed.host,
         parsed.data_parallel_supervisor_port or SUPERVISOR_PORT,
     )
     waiting = [asyncio.create_task(each.wait()) for each in ranks]
-    told = asyncio.create_task(stopped.wait())
-    await asyncio.wait((told, *waiting), return_when=asyncio.FIRST_COMPLETED)
+    stopping = asyncio.create_task(stopped.wait())
+    await asyncio.wait((stopping, *waiting), return_when=asyncio.FIRST_COMPLETED)
     has_ended = not stopped.is_set()
     if has_ended:
         logs.log("APIServer", "dp_supervisor.py", "a data-parallel rank ended, so all others are ended")
@@ -52,12 +52,12 @@ async def supervise(parsed: argparse.Namespace, arguments: Sequence[str]) -> int
         with suppress(ProcessLookupError):
             each.terminate()
     await asyncio.gather(*waiting)
-    told.cancel()
+    stopping.cancel()
     health.close()
     return 1 if has_ended else 0
 
 
-async def _tell_health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ports: range) -> None:
+async def _answer_health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ports: range) -> None:
     """Answer one request: 200 while every rank is well."""
     with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         head = await reader.readuntil(b"\r\n\r\n")

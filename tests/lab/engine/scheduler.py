@@ -111,7 +111,7 @@ class Scheduler:
         """The same of the host's memory: looked up is what the device did not have."""
         self.preemptions = 0
         self.recall = Recall()
-        """What the model tells of needles."""
+        """What the model reports of needles."""
         self._watermark_blocks = int(limits.watermark * pool.total)
         self._moved = 0
 
@@ -274,10 +274,10 @@ class Scheduler:
         watermark = self._watermark_blocks if self.running else 0
         evictable = sum(1 for block in hit if block.references == 0)
         blocks = -(-slots // request.table.block_size)
-        wanted = blocks - len(hit)
+        needed = blocks - len(hit)
         if self.windows is not None:
-            wanted += self.windows.most(blocks, self.limits.max_num_batched_tokens, self.block_size)
-        return wanted + evictable + watermark <= self.pool.free_count
+            needed += self.windows.most(blocks, self.limits.max_num_batched_tokens, self.block_size)
+        return needed + evictable + watermark <= self.pool.free_count
 
     def _start(self, request: Request, hit: list[Block], loaded: int, tokens: int) -> None:
         cached = len(hit) * request.table.block_size

@@ -66,12 +66,12 @@ class Connection(asyncio.Protocol):
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection and tell whoever streams to it."""
+        """Forget the connection and notify what streams to it."""
         self.transport = None
         self._connections.discard(self)
         if self.on_lost is not None:
             self.on_lost()
-        self._tell_answered()
+        self._report_answered()
 
     def data_received(self, data: bytes) -> None:
         """Collect a request; answer it once it is complete and no other is under way."""
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
 
     def _done(self) -> None:
         self.on_lost = None
-        self._tell_answered()
+        self._report_answered()
         request, self._request = self._request, None
         if self.transport is None:
             return
@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
         elif self._buffer:
             self._next_request()
 
-    def _tell_answered(self) -> None:
+    def _report_answered(self) -> None:
         """Report the status of the request that has just ended, however it ended."""
         if self.on_answered is not None and self._request is not None:
             self.on_answered(self._status)
@@ -175,7 +175,7 @@ TEARDOWN_SECONDS = 1.2
 SLOWDOWN = "/lab/slowdown"
 """Path that vLLM has not: POST a number, and each step takes so many times as long on this replica."""
 DEVICE = "/lab/device"
-"""Bytes of the device's memory in use and in all, of which a DCGM exporter would tell."""
+"""Bytes of the device's memory in use and in all, as a DCGM exporter would report them."""
 QUIET = {"/health", "/metrics", "/ping", "/version", "/load", SLOWDOWN, DEVICE}
 """Handlers that vLLM's HTTP instrumentation leaves out."""
 
@@ -282,7 +282,7 @@ class ApiServer:
             connection.respond(404, b'{"detail":"Not Found"}')
 
     def _admits(self, request: HttpRequest) -> bool:
-        """Return whether a request shows a key where one is wanted (`entrypoints/openai/server_utils.py`)."""
+        """Return whether a request shows a key where one is needed (`entrypoints/openai/server_utils.py`)."""
         keys = self.config.api_keys
         if not keys or not request.path.startswith("/v1"):
             return True
@@ -305,32 +305,34 @@ class ApiServer:
         is_chat = request.path.endswith("/chat/completions")
         length = self.config.limits.max_model_len
         try:
-            wanted = openai.parse_generation(request.body, self.config.served_name, length, is_chat=is_chat)
+            generation = openai.parse_generation(
+                request.body, self.config.served_name, length, is_chat=is_chat
+            )
         except openai.BadRequestError as error:
             connection.respond(400, openai.error_body(str(error), "BadRequestError", 400))
         except openai.UnknownModelError as error:
             connection.respond(404, openai.error_body(str(error), "NotFoundError", 404))
         else:
-            self._admit(connection, wanted)
+            self._admit(connection, generation)
 
-    def _admit(self, connection: Connection, wanted: openai.Generation) -> None:
+    def _admit(self, connection: Connection, generation: openai.Generation) -> None:
         if self._overflows():
             error = openai.error_body("The request queue is full.", "ServiceUnavailableError", 503)
             connection.respond(503, error)
         else:
-            self._begin(connection, wanted)
+            self._begin(connection, generation)
 
-    def _begin(self, connection: Connection, wanted: openai.Generation) -> None:
+    def _begin(self, connection: Connection, generation: openai.Generation) -> None:
         number = next(self._numbers)
-        prefix = "chatcmpl" if wanted.is_chat else "cmpl"
-        writer = openai.Writer(wanted, f"{prefix}-{number:032x}")
+        prefix = "chatcmpl" if generation.is_chat else "cmpl"
+        writer = openai.Writer(generation, f"{prefix}-{number:032x}")
         answer = Answer(connection, writer, cut_when_dead=number % 2 == 1)
         answer.start()
         if self.is_draining:
             self.metrics.record_abort()
             answer.refuse()
             return
-        request = self.engine.submit(wanted.tokens, wanted.max_tokens, answer)
+        request = self.engine.submit(generation.tokens, generation.max_tokens, answer)
         connection.on_lost = partial(self.engine.abort, request)
 
     def _overflows(self) -> bool:

@@ -106,8 +106,8 @@ class Faults:
     turn, so of so many that start one after the other one is slow."""
     missing_blocks: int = 0
     """That many blocks fewer than configured."""
-    untold_pool: bool = False
-    """Neither metrics nor log tell of blocks, as where the cache is no pool of them."""
+    unreported_pool: bool = False
+    """Neither metrics nor log report blocks, as where the cache is no pool of them."""
     slowdown: float = 1.0
     """Every step takes so many times as long."""
     host_memory_mib: int = 0

@@ -94,9 +94,9 @@ def main(environ: Mapping[str, str]) -> int:
     except (ValueError, NoAnswerError) as error:
         print(f"no score: {error}", file=sys.stderr, flush=True)
         return 1
-    told = json.dumps({"score": round(score, 4), "samples": settings.samples})
-    settings.termination_log.write_text(told, encoding="utf-8")
-    print(told, flush=True)
+    result = json.dumps({"score": round(score, 4), "samples": settings.samples})
+    settings.termination_log.write_text(result, encoding="utf-8")
+    print(result, flush=True)
     return 0
 
 

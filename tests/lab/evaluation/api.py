@@ -36,14 +36,14 @@ class Api:
 
     def complete(self, model: str, prompt: tuple[int, ...], tokens: int) -> str:
         """Return the text of exactly so many tokens that follow a prompt."""
-        wanted = {
+        body = {
             "model": model,
             "prompt": prompt,
             "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
         }
-        answer = self._asked("POST", "completions", json.dumps(wanted))
+        answer = self._asked("POST", "completions", json.dumps(body))
         try:
             choice, generated = answer["choices"][0], answer["usage"]["completion_tokens"]
             text, reason = str(choice["text"]), choice["finish_reason"]

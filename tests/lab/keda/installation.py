@@ -179,7 +179,7 @@ def adapter_flags(ports: Ports) -> tuple[str, ...]:
 
 
 def aggregation(ports: Ports, authority: bytes) -> Iterator[Object]:
-    """Yield what tells the API server where external metrics are: beside it, under a Service's name."""
+    """Yield what shows the API server where external metrics are: beside it, under a Service's name."""
     yield {
         "apiVersion": "v1",
         "kind": "Service",

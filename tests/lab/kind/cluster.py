@@ -156,7 +156,7 @@ def gateway(networks: list[dict[str, Any]]) -> str:
 def _lead(via: tuple[str, ...]) -> None:
     """Lead the networks of pods and Services to a node, or nowhere; in a container of the node's own image.
 
-    Docker is asked because this user may not be root, and whoever may run containers may do this.
+    Docker is asked because this user may not be root, and who may run containers may do this.
     """
     image = _docker("inspect", "--format={{.Config.Image}}", NODE).strip()
     run = ("run", "--rm", "--net=host", "--cap-add=NET_ADMIN", "--entrypoint=ip", image)

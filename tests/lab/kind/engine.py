@@ -61,7 +61,7 @@ def ensure_docker() -> None:
     stop_own_engine()
     with step("starting a Docker engine of the lab's own"):
         DIRECTORY.mkdir(parents=True)
-        # Written before the first change: tells the next start or stop that there is something to undo.
+        # Written before the first change: shows the next start or stop that there is something to undo.
         _before().write_text(json.dumps(network.read_sysctls()))
         _start()
 

@@ -42,7 +42,7 @@ COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "ku
 UNITS = ("containerd", "kubelet", "kind-images", "undo-mount-hacks")
 ENTRYPOINT = ["/usr/local/bin/entrypoint", "/sbin/init"]
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_WANTED = Path("etc/systemd/system/multi-user.target.wants")
+_WANTS = Path("etc/systemd/system/multi-user.target.wants")
 _NOT_IN_A_CONTAINER = (
     "lib/systemd/system/sysinit.target.wants/systemd-tmpfiles-setup.service",
     "lib/systemd/system/multi-user.target.wants/*",
@@ -146,9 +146,9 @@ def _configure(root: Path, pause: str) -> None:
             path.unlink()
     units = root / "etc/systemd/system"
     (units / "kind-images.service").write_text(_IMPORT)
-    (root / _WANTED).mkdir(parents=True, exist_ok=True)
+    (root / _WANTS).mkdir(parents=True, exist_ok=True)
     for unit in UNITS:
-        (root / _WANTED / f"{unit}.service").symlink_to(f"/etc/systemd/system/{unit}.service")
+        (root / _WANTS / f"{unit}.service").symlink_to(f"/etc/systemd/system/{unit}.service")
     (units / "systemd-binfmt.service").symlink_to("/dev/null")  # what it registers is the whole kernel's
     # Limits above one's own and a lower OOM score are not for every machine's root to give.
     runtime = units / "containerd.service"

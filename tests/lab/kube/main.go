@@ -24,7 +24,7 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// components run until they are told to end; kubectl and etcd, which differ, are in main.
+// components run until they are asked to end; kubectl and etcd, which differ, are in main.
 var components = map[string]func() *cobra.Command{
 	"kube-apiserver":          func() *cobra.Command { return apiserver.NewAPIServerCommand() },
 	"kube-controller-manager": kcm.NewControllerManagerCommand,

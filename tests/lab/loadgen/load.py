@@ -147,7 +147,7 @@ class Load:
             async for ask in self._arriving(arrivals):
                 if len(under_way) < arrivals.at_once:
                     is_shared = arrivals.mode is ConnectionMode.KEEP_ALIVE
-                    task = asyncio.create_task(self._tell(shared, ask) if is_shared else self._once(ask))
+                    task = asyncio.create_task(self._send(shared, ask) if is_shared else self._once(ask))
                     under_way.add(task)
                     task.add_done_callback(under_way.discard)
             await self._let_end(list(under_way))
@@ -168,9 +168,9 @@ class Load:
 
     async def _once(self, ask: Ask) -> None:
         async with self._client(ConnectionMode.FRESH) as client:
-            await self._tell(client, ask)
+            await self._send(client, ask)
 
-    async def _tell(self, client: Client, ask: Ask) -> None:
+    async def _send(self, client: Client, ask: Ask) -> None:
         self._on_record(await client.ask(ask))
 
     async def _let_end(self, tasks: "list[asyncio.Task[None]]") -> None:

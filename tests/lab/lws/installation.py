@@ -68,10 +68,10 @@ def ensure(access: Access, directory: Path) -> None:
 
 
 def _is_asked(api: Api) -> bool:
-    """Return whether the API server has been told of webhooks, and something answers where they are."""
+    """Return whether the API server knows of webhooks, and something answers where they are."""
     made = {each["metadata"]["name"]: each for each in api.list("ValidatingWebhookConfiguration", None)}
-    told = made.get(WEBHOOKS, {}).get("webhooks", ())
-    ports = {urlsplit(each["clientConfig"]["url"]).port or 0 for each in told}
+    hooks = made.get(WEBHOOKS, {}).get("webhooks", ())
+    ports = {urlsplit(each["clientConfig"]["url"]).port or 0 for each in hooks}
     return bool(ports) and all(_answers(port) for port in ports)
 
 
@@ -89,8 +89,8 @@ def start(api: Api, program: Path, directory: Path, *, outlives_owner: bool) -> 
     api.apply(own_manifests(config))
     token = api.token_for(ACCOUNT, NAMESPACE, TOKEN_SECONDS)
     own = Access(api.access.url, api.access.ca_file, token).write_kubeconfig(home / "kubeconfig")
-    told = CONFIGURATION.format(host=LOOPBACK, port=port, certificates=home / "certs")
-    (home / "config.yaml").write_text(told)
+    text = CONFIGURATION.format(host=LOOPBACK, port=port, certificates=home / "certs")
+    (home / "config.yaml").write_text(text)
     env = {traces.MARKER: str(directory), "KUBECONFIG": str(own), "LWS_NAMESPACE": NAMESPACE}
     argv = [str(program), f"--config={home / 'config.yaml'}", "--zap-log-level=info"]
     controller = Component(program.name, argv, home, env, outlives_owner=outlives_owner)

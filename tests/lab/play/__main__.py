@@ -73,24 +73,24 @@ def _play(chosen: Sequence[Scenario], known: Sequence[Scenario], at_once: int) -
         def played(scenario: Scenario, stopped: Event) -> Result:
             return _played(made, scenario, lanes.forbidden(scenario.name, known), stopped)
 
-        results = lanes.play_all(chosen, at_once, played, teller([]))
+        results = lanes.play_all(chosen, at_once, played, make_reporter([]))
     print(lanes.table(results))
     missed = sum(bool(each.missed) for each in results)
     say(f"{len(results)} scenarios in {(time.time() - began) / 60:.1f} min, {missed} ended otherwise")
     return 1 if missed else 0
 
 
-def teller(so_far: list[Result]) -> Callable[[Result], None]:
-    """Return what tells of each play as soon as it has ended, and keeps summary and table of all so far."""
+def make_reporter(so_far: list[Result]) -> Callable[[Result], None]:
+    """Return what reports each play as soon as it has ended, and keeps summary and table of all so far."""
     OUT.mkdir(parents=True, exist_ok=True)
 
-    def told(result: Result) -> None:
+    def report(result: Result) -> None:
         so_far.append(result)
         lanes.write(so_far, OUT / "summary.json")
         (OUT / "table.md").write_text(lanes.table(so_far), encoding="utf-8")
         say("\n".join([lanes.row(result), *result.missed]))
 
-    return told
+    return report
 
 
 def _played(made: Stage, scenario: Scenario, forbidden: frozenset[str], stopped: Event) -> Result:

@@ -128,8 +128,8 @@ class Chronicle:
     def says(self, text: str) -> bool:
         """Return whether a text stands in a condition, the plan, the diagnosis, or a run, open or closed."""
         parts = ("conditions", "plan", "diagnosis", "history")
-        told = json.dumps([*(self.status.get(part) for part in parts), self.opened], ensure_ascii=False)
-        return json.dumps(text, ensure_ascii=False)[1:-1] in told
+        content = json.dumps([*(self.status.get(part) for part in parts), self.opened], ensure_ascii=False)
+        return json.dumps(text, ensure_ascii=False)[1:-1] in content
 
 
 def line(step: Mapping[str, Any]) -> str:
@@ -163,21 +163,21 @@ class Course:
     _seen_at: float | None = None
 
     def look(self, now: float, seen: Collection[Cue] = ()) -> None:
-        """Note the cues that have come since the last look; `seen`: those that only pods tell of."""
-        told = self.chronicle
+        """Note the cues that have come since the last look; `seen`: those that only pods show."""
+        chronicle = self.chronicle
         come = {
-            Cue.BRANCH: told.found == self.scenario.expect.branch,
-            Cue.PLAN: bool(told.opened or told.plan),
-            Cue.SETTLED: told.has_settled,
-            Cue.CLOSED: bool(told.closed),
+            Cue.BRANCH: chronicle.found == self.scenario.expect.branch,
+            Cue.PLAN: bool(chronicle.opened or chronicle.plan),
+            Cue.SETTLED: chronicle.has_settled,
+            Cue.CLOSED: bool(chronicle.closed),
             **dict.fromkeys(seen, True),
         }
         for cue, has_come in come.items():
             if has_come:
                 self.cues.setdefault(cue, now)
-        if self.turned_at is None and told.changes_something:
+        if self.turned_at is None and chronicle.changes_something:
             self.turned_at = now
-        if self.measured_from is None and told.settled >= self.scenario.expect.measured_change:
+        if self.measured_from is None and chronicle.settled >= self.scenario.expect.measured_change:
             self.measured_from = now
         if not self._is_as_expected():
             self._seen_at = None
@@ -240,12 +240,12 @@ class Course:
 
     def _is_as_expected(self) -> bool:
         """Return whether branch, reason, plan and words are what is expected, where no run is."""
-        wanted, told = self.scenario.expect, self.chronicle
+        expect, chronicle = self.scenario.expect, self.chronicle
         return (
-            told.found == wanted.branch
-            and (wanted.held is None or wanted.held in told.reasons)
-            and len(told.planned) == len(wanted.plan)
-            and all(told.says(text) for text in wanted.says)
+            chronicle.found == expect.branch
+            and (expect.held is None or expect.held in chronicle.reasons)
+            and len(chronicle.planned) == len(expect.plan)
+            and all(chronicle.says(text) for text in expect.says)
         )
 
     def _has_run(self, now: float) -> bool:
@@ -257,8 +257,8 @@ class Course:
             return False
         since = self.measured_from
         compares = self.scenario.expect.ratios or self.scenario.expect.gain
-        wanted = compares and since is not None
-        return not wanted or now - (since or now) >= self.scenario.limits.measure
+        needs_figures = compares and since is not None
+        return not needs_figures or now - (since or now) >= self.scenario.limits.measure
 
     def _is_late(self, now: float) -> bool:
         limits, planned = self.scenario.limits, self.cues.get(Cue.PLAN)

@@ -166,7 +166,7 @@ def _problems(error: ValidationError, path: Path) -> list[str]:
 
 
 def _field(location: tuple[int | str, ...]) -> str:
-    """Return a place in the file; the tags by which kinds of incidents are told apart are no field of it."""
+    """Return a place in the file; the tags that distinguish kinds of incidents are no field of it."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in _untagged(location)]
     return "".join(parts).removeprefix(".") or "the whole file"
 
@@ -178,7 +178,7 @@ def _untagged(location: tuple[int | str, ...]) -> Iterable[int | str]:
 
 
 def _said(problem: Content) -> str:
-    kind, told = problem["type"], str(problem["msg"]).removeprefix("Value error, ")
+    kind, message = problem["type"], str(problem["msg"]).removeprefix("Value error, ")
     given = f" (it is {problem['input']!r})" if isinstance(problem["input"], str | int | float) else ""
     match kind:
         case "missing":
@@ -186,11 +186,11 @@ def _said(problem: Content) -> str:
         case "extra_forbidden":
             return f"there is no such field: {_suggestion(str(problem['loc'][-1]))}"
         case "value_error":
-            return told
+            return message
         case "enum" | "literal_error" | "union_tag_invalid":
-            return f"{told[0].lower()}{told[1:]}{given}: use one of these"
+            return f"{message[0].lower()}{message[1:]}{given}: use one of these"
         case _:
-            return f"{told[0].lower()}{told[1:]}{given}: change it"
+            return f"{message[0].lower()}{message[1:]}{given}: change it"
 
 
 def _suggestion(name: str) -> str:

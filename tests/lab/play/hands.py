@@ -59,7 +59,7 @@ class Exporter:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._told: dict[tuple[str, str], dict[str, float]] = {}
+        self._series: dict[tuple[str, str], dict[str, float]] = {}
         self._measured: dict[str, Mapping[str, Mapping[str, float]]] = {}
         self._lock = threading.Lock()
 
@@ -81,15 +81,15 @@ class Exporter:
     def meet(self, namespace: str, pods: Sequence[str], series: Mapping[str, float]) -> None:
         """Report the GPUs of these pods of a namespace and of no others; what is reported already stays."""
         with self._lock:
-            for key in [key for key in self._told if key[0] == namespace and key[1] not in pods]:
-                del self._told[key]
+            for key in [key for key in self._series if key[0] == namespace and key[1] not in pods]:
+                del self._series[key]
             for pod in pods:
-                self._told.setdefault((namespace, pod), dict(series))
+                self._series.setdefault((namespace, pod), dict(series))
 
-    def tell(self, namespace: str, pod: str, series: Mapping[str, float]) -> None:
+    def set_series(self, namespace: str, pod: str, series: Mapping[str, float]) -> None:
         """Give some series of a pod's GPU another value."""
         with self._lock:
-            self._told.setdefault((namespace, pod), {}).update(series)
+            self._series.setdefault((namespace, pod), {}).update(series)
 
     def measure(self, namespace: str, pods: Mapping[str, Mapping[str, float]]) -> None:
         """Report these series of a namespace's pods beside all others, in place of earlier ones."""
@@ -108,7 +108,7 @@ class Exporter:
             measured = {
                 (space, pod): each for space, pods in self._measured.items() for pod, each in pods.items()
             }
-            for (namespace, pod), series in (*self._told.items(), *measured.items()):
+            for (namespace, pod), series in (*self._series.items(), *measured.items()):
                 for name, value in series.items():
                     family = families.setdefault(name, GaugeMetricFamily(name, name, labels=GPU_LABELS))
                     family.add_metric(["0", f"GPU-{pod}", namespace, pod], value)
@@ -129,14 +129,14 @@ Memory: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 class Meter(threading.Thread):
-    """Asks every engine again and again; a context manager, after which nothing is told any more.
+    """Asks every engine again and again; a context manager, after which nothing is reported any more.
 
     Of an engine that does not answer the last number stays, and of one that never did there is none.
     """
 
-    def __init__(self, addresses: Addresses, port: int, told: Callable[[Memory], None]) -> None:
+    def __init__(self, addresses: Addresses, port: int, on_memory: Callable[[Memory], None]) -> None:
         super().__init__(name="memory", daemon=True)
-        self._addresses, self._port, self._told = addresses, port, told
+        self._addresses, self._port, self._on_memory = addresses, port, on_memory
         self._known: dict[str, Mapping[str, float]] = {}
         self._stopped = threading.Event()
 
@@ -147,10 +147,10 @@ class Meter(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self.join()
-        self._told({})
+        self._on_memory({})
 
     def run(self) -> None:
-        """Ask and tell until it is stopped; a cluster that does not answer is asked again."""
+        """Ask and report until it is stopped; a cluster that does not answer is asked again."""
         with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False) as http:
             while not self._stopped.is_set():
                 with suppress(ApiError, httpx.HTTPError):
@@ -162,7 +162,7 @@ class Meter(threading.Thread):
         for pod, address in addresses.items():
             with suppress(httpx.HTTPError):
                 self._known[pod] = _read(http, f"http://{address}:{self._port}{DEVICE}")
-        self._told(MappingProxyType(dict(self._known)))
+        self._on_memory(MappingProxyType(dict(self._known)))
 
 
 def addresses_of(api: Api, namespace: str) -> dict[str, str]:
@@ -175,9 +175,9 @@ def addresses_of(api: Api, namespace: str) -> dict[str, str]:
 def _read(http: httpx.Client, url: str) -> Mapping[str, float]:
     answer = http.get(url)
     answer.raise_for_status()
-    told = answer.json()
-    used = round(told["used"] / MIB)
-    return {USED: used, FREE: round(told["total"] / MIB) - used}
+    memory = answer.json()
+    used = round(memory["used"] / MIB)
+    return {USED: used, FREE: round(memory["total"] / MIB) - used}
 
 
 STOP: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kvmedic-stop"}}
@@ -209,7 +209,7 @@ class Hands:
         """Note the replicas by age: what happens to the first one happens to the same one to the end."""
         self._first = tuple(pods)
 
-    def tell_devices(self, pods: Sequence[str]) -> None:
+    def add_devices(self, pods: Sequence[str]) -> None:
         """Give the GPU of each pod that has none yet what the file says of all."""
         if self._fleet.devices is not None:
             self._exporter.meet(self._namespace, pods, self._fleet.devices)
@@ -226,7 +226,7 @@ class Hands:
             HTTPError: an engine did not answer.
         """
         act: dict[type, Callable[[Any], str]] = {
-            Devices: self._tell,
+            Devices: self._set_series,
             Slow: self._slow,
             Kill: self._kill,
             Patch: self._patch,
@@ -292,11 +292,11 @@ class Hands:
     def _chosen(self, on: On) -> tuple[str, ...]:
         return {On.FIRST: self._first[:1], On.OTHERS: self._first[1:], On.ALL: self._first}[on]
 
-    def _tell(self, incident: Devices) -> str:
+    def _set_series(self, incident: Devices) -> str:
         for pod in self._chosen(incident.on):
-            self._exporter.tell(self._namespace, pod, incident.series)
-        told = ", ".join(f"{name} {value:g}" for name, value in incident.series.items())
-        return f"GPU of {incident.on}: {told}"
+            self._exporter.set_series(self._namespace, pod, incident.series)
+        values = ", ".join(f"{name} {value:g}" for name, value in incident.series.items())
+        return f"GPU of {incident.on}: {values}"
 
     def _slow(self, incident: Slow) -> str:
         for name in self._chosen(incident.on):

@@ -30,7 +30,7 @@ def in_order(scenarios: Sequence[Scenario], first: Sequence[str] = ()) -> list[S
 
 
 def play_all(
-    scenarios: Sequence[Scenario], lanes: int, played: Played, told: Callable[[Result], None]
+    scenarios: Sequence[Scenario], lanes: int, played: Played, on_result: Callable[[Result], None]
 ) -> list[Result]:
     """Play all scenarios, so many at once; return what is left of each, in the order of their ends.
 
@@ -39,22 +39,22 @@ def play_all(
         lanes: how many at once.
         played: plays one, until it is over or the event is set; what it raises is that play's trouble and
             nobody else's.
-        told: called with each result as soon as there is one.
+        on_result: called with each result as soon as there is one.
     """
     alone = [each for each in scenarios if each.stops_everything]
     beside = [each for each in scenarios if not each.stops_everything]
-    return [*_all(beside, lanes, played, told), *_all(alone, 1, played, told)]
+    return [*_all(beside, lanes, played, on_result), *_all(alone, 1, played, on_result)]
 
 
 def _all(
-    scenarios: Sequence[Scenario], lanes: int, played: Played, told: Callable[[Result], None]
+    scenarios: Sequence[Scenario], lanes: int, played: Played, on_result: Callable[[Result], None]
 ) -> Iterator[Result]:
     stopped = Event()
     with ThreadPoolExecutor(lanes, thread_name_prefix="lane") as pool:
         waiting = [pool.submit(_guarded, played, each, stopped) for each in scenarios]
         try:
             for done in as_completed(waiting):
-                told(done.result())
+                on_result(done.result())
                 yield done.result()
         except BaseException:
             stopped.set()
@@ -116,7 +116,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def row(result: Result) -> str:
-    """Return one play in one line, for whoever waits."""
+    """Return one play in one line, for the one who waits."""
     name, branch, moves, verdict, failed, fewest, seconds, end = _row(result)
     return f"{name}: {end}: {branch}; {moves}; {verdict}; {failed} failed, {fewest} in rotation, {seconds} s"
 

@@ -150,7 +150,7 @@ def container(fleet: Fleet, image: str) -> Object:
 
 
 def sidecar(image: str) -> Object:
-    """Return a second container, as many pods have one: it waits, and ends when it is told to."""
+    """Return a second container, as many pods have one: it waits, and ends when it is asked to."""
     wait = "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, {s.SIGTERM}); s.sigwait({s.SIGTERM})"
     return {
         "name": SIDECAR,
@@ -217,7 +217,7 @@ def governing(fleet: Fleet) -> Object:
 
 
 def evaluation(asked: Evaluation, image: str) -> Object:
-    """The team's evaluation, out of the lab engine's image: whoever makes a Job of it says where to ask."""
+    """The team's evaluation, out of the lab engine's image: a Job made of it says where to ask."""
     pod = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,

@@ -33,7 +33,7 @@ SERVED_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Picker:
-    """Knows the labels and ports of the pods that take requests; those of a pool once it was told of it."""
+    """Knows the labels and ports of the pods that take requests; those of a pool once it knows it."""
 
     selector: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[int, ...] = ()
@@ -51,8 +51,8 @@ class Picker:
         spec = next((each["spec"] for each in pools if each["metadata"]["name"] == FLEET), {})
         selector = dict(spec.get("selector") or {})
         self.selector = selector.get("matchLabels", selector)
-        told = [each["number"] for each in spec.get("targetPorts", ())] or [spec.get("targetPortNumber")]
-        self.ports = tuple(port for port in told if port)
+        numbers = [each["number"] for each in spec.get("targetPorts", ())] or [spec.get("targetPortNumber")]
+        self.ports = tuple(port for port in numbers if port)
 
     def pick(self, pods: Iterable[Object]) -> frozenset[str]:
         """Return the uids of the pods that take requests."""

@@ -33,11 +33,11 @@ class Others(Protocol):
     def meet(self, pods: list[str]) -> None:
         """Note the replicas by age."""
 
-    def tell_devices(self, pods: list[str]) -> None:
+    def add_devices(self, pods: list[str]) -> None:
         """Give each pod's GPU its series."""
 
     def device_memory(self) -> Mapping[str, float]:
-        """Return the MiB that each pod's GPU has in use, by its name; empty where nobody tells."""
+        """Return the MiB that each pod's GPU has in use, by its name; empty where nobody measures."""
 
     def carry_out(self, incident: Incident, digest: str) -> str:
         """Make something happen; return it in one line."""
@@ -80,15 +80,15 @@ class Play:
         return time.time() - self._started
 
     def _await_fleet(self) -> None:
-        wanted, ready = self.scenario.fleet.replicas, self.scenario.limits.ready
+        replicas, ready = self.scenario.fleet.replicas, self.scenario.limits.ready
         with step(f"{self.scenario.name}: waiting for the fleet and the operator"):
-            until(lambda: len(self.witness.pods()) == wanted, ready, f"{wanted} pods")
-            self._others.tell_devices(self.witness.pods())
+            until(lambda: len(self.witness.pods()) == replicas, ready, f"{replicas} pods")
+            self._others.add_devices(self.witness.pods())
             if self.scenario.fleet.serves:
                 until(
-                    lambda: len(self.witness.facts.in_rotation) == wanted,
+                    lambda: len(self.witness.facts.in_rotation) == replicas,
                     ready,
-                    f"{wanted} replicas in rotation",
+                    f"{replicas} replicas in rotation",
                 )
                 time.sleep(ROUTED_SECONDS)
             until(self._is_watched, ready, "the operator's first word")
@@ -108,14 +108,14 @@ class Play:
         self.witness.chronicle.begin()
         what = " and ".join(str(each) for each in self.scenario.load if not each.is_burst)
         text = f"{what} go to {fleet.replicas} replicas; each may run {fleet.cap} requests at once"
-        self._story.tell(0, "traffic", text)
+        self._story.add_line(0, "traffic", text)
         self._story.begin(self.scenario.remediation)
         while not self._course.is_over(self.elapsed):
             self._tick(traffic)
             if stopped.wait(TICK_SECONDS):
                 raise RuntimeError("it was stopped")
         if self.scenario.expect.moves:
-            self._story.tell(self.elapsed, "traffic", "no new requests; what is under way may end")
+            self._story.add_line(self.elapsed, "traffic", "no new requests; what is under way may end")
             traffic.finish()
         self._look(traffic)
 
@@ -127,13 +127,13 @@ class Play:
         for number, stream in self._course.starting(self.elapsed):
             traffic.start(number, stream, self._urls())
             if stream.is_burst:
-                self._story.tell(self.elapsed, "traffic", f"a burst: {stream}")
+                self._story.add_line(self.elapsed, "traffic", f"a burst: {stream}")
         for number in self._course.ending(self.elapsed):
             traffic.stop(number)
         for incident in self._course.due(self.elapsed):
             digest = str(self.witness.chronicle.plan.get("digest", ""))
-            self._story.tell(self.elapsed, "incident", self._others.carry_out(incident, digest))
-        self._others.tell_devices(self.witness.pods())
+            self._story.add_line(self.elapsed, "incident", self._others.carry_out(incident, digest))
+        self._others.add_devices(self.witness.pods())
         traffic.require_alive()
         self._look(traffic)
 
@@ -150,13 +150,13 @@ class Play:
         }
 
     def _look(self, traffic: Traffic) -> None:
-        """Tell what changed since the last look."""
+        """Report what changed since the last look."""
         self._story.go_on(self.elapsed)
         memory = self._others.device_memory()
         self._story.show(self._story.scene(self.elapsed, traffic.records(), memory))
 
     def _result(self, traffic: Traffic) -> Result:
-        records, facts, told = traffic.records(), self.witness.facts, self.witness.chronicle
+        records, facts, chronicle = traffic.records(), self.witness.facts, self.witness.chronicle
         failed, cut = (lost(records, each) for each in (ConnectionMode.FRESH, ConnectionMode.KEEP_ALIVE))
         windows = {
             name: (self._started + since, self._started + until)
@@ -164,7 +164,7 @@ class Play:
         }
         samples, limit = self.witness.scraper.samples(), self.scenario.first_token_limit
         seen = {name: figures(window, records, samples, limit) for name, window in windows.items()}
-        reasons = {*told.reasons, told.reason}
+        reasons = {*chronicle.reasons, chronicle.reason}
         return Result(
             scenario=self.scenario,
             seconds=self.elapsed,
@@ -181,16 +181,16 @@ class Play:
             most_pods=facts.most_pods,
             expired=len(facts.expired),
             restarts_per_replica=self._restarts(),
-            branch=told.found,
-            branches=list(told.branches),
+            branch=chronicle.found,
+            branches=list(chronicle.branches),
             reasons=sorted(reasons - {""}),
-            untold=sorted(set(self.scenario.expect.told) - told.ever),
-            planned=told.planned,
-            moves=told.moves,
-            ended=[step.partition(": ")[2] for run in told.closed for step in run.get("steps", ())],
-            verdicts=[str(run["outcome"]) for run in told.closed],
+            missing_reasons=sorted(set(self.scenario.expect.reported) - chronicle.ever),
+            planned=chronicle.planned,
+            moves=chronicle.moves,
+            ended=[step.partition(": ")[2] for run in chronicle.closed for step in run.get("steps", ())],
+            verdicts=[str(run["outcome"]) for run in chronicle.closed],
             message=self._message(),
-            unsaid=[text for text in self.scenario.expect.says if not told.says(text)],
+            unsaid=[text for text in self.scenario.expect.says if not chronicle.says(text)],
             foreign_writers=sorted(facts.managers - OWNERS - self._appliers()),
             rewritten=self.witness.rewritten(),
             template_changed=_touchable(self.witness.workload()) != self._template,
@@ -202,10 +202,10 @@ class Play:
 
     def _message(self) -> str:
         """Return what the last run says, else why there is none."""
-        told = self.witness.chronicle
-        last = told.closed[-1] if told.closed else None
-        diagnosis = told.status.get("diagnosis") or {}
-        return str((last or told.condition("ActionRequired") or diagnosis).get("message", ""))
+        chronicle = self.witness.chronicle
+        last = chronicle.closed[-1] if chronicle.closed else None
+        diagnosis = chronicle.status.get("diagnosis") or {}
+        return str((last or chronicle.condition("ActionRequired") or diagnosis).get("message", ""))
 
     def _unhealed(self, records: Sequence[Record], windows: Mapping[str, Window]) -> dict[str, float]:
         """Return what the fleet as it was would have served in time, where that can be simulated."""

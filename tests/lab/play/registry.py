@@ -74,10 +74,10 @@ class Registry:
     def _read(self) -> bytes:
         """Learn where each blob lies in the archive; return the manifest."""
         with tarfile.open(self._archive) as tar:
-            (told,) = json.loads(_bytes(tar, "manifest.json"))
-            config = json.loads(_bytes(tar, told["Config"]))
+            (image,) = json.loads(_bytes(tar, "manifest.json"))
+            config = json.loads(_bytes(tar, image["Config"]))
             layers: list[dict[str, Any]] = []
-            for digest, member in zip(config["rootfs"]["diff_ids"], told["Layers"], strict=True):
+            for digest, member in zip(config["rootfs"]["diff_ids"], image["Layers"], strict=True):
                 self._blobs[digest] = member, tar.getmember(member).size
                 layers.append({"mediaType": LAYER, "size": self._blobs[digest][1], "digest": digest})
         self._config = json.dumps({**config, "author": "the lab's registry"}).encode()

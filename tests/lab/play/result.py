@@ -48,7 +48,7 @@ class Result:
     """All that were diagnosed, in their order."""
     reasons: list[str] = field(default_factory=list)
     """Of all conditions at the end."""
-    untold: list[str] = field(default_factory=list)
+    missing_reasons: list[str] = field(default_factory=list)
     """Reasons that a condition should have given at some time and did not."""
     planned: list[Object] = field(default_factory=list)
     """Steps of the plan that is shown at the end."""
@@ -138,61 +138,61 @@ def misses(result: Result, forbidden: frozenset[str] = frozenset()) -> list[str]
 
 
 def _said(result: Result) -> Iterator[str]:
-    wanted = result.scenario.expect
-    if result.branch != wanted.branch:
-        told = f"{result.branch or 'no branch'} was found"
-        yield f"{told}, expected {wanted.branch}: {result.message}"
-    if wanted.held is not None and wanted.held not in result.reasons:
-        yield f"no condition says {wanted.held}; there are {', '.join(result.reasons) or 'none'}"
-    for reason in result.untold:
+    expect = result.scenario.expect
+    if result.branch != expect.branch:
+        branch = f"{result.branch or 'no branch'} was found"
+        yield f"{branch}, expected {expect.branch}: {result.message}"
+    if expect.held is not None and expect.held not in result.reasons:
+        yield f"no condition says {expect.held}; there are {', '.join(result.reasons) or 'none'}"
+    for reason in result.missing_reasons:
         yield f"no condition said {reason} at any time"
     for text in result.unsaid:
         yield f"nothing in the status says {text!r}"
 
 
 def _moved(result: Result) -> Iterator[str]:
-    wanted = result.scenario.expect
-    yield from _steps("the plan", wanted.plan, result.planned) if not result.moves else ()
-    yield from _steps("the runs", wanted.moves, result.moves)
-    if wanted.verdicts or result.verdicts:
+    expect = result.scenario.expect
+    yield from _steps("the plan", expect.plan, result.planned) if not result.moves else ()
+    yield from _steps("the runs", expect.moves, result.moves)
+    if expect.verdicts or result.verdicts:
         yield from _ended(result)
 
 
-def _steps(whose: str, wanted: Sequence[Move], seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    agree = [move.is_met_by(dict(step)) for move, step in zip(wanted, seen, strict=False)]
-    if len(wanted) != len(seen) or not all(agree):
-        told = ", ".join(line(step) for step in seen) or "no step"
-        asked = ", ".join(str(move) for move in wanted) or "none"
-        yield f"{whose} had {told}; expected {asked}"
+def _steps(whose: str, expected: Sequence[Move], seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    agree = [move.is_met_by(dict(step)) for move, step in zip(expected, seen, strict=False)]
+    if len(expected) != len(seen) or not all(agree):
+        steps = ", ".join(line(step) for step in seen) or "no step"
+        asked = ", ".join(str(move) for move in expected) or "none"
+        yield f"{whose} had {steps}; expected {asked}"
 
 
 def _ended(result: Result) -> Iterator[str]:
-    wanted, seen = result.scenario.expect.verdicts, result.verdicts
-    choices = [(each,) if isinstance(each, str) else each for each in wanted]
+    expected, seen = result.scenario.expect.verdicts, result.verdicts
+    choices = [(each,) if isinstance(each, str) else each for each in expected]
     agree = [verdict in allowed for verdict, allowed in zip(seen, choices, strict=False)]
     if len(seen) != len(choices) or not all(agree):
         asked = ", ".join(" or ".join(each) for each in choices) or "no run"
-        told = ", ".join(seen) or "no run ended"
-        yield f"runs ended as {told}, expected {asked}: {result.message}"
+        verdicts = ", ".join(seen) or "no run ended"
+        yield f"runs ended as {verdicts}, expected {asked}: {result.message}"
 
 
 def _served(result: Result) -> Iterator[str]:
-    wanted, replicas = result.scenario.expect, result.scenario.fleet.replicas
+    expect, replicas = result.scenario.expect, result.scenario.fleet.replicas
     for failed, most, where in (
-        (result.failed_requests, wanted.failed_requests, ""),
-        (result.failed_kept_requests, wanted.failed_kept_requests, " on kept connections"),
+        (result.failed_requests, expect.failed_requests, ""),
+        (result.failed_kept_requests, expect.failed_kept_requests, " on kept connections"),
     ):
         if most != "any" and failed > most:
             text = "; ".join(sorted(set(result.failures))[:3])
             yield f"{failed} requests{where} failed or were cut, expected {most} ({text})"
-    least = replicas if wanted.min_in_rotation == "all" else wanted.min_in_rotation
+    least = replicas if expect.min_in_rotation == "all" else expect.min_in_rotation
     if least != "any" and result.min_in_rotation < least:
         yield f"only {result.min_in_rotation} replicas were in rotation at some time, expected {least}"
-    if wanted.pods_at_once is not None and not wanted.pods_at_once.holds(result.most_pods):
-        yield f"{result.most_pods} pods were there at once, expected {wanted.pods_at_once}"
-    if wanted.expired is not None and result.expired != wanted.expired:
-        yield f"{result.expired} released replicas ended at their deadline, expected {wanted.expired}"
-    restarts = wanted.restarts_per_replica
+    if expect.pods_at_once is not None and not expect.pods_at_once.holds(result.most_pods):
+        yield f"{result.most_pods} pods were there at once, expected {expect.pods_at_once}"
+    if expect.expired is not None and result.expired != expect.expired:
+        yield f"{result.expired} released replicas ended at their deadline, expected {expect.expired}"
+    restarts = expect.restarts_per_replica
     if restarts is not None and result.restarts_per_replica > restarts:
         yield f"{result.restarts_per_replica:.2f} restarts per replica, expected {restarts:g} at most"
     if not result.requests:
@@ -200,14 +200,14 @@ def _served(result: Result) -> Iterator[str]:
 
 
 def _written(result: Result) -> Iterator[str]:
-    wanted = result.scenario.expect
-    if wanted.writes is not Writes.ANY and result.foreign_writers:
+    expect = result.scenario.expect
+    if expect.writes is not Writes.ANY and result.foreign_writers:
         yield f"somebody wrote to the workload or its pods: {', '.join(result.foreign_writers)}"
-    if wanted.writes is Writes.UNTOUCHED and result.rewritten:
+    if expect.writes is Writes.UNTOUCHED and result.rewritten:
         yield f"their resourceVersion is another than before: {', '.join(result.rewritten)}"
     is_applied = any(isinstance(each, Apply) for each in result.scenario.incidents)
-    is_same = wanted.writes is Writes.UNTOUCHED or (wanted.writes is Writes.NONE and not is_applied)
-    same = wanted.template == "same" or is_same
+    is_same = expect.writes is Writes.UNTOUCHED or (expect.writes is Writes.NONE and not is_applied)
+    same = expect.template == "same" or is_same
     if same and result.template_changed:
         yield "the workload is not as it was before"
 
@@ -225,16 +225,16 @@ def _compared(result: Result) -> Iterator[str]:
 
 
 def _gained(result: Result) -> Iterator[str]:
-    wanted = result.scenario.expect.gain
-    if wanted is None:
+    gain = result.scenario.expect.gain
+    if gain is None:
         return
     if result.after is None or "after" not in result.unhealed:
         yield "what the fleet would have served without the operator is not known"
         return
     now, without = result.after.in_time_per_second, result.unhealed["after"]
-    if now < wanted * without:
+    if now < gain * without:
         text = f"{now:.0f} tokens/s are served in time and {without:.0f} without the operator"
-        yield f"{text}, expected {wanted:g} times as many"
+        yield f"{text}, expected {gain:g} times as many"
 
 
 COMMAND = b"/opt/kvmedic/bin/kvmedic"

@@ -1,6 +1,6 @@
 """A scenario as a file: fleet, load, what the operator may do, what happens meanwhile, how it must end.
 
-The docstring under a field is its description, also on the page that tells how to add a scenario
+The docstring under a field is its description, also on the page that says how to add a scenario
 (docs/howto/add-a-scenario.md). What a file leaves out comes from `lab/scenarios/defaults.yaml`.
 """
 
@@ -145,7 +145,7 @@ class Expectation(_Part):
     simulated: at least."""
     measured_change: int = Field(default=1, ge=1)
     """Which of the changes that settle begins the figures of after, from 1."""
-    told: tuple[Reason, ...] = ()
+    reported: tuple[Reason, ...] = ()
     """Reasons that a condition gave at some time of the play."""
     says: tuple[str, ...] = ()
     """Texts that stand in a condition, a plan or a closed run at the end."""
@@ -228,14 +228,14 @@ def moment(text: object) -> Moment:
     """Return the moment that a file names: `30s`, `plan`, `plan+5s`."""
     if isinstance(text, Moment):
         return text
-    told = str(text).strip()
-    named = _MOMENT.fullmatch(told)
+    stripped = str(text).strip()
+    named = _MOMENT.fullmatch(stripped)
     try:
         if named is None:
-            return Moment(Cue.START, seconds(told))
+            return Moment(Cue.START, seconds(stripped))
         return Moment(Cue(named["cue"]), seconds(named["after"] or "0s"))
     except ValueError:
-        raise ValueError(f"{told!r} is no moment: {_HELP}") from None
+        raise ValueError(f"{stripped!r} is no moment: {_HELP}") from None
 
 
 def seconds(text: object) -> float:
@@ -324,7 +324,7 @@ class Fleet(Part):
     devices: dict[str, float] | None = None
     """Series of the DCGM exporter and their value for the GPU of every replica; null: no exporter."""
     device_memory: bool = False
-    """Whether the DCGM exporter tells how much of its GPU's memory each engine holds; needs
+    """Whether the DCGM exporter reports how much of its GPU's memory each engine holds; needs
     LAB_DEVICE_MEMORY_MIB."""
     plain: bool = False
     """Whether the pods have no label beside those of the Deployment's selector, by which the Service selects
@@ -377,7 +377,7 @@ class Fleet(Part):
         if self.device_memory and DEVICE_MEMORY not in self.environment:
             raise ValueError(f"device_memory is that of a GPU: add environment.{DEVICE_MEMORY}")
         if self.device_memory and any(name.startswith(MEMORY_SERIES) for name in self.devices or ()):
-            raise ValueError(f"device_memory tells what devices names too: remove {MEMORY_SERIES}*")
+            raise ValueError(f"device_memory reports what devices names too: remove {MEMORY_SERIES}*")
         return self
 
     @property
@@ -497,7 +497,7 @@ class _Happening(Part):
 
 
 class Devices(_Happening):
-    """The DCGM exporter tells another value of some GPUs."""
+    """The DCGM exporter reports another value of some GPUs."""
 
     do: Literal["devices"]
     on: On = On.FIRST
@@ -537,7 +537,7 @@ class Kill(_Happening):
 
 
 class Apply(_Happening):
-    """Whoever owns the fleet applies its manifest, as it was at the beginning or with other flags."""
+    """The owner of the fleet applies its manifest, as it was at the beginning or with other flags."""
 
     do: Literal["apply"]
     manager: str = "kubectl"
@@ -697,9 +697,9 @@ class Scenario(Part):
             raise ValueError("incidents change devices and fleet.devices names no series: add them there")
         if not self.fleet.registry and any(isinstance(each, Registry) for each in self.incidents):
             raise ValueError("incidents are of a registry, and no image comes from one: add fleet.registry")
-        told = self.remediation["targetRef"]["kind"]
-        if told != self.fleet.kind:
-            raise ValueError(f"remediation.targetRef.kind is {told}: name the fleet's, {self.fleet.kind}")
+        kind = self.remediation["targetRef"]["kind"]
+        if kind != self.fleet.kind:
+            raise ValueError(f"remediation.targetRef.kind is {kind}: name the fleet's, {self.fleet.kind}")
         has_service = self.fleet.pool is None and self.fleet.router is None
         if not has_service and any(each.to is Route.REPLICA_FIRST for each in self.load):
             raise ValueError("replica-first goes on to the Service, and there is none: use another route")

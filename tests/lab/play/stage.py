@@ -33,7 +33,7 @@ ANSWER_SECONDS = 60.0
 OWNER = "kubectl"
 """The field manager of a person: what a GitOps tool applies again and again is never touched."""
 NOWHERE = "no-service"
-"""Host in the clients' URL where no Service leads: they are told of each replica."""
+"""Host in the clients' URL where no Service leads: they are given each replica."""
 SCRAPES = (*(PodScrape(name) for name in manifests.PORT_NAMES), PodScrape("metrics", "lab/kvmedic"))
 """Each port of a pod is scraped by itself, as a PodMonitor has an endpoint for each; the operator's, too."""
 SCRAPE_INTERVAL = "2s"
@@ -96,8 +96,8 @@ class Stage:
         return self.registry.reference(f"{namespace}/vllm", tag) if scenario.fleet.registry else self.image
 
     def _meter(self, api: Api, namespace: str) -> Meter:
-        told = partial(self.exporter.measure, namespace)
-        return Meter(partial(addresses_of, api, namespace), manifests.PORT, told)
+        on_memory = partial(self.exporter.measure, namespace)
+        return Meter(partial(addresses_of, api, namespace), manifests.PORT, on_memory)
 
     def remove(self, namespace: str) -> None:
         """Take a fleet away with its namespace; returns when both are gone."""

@@ -31,7 +31,7 @@ class ReplicaLine:
     """KV-cache usage, ratio 0 to 1."""
     preemptions_per_second: float
     answers: bool
-    """Its engine was heard of within the last seconds."""
+    """Its engine answered within the last seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Scene:
     answered: int
     lost: int
     device_mib: Mapping[str, float] = field(default_factory=dict)
-    """Of each pod's GPU that is told of, in use: what a dashboard of the GPUs shows."""
+    """Of each pod's GPU that is reported, in use: what a dashboard of the GPUs shows."""
 
     @property
     def preemptions_per_second(self) -> float:
@@ -93,7 +93,7 @@ def _generated(samples: dict[str, list[Sample]], now: float) -> float:
 class View(Protocol):
     """One reader of the story."""
 
-    def tell(self, elapsed: float, who: str, text: str) -> None:
+    def add_line(self, elapsed: float, who: str, text: str) -> None:
         """Add one line to the story; `who` is one word."""
 
     def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
@@ -112,12 +112,12 @@ class Notes:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def tell(self, elapsed: float, who: str, text: str) -> None:
+    def add_line(self, elapsed: float, who: str, text: str) -> None:
         self.lines.append(f"{elapsed:7.1f}  {who:<9} {text}")
 
     def draw(self, elapsed: float, who: str, lines: Sequence[str]) -> None:
         for line in lines:
-            self.tell(elapsed, who, line)
+            self.add_line(elapsed, who, line)
 
     def show(self, scene: Scene) -> None:
         """Nobody looks."""
@@ -154,36 +154,38 @@ WAITS = frozenset(
         "TrialRunning",
     }
 )
-"""Reasons of the condition Progressing that tell what a run waits for; the others pass within a second or
+"""Reasons of the condition Progressing that say what a run waits for; the others pass within a second or
 have an Event of their own."""
 
 
 class Story:
-    """Tells a view what changed since it looked last."""
+    """Reports to a view what changed since it looked last."""
 
     def __init__(self, witness: Witness, view: View, replicas: int) -> None:
         self._witness, self._view, self._replicas = witness, view, replicas
         self._states: dict[str, str] = {}
         self._progress = ""
-        self._told: set[str] = set()
+        self._reported_plans: set[str] = set()
         self._drawn: set[Answer] = set()
 
     def begin(self, spec: Mapping[str, Any]) -> None:
-        """Tell what is special about the fleet, as the spec of its resource says it."""
+        """Report what is special about the fleet, as the spec of its resource says it."""
         method = spec.get("compression") or {}
         if "keepRatio" in method:
             share = 100 * (1 - float(method["keepRatio"]))
-            self.tell(0, "engine", f"{method.get('method', 'a method')} evicts {share:.0f} % of all tokens")
+            self.add_line(
+                0, "engine", f"{method.get('method', 'a method')} evicts {share:.0f} % of all tokens"
+            )
 
-    def tell(self, elapsed: float, who: str, text: str) -> None:
-        self._view.tell(elapsed, who, shortened(text))
+    def add_line(self, elapsed: float, who: str, text: str) -> None:
+        self._view.add_line(elapsed, who, shortened(text))
 
     def go_on(self, elapsed: float) -> None:
         for said in self._witness.hear():
-            self.tell(elapsed, "WARNING" if said.warning else "operator", self._news(said))
-        self._tell_progress(elapsed)
+            self.add_line(elapsed, "WARNING" if said.warning else "operator", self._news(said))
+        self._report_progress(elapsed)
         self._draw_trials(elapsed)
-        self._tell_replicas(elapsed, self._witness.replicas())
+        self._report_replicas(elapsed, self._witness.replicas())
 
     def show(self, now: Scene) -> None:
         self._view.show(now)
@@ -208,25 +210,25 @@ class Story:
         )
 
     def _phase(self, preemptions_per_second: float) -> str:
-        told = self._witness.chronicle
-        if told.is_trying:
+        chronicle = self._witness.chronicle
+        if chronicle.is_trying:
             return TRYING
-        if told.run:
-            return PHASES.get(told.run["steps"][0]["state"], "")
+        if chronicle.run:
+            return PHASES.get(chronicle.run["steps"][0]["state"], "")
         if preemptions_per_second >= THRASHING * self._replicas:
             return "the fleet thrashes: requests are preempted and start again from nothing"
         return PHASES[""]
 
-    def _tell_progress(self, elapsed: float) -> None:
-        """Tell what the open run waits for, when that is another thing than before."""
-        told = self._witness.chronicle
-        found = told.condition("Progressing")
-        if not found or not told.run or found["reason"] not in WAITS:
+    def _report_progress(self, elapsed: float) -> None:
+        """Report what the open run waits for, when that is another thing than before."""
+        chronicle = self._witness.chronicle
+        found = chronicle.condition("Progressing")
+        if not found or not chronicle.run or found["reason"] not in WAITS:
             return
         text = f"{found['reason']}: {found['message']}"
         if text != self._progress:
             self._progress = text
-            self.tell(elapsed, "run", text)
+            self.add_line(elapsed, "run", text)
 
     def _draw_trials(self, elapsed: float) -> None:
         for answer in self._witness.chronicle.answers:
@@ -235,24 +237,24 @@ class Story:
                 self._drawn.add(answer)
                 self._view.draw(elapsed, "trial", picture_of(trace))
 
-    def _tell_replicas(self, elapsed: float, replicas: Sequence[Replica]) -> None:
+    def _report_replicas(self, elapsed: float, replicas: Sequence[Replica]) -> None:
         for each in replicas:
             state = state_of(each)
             if self._states.get(each.name) != state:
                 if each.name in self._states or len(self._states) >= self._replicas:
-                    self.tell(elapsed, "replica", f"{each.name} (cap {each.cap}): {state}")
+                    self.add_line(elapsed, "replica", f"{each.name} (cap {each.cap}): {state}")
                 self._states[each.name] = state
         for gone in self._states.keys() - {each.name for each in replicas}:
             del self._states[gone]
-            self.tell(elapsed, "replica", f"{gone}: gone")
+            self.add_line(elapsed, "replica", f"{gone}: gone")
 
     def _news(self, said: Said) -> str:
-        """Return an Event in its own words, without the plan where that was told before."""
+        """Return an Event in its own words, without the plan where that was reported before."""
         note = said.note.removeprefix(f"{said.reason}: ")
         plan = str(self._witness.chronicle.run.get("message", ""))
         if plan and plan in note:
-            note = note if plan not in self._told else WORKLOAD.split(note, maxsplit=1)[0]
-            self._told.add(plan)
+            note = note if plan not in self._reported_plans else WORKLOAD.split(note, maxsplit=1)[0]
+            self._reported_plans.add(plan)
         return f"{said.reason}: {note}"
 
 

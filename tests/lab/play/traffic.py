@@ -107,7 +107,7 @@ class Traffic:
         clients.start()
 
     def lead(self, urls: Sequence[str]) -> None:
-        """Tell where requests may go now that no Service leads; keys are dealt out in this order."""
+        """Write where requests may go now that no Service leads; keys are dealt out in this order."""
         if urls:
             written = self._targets.with_suffix(".new")
             written.write_text("\n".join(urls), encoding="utf-8")

@@ -111,15 +111,15 @@ class Witness:
     def start(self) -> None:
         """Begin to follow; returns when every kind that is served was listed once."""
         with Api(self._access) as api:
-            told = {
-                api.resource(kind).path(self._namespace): mirror.tell
+            handlers = {
+                api.resource(kind).path(self._namespace): mirror.handle
                 for kind, mirror in self._mirrors.items()
                 if kind not in WORKLOADS or api.serves(kind)
             }
             if self.picker is not None and self.picker.pool is not None:
                 path = api.resource(KIND, GROUPS[self.picker.pool]).path(self._namespace)
-                told[path] = Mirror(self._see_pools).tell
-        self._watches = Watches(self._access, told)
+                handlers[path] = Mirror(self._see_pools).handle
+        self._watches = Watches(self._access, handlers)
         self._watches.start()
         self.scraper.start()
 
@@ -156,9 +156,9 @@ class Witness:
     def hear(self) -> list[Said]:
         """Return the operator's Events since the last call, oldest first."""
         with self._lock:
-            heard = sorted(self._said, key=lambda said: said.at)
+            events = sorted(self._said, key=lambda said: said.at)
             self._said.clear()
-        return heard
+        return events
 
     def pods(self) -> list[str]:
         """Return the names of the pods that are there and stay, oldest first."""

@@ -1,7 +1,7 @@
 """The tests on trial pods, answered from the script that a test may rewrite at any time.
 
 `"probe": "Scattered"` is what a generation shows: the name of a class of `Reclaim`, or `refused`, `hangs` and
-`short`, of which nothing can be told; `"prompts": "Square"` is the same of prompts, with names of `Growth`,
+`short`, which show nothing; `"prompts": "Square"` is the same of prompts, with names of `Growth`,
 and `"promptsWithout"` with the method off; `"blocksWithout": 8192` are those of an engine that starts so.
 What this process began it alone knows, as with real tests. `"answered": 200` is how many requests an
 evaluation sends to the trial pod, `"stored": "fp8"` the type of the pod's cache.
@@ -105,7 +105,7 @@ class ScriptedProbes:
 
 
 def computed(longest: int, what: str) -> Prompted:
-    """Return prompts whose memory grows as told."""
+    """Return prompts whose memory grows in the named way."""
     more = {Growth.NONE: 0.0, Growth.LINEAR: SCORE_BYTES * 4096, Growth.SQUARE: SCORE_BYTES}
     power = {Growth.NONE: 0, Growth.LINEAR: 1, Growth.SQUARE: 2}
     growth = Growth.SQUARE if what == "short" else Growth(what)

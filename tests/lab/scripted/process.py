@@ -89,7 +89,7 @@ class Operator:
     def __init__(self, arrangement: Arrangement) -> None:
         self.process = FORKS.Process(target=run, args=(arrangement,), daemon=True)
         self.is_ended = False
-        """Whether it was told to end."""
+        """Whether it was asked to end."""
 
     def start(self) -> None:
         self.process.start()
@@ -100,7 +100,7 @@ class Operator:
             os.kill(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Tell it to end, as a kubelet does."""
+        """Ask it to end, as a kubelet does."""
         self.is_ended = True
         self.signal(signal.SIGTERM)
 

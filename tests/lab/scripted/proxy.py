@@ -34,7 +34,7 @@ class Fate(Enum):
     KILL_BEFORE = "kill before it leaves"
     KILL_AFTER = "kill after it was committed, the answer withheld"
     WITHHOLD = "commit it and withhold the answer"
-    TERMINATE = "commit it, and tell the process to end"
+    TERMINATE = "commit it, and ask the process to end"
     FORBID = "answer 403"
     CONFLICT = "answer 409"
     INVALID = "answer 422"
@@ -73,7 +73,7 @@ class Proxy:
     decide: Callable[[Write], Fate]
     kill: Callable[[], None] = lambda: None
     end: Callable[[], None] = lambda: None
-    """Tells the process to end."""
+    """Asks the process to end."""
     committed: Callable[[Write], None] = lambda write: None
     """Called for each write that the API server has answered, before the operator learns it."""
     writes: list[Write] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Proxy:
     broken: Callable[[], bool] = lambda: False
     """While true everything is answered with 500, reads included, and watches end."""
     mute: bool = False
-    """Watches stay open and tell nothing."""
+    """Watches stay open and send nothing."""
     muted: int = 0
     """Chunks of watches that were dropped."""
     log: str | None = None
@@ -140,7 +140,7 @@ class Proxy:
             return _answer(Fate.ERROR)
         if request.method not in WRITES or "dryRun" in request.query or REVIEWS in request.path:
             self.reads.append(request.path)
-            return await self._told(request, body, up)
+            return await self._answer_read(request, body, up)
         write = self._seen(request, body)
         fate = self.decide(write)
         if fate is Fate.KILL_BEFORE:
@@ -149,7 +149,7 @@ class Proxy:
             return _answer(fate)
         if fate in (Fate.PASS, Fate.TERMINATE):
             response = await self._forward(request, body, up)
-            self._tell(write, body, response.status, fate)
+            self._report_write(write, body, response.status, fate)
             return response
         await self._commit(request, body, up)
         if fate is Fate.KILL_AFTER:
@@ -158,7 +158,7 @@ class Proxy:
             request.transport.close()
         return web.Response(status=500)
 
-    async def _told(self, request: web.Request, body: bytes, up: ClientSession) -> web.StreamResponse:
+    async def _answer_read(self, request: web.Request, body: bytes, up: ClientSession) -> web.StreamResponse:
         if self.log is not None and request.path.endswith("/log"):
             return web.Response(text=await self._dated(request.path.removesuffix("/log"), self.log, up))
         if self.commands is not None and request.path.endswith("/exec"):
@@ -166,7 +166,7 @@ class Proxy:
         return await self._forward(request, body, up)
 
     async def _dated(self, pod: str, log: str, up: ClientSession) -> str:
-        """Return a log as the kubelet tells it with times: those of the end that the pod shows."""
+        """Return a log as the kubelet writes it with times: those of the end that the pod shows."""
         headers = {"Authorization": f"Bearer {self.token}"}
         async with up.get(self.upstream + pod, headers=headers) as answer:
             status = (await answer.json()).get("status", {}).get("containerStatuses", [{}])[0]
@@ -191,8 +191,8 @@ class Proxy:
         self.writes.append(write)
         return write
 
-    def _tell(self, write: Write, body: bytes, status: int, fate: Fate) -> None:
-        """Tell of a write that the API server has answered."""
+    def _report_write(self, write: Write, body: bytes, status: int, fate: Fate) -> None:
+        """Report a write that the API server has answered."""
         self._note(write, body, status)
         self.committed(write)
         if fate is Fate.TERMINATE:

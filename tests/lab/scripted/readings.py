@@ -148,22 +148,22 @@ def _of_long_prompts(numbers: Mapping[Signal, float], gaps: Histogram) -> Traffi
     """Return the same trouble or calm for long prompts with short answers."""
     share = FEW_TOKENS / TOKENS
     fewer = replace(gaps, counts=tuple(count * share for count in gaps.counts), total=gaps.total * share)
-    told = {
+    rescaled = {
         **numbers,
         Signal.GENERATED_TOKENS: numbers[Signal.GENERATED_TOKENS] * share,
         Signal.PROMPT_TOKENS: 310.0 * REQUESTS,
         Signal.PREFIX_CACHE_QUERIES: 310.0 * REQUESTS,
         Signal.RUNNING_MEAN: 13.0,
     }
-    return Traffic(told, fewer, LONG_PROMPTS, SHORT_OUTPUTS)
+    return Traffic(rescaled, fewer, LONG_PROMPTS, SHORT_OUTPUTS)
 
 
 def _with_prefixes(numbers: Mapping[Signal, float], gaps: Histogram, found: float = 0.0) -> Traffic:
     """Return the same for prompts of which none is short, with a share of their tokens found in the cache."""
     traffic = _of_long_prompts(numbers, gaps)
     hits = found * traffic.numbers[Signal.PREFIX_CACHE_QUERIES]
-    told = {**traffic.numbers, Signal.PREFIX_CACHE_HITS: hits}
-    return replace(traffic, numbers=told, prompts=ALL_LONG_PROMPTS)
+    with_hits = {**traffic.numbers, Signal.PREFIX_CACHE_HITS: hits}
+    return replace(traffic, numbers=with_hits, prompts=ALL_LONG_PROMPTS)
 
 
 COUNTED = frozenset(
@@ -195,14 +195,14 @@ LONG_RUNNING = 10.0
 
 def _of_long_answers(blocks: float) -> Traffic:
     """Return calm traffic of long answers whose sequences take so many blocks each."""
-    told = {
+    changed = {
         **CALM_NUMBERS,
         Signal.RUNNING_MEAN: LONG_RUNNING,
         Signal.KV_CACHE_USAGE_MEAN: blocks * LONG_RUNNING / LONG_POOL.blocks,
         Signal.GENERATED_TOKENS: LONG_OUTPUTS.total,
     }
     prompts = replace(PROMPTS, bounds=LONG_OUTPUTS.bounds, counts=(*PROMPTS.counts, 0.0, 0.0, 0.0))
-    return Traffic(told, CALM_GAPS, prompts, LONG_OUTPUTS, LONG_POOL)
+    return Traffic(changed, CALM_GAPS, prompts, LONG_OUTPUTS, LONG_POOL)
 
 
 MEASURED = {
@@ -341,13 +341,13 @@ class ScriptedMetrics:
         self, source: str, pods: Sequence[Pod], namespace: str, window: timedelta
     ) -> Mapping[str, Reading[tuple[Device, ...]]]:
         script, at = self._script(), datetime.now(UTC)
-        told = script.get("devices", {})
-        return {pod.name: _device(told.get(pod.name, told.get("*")), at) for pod in pods}
+        by_pod = script.get("devices", {})
+        return {pod.name: _device(by_pod.get(pod.name, by_pod.get("*")), at) for pod in pods}
 
     async def peaks(self, source: str, pods: Sequence[Pod], namespace: str) -> Mapping[str, Reading[float]]:
         script, at = self._script(), datetime.now(UTC)
-        told = script.get("peak")
-        peak: Reading[float] = Missing(Absence.NO_SERIES) if told is None else Measured(float(told), at)
+        value = script.get("peak")
+        peak: Reading[float] = Missing(Absence.NO_SERIES) if value is None else Measured(float(value), at)
         return dict.fromkeys((pod.name for pod in pods), peak)
 
     async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[PastLengths, ...]:
@@ -369,17 +369,17 @@ class ScriptedMetrics:
         return Measured(POOL, datetime.now(UTC))
 
     async def version(self, namespace: str, pod: Pod) -> Reading[Version]:
-        told = self._script().get("version")
-        return Measured(Version.parse(told), datetime.now(UTC)) if told else Missing(Absence.NOTHING_FOUND)
+        text = self._script().get("version")
+        return Measured(Version.parse(text), datetime.now(UTC)) if text else Missing(Absence.NOTHING_FOUND)
 
 
-def _device(told: Mapping[str, float] | None, at: datetime) -> Reading[tuple[Device, ...]]:
-    """Return one GPU that is well but for what is told; None: no exporter tells of it."""
-    if told is None:
+def _device(values: Mapping[str, float] | None, at: datetime) -> Reading[tuple[Device, ...]]:
+    """Return one GPU that is well but for these values; None: no exporter reports it."""
+    if values is None:
         return Missing(Absence.NO_SERIES)
     vitals = (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS, Vital.ROW_REMAP_FAILED)
-    readings: dict[Vital, Reading[float]] = {v: Measured(float(told.get(v, 0)), at) for v in vitals}
+    readings: dict[Vital, Reading[float]] = {v: Measured(float(values.get(v, 0)), at) for v in vitals}
     for vital in (Vital.MEMORY_IN_USE, Vital.MEMORY_FREE):
-        if vital in told:
-            readings[vital] = Measured(float(told[vital]), at)
+        if vital in values:
+            readings[vital] = Measured(float(values[vital]), at)
     return Measured((Device("GPU 0", readings),), at)

@@ -147,7 +147,7 @@ class Served:
             Signal.GENERATED_TOKENS: grown[kernel.TOKENS],
             Signal.STARTED_SECONDS: EPOCH.timestamp() - 1e6,
         }
-        told: dict[Signal, Reading[float]] = {
+        by_signal: dict[Signal, Reading[float]] = {
             name: Measured(float(value), at) for name, value in numbers.items()
         }
         counted: dict[Signal, Reading[Histogram]] = {}
@@ -158,7 +158,7 @@ class Served:
             counts = grown[place : place + finite.size + 1]
             value = Histogram(tuple(finite.tolist()), tuple(counts.tolist()), float(grown[total]))
             counted[signal] = Measured(value, at)
-        return PodReadings(told, counted, Measured(pool, at), ("lab",), block_tokens=pool.block_tokens)
+        return PodReadings(by_signal, counted, Measured(pool, at), ("lab",), block_tokens=pool.block_tokens)
 
     def observe(self, engines: Sequence[int], since: float, until: float) -> Observation:
         """Return one look at some engines."""

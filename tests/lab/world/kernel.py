@@ -465,12 +465,12 @@ def _count_alike(s: State, rules: Rules, e: int, until: float) -> int:
 @inlined
 def _blocks_of(s: State, rules: Rules, e: int, steps: int) -> int:
     """Return the blocks that so many steps take in addition."""
-    wanted = 0
+    needed = 0
     for at in range(s.engines[e].running):
         q = s.requests[s.seats[e, at].running]
         if q.computed + steps > q.held * rules.block:
-            wanted += _blocks_for(q.computed + steps, rules.block) - q.held
-    return wanted
+            needed += _blocks_for(q.computed + steps, rules.block) - q.held
+    return needed
 
 
 @inlined

@@ -92,7 +92,7 @@ def test_a_trial_cannot_be_judged_without_knowing_what_is_kept():
 @pytest.mark.parametrize(
     ("longest", "tokens"), [(None, LONGEST_PROMPT), (131_072, LONGEST_PROMPT), (4096, 4095), (2048, None)]
 )
-def test_prompts_are_as_long_as_the_engine_takes_and_no_longer_than_tells_more(longest, tokens):
+def test_prompts_are_as_long_as_the_engine_takes_and_no_longer_than_shows_more(longest, tokens):
     found = probe_prompts(compressed(CALM_FLEET, replace(EVICTS, keep=None, longest_request=longest)), KNOWN)
 
     if tokens is None:
@@ -141,14 +141,14 @@ def test_what_a_comparison_leaves_open_is_for_a_person(method, says):
     assert says in found.message
 
 
-def test_a_start_that_told_nothing_is_tried_again_after_a_day():
+def test_a_start_that_showed_nothing_is_tried_again_after_a_day():
     found = report_unexplained(began(None), Brought(Worth.NOTHING, ""))
 
     assert found.reason is Reason.TRIAL_UNANSWERED
     assert "tried again after" in found.message
 
 
-def test_the_attention_backend_of_before_is_told():
+def test_the_attention_backend_of_before_is_shown():
     policy = CompressionPolicy(attention_backend="FLASH_ATTN")
 
     assert message_without(replace(EVICTS, policy=policy)) == (

@@ -15,12 +15,12 @@ from kvmedic.runbooks.branches import diagnose
 from worlds.compression_incidents import CALM_FLEET, EVICTS, SLOWER, TEMPLATE, against, answered, without_it
 
 BRANCHES = RUNBOOKS[Runbook.COMPRESSION_WITHOUT_SAVINGS]
-TOLD = MethodBaseline("TriAttention", TEMPLATE, without_it(CALM_FLEET), NOW)
-WHOSE = f"before is {TOLD.line()}"
+BEFORE = MethodBaseline("TriAttention", TEMPLATE, without_it(CALM_FLEET), NOW)
+WHOSE = f"before is {BEFORE.line()}"
 
 
 def test_a_finding_says_whose_figures_of_before_they_are() -> None:
-    found = diagnose(BRANCHES, against(CALM_FLEET, replace(EVICTS, baseline=TOLD)))
+    found = diagnose(BRANCHES, against(CALM_FLEET, replace(EVICTS, baseline=BEFORE)))
 
     assert found.reason is Reason.COMPRESSION_UNPROVEN
     assert found.line().endswith(WHOSE)

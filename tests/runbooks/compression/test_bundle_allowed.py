@@ -41,12 +41,12 @@ def test_what_known_methods_are_configured_by_is_allowed(setting: Setting) -> No
 @pytest.mark.parametrize("setting", FOREIGN, ids=lambda each: each.env or each.flag)
 def test_anything_else_is_refused_with_its_field_and_the_fix(setting: Setting) -> None:
     replacement = Replacement("Mine", settings=(KNOWN[0], setting))
-    told = LISTED.refusals(CompressionPolicy(settings=(setting,), replacement=replacement))
+    faults = LISTED.refusals(CompressionPolicy(settings=(setting,), replacement=replacement))
 
     field = "env" if setting.env else "flag"
-    assert told[0].startswith(f"spec.compression.settings[0].{field}: {setting.env or setting.flag} is no ")
-    assert told[1].startswith(f"spec.compression.replacement.settings[1].{field}: ")
-    assert all("remove it, or have an administrator add it to compression." in each for each in told)
+    assert faults[0].startswith(f"spec.compression.settings[0].{field}: {setting.env or setting.flag} is no ")
+    assert faults[1].startswith(f"spec.compression.replacement.settings[1].{field}: ")
+    assert all("remove it, or have an administrator add it to compression." in each for each in faults)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_anything_else_is_refused_with_its_field_and_the_fix(setting: Setting) -
     [("EVICT_TOKENS", True), ("LAB_EVICTION", True), ("EVICT_TOKENS_2", False), ("LAB_API_KEY", False)],
 )
 def test_an_administrator_allows_names_and_beginnings_but_no_secret(name: str, *, allowed: bool) -> None:
-    told = LISTED.refusals(CompressionPolicy(settings=(Setting(env=name, on="1", off=None),)))
+    faults = LISTED.refusals(CompressionPolicy(settings=(Setting(env=name, on="1", off=None),)))
 
-    assert (told == ()) is allowed
+    assert (faults == ()) is allowed
 
 
 def test_a_beginning_reaches_nothing_by_which_code_comes_in() -> None:

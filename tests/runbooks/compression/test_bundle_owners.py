@@ -81,7 +81,7 @@ def test_a_method_that_had_to_be_turned_on_again_stays_on() -> None:
     ],
     ids=["a setting that cannot be edited", "no engine"],
 )
-def test_what_stands_in_the_way_is_told(template: dict[str, Any], reason: Reason) -> None:
+def test_what_stands_in_the_way_is_named(template: dict[str, Any], reason: Reason) -> None:
     found = surveyed(template)
 
     assert found.plan is None

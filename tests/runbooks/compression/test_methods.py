@@ -157,14 +157,14 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(
-    ("workload", "seen", "log", "told"), [row[1:] for row in KNOWN], ids=[row[0] for row in KNOWN]
+    ("workload", "seen", "log", "known"), [row[1:] for row in KNOWN], ids=[row[0] for row in KNOWN]
 )
-def test_a_method_is_known_by_what_tells_of_it(
-    workload: Workload | None, seen: Observation, log: tuple[str, ...], told: tuple[str, str, bool] | None
+def test_a_method_is_known_by_what_shows_it(
+    workload: Workload | None, seen: Observation, log: tuple[str, ...], known: tuple[str, str, bool] | None
 ) -> None:
     found = compressed_of(workload, NOT_DECLARED, (), seen, log)
 
-    assert (found and (found.name, found.known_by, found.is_confirmed)) == told
+    assert (found and (found.name, found.known_by, found.is_confirmed)) == known
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_what_a_checkpoint_brings_no_setting_of_the_template_takes_away() -> Non
 def test_what_the_spec_declares_a_log_confirms() -> None:
     declared = CompressionPolicy(method="FP8")
 
-    silent, told = (compressed_of(None, declared, (), PLAIN, log) for log in ((), (EIGHT,)))
+    silent, logged = (compressed_of(None, declared, (), PLAIN, log) for log in ((), (EIGHT,)))
 
     assert (silent.known_by, silent.is_confirmed) == (DECLARED, False)
-    assert (told.known_by, told.is_confirmed) == (DECLARED, True)
+    assert (logged.known_by, logged.is_confirmed) == (DECLARED, True)
 
 
 WRAPPED = CompressionPolicy(method="fp8", settings=(BundleSetting(env="KV_TYPE", on="fp8", off=None),))
@@ -288,10 +288,10 @@ def test_blocks_that_come_back_in_part_count_by_what_the_engine_keeps(
 ) -> None:
     workload = a_workload(env)
     template = template_hash(workload.template)
-    told = Answer(Question.RECLAMATION, template, "m", NOW, 1, Reclaim.IN_PART, keep=Keep(kept))
+    answer = Answer(Question.RECLAMATION, template, "m", NOW, 1, Reclaim.IN_PART, keep=Keep(kept))
 
-    found = compressed_of(workload, declared, (told,), PLAIN)
+    found = compressed_of(workload, declared, (answer,), PLAIN)
 
     assert found.shown is shown
-    scattered = compressed_of(workload, declared, (replace(told, reclaim=Reclaim.SCATTERED),), PLAIN)
+    scattered = compressed_of(workload, declared, (replace(answer, reclaim=Reclaim.SCATTERED),), PLAIN)
     assert scattered.shown is Reclaim.SCATTERED, "what is scattered is so by any number"

@@ -45,7 +45,7 @@ def found_in(workload: Workload, policy: CompressionPolicy = NOT_DECLARED, seen=
     return compressed_of(workload, policy, (), seen)
 
 
-def test_nothing_is_on_where_nothing_tells():
+def test_nothing_is_on_where_nothing_shows_it():
     assert found_in(a_workload()) is None
 
 
@@ -94,16 +94,16 @@ def test_a_declared_budget_counts_before_that_of_a_variable():
     workload = a_workload(TRIATTN_RUNTIME_KV_BUDGET="4096")
 
     named = found_in(workload, CompressionPolicy(method="TriAttention"))
-    told = found_in(workload, CompressionPolicy(method="TriAttention", keep_tokens=1024))
+    declared = found_in(workload, CompressionPolicy(method="TriAttention", keep_tokens=1024))
 
-    assert (named.keep, told.keep) == (Keep(4096), Keep(1024))
+    assert (named.keep, declared.keep) == (Keep(4096), Keep(1024))
 
 
 def test_fewer_bits_are_known_by_what_the_template_asks_for_or_an_engine_says():
-    asked, told = found_in(a_workload("--kv-cache-dtype", "fp8")), found_in(a_workload(), seen=SEEN_FP8)
+    asked, logged = found_in(a_workload("--kv-cache-dtype", "fp8")), found_in(a_workload(), seen=SEEN_FP8)
 
-    assert asked.method_class is told.method_class is MethodClass.QUANTIZATION
-    assert (asked.asks_for_type, told.asks_for_type) == ("fp8", "")
+    assert asked.method_class is logged.method_class is MethodClass.QUANTIZATION
+    assert (asked.asks_for_type, logged.asks_for_type) == ("fp8", "")
     assert not asked.type_is_in_file
 
 
@@ -194,7 +194,7 @@ def test_the_same_holds_of_prompts():
         (Compressed("Mine", None, ""), None),
     ],
 )
-def test_sizing_is_told_what_a_method_takes_from_sequences(method, evicts):
+def test_sizing_is_given_what_a_method_takes_from_sequences(method, evicts):
     assert eviction_by(method) == evicts
 
 
@@ -217,9 +217,9 @@ def test_blocks_of_a_hybrid_model_are_not_compared_with_those_of_another_size():
     beside = template_hash(workload.template)
     start = Answer(Question.START, "off", "", NOW, 1, beside=beside, blocks=900, block_tokens=528)
 
-    untold, told = (compressed_of(workload, policy, answers, wide) for answers in ((), (start,)))
+    alone, started = (compressed_of(workload, policy, answers, wide) for answers in ((), (start,)))
 
-    assert (untold.blocks_without, told.blocks_without, told.block_tokens_without) == (None, 900, 528)
+    assert (alone.blocks_without, started.blocks_without, started.block_tokens_without) == (None, 900, 528)
 
 
 COMPACTS = replace(
@@ -253,7 +253,7 @@ def test_a_replacement_is_not_taken_for_the_declared_method(env: dict[str, str])
     assert (found.name, found.fix) == ("Mine", None)
 
 
-def test_where_the_declared_method_is_off_what_engines_tell_counts():
+def test_where_the_declared_method_is_off_what_engines_say_counts():
     found = found_in(a_workload("--kv-cache-dtype=fp8"), MINE, SEEN_FP8)
 
     assert (found.name, found.method_class) == ("fp8", MethodClass.QUANTIZATION)

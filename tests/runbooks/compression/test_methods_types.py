@@ -1,4 +1,4 @@
-"""Types of KV caches: labels before logs, and what is open where neither tells."""
+"""Types of KV caches: labels before logs, and what is open where neither shows it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from kvmedic.model.trial import Reclaim
 from kvmedic.runbooks import RUNBOOKS
 from kvmedic.runbooks.branches import Diagnosed, Evidence, NoChange, Relief, Setting, diagnose
 from kvmedic.runbooks.compression.branches import replace_stale
-from kvmedic.runbooks.compression.methods import DECLARED, logs_to_read, proven_without, untold, without_type
+from kvmedic.runbooks.compression.methods import (
+    DECLARED,
+    explain_unknown_types,
+    logs_to_read,
+    proven_without,
+    without_type,
+)
 from worlds.compression_incidents import EIGHT, EVICTS, FEWER_BITS, PAGES, answered, compressed
 
 WHOLE = Started(size=LoggedSize(4800, SizeUnit.TOKENS), is_whole=True)
@@ -135,7 +141,7 @@ def test_without_pools_no_type_is_missing() -> None:
 def test_a_large_fleet_is_counted() -> None:
     evidence = fleet(*[(CALM, FORBIDDEN)] * 9)
 
-    assert "; and 6 more" in untold(BY_SPEC, evidence)
+    assert "; and 6 more" in explain_unknown_types(BY_SPEC, evidence)
 
 
 def test_logs_are_needed_only_where_settings_and_labels_leave_it_open() -> None:

@@ -111,19 +111,19 @@ def test_after_the_reference_it_is_said_how_many_samples_are_needed() -> None:
     assert "at 0.800 without it, a maxLoss of 0.05 needs about 437 samples (400 now)" in asked.message
     few = with_policy(few, gate=replace(GATE, max_loss=0.02))
 
-    told = waits(found_for(few), Reason.ACCURACY_NOT_YET_KNOWN)
+    message = waits(found_for(few), Reason.ACCURACY_NOT_YET_KNOWN)
 
-    assert "400 samples can never show a maxLoss of 0.02" in told
-    assert "needs about 2729 samples (400 now)" in told
+    assert "400 samples can never show a maxLoss of 0.02" in message
+    assert "needs about 2729 samples (400 now)" in message
 
 
 def test_too_few_samples_neither_fail_a_fix_nor_turn_it_on() -> None:
     found = next_fix(scored(CHANGED, 0.76, REFERRED))
 
     assert found.failed == ()
-    told = waits(found.move, Reason.ACCURACY_NOT_YET_KNOWN)
-    assert "not yet known" in told
-    assert "more" in told
+    message = waits(found.move, Reason.ACCURACY_NOT_YET_KNOWN)
+    assert "not yet known" in message
+    assert "more" in message
 
 
 def test_fewer_bits_need_no_trial_of_blocks_and_must_show_in_the_type() -> None:
@@ -287,10 +287,10 @@ def test_what_had_to_be_turned_off_again_on_this_template_is_not_turned_on_once_
 
 
 def test_after_the_first_wall_no_method_that_needs_attention_scores_is_turned_on() -> None:
-    wanted = Replacement("KV-Compress", keep_tokens=2048, settings=MINE.settings)
-    walled = replace(with_policy(replacement=wanted), turned_off=TurnedOff("H2O", Reason.EAGER_FALLBACK, NOW))
+    named = Replacement("KV-Compress", keep_tokens=2048, settings=MINE.settings)
+    walled = replace(with_policy(replacement=named), turned_off=TurnedOff("H2O", Reason.EAGER_FALLBACK, NOW))
 
-    assert isinstance(found_for(with_policy(replacement=wanted)), Try)
+    assert isinstance(found_for(with_policy(replacement=named)), Try)
     found = found_for(walled)
     assert isinstance(found, Evaluate)
 
@@ -313,9 +313,9 @@ def test_a_known_method_without_what_only_its_installation_can_say_waits_and_say
     name = "TRIATTENTION_STATS_PATH" if older else "TRIATTN_RUNTIME_SPARSE_STATS_PATH"
     template["spec"]["containers"][1]["env"] = [{"name": name, "value": "/models/stats.pt"}]  # type: ignore[index]
 
-    told = waits(found_for(case), Reason.METHOD_UNKNOWN)
+    message = waits(found_for(case), Reason.METHOD_UNKNOWN)
 
-    assert "{env: TRIATTN_RUNTIME_SPARSE_STATS_PATH, after: VALUE}" in told
+    assert "{env: TRIATTN_RUNTIME_SPARSE_STATS_PATH, after: VALUE}" in message
     assert isinstance(found_for(replace(case, workload=a_workload(template))), Try)
 
 

@@ -146,7 +146,7 @@ def test_what_too_few_samples_say_is_neither_kept_nor_lost(
     assert isinstance(compare_scores(Score(before, samples), Score(after, samples), MAX_LOSS), kind)
 
 
-def test_a_loss_as_large_as_what_is_accepted_is_told_by_no_number_of_samples() -> None:
+def test_a_loss_as_large_as_what_is_accepted_is_shown_by_no_number_of_samples() -> None:
     found = compare_scores(Score(0.80, 100_000), Score(0.75, 100_000), 0.05)
 
     assert isinstance(found, NotYetKnown)

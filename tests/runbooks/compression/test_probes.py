@@ -88,7 +88,7 @@ def verdict(found: Judged) -> Reclamation:
 
 
 @pytest.mark.parametrize(("method", "reclaim"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_each_method_is_told_by_the_blocks_that_come_back(
+def test_each_method_is_recognised_by_the_blocks_that_come_back(
     method: Compression | None, reclaim: Reclaim
 ) -> None:
     found = verdict(judge(watched(method)))
@@ -181,7 +181,7 @@ def test_a_ratio_about_the_limit_is_not_judged(ratio: float, reclaim: Reclaim | 
         assert verdict(found).reclaim is reclaim
 
 
-def test_readings_that_follow_each_other_tell_less_than_as_many_that_do_not() -> None:
+def test_readings_that_follow_each_other_show_less_than_as_many_that_do_not() -> None:
     mixed = at_ratio(1.0, 0.2, 1)
     half = [each for each in mixed.samples if each.tokens >= 8256]
     follow = [
@@ -219,7 +219,7 @@ SEEN = watched(None, output=17_000)
         (replace(SEEN, keep=Keep(share=0.95)), "keeps nearly every token"),
     ],
 )
-def test_a_generation_that_tells_nothing_is_not_judged(changed: Generation, named: str) -> None:
+def test_a_generation_that_shows_nothing_is_not_judged(changed: Generation, named: str) -> None:
     found = judge(changed)
 
     assert isinstance(found, Unjudged)

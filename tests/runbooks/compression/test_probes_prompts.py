@@ -35,7 +35,7 @@ def judged(more: Callable[[int], float], lengths: tuple[int, ...] = LENGTHS) -> 
         (lambda tokens: -3 * MIB, Growth.NONE, 0.0),
     ],
 )
-def test_growth_is_told_by_its_power(more: Callable[[int], float], growth: Growth, exponent: float) -> None:
+def test_growth_is_known_by_its_power(more: Callable[[int], float], growth: Growth, exponent: float) -> None:
     found = judged(more)
 
     assert isinstance(found, Grown), found
@@ -83,6 +83,6 @@ def test_three_prompts_are_enough() -> None:
         (judged(lambda tokens: 50 * MIB * (tokens / 1024) ** 1.5), "between a line and a square"),
     ],
 )
-def test_prompts_that_tell_nothing_are_not_judged(found: GrowthJudged, named: str) -> None:
+def test_prompts_that_show_nothing_are_not_judged(found: GrowthJudged, named: str) -> None:
     assert isinstance(found, Unjudged), found
     assert named in found.why

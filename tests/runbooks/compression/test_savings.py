@@ -100,7 +100,7 @@ def test_preemptions_that_hardly_were_any_cannot_be_relieved() -> None:
     assert brought(calm, replace(calm, preemptions_per_request=0.0)).worth is Worth.NOTHING
 
 
-def test_the_figures_are_told_with_what_they_were() -> None:
+def test_the_figures_are_shown_with_what_they_were() -> None:
     message = brought(BEFORE, replace(BEFORE, kv_cache_usage=0.5)).message
 
     assert "kv cache usage 0.9 -> 0.5" in message

@@ -230,7 +230,7 @@ def test_fewer_bits_and_another_type_of_the_model_are_more_than_the_method() -> 
     assert "dtype (default) -> float16" in found(OFF, both, FP8).doubt
 
 
-def test_a_declared_method_is_told_by_its_declared_settings() -> None:
+def test_a_declared_method_is_recognised_by_its_declared_settings() -> None:
     settings = (Setting(env="SHRINK", on="yes", off="no"),)
     policy = a_policy(CompressionPolicy("Mine", MethodClass.SCATTERED_EVICTION, settings=settings))
     method = Compressed("Mine", MethodClass.SCATTERED_EVICTION, "spec.compression", settings=settings)

@@ -56,7 +56,7 @@ def test_a_replica_that_started_inside_the_window_leaves_nothing(minutes, known)
     assert (figures_of(an_evidence(CALM, young)) != Figures()) is known
 
 
-def test_end_to_end_time_is_left_out_where_a_replica_does_not_tell_it_or_nobody_finished():
+def test_end_to_end_time_is_left_out_where_a_replica_does_not_report_it_or_nobody_finished():
     silent = without(CALM.readings(), Signal.E2E_SECONDS, NO_SERIES)
     other = with_histogram(CALM.readings(), Signal.E2E_SECONDS, Histogram((1.0,), (5.0, 0.0), 2.0))
 
@@ -85,7 +85,7 @@ def test_device_memory_is_that_of_the_fullest_device():
     assert isclose(figures_of(fuller).device_memory or 0.0, 60 * 1024 * MIB)
 
 
-def test_device_memory_is_not_known_where_one_device_does_not_tell():
+def test_device_memory_is_not_known_where_one_device_does_not_report_it():
     evidence = holding(an_evidence(CALM, CALM), gib=40)
 
     assert figures_of(an_evidence(CALM)).device_memory is None

@@ -71,7 +71,7 @@ def test_what_was_tried_counts_before_what_the_spec_says_by_now() -> None:
     ],
     ids=["none", "of another template", "of another question", "of an earlier version"],
 )
-def test_without_a_trial_that_says_so_the_spec_tells_what_is_kept(answers: list[Answer], trial: str) -> None:
+def test_without_a_trial_that_says_so_the_spec_says_what_is_kept(answers: list[Answer], trial: str) -> None:
     found = expectation_of(STEP, POLICY, answers, PLAIN)
 
     assert found.passes == Passes(Keep(2048), Compacted(), PASS_TOKENS)
@@ -79,7 +79,7 @@ def test_without_a_trial_that_says_so_the_spec_tells_what_is_kept(answers: list[
 
 
 @pytest.mark.parametrize("replacement", [None, Replacement("Ascend KV compression"), Replacement("Mine", 99)])
-def test_a_spec_that_names_no_or_another_replacement_tells_nothing(replacement: Replacement | None) -> None:
+def test_a_spec_that_names_no_or_another_replacement_says_nothing(replacement: Replacement | None) -> None:
     found = expectation_of(STEP, replace(POLICY, replacement=replacement), [], PLAIN)
 
     assert found.passes is None
@@ -95,7 +95,7 @@ def test_a_spec_that_names_no_or_another_replacement_tells_nothing(replacement: 
         ({"name": "OTHER", "value": "512"}, PASS_TOKENS),
     ],
 )
-def test_the_template_tells_how_often_tokens_go(variable: dict[str, object], every: int) -> None:
+def test_the_template_shows_how_often_tokens_go(variable: dict[str, object], every: int) -> None:
     found = expectation_of(STEP, POLICY, [ANSWER], a_template(variable))
 
     assert found.passes.every == every
@@ -127,7 +127,7 @@ def seen(*used: float) -> Answer:
     ],
     ids=["it outgrew what is kept", "only at the beginning", "of an earlier version", "no readings"],
 )
-def test_where_nothing_says_how_often_the_trial_tells(answer: Answer, every: int) -> None:
+def test_where_nothing_says_how_often_the_trial_shows_it(answer: Answer, every: int) -> None:
     found = expectation_of(replace(STEP, method="Mine"), POLICY, [answer], PLAIN)
 
     assert found.passes.every == every

@@ -104,7 +104,7 @@ def test_answers_that_hang_are_a_trigger_of_their_own(stalls: float, reason: Rea
 
 
 @pytest.mark.parametrize(("why", "_reason"), GAPS)
-def test_an_engine_that_does_not_tell_what_users_feel_is_judged_by_its_preemptions(
+def test_an_engine_that_does_not_report_what_users_feel_is_judged_by_its_preemptions(
     why: Nothing, _reason: Reason
 ) -> None:
     queue = replace(CALM, waiting_mean=500, stalls=200).readings()
@@ -122,7 +122,7 @@ def test_a_hanging_minority_is_named_and_none_of_it_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("usage", [0.3, 0.84, 0.85, 0.86, 1.0])
-def test_usage_is_told_and_decides_nothing(usage: float) -> None:
+def test_usage_is_reported_and_decides_nothing(usage: float) -> None:
     calm, pressured = (
         with_number(replica.readings(), Signal.KV_CACHE_USAGE_MEAN, usage) for replica in (CALM, THRASHING)
     )

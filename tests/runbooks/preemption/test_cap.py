@@ -137,7 +137,7 @@ def test_stalls_must_be_worth_the_throughput(stalls: float, reason: Reason) -> N
     assert reason_of(replace(CASE, strain=strain)) is reason
 
 
-def test_without_the_lever_the_cap_is_only_told() -> None:
+def test_without_the_lever_the_cap_is_only_reported() -> None:
     found = cut_cap(CASE, setting(LeverBound(Knob.WATERMARK)))
 
     assert isinstance(found, NoChange)
@@ -165,8 +165,8 @@ def test_a_lower_bound_is_applied_if_it_is_still_a_cut(
 
     assert found.reason is reason
     assert (found.value if isinstance(found, Assignment) else None) == cap
-    told = "lower min of maxNumSeqs" if reason is Reason.LEVER_NOT_ALLOWED else "by the lever's bounds"
-    assert (told in found.message) is (minimum > CAP)
+    text = "lower min of maxNumSeqs" if reason is Reason.LEVER_NOT_ALLOWED else "by the lever's bounds"
+    assert (text in found.message) is (minimum > CAP)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_cap_that_is_not_ours_is_sized_from_the_lengths_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "measured", [None, (5.0, 3.0)], ids=["an engine that does not tell", "a spread as expected"]
+    "measured", [None, (5.0, 3.0)], ids=["an engine that does not report it", "a spread as expected"]
 )
 def test_without_a_wider_spread_nothing_is_corrected(measured: tuple[float, float] | None) -> None:
     kept = replace(setting(now=CAP), is_our_cap=True)
@@ -335,7 +335,7 @@ def test_a_low_bound_of_the_lever_does_not_undercut_the_load() -> None:
     assert cut_cap(fits, given).reason is Reason.CAP_BELOW_LOAD
 
 
-def test_without_the_lever_a_cap_that_would_starve_is_not_told_either() -> None:
+def test_without_the_lever_a_cap_that_would_starve_is_not_reported_either() -> None:
     case = replace(CASE, offered=Offered(1.0, 600))
 
     assert cut_cap(case, Setting(None, ())).reason is Reason.CAP_BELOW_LOAD
@@ -375,13 +375,13 @@ def test_a_fleet_that_keeps_up_is_not_cut_below_what_it_serves() -> None:
     assert advice.reason is Reason.CAP_BELOW_LOAD
 
 
-def test_the_peak_of_the_day_counts_where_history_tells_it() -> None:
+def test_the_peak_of_the_day_counts_where_history_has_it() -> None:
     at_peak, _ = looked(QUIET, QUIET, peaks={"llm-0": Measured(900.0, NOW), "llm-1": NO_SERIES})
-    untold, _ = looked(QUIET, QUIET, peaks={"llm-0": NO_SERIES, "llm-1": STALE})
+    unknown, _ = looked(QUIET, QUIET, peaks={"llm-0": NO_SERIES, "llm-1": STALE})
 
     assert at_peak.offered.peak_per_second == 900
     assert at_peak.offered.peak == pytest.approx(900 / 608, rel=0.01)
-    assert untold.offered.peak == untold.offered.now == 1.0
+    assert unknown.offered.peak == unknown.offered.now == 1.0
 
 
 @pytest.mark.parametrize("signal", [Signal.WAITING_MEAN, Signal.REQUESTS_IN_FLIGHT_CHANGE])

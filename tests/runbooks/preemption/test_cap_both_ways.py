@@ -141,12 +141,12 @@ def stretched(lengths: Histogram | None, times: float) -> Histogram:
 def test_what_the_pool_held_follows_from_the_lengths_of_then() -> None:
     rooms = rooms_of(a_day((0.1, 0.1), (10, 10), (1, 1)), replace(PRESENT, cap_rooms=((60, 9),)), 20)
 
-    told = [(room.seconds_ago, room.sequences) for room in rooms]
-    assert [each[0] for each in told] == [60, 3600, 1800, 0]
-    assert told[0] == (60, 9)
-    assert told[1][1] > 100
-    assert told[2][1] == 2
-    assert told[3] == (0, 20)
+    sizes = [(room.seconds_ago, room.sequences) for room in rooms]
+    assert [each[0] for each in sizes] == [60, 3600, 1800, 0]
+    assert sizes[0] == (60, 9)
+    assert sizes[1][1] > 100
+    assert sizes[2][1] == 2
+    assert sizes[3] == (0, 20)
 
 
 def test_a_sequence_grows_by_its_prompt_and_by_what_it_generates() -> None:

@@ -205,7 +205,7 @@ def test_two_groups_weigh_in_proportion_once_they_prove_a_spread() -> None:
     assert spread_weight([lengths(600), lengths(608)]) == pytest.approx(deviation / 0.1)
 
 
-def test_groups_of_real_draws_tell_equal_from_varied() -> None:
+def test_groups_of_real_draws_distinguish_equal_from_varied() -> None:
     drawn = random.Random(3)
 
     def group(low: int, high: int) -> Histogram:
@@ -249,7 +249,7 @@ def test_of_caps_that_are_as_good_the_safest_is_taken(extra: float) -> None:
     assert cap == lowest or goodput(cap - 1) < AS_GOOD * best
 
 
-def test_whoever_is_preempted_computes_evicted_tokens_again() -> None:
+def test_a_preempted_request_computes_evicted_tokens_again() -> None:
     evicted = with_evicted_tokens(CHAT, 3.0, Occupancy(3.0, 1.0, 0.5))
 
     assert tokens_again(STRAINED, evicted, 32) == tokens_again(STRAINED, CHAT, 32)
@@ -258,27 +258,27 @@ def test_whoever_is_preempted_computes_evicted_tokens_again() -> None:
 SERVED = Offered(1.0, served_per_second=1000.0)
 FULL = replace(SERVED, is_full=True)
 SAME_CLIENTS = replace(FULL, is_steady=True)
-WANTED, WANTED_FULL = 1 + MARGIN + KEEPING_UP, 1 + MARGIN
+NEEDED, NEEDED_FULL = 1 + MARGIN + KEEPING_UP, 1 + MARGIN
 
 
 @pytest.mark.parametrize(
     ("offered", "stalls", "least"),
     [
-        pytest.param(SERVED, 0.1, WANTED, id="served: as much as is offered"),
-        pytest.param(replace(SERVED, now=0.9), 0.1, WANTED, id="a queue that was worked off hides nothing"),
-        pytest.param(replace(SERVED, now=1.1), 0.1, 1.1 * WANTED, id="more comes than is given"),
-        pytest.param(replace(SERVED, peak_per_second=999), 0.1, WANTED, id="more now than at the peak"),
-        pytest.param(replace(SERVED, peak_per_second=1500), 0.1, 1.5 * WANTED, id="the peak, where served"),
-        pytest.param(replace(SERVED, peak_per_second=nan), 0.1, WANTED, id="a peak that is no number"),
+        pytest.param(SERVED, 0.1, NEEDED, id="served: as much as is offered"),
+        pytest.param(replace(SERVED, now=0.9), 0.1, NEEDED, id="a queue that was worked off hides nothing"),
+        pytest.param(replace(SERVED, now=1.1), 0.1, 1.1 * NEEDED, id="more comes than is given"),
+        pytest.param(replace(SERVED, peak_per_second=999), 0.1, NEEDED, id="more now than at the peak"),
+        pytest.param(replace(SERVED, peak_per_second=1500), 0.1, 1.5 * NEEDED, id="the peak, where served"),
+        pytest.param(replace(SERVED, peak_per_second=nan), 0.1, NEEDED, id="a peak that is no number"),
         pytest.param(
-            Offered(1.0, None, 1500), 0.1, WANTED, id="a peak, and nobody knows how much is given a second"
+            Offered(1.0, None, 1500), 0.1, NEEDED, id="a peak, and nobody knows how much is given a second"
         ),
-        pytest.param(Offered(1.0, 0.0, 1500), 0.1, WANTED, id="a peak, and nothing is given"),
+        pytest.param(Offered(1.0, 0.0, 1500), 0.1, NEEDED, id="a peak, and nothing is given"),
         pytest.param(
-            replace(FULL, peak_per_second=1500), 0.1, WANTED_FULL, id="the peak is not served: as now"
+            replace(FULL, peak_per_second=1500), 0.1, NEEDED_FULL, id="the peak is not served: as now"
         ),
         pytest.param(
-            replace(FULL, now=1.049), 0.1, WANTED_FULL, id="a little more comes than is given: as now"
+            replace(FULL, now=1.049), 0.1, NEEDED_FULL, id="a little more comes than is given: as now"
         ),
         pytest.param(replace(FULL, now=1.05), 0.2, OF_SHORT, id="it falls short anyway: most of now"),
         pytest.param(
@@ -288,8 +288,8 @@ WANTED, WANTED_FULL = 1 + MARGIN + KEEPING_UP, 1 + MARGIN
             replace(FULL, now=1.05), 0.7, OF_HANGING, id="it falls short, and half of the answers hang"
         ),
         pytest.param(replace(FULL, now=1.05), 0.69, OF_SHORT, id="it falls short, and fewer hang"),
-        pytest.param(FULL, 9.0, WANTED_FULL, id="stalls excuse no queue where others still come"),
-        pytest.param(replace(SERVED, is_steady=True), 9.0, WANTED, id="steady and not full: as it is"),
+        pytest.param(FULL, 9.0, NEEDED_FULL, id="stalls excuse no queue where others still come"),
+        pytest.param(replace(SERVED, is_steady=True), 9.0, NEEDED, id="steady and not full: as it is"),
         pytest.param(SAME_CLIENTS, 0.69, ENOUGH, id="the same clients adapt"),
         pytest.param(SAME_CLIENTS, 0.7, 0.0, id="the same clients, half of whose answers hang"),
     ],
@@ -299,8 +299,8 @@ def test_a_cap_must_serve(offered: Offered, stalls: float, least: float) -> None
 
 
 def test_outputs_of_one_length_take_a_wider_margin() -> None:
-    assert SERVED.least(0.1, spread=0.0) == pytest.approx(WANTED + WAVES_MARGIN)
-    assert SERVED.least(0.1, spread=0.5) == pytest.approx(WANTED + WAVES_MARGIN / 2)
+    assert SERVED.least(0.1, spread=0.0) == pytest.approx(NEEDED + WAVES_MARGIN)
+    assert SERVED.least(0.1, spread=0.5) == pytest.approx(NEEDED + WAVES_MARGIN / 2)
     assert replace(FULL, now=1.05).least(0.1, spread=0.0) == pytest.approx(OF_SHORT + WAVES_MARGIN)
     assert replace(FULL, now=1.05).least(0.1, spread=0.5) == 1.0
 
@@ -318,7 +318,7 @@ def test_outputs_of_one_length_take_a_wider_margin() -> None:
         pytest.param(
             Queue(40, 10, 1.1, is_from_saved_pages=True), False, True, True, id="two pages, over one more"
         ),
-        pytest.param(Queue(40, 10, inf), False, True, True, id="a replica does not tell"),
+        pytest.param(Queue(40, 10, inf), False, True, True, id="a replica does not report it"),
     ],
 )
 def test_a_queue_is(queue: Queue, *, steady: bool, full: bool, grows: bool) -> None:

@@ -12,10 +12,10 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
 from kvmedic.runbooks.preemption.cap import (
+    DESIRED_LEFT,
     LEAST_GROWTH,
     MOST_KEPT,
     MOSTLY_GROWTH,
-    WANTED_LEFT,
     left_at,
     watermark_of,
 )
@@ -33,7 +33,7 @@ PROMPTS = replace(
     output_tokens=212,
 )
 """Of 24,000 tokens an output is 0.9 %; leaving a tenth of the preemptions takes 2.3 times that."""
-WANTED = 0.021
+DESIRED = 0.021
 
 
 def growing(share: float) -> Case:
@@ -50,12 +50,12 @@ def test_where_prompts_fill_the_cache_what_one_answer_takes_is_kept_free() -> No
     found = propose(Knob.WATERMARK, PROMPTS, setting())
 
     assert isinstance(found, Assignment)
-    assert (found.knob, found.value, found.reason) == (Knob.WATERMARK, WANTED, Reason.SETTING_ADJUSTED)
+    assert (found.knob, found.value, found.reason) == (Knob.WATERMARK, DESIRED, Reason.SETTING_ADJUSTED)
     assert "preemptions per request 0.18 -> 0.02" in found.message
 
 
 def test_the_watermark_leaves_as_many_preemptions_as_it_is_made_for() -> None:
-    assert WANTED_LEFT * 0.9 < left_at(PROMPTS, watermark_of(PROMPTS)) <= WANTED_LEFT
+    assert DESIRED_LEFT * 0.9 < left_at(PROMPTS, watermark_of(PROMPTS)) <= DESIRED_LEFT
     assert left_at(PROMPTS, 212 / 24_000) == pytest.approx(exp(-1))
     assert left_at(PROMPTS, 0) == 1
 
@@ -108,7 +108,7 @@ def test_a_cap_that_helps_more_goes_before(given: Setting, reason: Reason) -> No
 
 @pytest.mark.parametrize(
     ("maximum", "value"),
-    [(None, WANTED), (0.5, WANTED), (WANTED, WANTED), (0.01, 0.01)],
+    [(None, DESIRED), (0.5, DESIRED), (DESIRED, DESIRED), (0.01, 0.01)],
     ids=["no bound", "far above", "at it", "below"],
 )
 def test_the_levers_bound_is_kept(maximum: float | None, value: float) -> None:
@@ -138,8 +138,8 @@ def test_more_than_a_tenth_of_the_cache_is_never_kept_free() -> None:
 @pytest.mark.parametrize(
     ("present", "reason"),
     [
-        (WANTED - 0.001, Reason.SETTING_ADJUSTED),
-        (WANTED, Reason.LEVER_WITHOUT_EFFECT),
+        (DESIRED - 0.001, Reason.SETTING_ADJUSTED),
+        (DESIRED, Reason.LEVER_WITHOUT_EFFECT),
         (0.3, Reason.LEVER_WITHOUT_EFFECT),
     ],
     ids=["less", "as much", "more"],

@@ -189,7 +189,7 @@ def test_where_it_is_not_allowed_demand_is_met_and_the_way_back_is_named() -> No
     assert "add {name: revisionRollback} to spec.levers" in advice.message
 
 
-def test_where_nothing_is_allowed_a_person_is_told_of_both() -> None:
+def test_where_nothing_is_allowed_a_person_sees_both() -> None:
     advice = roll_back_or_right_size(deployed(THRASH), Setting(256, ()))
 
     assert isinstance(advice, NoChange)

@@ -92,13 +92,13 @@ def test_a_lever_of_another_branch_is_none_of_this_ones() -> None:
     assert turned(found) is STEP
 
 
-def test_one_reason_is_told_as_it_is() -> None:
+def test_one_reason_is_shown_as_it_is() -> None:
     found = first_that_applies(CASE, setting(CAP), (never(CAP),))
 
     assert found == NoChange(Reason.GAIN_WITHIN_NOISE, "not maxNumSeqs")
 
 
-def test_several_reasons_are_told_lever_by_lever_in_one_sentence() -> None:
+def test_several_reasons_are_listed_lever_by_lever_in_one_sentence() -> None:
     known = setting(CAP, MARK, STEP, exhausted=frozenset({CAP}))
     levers = (never(CAP), never(MARK), never(STEP))
 
@@ -149,7 +149,7 @@ def test_a_cap_that_would_not_help_either_is_not_named() -> None:
 
 
 @pytest.mark.parametrize("case", [CASE], ids=["thrash"])
-def test_without_a_lever_the_cap_is_told(case: Case) -> None:
+def test_without_a_lever_the_cap_is_reported(case: Case) -> None:
     found = first_that_applies(case, setting())
 
     assert isinstance(found, NoChange)

@@ -83,7 +83,7 @@ def test_the_threshold_is_exact(over: float, *, applies: bool) -> None:
     assert isinstance(advised(OFF, case), Assignment) is applies
 
 
-def told(*says: bool | None) -> Evidence:
+def evidence_of(*says: bool | None) -> Evidence:
     pods = [replace(THRASHING.readings(), pool=Measured(Pool(149, 32, "auto", one), NOW)) for one in says]
     return an_evidence(*pods)
 
@@ -109,14 +109,14 @@ def test_the_command_line_counts_then_the_engine_then_its_version(
     args: tuple[str, ...], version: str, *, says: bool | None, caches: bool | None, leaves: bool
 ) -> None:
     supply = present_setting(
-        a_workload(*args, image=f"vllm/vllm-openai:v{version}"), (), Record(), told(says, says)
+        a_workload(*args, image=f"vllm/vllm-openai:v{version}"), (), Record(), evidence_of(says, says)
     ).supply
 
     assert (supply.caches_prefixes, supply.leaves_prefixes) == (caches, leaves)
 
 
-def test_engines_that_differ_do_not_tell() -> None:
-    supply = present_setting(a_workload(), (), Record(), told(True, False)).supply
+def test_engines_that_differ_leave_it_unknown() -> None:
+    supply = present_setting(a_workload(), (), Record(), evidence_of(True, False)).supply
 
     assert supply.caches_prefixes is None
 

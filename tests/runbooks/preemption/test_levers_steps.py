@@ -168,7 +168,7 @@ def test_a_limit_that_nobody_wrote_is_at_least_the_top_bucket(knobs: dict[str, i
         ({"output_tokens": inf}, Reason.TRAFFIC_UNSUITED, "over 20000 tokens long"),
         ({"output_tokens": 30_000.0}, Reason.TRAFFIC_UNSUITED, "answers of up to 30000"),
     ],
-    ids=["nobody tells", "asked for any length", "long prompts", "long answers", "longer than asked for"],
+    ids=["not reported", "asked for any length", "long prompts", "long answers", "longer than asked for"],
 )
 def test_a_length_that_may_be_needed_stays(reach: dict[str, float | None], reason: Reason, says: str) -> None:
     found = propose(Knob.MAX_MODEL_LEN, reaching(**reach), a_length(maxModelLen=32768))

@@ -200,7 +200,7 @@ def test_host_memory_is_answered_with_nothing_but_who_and_what_to_do() -> None:
     assert "raise the container's memory limit" in advice.message
 
 
-def test_an_end_that_nobody_can_explain_is_told_with_what_would() -> None:
+def test_an_end_that_nobody_can_explain_is_reported_with_what_would() -> None:
     found = diagnose(RUNBOOKS["PreemptionThrash"], restarted(QUIET, an_end(Cause.UNKNOWN)))
 
     assert isinstance(found, Inconclusive)

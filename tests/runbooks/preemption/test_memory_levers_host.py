@@ -87,7 +87,7 @@ def advised(of: Workload, lever: LeverBound = LEVER) -> SettingAdvice:
         pytest.param(("-dp", "16", "--data-parallel-rank=3"), 32, id="of which one runs here"),
     ],
 )
-def test_the_size_is_told_as_the_flag_counts_it(args: tuple[str, ...], value: int) -> None:
+def test_the_size_is_given_as_the_flag_counts_it(args: tuple[str, ...], value: int) -> None:
     found = advised(workload(*args))
 
     assert isinstance(found, Assignment), found
@@ -100,7 +100,7 @@ def test_the_size_is_told_as_the_flag_counts_it(args: tuple[str, ...], value: in
     [((), 32), (("--tensor-parallel-size=4",), 8), (("-tp", "4", "-pp", "2"), 4)],
     ids=["one GPU", "of each of four", "of each of eight"],
 )
-def test_an_engine_that_swaps_is_told_what_each_of_its_gpus_may_take(
+def test_an_engine_that_swaps_is_given_what_each_of_its_gpus_may_take(
     args: tuple[str, ...], value: int
 ) -> None:
     found = advised(workload("--preemption-mode=swap", *args, version="0.7.3", shm=None))

@@ -250,9 +250,9 @@ def test_the_fullest_device_of_all_replicas_counts() -> None:
         an_evidence(THRASHING, THRASHING),
         with_vitals(loaded(0.7), "llm-1", devices=Missing(Absence.SOURCE_UNAVAILABLE)),
     ],
-    ids=["one device is not told", "no device is known", "nobody looked", "one replica is not told"],
+    ids=["one device is not reported", "no device is known", "nobody looked", "one replica is not reported"],
 )
-def test_what_one_replica_does_not_tell_is_unknown_of_all(evidence: Evidence) -> None:
+def test_what_one_replica_does_not_report_is_unknown_of_all(evidence: Evidence) -> None:
     known = present_setting(a_workload(), (LEVER,), Record(), evidence)
 
     assert known.supply.memory_in_use is None
@@ -321,7 +321,7 @@ def test_without_a_max_the_lever_is_none_of_this_branch() -> None:
     assert SHARE not in found.message
 
 
-def test_a_device_tells_its_memory_as_a_share() -> None:
+def test_a_device_reports_its_memory_as_a_share() -> None:
     device = a_device(memory_in_use=0.875)
 
     assert device.ratio(Vital.MEMORY_IN_USE) == 0.875

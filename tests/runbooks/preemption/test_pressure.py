@@ -311,7 +311,7 @@ def test_the_longest_requests_of_the_whole_fleet_count() -> None:
     assert found.counted_tokens == LENGTH_BOUNDS[-1]
 
 
-def test_a_replica_that_does_not_tell_what_was_asked_for_leaves_it_unknown() -> None:
+def test_a_replica_that_does_not_report_what_was_asked_for_leaves_it_unknown() -> None:
     silent = without(THRASHING.readings(), Signal.OUTPUT_LIMIT, UNSUPPORTED)
     empty = with_histogram(THRASHING.readings(), Signal.OUTPUT_LIMIT, a_histogram(LENGTH_BOUNDS, {}))
 
@@ -334,7 +334,7 @@ def test_of_several_engines_each_has_its_share_of_pool_and_sequences() -> None:
     assert found == pytest.approx((149 * 0.99 / 22.8, 149 * 0.02 / 22.8**0.5))
 
 
-def test_an_engine_that_does_not_tell_its_spread_leaves_it_unknown() -> None:
+def test_an_engine_that_does_not_report_its_spread_leaves_it_unknown() -> None:
     silent = without(THRASHING.readings(), Signal.KV_CACHE_USAGE_DEVIATION, UNSUPPORTED)
 
     assert case(an_evidence(THRASHING, silent)).measured is None
@@ -359,7 +359,7 @@ def test_a_thrashing_fleet_is_beyond_doubt() -> None:
         pytest.param([("a",), ("a",)], False, id="one model"),
         pytest.param([("a",), ("b",)], True, id="a model each"),
         pytest.param([("a", "b"), ("a", "b")], True, id="two models on each"),
-        pytest.param([(), ("a",)], False, id="one does not tell"),
+        pytest.param([(), ("a",)], False, id="one does not report it"),
     ],
 )
 def test_several_models_are_named(models: list[tuple[str, ...]], *, doubtful: bool) -> None:
@@ -442,14 +442,14 @@ def test_requests_without_a_length_do_not_count(signal: Signal) -> None:
     assert found.message.startswith("0 requests")
 
 
-def test_pressure_without_a_generated_token_tells_nothing() -> None:
+def test_pressure_without_a_generated_token_shows_nothing() -> None:
     found = doubt(THRASHING, burn=with_number(THRASHING.readings(), Signal.GENERATED_TOKENS, 0))
 
     assert found.reason is Reason.TOO_FEW_REQUESTS
     assert "no token was generated" in found.message
 
 
-def test_pressure_without_a_gap_between_tokens_tells_nothing() -> None:
+def test_pressure_without_a_gap_between_tokens_shows_nothing() -> None:
     none = a_histogram((1.0,), {})
 
     found = doubt(THRASHING, burn=with_histogram(THRASHING.readings(), Signal.INTER_TOKEN_SECONDS, none))
@@ -457,7 +457,7 @@ def test_pressure_without_a_gap_between_tokens_tells_nothing() -> None:
     assert found.reason is Reason.TOO_FEW_REQUESTS
 
 
-def test_an_empty_residence_histogram_tells_nothing() -> None:
+def test_an_empty_residence_histogram_shows_nothing() -> None:
     none = a_histogram((1.0,), {})
 
     found = doubt(with_histogram(THRASHING.readings(), Signal.E2E_SECONDS, none))
@@ -510,7 +510,7 @@ def test_a_replica_younger_than_the_residence_time_is_named(age: float, *, doubt
     )
 
 
-def test_a_replica_that_does_not_tell_its_start_counts_as_old_enough() -> None:
+def test_a_replica_that_does_not_report_its_start_counts_as_old_enough() -> None:
     silent = without(THRASHING.readings(), Signal.STARTED_SECONDS, UNSUPPORTED)
 
     assert doubt(silent) is None
@@ -564,10 +564,10 @@ def test_a_method_that_takes_nothing_from_sequences_counts_as_off(ratio: float) 
     readings, _ = filled(ratio)
     evidence = an_evidence(readings)
 
-    told = size_fleet(replace(evidence, evicts=TokenEviction("TriAttention", Compacted(), 64)), ["llm-0"])
+    sized = size_fleet(replace(evidence, evicts=TokenEviction("TriAttention", Compacted(), 64)), ["llm-0"])
 
-    assert told == size_fleet(evidence, ["llm-0"])
-    assert isinstance(told, Case)
+    assert sized == size_fleet(evidence, ["llm-0"])
+    assert isinstance(sized, Case)
 
 
 def windowed(ratio: float) -> PodReadings:
@@ -604,7 +604,7 @@ def test_gauges_of_windows_count_only_where_all_replicas_and_windows_agree(
 
 
 @pytest.mark.parametrize("signal", [Signal.KV_CACHE_USAGE_MEAN, Signal.RUNNING_MEAN])
-def test_where_layers_see_a_window_a_gauge_that_is_not_told_makes_no_cap(signal: Signal) -> None:
+def test_where_layers_see_a_window_a_gauge_that_is_not_reported_makes_no_cap(signal: Signal) -> None:
     found = doubt(without(windowed(1.0), signal, UNSUPPORTED), burn=windowed(1.0))
 
     assert found is not None
@@ -612,7 +612,7 @@ def test_where_layers_see_a_window_a_gauge_that_is_not_told_makes_no_cap(signal:
     assert "not known" in found.message
 
 
-def test_the_first_doubt_is_told() -> None:
+def test_the_first_doubt_is_reported() -> None:
     found = doubt(replace(THRASHING, models=("a", "b"), finished=10, preemptions=1, stalls=0))
 
     assert found.reason is Reason.REPLICAS_DIFFER

@@ -49,9 +49,9 @@ CAP = SizedCap(
 )
 
 
-def on_probation(hour: Replica = STARVING, cap: SizedCap = CAP, **wanted: float) -> Evidence:
+def on_probation(hour: Replica = STARVING, cap: SizedCap = CAP, **objectives: float) -> Evidence:
     seen = an_observation(*[an_hour(hour)] * 3, window_seconds=3600)
-    probation = Probation(cap, seen, Objectives(**wanted))
+    probation = Probation(cap, seen, Objectives(**objectives))
     return replace(an_evidence(*[STARVING] * 3), probation=probation)
 
 

@@ -112,7 +112,7 @@ def test_a_large_cap_that_was_never_seen_full_is_raised() -> None:
     assert advice.value == ROOM
 
 
-def test_lengths_that_cannot_be_told_raise_nothing() -> None:
+def test_lengths_that_are_not_known_raise_nothing() -> None:
     few = replace(BEHIND_A_LOW_CAP, models=("a", "b"))
 
     assert isinstance(found := cap_too_low(an_evidence(few)), Inconclusive)
@@ -207,7 +207,7 @@ def test_a_full_fleet_with_a_queue_gets_replicas(
     )
 
 
-def test_where_no_lever_is_left_for_a_queue_a_person_is_told() -> None:
+def test_where_no_lever_is_left_for_a_queue_capacity_is_exhausted() -> None:
     assert reason_of(replace(LOW, spent=NOTHING_LEFT)) is Reason.CAPACITY_EXHAUSTED
 
 
@@ -231,9 +231,9 @@ OURS = SizedCap("rev", "12", NOW)
 def test_a_queue_behind_a_cap_of_ours_says_so_by_name(
     evidence: Evidence, ours: SizedCap | None, *, named: bool
 ) -> None:
-    told = queue_behind(evidence, ours, "rev")
+    text = queue_behind(evidence, ours, "rev")
 
-    assert told == (
+    assert text == (
         "requests queue behind the cap of 12 that kvmedic set at 2026-03-01T03:00Z" if named else ""
     )
 

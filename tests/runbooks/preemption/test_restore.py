@@ -191,5 +191,5 @@ def test_one_thing_at_a_time_is_due(record: Record, args: list[str], expected: o
 
     found = due_change(replace(record, temporary=temporary), four(), policy(), workload(*args), NOW)
 
-    wanted = replace(expected, target_uid=four().uid) if isinstance(expected, TemporaryChange) else expected
-    assert found == wanted
+    due = replace(expected, target_uid=four().uid) if isinstance(expected, TemporaryChange) else expected
+    assert found == due

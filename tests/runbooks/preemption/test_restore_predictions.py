@@ -293,7 +293,7 @@ def test_a_fleet_on_which_requests_wait_keeps_what_it_has(ask):
     assert advice.message == "3 requests wait on 3 replicas"
 
 
-def test_where_something_moved_and_prompts_are_long_nobody_can_tell():
+def test_where_something_moved_and_prompts_are_long_nobody_knows():
     long = light(0.3, prompts=spread(300), usage_mean=22.8 * 0.3 * 14.5 / 149)
 
     advice = alone(*[long] * 3, template="another")

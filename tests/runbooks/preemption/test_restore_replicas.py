@@ -124,8 +124,8 @@ def test_whatever_numbers_come_only_what_was_added_is_ever_given_back(before, fi
     for number in numbers:
         if held is None:
             break
-        wanted = number if before <= number != held.step.after else before
-        held = left_after(a_scaled_run(held.step.after, wanted), held, fleet_of(number), KEPT)
+        desired = number if before <= number != held.step.after else before
+        held = left_after(a_scaled_run(held.step.after, desired), held, fleet_of(number), KEPT)
 
         assert held is None or (held.step.before, held.step.after) == (before, number)
         assert held is None or held.step.before < held.step.after
@@ -166,14 +166,14 @@ def test_without_calm_nobody_asks():
 
 
 @pytest.mark.parametrize(
-    ("minutes", "outlook", "told"),
+    ("minutes", "outlook", "shown"),
     [(9, "new", "4 replicas would do"), (10, "new", "new"), (10, "", "4 replicas would do")],
-    ids=["the one that is told is fresh", "it is old", "nobody asked"],
+    ids=["the one that is shown is fresh", "it is old", "nobody asked"],
 )
-def test_an_outlook_is_told_anew_once_it_is_old(minutes, outlook, told):
+def test_an_outlook_is_reported_anew_once_it_is_old(minutes, outlook, shown):
     refresh, now = timedelta(minutes=10), NOW + timedelta(minutes=minutes)
 
-    assert with_outlook(HELD, outlook, now, refresh).outlook == told
+    assert with_outlook(HELD, outlook, now, refresh).outlook == shown
 
 
 @pytest.mark.parametrize(

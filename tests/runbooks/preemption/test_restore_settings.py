@@ -185,7 +185,7 @@ def test_values_are_compared_and_not_their_spelling(text, given, same):
     assert is_value(text, given) is same
 
 
-def test_the_steps_back_are_told_from_all_others():
+def test_the_steps_back_are_distinguished_from_all_others():
     assert BACK.gives_back
     assert replace(IN_FILE, reason=Reason.HOST_MEMORY_GIVEN_BACK).gives_back
     assert not HOST_MEMORY.gives_back

@@ -265,19 +265,19 @@ def test_the_advice_has_the_numbers_that_a_split_is_chosen_by():
     case = pressured_case(THRASH)
     assert isinstance(case, Case)
 
-    told = disaggregation(THRASH, case, a_setting(14, gpus=2)).message
+    message = disaggregation(THRASH, case, a_setting(14, gpus=2)).message
 
     # 0.15 s of prefill and 11 - 1.2 s of decode for each request.
-    assert "prefill takes 2% and decode 98% of the time" in told
-    assert "of 6 GPUs that is 1 for prefill and 5 for decode" in told
-    assert "prompts of 60 and answers of 190 tokens" in told
-    assert "3 replicas with 2 GPUs each" in told
+    assert "prefill takes 2% and decode 98% of the time" in message
+    assert "of 6 GPUs that is 1 for prefill and 5 for decode" in message
+    assert "prompts of 60 and answers of 190 tokens" in message
+    assert "3 replicas with 2 GPUs each" in message
 
 
 @pytest.mark.parametrize(
     ("gpus", "shown"), [(None, "3 replicas, room"), (1, "of 3 GPUs that is 1 for prefill and 2 for decode")]
 )
-def test_gpus_are_told_where_they_are_known(gpus, shown):
+def test_gpus_are_counted_where_they_are_known(gpus, shown):
     assert shown in disaggregation(THRASH, CASE, a_setting(14, gpus=gpus)).message
 
 
@@ -287,7 +287,7 @@ def test_one_gpu_is_not_divided():
     assert "for prefill and" not in disaggregation(alone, CASE, a_setting(14, gpus=1)).message
 
 
-def test_an_engine_that_does_not_tell_its_prefill_times_has_no_share():
+def test_an_engine_that_does_not_report_its_prefill_times_has_no_share():
     silent = an_evidence(*[without(THRASHING.readings(), Signal.PREFILL_SECONDS, UNSUPPORTED)] * 3)
 
     assert prefill_share(silent.sizing) is None

@@ -52,8 +52,8 @@ def comparison_as_text(found: Comparison, old: Intervals, new: Intervals) -> str
 def _with_interval(value: float, interval: Interval | None, form: str) -> str:
     if not isfinite(value):
         return "-"
-    told = form.format(value)
-    return told if interval is None else f"{told} ({_from_to(interval, form)})"
+    text = form.format(value)
+    return text if interval is None else f"{text} ({_from_to(interval, form)})"
 
 
 def _from_to(interval: Interval, form: str) -> str:
@@ -110,9 +110,9 @@ def comparison_as_json(found: Comparison, old: Intervals, new: Intervals) -> str
 
 
 def _side_as_json(replicas: int, figures: Figures, intervals: Intervals) -> dict[str, object]:
-    told = {_camel(name): value if isfinite(value) else None for name, value in asdict(figures).items()}
+    numbers = {_camel(name): value if isfinite(value) else None for name, value in asdict(figures).items()}
     ranges = {_camel(name): None if each is None else asdict(each) for name, each in intervals.items()}
-    return {"replicas": replicas, **told, "intervals": ranges}
+    return {"replicas": replicas, **numbers, "intervals": ranges}
 
 
 def _camel(name: str) -> str:

@@ -104,7 +104,7 @@ def _remark_on_time(pages: Pages, given: timedelta | None, *, is_short: bool) ->
 
 
 def _seconds_by_steps(pages: Pages, signals: SignalTable) -> float:
-    """Return what the busiest engine's steps took, by the mean of two pages; infinite where none tells."""
+    """Return what the busiest engine's steps took, by the mean of two pages; infinite where none shows it."""
     moments = len(next(iter(pages.values())))
     return observe_saved_pages(pages, signals, None).observation.window_seconds / (moments - 1)
 
@@ -150,11 +150,11 @@ def _refuse_unequal(pages: Pages) -> None:
     fewest = min(pages, key=lambda name: len(pages[name]))
     most = max(pages, key=lambda name: len(pages[name]))
     if len(pages[fewest]) != len(pages[most]):
-        told = (
+        both = (
             f"{len(pages[name])} of {name} (the last is {pages[name][-1].origin})" for name in (fewest, most)
         )
         raise ScrapeError(
-            f"some replicas have more pages than others: {' and '.join(told)}; give one of each replica for "
+            f"some replicas have more pages than others: {' and '.join(both)}; give one of each replica for "
             "every moment"
         )
 
@@ -228,9 +228,9 @@ def _refuse_other_models(pages: Pages, signals: SignalTable) -> None:
 
 
 _SECONDS = (Signal.E2E_SECONDS, Signal.TIME_TO_FIRST_TOKEN_SECONDS, Signal.INTER_TOKEN_SECONDS)
-"""What a request waited for, each told when it ends."""
+"""What a request waited for, each measured when it ends."""
 _UNCOUNTED, _UNCOUNTED_SHARE = 10, 0.1
-"""Requests that the server may have had at the moment of a page beyond those that its gauges told: some, and
+"""Requests that the server may have had at the moment of a page beyond those that its gauges show: some, and
 some more of a full one. A margin that was chosen, so that nothing is refused for a gauge that lagged."""
 
 

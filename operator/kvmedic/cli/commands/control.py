@@ -1,4 +1,4 @@
-"""Commands that tell the operator something, by what it honours already."""
+"""Commands to the operator, by what it honours already."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a person asks of fleets on a cluster, and tells the operator: states, ends, words."""
+"""A person's questions about fleets on a cluster, and commands to the operator: states, ends, words."""

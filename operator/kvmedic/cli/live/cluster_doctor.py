@@ -73,7 +73,7 @@ def examine_cluster(
         choice: kubeconfig and context.
         prometheus: URL of a source instead of the configured one.
         account: ServiceAccount of the operator, whose rights are examined.
-        since: how far back it is told what would have been done; None: it is not.
+        since: how far back what would have been done is shown; None: it is not.
     """
     cluster, settings = ClusterChoice(*choice), settings_with(prometheus)
     place = "" if namespace is None else _place(cluster, namespace)
@@ -112,7 +112,7 @@ class _Asked:
     settings: Settings
     account: str
     since: timedelta | None = None
-    """How far back it is told what would have been done; None: it is not."""
+    """How far back what would have been done is shown; None: it is not."""
     prometheus: str = ""
     """The URL that was given for every source."""
     label: str = ""
@@ -202,8 +202,8 @@ async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str)
     checks += await _label(asked.label, world.client, namespace)
     run = resource.record.run if resource.record else None
     checks = [describe_run(each, seen.resource, run) for each in checks]
-    told = in_order([*checks, rights_check(lacking, names)])
-    found = Examination(namespace, name, told, resource=seen.resource)
+    ordered = in_order([*checks, rights_check(lacking, names)])
+    found = Examination(namespace, name, ordered, resource=seen.resource)
     if asked.since is None:
         return DoctorReport(found)
     look = f"kvmedic diagnose -n {namespace} --pod-regex '{name}-.*' --prometheus {asked.prometheus or 'URL'}"
@@ -211,7 +211,7 @@ async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str)
 
 
 async def _of_late(asked: _Asked, world: Connected, resource: Resource, seen: Seen) -> Replay:
-    """Return what would have been done with a target of late; an unknown source tells nothing."""
+    """Return what would have been done with a target of late; an unknown source shows nothing."""
     settings, name = asked.settings, seen.policy.source
     options, fleet = settings.sources.get(name), seen.view.fleet
     now, pace = world.client.clock.now(), settings.pace.idle
@@ -227,7 +227,7 @@ async def _of_late(asked: _Asked, world: Connected, resource: Resource, seen: Se
 
 
 async def resource_for(client: Client, namespace: str, target: str) -> JsonObject | None:
-    """Return the oldest KVRemediation of a target, or None; one who may not look is told of none."""
+    """Return the oldest KVRemediation of a target, or None; one who may not look gets None."""
     found = await _list_resources(client, namespace)
     own = [each for each in found if place_in(section(each, "spec")) == target]
     return min(own, key=lambda each: str(section(each, "metadata")["creationTimestamp"]), default=None)
@@ -282,7 +282,7 @@ async def _metrics(
     target = target_of(world)
     inputs = SurveyInput(world.metrics, target, drivers=world.drivers, evaluations=Evaluations(world.client))
     found = await examine(replace(resource, record=Record()), seen.policy, seen.view, inputs)
-    told = metrics_checks(found.diagnosis, seen.view.fleet, seen.policy, names, world.client.clock.now())
-    if any(each.name is Topic.NODE_HEALTH for each in told):
-        return told
-    return (*told, node_health_check(found.evidence.vitals, seen.policy))
+    checks = metrics_checks(found.diagnosis, seen.view.fleet, seen.policy, names, world.client.clock.now())
+    if any(each.name is Topic.NODE_HEALTH for each in checks):
+        return checks
+    return (*checks, node_health_check(found.evidence.vitals, seen.policy))

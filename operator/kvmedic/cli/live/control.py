@@ -1,4 +1,4 @@
-"""What a person tells the operator: `stop` and `resume`, `suspend`, `keep`, `rollback`.
+"""A person's commands to the operator: `stop` and `resume`, `suspend`, `keep`, `rollback`.
 
 Each writes one field, annotation or ConfigMap that the operator honours already, and nothing else. It says
 what it did, what happens next, and what to type then. A run is named by its id: no word reaches a later one.
@@ -103,8 +103,8 @@ class Asked:
             Futile: none is open, it cannot be read, or it is another one.
         """
         if self.resource.record is None:
-            told = self.resource.problem.message if self.resource.problem else "its status cannot be read"
-            raise Futile(f"the run of {self.place} cannot be read: {told}")
+            why = self.resource.problem.message if self.resource.problem else "its status cannot be read"
+            raise Futile(f"the run of {self.place} cannot be read: {why}")
         run = self.present_run
         if run is None:
             last = next(iter(self.resource.record.history), None)
@@ -256,9 +256,9 @@ def keep_change(name: str, run: str, namespace: str, context: str, kubeconfig: s
                 (asked.typed("watch"), "to see it happen"),
                 (asked.typed("rollback"), "to take it back after all, while the run is open"),
             )
-            told = (then, held) if held else (then,)
+            following = (then, held) if held else (then,)
             return CommandMessage(
-                f"asked the operator to keep the change of run {found.id} of {asked.place}", told, types
+                f"asked the operator to keep the change of run {found.id} of {asked.place}", following, types
             )
 
     _carry_out(act)
@@ -397,10 +397,10 @@ async def _operators(client: Client, given: str) -> tuple[Sequence[str], tuple[s
 def _carry_out(act: Callable[[], Coroutine[Any, Any, CommandMessage]]) -> None:
     """Do what was asked and say so; what would change nothing ends the command."""
     try:
-        told = finish_look(act())
+        message = finish_look(act())
     except Futile as error:
         end_command(error, REFUSED)
-    show_text(told.lines())
+    show_text(message.lines())
 
 
 def _ref(asked: Asked) -> Ref:

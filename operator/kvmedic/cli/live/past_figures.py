@@ -31,7 +31,7 @@ from kvmedic.verdict.served_in_time import FirstTokens, served_in_time, silent_s
 WINDOW = timedelta(minutes=2)
 """Of each look: eight scrapes at the usual 15 s, and short enough to show a rollout's waves."""
 MOMENTS = 60
-"""At most: more are not told apart on a page of 380 px."""
+"""At most: more cannot be distinguished on a page of 380 px."""
 PRESENCES = 20
 """Moments at which it is asked who was there, at most."""
 ASKED = NEEDED | {Signal.RUNNING_MEAN, Signal.STARTED_SECONDS, Signal.REQUESTS_ABORTED}
@@ -49,7 +49,7 @@ SERIES = (
     "running",
     "waiting",
 )
-"""What is told of each moment, in the order of reading."""
+"""What is reported of each moment, in the order of reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +173,12 @@ def _started(name: str, seen: Observation) -> float | None:
 
 
 def _names_in(look: Observation) -> list[str]:
-    """Return the replicas that told anything."""
+    """Return the replicas that reported anything."""
     return [name for name, each in look.pods.items() if number_or_none(each, Signal.RUNNING_MEAN) is not None]
 
 
 def figures_at(look: Observation, limits: Limits, is_new: IsNew | None = None) -> dict[str, Any]:
-    """Return the figures of one moment, of the replicas that told anything then.
+    """Return the figures of one moment, of the replicas that reported anything then.
 
     Args:
         look: at the replicas.
@@ -244,7 +244,7 @@ def _numbers(look: Observation, signal: Signal) -> Iterable[float | None]:
 
 
 def _total(look: Observation, signal: Signal, factor: float = 1.0) -> float | None:
-    """Return the sum over all replicas; None where one does not tell, as part of a sum is no sum."""
+    """Return the sum over all replicas; None where one does not report, as part of a sum is no sum."""
     numbers = [each for each in _numbers(look, signal) if each is not None]
     return round(sum(numbers) * factor, 4) if len(numbers) == len(look.pods) else None
 

@@ -30,7 +30,7 @@ _NAMED = 5
 
 
 class PastError(GivenError):
-    """The moment or the replicas cannot be told; the message says why and what to write."""
+    """The moment or the replicas cannot be determined; the message says why and what to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Past:
 
 
 def moment_of(text: str) -> datetime:
-    """Return the time that a text tells.
+    """Return the time that a text names.
 
     Raises:
-        PastError: it tells none, or one without a time zone, or one that has not come yet.
+        PastError: it names none, or one without a time zone, or one that has not come yet.
     """
     hint = "write RFC 3339 with a time zone, such as 2026-03-01T03:00:00Z, or Unix seconds"
     try:
@@ -143,7 +143,7 @@ def report_past(at: str, where: tuple[tuple[str, str], str, str], prometheus: st
         files: what is given beside.
 
     Raises:
-        PastError: the moment or the replicas cannot be told.
+        PastError: the moment or the replicas cannot be determined.
         GivenError: a file cannot be used.
     """
     cluster, namespace, pods = where

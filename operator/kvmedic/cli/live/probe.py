@@ -91,7 +91,7 @@ class Seen:
 
     @property
     def exit_code(self) -> int:
-        """Return what a script is told."""
+        """Return what a script gets."""
         if self.judged is None:
             return 0
         if not isinstance(self.judged, Reclamation):

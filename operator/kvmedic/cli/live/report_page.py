@@ -16,7 +16,7 @@ from typing import Any
 from kvmedic.cli.live.report_text import number_text
 
 PLOTS: Mapping[str, Sequence[tuple[str, str]]] = {
-    "Replicas that told their figures": (("replicas", ""),),
+    "Replicas that reported figures": (("replicas", ""),),
     "Share of requests served in time": (("servedInTime", ""),),
     "Tokens per second served in time, whole fleet": (("servedInTimePerSecond", ""),),
     "Share served in time that never hung, new setting beside old": (
@@ -206,10 +206,10 @@ def plot(
         for stroke in _strokes([(across(t), up(v)) for t, v in zip(times, one, strict=True)], style)
     )
     begin, end = across(_seconds(run["startedAt"])), across(_seconds(run["endedAt"] or moments[-1]["at"]))
-    told = "; ".join(_in_words(label, values[name]) for name, label in lines)
+    words = "; ".join(_in_words(label, values[name]) for name, label in lines)
     return (
         f'<figure>{caption}<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" '
-        f'aria-label="{escape(f"{title}: {told}")}">'
+        f'aria-label="{escape(f"{title}: {words}")}">'
         f"{_frame(begin, end, number_text(most), (moments[0]['at'], moments[-1]['at']))}{strokes}"
         "</svg></figure>"
     )

@@ -55,9 +55,9 @@ def _series(facts: Mapping[str, Any]) -> Iterator[str]:
     if series is None:
         yield f"Not known: {facts['unknown']['series']}.\n"
         return
-    told = by_period(series["moments"], facts["run"])
-    rows = [(name, *(_mean_text([m[name] for m in told[period]]) for period in PERIODS)) for name in SERIES]
-    rows.append(("moments (of them without a figure)", *(_count_text(told[period]) for period in PERIODS)))
+    looks = by_period(series["moments"], facts["run"])
+    rows = [(name, *(_mean_text([m[name] for m in looks[period]]) for period in PERIODS)) for name in SERIES]
+    rows.append(("moments (of them without a figure)", *(_count_text(looks[period]) for period in PERIODS)))
     window = series["windowSeconds"]
     yield f"Means over looks of {window:.0f} s, from source {series['source']}; a gap counts for nothing.\n"
     yield from table(("figure", *PERIODS), rows)

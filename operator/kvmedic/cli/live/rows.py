@@ -60,14 +60,14 @@ class FleetRow:
     @property
     def reason(self) -> str | None:
         """Return the reason of the state; None: nobody looked yet."""
-        told = self.resource.problem or self._why
-        return str(told.reason) if told else None
+        why = self.resource.problem or self._why
+        return str(why.reason) if why else None
 
     @property
     def message(self) -> str | None:
         """Return the state's sentence with its numbers; None: nobody looked yet."""
-        told = self.resource.problem or self._why
-        return without_controls(told.message) if told else None
+        why = self.resource.problem or self._why
+        return without_controls(why.message) if why else None
 
     @property
     def _why(self) -> Condition | None:
@@ -140,7 +140,7 @@ class FleetRow:
             "run": NOT_LOOKED if not self.record.conditions else "no run is open",
             "ageSeconds": "the API server did not say when it was created",
         }
-        return {field: told for field, told in why.items() if found[field] is None}
+        return {field: text for field, text in why.items() if found[field] is None}
 
 
 def state_of(resource: Resource) -> str:

@@ -109,19 +109,19 @@ async def gather(client: Client, settings: Settings, which: Name, run: str) -> d
     resource = resource_of(await load_body(client, which))
     record = resource.record
     if record is None:
-        told = resource.problem.message if resource.problem else "its status cannot be read"
-        return Blocked(Reason.RUN_UNREADABLE, told)
-    told_run = chosen_run(record, run)
-    if isinstance(told_run, Blocked):
-        return told_run
+        why = resource.problem.message if resource.problem else "its status cannot be read"
+        return Blocked(Reason.RUN_UNREADABLE, why)
+    reported = chosen_run(record, run)
+    if isinstance(reported, Blocked):
+        return reported
     now = client.clock.now()
-    stretch = told_run.started_at - AROUND, min(now, (told_run.ended_at or now) + AROUND)
+    stretch = reported.started_at - AROUND, min(now, (reported.ended_at or now) + AROUND)
     events = await _events(client, resource, stretch)
     figures = PastFigures("", (), "the spec cannot be followed, so no metrics source is known")
     if resource.policy is not None:
-        asked = Asked(*stretch, told_run.started_at, told_run.is_taken_back)
+        asked = Asked(*stretch, reported.started_at, reported.is_taken_back)
         figures = await read_figures(settings, resource.namespace, resource.policy, asked)
-    return facts_of(resource, told_run, events, figures, now)
+    return facts_of(resource, reported, events, figures, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +177,13 @@ async def _events(
 
 def facts_of(
     resource: Resource,
-    told: ReportedRun,
+    reported: ReportedRun,
     events: Sequence[JsonObject] | str,
     figures: PastFigures,
     now: datetime,
 ) -> dict[str, Any]:
     """Return all that is known of a run; what is not known is null and has its reason in `unknown`."""
-    record, run, policy = resource.record or Record(), told.run, resource.policy
+    record, run, policy = resource.record or Record(), reported.run, resource.policy
     summary = summary_for(record, run) if isinstance(run, ClosedRun) else None
     before_after = _shifts(run, record)
     found: dict[str, Any] = {
@@ -192,9 +192,9 @@ def facts_of(
         "namespace": resource.namespace,
         "name": resource.name,
         "target": {"kind": policy.target.kind, "name": policy.target.name} if policy else None,
-        "run": _describe(run, told.ended_at, now),
+        "run": _describe(run, reported.ended_at, now),
         "sentences": list(_sentences(resource, run, summary.sentence if summary else "")),
-        "timeline": list(_timeline(told, events)),
+        "timeline": list(_timeline(reported, events)),
         "decisions": [without_controls(each) for each in _decisions(run, record)],
         "figures": before_after or None,
         "cost": describe_cost(summary.cost) if summary else None,
@@ -211,10 +211,10 @@ def facts_of(
     if figures.sides_trouble:
         unknown["servedInTimeOfNew"] = figures.sides_trouble
     if isinstance(events, str) or not events:
-        told_events = (
+        why_none = (
             events if isinstance(events, str) else "no Event of it is left; a cluster keeps them an hour"
         )
-        unknown["timeline"] = f"only begin and end: {told_events}"
+        unknown["timeline"] = f"only begin and end: {why_none}"
     return {**found, "unknown": unknown}
 
 
@@ -257,9 +257,9 @@ def _sentences(resource: Resource, run: Run | ClosedRun, result: str) -> Iterato
     yield without_controls(ending)
 
 
-def _timeline(told: ReportedRun, events: Sequence[JsonObject] | str) -> Iterator[dict[str, str]]:
+def _timeline(reported: ReportedRun, events: Sequence[JsonObject] | str) -> Iterator[dict[str, str]]:
     """Yield what happened when, the earliest first."""
-    run = told.run
+    run = reported.run
     listed = () if isinstance(events, str) else events
     found = [
         (run.started_at, "Opened", run.reason.sentence if isinstance(run, ClosedRun) else run.message),

@@ -37,20 +37,20 @@ LASTS = timedelta(minutes=5)
 
 @dataclass(slots=True)
 class Followed:
-    """The fleets as they were told last."""
+    """The fleets as they were last reported."""
 
     name: str
     """Only this one; empty: all."""
     bodies: dict[str, JsonObject] = field(default_factory=dict)
     trouble: str = ""
-    """Why nothing new is told at the moment."""
+    """Why nothing new is reported at the moment."""
 
     def take_all(self, bodies: list[JsonObject]) -> None:
         """Take over a list."""
         self.bodies = {uid_of(each): each for each in bodies if self._is_meant(each)}
 
     def take_event(self, event: JsonObject) -> None:
-        """Take over what a watch told."""
+        """Take over an event of a watch."""
         body = event["object"]
         if event["type"] == "DELETED":
             self.bodies.pop(uid_of(body), None)
@@ -136,9 +136,9 @@ async def _take_events(events: AsyncIterator[JsonObject], seen: Followed) -> Non
 
 @contextmanager
 def _shown(client: Client, *, everywhere: bool) -> Iterator[Callable[[Followed], None]]:
-    """Return how fleets are shown: drawn on a terminal, told line by line elsewhere."""
+    """Return how fleets are shown: drawn on a terminal, written line by line elsewhere."""
     if not sys.stdout.isatty():
-        yield Lines(client, sys.stdout).tell
+        yield Lines(client, sys.stdout).write_changes
         return
     # Our own stream lets through no characters that move the cursor, which is how a live table is drawn. All
     # texts in it come from `rows`, without them.
@@ -162,7 +162,7 @@ def draw(seen: Followed, now: datetime, width: int, *, everywhere: bool) -> Grou
     for row in rows:
         parts += _details(row)
     if seen.trouble:
-        parts.append(Text(f"\nnothing new is told: {seen.trouble}", style="red"))
+        parts.append(Text(f"\nnothing new is reported: {seen.trouble}", style="red"))
     parts.append(Text(f"\n{now:%H:%M:%SZ}  Ctrl-C ends this; nothing is changed", style="dim"))
     return Group(*parts)  # type: ignore[arg-type]
 
@@ -180,13 +180,13 @@ def _details(row: FleetRow) -> Iterator[Text]:
 
 @dataclass(slots=True)
 class Lines:
-    """Tells of each change in one line, for a log or a pipe."""
+    """Writes each change in one line, for a log or a pipe."""
 
     client: Client
     stream: TextIO
-    told: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    shown: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def tell(self, seen: Followed) -> None:
+    def write_changes(self, seen: Followed) -> None:
         """Write a line for each fleet whose state, reason or step is another than before."""
         now = self.client.clock.now()
         rows = seen.rows(now)
@@ -195,11 +195,11 @@ class Lines:
             step = (change_line(run.current), str(run.current.state)) if run else ()
             facts = (row.state, row.reason or "-", run.id if run else "-", *step)
             key = f"{row.resource.namespace}/{row.resource.name}"
-            if self.told.get(key) == facts:
+            if self.shown.get(key) == facts:
                 continue
-            self.told[key] = facts
+            self.shown[key] = facts
             since = f" {short_time(whole_seconds(run.started_at, now))}" if run else ""
             print(f"{now:%Y-%m-%dT%H:%M:%SZ} {key} {' '.join(facts)}{since}", file=self.stream, flush=True)
-        for gone in self.told.keys() - {f"{each.resource.namespace}/{each.resource.name}" for each in rows}:
-            del self.told[gone]
+        for gone in self.shown.keys() - {f"{each.resource.namespace}/{each.resource.name}" for each in rows}:
+            del self.shown[gone]
             print(f"{now:%Y-%m-%dT%H:%M:%SZ} {gone} Gone", file=self.stream, flush=True)

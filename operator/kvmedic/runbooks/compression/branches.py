@@ -28,10 +28,10 @@ from kvmedic.runbooks.branches import (
     Setting,
 )
 from kvmedic.runbooks.compression.methods import (
+    explain_unknown_types,
     proven_without,
     stored_type,
     too_few_tokens,
-    untold,
     without_type,
 )
 from kvmedic.runbooks.compression.savings import (
@@ -57,7 +57,7 @@ DASHBOARD = (
 
 
 def no_compression(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
-    """Nothing tells of a method that compresses the KV cache, and none is to come in its place."""
+    """Nothing shows a method that compresses the KV cache, and none is to come in its place."""
     is_next = evidence.fix is not None and not _is_of_another_kind(evidence)
     return () if evidence.compression is None and not is_next else None
 
@@ -126,7 +126,7 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
         return None
     stale = proven_without(method, evidence)
     if not stale:
-        return Inconclusive(Reason.LOG_UNREADABLE, untold(method, evidence))
+        return Inconclusive(Reason.LOG_UNREADABLE, explain_unknown_types(method, evidence))
     asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
     stored = {name: stored_type(found[name], evidence.started.get(name)) for name in stale}
     findings = (Finding(name, None, None, None, f"{text}; {asked}") for name, text in stored.items())
@@ -216,8 +216,8 @@ def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Incon
     works = is_compared or _frees(method)
     if not _is_pressured(found, evidence) or not (works or brought_by(method, evidence).worth is Worth.SAVES):
         return None
-    told = method.answer.message if method.answer else brought_by(method, evidence).message
-    return (fact(f"{method.name} does what it can: {told}"),)
+    shown = method.answer.message if method.answer else brought_by(method, evidence).message
+    return (fact(f"{method.name} does what it can: {shown}"),)
 
 
 def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -264,7 +264,7 @@ _IS_ON = "; the engine itself says that it is on, so each head keeps tokens of i
 _MAY_BE_OFF = (
     "; each head keeps tokens of its own, or nothing is evicted at all: no start-up log says that it is on"
 )
-"""No block comes back either way; what an engine says of itself tells them apart."""
+"""No block comes back either way; what an engine says of itself distinguishes them."""
 _SPEAKS_AGAINST = frozenset({Worth.COSTS_MEMORY, Worth.COSTS_TIME, Worth.NOTHING})
 
 
@@ -300,14 +300,14 @@ def attention_uncompared(evidence: Evidence) -> tuple[Finding, ...] | Inconclusi
 def message_without(method: Compressed) -> str:
     """Return what is known of attention without the method, for a person; empty: nothing."""
     given = method.policy.attention_backend
-    told = f"attention without {method.name} by {given} ({GIVEN}.attentionBackend)" if given else ""
-    return "; ".join(filter(None, (method.grown_without.message if method.grown_without else "", told)))
+    backend = f"attention without {method.name} by {given} ({GIVEN}.attentionBackend)" if given else ""
+    return "; ".join(filter(None, (method.grown_without.message if method.grown_without else "", backend)))
 
 
 def is_start_due(method: Compressed) -> bool:
     """Return whether a start without a type of fewer bits is to show how many blocks there are then.
 
-    Where the command line sizes the pool they tell nothing.
+    Where the command line sizes the pool they show nothing.
     """
     is_known = method.blocks_without is not None or method.start_without is not None
     is_type = method.method_class is MethodClass.QUANTIZATION
@@ -315,28 +315,28 @@ def is_start_due(method: Compressed) -> bool:
 
 
 def report_unexplained(method: Compressed, worth: Brought) -> Inconclusive:
-    """Return that figures speak against a method and no trial would tell more, with what would."""
+    """Return that figures speak against a method and no trial would show more, with what would."""
     start, grown = method.start_without, method.grown
     if start is not None and start.blocks is None:
         return silent(start)
     compared = f"; {start.message}" if start is not None else ""
     if grown is not None and grown.growth is Growth.SQUARE:
-        told = (
+        why = (
             f"attention is not fused, and without {method.name} it is not either, so that turning it off "
             f"would not help: {grown.message}; {message_without(method)}"
         )
     elif grown is not None and grown.growth is not None:
-        told = (
+        why = (
             f"attention did not fall back: {grown.message}; what else differs from the fleet of before is "
             "for a person"
         )
     else:
-        told = (
+        why = (
             "whether attention fell back to a kernel that is not fused shows in device memory: give that of "
             "the fleet without the method in spec.compression.baseline.deviceMemory, and let the source have "
             "the DCGM exporter's series"
         )
-    return Inconclusive(Reason.BASELINE_MISSING, f"{method.name}: {worth.message}{compared}; {told}")
+    return Inconclusive(Reason.BASELINE_MISSING, f"{method.name}: {worth.message}{compared}; {why}")
 
 
 def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:

@@ -229,7 +229,7 @@ def is_on(workload: Workload, settings: Sequence[BundleSetting]) -> bool:
 def is_off(workload: Workload, settings: Sequence[BundleSetting]) -> bool:
     """Return whether each of some settings is known to be off already; False where there is none.
 
-    Asked at each look, so variables come first: they are told without reading the command line again.
+    Asked at each look, so variables come first: they are known without reading the command line again.
     """
     ordered = sorted(settings, key=lambda each: not each.env)
     found = (_turn_setting(workload, workload.container, each) for each in ordered)

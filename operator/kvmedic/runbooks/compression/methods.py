@@ -1,8 +1,8 @@
 """Which method of KV compression a workload has on, and what is known of it.
 
-The spec's word, variables, flags, labels and start-up logs tell the method; trials and records tell what it
+The spec's word, variables, flags, labels and start-up logs name the method; trials and records show what it
 brought. A label names the type that the command line asks for. Where that asks for none the checkpoint may
-bring one, and only the engine's start-up log tells.
+bring one, and only the engine's start-up log shows it.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ DECLARED = "spec.compression"
 def eviction_of(workload: Workload, log: Sequence[str] = ()) -> TokenEviction | None:
     """Return the method that evicts tokens while sequences run; None where none is known of.
 
-    Only variables with a value of their own are read: one that comes from elsewhere tells nothing. Phrases of
-    start-up logs tell too.
+    Only variables with a value of their own are read: one that comes from elsewhere says nothing. Phrases of
+    start-up logs count too.
     """
     return token_eviction(recognise_methods(METHODS, MethodSigns(variables_of(workload.container), "", log)))
 
@@ -107,7 +107,7 @@ def compressed_of(
 ) -> Compressed | None:
     """Return the method that compresses the KV cache, with what is known of it; None where none is on.
 
-    The spec's word counts before what settings and engines tell, as long as the settings that it lists do not
+    The spec's word counts before what settings and engines say, as long as the settings that it lists do not
     say that the method is off and the engines do not say that it is on. So does the replacement that it
     names, once that is on.
 
@@ -118,8 +118,8 @@ def compressed_of(
         log: phrases of methods in start-up logs.
     """
     environment, asked = (variables_of(workload.container), asked_type(workload)) if workload else ({}, "")
-    told = {pod.pool.value.cache_dtype for pod in seen.pods.values() if isinstance(pod.pool, Measured)}
-    label = next((each for each in sorted(told) if each.startswith(CACHE_TYPES)), "")
+    reported = {pod.pool.value.cache_dtype for pod in seen.pods.values() if isinstance(pod.pool, Measured)}
+    label = next((each for each in sorted(reported) if each.startswith(CACHE_TYPES)), "")
     found = recognise_methods(METHODS, MethodSigns(environment, label, log, asked))
     is_declared = bool(policy.method or policy.method_class or policy.settings)
     declared = _declared_method(policy, found) if is_declared else None
@@ -278,15 +278,15 @@ as many tokens as without."""
 
 
 def logs_to_read(method: Compressed | None, seen: Observation) -> tuple[str, ...]:
-    """Return the replicas whose start-up logs would tell what settings and labels leave open, by name.
+    """Return the replicas whose start-up logs would show what settings and labels leave open, by name.
 
     Args:
-        method: as settings and labels tell; None: they tell of none.
+        method: as settings and labels name it; None: they name none.
     """
     if method is None:
         return tuple(sorted(seen.pods))
     # No block came back on a trial pod, which is so where nothing is evicted at all, too; or only settings
-    # tell of a method so far, and its log may say that it does not run.
+    # name a method so far, and its log may say that it does not run.
     may_not_run = method.answer is not None and method.answer.reclaim is Reclaim.NONE
     known = method_named(method.name)
     is_deniable = known is not None and known.denial and not method.is_confirmed and method.answer is None
@@ -294,8 +294,8 @@ def logs_to_read(method: Compressed | None, seen: Observation) -> tuple[str, ...
         return tuple(sorted(seen.pods))
     if not _is_type(method):
         return ()
-    told = {name: pod.pool.value for name, pod in seen.pods.items() if isinstance(pod.pool, Measured)}
-    return tuple(sorted(name for name, pool in told.items() if pool.cache_dtype == MODELS_OWN))
+    reported = {name: pod.pool.value for name, pod in seen.pods.items() if isinstance(pod.pool, Measured)}
+    return tuple(sorted(name for name, pool in reported.items() if pool.cache_dtype == MODELS_OWN))
 
 
 def without_type(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
@@ -304,8 +304,8 @@ def without_type(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
     Where nothing asks for a type none is missing. What a checkpoint brings to one replica it brings also to
     those whose logs are gone.
     """
-    is_wanted = bool(method.asks_for_type) or method.known_by == DECLARED
-    found = pools(evidence.burn) if _is_type(method) and is_wanted else {}
+    is_asked = bool(method.asks_for_type) or method.known_by == DECLARED
+    found = pools(evidence.burn) if _is_type(method) and is_asked else {}
     if isinstance(found, Inconclusive):
         return ()
     starts = evidence.started
@@ -327,8 +327,8 @@ def proven_without(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
     return tuple(name for name in names if not _is_open(method, found[name], starts.get(name)))
 
 
-def untold(method: Compressed, evidence: Evidence) -> str:
-    """Return of which replicas the type is not known, why, and what would tell it."""
+def explain_unknown_types(method: Compressed, evidence: Evidence) -> str:
+    """Return of which replicas the type is not known, why, and what would show it."""
     gaps = [f"{name}: {_gap(evidence.started.get(name))}" for name in without_type(method, evidence)]
     rest = f"; and {len(gaps) - NAMED_GAPS} more" if len(gaps) > NAMED_GAPS else ""
     return (
@@ -381,10 +381,10 @@ def _is_type(method: Compressed) -> bool:
 
 
 def _is_open(method: Compressed, pool: Pool, start: Start | None) -> bool:
-    """Return whether nothing tells the type of a replica.
+    """Return whether nothing shows the type of a replica.
 
-    A label that is left at the model's own tells it where the template asks for another: the process does not
-    do as it is told. Else the checkpoint may bring one, and a log must be whole to deny it.
+    A label that is left at the model's own shows it where the template asks for another: the process does not
+    do as it is asked. Else the checkpoint may bring one, and a log must be whole to deny it.
     """
     return not method.asks_for_type and pool.cache_dtype == MODELS_OWN and not _is_whole(start)
 
@@ -400,7 +400,7 @@ def _is_whole(start: Start | None) -> bool:
 
 
 def _gap(start: Start | None) -> str:
-    """Return why a log does not tell."""
+    """Return why a log does not show it."""
     if isinstance(start, Unread):
         return f"its start-up log cannot be read ({start.why})"
     return "the beginning of its log is gone" if start else "its start-up log was not read"

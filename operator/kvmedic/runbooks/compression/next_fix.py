@@ -146,8 +146,8 @@ def next_fix(case: Case) -> Next:
         failed.append(failed_fix(fix, found.why, case.generation, case.now))
     if not failed or Fix.DEMAND_CAPS in case.policy.fixes:
         return Next(None, tuple(failed))
-    told = "; ".join(f"{each.key}: {each.why}" for each in failed)
-    return Next(NoChange(Reason.FIXES_EXHAUSTED, told), tuple(failed))
+    reasons = "; ".join(f"{each.key}: {each.why}" for each in failed)
+    return Next(NoChange(Reason.FIXES_EXHAUSTED, reasons), tuple(failed))
 
 
 def _stage(fix: Fix, case: Case) -> _Stage:
@@ -375,7 +375,7 @@ together (4 KiB of one), but anyone who may write a pod's status may write more.
 ROUNDED = 0.0051
 """A score of two digits is off by half a hundredth."""
 MOST_SAMPLES = 1_000_000
-"""No evaluation has more: a loss that is nearer to what is accepted cannot be told from it by samples."""
+"""No evaluation has more: a loss that is nearer to what is accepted cannot be set apart by samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +415,7 @@ class NotYetKnown:
 
     why: str
     samples: int
-    """That the evaluation needs in all; 0: no number of them would tell."""
+    """That the evaluation needs in all; 0: no number of them would do."""
 
 
 Gated: TypeAlias = Passed | NotPassed | NotYetKnown
@@ -494,7 +494,7 @@ def _error(reference: Score, score: Score) -> tuple[float, str]:
 
 
 def _needed_samples(loss: float, error: float, samples: int, max_loss: float) -> int:
-    """Return how many samples would tell: of a change that costs nothing, or of the loss that is seen."""
+    """Return how many samples would do: of a change that costs nothing, or of the loss that is seen."""
     planned = _size(error**2 * samples, max_loss)
     if samples < planned:
         return planned

@@ -55,13 +55,13 @@ MODEL_ERROR = 0.02
 example above, 1 %), and the budget of a method is rarely exact to the token."""
 CONFIDENT = 0.95
 DISTINCT = 0.1
-"""Slopes nearer than this are not told apart."""
+"""Slopes nearer than this are not distinguished."""
 RATIO_LIMIT = 1.25
 """Blocks in use over those that compaction would need, at most, of a method that reclaims. Compaction reads
 0.8 to 1.0 (`Generation.needed` counts a whole pass); the rest is room for tokens kept on top of the budget.
 The least of those that only score anew, half of their budget a window, reads over 1.8."""
 MOST_CERTAIN = 0.99
-"""Confidence of `InPart`, at most: it rests on the budget that settings tell, which a method may exceed."""
+"""Confidence of `InPart`, at most: it rests on the budget that settings give, which a method may exceed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Generation:
     heads: int
     """KV heads that share a block."""
     window: str = ""
-    """What of the model frees blocks without any method; empty: nothing that the engine tells of."""
+    """What of the model frees blocks without any method; empty: nothing that the engine reports."""
 
     def needed(self, tokens: int) -> int:
         """Return the blocks that compaction needs at most between two passes, and one held in advance."""
@@ -177,7 +177,7 @@ def judge(seen: Generation) -> Judged:
 def ratio_of(seen: Generation, samples: Sequence[Sample]) -> Ratio:
     """Return the ratio over readings; at least two.
 
-    Readings that resemble the one before tell less: n of them count as n (1 - r) / (1 + r), where r is their
+    Readings that resemble the one before show less: n of them count as n (1 - r) / (1 + r), where r is their
     correlation with the next (the effective size of a first-order autoregressive sample).
     """
     ratios = [each.used / seen.needed(each.tokens) for each in samples]
@@ -209,7 +209,7 @@ def least_tokens(keep: Keep) -> int:
 
 
 def _doubt_generation(seen: Generation) -> str:
-    """Return why a generation tells nothing; empty where it does."""
+    """Return why a generation shows nothing; empty where it does."""
     needed = least_tokens(seen.keep)
     counts = [each.tokens for each in seen.samples]
     if seen.window:
@@ -257,7 +257,7 @@ def _line(tokens: Sequence[int], used: Sequence[float]) -> tuple[float, float]:
     spread = sum((each - middle) ** 2 for each in tokens)
     slope = sum((x - middle) * (y - mean) for x, y in zip(tokens, used, strict=True)) / spread
     left = sum((y - mean - slope * (x - middle)) ** 2 for x, y in zip(tokens, used, strict=True))
-    # Used blocks rise between two passes and fall with a pass: samples closer than that tell the same.
+    # Used blocks rise between two passes and fall with a pass: samples closer than that show the same.
     independent = max(3.0, min(len(tokens), (tokens[-1] - tokens[0]) / PASS_TOKENS))
     return slope, sqrt(left / (independent - 2) / spread)
 
@@ -288,7 +288,7 @@ LEAST_LONGEST = 2048
 """Tokens of the longest prompt, at least: with less, the scores of the shortest stay within what a reading
 resolves."""
 RESOLUTION = float(1 << 20)
-"""Of a reading of device memory, in bytes: DCGM tells MiB."""
+"""Of a reading of device memory, in bytes: DCGM reports MiB."""
 EXPONENT_ERROR = 0.1
 """Standard error of an exponent beyond that of the readings: allocators round up, kernels pad."""
 BETWEEN = 1.5
@@ -338,7 +338,7 @@ def judge_prompts(before: float, prompts: Sequence[Prompt], *, in_chunks: bool) 
 
 
 def _doubt_prompts(before: float, prompts: Sequence[Prompt], *, in_chunks: bool) -> str:
-    """Return why the prompts tell nothing; empty where they do."""
+    """Return why the prompts show nothing; empty where they do."""
     lengths = [each.tokens for each in prompts]
     if in_chunks:
         return "prompts are computed in chunks (chunked prefill is on), so that a square looks like a line"
@@ -373,7 +373,7 @@ KEY = f"blocks that came back ({SEEN} seen on the trial pod, {PREDICTED} predict
 CLASSES = (Reclaim.NONE, Reclaim.PER_HEAD, Reclaim.SCATTERED, Reclaim.RECLAIMS)
 """By blocks that come back, fewest first."""
 VISIBLE = 0.05
-"""Share of the highest prediction below which a curve is not told from the ground: `TERMINAL` has 14 rows."""
+"""Share of the highest prediction below which a curve passes for the ground: `TERMINAL` has 14 rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,9 +456,9 @@ def picture_of(trace: Trace, size: Size = TERMINAL) -> tuple[str, ...]:
 
 def numbers(trace: Trace) -> str:
     """Return the end of the request in one line: blocks that came back, as seen and as predicted."""
-    told = ", ".join(f"{reclaim} {blocks:.0f}" for reclaim, blocks in reversed(trace.ends().items()))
+    predicted = ", ".join(f"{reclaim} {blocks:.0f}" for reclaim, blocks in reversed(trace.ends().items()))
     came = trace.freed(trace.seen[-1])
-    return f"{trace.tokens} tokens fill {trace.blocks} blocks: {came:.0f} came back; predicted: {told}"
+    return f"{trace.tokens} tokens fill {trace.blocks} blocks: {came:.0f} came back; predicted: {predicted}"
 
 
 @dataclass(frozen=True, slots=True)

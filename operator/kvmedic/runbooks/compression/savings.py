@@ -182,7 +182,7 @@ HELPFUL = frozenset(
         Signal.RUNNING_MEAN,
     }
 )
-"""Used where replicas tell it."""
+"""Used where replicas report it."""
 ASKED = NEEDED | HELPFUL
 
 
@@ -224,7 +224,7 @@ def is_young(seen: Observation) -> bool:
 
 
 def _known_of_all(seen: Observation, signal: Signal) -> list[float] | None:
-    """Return the replicas' readings; None where one does not tell, or there is none."""
+    """Return the replicas' readings; None where one does not report it, or there is none."""
     found = [number_or_none(pod, signal) for pod in seen.pods.values()]
     known = [each for each in found if each is not None]
     return known if known and len(known) == len(found) else None
@@ -274,8 +274,8 @@ def brought_by(method: Compressed, evidence: Evidence) -> Brought:
     """Return what a method brought, with where the figures of before are from or why there are none."""
     found = brought(method.without, figures_of(evidence))
     origin = f"before is {method.without_from}" if method.without_from else ""
-    told = (found.message, origin, method.no_baseline)
-    return replace(found, message="; ".join(each for each in told if each))
+    parts = (found.message, origin, method.no_baseline)
+    return replace(found, message="; ".join(each for each in parts if each))
 
 
 def rests_on_spec_alone(method: Compressed, evidence: Evidence) -> bool:
@@ -303,7 +303,7 @@ def silent(answer: Answer) -> Inconclusive:
 
 
 _NOBODY = Observation(datetime(1970, 1, 1, tzinfo=UTC), 0.0, 0.0, {})
-"""No replica: what those of now say tells nothing of another revision."""
+"""No replica: what those of now say shows nothing of another revision."""
 
 
 def with_baseline_on_record(
@@ -353,7 +353,7 @@ def _doubt_of(good: LastGood, method: Compressed, policy: Policy, view: View) ->
 
 
 def _workload(revision: str, policy: Policy, view: View) -> Workload | str:
-    """Return the engine of a revision's template, or why it cannot be told."""
+    """Return the engine of a revision's template, or why it is not known."""
     name = _replica_set(revision, view)
     if name not in view.templates:
         return f"pod template {revision} is gone (revisionHistoryLimit)"

@@ -83,7 +83,7 @@ def fix_next(evidence: Evidence, _setting: Setting) -> Advice:
 def probe_first(evidence: Evidence, _setting: Setting) -> Advice:
     """Return that a trial pod is to show whether there are more blocks, or why it cannot.
 
-    Of a method of fewer bits a start without it tells; of one that evicts tokens a long generation.
+    Of a method of fewer bits a start without it shows it; of one that evicts tokens a long generation.
     """
     method = evidence.compression
     if method is not None and method.method_class is MethodClass.QUANTIZATION:
@@ -150,18 +150,18 @@ def confirmed_first(evidence: Evidence, advice: TurnOff) -> TurnOff | Try | NoCh
     """Return the advice to turn a method off, or what has to be shown before nobody but the spec says so.
 
     Figures that the spec declares decide where a person approves the plan. Where nobody does, the record must
-    tell the same, or a trial.
+    show the same, or a trial.
     """
     method = evidence.compression
     shown = method.shown if method else None
     is_proven = shown not in (None, Reclaim.RECLAIMS)
     if method is None or is_proven or not rests_on_spec_alone(method, evidence):
         return advice
-    told = f"{GIVEN} alone speaks against {method.name}, and in mode Auto that turns nothing off"
+    objection = f"{GIVEN} alone speaks against {method.name}, and in mode Auto that turns nothing off"
     if method.grown is None:
         asked = _prompts(evidence)
-        return replace(asked, message=f"{told}: {asked.message}")
-    return NoChange(Reason.BASELINE_MISSING, f"{told}: {method.grown.message}")
+        return replace(asked, message=f"{objection}: {asked.message}")
+    return NoChange(Reason.BASELINE_MISSING, f"{objection}: {method.grown.message}")
 
 
 def _prompts(evidence: Evidence) -> Try | NoChange:
@@ -217,7 +217,7 @@ def _seen_between(answer: Answer | None) -> int:
     """Return by how many tokens one request on a trial pod outgrew what is kept, `PASS_TOKENS` at least.
 
     It rises from what is kept to that and one pass more, so the highest of some readings is near the pass.
-    Taken for too long a pass makes live traffic tell less, never a method that works look like none.
+    Taken for too long a pass makes live traffic show less, never a method that works look like none.
     """
     if answer is None or answer.keep is None or answer.block_tokens is None or not answer.seen:
         return PASS_TOKENS
@@ -317,7 +317,7 @@ def trial_plan(
     """Return the plan that asks a trial pod of a setting, or why it cannot be carried out.
 
     Args:
-        source: the metrics source that tells of the fleet's devices.
+        source: the metrics source for the fleet's devices.
         generation: of the spec.
     """
     if isinstance(workload, Blocked):

@@ -1,7 +1,7 @@
 """Runbook "KV-cache OOM / preemption thrash": which branch applies, and what to do about it.
 
 What users feel is the trigger: preemptions per finished request, answers that hang, and silence before the
-first token. An engine that does not tell the last two is judged by the first alone. KV-cache usage is
+first token. An engine that does not report the last two is judged by the first alone. KV-cache usage is
 reported beside them and alone decides nothing: it saw-tooths below 1 in thrash and reaches 0.97 on a healthy
 replica (measured on vLLM 0.32.0, CPU build).
 """
@@ -69,7 +69,7 @@ from kvmedic.runbooks.preemption.symptoms import (
 )
 
 CONTRAST = TRIGGER | {Signal.REQUESTS_FINISHED, Signal.KV_CACHE_USAGE_MEAN}
-"""Needed of every replica to tell one pressured replica from calm peers, and these from idle ones."""
+"""Needed of every replica to distinguish one pressured replica from calm peers, and these from idle ones."""
 SIZING = TRIGGER | FELT | NOW | REQUESTS | HELPFUL
 CAP_SHARE, CAP_LEAST = 1 / 4, 2
 """Share and number of the replicas that must be pressured for a cap on sequences: a cap over what the calm
@@ -156,8 +156,8 @@ def one_replica(evidence: Evidence) -> Found:
     if uneasy:
         why = f"{', '.join(uneasy)} came near it too (over {limit:g}), so it is not that one alone"
         return partial_pressure(held, pressured, evidence, why)
-    told = f"{len(peers)} peers serve and have" if len(peers) > 1 else "other one serves and has"
-    contrast = Finding("fleet", Signal.PREEMPTIONS, worst, limit, f"the {told} {worst:.2f} at most")
+    others = f"{len(peers)} peers serve and have" if len(peers) > 1 else "other one serves and has"
+    contrast = Finding("fleet", Signal.PREEMPTIONS, worst, limit, f"the {others} {worst:.2f} at most")
     return (*pressure_findings(held, pressured, evidence), contrast)
 
 

@@ -42,7 +42,7 @@ prefilled again in one go. Simulated: cuts at such lengths lost 1 to 19 % of goo
 99 drawn workloads two with very dear prefills would have gained 9 and 10 %."""
 LEAST_GAIN = 0.05
 """Expected gain of goodput under which nothing is cut. With it none of 99 simulated workloads was cut
-where idling was within 1 % of the best; a gain of 5 % is also what two windows of 10 minutes can tell."""
+where idling was within 1 % of the best; a gain of 5 % is also what two windows of 10 minutes can show."""
 FEWEST_SEQUENCES = 2
 """With room for fewer sequences than this the engine would serve one request after the other."""
 FEW_SEQUENCES = 10
@@ -53,7 +53,7 @@ MOSTLY_GROWTH = 0.5
 NEAR_THE_CAP = 0.1
 """Relative difference up to which a given cap counts as the computed one: two looks at one fleet give caps
 that differ by as much (`docs/decisions/0010-approvals-are-objects.md`)."""
-WANTED_LEFT = 0.1
+DESIRED_LEFT = 0.1
 """Share of the preemptions that the watermark is made to leave. Every watermark that was simulated with it
 was judged Recovered, which takes a quarter at most; goodput was 0.988 to 1.015 times that of before."""
 MOST_LEFT = 0.5
@@ -293,9 +293,9 @@ def _load(case: Case, cap: int) -> str:
     offered, served, peak = case.offered, case.offered.served_per_second, case.offered.peak_per_second
     if served is None:
         return f"predicted at most x{most:.2f} of the tokens that are served now, offered x{offered.now:.2f}"
-    told = f"predicted at most {most * served:.0f} tokens/s, served {served:.0f} and offered "
-    told += f"{offered.now * served:.0f} now"
-    return told if peak is None else f"{told} and {peak:.0f} at the last day's peak"
+    prediction = f"predicted at most {most * served:.0f} tokens/s, served {served:.0f} and offered "
+    prediction += f"{offered.now * served:.0f} now"
+    return prediction if peak is None else f"{prediction} and {peak:.0f} at the last day's peak"
 
 
 def refuse_over_calm(cap: Assignment, calm: Mapping[str, PodReadings]) -> NoChange | None:
@@ -304,8 +304,8 @@ def refuse_over_calm(cap: Assignment, calm: Mapping[str, PodReadings]) -> NoChan
         running = number_or_none(readings, Signal.RUNNING_MEAN)
         each = None if running is None else running / readings.engines
         if each is None or each > float(str(cap.value)):
-            told = "nobody knows how many sequences it runs" if each is None else f"it runs {each:.0f}"
-            text = f"a cap of {cap.value} would hold up {name}, which is calm: {told} on average"
+            load = "nobody knows how many sequences it runs" if each is None else f"it runs {each:.0f}"
+            text = f"a cap of {cap.value} would hold up {name}, which is calm: {load} on average"
             return NoChange(Reason.PARTIAL_PRESSURE, text)
     return None
 
@@ -338,8 +338,8 @@ def keep_free(case: Case, setting: Setting) -> SettingAdvice:
 
 
 def watermark_of(case: Case) -> float:
-    """Return the watermark that leaves `WANTED_LEFT` of the preemptions, rounded up."""
-    kept = log(1 / WANTED_LEFT) * case.output_tokens / (case.blocks * case.block_tokens)
+    """Return the watermark that leaves `DESIRED_LEFT` of the preemptions, rounded up."""
+    kept = log(1 / DESIRED_LEFT) * case.output_tokens / (case.blocks * case.block_tokens)
     return round(ceil(kept / WATERMARK_GRAIN) * WATERMARK_GRAIN, 3)
 
 

@@ -54,7 +54,7 @@ WIDE_SPREAD = 0.1
 """Relative standard deviation of the output length from which waves dissolve. Simulated with outputs
 spread evenly by 2, 5, 10 and 20 % to either side."""
 UNKNOWN_SPREAD_WEIGHT = 0.5
-"""Where the lengths lie in one bucket and nothing tells their spread: half way between waves and none."""
+"""Where the lengths lie in one bucket and nothing shows their spread: half way between waves and none."""
 CONCENTRATED_SHARE = 0.9
 """Share of the outputs in one bucket, or in two adjacent ones, from which their spread cannot be read off the
 buckets."""
@@ -155,7 +155,7 @@ def tokens_per_step(strain: Strain, sequence: Occupancy, block_tokens: float) ->
 
 
 def token_share(strain: Strain, sequence: Occupancy, block_tokens: float) -> float:
-    """Return which share of a step its tokens explain; the most that it can be where nothing tells."""
+    """Return which share of a step its tokens explain; the most that it can be where nothing shows it."""
     tokens, again = (each(strain, sequence, block_tokens) for each in (tokens_per_step, tokens_again))
     if strain.step_seconds <= 0 or strain.prefill_extra_seconds <= 0:
         return MOST_PREFILL
@@ -163,13 +163,13 @@ def token_share(strain: Strain, sequence: Occupancy, block_tokens: float) -> flo
 
 
 def _token_seconds(strain: Strain, again: float, tokens: float) -> float:
-    """Return what one more token in a step costs, as the prefills tell it.
+    """Return what one more token in a step costs, by the prefills.
 
     `again` are the tokens computed again per request, `tokens` those of a step.
     """
     prefilled = BURST * (strain.prefill_tokens + again)
-    told = strain.prefill_extra_seconds / prefilled if prefilled > 0 else 0.0
-    return min(told, MOST_PREFILL * strain.step_seconds / tokens)
+    per_token = strain.prefill_extra_seconds / prefilled if prefilled > 0 else 0.0
+    return min(per_token, MOST_PREFILL * strain.step_seconds / tokens)
 
 
 def best_cap(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, float]) -> int:
@@ -208,7 +208,7 @@ def spread_weight(groups: Sequence[Histogram]) -> float:
         return 1.0
     mean = whole.mean
     scatter = sum(group.count * (group.mean - mean) ** 2 for group in groups)
-    deviation = sqrt(scatter / max(1, len(groups) - 1)) / mean  # of single values, as the means tell it
+    deviation = sqrt(scatter / max(1, len(groups) - 1)) / mean  # of single values, by the means
     if len(groups) >= 3:
         return min(1.0, deviation / WIDE_SPREAD)
     if not is_concentrated(whole, CONCENTRATED_SHARE, buckets=1):
@@ -267,7 +267,7 @@ class Offered:
     served_per_second: float | None = None
     """Tokens that one engine gives; None: nobody knows how long the look was."""
     peak_per_second: float | None = None
-    """The most that one engine was asked for over ten minutes of the last day; None: no history tells."""
+    """The most that one engine was asked for over ten minutes of the last day; None: no history."""
     is_full: bool = False
     """It gives all that it can as it is set: requests wait, or their number grows."""
     is_steady: bool = False
@@ -332,6 +332,6 @@ class Queue:
 
 def peak_of(peaks: Mapping[str, Reading[float]]) -> float | None:
     """Return the most that a replica was asked for, on average over the replicas of which that is known."""
-    told = [one.value for one in peaks.values() if isinstance(one, Measured)]
-    known = [value for value in told if isfinite(value) and value > 0]
+    measured = [one.value for one in peaks.values() if isinstance(one, Measured)]
+    known = [value for value in measured if isfinite(value) and value > 0]
     return sum(known) / len(known) if known else None

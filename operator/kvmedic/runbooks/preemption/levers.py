@@ -13,7 +13,7 @@ template (and with it the engine's version and every setting), the lengths of re
   once, and what that step leaves of the device's memory becomes the KV cache (`determine_available_memory`,
   vLLM v1/worker/gpu_worker.py 0.32). How much a smaller step frees is a matter of the model and is in no
   metric: the verdict measures what it brought.
-* Shared prefixes: an engine that does not reuse them counts no hits either. What can be told before is how
+* Shared prefixes: an engine that does not reuse them counts no hits either. What is known before is how
   much requests could share at most: no common beginning is longer than the shortest prompts.
 """
 
@@ -99,7 +99,7 @@ requests of the widest shape that was simulated (relative deviation 1.3) differ 
 def present_setting(
     workload: Workload, levers: tuple[LeverBound, ...], record: Record, evidence: Evidence
 ) -> Setting:
-    """Return what advice needs to know of the present setting; what cannot be told is unknown."""
+    """Return what advice needs to know of the present setting; what cannot be read is unknown."""
     profile, tried = workload.engine.profile, record.failed_attempts
     revision = template_hash(workload.template)
     cap = workload.given(Knob.MAX_NUM_SEQS)
@@ -109,11 +109,11 @@ def present_setting(
     unknown = workload.unknown_knobs()
     # The switch on the command line counts; without one, what the running engines say of themselves.
     prefixes, is_given = workload.has_on(Knob.PREFIX_CACHING), workload.gives(Knob.PREFIX_CACHING)
-    told = {
+    reported = {
         pod.pool.value.caches_prefixes if isinstance(pod.pool, Measured) else None
         for pod in evidence.burn.pods.values()
     }
-    said = told.pop() if len(told) == 1 else None
+    said = reported.pop() if len(reported) == 1 else None
     return Setting(
         max_num_seqs=cap,
         levers=levers,
@@ -206,7 +206,7 @@ def _alike(then: Iterable[float | None], now: Iterable[float | None], least: flo
 
 
 def _mean_lengths(evidence: Evidence) -> tuple[float | None, ...]:
-    """Return the mean prompt and output over the sizing window; None where they cannot be told."""
+    """Return the mean prompt and output over the sizing window; None where they are not known."""
     lengths = (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)
     found = complete(evidence.sizing, frozenset(lengths))
     if isinstance(found, Inconclusive):
@@ -550,9 +550,9 @@ def _none_left(refusals: Sequence[tuple[str, NoChange]]) -> NoChange:
     if len(refusals) == 1:
         return refusals[0][1]
     harmless = all(Trait.NO_GAIN in refusal.reason.traits for _, refusal in refusals)
-    told = "; ".join(
+    text = "; ".join(
         f"({place}) {why.message if why.message.startswith(name) else f'{name}: {why.message}'}"
         for place, (name, why) in enumerate(refusals, start=1)
     )
     reason = refusals[0][1].reason if harmless else Reason.NO_LEVER_LEFT
-    return NoChange(reason, f"none of the allowed levers would help now: {told}")
+    return NoChange(reason, f"none of the allowed levers would help now: {text}")

@@ -51,7 +51,7 @@ SHOWN = MEMORY_SERIES[-1]
 
 
 def memory_share(workload: Workload) -> MemoryShare:
-    """Return the share of its devices' memory that the engine takes, as far as its command line tells."""
+    """Return the share of its devices' memory that the engine takes, as far as its command line says."""
     flag = workload.engine.profile.flag(KNOB)
     given = workload.given(KNOB)
     default = None if flag is None else workload.engine.default_of(flag)
@@ -75,9 +75,9 @@ def memory_in_use(evidence: Evidence) -> tuple[float | None, str]:
         known = devices.value if isinstance(devices, Measured) else ()
         shares[name] = [device.ratio(Vital.MEMORY_IN_USE) for device in known]
     blind = [name for name, found in shares.items() if not found or None in found]
-    told = [share for found in shares.values() for share in found if share is not None]
-    if not blind and told:
-        return max(told), ""
+    shares_in_use = [share for found in shares.values() for share in found if share is not None]
+    if not blind and shares_in_use:
+        return max(shares_in_use), ""
     named = ", ".join(blind[:NAMED_REPLICAS]) or "any replica"
     rest = f" and {len(blind) - NAMED_REPLICAS} more" if len(blind) > NAMED_REPLICAS else ""
     return None, (
@@ -380,7 +380,7 @@ def size_host_cache(_case: Case, setting: Setting) -> SettingAdvice:
 
 def _what_is_short(terms: HostTerms, value: int) -> str:
     """Return what of the container's memory does not hold that much; empty where it does."""
-    taken, told = terms.taken_bytes(value), terms.flag_bytes(value)
+    taken, flag_bytes = terms.taken_bytes(value), terms.flag_bytes(value)
     if terms.limit_bytes is None:
         return (
             f"the container has no memory limit, so nobody knows whether its node has {taken / GIB:.0f} GiB "
@@ -392,10 +392,10 @@ def _what_is_short(terms: HostTerms, value: int) -> str:
             f"{terms.limit_bytes / GIB:.1f} GiB {terms.free_bytes / GIB:.1f} GiB are free beside the engine: "
             "raise resources.limits.memory, or lower maxGiB"
         )
-    if terms.uses_shared and (terms.shared_bytes is None or terms.shared_bytes < told):
+    if terms.uses_shared and (terms.shared_bytes is None or terms.shared_bytes < flag_bytes):
         return (
-            f"this engine keeps the blocks in /dev/shm, which must hold {told / GIB:.0f} GiB: mount an "
+            f"this engine keeps the blocks in /dev/shm, which must hold {flag_bytes / GIB:.0f} GiB: mount an "
             f"emptyDir with medium: Memory there, without sizeLimit or with one of at least "
-            f"{told / GIB:.0f}Gi"
+            f"{flag_bytes / GIB:.0f}Gi"
         )
     return ""

@@ -117,7 +117,7 @@ class Reach:
     prompt_tokens: float
     output_tokens: float
     limit_tokens: float | None
-    """What they asked for at most (`max_tokens`); None where a replica does not tell."""
+    """What they asked for at most (`max_tokens`); None where a replica does not report it."""
     counted_tokens: float
     """The top bound: the engine takes requests of at least this length, as it counts up to its own limit."""
 
@@ -158,7 +158,7 @@ class Case:
     twentieth ends, so that no prompt is taken for longer than it is."""
     measured: tuple[float, float] | None = None
     """Blocks in use per running sequence on the pressured replicas, and their deviation over the root of the
-    running sequences, by the gauges; None where an engine does not tell."""
+    running sequences, by the gauges; None where an engine does not report them."""
     evicted_by: str = ""
     """Method that takes tokens from sequences while they run; empty where none does."""
     sizes_then: tuple[tuple[float, float], ...] = ()
@@ -299,11 +299,11 @@ def _measured_sequence(seen: Seen) -> tuple[float, float] | None:
 
 def _reach(seen: Seen, prompt: Histogram, output: Histogram) -> Reach:
     found = [histogram(readings, Signal.OUTPUT_LIMIT) for readings in seen.sizing.pods.values()]
-    told = [longest(one) for one in found if one is not None and one.count > 0]
+    limits = [longest(one) for one in found if one is not None and one.count > 0]
     return Reach(
         prompt_tokens=longest(prompt),
         output_tokens=longest(output),
-        limit_tokens=max(told) if len(told) == len(found) else None,
+        limit_tokens=max(limits) if len(limits) == len(found) else None,
         counted_tokens=prompt.bounds[-1],
     )
 
@@ -345,7 +345,7 @@ def offered_of(seen: Seen, output_tokens: float, peaks: Mapping[str, Reading[flo
 
 
 def queue_of(looked: Observation) -> Queue:
-    """Return the requests in some replicas' hands; one that wanders where a replica does not tell."""
+    """Return the requests in some replicas' hands; one that wanders where a replica does not report it."""
     running, waiting, change = (
         total_if_reported(looked, signal)
         for signal in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN, Signal.REQUESTS_IN_FLIGHT_CHANGE)
@@ -397,7 +397,7 @@ LUCK = 2.0
 
 
 def doubt_of(seen: Seen) -> Inconclusive | None:
-    """Return the first reason why lengths and pools cannot be told from what was seen, or None."""
+    """Return the first reason why lengths and pools cannot be read off what was seen, or None."""
     doubts = (_doubt_replicas, _doubt_count, _doubt_residence)
     return next((found for doubt in doubts if (found := doubt(seen)) is not None), None)
 
@@ -419,17 +419,17 @@ def misfit_of(seen: Seen, case: Case) -> Inconclusive | None:
 
 def _unsteady_blocks(seen: Seen, noise: float) -> Inconclusive | None:
     """Return that blocks per running sequence are not the same everywhere and all the time, or None."""
-    told = {
+    by_look = {
         f"{name} over {_window_text(look)}": blocks
         for look in (seen.burn, seen.sizing)
         for name, readings in sorted(look.pods.items())
         if (blocks := _blocks_of(readings, seen.pools[name])) is not None
     }
-    if len(told) == len(seen.burn.pods) + len(seen.sizing.pods):
-        least, most = min(told, key=told.__getitem__), max(told, key=told.__getitem__)
-        if told[most] <= (1 + STEADY_BLOCKS) * noise * told[least]:
+    if len(by_look) == len(seen.burn.pods) + len(seen.sizing.pods):
+        least, most = min(by_look, key=by_look.__getitem__), max(by_look, key=by_look.__getitem__)
+        if by_look[most] <= (1 + STEADY_BLOCKS) * noise * by_look[least]:
             return None
-        found = f"{told[most]:.1f} on {most}, {told[least]:.1f} on {least}"
+        found = f"{by_look[most]:.1f} on {most}, {by_look[least]:.1f} on {least}"
     else:
         found = "not known for every replica and window"
     return Inconclusive(
@@ -440,7 +440,7 @@ def _unsteady_blocks(seen: Seen, noise: float) -> Inconclusive | None:
 
 
 def _blocks_of(readings: PodReadings, pool: Pool) -> float | None:
-    """Return the blocks that a running sequence of one replica takes, by its gauges; None: not told."""
+    """Return the blocks that a running sequence of one replica takes, by its gauges; None: not reported."""
     usage = number_or_none(readings, Signal.KV_CACHE_USAGE_MEAN)
     running = number_or_none(readings, Signal.RUNNING_MEAN)
     return None if usage is None or not running else pool.blocks * usage / running
@@ -472,7 +472,7 @@ def _sizes_then(seen: Seen, past: Sequence[PastLengths]) -> tuple[tuple[float, f
 
 
 def _gauge_noise(seen: Seen, case: Case) -> float:
-    """Return the relative deviation of blocks per running sequence as gauges of few moments tell it.
+    """Return the relative deviation of blocks per running sequence by gauges of few moments.
 
     Each moment shows as many sequences as run, each somewhere between its first and its last token.
     """

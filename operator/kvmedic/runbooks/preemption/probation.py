@@ -60,7 +60,7 @@ def is_on_probation(
 
 
 def find_harm(trial: Probation, trigger: Trigger) -> Found:
-    """Return what is worse than before a cap of ours; None where nothing is, or that cannot be told."""
+    """Return what is worse than before a cap of ours; None where nothing is, or that is not known."""
     change = _compare(trial, trigger)
     if change is None or not (worse := change.sinks_after_walk()):
         return None
@@ -84,7 +84,7 @@ def take_cap_back(evidence: Evidence, setting: Setting) -> SettingAdvice:
 
 
 def _compare(trial: Probation, trigger: Trigger) -> Comparison | None:
-    """Return the last hour compared with the figures from before; None where that tells nothing."""
+    """Return the last hour compared with the figures from before; None where that shows nothing."""
     before = trial.cap.figures
     if before is None:
         return None

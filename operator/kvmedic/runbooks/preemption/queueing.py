@@ -28,14 +28,14 @@ from kvmedic.runbooks.preemption.pressure import Case, most_of, size_fleet
 from kvmedic.runbooks.preemption.symptoms import waiting_replicas
 
 SEATS = frozenset({Signal.RUNNING_LOW, Signal.RUNNING_MAX})
-"""What tells whether a cap binds, over each look."""
+"""What shows whether a cap binds, over each look."""
 HELD_BY = SEATS | {
     Signal.WAITING_MEAN,
     Signal.KV_CACHE_USAGE_MEAN,
     Signal.PREEMPTIONS,
     Signal.REQUESTS_FINISHED,
 }
-"""Needed of the replicas that keep users waiting, to tell what for."""
+"""Needed of the replicas that keep users waiting, to say what for."""
 PINNED = 0.95
 """KV-cache usage, on average, from which the cache is full. It saw-tooths below 1 in thrash and averages 0.87
 to 0.94 then (vLLM 0.32.0, CPU build)."""
@@ -97,10 +97,10 @@ def queue_needs_replicas(evidence: Evidence) -> Found:
         return *found, _say_use(use, "the cache is full")
     if use.is_taken:
         return *found, _say_use(use, "the cap is about what the cache holds")
-    told = "; ".join(f"{each.subject}: {each.text}" for each in found)
+    facts = "; ".join(f"{each.subject}: {each.text}" for each in found)
     return Inconclusive(
         Reason.QUEUE_UNEXPLAINED,
-        f"{told}; up to {use.cap} sequences run in an engine, not always, and KV-cache usage is "
+        f"{facts}; up to {use.cap} sequences run in an engine, not always, and KV-cache usage is "
         f"{use.kv_cache_usage_ratio:.2f}: look at the tokens of a step, at adapters, and at what else the "
         "engine waits for",
     )

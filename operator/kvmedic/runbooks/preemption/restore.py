@@ -346,8 +346,8 @@ def fewer_replicas(
     if isinstance(now, NoChange):
         return now
     if now.at_once <= held.fewest:
-        text = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.fewest} replicas"
-        return Resize(held.fewest, Reason.REPLICAS_GIVEN_BACK, text)
+        message = f"{now.at_once:.0f} sequences ran or waited at once, no more than {held.fewest} replicas"
+        return Resize(held.fewest, Reason.REPLICAS_GIVEN_BACK, message)
     room = _room(evidence, now, setting)
     if isinstance(room, NoChange):
         return room
@@ -358,11 +358,11 @@ def fewer_replicas(
             running = load.running * share if share <= LIGHTER else None
         else:
             running = _running_if_stretched(now.running / replicas, now.replicas / replicas)
-        told = f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
-        told = told if running is None else _expected_text(replicas, running, room)
+        message = f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
+        message = message if running is None else _expected_text(replicas, running, room)
         if room.holds(running):
-            return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, told)
-        said = said or told
+            return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, message)
+        said = said or message
     return NoChange(Reason.TEMPORARY_CHANGE_HELD, said)
 
 
@@ -370,7 +370,7 @@ def without_one_replica(evidence: Evidence, setting: Setting) -> Fits | NoChange
     """Return whether the others are predicted to carry the load while one replica is away, or why not.
 
     Each of them runs more sequences then, and more than in proportion, as its steps get longer: by the share
-    of a step that its tokens explain, measured where prefills tell the price of a token.
+    of a step that its tokens explain, measured where prefills show the price of a token.
     """
     now = _carried_load(evidence)
     if isinstance(now, NoChange):
@@ -386,8 +386,8 @@ def without_one_replica(evidence: Evidence, setting: Setting) -> Fits | NoChange
     running = _running_if_stretched(now.running / fewer, now.replicas / fewer, share)
     if running is None:
         return NoChange(Reason.NO_HEADROOM, f"nobody can tell how long steps get on {fewer} replicas")
-    told = _expected_text(fewer, running, room)
-    return Fits(told) if room.holds(running) else NoChange(Reason.NO_HEADROOM, told)
+    expected = _expected_text(fewer, running, room)
+    return Fits(expected) if room.holds(running) else NoChange(Reason.NO_HEADROOM, expected)
 
 
 def without_host_memory(
@@ -422,8 +422,8 @@ def without_host_memory(
     if running is None:
         why = "the load is too near to what the fleet could not carry without it, or nobody can tell"
         return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
-    told = f"without it {_expected_text(now.replicas, running, room)}"
-    return Fits(told) if room.holds(running) else NoChange(Reason.TEMPORARY_CHANGE_HELD, told)
+    expected = f"without it {_expected_text(now.replicas, running, room)}"
+    return Fits(expected) if room.holds(running) else NoChange(Reason.TEMPORARY_CHANGE_HELD, expected)
 
 
 def failed_restore(record: Record, held: TemporaryChange, template: str) -> FailedAttempt | None:
@@ -440,7 +440,7 @@ def _load_then(held: TemporaryChange, template: str, room: Room) -> Load | None:
 
 
 def _carried_load(evidence: Evidence) -> Carried | NoChange:
-    """Return what the fleet carries now, or why nobody can tell."""
+    """Return what the fleet carries now, or why that is not known."""
     if evidence.left_out:
         line = quorum_line(len(evidence.burn.pods), evidence.left_out)
         return NoChange(Reason.TEMPORARY_CHANGE_HELD, f"{line}: nobody knows what these carry")
@@ -458,7 +458,7 @@ def _carried_load(evidence: Evidence) -> Carried | NoChange:
 
 
 def _room(evidence: Evidence, now: Carried, setting: Setting) -> Room | NoChange:
-    """Return what a replica holds; why nothing is given back where requests wait, or nobody can tell."""
+    """Return what a replica holds; why nothing is given back where requests wait, or that is not known."""
     if now.waiting >= QUEUED * now.replicas:
         why = f"{now.waiting:.0f} requests wait on {now.replicas} replicas"
         return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
@@ -487,7 +487,7 @@ def _peak(running: float) -> float:
 
 
 def _running_if_stretched(running: float, more: float, share: float = MOST_PREFILL) -> float | None:
-    """Return how many sequences run where steps have so many times the work; None where nobody can tell.
+    """Return how many sequences run where steps have so many times the work; None: not known.
 
     `share`: of a step that its tokens explain.
     """

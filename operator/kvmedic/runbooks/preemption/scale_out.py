@@ -48,7 +48,7 @@ def add_replicas(evidence: Evidence, setting: Setting) -> Advice:
     held = held_preemptions(evidence)
     if evidence.spent or isinstance(held, Inconclusive) or pressured_replicas(held, evidence):
         return NoChange(case.reason, case.message)
-    # A full engine tells by itself how many it holds, whatever their lengths are.
+    # A full engine shows how many it holds, whatever their lengths are.
     return more_replicas(evidence, seats_taken(evidence), setting)
 
 
@@ -87,7 +87,7 @@ def passes_on(case: Case, setting: Setting) -> bool:
 
     Asked once every lever of the spec has declined, those of demand and those of supply alike. So it is
     where demand is capped as the lengths and the pool ask for, or was and it did not help. Where a cut that
-    would help is not allowed, or cannot be made, or another lever previously failed, a person is told so;
+    would help is not allowed, or cannot be made, or another lever previously failed, a person sees that;
     replicas are added instead only where the spec allows that.
     """
     if not is_worth_it(case):
@@ -126,22 +126,22 @@ def more_replicas(evidence: Evidence, seats: int, setting: Setting) -> Resize | 
     room = seats * engines
     demand = sum(total_reported(burn, each) for each in (Signal.RUNNING_MEAN, Signal.WAITING_MEAN))
     enough = max(replicas + 1, ceil(demand / room))
-    told = (
+    need = (
         f"{demand:.0f} sequences run or wait at once and a replica has room for {room}, so {enough} replicas "
     )
-    told += "would do"
+    need += "would do"
     if bound is None:
-        return NoChange(Reason.LEVER_NOT_ALLOWED, f"{told}: add scaleOut to spec.levers, or add them by hand")
+        return NoChange(Reason.LEVER_NOT_ALLOWED, f"{need}: add scaleOut to spec.levers, or add them by hand")
     most = bound.limit(setting.before_scaling or replicas)
     if replicas >= most:
-        text = f"{told}; {replicas} are there and scaleOut allows {most}"
+        text = f"{need}; {replicas} are there and scaleOut allows {most}"
         return NoChange(Reason.LEVER_AT_BOUND, text)
     desired = min(most, enough, replicas + bound.step)
     minutes = bound.restore_after.total_seconds() / 60
     return Resize(
         desired,
         Reason.REPLICAS_ADDED,
-        f"{told}; {replicas} -> {desired} now (scaleOut allows {most}, {bound.step} at once); given back "
+        f"{need}; {replicas} -> {desired} now (scaleOut allows {most}, {bound.step} at once); given back "
         f"after {minutes:.0f} minutes of calm, once fewer are predicted to carry the load",
     )
 
@@ -156,16 +156,16 @@ def disaggregation(evidence: Evidence, case: Case, setting: Setting) -> NoChange
     """Return the advice to serve prompts and answers apart, with the numbers that speak for a split."""
     replicas, share = evidence.replicas, prefill_share(evidence.sizing)
     whole = replicas * (setting.gpus or 0)
-    told = "this engine does not tell how long it prefills; "
+    split = "this engine does not tell how long it prefills; "
     if share is not None:
-        told = f"prefill takes {share:.0%} and decode {1 - share:.0%} of the time that requests are served; "
+        split = f"prefill takes {share:.0%} and decode {1 - share:.0%} of the time that requests are served; "
         if whole >= 2:
             prefill = min(whole - 1, max(1, round(share * whole)))
-            told += f"of {whole} GPUs that is {prefill} for prefill and {whole - prefill} for decode; "
+            split += f"of {whole} GPUs that is {prefill} for prefill and {whole - prefill} for decode; "
     gpus = "" if setting.gpus is None else f" with {setting.gpus} GPU{'s' if setting.gpus > 1 else ''} each"
     return NoChange(
         Reason.CAPACITY_EXHAUSTED,
-        f"open the runbook 'disaggregate prefill and decode': {told}"
+        f"open the runbook 'disaggregate prefill and decode': {split}"
         f"prompts of {case.prompt_tokens:.0f} and answers of {case.output_tokens:.0f} tokens on average; "
         f"{replicas} replicas{gpus}, room for {seats_of(case, setting)} sequences in each engine; "
         "more GPUs, a smaller KV cache per token, or fewer requests help too",
@@ -173,7 +173,7 @@ def disaggregation(evidence: Evidence, case: Case, setting: Setting) -> NoChange
 
 
 def prefill_share(seen: Observation) -> float | None:
-    """Return the share of requests' time on the engines that goes into prefill; None where nobody tells.
+    """Return the share of requests' time on the engines that goes into prefill; None: not reported.
 
     Requests are decoded from their first token to their last.
     """

@@ -1,9 +1,9 @@
 """What of a fleet's evidence shows pressure: who preempts, whose answers hang, who keeps users waiting.
 
-One finds here the signals that tell it, the replicas that are beyond the trigger by them, how that is put
+One finds here the signals that show it, the replicas that are beyond the trigger by them, how that is put
 into words, and what sizing rests on for these replicas. Nothing here says what to do about it.
 
-Silence is one of the signals that an engine need not have: a replica that does not tell it keeps nobody
+Silence is one of the signals that an engine need not have: a replica that does not report it keeps nobody
 waiting, and is judged by its preemptions alone.
 """
 
@@ -21,9 +21,9 @@ TRIGGER = frozenset({Signal.PREEMPTIONS_PER_REQUEST_HELD, Signal.PREEMPTIONS})
 """Needed of every replica to tell a calm fleet from a pressured one: the ratio, and the counter behind it,
 which must not contradict it."""
 WAITS = frozenset({Signal.SILENT_SECONDS_HELD, Signal.WAITING_MEAN})
-"""What tells that a replica keeps users waiting."""
+"""What shows that a replica keeps users waiting."""
 FELT = WAITS | {Signal.STALLS_PER_REQUEST_HELD}
-"""What users feel, of the engines that tell it."""
+"""What users feel, of the engines that report it."""
 QUEUED_BEHIND = 0.5
 """Waiting requests of an engine, on average, from which its cap holds somebody up."""
 
@@ -66,7 +66,7 @@ def preempting_replicas(held: dict[str, float], evidence: Evidence) -> tuple[str
 
 
 def pressured_replicas(held: dict[str, float], evidence: Evidence) -> tuple[str, ...]:
-    """Return the replicas that preempt beyond the trigger, or whose answers hang, as far as they tell."""
+    """Return the replicas that preempt beyond the trigger, or whose answers hang, as far as reported."""
     preempting, limit = preempting_replicas(held, evidence), evidence.trigger.stalls_per_request
     return tuple(name for name in held if name in preempting or _stalls(evidence, name) > limit)
 
