@@ -433,10 +433,8 @@ def _score_outcome(job: JobSight, after: Counted | None, step: GateStep, run: Ru
     found = score_of(Evaluation(job.end or JobEnd.LATE, job.message, requests, tokens), step.budget)
     name = f"CronJob/{step.cron_job} on a trial pod with {step.subject}"
     score = None if isinstance(found, NotPassed) else found
-    result = (
-        found.why if isinstance(found, NotPassed) else f"{found.accuracy:.3f} over {found.samples} samples"
-    )
-    return Scored(step.tried, step.evaluation, f"{name}: {result}", now, run.spec_generation, score)
+    text = found.why if isinstance(found, NotPassed) else f"{found.accuracy:.3f} over {found.samples} samples"
+    return Scored(step.tried, step.evaluation, f"{name}: {text}", now, run.spec_generation, score)
 
 
 def trial_row() -> StepRow:
