@@ -14,7 +14,7 @@ from kvmedic.cli.app import app_for
 from kvmedic.cli.plan import hint_at_source
 from kvmedic.kube.errors import NoCluster
 from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
-from kvmedic.manifests.refusal import LONGEST_MESSAGE
+from kvmedic.manifests.errors import LONGEST_MESSAGE
 
 CONFIG = {
     "apiVersion": "v1",

@@ -27,7 +27,7 @@ from kvmedic.kube.errors import Call, Refused
 from kvmedic.kube.objects import Ref, Resource
 from kvmedic.model.fleet import OrphanDrain, Rotation
 from kvmedic.model.spec import RotationWay, TargetRef
-from kvmedic.rollout.orphan_drain import drain_refusal
+from kvmedic.rollout.orphan_drain import explain_blocked_drain
 from worlds.asked import a_resource
 from worlds.live_fleet import LABEL, NAME
 from worlds.neighbours import definition
@@ -182,9 +182,9 @@ def test_a_quick_look_lists_nothing_that_only_draining_depends_on_and_lets_nothi
     looked = asyncio.run(target.look("serving", policy))
 
     assert not at_first.keys() & DRAINING.keys()
-    assert drain_refusal(seen.fleet) == NOT_READ
+    assert explain_blocked_drain(seen.fleet) == NOT_READ
     assert completed == DRAINING
-    assert (again, drain_refusal(whole.fleet)) == (whole, "")
+    assert (again, explain_blocked_drain(whole.fleet)) == (whole, "")
     assert reader.listed == at_first + Counter(DRAINING)
     assert whole.fleet == looked.fleet
 

@@ -19,7 +19,7 @@ from kvmedic.model.edits import Field, PatchOperation, TokenEdit
 from kvmedic.model.fleet import FROZEN_PARTITION, LEADER_WORKER_SET, hold_by_partition
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import RotationLabel, RotationWay, TargetRef
-from kvmedic.rollout.preconditions import refusals
+from kvmedic.rollout.preconditions import find_rollout_blockers
 from kvmedic.rollout.stateful.groups import let_go_fields
 from kvmedic.runbooks.workload import View
 
@@ -98,7 +98,7 @@ def test_each_group_is_a_replica_by_its_leader_and_drains_by_a_label_of_its_own(
     assert (fleet.groups.obeyed, fleet.groups.comes_back, fleet.groups.unfit) == (0, fleet.revision, "")
     assert fleet.rotation.relabel is not None
     assert fleet.rotation.relabel.keys == ("role",)
-    assert refusals(fleet) == ()
+    assert find_rollout_blockers(fleet) == ()
 
 
 def worker_down(bodies: list[JsonObject]) -> None:
@@ -198,14 +198,14 @@ def test_groups_that_are_not_changed_are_refused_by_name(
     if change:
         change(bodies)
 
-    found = refusals(look(bodies).fleet)
+    found = find_rollout_blockers(look(bodies).fleet)
 
     assert found[0].reason is Reason.KIND_UNSUPPORTED
     assert says in found[0].message
 
 
 def test_a_service_that_goes_by_the_controllers_labels_alone_takes_no_leader_out():
-    found = refusals(look(served(a_set(), a_service(**{NAME: "llm", WORKER_INDEX: "0"}))).fleet)
+    found = find_rollout_blockers(look(served(a_set(), a_service(**{NAME: "llm", WORKER_INDEX: "0"}))).fleet)
 
     assert found[0].reason is Reason.DRAIN_IMPOSSIBLE
     assert "give leaderTemplate a label of its own" in found[0].message
@@ -219,7 +219,7 @@ def test_one_template_for_leaders_and_workers_is_changed_where_it_is():
 
     paths = [each.path for each in on_groups(live, EDIT.patch(pod_template(live)))]
 
-    assert refusals(look(bodies).fleet) == ()
+    assert find_rollout_blockers(look(bodies).fleet) == ()
     assert all(
         path.startswith("/spec/leaderWorkerTemplate/workerTemplate/spec/containers/0/") for path in paths
     )

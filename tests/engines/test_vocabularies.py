@@ -8,9 +8,9 @@ import pytest
 
 from kvmedic.engines import ENGINES, VOCABULARIES, vocabulary_of
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import read_flags
 from kvmedic.manifests.invocation import Selector, engines_in
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.model.engine import Dialect, Engine, Launch
 
 OTHER = replace(
@@ -39,10 +39,10 @@ def test_each_engine_has_one_row():
 def test_a_container_is_read_as_the_engine_that_it_starts():
     found = engines_in(BOTH, (VLLM, OTHER), Selector())
 
-    assert not isinstance(found, Refusal)
+    assert not isinstance(found, ManifestError)
     assert [(container.name, profile.name) for container, profile in found] == [("a", "vLLM"), ("b", "Other")]
     views = [read_flags(container.data, Engine(profile)) for container, profile in found]
-    assert [view.values() for view in views if not isinstance(view, Refusal)] == [
+    assert [view.values() for view in views if not isinstance(view, ManifestError)] == [
         {"max_num_seqs": 8},
         {"max_num_seqs": 9},
     ]
@@ -52,6 +52,6 @@ def test_a_container_is_read_as_the_engine_that_it_starts():
 def test_a_manifest_without_any_engine_is_refused_with_the_names_of_those_known(profiles, names):
     found = engines_in(BOTH.replace("other.server", "x").replace("vllm-openai", "x"), profiles, Selector())
 
-    assert isinstance(found, Refusal)
-    assert found.reason is RefusalReason.NO_ENGINE
+    assert isinstance(found, ManifestError)
+    assert found.reason is ErrorReason.NO_ENGINE
     assert f"no container starts {names}: " in found.message

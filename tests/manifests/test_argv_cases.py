@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import FlagsView, edit, read_flags, setting_of
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
 
@@ -65,11 +65,11 @@ def test_what_vllm_read_is_what_is_shown(case: dict[str, Any], layout: str) -> N
 def test_what_vllm_refused_is_refused_and_never_edited(case: dict[str, Any]) -> None:
     container = a_container(case["argv"], "split")
     setting = setting_of(VLLM.by_dest()["max_num_seqs"], 4, ENGINE)
-    assert not isinstance(setting, Refusal)
+    assert not isinstance(setting, ManifestError)
 
     for outcome in (read_flags(container, ENGINE), edit(container, 0, setting, ENGINE)):
-        assert isinstance(outcome, Refusal)
-        assert outcome.reason is RefusalReason.WOULD_NOT_START
+        assert isinstance(outcome, ManifestError)
+        assert outcome.reason is ErrorReason.WOULD_NOT_START
         assert "args[" in outcome.message or "command[" in outcome.message, "the token is named"
 
 
@@ -91,8 +91,8 @@ def test_an_edit_changes_one_token_and_this_one_value(case: dict[str, Any]) -> N
     container = a_container(argv, "command")
     setting = setting_of(VLLM.by_dest()["max_num_seqs"], 4, ENGINE)
     before = read_flags(container, ENGINE)
-    assert not isinstance(setting, Refusal)
-    assert not isinstance(before, Refusal)
+    assert not isinstance(setting, ManifestError)
+    assert not isinstance(before, ManifestError)
 
     outcome = edit(container, 0, setting, ENGINE)
 

@@ -14,18 +14,18 @@ import pytest
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.documents import MOST_VALUES, containers_of
 from kvmedic.manifests.engine_file import LONGEST, engine_file
-from kvmedic.manifests.flags import parsed_of, read_flags
-from kvmedic.manifests.grammar import Parsed
-from kvmedic.manifests.invocation import NotAnEngine, Remembered, invocation_of, version_of
-from kvmedic.manifests.refusal import (
+from kvmedic.manifests.errors import (
     DEEPEST,
     LONGEST_MESSAGE,
     LONGEST_WORD,
     STEPS,
     Budget,
-    Refusal,
-    RefusalReason,
+    ErrorReason,
+    ManifestError,
 )
+from kvmedic.manifests.flags import parsed_of, read_flags
+from kvmedic.manifests.grammar import Parsed
+from kvmedic.manifests.invocation import NotAnEngine, Remembered, invocation_of, version_of
 from kvmedic.manifests.trial_pod import api_key_of
 from kvmedic.model.compression import parse_count, parse_quantity
 from kvmedic.model.engine import Engine, Version
@@ -113,9 +113,9 @@ MONSTERS = [
 ]
 
 
-def refused(container: dict[str, Any]) -> Refusal:
+def refused(container: dict[str, Any]) -> ManifestError:
     found = parsed_of(container, ENGINE)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, ManifestError)
     return found
 
 
@@ -125,11 +125,11 @@ def test_a_command_line_that_costs_too_much_is_refused_by_name_and_with_what_to_
 ) -> None:
     container = {**container, "image": "vllm/vllm-openai:v0.32.0"}
 
-    refusal = refused(container)
+    error = refused(container)
 
-    assert refusal.reason is RefusalReason.TOO_LARGE
-    assert re.search(message, refusal.message), refusal.message
-    assert refusal.message.rpartition(": ")[2].startswith(("shorten", "write", "list"))
+    assert error.reason is ErrorReason.TOO_LARGE
+    assert re.search(message, error.message), error.message
+    assert error.message.rpartition(": ")[2].startswith(("shorten", "write", "list"))
 
 
 @pytest.mark.parametrize(("container", "message"), MONSTERS)
@@ -274,11 +274,11 @@ def test_what_is_remembered_is_bounded() -> None:
     ],
 )
 def test_a_number_that_no_engine_can_hold_keeps_it_from_starting(value: str) -> None:
-    refusal = refused(a_list("--max-model-len", value))
+    error = refused(a_list("--max-model-len", value))
 
-    assert refusal.reason is RefusalReason.WOULD_NOT_START
-    assert "max-model-len" in refusal.message
-    assert len(refusal.message) < LONGEST_MESSAGE
+    assert error.reason is ErrorReason.WOULD_NOT_START
+    assert "max-model-len" in error.message
+    assert len(error.message) < LONGEST_MESSAGE
 
 
 @pytest.mark.parametrize("text", ["9" * 5_000, "9" * 19, "x", "", "-1", "1.5"])
@@ -303,8 +303,8 @@ def test_the_tag_of_an_image_may_have_any_digits() -> None:
 def test_a_configuration_file_that_costs_too_much_is_refused(text: str) -> None:
     found = engine_file(text, "ConfigMap/x y", a_list("--config", "x.yaml"), ENGINE)
 
-    assert isinstance(found, Refusal)
-    assert found.reason is RefusalReason.TOO_LARGE
+    assert isinstance(found, ManifestError)
+    assert found.reason is ErrorReason.TOO_LARGE
     assert "ConfigMap/x y" in found.message
 
 
@@ -326,8 +326,8 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]
 def test_a_manifest_that_costs_too_much_is_refused(text: str, message: str) -> None:
     found = containers_of(text)
 
-    assert isinstance(found, Refusal)
-    assert found.reason is RefusalReason.TOO_LARGE
+    assert isinstance(found, ManifestError)
+    assert found.reason is ErrorReason.TOO_LARGE
     assert message in found.message
 
 
@@ -337,7 +337,7 @@ def test_command_lines_that_are_too_large_push_nobody_out_of_what_is_remembered(
     kept.keep("mine", subject, "read", 500)
 
     for number in range(5):
-        kept.keep(number, subject, Refusal(RefusalReason.TOO_LARGE, "x"), 60_000)
+        kept.keep(number, subject, ManifestError(ErrorReason.TOO_LARGE, "x"), 60_000)
 
     assert kept.find("mine", subject) == ("read", 500)
-    assert kept.find(4, subject) == (Refusal(RefusalReason.TOO_LARGE, "x"), 60_000)
+    assert kept.find(4, subject) == (ManifestError(ErrorReason.TOO_LARGE, "x"), 60_000)

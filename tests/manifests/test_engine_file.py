@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.engine_file import LONGEST, EngineFile, engine_file, entries_of
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import parsed_of
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.model.engine import Engine, Knob, Version
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))
@@ -20,7 +20,7 @@ MODULE = {**SERVE, "command": ["python3", "-m", "vllm.entrypoints.openai.api_ser
 SECRET = "s3cret"
 
 
-def read(text: str, container: dict[str, Any] = SERVE) -> EngineFile | Refusal:
+def read(text: str, container: dict[str, Any] = SERVE) -> EngineFile | ManifestError:
     return engine_file(text, "ConfigMap/limits engine.yaml", container, ENGINE)
 
 
@@ -64,8 +64,8 @@ def test_a_value_is_found_and_nothing_but_it_is_replaced(text: str, value: str) 
 def test_an_odd_layout_is_refused(text: str) -> None:
     span = a_file(text).span("max_num_seqs")
 
-    assert isinstance(span, Refusal)
-    assert span.reason is RefusalReason.UNSAFE
+    assert isinstance(span, ManifestError)
+    assert span.reason is ErrorReason.UNSAFE
     assert "max_num_seqs in ConfigMap/limits engine.yaml" in span.message
 
 
@@ -90,11 +90,11 @@ def test_an_odd_layout_is_refused(text: str) -> None:
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(text: str, said: str) -> None:
-    refusal = read(text)
+    error = read(text)
 
-    assert isinstance(refusal, Refusal)
-    assert said in refusal.message
-    assert SECRET not in refusal.message
+    assert isinstance(error, ManifestError)
+    assert said in error.message
+    assert SECRET not in error.message
 
 
 SWITCHED = "enable-prefix-caching: {}\nmax-num-seqs: 64\n"
@@ -124,7 +124,7 @@ def test_who_decides_a_value(line: list[str], text: str, *, expected: bool) -> N
     parsed = parsed_of({**SERVE, "args": line}, ENGINE)
     flag = VLLM.flag(Knob.MAX_NUM_SEQS)
     assert flag is not None
-    assert not isinstance(parsed, Refusal)
+    assert not isinstance(parsed, ManifestError)
 
     assert (a_file(text).decides(flag, parsed) is not None) == expected
 
@@ -132,7 +132,7 @@ def test_who_decides_a_value(line: list[str], text: str, *, expected: bool) -> N
 def test_a_switch_is_the_command_lines_matter() -> None:
     parsed, flag = parsed_of(SERVE, ENGINE), VLLM.flag(Knob.PREFIX_CACHING)
     assert flag is not None
-    assert not isinstance(parsed, Refusal)
+    assert not isinstance(parsed, ManifestError)
 
     assert a_file(SWITCHED.format("true")).decides(flag, parsed) is None
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import FlagsView, Outcome, edit, read_flags, setting_of
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.engine import Engine, Version
 from manifests import reference_parser
@@ -28,7 +28,7 @@ def a_container(script: str, *rest: str, shell: tuple[str, ...] = ("sh", "-c"), 
 
 def outcome_of(container: dict[str, Any], dest: str = "max_num_seqs", value: object = 16) -> Outcome:
     setting = setting_of(VLLM.by_dest()[dest], str(value), ENGINE)
-    assert not isinstance(setting, Refusal)
+    assert not isinstance(setting, ManifestError)
     return edit(container, 0, setting, ENGINE)
 
 
@@ -360,20 +360,20 @@ REFUSED = [
 
 @pytest.mark.parametrize(("script", "said"), REFUSED)
 def test_what_is_not_followed_is_refused_by_name(script: str, said: str) -> None:
-    refusal = outcome_of(a_container(script))
+    error = outcome_of(a_container(script))
 
-    assert isinstance(refusal, Refusal), refusal
-    assert said in refusal.message
+    assert isinstance(error, ManifestError), error
+    assert said in error.message
 
 
 def test_a_variable_of_the_container_that_is_used_elsewhere_is_not_edited() -> None:
     container = a_container("vllm serve m --max-num-seqs $S", S="64", T="$(S)0")
 
-    refusal = outcome_of(container)
+    error = outcome_of(container)
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is RefusalReason.FROM_VARIABLE
-    assert "S, which is used elsewhere too" in refusal.message
+    assert isinstance(error, ManifestError)
+    assert error.reason is ErrorReason.FROM_VARIABLE
+    assert "S, which is used elsewhere too" in error.message
 
 
 @pytest.mark.parametrize(
@@ -387,20 +387,20 @@ def test_a_variable_that_is_not_written_out_is_not_edited(entry: dict[str, Any],
     container = a_container("vllm serve m --max-num-seqs $S", OTHER="6")
     container["env"].append({"name": "S", **entry})
 
-    refusal = outcome_of(container)
+    error = outcome_of(container)
 
-    assert isinstance(refusal, Refusal)
-    assert said in refusal.message
+    assert isinstance(error, ManifestError)
+    assert said in error.message
 
 
 @pytest.mark.parametrize(
     "script", ["curl localhost | grep vllm:", "echo 'x", "echo vllm serve m", "nginx -g 'daemon off;'"]
 )
 def test_a_script_that_starts_no_engine_is_none(script: str) -> None:
-    refusal = outcome_of(a_container(script))
+    error = outcome_of(a_container(script))
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason in {RefusalReason.NO_ENGINE, RefusalReason.SHELL_SCRIPT}
+    assert isinstance(error, ManifestError)
+    assert error.reason in {ErrorReason.NO_ENGINE, ErrorReason.SHELL_SCRIPT}
 
 
 def test_the_shells_of_this_machine_are_there() -> None:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import AlreadySet, edit, setting_of
-from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
 from manifests import reference_parser
@@ -97,7 +97,7 @@ def test_the_shell_gives_the_engine_the_one_value_and_nothing_else_is_changed(
     container: dict[str, Any], desired: tuple[str, Any]
 ) -> None:
     setting = setting_of(VLLM.by_dest()[desired[0]], desired[1], ENGINE)
-    assert not isinstance(setting, Refusal)
+    assert not isinstance(setting, ManifestError)
     (old,) = oracle().argvs(container)
     given_values = reference_parser.parse(PARSER, engine_arguments(old))
 
@@ -169,7 +169,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=14), st.sampled_from([" ", ""]))
 def test_no_script_is_too_odd_for_an_answer(pieces: list[str], gap: str) -> None:
     setting = setting_of(VLLM.by_dest()["max_num_seqs"], 16, ENGINE)
-    assert not isinstance(setting, Refusal)
+    assert not isinstance(setting, ManifestError)
     script = gap.join(pieces)
     container = {
         "name": "c",
@@ -180,7 +180,7 @@ def test_no_script_is_too_odd_for_an_answer(pieces: list[str], gap: str) -> None
 
     outcome = edit(container, 0, setting, ENGINE)
 
-    assert isinstance(outcome, TokenEdit | AlreadySet | Refusal)
+    assert isinstance(outcome, TokenEdit | AlreadySet | ManifestError)
     if isinstance(outcome, TokenEdit):
         changed: Any = outcome.apply({"spec": {"containers": [container]}})["spec"]
         again = edit(changed["containers"][0], 0, setting, ENGINE)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Outcome, Setting, edit, read_flags, setting_of
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.tokens import Place
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Scalar, Version
@@ -202,62 +202,62 @@ def test_what_is_set_already_stays_as_it_is_written(
         pytest.param(
             a_container("--max-num-seqs=$(SEQS)", env=[{"name": "SEQS", "valueFrom": FROM_MAP}]),
             "max_num_seqs",
-            RefusalReason.FROM_VARIABLE,
+            ErrorReason.FROM_VARIABLE,
             "args[1]), set outside of the manifest by key seqs of ConfigMap limits: change it there, or",
             id="from another object",
         ),
         pytest.param(
             a_container("--config", "/etc/c.yaml"),
             "max_num_seqs",
-            RefusalReason.IN_CONFIG_FILE,
+            ErrorReason.IN_CONFIG_FILE,
             "may be in the file /etc/c.yaml",
             id="in a file, perhaps",
         ),
         pytest.param(
             a_container("vllm", "serve", "m", command=["sh", "-c"]),
             "max_num_seqs",
-            RefusalReason.SHELL_SCRIPT,
+            ErrorReason.SHELL_SCRIPT,
             "script of the shell",
             id="a shell that runs only the first word",
         ),
         pytest.param(
             a_container("$(MORE)", env=[{"name": "MORE", "value": "--max-num-seqs=8 --port=1"}]),
             "max_num_seqs",
-            RefusalReason.WOULD_NOT_START,
+            ErrorReason.WOULD_NOT_START,
             "argument --max-num-seqs: invalid int value",
             id="flags in one variable",
         ),
         pytest.param(
             a_container("--", "x"),
             "max_num_seqs",
-            RefusalReason.WOULD_NOT_START,
+            ErrorReason.WOULD_NOT_START,
             "args[2] belongs to no option",
             id="double dash",
         ),
         pytest.param(
             a_container("--omni"),
             "max_num_seqs",
-            RefusalReason.WOULD_NOT_START,
+            ErrorReason.WOULD_NOT_START,
             "another program",
             id="foreign",
         ),
         pytest.param(
             {"name": "vllm", "image": "vllm/vllm-openai"},
             "max_num_seqs",
-            RefusalReason.NO_ENGINE,
+            ErrorReason.NO_ENGINE,
             "neither command nor args",
             id="the image's own command",
         ),
     ],
 )
 def test_what_cannot_be_edited_is_refused_with_the_place(
-    container: dict[str, Any], dest: str, reason: RefusalReason, said: str
+    container: dict[str, Any], dest: str, reason: ErrorReason, said: str
 ) -> None:
-    refusal = outcome_of(container, dest, 16)
+    error = outcome_of(container, dest, 16)
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is reason
-    assert said in refusal.message
+    assert isinstance(error, ManifestError)
+    assert error.reason is reason
+    assert said in error.message
 
 
 @pytest.mark.parametrize(
@@ -283,10 +283,10 @@ def test_a_variable_that_is_used_once_is_edited_where_it_is_set(
 def test_a_variable_that_is_used_twice_is_not_edited() -> None:
     container = a_container("--max-num-seqs=$(S)", "--seed", "$(S)", env=[{"name": "S", "value": "8"}])
 
-    refusal = outcome_of(container, "max_num_seqs", 16)
+    error = outcome_of(container, "max_num_seqs", 16)
 
-    assert isinstance(refusal, Refusal)
-    assert "the variable S, which is used elsewhere too: write the value itself" in refusal.message
+    assert isinstance(error, ManifestError)
+    assert "the variable S, which is used elsewhere too: write the value itself" in error.message
 
 
 def test_a_variable_in_another_flag_blocks_nothing() -> None:
@@ -304,13 +304,13 @@ def test_a_variable_that_may_hold_flags_is_one_where_no_model_is_expected() -> N
         "envFrom": [{"configMapRef": {"name": "x"}}],
     }
 
-    refusal = outcome_of(container, "max_num_seqs", 16)
+    error = outcome_of(container, "max_num_seqs", 16)
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is RefusalReason.FROM_VARIABLE
+    assert isinstance(error, ManifestError)
+    assert error.reason is ErrorReason.FROM_VARIABLE
     assert (
         "MORE (command[3]) is set outside of the manifest by ConfigMap x and may hold any flag"
-        in refusal.message
+        in error.message
     )
 
 
@@ -324,39 +324,63 @@ def test_a_model_from_another_object_is_a_model() -> None:
 @pytest.mark.parametrize(
     ("dest", "value", "version", "reason", "said"),
     [
-        ("max_num_seqs", "1k", "0.32.0", RefusalReason.INVALID_VALUE, "invalid int value: '1k'"),
-        ("max_num_seqs", "", "0.32.0", RefusalReason.INVALID_VALUE, "invalid int value: ''"),
-        ("max_num_seqs", 0, "0.32.0", RefusalReason.INVALID_VALUE, "max_num_seqs is at least 1, not 0"),
-        ("max_num_seqs", 0.5, "0.32.0", RefusalReason.INVALID_VALUE, "invalid int value"),
-        ("max_model_len", -2, "0.32.0", RefusalReason.INVALID_VALUE, "at least 1, or -1, not -2"),
-        ("gpu_memory_utilization", 0, "0.32.0", RefusalReason.INVALID_VALUE, "over 0 and at most 1, not 0"),
-        ("gpu_memory_utilization", 1.01, "0.32.0", RefusalReason.INVALID_VALUE, "not 1.01"),
-        ("gpu_memory_utilization", "nan", "0.32.0", RefusalReason.INVALID_VALUE, "not a finite number"),
-        ("watermark", 1, "0.32.0", RefusalReason.INVALID_VALUE, "at least 0 and under 1"),
-        ("kv_cache_dtype", "FP8", "0.32.0", RefusalReason.INVALID_VALUE, "invalid choice: 'FP8'"),
-        ("kv_cache_dtype", "$(X)", "0.33.0", RefusalReason.INVALID_VALUE, "can't be '$(X)'"),
-        ("enable_prefix_caching", "maybe", "0.32.0", RefusalReason.INVALID_VALUE, "expected true or false"),
-        ("enable_prefix_caching", False, "0.6.3.post1", RefusalReason.NOT_IN_VERSION, "no way to write"),
-        ("swap_space", 4, "0.32.0", RefusalReason.NOT_IN_VERSION, "0.5.5 to 0.17.1 are known to"),
-        ("watermark", 0.1, "0.20.2", RefusalReason.NOT_IN_VERSION, "vLLM 0.20.2 does not have --watermark"),
-        ("watermark", 0.1, None, RefusalReason.VERSION_UNKNOWN, "name the engine's version"),
+        ("max_num_seqs", "1k", "0.32.0", ErrorReason.INVALID_VALUE, "invalid int value: '1k'"),
+        ("max_num_seqs", "", "0.32.0", ErrorReason.INVALID_VALUE, "invalid int value: ''"),
+        ("max_num_seqs", 0, "0.32.0", ErrorReason.INVALID_VALUE, "max_num_seqs is at least 1, not 0"),
+        ("max_num_seqs", 0.5, "0.32.0", ErrorReason.INVALID_VALUE, "invalid int value"),
+        ("max_model_len", -2, "0.32.0", ErrorReason.INVALID_VALUE, "at least 1, or -1, not -2"),
+        (
+            "gpu_memory_utilization",
+            0,
+            "0.32.0",
+            ErrorReason.INVALID_VALUE,
+            "over 0 and at most 1, not 0",
+        ),
+        ("gpu_memory_utilization", 1.01, "0.32.0", ErrorReason.INVALID_VALUE, "not 1.01"),
+        ("gpu_memory_utilization", "nan", "0.32.0", ErrorReason.INVALID_VALUE, "not a finite number"),
+        ("watermark", 1, "0.32.0", ErrorReason.INVALID_VALUE, "at least 0 and under 1"),
+        ("kv_cache_dtype", "FP8", "0.32.0", ErrorReason.INVALID_VALUE, "invalid choice: 'FP8'"),
+        ("kv_cache_dtype", "$(X)", "0.33.0", ErrorReason.INVALID_VALUE, "can't be '$(X)'"),
+        (
+            "enable_prefix_caching",
+            "maybe",
+            "0.32.0",
+            ErrorReason.INVALID_VALUE,
+            "expected true or false",
+        ),
+        (
+            "enable_prefix_caching",
+            False,
+            "0.6.3.post1",
+            ErrorReason.NOT_IN_VERSION,
+            "no way to write",
+        ),
+        ("swap_space", 4, "0.32.0", ErrorReason.NOT_IN_VERSION, "0.5.5 to 0.17.1 are known to"),
+        (
+            "watermark",
+            0.1,
+            "0.20.2",
+            ErrorReason.NOT_IN_VERSION,
+            "vLLM 0.20.2 does not have --watermark",
+        ),
+        ("watermark", 0.1, None, ErrorReason.VERSION_UNKNOWN, "name the engine's version"),
         (
             "enable_chunked_prefill",
             True,
             "0.8.2",
-            RefusalReason.VERSION_UNKNOWN,
+            ErrorReason.VERSION_UNKNOWN,
             "0.7.3 and 0.8.5.post1 differ",
         ),
     ],
 )
 def test_a_value_that_the_engine_would_not_take_is_refused_before_anything_is_read(
-    dest: str, value: Scalar, version: str | None, reason: RefusalReason, said: str
+    dest: str, value: Scalar, version: str | None, reason: ErrorReason, said: str
 ) -> None:
-    refusal = setting_of(VLLM.by_dest()[dest], value, an_engine(version))
+    error = setting_of(VLLM.by_dest()[dest], value, an_engine(version))
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is reason
-    assert said in refusal.message
+    assert isinstance(error, ManifestError)
+    assert error.reason is reason
+    assert said in error.message
 
 
 @pytest.mark.parametrize(
@@ -452,20 +476,18 @@ def test_what_argparse_takes_beside_options_is_taken(
 def test_what_would_not_start_is_refused_without_its_values(
     version: str | None, args: list[str], said: str
 ) -> None:
-    refusal = read_flags(a_container(*args), an_engine(version))
+    error = read_flags(a_container(*args), an_engine(version))
 
-    assert isinstance(refusal, Refusal)
-    assert said in refusal.message
-    assert "s3cret" not in refusal.message
+    assert isinstance(error, ManifestError)
+    assert said in error.message
+    assert "s3cret" not in error.message
 
 
 def test_a_name_for_the_model_needs_the_model_first() -> None:
-    refusal = read_flags(
-        {"name": "v", "command": ["vllm", "serve", "--served_model_name=x", "m"]}, an_engine()
-    )
+    error = read_flags({"name": "v", "command": ["vllm", "serve", "--served_model_name=x", "m"]}, an_engine())
 
-    assert isinstance(refusal, Refusal)
-    assert "--served-model-name needs the model" in refusal.message
+    assert isinstance(error, ManifestError)
+    assert "--served-model-name needs the model" in error.message
 
 
 def test_a_value_from_outside_is_not_made_up_and_the_others_are_read() -> None:
@@ -480,7 +502,7 @@ def test_a_value_from_outside_is_not_made_up_and_the_others_are_read() -> None:
     assert isinstance(view, FlagsView)
     assert view.values() == {"max_model_len": 8192}
     assert [(each.flag.dest, each.why.reason) for each in view.unknown] == [
-        ("max_num_seqs", RefusalReason.FROM_VARIABLE)
+        ("max_num_seqs", ErrorReason.FROM_VARIABLE)
     ]
 
 
@@ -495,7 +517,7 @@ def test_an_unresolved_variable_blocks_its_own_flag_alone() -> None:
         edit(container, 0, a_setting(name, 16), an_engine()) for name in ("max_num_seqs", "max_model_len")
     )
 
-    assert isinstance(own, Refusal)
+    assert isinstance(own, ManifestError)
     assert "max_num_seqs comes from $(SEQS) (args[1])" in own.message
     assert isinstance(other, TokenEdit)
     assert (other.before, other.after) == ("--max-model-len=8192", "--max-model-len=16")

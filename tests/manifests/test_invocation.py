@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.invocation import NotAnEngine, image_name, invocation_of, version_of
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.model.engine import Version
 
 API_SERVER = "vllm.entrypoints.openai.api_server"
@@ -76,44 +76,44 @@ def test_these_start_the_engine_with_one_argument(container: dict[str, Any], sub
     [
         pytest.param(
             a_container("sh", "-c", "vllm", "serve", "m"),
-            RefusalReason.SHELL_SCRIPT,
+            ErrorReason.SHELL_SCRIPT,
             "the shell `sh`",
             id="sh with words that it does not run",
         ),
         pytest.param(
             a_container("vllm serve m"),
-            RefusalReason.SHELL_SCRIPT,
+            ErrorReason.SHELL_SCRIPT,
             "command[0] holds a whole command",
             id="one item",
         ),
         pytest.param(
             a_container("su", "-c", "vllm serve m"),
-            RefusalReason.SHELL_SCRIPT,
+            ErrorReason.SHELL_SCRIPT,
             "command[2] holds",
             id="su -c",
         ),
         pytest.param(
             a_container("launch.sh", "vllm", "serve", "m"),
-            RefusalReason.UNKNOWN_WRAPPER,
+            ErrorReason.UNKNOWN_WRAPPER,
             "`launch.sh` (command[0]) starts vLLM",
             id="wrapper",
         ),
         pytest.param(
             a_container("vllm", "serve", args=["m", 8]),
-            RefusalReason.NOT_TEXT,
+            ErrorReason.NOT_TEXT,
             "args[1] is the number 8",
             id="number",
         ),
     ],
 )
 def test_these_start_it_in_a_way_that_is_not_followed(
-    container: dict[str, Any], reason: RefusalReason, said: str
+    container: dict[str, Any], reason: ErrorReason, said: str
 ) -> None:
-    refusal = invocation_of(container, VLLM)
+    error = invocation_of(container, VLLM)
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is reason
-    assert said in refusal.message
+    assert isinstance(error, ManifestError)
+    assert error.reason is reason
+    assert said in error.message
 
 
 @pytest.mark.parametrize(

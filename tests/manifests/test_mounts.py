@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvmedic.manifests.engine_file import MountedFile, mounted_file
-from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 
 PATH = "/etc/vllm/engine.yaml"
 LIMITS = {"name": "c", "configMap": {"name": "limits"}}
@@ -123,6 +123,6 @@ def test_a_file_of_one_config_map_is_found(result: object, expected: MountedFile
     ],
 )
 def test_what_does_not_lead_to_one_config_map_is_named(result: object, said: str) -> None:
-    assert isinstance(result, Refusal)
-    assert result.reason is RefusalReason.IN_CONFIG_FILE
+    assert isinstance(result, ManifestError)
+    assert result.reason is ErrorReason.IN_CONFIG_FILE
     assert said in result.message

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.documents import ManifestContainer, containers_of
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import AlreadySet, edit, parsed_of, setting_of
 from kvmedic.manifests.grammar import Parsed
-from kvmedic.manifests.refusal import Refusal
 from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.engine import Arity, Engine, Flag, Kind, Option, Version
@@ -101,7 +101,7 @@ def test_a_command_line_reads_as_argparse_reads_it(arguments: list[str]) -> None
     parsed = parsed_of(a_container(arguments), ENGINE)
 
     if values is None:
-        assert isinstance(parsed, Refusal)
+        assert isinstance(parsed, ManifestError)
     else:
         assert isinstance(parsed, Parsed), parsed
         assert knobs_of(parsed.values()) == knobs_of(values)
@@ -129,13 +129,13 @@ def test_an_edit_changes_one_token_and_argparse_sees_one_value_change(
 ) -> None:
     flag, value = desired
     setting = setting_of(flag, value, ENGINE)
-    assert not isinstance(setting, Refusal)
+    assert not isinstance(setting, ManifestError)
     before = expected(arguments)
 
     outcome = edit(a_container(arguments), 0, setting, ENGINE)
 
-    if before is None or ("--" in arguments and isinstance(outcome, Refusal)):
-        assert isinstance(outcome, Refusal)
+    if before is None or ("--" in arguments and isinstance(outcome, ManifestError)):
+        assert isinstance(outcome, ManifestError)
     elif isinstance(outcome, AlreadySet):
         assert before[flag.dest] == value
     else:
@@ -203,11 +203,11 @@ def test_a_splice_leaves_every_other_byte_and_every_other_token(
 ) -> None:
     text, tokens = manifest
     found = containers_of(text)
-    assert not isinstance(found, Refusal)
+    assert not isinstance(found, ManifestError)
     container: ManifestContainer = found[0]
     assert container.data["args"] == tokens
     setting = setting_of(VLLM.by_dest()[desired[0]], desired[1], ENGINE)
-    assert not isinstance(setting, Refusal)
+    assert not isinstance(setting, ManifestError)
     outcome = edit(container.data, container.index, setting, ENGINE)
     assert isinstance(outcome, TokenEdit)
 

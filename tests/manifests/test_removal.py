@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import Setting, edit, remove_flag, setting_of
-from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.engine import Engine, Knob, Version
 
@@ -84,5 +84,5 @@ def test_what_others_changed_since_stays():
 def test_what_cannot_be_taken_off_for_sure_is_refused(of, words):
     found = remove_flag(of, 0, FLAG, ENGINE)
 
-    assert isinstance(found, Refusal)
+    assert isinstance(found, ManifestError)
     assert words in found.message

@@ -7,9 +7,9 @@ import pytest
 from kvmedic.engines import ENGINES
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.documents import ManifestContainer, containers_of
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import edit, read_flags, setting_of
 from kvmedic.manifests.invocation import Selector, engine_in
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.engine import Engine, Version
@@ -29,17 +29,17 @@ spec:
 """
 
 
-def the_engine(text: str, selector: Selector) -> ManifestContainer | Refusal:
+def the_engine(text: str, selector: Selector) -> ManifestContainer | ManifestError:
     found = engine_in(text, ENGINES, selector)
-    return found if isinstance(found, Refusal) else found[0]
+    return found if isinstance(found, ManifestError) else found[0]
 
 
-def after(text: str, dest: str, value: object) -> str | Refusal:
+def after(text: str, dest: str, value: object) -> str | ManifestError:
     found = the_engine(text, Selector())
-    if isinstance(found, Refusal):
+    if isinstance(found, ManifestError):
         return found
     setting = setting_of(VLLM.by_dest()[dest], str(value), ENGINE)
-    assert not isinstance(setting, Refusal)
+    assert not isinstance(setting, ManifestError)
     outcome = edit(found.data, found.index, setting, ENGINE)
     return splice_edit(text, found, outcome) if isinstance(outcome, TokenEdit) else outcome  # type: ignore[return-value]
 
@@ -271,10 +271,10 @@ def test_a_word_is_added_within_a_text(lists: str, behind: str) -> None:
 def test_a_block_whose_indentation_is_declared_is_not_edited() -> None:
     text = HEAD + "        command: [sh, -c]\n        args:\n        - |2\n            vllm serve m\n"
 
-    refusal = after(text, "max_num_seqs", 16)
+    error = after(text, "max_num_seqs", 16)
 
-    assert isinstance(refusal, Refusal)
-    assert "laid out oddly" in refusal.message
+    assert isinstance(error, ManifestError)
+    assert "laid out oddly" in error.message
 
 
 JSON = """{
@@ -297,77 +297,80 @@ def test_json_stays_json_with_its_tabs() -> None:
 REFUSED = [
     pytest.param(
         "        args: &a [m, --max-num-seqs=8]\n",
-        RefusalReason.SHARED_YAML,
+        ErrorReason.SHARED_YAML,
         "args of container vllm",
         id="anchor on the list",
     ),
     pytest.param(
         "        args: [m, &n --max-num-seqs=8]\n",
-        RefusalReason.SHARED_YAML,
+        ErrorReason.SHARED_YAML,
         "args[1]",
         id="anchor on the token",
     ),
     pytest.param(
-        "        args: [m, --max-num-seqs, !!str 8]\n", RefusalReason.SHARED_YAML, "args[2]", id="tag"
+        "        args: [m, --max-num-seqs, !!str 8]\n", ErrorReason.SHARED_YAML, "args[2]", id="tag"
     ),
     pytest.param(
         "        args: [m, *n]\n        env: [{name: A, value: &n --max-num-seqs=8}]\n",
-        RefusalReason.NOT_A_MANIFEST,
+        ErrorReason.NOT_A_MANIFEST,
         "undefined alias",
         id="alias before its anchor",
     ),
     pytest.param(
         "        env: [{name: A, value: &n --max-num-seqs=8}]\n        args: [m, *n]\n",
-        RefusalReason.SHARED_YAML,
+        ErrorReason.SHARED_YAML,
         "args[1]",
         id="alias as a token",
     ),
     pytest.param(
         "        args: [m, --max-num-seqs, 8]\n",
-        RefusalReason.NOT_TEXT,
+        ErrorReason.NOT_TEXT,
         "args[2] is the number 8",
         id="number",
     ),
     pytest.param(
         "        args: [m, --max-num-seqs, 1_0]\n",
-        RefusalReason.NOT_TEXT,
+        ErrorReason.NOT_TEXT,
         "args[2] is the number 1_0",
         id="number of YAML 1.1",
     ),
     pytest.param(
         "        args: [m, on]\n",
-        RefusalReason.NOT_TEXT,
+        ErrorReason.NOT_TEXT,
         "args[1] is the boolean on",
         id="boolean of YAML 1.1",
     ),
-    pytest.param("        args: [m, 2024-01-01]\n", RefusalReason.NOT_TEXT, "args[1] is the date", id="date"),
-    pytest.param("        args: [m, ~]\n", RefusalReason.NOT_TEXT, "args[1] is empty", id="null"),
+    pytest.param("        args: [m, 2024-01-01]\n", ErrorReason.NOT_TEXT, "args[1] is the date", id="date"),
+    pytest.param("        args: [m, ~]\n", ErrorReason.NOT_TEXT, "args[1] is empty", id="null"),
     pytest.param(
-        "        args:\n        - m\n        -\n", RefusalReason.NOT_TEXT, "args[1] is empty", id="nothing"
+        "        args:\n        - m\n        -\n",
+        ErrorReason.NOT_TEXT,
+        "args[1] is empty",
+        id="nothing",
     ),
     pytest.param(
-        "        args: [m, [a]]\n", RefusalReason.NOT_TEXT, "args[1] is a list", id="list in the list"
+        "        args: [m, [a]]\n", ErrorReason.NOT_TEXT, "args[1] is a list", id="list in the list"
     ),
     pytest.param(
-        "        args: &a [*a]\n", RefusalReason.NOT_TEXT, "args[0] is empty", id="a list within itself"
+        "        args: &a [*a]\n", ErrorReason.NOT_TEXT, "args[0] is empty", id="a list within itself"
     ),
-    pytest.param("        args: m --max-num-seqs 8\n", RefusalReason.NOT_TEXT, "is not a list", id="no list"),
+    pytest.param("        args: m --max-num-seqs 8\n", ErrorReason.NOT_TEXT, "is not a list", id="no list"),
     pytest.param(
         "        args:\n        - m\n        - |\n          --max-num-seqs=8\n",
-        RefusalReason.UNSAFE,
+        ErrorReason.UNSAFE,
         "block scalar",
         id="block scalar",
     ),
     pytest.param(
         "        args: [m]\n        args: [n]\n",
-        RefusalReason.NOT_A_MANIFEST,
+        ErrorReason.NOT_A_MANIFEST,
         "'args' twice in one mapping, line 11",
         id="twice",
     ),
-    pytest.param("        args:\n\t- m\n", RefusalReason.NOT_A_MANIFEST, "line 11", id="tab"),
+    pytest.param("        args:\n\t- m\n", ErrorReason.NOT_A_MANIFEST, "line 11", id="tab"),
     pytest.param(
         "        args:\n        - m\n        {{- if .x }}\n        - n\n        {{- end }}\n",
-        RefusalReason.NOT_A_MANIFEST,
+        ErrorReason.NOT_A_MANIFEST,
         "Helm template",
         id="template",
     ),
@@ -375,12 +378,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("lists", "reason", "said"), REFUSED)
-def test_what_cannot_be_spliced_is_refused(lists: str, reason: RefusalReason, said: str) -> None:
-    refusal = after(HEAD + lists, "max_num_seqs", 16)
+def test_what_cannot_be_spliced_is_refused(lists: str, reason: ErrorReason, said: str) -> None:
+    error = after(HEAD + lists, "max_num_seqs", 16)
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is reason
-    assert said in refusal.message
+    assert isinstance(error, ManifestError)
+    assert error.reason is reason
+    assert said in error.message
 
 
 SHARED = [
@@ -404,11 +407,11 @@ def test_a_shared_list_is_shown_but_not_edited(text: str) -> None:
 
     view = read_flags(found.data, ENGINE)
 
-    assert not isinstance(view, Refusal)
+    assert not isinstance(view, ManifestError)
     assert view.values() == {"max_num_seqs": 8}
-    refusal = after(text, "max_num_seqs", 16)
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is RefusalReason.SHARED_YAML
+    error = after(text, "max_num_seqs", 16)
+    assert isinstance(error, ManifestError)
+    assert error.reason is ErrorReason.SHARED_YAML
 
 
 def test_an_anchor_that_nothing_refers_to_blocks_nothing_around_the_list() -> None:
@@ -453,7 +456,7 @@ WORKLOADS = [
 def test_containers_are_found_in_every_kind_of_workload(text: str, kind: str) -> None:
     found = containers_of(text.replace("CONTAINERS", "containers: [{name: c, args: [x]}]"))
 
-    assert not isinstance(found, Refusal)
+    assert not isinstance(found, ManifestError)
     assert [(c.kind, c.owner, c.name, c.data["args"]) for c in found] == [(kind, "a", "c", ["x"])]
 
 
@@ -477,10 +480,10 @@ def test_what_holds_no_container_gives_none(text: str) -> None:
 def test_init_containers_are_left_out() -> None:
     text = HEAD.replace("containers:", "initContainers:") + "        args: [m]\n"
 
-    refusal = the_engine(text, Selector())
+    error = the_engine(text, Selector())
 
-    assert isinstance(refusal, Refusal)
-    assert "init containers are not looked at" in refusal.message
+    assert isinstance(error, ManifestError)
+    assert "init containers are not looked at" in error.message
 
 
 TWO = (
@@ -501,10 +504,10 @@ TWO = (
     ],
 )
 def test_of_several_none_is_guessed(selector: Selector, said: str) -> None:
-    refusal = the_engine(TWO, selector)
+    error = the_engine(TWO, selector)
 
-    assert isinstance(refusal, Refusal)
-    assert said in refusal.message
+    assert isinstance(error, ManifestError)
+    assert said in error.message
 
 
 def test_a_name_chooses_among_several() -> None:
@@ -517,11 +520,11 @@ def test_a_name_chooses_among_several() -> None:
 def test_an_engine_beside_one_that_cannot_be_followed_is_not_taken_for_all() -> None:
     text = HEAD + "        args: [m]\n      - name: other\n        command: [su, -c, vllm serve m]\n"
 
-    refusal = the_engine(text, Selector())
+    error = the_engine(text, Selector())
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is RefusalReason.SHELL_SCRIPT
-    assert "container other of Deployment/chat" in refusal.message
+    assert isinstance(error, ManifestError)
+    assert error.reason is ErrorReason.SHELL_SCRIPT
+    assert "container other of Deployment/chat" in error.message
     assert isinstance(the_engine(text, Selector(container="vllm")), ManifestContainer)
 
 
@@ -534,6 +537,6 @@ def test_a_removal_or_another_list_is_not_spliced() -> None:
         TokenEdit("vllm", 0, Field.ARGS, 1, "x", None),
         TokenEdit("vllm", 0, Field.COMMAND, 0, "x", "y"),
     ):
-        refusal = splice_edit(text, found, unfit)
-        assert isinstance(refusal, Refusal)
-        assert refusal.reason is RefusalReason.UNSAFE
+        error = splice_edit(text, found, unfit)
+        assert isinstance(error, ManifestError)
+        assert error.reason is ErrorReason.UNSAFE

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
+from kvmedic.manifests.errors import Budget, ErrorReason, ManifestError
 from kvmedic.manifests.tokens import (
     Environment,
     Expanded,
@@ -36,7 +36,7 @@ def expand(text: str, environment: Environment) -> Expanded:
     return expand_within(text, environment, Budget())
 
 
-def tokens_of(container: dict[str, Any]) -> tuple[Token, ...] | Refusal:
+def tokens_of(container: dict[str, Any]) -> tuple[Token, ...] | ManifestError:
     return tokens_within(container, environment_of(container), Budget())
 
 
@@ -183,17 +183,17 @@ def test_a_token_names_its_variables() -> None:
     ],
 )
 def test_what_is_not_text_is_named(item: object, said: str) -> None:
-    refusal = tokens_of({"args": ["m", item]})
+    error = tokens_of({"args": ["m", item]})
 
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is RefusalReason.NOT_TEXT
-    assert refusal.message.startswith(said)
+    assert isinstance(error, ManifestError)
+    assert error.reason is ErrorReason.NOT_TEXT
+    assert error.message.startswith(said)
 
 
 def test_a_command_that_is_no_list_is_refused() -> None:
-    refusal = tokens_of({"name": "vllm", "command": "vllm serve"})
+    error = tokens_of({"name": "vllm", "command": "vllm serve"})
 
-    assert refusal == Refusal(RefusalReason.NOT_TEXT, "command of container vllm is not a list")
+    assert error == ManifestError(ErrorReason.NOT_TEXT, "command of container vllm is not a list")
 
 
 ITEM = write_text("0123456789", Field.ARGS, 0)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kvmedic.engines import ENGINES
 from kvmedic.manifests.engine_file import Configuration, MountedFile, engine_file
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.invocation import version_of
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.trial_pod import (
     PRIORITY_CLASS,
     TRIAL_LABEL,
@@ -257,14 +257,14 @@ def test_a_connector_that_cannot_be_taken_off_is_refused_by_name() -> None:
 def test_a_file_with_a_connector_keeps_an_engine_from_being_cut_off(text: str, said: str) -> None:
     container = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0"}
     read = engine_file(text, "/c.yaml", container, Engine(ENGINES[0], version_of(container, ENGINES[0])))
-    assert not isinstance(read, Refusal)
+    assert not isinstance(read, ManifestError)
     source = ConfigMap(Contents({}))
     mounted = MountedFile("engine", "c.yaml", "engine", 0, None)
 
     found = remote_cache_in_file(Configuration(mounted, read, source), ENGINES[0])
 
     assert (said in found) if said else found == ""
-    unknown = Refusal(RefusalReason.UNSAFE, "nobody saw it")
+    unknown = ManifestError(ErrorReason.UNSAFE, "nobody saw it")
     assert "nobody saw it" in remote_cache_in_file(unknown, ENGINES[0])
 
 

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from kvmedic.model.config_edits import ConfigMap, Contents, Sight, Unseen
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Orphan, frozen
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.config_copy import (
@@ -34,7 +35,6 @@ from kvmedic.rollout.moves import (
     Move,
     Pause,
     Pulse,
-    Refused,
     Regain,
     Release,
     ReleasePod,
@@ -97,7 +97,7 @@ def test_the_copy_is_made_of_what_was_planned_on_and_nothing_else_is_touched(
     made = copy is CopyState.ABSENT and source is SourceState.AS_PLANNED
     assert (move == MakeCopy(EDIT)) == made
     if copy is CopyState.FOREIGN:
-        assert isinstance(move, Failed if begun else Refused)
+        assert isinstance(move, Failed if begun else Blocked)
         assert move.reason is Reason.CONFIG_MAP_UNAVAILABLE
         assert EDIT.copy in move.message
     elif not made:
@@ -138,7 +138,7 @@ MADE: list[Move] = [
     Wait(Reason.HOLDING, ""),
     Settled(),
     Failed(Reason.REPLICA_NOT_STARTING, ""),
-    Refused(Reason.TARGET_NOT_SETTLED, ""),
+    Blocked(Reason.TARGET_NOT_SETTLED, ""),
 ]
 """What serves goes on serving, and nothing is asked for that would have to start."""
 OF_OTHER_STEPS = {Claim, ScaleOut, ScaleIn, SetMinimum, SetOwnerField}

@@ -16,6 +16,7 @@ import pytest
 
 from kvmedic.controller.next_move import Tick, record_intent
 from kvmedic.model.edits import FieldEdit
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, StepState
 from kvmedic.model.spec import OnInconclusive
@@ -31,7 +32,6 @@ from kvmedic.rollout.moves import (
     Failed,
     Move,
     Pause,
-    Refused,
     Regain,
     Settled,
     Uncordon,
@@ -116,13 +116,13 @@ class Operator:
                 self.run = self.run.open_verification(self.model.now)
             case Settled():
                 self.run = self.run.end_reverted()
-            case Failed(reason, message) | Refused(reason, message):
+            case Failed(reason, message) | Blocked(reason, message):
                 raise AssertionError(f"{reason}: {message}")
             case _:
                 self.act(move)
 
     def act(self, move: Move) -> None:
-        if isinstance(move, Settled | Failed | Refused | Wait):
+        if isinstance(move, Settled | Failed | Blocked | Wait):
             return
         tick = Tick(SimpleNamespace(uid=UID), None, None, self.run, None, self.model.now)
         self.run = record_intent(tick, self.model.fleet(), move)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import DrainingPod
@@ -17,7 +18,7 @@ from kvmedic.rollout.draining import Drain, choose_pod
 from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.frozen_rollout import next_template_move as next_move
 from kvmedic.rollout.frozen_rollout import rest_template as resting_move
-from kvmedic.rollout.moves import Failed, Move, Pause, Pulse, Refused, Release, Settled, Wait
+from kvmedic.rollout.moves import Failed, Move, Pause, Pulse, Release, Settled, Wait
 from run_builder import NOW, a_pod
 from worlds.model_controller import OWN_FIELDS, REFUSED, START, Model, ModelPod
 from worlds.model_walk import ACTS, LIMIT, Walker
@@ -73,7 +74,7 @@ def test_a_walk_reaches_a_fleet_of_which_replicas_cannot_stay_up(mends, replicas
     walker = Walker(model, "new", mends=mends, down=len(down))
     if not mends and len(down) == replicas:
         walker.tick()
-        assert isinstance(walker.ended, Refused), (
+        assert isinstance(walker.ended, Blocked), (
             "where nobody serves, a change for those who do says nothing"
         )
         return

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import FROZEN_PARTITION
 from kvmedic.model.plan import ReplicasStep, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout import row_of
-from kvmedic.rollout.moves import DeletePod, Failed, Hold, Refused, Retarget, Settled, Uncordon, Wait
+from kvmedic.rollout.moves import DeletePod, Failed, Hold, Retarget, Settled, Uncordon, Wait
 from kvmedic.rollout.preconditions import Purpose
 from run_builder import SCALE
 from worlds.model_groups import GroupModel
@@ -273,7 +274,7 @@ def test_groups_of_which_one_is_down_are_not_begun_with_and_it_is_named():
 
     walk.tick()
 
-    assert isinstance(walk.ended, Refused)
+    assert isinstance(walk.ended, Blocked)
     assert "llm-0" in walk.ended.message
     assert not walk.writes
 
@@ -294,7 +295,7 @@ def test_groups_that_all_crash_are_mended_from_the_highest_on():
 @pytest.mark.parametrize("step", [SCALE], ids=["more groups"])
 def test_what_is_not_made_of_groups_is_refused_by_name(step: Step):
     assert isinstance(step, ReplicasStep)
-    refused = row_of(step).refuse(GroupModel.healthy(3).fleet(), Purpose.RELIEF)
+    refused = row_of(step).find_blocker(GroupModel.healthy(3).fleet(), Purpose.RELIEF)
     assert refused is not None
     assert refused.reason is Reason.KIND_UNSUPPORTED
     assert "LeaderWorkerSet" in refused.message
@@ -305,6 +306,6 @@ def test_groups_of_an_unfit_shape_are_refused_with_what_helps():
     assert fleet.groups is not None
     unfit = replace(fleet, groups=replace(fleet.groups, unfit="install LeaderWorkerSet 0.7 or newer"))
 
-    refused = row_of(REPLACEMENT).refuse(unfit, Purpose.RELIEF)
+    refused = row_of(REPLACEMENT).find_blocker(unfit, Purpose.RELIEF)
 
-    assert refused == Refused(Reason.KIND_UNSUPPORTED, "install LeaderWorkerSet 0.7 or newer")
+    assert refused == Blocked(Reason.KIND_UNSUPPORTED, "install LeaderWorkerSet 0.7 or newer")

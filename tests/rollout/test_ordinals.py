@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ON_DELETE, RolloutFields
-from kvmedic.rollout.moves import Failed, Refused, Settled, Uncordon, Wait
+from kvmedic.rollout.moves import Failed, Settled, Uncordon, Wait
 from worlds.model_set import OWN, SetModel, SetWalk
 
 EVENTS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=100)
@@ -240,5 +241,5 @@ def test_a_released_replica_that_is_gone_is_asked_for_again_before_its_controlle
 def test_a_single_replica_is_never_begun_with():
     walk = SetWalk(a_set(1, OWN, in_order=True, by_keys=False), "new")
     walk.run_to_end(())
-    assert isinstance(walk.ended, Refused)
+    assert isinstance(walk.ended, Blocked)
     assert "spec.replicas" in walk.ended.message

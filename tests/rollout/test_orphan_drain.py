@@ -28,14 +28,14 @@ from kvmedic.rollout.orphan_drain import (
     RELEASE_LIMIT,
     OrphanInput,
     choose_keys,
-    drain_refusal,
+    explain_blocked_drain,
     leaving_orphan_move,
     linger_of,
     next_release,
     orphan_move,
     resting_orphan_move,
 )
-from kvmedic.rollout.preconditions import refusal
+from kvmedic.rollout.preconditions import find_rollout_blocker
 from worlds.model_controller import OWN_FIELDS, START
 from worlds.orphan_model import OrphanModel, OrphanWalk
 
@@ -104,9 +104,9 @@ SHORT = timedelta(seconds=1)
     ids=["nothing in the way", "a policy", "quick without a device", "just slow enough", "it needs a device"],
 )
 def test_when_replicas_are_not_drained_as_orphans(fleet: Fleet, words: str) -> None:
-    refused = refusal(fleet)
+    refused = find_rollout_blocker(fleet)
 
-    assert words in drain_refusal(fleet)
+    assert words in explain_blocked_drain(fleet)
     assert (refused is None) is (words == "")
     assert refused is None or refused.reason is Reason.DRAIN_IMPOSSIBLE
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, ObjectRef, OrphanDrain, Owner
 from kvmedic.model.plan import PodToRemove, ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
@@ -21,13 +22,12 @@ from kvmedic.rollout.moves import (
     Effect,
     Failed,
     Move,
-    Refused,
     ReleasePod,
     ScaleIn,
     Settled,
     Wait,
 )
-from kvmedic.rollout.preconditions import halfway_refusal, replacement_refusal, scaling_refusal
+from kvmedic.rollout.preconditions import find_halfway_blocker, find_replacement_blocker, find_scaling_blocker
 from kvmedic.rollout.replacement import (
     Replacement,
     Scaled,
@@ -283,11 +283,11 @@ def with_way(**changes: object) -> Fleet:
 def test_an_autoscaler_keeps_no_replica_from_being_replaced_where_no_number_is_assigned() -> None:
     behind = replace(HEALTHY, scaler=SCALER)
 
-    assert replacement_refusal(behind, replacing(3)) is None
+    assert find_replacement_blocker(behind, replacing(3)) is None
     order = Replacement(replacing(3), Scaled.NOT_YET, None, Drain.UNKNOWN, LIMITS, DRAIN_LIMIT, begins=True)
     assert isinstance(replacing_move(behind, order, OrphanModel.healthy(3).now), Claim)
     by_label = replace(behind, rotation=replace(HEALTHY.rotation, orphan=None, effective=True))
-    refused = replacement_refusal(by_label, replacing(3))
+    refused = find_replacement_blocker(by_label, replacing(3))
     assert refused is not None
     assert refused.reason is Reason.REPLICAS_AUTOSCALED
 
@@ -295,16 +295,16 @@ def test_an_autoscaler_keeps_no_replica_from_being_replaced_where_no_number_is_a
 @pytest.mark.parametrize(
     "refuse",
     [
-        lambda fleet: replacement_refusal(fleet, replacing(3)),
-        lambda fleet: scaling_refusal(fleet, scaling(3, 4)),
-        lambda fleet: scaling_refusal(fleet, scaling(3, 2)),
+        lambda fleet: find_replacement_blocker(fleet, replacing(3)),
+        lambda fleet: find_scaling_blocker(fleet, scaling(3, 4)),
+        lambda fleet: find_scaling_blocker(fleet, scaling(3, 2)),
     ],
     ids=["a replacement", "one more", "one fewer"],
 )
 def test_what_keeps_a_replica_from_being_released_keeps_any_step_from_beginning(refuse) -> None:
     refused = refuse(with_way(blocked="NetworkPolicy n would"))
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Blocked)
     assert refused.reason is Reason.DRAIN_IMPOSSIBLE
     assert refuse(with_way()) is None
 
@@ -360,10 +360,10 @@ def test_on_the_way_back_a_spare_that_serves_changes_places_with_the_named_one()
 
 
 def test_somebodys_rollout_is_turned_without_a_label_too() -> None:
-    refused = halfway_refusal(HEALTHY, "old")
+    refused = find_halfway_blocker(HEALTHY, "old")
 
     assert refused is not None
     assert refused.reason is not Reason.ROTATION_LABEL_WITHOUT_EFFECT
-    blocked = halfway_refusal(with_way(blocked="NetworkPolicy n would"), "old")
+    blocked = find_halfway_blocker(with_way(blocked="NetworkPolicy n would"), "old")
     assert blocked is not None
     assert blocked.reason is Reason.DRAIN_IMPOSSIBLE

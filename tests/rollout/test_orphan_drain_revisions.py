@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvmedic.model.config_edits import Revision, TemplateSwap
-from kvmedic.rollout.moves import Move, Refused, Settled, Wait
+from kvmedic.model.evidence import Blocked
+from kvmedic.rollout.moves import Move, Settled, Wait
 from kvmedic.rollout.revision_rollback import next_rollback_move
 from worlds.model_controller import OWN_FIELDS, ModelSet
 from worlds.orphan_model import OrphanModel, OrphanWalk
@@ -29,7 +30,7 @@ class Rollback(OrphanWalk):
         desired = BACK.before if is_back else BACK.after
         move = next_rollback_move(self.model.fleet(), order, desired, self.model.now)
         # A run that began asks again.
-        return Wait(move.reason, move.message) if is_back and isinstance(move, Refused) else move
+        return Wait(move.reason, move.message) if is_back and isinstance(move, Blocked) else move
 
     def another_life(self, toward: str) -> Rollback:
         other = Rollback(self.plain, toward)
@@ -92,7 +93,7 @@ def test_a_deploy_under_way_is_turned_and_goes_on_again(data, replicas, first, s
     before = {pod.name for pod in model.pods if pod.revision == "new"}
     walk = Rollback(model, "new")
     walk.tick()
-    if isinstance(walk.ended, Refused):
+    if isinstance(walk.ended, Blocked):
         assert len(before) == 1, "it is all but complete, and stays theirs"
         return
     walk.take(first)

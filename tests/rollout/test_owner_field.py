@@ -13,7 +13,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState, Verdict
 from kvmedic.model.status import Wish
 from kvmedic.rollout.owners.field import field_standing
-from kvmedic.rollout.preconditions import owner_rollout_refusal
+from kvmedic.rollout.preconditions import find_owner_rollout_blocker
 from run_builder import UID
 from worlds.owner_model import FIELD, OTHERS, OWN, Habit, OwnedFleet
 
@@ -194,7 +194,7 @@ def test_an_owners_rollout_is_set_off_only_where_as_many_serve(
 ) -> None:
     op = OwnedFleet(replicas=replicas)
     fleet = replace(op.fleet(), fields=fields, strategy=fields.strategy)
-    refused = owner_rollout_refusal(fleet)
+    refused = find_owner_rollout_blocker(fleet)
 
     assert (refused is None) is (words == "")
     assert refused is None or words in refused.message

@@ -10,7 +10,12 @@ from kvmedic.model.fleet import Fleet, ObjectRef, OrphanDrain, Owner, Pod
 from kvmedic.model.plan import ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import choose_pod
-from kvmedic.rollout.preconditions import Purpose, refusal, replacement_refusal, scaling_refusal
+from kvmedic.rollout.preconditions import (
+    Purpose,
+    find_replacement_blocker,
+    find_rollout_blocker,
+    find_scaling_blocker,
+)
 from run_builder import NOW
 from worlds.model_controller import OWN_FIELDS, Model
 
@@ -35,12 +40,12 @@ def another_revision(fleet: Fleet, **changes: object) -> Fleet:
 
 
 def test_a_fleet_that_stands_still_and_serves_is_allowed() -> None:
-    assert refusal(HEALTHY) is None
-    assert refusal(another_revision(HEALTHY, desired=0, available=0)) is None
+    assert find_rollout_blocker(HEALTHY) is None
+    assert find_rollout_blocker(another_revision(HEALTHY, desired=0, available=0)) is None
 
 
 def test_a_fleet_that_is_recreated_is_allowed_as_the_walk_changes_its_strategy() -> None:
-    assert refusal(replace(HEALTHY, strategy="Recreate")) is None
+    assert find_rollout_blocker(replace(HEALTHY, strategy="Recreate")) is None
 
 
 OWNER = Owner(Reason.MANAGED_BY_GITOPS, "Argo CD application llm")
@@ -124,7 +129,7 @@ ROWS: list[tuple[str, Fleet, Reason, str]] = [
     ("fleet", "reason", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 def test_it_is_refused_and_the_reason_says_what_to_do(fleet: Fleet, reason: Reason, words: str) -> None:
-    refused = refusal(fleet)
+    refused = find_rollout_blocker(fleet)
 
     assert refused.reason is reason
     assert words in refused.message
@@ -132,17 +137,17 @@ def test_it_is_refused_and_the_reason_says_what_to_do(fleet: Fleet, reason: Reas
 
 @pytest.mark.parametrize("change", [{"ready_at": None}, {"in_rotation": False}])
 def test_on_the_way_back_and_to_mend_it_the_fleet_need_not_be_whole(change: dict[str, object]) -> None:
-    assert refusal(with_pod(**change), Purpose.RETURN) is None
-    assert refusal(with_pod(**change), Purpose.MENDING) is None
+    assert find_rollout_blocker(with_pod(**change), Purpose.RETURN) is None
+    assert find_rollout_blocker(with_pod(**change), Purpose.MENDING) is None
 
 
 def test_on_the_way_back_an_owner_that_came_meanwhile_keeps_nobody() -> None:
-    assert refusal(replace(HEALTHY, owner=OWNER), Purpose.RETURN) is None
+    assert find_rollout_blocker(replace(HEALTHY, owner=OWNER), Purpose.RETURN) is None
 
 
 @pytest.mark.parametrize("purpose", [Purpose.RELIEF, Purpose.MENDING])
 def test_an_owner_of_the_template_is_not_fought_though_replicas_cannot_stay_up(purpose: Purpose) -> None:
-    refused = refusal(replace(with_pod(ready_at=None), owner=OWNER), purpose)
+    refused = find_rollout_blocker(replace(with_pod(ready_at=None), owner=OWNER), purpose)
 
     assert refused.reason is OWNER.reason
 
@@ -155,7 +160,11 @@ MORE = ReplicasStep(ObjectRef("Deployment", "llm"), "vllm", 3, 4, "old", Reason.
 
 def refused_by(fleet: Fleet) -> tuple[Reason | None, ...]:
     """What stands against another template, a new replica in one's place, and one replica more."""
-    found = refusal(fleet), replacement_refusal(fleet, REPLACE), scaling_refusal(fleet, MORE)
+    found = (
+        find_rollout_blocker(fleet),
+        find_replacement_blocker(fleet, REPLACE),
+        find_scaling_blocker(fleet, MORE),
+    )
     return tuple(each and each.reason for each in found)
 
 
@@ -183,19 +192,21 @@ def test_a_replica_that_is_released_changes_nothing_that_anybody_could_own(owner
     rotation = replace(HEALTHY.rotation, effective=False, orphan=OrphanDrain(("app",)))
     fleet = replace(HEALTHY, owner=owner, scaler=scaler, rotation=rotation)
 
-    assert replacement_refusal(fleet, REPLACE) is None
-    assert scaling_refusal(fleet, MORE).reason is Reason.REPLICAS_AUTOSCALED
-    assert replacement_refusal(replace(fleet, rotation=HEALTHY.rotation), REPLACE) is not None
+    assert find_replacement_blocker(fleet, REPLACE) is None
+    assert find_scaling_blocker(fleet, MORE).reason is Reason.REPLICAS_AUTOSCALED
+    assert find_replacement_blocker(replace(fleet, rotation=HEALTHY.rotation), REPLACE) is not None
 
 
 def test_only_an_owner_that_may_give_way_sees_the_field_that_says_so() -> None:
-    messages = [refusal(replace(HEALTHY, owner=owner)).message for owner in (HELM, OWNER, KSERVE)]
+    messages = [
+        find_rollout_blocker(replace(HEALTHY, owner=owner)).message for owner in (HELM, OWNER, KSERVE)
+    ]
 
     assert ["spec.ownership" in message for message in messages] == [True, True, False]
 
 
 def test_the_way_back_waits_for_a_fleet_that_is_still_moving() -> None:
-    assert refusal(with_pod(terminating=True), Purpose.RETURN) is not None
+    assert find_rollout_blocker(with_pod(terminating=True), Purpose.RETURN) is not None
 
 
 def test_a_pod_that_takes_no_requests_is_taken_before_one_that_does() -> None:
@@ -208,7 +219,7 @@ def test_a_pod_that_takes_no_requests_is_taken_before_one_that_does() -> None:
 def test_the_label_goes_into_the_template_before_any_selector() -> None:
     fleet = replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, services=("llm",)))
 
-    refused = refusal(fleet)
+    refused = find_rollout_blocker(fleet)
 
     template, undrained, after = (
         refused.message.index(words) for words in ("pod template", "undrained", "once every pod has it")
@@ -219,4 +230,4 @@ def test_the_label_goes_into_the_template_before_any_selector() -> None:
 def test_where_no_service_leads_to_the_replicas_the_routers_are_to_be_named() -> None:
     fleet = replace(HEALTHY, rotation=replace(HEALTHY.rotation, effective=False, services=()))
 
-    assert "spec.rollout.routers" in refusal(fleet).message
+    assert "spec.rollout.routers" in find_rollout_blocker(fleet).message

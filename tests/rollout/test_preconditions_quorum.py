@@ -204,14 +204,14 @@ def five(*more: Pod, peers: int = 4) -> Fleet:
 def test_a_step_begins_beside_one_that_is_not_as_the_others(state: str, kind: str) -> None:
     pods, kept_from = STATES[state]
 
-    refused = row_of(EVERY[kind]).refuse(five(*pods), Purpose.RELIEF)
+    refused = row_of(EVERY[kind]).find_blocker(five(*pods), Purpose.RELIEF)
 
     assert (refused is not None) is (kind in kept_from), refused
 
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_no_step_begins_where_too_few_are_ready_and_nobody_says_why(kind: str) -> None:
-    refused = row_of(EVERY[kind]).refuse(five(down(in_rotation=False), peers=3), Purpose.RELIEF)
+    refused = row_of(EVERY[kind]).find_blocker(five(down(in_rotation=False), peers=3), Purpose.RELIEF)
 
     assert "3 of 4 replicas are Ready: see why x is not" in refused.message
 
@@ -224,8 +224,8 @@ def test_a_bad_replica_is_replaced_though_it_is_not_ready() -> None:
     bad = replace(five(), pods=(down(in_rotation=False), *five().pods[1:3]), replicas=3)
     bad = replace(bad, replica_sets=(replace(bad.replica_sets[0], desired=3, available=2),))
 
-    assert row_of(replace(REPLACE, uid="uid-x")).refuse(bad, Purpose.RELIEF) is None
-    assert row_of(REPLACE).refuse(bad, Purpose.RELIEF) is not None
+    assert row_of(replace(REPLACE, uid="uid-x")).find_blocker(bad, Purpose.RELIEF) is None
+    assert row_of(REPLACE).find_blocker(bad, Purpose.RELIEF) is not None
 
 
 JUDGED: dict[str, tuple[Pod, PodReadings, int]] = {

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, ObjectRef, Owner
 from kvmedic.model.plan import PodToRemove, ReplaceStep
 from kvmedic.model.reasons import Reason
@@ -19,7 +20,6 @@ from kvmedic.rollout.moves import (
     DeletePod,
     Failed,
     Move,
-    Refused,
     ScaleIn,
     ScaleOut,
     Settled,
@@ -366,7 +366,7 @@ def said(move: Move) -> str:
             return pod.name
         case ScaleIn(_, _, pod, _):
             return pod
-        case Wait(reason, _) | Failed(reason, _) | Refused(reason, _):
+        case Wait(reason, _) | Failed(reason, _) | Blocked(reason, _):
             return str(reason)
         case _:
             return ""
@@ -419,7 +419,7 @@ def test_what_keeps_a_replacement_from_beginning(fleet: Fleet, reason: Reason) -
     fresh = replacing_move(fleet, an_order(Scaled.NOT_YET, assigned_at=None), NOW)
     begun = replacing_move(fleet, an_order(Scaled.NOT_YET), NOW)
 
-    assert isinstance(fresh, Refused)
+    assert isinstance(fresh, Blocked)
     assert isinstance(begun, Failed), "a run whose intent was written down is ended as one that had begun"
     assert (fresh.reason, begun.reason) == (reason, reason)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.model.config_edits import Revision, TemplateSwap
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, Owner, ReplicaSet, frozen
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import DrainingPod
@@ -22,14 +23,13 @@ from kvmedic.rollout.moves import (
     Freeze,
     Hold,
     Move,
-    Refused,
     Restore,
     Retarget,
     Revert,
     Settled,
     Wait,
 )
-from kvmedic.rollout.preconditions import opening_refusal, rollback_refusal
+from kvmedic.rollout.preconditions import find_rollback_blocker, find_start_blocker
 from kvmedic.rollout.revision_rollback import next_rollback_move
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod
 from worlds.model_controller import OWN_FIELDS, START, Model, ModelSet
@@ -88,7 +88,7 @@ def test_what_cannot_be_put_is_refused_before_and_failed_after_the_first_intent(
     before = next_rollback_move(fleet, ORDER, SWAP.after, NOW)
     after = next_rollback_move(fleet, replace(ORDER, pulsed_at=NOW), SWAP.after, NOW)
 
-    assert isinstance(before, Refused)
+    assert isinstance(before, Blocked)
     assert isinstance(after, Failed)
     assert before.reason is after.reason is reason
     assert words in before.message
@@ -101,8 +101,8 @@ def test_a_fleet_that_is_there_already_needs_no_keeper() -> None:
 def test_another_replica_set_of_the_same_template_is_not_the_named_one() -> None:
     other = replace(KEPT, name="llm-other")
 
-    assert rollback_refusal(deployed(other, KEPT), SWAP.after) is None
-    refused = rollback_refusal(deployed(other), SWAP.after)
+    assert find_rollback_blocker(deployed(other, KEPT), SWAP.after) is None
+    refused = find_rollback_blocker(deployed(other), SWAP.after)
     assert refused.reason is Reason.REVISION_GONE
 
 
@@ -139,7 +139,7 @@ class Walk:
             self.order = replace(
                 self.order, draining_pods=(DrainingPod(move.pod.name, move.pod.uid, self.model.now),)
             )
-        if not isinstance(move, Wait | Settled | Failed | Refused):
+        if not isinstance(move, Wait | Settled | Failed | Blocked):
             self.model.apply(move)
             if not isinstance(move, Cordon):
                 self.order = replace(self.order, pulsed_at=self.model.now)
@@ -162,7 +162,7 @@ class Walk:
         for _ in range(2000):
             for which in range(7 * max(1, len(self.model.pods))):
                 self.act(which)
-            if isinstance(move := self.step(), Settled | Failed | Refused):
+            if isinstance(move := self.step(), Settled | Failed | Blocked):
                 return move
             for pod in self.model.pods:
                 # What a person's own `minReadySeconds` asks for passes, in the end.
@@ -243,7 +243,7 @@ def test_whatever_becomes_of_a_deploy_that_was_turned_no_replica_goes_with_its_r
     kept = data.draw(st.integers(1, replicas))
     walk = half_deployed(replicas, kept, soak_seconds=0)
     recorded = walk.model.fields
-    if isinstance(walk.step(), Refused):
+    if isinstance(walk.step(), Blocked):
         assert kept == 1, "their rollout is all but complete, and stays theirs"
         return
     for which in acts:
@@ -358,7 +358,7 @@ def with_fourth(revision: str = OLD, **changes: Any) -> Fleet:
     ],
 )
 def test_a_deploy_that_moves_is_not_turned(fleet: Fleet, words: str) -> None:
-    refused = opening_refusal(fleet, SWAP.after)
+    refused = find_start_blocker(fleet, SWAP.after)
     move = next_rollback_move(fleet, ORDER, SWAP.after, NOW)
 
     assert refused.reason is Reason.TARGET_NOT_SETTLED
@@ -375,11 +375,11 @@ def test_a_deploy_that_moves_is_not_turned(fleet: Fleet, words: str) -> None:
     ],
 )
 def test_what_forbids_every_change_forbids_turning_a_deploy(changes: dict[str, Any], reason: Reason) -> None:
-    refused = opening_refusal(replace(HALFWAY, **changes), SWAP.after)
+    refused = find_start_blocker(replace(HALFWAY, **changes), SWAP.after)
 
     assert refused.reason is reason
 
 
 def test_a_fleet_that_can_be_turned_is_not_refused() -> None:
-    assert opening_refusal(HALFWAY, SWAP.after) is None
-    assert opening_refusal(deployed(KEPT), SWAP.after) is None
+    assert find_start_blocker(HALFWAY, SWAP.after) is None
+    assert find_start_blocker(deployed(KEPT), SWAP.after) is None

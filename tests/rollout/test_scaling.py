@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, ObjectRef, Owner, Pod
 from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
@@ -20,7 +21,6 @@ from kvmedic.rollout.moves import (
     Cordon,
     Failed,
     Move,
-    Refused,
     ScaleIn,
     ScaleOut,
     Settled,
@@ -234,14 +234,14 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
         "somebody decides the number",
         a_fleet(scaler=Owner(Reason.REPLICAS_AUTOSCALED, "HorizontalPodAutoscaler llm")),
         an_order(3, 4, **BEGIN),
-        Refused,
+        Blocked,
         "ReplicasAutoscaled",
     ),
     (
         "a replica is not Ready, and nobody says why: none is added",
         a_fleet_of(a_pod("a"), a_pod("b"), a_pod("c", **UNREADY)),
         an_order(3, 4, **BEGIN),
-        Refused,
+        Blocked,
         "TargetNotSettled",
     ),
     (
@@ -379,7 +379,7 @@ def text_of(move: Move) -> str:
             return pod.name
         case ScaleIn():
             return move.pod
-        case Wait(reason) | Failed(reason) | Refused(reason):
+        case Wait(reason) | Failed(reason) | Blocked(reason):
             return str(reason)
         case _:
             return ""

@@ -16,7 +16,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Outcome, Run, StepState
 from kvmedic.rollout.draining import Drain, StartLimits, holding_move
 from kvmedic.rollout.drift import Standing, is_kept, target_standing
-from kvmedic.rollout.moves import Claim, Failed, Move, Refused, SetMinimum, Settled, Uncordon, Wait
+from kvmedic.rollout.moves import Claim, Failed, Move, SetMinimum, Settled, Uncordon, Wait
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, via_autoscaler
 from kvmedic.rollout.scaling import Scaling, autoscaling_move
 from kvmedic.rollout.scaling import leave_autoscaling as leaving_move
@@ -64,15 +64,15 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
         "another minimum was planned with",
         with_minimum(a_minimum(3)),
         an_order(**BEGIN),
-        Refused,
+        Blocked,
         "ReplicasChanged",
     ),
-    ("it is gone", with_minimum(None), an_order(**BEGIN), Refused, "ReplicasChanged"),
+    ("it is gone", with_minimum(None), an_order(**BEGIN), Blocked, "ReplicasChanged"),
     (
         "another of its name",
         with_minimum(a_minimum(uid="hpa-2")),
         an_order(**BEGIN),
-        Refused,
+        Blocked,
         "ReplicasChanged",
     ),
     (
@@ -86,7 +86,7 @@ MOVES: list[tuple[str, Fleet, Scaling, type[Move], str]] = [
         "a replica is not Ready, and nobody says why: none is added",
         with_minimum(a_minimum(), a_fleet(pods=(*a_fleet().pods[:2], a_pod("c", **DOWN)))),
         an_order(**BEGIN),
-        Refused,
+        Blocked,
         "TargetNotSettled",
     ),
     ("the claim was never committed: again", with_minimum(a_minimum()), an_order(**REPEATED), Claim, ""),
@@ -146,7 +146,7 @@ def text_of(move: Move) -> str:
     match move:
         case SetMinimum(_, number, is_given):
             return str(number) if is_given else f"{number} removed"
-        case Wait(reason) | Failed(reason) | Refused(reason):
+        case Wait(reason) | Failed(reason) | Blocked(reason):
             return str(reason)
         case Uncordon(pod):
             return pod.name

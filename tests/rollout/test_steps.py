@@ -6,10 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Step
 from kvmedic.rollout import row_of
-from kvmedic.rollout.moves import Freeze, Move, Refused, ScaleOut, Settled, Uncordon, Wait
+from kvmedic.rollout.moves import Freeze, Move, ScaleOut, Settled, Uncordon, Wait
 from kvmedic.rollout.steps import StepInput
 from run_builder import BUNDLE, CONFIG, NOW, REPLACE, ROLLBACK, SCALE, STEP, UID, a_fleet, a_pod, a_run
 from worlds.steps import GATE, LIMITS, MINIMUM, TRIAL
@@ -29,10 +30,10 @@ def known(step: Step) -> StepInput:
         (STEP, False, Freeze),
         (CONFIG, False, Freeze),
         (BUNDLE, False, Freeze),
-        (ROLLBACK, False, Refused),  # no ReplicaSet keeps the template any more
+        (ROLLBACK, False, Blocked),  # no ReplicaSet keeps the template any more
         (REPLACE, True, ScaleOut),
         (SCALE, True, ScaleOut),
-        (MINIMUM, False, Refused),  # the autoscaler is gone
+        (MINIMUM, False, Blocked),  # the autoscaler is gone
     ],
     ids=["flag", "file", "bundle", "revision", "replacement", "replicas", "minimum"],
 )

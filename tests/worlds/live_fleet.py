@@ -21,6 +21,7 @@ from kvmedic.cluster.workloads import assign
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from kvmedic.model.edits import Field, TokenEdit
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, template_hash
 from kvmedic.model.run import DrainingPod
 from kvmedic.model.spec import RotationLabel, RotationWay, TargetRef
@@ -36,7 +37,6 @@ from kvmedic.rollout.moves import (
     MarkStandIn,
     Move,
     Pause,
-    Refused,
     ReleasePod,
     Settled,
     Uncordon,
@@ -170,12 +170,12 @@ class Walker:
     conflicts: int = 0
     on_step: Callable[[Fleet, Move], Awaitable[None]] | None = None
 
-    async def walk(self, seconds: float = 60) -> Settled | Failed | Refused:
+    async def walk(self, seconds: float = 60) -> Settled | Failed | Blocked:
         """Move on until there is nothing more to do. On the way back a refusal is waited out."""
         deadline = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < deadline:
             move = await self.step()
-            if isinstance(move, Settled | Failed) or (isinstance(move, Refused) and not self.order.repairs):
+            if isinstance(move, Settled | Failed) or (isinstance(move, Blocked) and not self.order.repairs):
                 return move
             await asyncio.sleep(POLL_SECONDS)
         raise AssertionError(f"not at the end after {seconds} s; last moves {self.names()[-12:]}")
@@ -202,7 +202,7 @@ class Walker:
         self.sequence = max(self.sequence, _sequence(fleet.fence))
         now = datetime.now(UTC)
         match move:
-            case Wait() | Settled() | Failed() | Refused():
+            case Wait() | Settled() | Failed() | Blocked():
                 return
             case Cordon(pod, beside):
                 kept = tuple(each for each in self.order.draining_pods if each.uid in beside)

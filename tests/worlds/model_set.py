@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from kvmedic.model.config_edits import EditedTemplate
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import (
     ROLLING,
     STATEFUL_SET,
@@ -35,7 +36,6 @@ from kvmedic.rollout.moves import (
     Move,
     Pause,
     Pulse,
-    Refused,
     Regain,
     Release,
     Restore,
@@ -349,7 +349,7 @@ class SetWalk(Walk):
 
     def move(self) -> Move:
         move = next_ordinal_move(self.set.fleet(), self.order(), self.set.now)
-        if isinstance(move, Refused) and self.toward == "old":
+        if isinstance(move, Blocked) and self.toward == "old":
             # A run that began asks again.
             return Wait(move.reason, move.message)
         return move

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import ClassVar
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import DrainingPod
 from kvmedic.rollout.draining import Drain
@@ -19,7 +20,6 @@ from kvmedic.rollout.moves import (
     Failed,
     Move,
     Pulse,
-    Refused,
     Retarget,
     ScaleIn,
     Settled,
@@ -82,10 +82,10 @@ class Walk(ABC):
 
     def tick(self) -> None:
         move = self.move()
-        self.ended = move if isinstance(move, Settled | Failed | Refused) else None
+        self.ended = move if isinstance(move, Settled | Failed | Blocked) else None
         holds = isinstance(move, Wait) and move.reason is Reason.DRAIN_TIMED_OUT
         self.stands = move if holds else None
-        if not isinstance(move, Settled | Failed | Refused | Wait):
+        if not isinstance(move, Settled | Failed | Blocked | Wait):
             self.apply(move)
 
     def apply(self, effect: Effect) -> None:
@@ -192,7 +192,7 @@ class Walker(Walk):
 
     def move(self) -> Move:
         move = next_template_move(self.model.fleet(), self.order(), self.model.now)
-        if isinstance(move, Refused) and self.toward == "old":
+        if isinstance(move, Blocked) and self.toward == "old":
             # A run that began asks again.
             return Wait(move.reason, move.message)
         return move

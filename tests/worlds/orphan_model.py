@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, Orphan, OrphanDrain, Pod, Rotation
 from kvmedic.model.run import DrainingPod
 from kvmedic.rollout.draining import Drain
@@ -21,7 +22,6 @@ from kvmedic.rollout.moves import (
     Effect,
     MarkStandIn,
     Move,
-    Refused,
     ReleasePod,
     Wait,
 )
@@ -188,7 +188,7 @@ class OrphanWalk(Walk):
 
     def move(self) -> Move:
         move = next_template_move(self.model.fleet(), self.order(), self.model.now)
-        if isinstance(move, Refused) and self.toward == "old":
+        if isinstance(move, Blocked) and self.toward == "old":
             # A run that began asks again.
             return Wait(move.reason, move.message)
         return move

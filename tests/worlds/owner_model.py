@@ -11,6 +11,7 @@ from typing import Any
 from kvmedic.controller.next_move import Tick, record_intent
 from kvmedic.model.config_edits import OwnerField, Roller
 from kvmedic.model.edits import EditState
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, Owner, OwnerKind, OwnerObject, RolloutFields, TemplateOwner
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, StepState, Verdict
@@ -37,7 +38,6 @@ from kvmedic.rollout.moves import (
     DeletePod,
     Failed,
     Move,
-    Refused,
     SetOwnerField,
     Settled,
     Uncordon,
@@ -177,13 +177,13 @@ class OwnedFleet:
                 self.run = self.run.end_reverted() if back else self.run.open_verification(self.model.now)
             case Failed(reason, message) if not back:
                 self.run = self.run.turned_back(Outcome(reason, message), None)
-            case Refused(reason, message) if self.run.intent is None:
+            case Blocked(reason, message) if self.run.intent is None:
                 self.ended = Outcome(reason, message)
             case _:
                 self.act(move)
 
     def act(self, move: Move) -> None:
-        if isinstance(move, Settled | Failed | Refused | Wait):
+        if isinstance(move, Settled | Failed | Blocked | Wait):
             return
         tick = Tick(SimpleNamespace(uid=UID), None, None, self.run, None, self.model.now)  # type: ignore[arg-type]
         self.run = record_intent(tick, self.fleet(), move)

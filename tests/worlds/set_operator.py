@@ -11,6 +11,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 from kvmedic.controller.next_move import Tick, record_intent
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, ObjectRef
 from kvmedic.model.plan import Step
 from kvmedic.model.run import Outcome, Run, StepState
@@ -20,7 +21,7 @@ from kvmedic.rollout import row_of
 from kvmedic.rollout.decide import Close, Direction, Leave, Recover, Situation, TurnBack, Walk, Watch, decide
 from kvmedic.rollout.draining import Drain, StartLimits
 from kvmedic.rollout.drift import Standing, regain_freeze, target_standing
-from kvmedic.rollout.moves import Cordon, DeletePod, Failed, Move, Refused, Settled, Uncordon, Wait
+from kvmedic.rollout.moves import Cordon, DeletePod, Failed, Move, Settled, Uncordon, Wait
 from kvmedic.rollout.steps import StepInput
 from run_builder import REPLACE, SCALE, STEP, UID, a_run
 from worlds.model_set import SetModel
@@ -50,7 +51,7 @@ class SetOperator:
         """Before which effect, counted from 1, this process dies; 0: never."""
         self.without_ours: dict[str, object] = {"revision": "theirs"}
         """What somebody's edit is without the change of the run."""
-        self.doubt: Failed | Refused | None = None
+        self.doubt: Failed | Blocked | None = None
         """Why the change was given up by the walk."""
 
     @property
@@ -117,7 +118,7 @@ class SetOperator:
             case Failed(reason, message) if forward:
                 self.doubt = move
                 self.run = self.run.turned_back(Outcome(reason, message), None)
-            case Refused(reason, message) if self.run.intent is None:
+            case Blocked(reason, message) if self.run.intent is None:
                 self.doubt, self.ended = move, Outcome(reason, message)
             case _:
                 self._act(self.model.fleet(), move)
@@ -132,7 +133,7 @@ class SetOperator:
         self._act(fleet, move)
 
     def _act(self, fleet: Fleet, move: Move) -> None:
-        if isinstance(move, Settled | Failed | Refused | Wait):
+        if isinstance(move, Settled | Failed | Blocked | Wait):
             return
         policy = SimpleNamespace(rollout=SimpleNamespace(drain_timeout=DRAIN_LIMIT))
         tick = Tick(SimpleNamespace(uid=UID), policy, None, self.run, None, self.model.now)  # type: ignore[arg-type]

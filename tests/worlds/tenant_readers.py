@@ -19,8 +19,8 @@ from kvmedic.engines import ENGINES, VOCABULARIES
 from kvmedic.engines.engine_log import Started, started_of
 from kvmedic.kube.objects import WORKLOADS, note_on, pod_template
 from kvmedic.manifests.documents import containers_of
+from kvmedic.manifests.errors import Budget, ManifestError
 from kvmedic.manifests.flags import may_chunk
-from kvmedic.manifests.refusal import Budget, Refusal
 from kvmedic.manifests.tokens import Environment, environment_of
 from kvmedic.manifests.trial_pod import api_key_of, without_remote_cache
 from kvmedic.metrics.generation import Course, Engine, Rhythm, generate, limit_of
@@ -153,7 +153,7 @@ def read_manifest(raw: bytes) -> None:
     """Read a manifest's text, and all pod templates that an API server would take of it."""
     text = raw.decode(errors="replace")
     found = containers_of(text)
-    assert isinstance(found, Refusal | tuple)
+    assert isinstance(found, ManifestError | tuple)
     try:
         with taking_malformed():
             bodies = as_served(documents_in(text), "serving").bodies
@@ -176,7 +176,7 @@ def read_template(template: Mapping[str, Any]) -> None:
     assert isinstance(api_key_of(template, VOCABULARY.profile), str)
     for container in edits.containers_of(template):
         whole_devices_of(container)
-        assert isinstance(environment_of(container, Budget()), Refusal | Environment)
+        assert isinstance(environment_of(container, Budget()), ManifestError | Environment)
         name = str(container.get("name"))
         assert isinstance(may_chunk(template, name, VOCABULARY.profile), bool)
         assert isinstance(without_remote_cache(template, name, ENGINES), dict | Blocked)

@@ -38,8 +38,8 @@ from kvmedic.cli.saved import (
 )
 from kvmedic.engines import profiles_for
 from kvmedic.manifests.engine_file import contents_in
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.invocation import Selector, engine_in
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.metrics.page import Page
 from kvmedic.model.config_edits import ConfigMap
 from kvmedic.model.devices import NodeHealth
@@ -48,7 +48,7 @@ from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.spec import Policy, Runbook
 from kvmedic.runbooks.branches import Evidence
-from kvmedic.runbooks.workload import Workload, fault_of, workload_of
+from kvmedic.runbooks.workload import Workload, explain_manifest_error, workload_of
 
 _ANY = "any"
 """Name of the workload where no spec names one."""
@@ -90,15 +90,15 @@ def workload_in(file: str, policy: Policy, version: Version | None = None) -> Wo
     owner = None if target.name == _ANY else target.name
     text, profiles = _read_input(file), profiles_for(target.engine)
     chosen = engine_in(text, profiles, Selector(target.container, owner))
-    if isinstance(chosen, Refusal):
-        if chosen.reason is RefusalReason.NOT_A_MANIFEST:
+    if isinstance(chosen, ManifestError):
+        if chosen.reason is ErrorReason.NOT_A_MANIFEST:
             raise GivenError(f"{file}: {chosen.message}")
-        message, several = f"{file}: {chosen.message}", chosen.reason is RefusalReason.SEVERAL_ENGINES
+        message, several = f"{file}: {chosen.message}", chosen.reason is ErrorReason.SEVERAL_ENGINES
         if several:
             message += (
                 "; name one in spec.targetRef (name, container) of a KVRemediation, and give that as --spec"
             )
-        return Blocked(fault_of(chosen).reason, message)
+        return Blocked(explain_manifest_error(chosen).reason, message)
     found, _ = chosen
     template = {"spec": {**found.pod_spec, "containers": [*[{}] * found.index, dict(found.data)]}}
     engines = profiles if version is None else tuple(Engine(profile, version) for profile in profiles)

@@ -22,9 +22,9 @@ from kvmedic.cli.saved import version_named
 from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.manifests.documents import ManifestContainer
 from kvmedic.manifests.engine_file import ConfigFile, config_file, repoint_manifest
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
 from kvmedic.manifests.invocation import Selector, Unfollowed, engine_in, engines_seen, version_of
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.model.compression import (
     Compacted,
@@ -91,7 +91,7 @@ def _pattern(text: str, heads: int) -> Pattern:
     return named[text]
 
 
-Shown: TypeAlias = tuple[ManifestContainer, FlagsView | Refusal]
+Shown: TypeAlias = tuple[ManifestContainer, FlagsView | ManifestError]
 """A container that starts an engine, and its flags or why they cannot be read."""
 
 
@@ -107,17 +107,17 @@ def show_flags(
     version = version_named(engine_version)
     text = _read_manifest(file)
     engines = engines_seen(text, profiles_named(engine_name), Selector(container, name))
-    if isinstance(engines, Refusal):
+    if isinstance(engines, ManifestError):
         _refuse(engines)
     shown: list[Shown] = []
     for each in engines:
         if isinstance(each, Unfollowed):
-            shown.append((each.container, each.refusal))
+            shown.append((each.container, each.error))
             continue
         found, profile = each
         engine = Engine(profile, version or version_of(found.data, profile))
         shown.append((found, _show_engine(text, found, engine)))
-    if all(isinstance(view, Refusal) for _, view in shown):
+    if all(isinstance(view, ManifestError) for _, view in shown):
         _refuse_all(shown)
     _print_views(shown, output)
 
@@ -137,26 +137,26 @@ def set_flag(
     version = version_named(engine_version)
     text = _read_manifest(file)
     chosen = engine_in(text, profiles_named(engine_name), Selector(container, name))
-    if isinstance(chosen, Refusal):
+    if isinstance(chosen, ManifestError):
         _refuse(chosen)
     found, profile = chosen
     engine = Engine(profile, version or version_of(found.data, profile))
     desired = setting_of(_flag(flag_name, profile), value, engine)
-    if isinstance(desired, Refusal):
+    if isinstance(desired, ManifestError):
         _refuse(desired, found)
     config = _file(text, found, desired, engine)
     if config is not None and _is_in_file(config, found, desired, engine):
         _set_in_file(text, found, config, desired)
         return
     outcome = edit(found.data, found.index, desired, engine, config.parsed if config else None)
-    if isinstance(outcome, Refusal):
+    if isinstance(outcome, ManifestError):
         _refuse(outcome, found)
     if isinstance(outcome, AlreadySet):
         _note(f"{desired.flag.dest} already has that value ({outcome.place} of container {found})")
         _write(text)
         return
     result = splice_edit(text, found, outcome)
-    if isinstance(result, Refusal):
+    if isinstance(result, ManifestError):
         _refuse(result)
     before = "nothing" if outcome.before is None else repr(outcome.before)
     after = outcome.after.strip() if outcome.before is None and outcome.after else outcome.after
@@ -164,13 +164,13 @@ def set_flag(
     _write(result)
 
 
-def _show_engine(text: str, found: ManifestContainer, engine: Engine) -> FlagsView | Refusal:
+def _show_engine(text: str, found: ManifestContainer, engine: Engine) -> FlagsView | ManifestError:
     """Return the engine's flags, with those of its configuration file if the manifest contains it."""
     view = read_flags(found.data, engine)
-    if isinstance(view, Refusal) or view.config is None:
+    if isinstance(view, ManifestError) or view.config is None:
         return view
     file = config_file(text, found, view.config, engine)
-    if isinstance(file, Refusal):
+    if isinstance(file, ManifestError):
         _note(f"container {found}: {file.message}")
         return view
     return read_flags(found.data, engine, file.parsed)
@@ -179,13 +179,13 @@ def _show_engine(text: str, found: ManifestContainer, engine: Engine) -> FlagsVi
 def _file(text: str, found: ManifestContainer, desired: Setting, engine: Engine) -> ConfigFile | None:
     """Return the configuration file; refuse if the manifest lacks it and it may hold the flag."""
     parsed = parsed_of(found.data, engine)
-    if isinstance(parsed, Refusal) or parsed.config is None:
+    if isinstance(parsed, ManifestError) or parsed.config is None:
         return None
     file = config_file(text, found, parsed.config, engine)
-    if not isinstance(file, Refusal):
+    if not isinstance(file, ManifestError):
         return file
     if parsed.last(desired.flag.dest) is None:
-        _refuse(Refusal(file.reason, f"{desired.flag.dest} may be in a file: {file.message}"), found)
+        _refuse(ManifestError(file.reason, f"{desired.flag.dest} may be in a file: {file.message}"), found)
     return None
 
 
@@ -197,7 +197,7 @@ def _is_in_file(file: ConfigFile, found: ManifestContainer, desired: Setting, en
     """
     given = file.given(desired.flag.dest)
     parsed = parsed_of(found.data, engine)
-    if given is None or isinstance(parsed, Refusal) or parsed.last(desired.flag.dest) is not None:
+    if given is None or isinstance(parsed, ManifestError) or parsed.last(desired.flag.dest) is not None:
         return False
     return given.option.kind is not Kind.SWITCH or given.value == desired.value
 
@@ -209,7 +209,7 @@ def _set_in_file(text: str, found: ManifestContainer, file: ConfigFile, desired:
         _write(text)
         return
     result = repoint_manifest(text, file, desired.flag.dest, desired.text)
-    if isinstance(result, Refusal):
+    if isinstance(result, ManifestError):
         _refuse(result, found)
     _note(f"{desired.flag.dest} in a copy of {file}: the template of container {found} refers to the copy")
     _write(result)
@@ -223,7 +223,7 @@ def _print_views(shown: Sequence[Shown], output: Form) -> None:
         print(json.dumps(_views_as_json(shown), indent=2))
         return
     for found, view in shown:
-        if isinstance(view, Refusal):
+        if isinstance(view, ManifestError):
             continue
         rows = [(given.flag, json.dumps(given.value), given.place) for given in view.flags]
         rows += [(given.flag, "(unknown)", given.place) for given in view.unknown]
@@ -234,9 +234,9 @@ def _print_views(shown: Sequence[Shown], output: Form) -> None:
             print("  no flag that kvmedic knows; the engine's defaults apply")
 
 
-def _gaps(view: FlagsView | Refusal) -> list[str]:
+def _gaps(view: FlagsView | ManifestError) -> list[str]:
     """Return what of a container's flags is not shown, and why."""
-    if isinstance(view, Refusal):
+    if isinstance(view, ManifestError):
         return [f"not shown ({view.reason}): {view.message}"]
     file = [f"it also reads {view.config}; its flags are not shown"] if view.config is not None else []
     return [*file, *(given.why.message for given in view.unknown)]
@@ -254,7 +254,7 @@ def _views_as_json(shown: Sequence[Shown]) -> dict[str, object]:
     views = [(key, view) for key, (_, view) in zip(keys, shown, strict=True)]
     sections: dict[str, dict[str, object]] = {"containers": {}, "unknown": {}, "refused": {}}
     for key, view in views:
-        if isinstance(view, Refusal):
+        if isinstance(view, ManifestError):
             sections["refused"][key] = f"{view.reason}: {view.message}"
             continue
         sections["containers"][key] = view.values()
@@ -265,7 +265,7 @@ def _views_as_json(shown: Sequence[Shown]) -> dict[str, object]:
 
 def _refuse_all(shown: Sequence[Shown]) -> NoReturn:
     """Refuse with the reason of each engine of a manifest."""
-    refusals = [(found, view) for found, view in shown if isinstance(view, Refusal)]
+    refusals = [(found, view) for found, view in shown if isinstance(view, ManifestError)]
     reasons = "; ".join(f"container {found}: {view.message}" for found, view in refusals)
     end_command(f"refused ({refusals[0][1].reason}): {reasons}", REFUSED)
 
@@ -288,7 +288,7 @@ def _flag(name: str, profile: EngineProfile) -> Flag:
     known = [flag.dest for flag in profile.flags]
     close = difflib.get_close_matches(dashed.strip("-").replace("-", "_"), known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(close)}?" if close else f"it knows {', '.join(known)}"
-    return _refuse(Refusal(RefusalReason.UNKNOWN_FLAG, f"kvmedic changes no flag {name!r}: {hint}"))
+    return _refuse(ManifestError(ErrorReason.UNKNOWN_FLAG, f"kvmedic changes no flag {name!r}: {hint}"))
 
 
 def _read_manifest(file: str) -> str:
@@ -310,9 +310,9 @@ def _note(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def _refuse(refusal: Refusal, found: ManifestContainer | None = None) -> NoReturn:
+def _refuse(error: ManifestError, found: ManifestContainer | None = None) -> NoReturn:
     where = f"container {found}: " if found is not None else ""
-    hint = "; name one with --container or --name" if refusal.reason is RefusalReason.SEVERAL_ENGINES else ""
-    if refusal.message.startswith("no container starts "):
+    hint = "; name one with --container or --name" if error.reason is ErrorReason.SEVERAL_ENGINES else ""
+    if error.message.startswith("no container starts "):
         hint = "; if one does all the same, say --engine vLLM"
-    end_command(f"refused ({refusal.reason}): {where}{refusal.message}{hint}", REFUSED)
+    end_command(f"refused ({error.reason}): {where}{error.message}{hint}", REFUSED)

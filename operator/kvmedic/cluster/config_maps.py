@@ -29,7 +29,7 @@ from kvmedic.kube.objects import (
     uid_of,
 )
 from kvmedic.manifests.engine_file import mounted_file
-from kvmedic.manifests.refusal import Refusal
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.model.config_edits import ConfigMap, Contents, FileEdit, Sight, Unseen, names_in
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
@@ -56,7 +56,7 @@ async def config_maps_of(
         if isinstance(each, Blocked) or each.line.config is None:
             continue
         file = mounted_file(each.template, each.container, each.line.config)
-        if isinstance(file, Refusal) or file.config_map in found:
+        if isinstance(file, ManifestError) or file.config_map in found:
             continue
         name = file.config_map
         seen = found[name] = await read_config_map(client, namespace, name)

@@ -42,8 +42,7 @@ from kvmedic.controller.trial import (
     remember_unanswered,
 )
 from kvmedic.controller.verify import grade_urgency, judged_window
-from kvmedic.kube.errors import Refused as ServerRefused
-from kvmedic.kube.errors import WebhookSilent
+from kvmedic.kube.errors import Refused, WebhookSilent
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import OnTrial
@@ -69,7 +68,7 @@ from kvmedic.rollout.decide import (
 )
 from kvmedic.rollout.drift import Standing, is_foreign, regain_freeze, target_standing
 from kvmedic.rollout.gates.opening import forward_gate
-from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, SetMinimum, Settled, Wait
+from kvmedic.rollout.moves import Failed, MakeCopy, Move, SetMinimum, Settled, Wait
 from kvmedic.rollout.owners.field import field_standing
 from kvmedic.rollout.trial import Answered, BeginTest, Evaluated, MakeJob, MakeTrial
 from kvmedic.runbooks.preemption.restore import temporary_after
@@ -83,7 +82,7 @@ async def execute_run(tick: Tick) -> timedelta:
     view = await tick.ports.target.look(tick.resource.namespace, tick.policy)
     try:
         view = await _with_objects_of_step(tick, view) if view else None
-    except ServerRefused as error:
+    except Refused as error:
         return await _report_refusal(tick, error)
     if view is not None:
         tick = replace(tick, cost_so_far=tick.run.count_cost(view.fleet, tick.now))
@@ -114,7 +113,7 @@ async def _with_objects_of_step(tick: Tick, view: View) -> View:
     try:
         view = await tick.ports.target.with_minimum(view, holder.object) if holder else view
         return await tick.ports.target.with_owner_object(view, field) if field else view
-    except ServerRefused:
+    except Refused:
         if tick.resource.wish is Wish.ABANDON:
             return view
         raise
@@ -193,7 +192,7 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
         case Failed(reason, message) if direction is Direction.FORWARD:
             tick = _record_oom_share(tick, view)
             await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
-        case Refused(reason, message) if run.intent is None:
+        case Blocked(reason, message) if run.intent is None:
             return await _close(tick, view, Outcome(reason, message))
         case Failed(Reason.REVISION_GONE as reason, message):
             # There is no way back any more: what the fleet has now is the best that there is.
@@ -265,7 +264,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
     """Write the intent down, then carry the effect out; or write what is waited for."""
     pace = tick.ports.pace
     match move:
-        case Wait(reason, message) | Failed(reason, message) | Refused(reason, message):
+        case Wait(reason, message) | Failed(reason, message) | Blocked(reason, message):
             shown = blocked or Blocked(reason, message)
             hurried = reason is Reason.AWAITING_CONTROLLER
             graded = tick if hurried else await grade_urgency(tick, view.fleet)
@@ -291,7 +290,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             number = move.number if isinstance(move, SetMinimum) else run.sequence
             try:
                 await tick.ports.target.apply(view.fleet, move, run.claim(resource.uid, number))
-            except ServerRefused as error:
+            except Refused as error:
                 return await _report_refusal(replace(tick, resource=resource, run=run), error)
             except WebhookSilent as error:
                 await _report_refusal(replace(tick, resource=resource, run=run), error)
@@ -299,7 +298,7 @@ async def _act(tick: Tick, view: View, move: Move, blocked: Blocked | None) -> t
             return pace.controller
 
 
-async def _report_refusal(tick: Tick, error: ServerRefused | WebhookSilent) -> timedelta:
+async def _report_refusal(tick: Tick, error: Refused | WebhookSilent) -> timedelta:
     """Say whose no it is: a person has to allow the write, and the run goes on then."""
     until = "it answers" if isinstance(error, WebhookSilent) else "this is allowed"
     text = f"{error}; the fleet stands as it is, and the run goes on by itself once {until}"

@@ -348,8 +348,7 @@ def find_step_blocker(step: Step, fleet: Fleet, goal: Goal) -> Blocked | None:
     like any other, which an owner who came meanwhile would revert.
     """
     purpose = Purpose.MENDING if goal is Goal.STAYS_UP else Purpose.RELIEF
-    refused = row_of(step).refuse(fleet, purpose)
-    return Blocked(refused.reason, refused.message) if refused else None
+    return row_of(step).find_blocker(fleet, purpose)
 
 
 def _without_plan(found: Survey, reason: Reason, message: str) -> Survey:

@@ -35,7 +35,7 @@ from kvmedic.rollout.config_copy import (
 )
 from kvmedic.rollout.decide import Decision, Direction, Walk, Watch
 from kvmedic.rollout.drift import Standing
-from kvmedic.rollout.moves import Failed, MakeCopy, Move, Refused, Wait
+from kvmedic.rollout.moves import Failed, MakeCopy, Move, Wait
 from kvmedic.runbooks.branches import Diagnosed
 from kvmedic.runbooks.preemption.memory_levers import memory_share
 from kvmedic.runbooks.preemption.restore import SetValue, restore_after, state_of, with_calm, with_outlook
@@ -119,7 +119,7 @@ def unavailable(tick: Tick) -> Blocked | None:
     return Blocked(Reason.CONFIG_MAP_UNAVAILABLE, text) if text else None
 
 
-def copy_first(tick: Tick, decision: Decision) -> MakeCopy | Failed | Refused | None:
+def copy_first(tick: Tick, decision: Decision) -> MakeCopy | Failed | Blocked | None:
     """Return what has to happen to the copy before a decision is carried out; None: nothing."""
     file = tick.run.current.step.file_of
     forward = isinstance(decision, Watch) or decision == Walk(Direction.FORWARD)

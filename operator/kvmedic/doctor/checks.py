@@ -27,8 +27,8 @@ from kvmedic.rollout.preconditions import (
     WRITTEN,
     Neighbours,
     find_blockers,
-    owner_rollout_refusal,
-    refusals,
+    find_owner_rollout_blocker,
+    find_rollout_blockers,
     remarks,
 )
 from kvmedic.rollout.spares.room import Finding, RoomUnknown
@@ -200,7 +200,7 @@ def checks_of(
     written = written_owner(view.fleet, policy) is not None
     found += [_written_field(view.fleet)] if written else []
     begins = replace(view.fleet, owner=None) if written else view.fleet
-    why = [Blocked(each.reason, each.message) for each in refusals(begins)]
+    why = list(find_rollout_blockers(begins))
     if isinstance(neighbours, Neighbours):
         why += find_blockers(neighbours, view.fleet)
     found += [failure(each, names) for each in why if not _follows(each, view.fleet)]
@@ -219,9 +219,9 @@ def written_owner(fleet: Fleet, policy: Policy) -> OwnerKind | None:
 
 def _written_field(fleet: Fleet) -> Check:
     owner = fleet.owner.name if fleet.owner else ""
-    refused = owner_rollout_refusal(fleet)
-    if refused is not None and refused.reason is Reason.OWNED_BY_CONTROLLER and _rolls_itself(fleet):
-        return failure(Blocked(refused.reason, refused.message), names_of(fleet))
+    blocked = find_owner_rollout_blocker(fleet)
+    if blocked is not None and blocked.reason is Reason.OWNED_BY_CONTROLLER and _rolls_itself(fleet):
+        return failure(blocked, names_of(fleet))
     text = f"a flag is changed in {owner} where that has it at one place: only a plan shows whether it has"
     return Check(Topic.OWNER, Result.UNKNOWN, text)
 

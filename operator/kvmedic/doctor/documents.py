@@ -45,7 +45,7 @@ from kvmedic.kube.objects import (
     uid_of,
 )
 from kvmedic.manifests.documents import containers_of, rendering_hint, summarise
-from kvmedic.manifests.refusal import Refusal
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.model.fleet import (
     DEPLOYMENT,
     LEADER_WORKER_SET,
@@ -93,7 +93,7 @@ def documents_in(text: str) -> list[JsonObject]:
         DocumentsError: it cannot be read.
     """
     readable = containers_of(text)
-    if isinstance(readable, Refusal):
+    if isinstance(readable, ManifestError):
         raise DocumentsError(readable.message)
     try:
         # Dates become texts again, as they are on the wire.

@@ -15,9 +15,9 @@ from kvmedic.engines import ENGINES
 from kvmedic.kube.objects import WORKLOADS, JsonObject, name_of, pod_template, section
 from kvmedic.manifests.custom_resources import places_of_flags
 from kvmedic.manifests.documents import ManifestContainer, containers_of
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
 from kvmedic.manifests.owner_fields import RENDERINGS
-from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.edits import containers_of as template_containers
 from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
 from kvmedic.runbooks.workload import Workload
@@ -175,7 +175,7 @@ def _other_engine_message(who: str, containers: Iterable[Mapping[str, object]]) 
 def _containers_in(document: JsonObject) -> tuple[ManifestContainer, ...]:
     """Return the containers of an object of any kind, as its controller hands them on."""
     found = containers_of(json.dumps(document))
-    return () if isinstance(found, Refusal) else found
+    return () if isinstance(found, ManifestError) else found
 
 
 def _name_engines(containers: Iterable[ManifestContainer]) -> tuple[str, ...]:

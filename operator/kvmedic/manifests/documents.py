@@ -17,10 +17,10 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from kvmedic.manifests.custom_resources import CONTAINER_FIELDS, as_rendered, container_in
-from kvmedic.manifests.refusal import (
+from kvmedic.manifests.errors import (
     MOST_BRACKETS,
-    Refusal,
-    RefusalReason,
+    ErrorReason,
+    ManifestError,
     TooLargeError,
     has_too_many_brackets,
 )
@@ -106,21 +106,21 @@ def rendering_hint(text: str) -> str:
     return hint if "{{" in text else ""
 
 
-def containers_of(text: str) -> tuple[ManifestContainer, ...] | Refusal:
+def containers_of(text: str) -> tuple[ManifestContainer, ...] | ManifestError:
     """Return the containers of all objects in a text; init containers are left out."""
     try:
         found = tuple(found for root in roots_of(text) for found in _Document(root).containers())
         return tuple(replace(each, part=_part_of(each, found)) for each in found)
     except YAMLError as error:
         message = f"not readable as YAML: {summarise(error)}{rendering_hint(text)}"
-        return Refusal(RefusalReason.NOT_A_MANIFEST, message)
+        return ManifestError(ErrorReason.NOT_A_MANIFEST, message)
     except RecursionError:
         message = "the manifest has too many lists and mappings within one another: write it flat"
-        return Refusal(RefusalReason.TOO_LARGE, message)
+        return ManifestError(ErrorReason.TOO_LARGE, message)
     except TooLargeError as error:
-        return error.refusal()
+        return error.as_manifest_error()
     except _UnreadableError as error:
-        return Refusal(RefusalReason.NOT_A_MANIFEST, f"not readable as a manifest: {error}")
+        return ManifestError(ErrorReason.NOT_A_MANIFEST, f"not readable as a manifest: {error}")
 
 
 def objects_of(text: str) -> tuple[Mapping[str, object], ...]:

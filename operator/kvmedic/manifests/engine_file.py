@@ -18,10 +18,10 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from kvmedic.manifests.documents import ManifestContainer, roots_of
+from kvmedic.manifests.errors import MOST_BRACKETS, ErrorReason, ManifestError, has_too_many_brackets
 from kvmedic.manifests.flags import Setting
 from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, parse
 from kvmedic.manifests.invocation import invocation_of
-from kvmedic.manifests.refusal import MOST_BRACKETS, Refusal, RefusalReason, has_too_many_brackets
 from kvmedic.manifests.tokens import Place, Token
 from kvmedic.manifests.yaml_text import Splice, escape_text, pieces_of, splice_text
 from kvmedic.model.config_edits import (
@@ -67,11 +67,11 @@ class MountedFile:
 
 def mounted_file(
     template: Mapping[str, object], container: Mapping[str, object], path: str
-) -> MountedFile | Refusal:
+) -> MountedFile | ManifestError:
     """Return where a file comes from that a container of a pod template reads."""
     file = PurePosixPath(str(container.get("workingDir") or "/")) / path
     mount = mount_of(container, file)
-    if isinstance(mount, Refusal):
+    if isinstance(mount, ManifestError):
         return mount
     spec = template.get("spec")
     volumes = spec.get("volumes") if isinstance(spec, Mapping) else None
@@ -81,7 +81,7 @@ def mounted_file(
     return unseen(f"{file} is in the volume {mount.volume}, which is not in the pod")
 
 
-def mount_of(container: Mapping[str, object], path: PurePosixPath) -> Mount | Refusal:
+def mount_of(container: Mapping[str, object], path: PurePosixPath) -> Mount | ManifestError:
     """Return the volume that a file of a container is in; the deepest mount counts."""
     mounts = container.get("volumeMounts")
     above = [
@@ -100,9 +100,9 @@ def mount_of(container: Mapping[str, object], path: PurePosixPath) -> Mount | Re
     return Mount(str(best.get("name")), str(inside))
 
 
-def unseen(what: str) -> Refusal:
+def unseen(what: str) -> ManifestError:
     """Return that a configuration file cannot be seen, and why."""
-    return Refusal(RefusalReason.IN_CONFIG_FILE, what)
+    return ManifestError(ErrorReason.IN_CONFIG_FILE, what)
 
 
 def _mounted_at(mount: Mapping[str, object]) -> PurePosixPath:
@@ -111,7 +111,7 @@ def _mounted_at(mount: Mapping[str, object]) -> PurePosixPath:
 
 def _from_volume(
     volume: Mapping[str, object], index: int, mount: Mount, path: PurePosixPath
-) -> MountedFile | Refusal:
+) -> MountedFile | ManifestError:
     alone = volume.get("configMap")
     if isinstance(alone, Mapping):
         key = _key_of_file(alone, mount.inside)
@@ -197,7 +197,7 @@ class EngineFile:
             return None
         return given
 
-    def span(self, dest: str) -> slice | Refusal:
+    def span(self, dest: str) -> slice | ManifestError:
         """Return the characters of the text that a value is written in, without quotes."""
         given = self.given(dest)
         node = entries_of(self.text).get(given.word.token.raw) if given is not None else None
@@ -207,13 +207,13 @@ class EngineFile:
         start, stop = node.start_mark.index + quote, node.end_mark.index - quote
         return slice(start, stop) if self.text[start:stop] == node.value else self._oddly(dest)
 
-    def _oddly(self, dest: str) -> Refusal:
-        return Refusal(RefusalReason.UNSAFE, f"{dest} in {self.where} is laid out oddly: change it there")
+    def _oddly(self, dest: str) -> ManifestError:
+        return ManifestError(ErrorReason.UNSAFE, f"{dest} in {self.where} is laid out oddly: change it there")
 
 
 def engine_file(
     text: str, where: str, container: Mapping[str, object], engine: Engine
-) -> EngineFile | Refusal:
+) -> EngineFile | ManifestError:
     """Return what an engine reads in a configuration file.
 
     Args:
@@ -222,10 +222,10 @@ def engine_file(
     line = invocation_of(container, engine.profile)
     honours_false = isinstance(line, CommandLine) and not line.subcommand
     tokens = _tokens(text, where, _spelled_off(engine, honours_false))
-    if isinstance(tokens, Refusal):
+    if isinstance(tokens, ManifestError):
         return tokens
     parsed = parse(CommandLine(tuple(tokens), subcommand=False), engine)
-    return parsed if isinstance(parsed, Refusal) else EngineFile(where, parsed, text)
+    return parsed if isinstance(parsed, ManifestError) else EngineFile(where, parsed, text)
 
 
 def entries_of(text: str) -> dict[str, Node]:
@@ -250,14 +250,14 @@ def _spelled_off(engine: Engine, honours_false: bool) -> dict[str, str]:  # noqa
     return {name: f"--no-{name.removeprefix('--')}" if honours_false else "" for name in names}
 
 
-def _tokens(text: str, where: str, switches: Mapping[str, str]) -> list[Token] | Refusal:
+def _tokens(text: str, where: str, switches: Mapping[str, str]) -> list[Token] | ManifestError:
     """Return the options that the entries of a file stand for."""
     if len(text) > LONGEST:
         message = f"{where} has {len(text)} characters; at most {LONGEST} are read"
-        return Refusal(RefusalReason.TOO_LARGE, f"{message}: take out what no engine reads")
+        return ManifestError(ErrorReason.TOO_LARGE, f"{message}: take out what no engine reads")
     if has_too_many_brackets(text):
         message = f"{where} has more than {MOST_BRACKETS} brackets within one another: write it flat"
-        return Refusal(RefusalReason.TOO_LARGE, message)
+        return ManifestError(ErrorReason.TOO_LARGE, message)
     try:
         entries = entries_of(text)
     except (YAMLError, RecursionError):
@@ -312,10 +312,10 @@ def configuration_at(
     container: Mapping[str, object],
     engine: Engine,
     maps: Mapping[str, Sight],
-) -> Configuration | Refusal:
+) -> Configuration | ManifestError:
     """Return the file that an engine reads at a path, or why it cannot be seen."""
     mounted = mounted_file(template, container, path)
-    if isinstance(mounted, Refusal):
+    if isinstance(mounted, ManifestError):
         return mounted
     source = maps.get(mounted.config_map, Unseen.GONE)
     if isinstance(source, Unseen):
@@ -324,7 +324,7 @@ def configuration_at(
     if text is None:
         return unseen(f"ConfigMap/{mounted.config_map} has no text {mounted.key!r}")
     read = engine_file(text, str(mounted), container, engine)
-    return read if isinstance(read, Refusal) else Configuration(mounted, read, source)
+    return read if isinstance(read, ManifestError) else Configuration(mounted, read, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ class ConfigEdit:
 
 def edit_file(
     found: Configuration, desired: Setting, engine: Engine, container: Mapping[str, object], uid: str
-) -> ConfigEdit | Refusal:
+) -> ConfigEdit | ManifestError:
     """Return the edit that gives a value in a configuration file another value, and changes nothing else.
 
     Args:
@@ -345,15 +345,19 @@ def edit_file(
     """
     mounted, contents, dest = found.mounted, found.source.contents, desired.flag.dest
     span = found.read.span(dest)
-    if isinstance(span, Refusal):
+    if isinstance(span, ManifestError):
         return span
     changed = with_value(contents, mounted.key, span, desired.text)
     again = engine_file(changed.data[mounted.key], str(mounted), container, engine)
     meant = {**found.read.parsed.values(), dest: desired.value}
-    if isinstance(again, Refusal) or again.parsed.values() != meant:
-        return Refusal(RefusalReason.UNSAFE, f"{dest} in {mounted} can't be changed alone: change it there")
+    if isinstance(again, ManifestError) or again.parsed.values() != meant:
+        return ManifestError(
+            ErrorReason.UNSAFE, f"{dest} in {mounted} can't be changed alone: change it there"
+        )
     if changed.size > SIZE_LIMIT:
-        return Refusal(RefusalReason.UNSAFE, f"a copy of {mounted} would have more than {SIZE_LIMIT} bytes")
+        return ManifestError(
+            ErrorReason.UNSAFE, f"a copy of {mounted} would have more than {SIZE_LIMIT} bytes"
+        )
     copy = copy_name(mounted.config_map, changed, uid)
     before = contents.data[mounted.key][span]
     hashes = contents.digest, changed.digest
@@ -429,13 +433,15 @@ class _Source:
     """The keys by file name, where the volume chooses them; empty: every key is a file."""
 
 
-def config_file(text: str, container: ManifestContainer, path: str, engine: Engine) -> ConfigFile | Refusal:
+def config_file(
+    text: str, container: ManifestContainer, path: str, engine: Engine
+) -> ConfigFile | ManifestError:
     """Return the file that a container's engine reads at a path, or what is missing to see it."""
     mount = mount_of(container.data, PurePosixPath(path))
-    if isinstance(mount, Refusal):
+    if isinstance(mount, ManifestError):
         return mount
     source = _volume(container, mount, path)
-    if isinstance(source, Refusal):
+    if isinstance(source, ManifestError):
         return source
     name = str(source.reference.value)
     found = [node for each, node in _config_maps_in(text) if each == name]
@@ -447,7 +453,7 @@ def config_file(text: str, container: ManifestContainer, path: str, engine: Engi
     if not isinstance(data, ScalarNode) or not isinstance(found[0], MappingNode):
         return unseen(f"ConfigMap/{name} has no {key or mount.inside!r}")
     read = engine_file(str(data.value), f"ConfigMap/{name} {key}", container.data, engine)
-    if isinstance(read, Refusal):
+    if isinstance(read, ManifestError):
         return read
     return ConfigFile(name, key, found[0], data, source.reference, read)
 
@@ -470,24 +476,24 @@ def _contents(document: Node) -> Contents:
     return Contents(*({_scalar(key): _scalar(value) for key, value in each} for each in pairs))
 
 
-def repoint_manifest(text: str, file: ConfigFile, dest: str, value: str) -> str | Refusal:
+def repoint_manifest(text: str, file: ConfigFile, dest: str, value: str) -> str | ManifestError:
     """Return a manifest's text with a changed copy of a file's ConfigMap, and the template pointing to it."""
     span, pieces = file.read.span(dest), pieces_of(text, file.data)
-    if isinstance(span, Refusal):
+    if isinstance(span, ManifestError):
         return span
     plain = all(node.anchor is None for node in (file.data, file.reference))
     if pieces is None or not plain or span.stop <= span.start:
-        return Refusal(RefusalReason.UNSAFE, f"{dest} in {file} is laid out oddly: change it there")
+        return ManifestError(ErrorReason.UNSAFE, f"{dest} in {file} is laid out oddly: change it there")
     copy = copy_name(file.name, with_value(_contents(file.document), file.key, span, value))
     change = pieces[span.start][0], pieces[span.stop - 1][1], escape_text(value, file.data.style)
     return _with_copy(text, file, copy, change)
 
 
-def _with_copy(text: str, file: ConfigFile, copy: str, change: Splice) -> str | Refusal:
+def _with_copy(text: str, file: ConfigFile, copy: str, change: Splice) -> str | ManifestError:
     begin, end = file.document.start_mark.index, file.document.end_mark.index
     name = _node_at(file.document, "metadata", "name")
     if not isinstance(name, ScalarNode) or name.anchor is not None or text[:begin].rpartition("\n")[2]:
-        return Refusal(RefusalReason.UNSAFE, f"{file} is not a document of its own: change it there")
+        return ManifestError(ErrorReason.UNSAFE, f"{file} is not a document of its own: change it there")
     ends = "\r\n" if "\r\n" in text else "\n"
     renamed = name.start_mark.index, name.end_mark.index, _like(name, copy)
     within = [(start - begin, stop - begin, new) for start, stop, new in (renamed, change)]
@@ -499,7 +505,7 @@ def _with_copy(text: str, file: ConfigFile, copy: str, change: Splice) -> str | 
     result = splice_text(text, [(end, end, added), refers])
     if _is_as_meant(text, result, file.name, copy):
         return result
-    return Refusal(RefusalReason.UNSAFE, f"{file} can't be copied safely: change it there")
+    return ManifestError(ErrorReason.UNSAFE, f"{file} can't be copied safely: change it there")
 
 
 def _is_as_meant(old: str, new: str, name: str, copy: str) -> bool:
@@ -522,7 +528,7 @@ def _like(node: ScalarNode, value: str) -> str:
     return f"{quote}{value}{quote}"
 
 
-def _volume(container: ManifestContainer, mount: Mount, path: str) -> _Source | Refusal:
+def _volume(container: ManifestContainer, mount: Mount, path: str) -> _Source | ManifestError:
     volumes = _node_at(container.pod, "volumes")
     for volume in volumes.value if isinstance(volumes, SequenceNode) else ():
         named = _node_at(volume, "name")

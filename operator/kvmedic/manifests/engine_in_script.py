@@ -1,7 +1,7 @@
 """Which words start the engine, a shell or a wrapper; and a shell's script walked to the engine's start.
 
 The script is walked as a shell would run it: what it sets is known further on, what it sets in a
-branch, a loop or a function is unknown from there. A place that can't be followed gives a refusal
+branch, a loop or a function is unknown from there. A place that can't be followed gives an error
 that names the construct.
 """
 
@@ -14,8 +14,8 @@ from pathlib import PurePosixPath
 
 from tree_sitter import Node
 
+from kvmedic.manifests.errors import Budget, ErrorReason, ManifestError
 from kvmedic.manifests.grammar import CommandLine
-from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
 from kvmedic.manifests.shell_parser import Expansion, Source, Variables, assigned_in
 from kvmedic.manifests.tokens import EMPTY, Place, Token, Traced, item_text, unwritten
 from kvmedic.model.edits import Field
@@ -200,7 +200,7 @@ class _Found:
 
 def engine_in_script(
     shell: ShellStart, container: Mapping[str, object], profile: EngineProfile, variables: Variables
-) -> CommandLine | Refusal | None:
+) -> CommandLine | ManifestError | None:
     """Return the engine's command line in a shell's script, or None where it starts no engine."""
     walk = Walk(profile, container, variables.budget)
     walk.run_shell(shell, variables, ())
@@ -209,7 +209,7 @@ def engine_in_script(
 
 def engine_in_variable(
     name: str, container: Mapping[str, object], profile: EngineProfile, variables: Variables
-) -> CommandLine | Refusal | None:
+) -> CommandLine | ManifestError | None:
     """Return the engine's command line whose options a variable gives to a script of somebody else's.
 
     The script starts the engine by its subcommand, has the model behind that, and evaluates the variable.
@@ -222,7 +222,7 @@ def engine_in_variable(
     return _one_start(walk, profile)
 
 
-def _one_start(walk: Walk, profile: EngineProfile) -> CommandLine | Refusal | None:
+def _one_start(walk: Walk, profile: EngineProfile) -> CommandLine | ManifestError | None:
     """Return the one start of the engine that a walk came by; None where it came by none."""
     if walk.doubts:
         return walk.doubts[0]
@@ -234,10 +234,10 @@ def _one_start(walk: Walk, profile: EngineProfile) -> CommandLine | Refusal | No
         message = (
             f"the script starts {name} {len(walk.found)} times ({places}): which one is meant is not known"
         )
-        return Refusal(RefusalReason.SHELL_SCRIPT, message)
+        return ManifestError(ErrorReason.SHELL_SCRIPT, message)
     if found.construct:
         message = f"{name} is started with {found.construct} ({found.place}), which is not followed"
-        return Refusal(RefusalReason.SHELL_SCRIPT, message)
+        return ManifestError(ErrorReason.SHELL_SCRIPT, message)
     return found.line
 
 
@@ -249,7 +249,7 @@ class Walk:
         self.container = container
         self.budget = budget
         self.found: list[_Found] = []
-        self.doubts: list[Refusal] = []
+        self.doubts: list[ManifestError] = []
         self.functions: set[str] = set()
         """Each takes the place of the program of its name."""
         self._depth = 0
@@ -290,7 +290,7 @@ class Walk:
 
     def doubt(self, what: str, place: Place) -> None:
         """Note a place that can't be followed."""
-        self.doubts.append(Refusal(RefusalReason.SHELL_SCRIPT, f"{what} ({place}), and is not followed"))
+        self.doubts.append(ManifestError(ErrorReason.SHELL_SCRIPT, f"{what} ({place}), and is not followed"))
 
     def shadows(self, tokens: Sequence[Token]) -> tuple[str, ...]:
         """Return the functions among the names of programs that a command begins with."""

@@ -1,6 +1,6 @@
 """One engine flag of one container: read, changed (`edit`) or taken off.
 
-A container is a mapping as the Kubernetes API returns it, and is never changed in place. A refusal is a
+A container is a mapping as the Kubernetes API returns it, and is never changed in place. An error is a
 value.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from kvmedic.manifests.errors import MOST_TOKENS, Budget, ErrorReason, ManifestError
 from kvmedic.manifests.grammar import CommandLine, Given, Malformed, Parsed, options_of, parse, read_value
 from kvmedic.manifests.invocation import Remembered, digest_of, invocation_of, report_no_engine, version_of
-from kvmedic.manifests.refusal import MOST_TOKENS, Budget, Refusal, RefusalReason
 from kvmedic.manifests.tokens import Place, Spot, Token, is_set_by_script, item_text, variable_source
 from kvmedic.model.edits import Field, TokenEdit, containers_of
 from kvmedic.model.engine import (
@@ -45,7 +45,7 @@ class Change:
     text: str
 
 
-def rewritten(container: Mapping[str, object], change: Change) -> TokenEdit | Refusal:
+def rewritten(container: Mapping[str, object], change: Change) -> TokenEdit | ManifestError:
     """Return the edit of one item that changes a token's text, for the first container of a template."""
     token, start = change.token, change.start
     if token.place.at is None and not token.variables:
@@ -78,12 +78,12 @@ def _edit(container: Mapping[str, object], spot: Spot, after: str) -> TokenEdit:
     return TokenEdit(str(container.get("name")), 0, spot.field, spot.item, before, after, at)
 
 
-def _in_variable(container: Mapping[str, object], change: Change, spot: Spot) -> TokenEdit | Refusal:
+def _in_variable(container: Mapping[str, object], change: Change, spot: Spot) -> TokenEdit | ManifestError:
     """Return the edit of a variable's value, where nothing else refers to the variable."""
     name = shared_variable(container, change, spot)
     if name:
         message = f"{change.token.place} comes from the variable {name}, which is used elsewhere too"
-        return Refusal(RefusalReason.FROM_VARIABLE, f"{message}: write the value itself in place of it")
+        return ManifestError(ErrorReason.FROM_VARIABLE, f"{message}: write the value itself in place of it")
     return _edit(container, spot, change.text)
 
 
@@ -119,11 +119,11 @@ def _path(change: Change) -> tuple[str, ...]:
     return tuple(name for name in longest if not re.fullmatch(r"[@*]|\d+", name))
 
 
-def _several(token: Token) -> Refusal:
+def _several(token: Token) -> ManifestError:
     names = ", ".join(token.variables)
     through = f" through {names}" if names else ""
     message = f"{token.place} is put together from several pieces{through}: write it in one"
-    return Refusal(RefusalReason.FROM_VARIABLE, message)
+    return ManifestError(ErrorReason.FROM_VARIABLE, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class UnknownValue:
 
     flag: Flag
     place: Place
-    why: Refusal
+    why: ManifestError
     """Where the value comes from."""
 
 
@@ -192,7 +192,7 @@ class AlreadySet:
     place: Place
 
 
-Outcome: TypeAlias = TokenEdit | AlreadySet | Refusal
+Outcome: TypeAlias = TokenEdit | AlreadySet | ManifestError
 
 
 def read_flags(
@@ -200,14 +200,14 @@ def read_flags(
     engine: Engine,
     file: Parsed | None = None,
     budget: Budget | None = None,
-) -> FlagsView | Refusal:
+) -> FlagsView | ManifestError:
     """Return the flags that a container's command line gives.
 
     `file` is what the configuration file gives, where that is known. `budget` is for the whole pod
     template, where more than one of its containers is read.
     """
     parsed = parsed_of(container, engine, budget)
-    return parsed if isinstance(parsed, Refusal) else flags_in(parsed, engine, file)
+    return parsed if isinstance(parsed, ManifestError) else flags_in(parsed, engine, file)
 
 
 def flags_in(parsed: Parsed, engine: Engine, file: Parsed | None = None) -> FlagsView:
@@ -228,43 +228,43 @@ def flags_in(parsed: Parsed, engine: Engine, file: Parsed | None = None) -> Flag
     return FlagsView(tuple(found), None if file else parsed.config, tuple(unknown))
 
 
-def setting_of(flag: Flag, value: Scalar, engine: Engine) -> Setting | Refusal:
+def setting_of(flag: Flag, value: Scalar, engine: Engine) -> Setting | ManifestError:
     """Return the setting that a value makes, checked against what the engine accepts.
 
     The value may be typed or a text as on the command line: 8192, "8k", True, "true".
     """
     text = str(value).lower() if isinstance(value, bool) else str(value)
     read = _read_value(flag, text, engine)
-    if isinstance(read, Refusal):
+    if isinstance(read, ManifestError):
         return read
     if isinstance(read, int | float) and not isinstance(read, bool) and not flag.bounds.holds(read):
-        return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest} is {flag.bounds}, not {text}")
+        return ManifestError(ErrorReason.INVALID_VALUE, f"{flag.dest} is {flag.bounds}, not {text}")
     return Setting(flag, read, text.strip())
 
 
-def option_setting_of(name: OptionName, text: str, engine: Engine) -> OptionSetting | Refusal:
+def option_setting_of(name: OptionName, text: str, engine: Engine) -> OptionSetting | ManifestError:
     """Return the setting that a text makes of an option that need not be a knob."""
     read = _read_value(name, text, engine)
-    return read if isinstance(read, Refusal) else OptionSetting(name, read, text.strip())
+    return read if isinstance(read, ManifestError) else OptionSetting(name, read, text.strip())
 
 
-def _read_value(flag: Spelled, text: str, engine: Engine) -> Scalar | Refusal:
+def _read_value(flag: Spelled, text: str, engine: Engine) -> Scalar | ManifestError:
     """Return what the engine reads in a text, or why it does not accept it, or nobody should write it."""
     option = option_of(flag, engine)
-    if isinstance(option, Refusal):
+    if isinstance(option, ManifestError):
         return option
     read = read_value(option, text)
     if isinstance(read, Malformed):
-        return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest}: {read.message}")
+        return ManifestError(ErrorReason.INVALID_VALUE, f"{flag.dest}: {read.message}")
     if isinstance(read, str) and (not read or read.startswith("-") or "$" in read):
-        return Refusal(RefusalReason.INVALID_VALUE, f"{flag.dest} can't be {text!r}")
+        return ManifestError(ErrorReason.INVALID_VALUE, f"{flag.dest} can't be {text!r}")
     if option.kind is Kind.PRESENCE and read is False:
         message = f"{engine.profile.name} {engine.effective_version} has no way to write {flag.name} off"
-        return Refusal(RefusalReason.NOT_IN_VERSION, message)
+        return ManifestError(ErrorReason.NOT_IN_VERSION, message)
     return read
 
 
-def option_of(flag: Spelled, engine: Engine) -> Option | Refusal:
+def option_of(flag: Spelled, engine: Engine) -> Option | ManifestError:
     """Return how an engine reads a flag, or why it can't be relied on to have it."""
     profile, name = engine.profile, engine.profile.name
     presence = engine.presence(flag)
@@ -272,8 +272,8 @@ def option_of(flag: Spelled, engine: Engine) -> Option | Refusal:
         return next(option for option in options_of(engine) if flag.name in option.names)
     if engine.version is None:
         message = f"not every {name} reads {flag.name}, and an unknown flag keeps it from starting"
-        return Refusal(
-            RefusalReason.VERSION_UNKNOWN,
+        return ManifestError(
+            ErrorReason.VERSION_UNKNOWN,
             f"{message}: name the engine's version, in its image's tag (IMAGE:vVERSION@DIGEST)",
         )
     if presence is Presence.UNKNOWN:
@@ -281,10 +281,10 @@ def option_of(flag: Spelled, engine: Engine) -> Option | Refusal:
         message = (
             f"{name} {low} and {high} differ in {flag.name}; what {engine.version} makes of it is not known"
         )
-        return Refusal(RefusalReason.VERSION_UNKNOWN, message)
+        return ManifestError(ErrorReason.VERSION_UNKNOWN, message)
     having = [r for r in profile.releases if profile.form_of(flag, r) is not None]
     message = f"{name} {engine.version} does not have {flag.name}; {having[0]} to {having[-1]} are known to"
-    return Refusal(RefusalReason.NOT_IN_VERSION, message)
+    return ManifestError(ErrorReason.NOT_IN_VERSION, message)
 
 
 def edit(
@@ -303,7 +303,7 @@ def edit(
     command line beats it. `line` is the container's command line, where it was read before.
     """
     read = line or parsed_of(container, engine)
-    if isinstance(read, Refusal):
+    if isinstance(read, ManifestError):
         return read
     parsed = read if file is None else replace(read, config=None)
     given = parsed.last(setting.flag.dest)
@@ -312,18 +312,18 @@ def edit(
         if given
         else _append_flag(container, parsed, setting, engine)
     )
-    if isinstance(change, AlreadySet | Refusal):
+    if isinstance(change, AlreadySet | ManifestError):
         return change
     dest, value = setting.flag.dest, setting.value
     if not _differ_in_one(read, _apply_edit(container, change), dest, engine, {dest: value}):
         message = f"{dest} can't be changed without changing how other flags are read"
-        return Refusal(RefusalReason.UNSAFE, message)
+        return ManifestError(ErrorReason.UNSAFE, message)
     return replace(change, container_index=index)
 
 
 def parsed_of(
     container: Mapping[str, object], engine: Engine, budget: Budget | None = None
-) -> Parsed | Refusal:
+) -> Parsed | ManifestError:
     """Return what the engine makes of a container's command line.
 
     `budget` is for the whole pod template, where more than one of its containers is read.
@@ -333,8 +333,8 @@ def parsed_of(
         if len(line.tokens) <= MOST_TOKENS:
             return parse(line, engine)
         message = f"the engine of container {container.get('name')} has more than {MOST_TOKENS} words"
-        return Refusal(RefusalReason.TOO_LARGE, f"{message}: shorten its command line")
-    if isinstance(line, Refusal):
+        return ManifestError(ErrorReason.TOO_LARGE, f"{message}: shorten its command line")
+    if isinstance(line, ManifestError):
         return line
     return report_no_engine(container.get("name"), line, engine.profile)
 
@@ -350,7 +350,7 @@ def port_of(container: Mapping[str, object], profiles: Sequence[EngineProfile]) 
         known = _PORTS.find(key, profile)
         if known is None:
             read = parsed_of(container, Engine(profile, version_of(container, profile)))
-            given = None if isinstance(read, Refusal) else read.last(profile.launch.port.lstrip("-"))
+            given = None if isinstance(read, ManifestError) else read.last(profile.launch.port.lstrip("-"))
             value = given.value if given else None
             known = value if isinstance(value, int) and not isinstance(value, bool) else None, 1
             _PORTS.keep(key, profile, *known)
@@ -361,7 +361,7 @@ def port_of(container: Mapping[str, object], profiles: Sequence[EngineProfile]) 
 
 def _change_value(
     container: Mapping[str, object], given: Given, setting: DesiredSetting
-) -> TokenEdit | AlreadySet | Refusal:
+) -> TokenEdit | AlreadySet | ManifestError:
     token = given.held_by
     if token.unresolved:
         return _from_variable(setting.flag, token)
@@ -395,13 +395,13 @@ def _switch(option: Option, setting: DesiredSetting, separator: str = "-") -> st
 
 def _append_flag(
     container: Mapping[str, object], parsed: Parsed, setting: DesiredSetting, engine: Engine
-) -> TokenEdit | Refusal:
+) -> TokenEdit | ManifestError:
     option = option_of(setting.flag, engine)
-    if isinstance(option, Refusal):
+    if isinstance(option, ManifestError):
         return option
     if parsed.config is not None:
         message = f"{setting.flag.dest} is not on the command line and may be in the file {parsed.config}"
-        return Refusal(RefusalReason.IN_CONFIG_FILE, f"{message}, which is not edited: set it there")
+        return ManifestError(ErrorReason.IN_CONFIG_FILE, f"{message}, which is not edited: set it there")
     text = _appendix(option, setting)
     if parsed.tail is not None:
         return append_word(container, parsed.tail, text)
@@ -411,43 +411,44 @@ def _append_flag(
     return TokenEdit(str(container.get("name")), 0, field, size, None, text)
 
 
-def _from_variable(flag: Spelled, token: Token) -> Refusal:
+def _from_variable(flag: Spelled, token: Token) -> ManifestError:
     computed = [name for name in token.unresolved if name.startswith("$")]
     if computed:
         names = ", ".join(computed)
         why = f"comes from {names} ({token.place}), which the shell computes: write the value there"
-        return Refusal(RefusalReason.FROM_VARIABLE, f"{flag.dest} {why}")
+        return ManifestError(ErrorReason.FROM_VARIABLE, f"{flag.dest} {why}")
     form = "$({})" if token.place.at is None else "${}"
     names = ", ".join(form.format(name) for name in token.unresolved)
     source = variable_source(token)
     if is_set_by_script(token):
         why = f"comes from {names} ({token.place}), {source}: write the value where the engine is started"
-        return Refusal(RefusalReason.FROM_VARIABLE, f"{flag.dest} {why}")
+        return ManifestError(ErrorReason.FROM_VARIABLE, f"{flag.dest} {why}")
     # What is kept as a secret is not to be written out for our sake.
     other = "" if "Secret " in source else ", or write its value into env, where it can be changed from here"
     message = f"{flag.dest} comes from {names} ({token.place}), {source}: change it there{other}"
-    return Refusal(RefusalReason.FROM_VARIABLE, message)
+    return ManifestError(ErrorReason.FROM_VARIABLE, message)
 
 
 def remove_flag(
     container: Mapping[str, object], index: int, flag: Flag, engine: Engine, line: Parsed | None = None
-) -> TokenEdit | Refusal:
+) -> TokenEdit | ManifestError:
     """Return the one token that has to go so that a container's command line does not give a flag.
 
     Only a flag that is one word is taken off, as that is how one is added; and only where the engine reads
     all other flags as before.
     """
     read = line or parsed_of(container, engine)
-    if isinstance(read, Refusal):
+    if isinstance(read, ManifestError):
         return read
     given = read.last(flag.dest)
     if given is None or not given.joined:
         where = "is not on the command line" if given is None else "is not one word, `--name=value`"
-        return Refusal(RefusalReason.UNSAFE, f"{flag.dest} {where}: remove it by hand")
+        return ManifestError(ErrorReason.UNSAFE, f"{flag.dest} {where}: remove it by hand")
     change = _remove_word(container, given.held_by)
     if change is None or not _differ_in_one(read, _apply_edit(container, change), flag.dest, engine):
-        return Refusal(
-            RefusalReason.UNSAFE, f"{flag.dest} can't be removed without changing how other flags are read"
+        return ManifestError(
+            ErrorReason.UNSAFE,
+            f"{flag.dest} can't be removed without changing how other flags are read",
         )
     return replace(change, container_index=index)
 
@@ -473,14 +474,14 @@ def _remove_word(container: Mapping[str, object], token: Token) -> TokenEdit | N
 
 def taken_off(
     container: Mapping[str, object], index: int, option: Spelled, engine: Engine, line: Parsed | None = None
-) -> tuple[TokenEdit, ...] | Refusal:
+) -> tuple[TokenEdit, ...] | ManifestError:
     """Return the edits after which a container's command line does not give an option at all.
 
     Every word of every use goes, the last one first: a later edit counts on those before it. None are needed
     where the option is not given. Only where the engine reads all other options as before.
     """
     read = line or parsed_of(container, engine)
-    if isinstance(read, Refusal):
+    if isinstance(read, ManifestError):
         return read
     uses = (use for use in read.given if use.option.dest == option.dest)
     words = [word.token for use in uses for word in (use.word, *(() if use.joined else use.values))]
@@ -537,9 +538,9 @@ def _written_in_env(word: Token) -> Spot | None:
     return origin if origin is not None and origin.field is Field.ENV else None
 
 
-def _unsafe_removal(option: Spelled, word: Token) -> Refusal:
+def _unsafe_removal(option: Spelled, word: Token) -> ManifestError:
     message = f"{option.name} ({word.place}) can't be removed without changing how the rest is read"
-    return Refusal(RefusalReason.UNSAFE, f"{message}: remove it by hand")
+    return ManifestError(ErrorReason.UNSAFE, f"{message}: remove it by hand")
 
 
 def _apply_edit(container: Mapping[str, object], change: TokenEdit) -> Mapping[str, object]:
@@ -557,13 +558,13 @@ def _differ_in_one(
 ) -> bool:
     """Return whether the engine reads a changed command line as before but for one option, `meant`."""
     new = parsed_of(after, engine)
-    if isinstance(new, Refusal):
+    if isinstance(new, ManifestError):
         return False
     rest = {name: value for name, value in before.values().items() if name != dest}
     return new.values() == {**rest, **meant}
 
 
-def line_may_chunk(line: Parsed | Refusal, engine: Engine) -> bool:
+def line_may_chunk(line: Parsed | ManifestError, engine: Engine) -> bool:
     """Return whether an engine may compute a long prompt in several steps.
 
     It does not only where its command line says so and its release is not known to overrule that. What a

@@ -1,7 +1,7 @@
 """How an engine's command line reads: vLLM's own steps, then Python's argparse.
 
 The steps and their order are those of `FlexibleArgumentParser.parse_args` (vLLM 0.32). Every use of an option
-keeps its tokens. What the engine would not accept gives a `Refusal` with the engine's reason.
+keeps its tokens. What the engine would not accept gives a `ManifestError` with the engine's reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.tokens import Place, Token, is_set_by_script, variable_source
 from kvmedic.model.engine import Arity, Engine, Kind, Option, Scalar, Version
 
@@ -204,12 +204,12 @@ class Parsed:
         return {use.option.dest: use.value for use in self.given}
 
 
-def parse(line: CommandLine, engine: Engine) -> Parsed | Refusal:
+def parse(line: CommandLine, engine: Engine) -> Parsed | ManifestError:
     """Return what an engine makes of its command line."""
     try:
         return _parse(line, engine)
     except MayHoldFlagsError as unknown:
-        return Refusal(RefusalReason.FROM_VARIABLE, str(unknown))
+        return ManifestError(ErrorReason.FROM_VARIABLE, str(unknown))
     except WouldNotStartError as broken:
         read = _parse_as_others(line, engine) if engine.version is None else None
         if read is not None:
@@ -218,7 +218,7 @@ def parse(line: CommandLine, engine: Engine) -> Parsed | Refusal:
         message = f"{name} would not start: {broken}"
         if engine.version is None:
             message = f"{message}; its version is not known, and none that is known takes it"
-        return Refusal(RefusalReason.WOULD_NOT_START, message)
+        return ManifestError(ErrorReason.WOULD_NOT_START, message)
 
 
 def _parse_as_others(line: CommandLine, engine: Engine) -> Parsed | None:

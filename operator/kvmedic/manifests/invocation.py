@@ -1,6 +1,6 @@
-"""Which container starts the engine, and how: its command line, no engine, or a `Refusal`.
+"""Which container starts the engine, and how: its command line, no engine, or a `ManifestError`.
 
-A refusal says that the engine is started in a way that can't be followed. Answers are remembered: one look
+An error says that the engine is started in a way that can't be followed. Answers are remembered: one look
 asks a dozen times.
 """
 
@@ -30,8 +30,8 @@ from kvmedic.manifests.engine_in_script import (
     program_of,
     shell_start,
 )
+from kvmedic.manifests.errors import STEPS, Budget, ErrorReason, ManifestError, TooLargeError
 from kvmedic.manifests.grammar import CommandLine
-from kvmedic.manifests.refusal import STEPS, Budget, Refusal, RefusalReason, TooLargeError
 from kvmedic.manifests.shell_parser import Variables
 from kvmedic.manifests.tokens import Token, read_environment, tokens_of
 from kvmedic.model.edits import COMMAND_LINE, Field
@@ -46,7 +46,7 @@ _NAMED_VERSION = r"(?:^|.*[-_.]){name}(?:-openai)?[-_]?" + _VERSION + r"(?![.a-z
 
 Answer = TypeVar("Answer")
 _LEAST = 75
-"""Steps that a remembered answer counts as, at least: it bounds how many are remembered. A refusal counts
+"""Steps that a remembered answer counts as, at least: it bounds how many are remembered. An error counts
 as no more, or two command lines that are too large would push out everybody else's."""
 
 
@@ -94,7 +94,7 @@ class Remembered(Generic[Answer]):
 
 
 def _weight(kept: _Kept[Any]) -> int:
-    return _LEAST if isinstance(kept.answer, Refusal) else max(kept.steps, _LEAST)
+    return _LEAST if isinstance(kept.answer, ManifestError) else max(kept.steps, _LEAST)
 
 
 _FIELDS = ("name", "image", "command", "args", "env", "envFrom", FLAGS_IN)
@@ -131,7 +131,7 @@ class NotAnEngine:
         )
 
 
-Invocation: TypeAlias = CommandLine | NotAnEngine | Refusal
+Invocation: TypeAlias = CommandLine | NotAnEngine | ManifestError
 _REMEMBERED: Remembered[Invocation] = Remembered()
 
 
@@ -154,7 +154,7 @@ def invocation_of(
             return known[0]
         found = _invocation(container, profile, budget)
     except TooLargeError as error:
-        found = error.refusal() if _may_be_engine(container, profile) else NotAnEngine()
+        found = error.as_manifest_error() if _may_be_engine(container, profile) else NotAnEngine()
         if error.is_spent and left < STEPS:
             return found
     _REMEMBERED.keep(key, profile, found, left - budget.steps)
@@ -178,7 +178,7 @@ def _invocation(container: Mapping[str, object], profile: EngineProfile, budget:
     environment = read_environment(container, budget)
     tokens = tokens_of(container, environment, budget)
     ours = _is_ours(container, profile)
-    if isinstance(tokens, Refusal):
+    if isinstance(tokens, ManifestError):
         return tokens if _may_be_engine(container, profile) else NotAnEngine()
     image = image_name(container)
     if isinstance(name := container.get(FLAGS_IN), str):
@@ -265,7 +265,7 @@ def _other(tokens: Sequence[Token], profile: EngineProfile, ours: bool) -> Invoc
         message = (
             f"`{program}` ({tokens[0].place}) starts {profile.name}; how it passes arguments on is not known"
         )
-        return Refusal(RefusalReason.UNKNOWN_WRAPPER, message)
+        return ManifestError(ErrorReason.UNKNOWN_WRAPPER, message)
     return NotAnEngine(
         f"the image is {profile.name}'s but `{_ran(tokens)}` ({tokens[0].place}) runs" if ours else ""
     )
@@ -277,23 +277,23 @@ def _ran(tokens: Sequence[Token]) -> str:
     return " ".join([program_of(tokens[0]), *(words if words[:1] == ["-m"] else words[:1])])
 
 
-def _script(program: str, token: Token, engine: str) -> Refusal:
+def _script(program: str, token: Token, engine: str) -> ManifestError:
     if program in SHELLS:
         what = f"{engine} is started by a script of the shell `{program}` ({token.place})"
         advice = "flags within a script are not edited; list the program and its arguments as separate items"
-        return Refusal(RefusalReason.SHELL_SCRIPT, f"{what}: {advice}")
+        return ManifestError(ErrorReason.SHELL_SCRIPT, f"{what}: {advice}")
     what = f"{token.place} holds a whole command line in one item"
-    return Refusal(
-        RefusalReason.SHELL_SCRIPT, f"{what}: list the program and its arguments as separate items"
+    return ManifestError(
+        ErrorReason.SHELL_SCRIPT, f"{what}: list the program and its arguments as separate items"
     )
 
 
-def report_no_engine(container: object, how: NotAnEngine, profile: EngineProfile) -> Refusal:
-    """Return the refusal of a container that does not start the engine, by its name."""
+def report_no_engine(container: object, how: NotAnEngine, profile: EngineProfile) -> ManifestError:
+    """Return the error of a container that does not start the engine, by its name."""
     if how.other:
-        return Refusal(RefusalReason.OTHER_ENGINE, f"container {container}: {how.explain(profile.name)}")
+        return ManifestError(ErrorReason.OTHER_ENGINE, f"container {container}: {how.explain(profile.name)}")
     doubt = f": {how.doubt}" if how.doubt else ""
-    return Refusal(RefusalReason.NO_ENGINE, f"container {container} does not start {profile.name}{doubt}")
+    return ManifestError(ErrorReason.NO_ENGINE, f"container {container} does not start {profile.name}{doubt}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,15 +320,15 @@ class Unfollowed:
     """A container that starts an engine in a way that can't be followed."""
 
     container: ManifestContainer
-    refusal: Refusal
+    error: ManifestError
 
 
 def engines_seen(
     text: str, profiles: Sequence[EngineProfile], selector: Selector
-) -> tuple[EngineContainer | Unfollowed, ...] | Refusal:
+) -> tuple[EngineContainer | Unfollowed, ...] | ManifestError:
     """Return the containers of a manifest's text that start an engine, in its order; at least one."""
     found = containers_of(text)
-    if isinstance(found, Refusal):
+    if isinstance(found, ManifestError):
         return found
     budget = Budget()
     seen = [
@@ -342,44 +342,46 @@ def engines_seen(
     for each, profile, how in seen:
         if isinstance(how, CommandLine):
             engines.append((each, profile))
-        elif isinstance(how, Refusal) and id(each) not in followed:
+        elif isinstance(how, ManifestError) and id(each) not in followed:
             engines.append(Unfollowed(each, how))
     return tuple(engines) or _none(text, found, seen, profiles)
 
 
 def engines_in(
     text: str, profiles: Sequence[EngineProfile], selector: Selector
-) -> tuple[EngineContainer, ...] | Refusal:
+) -> tuple[EngineContainer, ...] | ManifestError:
     """Return the containers of a manifest's text that start an engine; at least one.
 
     A container that starts one in a way that can't be followed refuses the whole, because what is
     left would look complete.
     """
     found = engines_seen(text, profiles, selector)
-    if isinstance(found, Refusal):
+    if isinstance(found, ManifestError):
         return found
     for each in found:
         if isinstance(each, Unfollowed):
-            return Refusal(each.refusal.reason, f"container {each.container}: {each.refusal.message}")
+            return ManifestError(each.error.reason, f"container {each.container}: {each.error.message}")
     return tuple(each for each in found if not isinstance(each, Unfollowed))
 
 
-def engine_in(text: str, profiles: Sequence[EngineProfile], selector: Selector) -> EngineContainer | Refusal:
+def engine_in(
+    text: str, profiles: Sequence[EngineProfile], selector: Selector
+) -> EngineContainer | ManifestError:
     """Return the one container of a manifest's text that starts an engine."""
     engines = engines_in(text, profiles, selector)
-    if isinstance(engines, Refusal):
+    if isinstance(engines, ManifestError):
         return engines
     return engines[0] if len(engines) == 1 else several([each for each, _ in engines])
 
 
-def several(engines: Sequence[ManifestContainer]) -> Refusal:
-    """Return the refusal that says which of several containers could be meant.
+def several(engines: Sequence[ManifestContainer]) -> ManifestError:
+    """Return the error that says which of several containers could be meant.
 
     How to name one is up to the command that asks.
     """
     listed = ", ".join(str(engine) for engine in engines)
     message = f"{len(engines)} containers could be meant: {listed}"
-    return Refusal(RefusalReason.SEVERAL_ENGINES, message)
+    return ManifestError(ErrorReason.SEVERAL_ENGINES, message)
 
 
 def _none(
@@ -387,18 +389,18 @@ def _none(
     found: Sequence[ManifestContainer],
     seen: Sequence[tuple[ManifestContainer, EngineProfile, Invocation]],
     profiles: Sequence[EngineProfile],
-) -> Refusal:
+) -> ManifestError:
     elsewhere = [place for each in objects_of(text) for place in places_of_flags(each)]
     if elsewhere and not any(isinstance(how, NotAnEngine) and how.doubt for _, _, how in seen):
-        return Refusal(RefusalReason.NO_ENGINE, "; ".join(elsewhere))
+        return ManifestError(ErrorReason.NO_ENGINE, "; ".join(elsewhere))
     if not found:
-        return Refusal(
-            RefusalReason.NO_ENGINE,
+        return ManifestError(
+            ErrorReason.NO_ENGINE,
             "no object with containers in the manifest; init containers are not looked at",
         )
     if not seen:
         listed = ", ".join(str(candidate) for candidate in found)
-        return Refusal(RefusalReason.NO_ENGINE, f"no container of that name; the manifest has {listed}")
+        return ManifestError(ErrorReason.NO_ENGINE, f"no container of that name; the manifest has {listed}")
     others = [
         f"container {c}: {how.explain(profile.name)}"
         for c, profile, how in seen
@@ -408,10 +410,10 @@ def _none(
         f"container {c}: {how.doubt}" for c, _, how in seen if isinstance(how, NotAnEngine) and how.doubt
     ]
     if others and not doubts:
-        return Refusal(RefusalReason.OTHER_ENGINE, "; ".join(others))
+        return ManifestError(ErrorReason.OTHER_ENGINE, "; ".join(others))
     if doubts:
-        return Refusal(RefusalReason.UNKNOWN_ENTRYPOINT, "; ".join(doubts))
+        return ManifestError(ErrorReason.UNKNOWN_ENTRYPOINT, "; ".join(doubts))
     listed = ", ".join(dict.fromkeys(str(candidate) for candidate, _, _ in seen))
     names = " or ".join(profile.name for profile in profiles)
     hint = rendering_hint(text)
-    return Refusal(RefusalReason.NO_ENGINE, f"no container starts {names}: {listed}{hint}")
+    return ManifestError(ErrorReason.NO_ENGINE, f"no container starts {names}: {listed}{hint}")

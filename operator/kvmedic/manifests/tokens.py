@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from kvmedic.manifests.refusal import LONGEST_WORD, WORD_STEPS, Budget, Refusal, RefusalReason, TooLargeError
+from kvmedic.manifests.errors import (
+    LONGEST_WORD,
+    WORD_STEPS,
+    Budget,
+    ErrorReason,
+    ManifestError,
+    TooLargeError,
+)
 from kvmedic.model.edits import COMMAND_LINE, Field
 
 
@@ -312,7 +319,7 @@ class Unquoted:
 
 def tokens_of(
     container: Mapping[str, object], environment: Environment, budget: Budget
-) -> tuple[Token, ...] | Refusal:
+) -> tuple[Token, ...] | ManifestError:
     """Return the tokens of command and args, in order."""
     found: list[Token] = []
     for name in COMMAND_LINE:
@@ -321,13 +328,13 @@ def tokens_of(
             continue
         if not isinstance(items, list):
             message = f"{name} of container {container.get('name')} is not a list"
-            return Refusal(RefusalReason.NOT_TEXT, message)
+            return ManifestError(ErrorReason.NOT_TEXT, message)
         for index, item in enumerate(items):
             place = Place(name, index)
             if not isinstance(item, str):
                 advice = "remove it or quote it" if item is None else "quote it"
                 message = f"{place} is {_kind_of(item)}; Kubernetes takes strings only: {advice}"
-                return Refusal(RefusalReason.NOT_TEXT, message)
+                return ManifestError(ErrorReason.NOT_TEXT, message)
             budget.enter_field(str(place))
             budget.spend(WORD_STEPS)
             expanded = expand(item, environment, budget)
@@ -357,13 +364,13 @@ def item_text(container: Mapping[str, object], name: Field, index: int) -> str:
     return str(item.get("value", "")) if isinstance(item, Mapping) else str(item)
 
 
-def environment_of(container: Mapping[str, object], budget: Budget) -> Environment | Refusal:
+def environment_of(container: Mapping[str, object], budget: Budget) -> Environment | ManifestError:
     """Return the environment that a container's `env` and `envFrom` give."""
     budget.enter_container(container)
     try:
         return read_environment(container, budget)
     except TooLargeError as error:
-        return error.refusal()
+        return error.as_manifest_error()
 
 
 def read_environment(container: Mapping[str, object], budget: Budget) -> Environment:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmedic.manifests.engine_file import Configuration
+from kvmedic.manifests.errors import Budget, ManifestError
 from kvmedic.manifests.flags import parsed_of, taken_off
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of, version_of
-from kvmedic.manifests.refusal import Budget, Refusal
 from kvmedic.manifests.tokens import environment_of
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Engine, EngineProfile, RemoteCache
@@ -208,11 +208,11 @@ def _api_key_of(container: Mapping[str, object], profile: EngineProfile, budget:
     if spelling is None:
         return ""
     parsed = parsed_of(container, Engine(profile, version_of(container, profile)), budget)
-    given = None if isinstance(parsed, Refusal) else parsed.last(spelling.dest)
+    given = None if isinstance(parsed, ManifestError) else parsed.last(spelling.dest)
     if given is not None:
         return next((word.text for word in given.values if word.text and not word.token.unresolved), "")
     environment = environment_of(container, budget)
-    return "" if isinstance(environment, Refusal) else environment.values.get(spelling.variable, "")
+    return "" if isinstance(environment, ManifestError) else environment.values.get(spelling.variable, "")
 
 
 def without_remote_cache(
@@ -235,7 +235,7 @@ def without_remote_cache(
     for option in remote.options:
         engine = Engine(profile, version_of(containers[index], profile))
         edits = taken_off(containers[index], index, option, engine)
-        if isinstance(edits, Refusal):
+        if isinstance(edits, ManifestError):
             return Blocked(
                 Reason.TRIAL_IMPOSSIBLE, f"a trial pod must not share the fleet's KV store: {edits.message}"
             )
@@ -246,12 +246,12 @@ def without_remote_cache(
     return alone
 
 
-def remote_cache_in_file(file: Configuration | Refusal | None, profile: EngineProfile) -> str:
+def remote_cache_in_file(file: Configuration | ManifestError | None, profile: EngineProfile) -> str:
     """Return why an engine's configuration file keeps it from being cut off; empty where it does not."""
     remote = profile.remote_cache
     if remote is None or file is None:
         return ""
-    if isinstance(file, Refusal):
+    if isinstance(file, ManifestError):
         return f"whether the configuration file names a remote KV store is not known: {file.message}"
     given = [each.dest for each in remote.options if file.read.parsed.last(each.dest) is not None]
     if not given:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from ruamel.yaml.nodes import ScalarNode, SequenceNode
 
 from kvmedic.manifests.documents import ManifestContainer, containers_of, reads_as_text
-from kvmedic.manifests.refusal import Refusal, RefusalReason
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.model.edits import Field, TokenEdit
 
 Piece = tuple[int, int]
@@ -125,7 +125,7 @@ Splice: TypeAlias = tuple[int, int, str]
 """A piece of text, by its first character and the one behind its last, and what takes its place."""
 
 
-def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str | Refusal:
+def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str | ManifestError:
     """Return a manifest's text with an edit in it."""
     found = container.lists.get(edit.field)
     if found is None or (edit.after is None and edit.at is None):
@@ -133,7 +133,7 @@ def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str
     if found.shared or found.node.anchor is not None:
         return _refuse_shared(f"{edit.field} of container {edit.container}")
     splice = _splice(text, found.node, edit)
-    if isinstance(splice, Refusal):
+    if isinstance(splice, ManifestError):
         return splice
     result = splice_text(text, [splice])
     if _reads_as_meant(text, result, container, edit):
@@ -141,7 +141,7 @@ def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str
     return _unsafe(edit, "the text is laid out oddly")
 
 
-def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Refusal:
+def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | ManifestError:
     if edit.at is None and edit.before is None:
         return _added_text(text, items, edit.after or "")
     node = items.value[edit.index]
@@ -164,7 +164,7 @@ def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Refusal
     return first, pieces[stop - 1][1], escape_text(edit.after or "", node.style)
 
 
-def _added_text(text: str, items: SequenceNode, token: str) -> Splice | Refusal:
+def _added_text(text: str, items: SequenceNode, token: str) -> Splice | ManifestError:
     last = items.value[-1] if items.value else None
     written = _written_value(token, last.style if isinstance(last, ScalarNode) else '"')
     if items.flow_style:
@@ -228,7 +228,7 @@ def _line_end(text: str) -> str:
 def _reads_as_meant(old: str, new: str, container: ManifestContainer, edit: TokenEdit) -> bool:
     """Return whether a changed text reads as the original with the edit in it, and nothing else."""
     before, after = containers_of(old), containers_of(new)
-    if isinstance(before, Refusal) or isinstance(after, Refusal) or len(before) != len(after):
+    if isinstance(before, ManifestError) or isinstance(after, ManifestError) or len(before) != len(after):
         return False
     for one, other in zip(before, after, strict=True):
         expected: object = one.data
@@ -249,15 +249,15 @@ def _edited_place(edit: TokenEdit) -> str:
     return f"{edit.field}[{edit.index}] of container {edit.container}"
 
 
-def _refuse_shared(what: str) -> Refusal:
+def _refuse_shared(what: str) -> ManifestError:
     message = (
         f"{what} has a YAML anchor, alias, merge or tag, so other places may show the same: write it out"
     )
-    return Refusal(RefusalReason.SHARED_YAML, message)
+    return ManifestError(ErrorReason.SHARED_YAML, message)
 
 
-def _unsafe(edit: TokenEdit, why: str) -> Refusal:
-    return Refusal(RefusalReason.UNSAFE, f"{_edited_place(edit)} can't be edited safely: {why}")
+def _unsafe(edit: TokenEdit, why: str) -> ManifestError:
+    return ManifestError(ErrorReason.UNSAFE, f"{_edited_place(edit)} can't be edited safely: {why}")
 
 
 def splice_text(text: str, changes: Sequence[Splice]) -> str:

@@ -295,7 +295,7 @@ def _response_check(options: SourceOptions) -> Any:
         response.raw = _BoundedBody(response.raw, limit)
         body = response.content
         if response.status_code != requests.codes.ok:
-            raise _refusal(response.status_code, body)
+            raise _query_error(response.status_code, body)
         # Cheap test first: a large answer is parsed once only, by the client.
         if b'"warnings"' in body:
             _refuse_warnings(body)
@@ -311,7 +311,7 @@ _EXCESSIVE = {"execution": Excess.SIZE, "timeout": Excess.TIME}
 too much time."""
 
 
-def _refusal(status: int, body: bytes) -> QueryError:
+def _query_error(status: int, body: bytes) -> QueryError:
     """Return why the source refused: 400 and 422 concern the one query, everything else all of them.
 
     All but the source's own word that a query takes too long.

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from kvmedic.model.config_edits import ConfigMap, FileEdit, Sight, Unseen
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.moves import (
     AdoptPod,
@@ -22,7 +23,6 @@ from kvmedic.rollout.moves import (
     Move,
     Pause,
     Pulse,
-    Refused,
     Regain,
     Release,
     ReleasePod,
@@ -94,7 +94,7 @@ def _copy_state(file: FileEdit, copy: Sight, target_uid: str) -> CopyState:
             return CopyState.FOREIGN
 
 
-def copying_move(file: FileEdit, files: Files, *, begun: bool) -> MakeCopy | Failed | Refused | None:
+def copying_move(file: FileEdit, files: Files, *, begun: bool) -> MakeCopy | Failed | Blocked | None:
     """Return what has to happen to the copy before anything else does; None: it is there.
 
     It is made anew where somebody deleted it, because every replica that restarts needs it.
@@ -106,7 +106,7 @@ def copying_move(file: FileEdit, files: Files, *, begun: bool) -> MakeCopy | Fai
             return MakeCopy(file) if files.source is SourceState.AS_PLANNED else None
         case CopyState.FOREIGN:
             reason, text = Reason.CONFIG_MAP_UNAVAILABLE, f"another ConfigMap {file.copy} is in the way"
-            return Failed(reason, text) if begun else Refused(reason, text)
+            return Failed(reason, text) if begun else Blocked(reason, text)
 
 
 def find_copy_blocker(file: FileEdit, files: Files) -> str:
@@ -148,7 +148,7 @@ def needs_source(move: Move) -> bool:
         case Restore() | Release() | Regain() | Hold() | Pause() | ScaleIn() | SetMinimum() | Claim():
             # The template stays, and no more replicas of it are asked for.
             return False
-        case Wait() | Settled() | Failed() | Refused():
+        case Wait() | Settled() | Failed() | Blocked():
             # Nothing is assigned.
             return False
         case _:

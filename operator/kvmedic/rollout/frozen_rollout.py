@@ -70,7 +70,7 @@ from kvmedic.rollout.orphan_drain import (
     release_before_turning,
     resting_orphan_move,
 )
-from kvmedic.rollout.preconditions import Purpose, refusal
+from kvmedic.rollout.preconditions import Purpose, find_rollout_blocker
 from kvmedic.rollout.steps import StepInput, StepRow
 
 PULSE_LIMIT = timedelta(seconds=10)
@@ -151,7 +151,7 @@ def next_template_move(fleet: Fleet, order: Order, now: datetime) -> Move:
         return Revert(order.edit, fleet.fields)
     begun = STILL_WITHOUT_SPARE if count_lacking(fleet, order.may_lack) else ADDING
     released = _move_orphan(fleet, order, now) if order.pulsed_at else None
-    return released or refusal(fleet, order.purpose) or Freeze(order.edit, begun)
+    return released or find_rollout_blocker(fleet, order.purpose) or Freeze(order.edit, begun)
 
 
 def rest_template(
@@ -554,7 +554,7 @@ def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: St
 def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
     """Return what a change of the pod template does: one frozen rollout."""
     return StepRow(
-        refuse=refusal,
+        find_blocker=find_rollout_blocker,
         next_move=lambda fleet, known: next_template_move(fleet, order_of(step, fleet, known), known.now),
         rest=lambda fleet, known: rest_template(
             fleet, known.now, known.assigned_at, known.run.may_lack, known.orphans

@@ -8,6 +8,7 @@ from math import ceil
 from typing import TypeAlias, assert_never
 
 from kvmedic.model.config_edits import EditedTemplate, FileEdit, OwnerField, TemplateChange
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import SURGE, Fleet, Minimum, Orphan, OwnerObject, Pod, RolloutFields, frozen
 from kvmedic.model.reasons import Reason
 
@@ -224,21 +225,13 @@ class Failed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The rollout cannot begin safely."""
-
-    reason: Reason
-    message: str
-
-
 RolloutMove: TypeAlias = Freeze | Hold | Pause | Retarget | Pulse | Restore | Revert | Release
 ScaleMove: TypeAlias = ScaleOut | ScaleIn
 DeploymentMove: TypeAlias = RolloutMove | ScaleMove | Claim | Regain
 OrphanMove: TypeAlias = ReleasePod | AdoptPod | MarkStandIn | CordonOrphan
 PodMove: TypeAlias = Cordon | Uncordon | DeletePod | OrphanMove
 Effect: TypeAlias = DeploymentMove | PodMove | SetMinimum | SetOwnerField
-Move: TypeAlias = Effect | Wait | Settled | Failed | Refused
+Move: TypeAlias = Effect | Wait | Settled | Failed | Blocked
 
 
 WAVE_PARTS = 4
@@ -286,7 +279,7 @@ def takes_replica(move: Move) -> bool:
             return False
         case ScaleOut() | ScaleIn() | SetMinimum() | SetOwnerField() | Claim() | Regain():
             return False
-        case Wait() | Settled() | Failed() | Refused():
+        case Wait() | Settled() | Failed() | Blocked():
             return False
         case _:
             assert_never(move)

@@ -107,7 +107,7 @@ def linger_of(drain_timeout: timedelta, *, proceeds: bool) -> timedelta:
     return drain_timeout + (LINGER_SLACK if proceeds else LONGEST_DRAIN)
 
 
-def drain_refusal(fleet: Fleet) -> str:
+def explain_blocked_drain(fleet: Fleet) -> str:
     """Return why replicas cannot be drained as orphans, and what can be done; empty where they can."""
     way = fleet.rotation.orphan
     if way is None or way.blocked:

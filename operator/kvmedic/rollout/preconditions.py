@@ -25,8 +25,8 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ROLLING, SURGE, Fleet, ObjectRef, Owner, OwnerKind, ReplicaSet, Rotation
 from kvmedic.model.plan import MinimumHolder, ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.moves import Failed, Refused, kubectl_name
-from kvmedic.rollout.orphan_drain import drain_refusal
+from kvmedic.rollout.moves import Failed, kubectl_name
+from kvmedic.rollout.orphan_drain import explain_blocked_drain
 from kvmedic.verdict.baseline import NAMED, is_quorate
 
 HARMLESS_MODES = frozenset({"Off", "Initial"})
@@ -214,24 +214,21 @@ def purpose_of(step: ReplicasStep) -> Purpose:
     return Purpose.RETURN if step.gives_back else Purpose.BESIDE
 
 
-def refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
-    """Return why a frozen rollout cannot begin on this fleet, or None.
-
-    Each row was seen to break the rollout on a real controller when ignored.
-    """
-    return next(iter(refusals(fleet, purpose)), None)
+def find_rollout_blocker(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Blocked | None:
+    """Return why a frozen rollout cannot begin, or None. Each row, ignored, broke one on a real controller."""
+    return next(iter(find_rollout_blockers(fleet, purpose)), None)
 
 
-def refusals(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> tuple[Refused, ...]:
+def find_rollout_blockers(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> tuple[Blocked, ...]:
     """Return everything that keeps a frozen rollout from beginning on this fleet, in reporting order."""
-    return _all_refusals(
+    return _all_blockers(
         _frozen(fleet),
         _owner_row(None if purpose is Purpose.RETURN else owner_of_template(fleet)),
         *_rows(fleet, _unsettled_state(fleet, purpose), _drain_rows(fleet)),
     )
 
 
-def owner_rollout_refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
+def find_owner_rollout_blocker(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Blocked | None:
     """Return why an owner's own rollout may not be set off on this fleet, or None.
 
     Nobody drains its replicas, so that of two there must always be as many to serve as before.
@@ -247,7 +244,7 @@ def owner_rollout_refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Re
     who = fleet.owner.name if fleet.owner else "the owner"
     text = f"{who} replaces the replicas by its own rollout, and"
     alone = f"{text} there is only one: make the change there"
-    return _first_refusal(
+    return _first_blocker(
         _frozen(fleet),
         (fleet.replicas == 1, Reason.OWNED_BY_CONTROLLER, alone),
         (fewer > 0, Reason.OWNED_BY_CONTROLLER, f"{text} {why}, or make the change there"),
@@ -255,7 +252,7 @@ def owner_rollout_refusal(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Re
     )
 
 
-def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
+def find_halfway_blocker(fleet: Fleet, earlier: str) -> Blocked | None:
     """Return why a rollout that is under way cannot be turned into one back to an earlier revision, or None.
 
     Replicas of both revisions run then, and one more than the Deployment asks for: a paused controller
@@ -263,7 +260,7 @@ def halfway_refusal(fleet: Fleet, earlier: str) -> Refused | None:
     which takes replicas undrained.
     """
     strategy = f"strategy is {fleet.strategy}, and its rollout cannot be turned: wait for its end"
-    return _first_refusal(
+    return _first_blocker(
         _frozen(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
         _owner_row(owner_of_template(fleet)),
@@ -299,7 +296,7 @@ def _is_over(fleet: Fleet) -> bool:
     return any(rs.revision == fleet.revision and rs.available >= fleet.replicas for rs in fleet.replica_sets)
 
 
-def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
+def find_replacement_blocker(fleet: Fleet, step: ReplaceStep) -> Blocked | None:
     """Return why a replica of this fleet cannot be replaced, or None; it need not be Ready itself.
 
     The strategy does not matter, since nothing is rolled out. Somebody who decides the number of
@@ -316,7 +313,7 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
         f"{who} decides the number of replicas and would undo the spare: replace the replica by hand, or "
         "have the autoscaler leave the number alone for a while"
     )
-    return _first_refusal(
+    return _first_blocker(
         _frozen(fleet),
         (fleet.scaler is not None and way is None, Reason.REPLICAS_AUTOSCALED, scaled),
         _owner_row(owner_of_number(fleet) if way is None else None),
@@ -324,7 +321,7 @@ def replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
     )
 
 
-def ordinal_replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
+def find_ordinal_replacement_blocker(fleet: Fleet, step: ReplaceStep) -> Blocked | None:
     """Return why a StatefulSet's replica cannot be replaced, or None; it need not be Ready itself.
 
     Nothing of the StatefulSet changes that anybody could own, nor its number of replicas.
@@ -334,14 +331,14 @@ def ordinal_replacement_refusal(fleet: Fleet, step: ReplaceStep) -> Refused | No
         f"a {fleet.kind} makes no spare, and nobody serves while its only replica is away: set its "
         "spec.replicas to 2, or delete the pod by hand when nobody needs it"
     )
-    return _first_refusal(
+    return _first_blocker(
         _frozen(fleet),
         (fleet.replicas == 1 and not down, Reason.SPARE_NEEDED, alone),
         *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), _drain_rows(fleet)),
     )
 
 
-def autoscaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
+def find_autoscaling_blocker(fleet: Fleet, step: ReplicasStep) -> Blocked | None:
     """Return why an autoscaler's minimum cannot be changed by a step, or None.
 
     Who owns the Deployment's template does not matter: nothing of it is changed. Nor does the rotation
@@ -351,7 +348,7 @@ def autoscaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     gone = f"{holder.kind} {holder.name} is gone, or is another one"
     moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
     unsettled = _unsettled_state(fleet, purpose_of(step))
-    return _first_refusal(
+    return _first_blocker(
         _frozen(fleet),
         (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
         (found is not None and found.number != step.before, Reason.REPLICAS_CHANGED, moved),
@@ -360,7 +357,7 @@ def autoscaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     )
 
 
-def scaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
+def find_scaling_blocker(fleet: Fleet, step: ReplicasStep) -> Blocked | None:
     """Return why this fleet's number of replicas cannot be changed by a step, or None.
 
     What is given back was ours: a replica that is not Ready does not keep it from going, it goes first.
@@ -368,7 +365,7 @@ def scaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     who = fleet.scaler.name if fleet.scaler else "nobody"
     scaled = f"{who} decides the number of replicas: set {step.after} there"
     purpose = purpose_of(step)
-    return _first_refusal(
+    return _first_blocker(
         _frozen(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
         _owner_row(None if purpose is Purpose.RETURN else owner_of_number(fleet)),
@@ -376,18 +373,18 @@ def scaling_refusal(fleet: Fleet, step: ReplicasStep) -> Refused | None:
     )
 
 
-def rollback_refusal(fleet: Fleet, desired: Revision) -> Refused | None:
+def find_rollback_blocker(fleet: Fleet, desired: Revision) -> Blocked | None:
     """Return why a fleet cannot be brought to another of its revisions, or None."""
     kept = next((rs for rs in fleet.replica_sets if _is_kept_by(rs, desired)), None)
     if kept is None:
-        return Refused(
+        return Blocked(
             Reason.REVISION_GONE,
             f"ReplicaSet {desired.replica_set} does not keep pod template {desired.template} any more "
             "(revisionHistoryLimit, or someone deleted or edited it): apply its manifest by hand",
         )
     if not kept.reachable:
         services = ", ".join(fleet.rotation.services)
-        return Refused(
+        return Blocked(
             Reason.REVISION_UNREACHABLE,
             f"the pods of ReplicaSet {kept.name} carry other labels than today's, and {services} would not "
             "lead requests to them: take the change back by hand, with the labels of today",
@@ -395,11 +392,13 @@ def rollback_refusal(fleet: Fleet, desired: Revision) -> Refused | None:
     return None
 
 
-def opening_refusal(fleet: Fleet, desired: Revision, purpose: Purpose = Purpose.RELIEF) -> Refused | None:
+def find_start_blocker(fleet: Fleet, desired: Revision, purpose: Purpose = Purpose.RELIEF) -> Blocked | None:
     """Return why a way back to an earlier revision cannot begin, or None."""
-    if doubt := rollback_refusal(fleet, desired):
+    if doubt := find_rollback_blocker(fleet, desired):
         return doubt
-    return halfway_refusal(fleet, desired.template) if is_halfway(fleet, desired) else refusal(fleet, purpose)
+    if is_halfway(fleet, desired):
+        return find_halfway_blocker(fleet, desired.template)
+    return find_rollout_blocker(fleet, purpose)
 
 
 def is_halfway(fleet: Fleet, desired: Revision) -> bool:
@@ -408,36 +407,36 @@ def is_halfway(fleet: Fleet, desired: Revision) -> bool:
     return left and fleet.desired(desired.template) > 0
 
 
-def trial_refusal(fleet: Fleet) -> Refused | None:
+def find_trial_blocker(fleet: Fleet) -> Blocked | None:
     """Return why no trial can begin on a fleet's present setting, or None.
 
     Nothing of the fleet is changed, so neither its strategy nor its owners matter.
     """
     unsettled = _unsettled_state(fleet, Purpose.MENDING)
-    return _first_refusal(
+    return _first_blocker(
         _frozen(fleet),
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
     )
 
 
-def end_as_begun(refused: Refused | None, assigned_at: datetime | None) -> Refused | Failed | None:
-    """Return a refusal so that its run ends: as one that had begun, where an intent was written down."""
-    if refused is None or assigned_at is None:
-        return refused
-    return Failed(refused.reason, refused.message)
+def end_as_begun(blocked: Blocked | None, assigned_at: datetime | None) -> Blocked | Failed | None:
+    """Return what blocks a run so that it ends: as one that had begun, where an intent was written down."""
+    if blocked is None or assigned_at is None:
+        return blocked
+    return Failed(blocked.reason, blocked.message)
 
 
 def _is_kept_by(replica_set: ReplicaSet, desired: Revision) -> bool:
     return (replica_set.name, replica_set.revision) == (desired.replica_set, desired.template)
 
 
-def _first_refusal(*rows: Row) -> Refused | None:
-    return next(iter(_all_refusals(*rows)), None)
+def _first_blocker(*rows: Row) -> Blocked | None:
+    return next(iter(_all_blockers(*rows)), None)
 
 
-def _all_refusals(*rows: Row) -> tuple[Refused, ...]:
-    return tuple(Refused(reason, message) for applies, reason, message in rows if applies)
+def _all_blockers(*rows: Row) -> tuple[Blocked, ...]:
+    return tuple(Blocked(reason, message) for applies, reason, message in rows if applies)
 
 
 def _frozen(fleet: Fleet) -> Row:
@@ -450,7 +449,7 @@ def _drain_rows(fleet: Fleet) -> tuple[Row, ...]:
         return ((relabel.blocked != "", Reason.DRAIN_IMPOSSIBLE, relabel.blocked),)
     if fleet.rotation.orphan is None:
         return _label_rows(fleet)
-    doubt = drain_refusal(fleet)
+    doubt = explain_blocked_drain(fleet)
     return ((doubt != "", Reason.DRAIN_IMPOSSIBLE, doubt),)
 
 

@@ -27,6 +27,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import assert_never
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, Orphan, Pod
 from kvmedic.model.plan import PodToRemove, ReplaceStep
 from kvmedic.model.reasons import Reason
@@ -59,7 +60,6 @@ from kvmedic.rollout.moves import (
     DeletePod,
     Failed,
     Move,
-    Refused,
     ReleasePod,
     ScaleIn,
     ScaleOut,
@@ -76,7 +76,7 @@ from kvmedic.rollout.orphan_drain import (
     resting_orphan_move,
     returning_orphan_move,
 )
-from kvmedic.rollout.preconditions import end_as_begun, replacement_refusal
+from kvmedic.rollout.preconditions import end_as_begun, find_replacement_blocker
 from kvmedic.rollout.steps import StepInput, StepRow
 from kvmedic.verdict.baseline import is_quorate
 
@@ -210,14 +210,14 @@ def leave_replacement(fleet: Fleet, order: Replacement, now: datetime) -> Move:
 def _begin(fleet: Fleet, order: Replacement) -> Move:
     if order.step.pod_to_remove is PodToRemove.SPARE:
         return stray_move(fleet, fleet.pods) or Settled()
-    refused = _refuse(fleet, order)
+    refused = _find_blocker(fleet, order)
     return refused or ScaleOut(order.desired, order.surged, order.step.pod)
 
 
-def _refuse(fleet: Fleet, order: Replacement) -> Refused | Failed | None:
-    refused = replacement_refusal(fleet, order.step)
+def _find_blocker(fleet: Fleet, order: Replacement) -> Blocked | Failed | None:
+    refused = find_replacement_blocker(fleet, order.step)
     if refused is None and _name_pods(fleet, order) is None:
-        refused = Refused(Reason.TARGET_NOT_SETTLED, f"{order.step.pod} is gone: there is nothing to replace")
+        refused = Blocked(Reason.TARGET_NOT_SETTLED, f"{order.step.pod} is gone: there is nothing to replace")
     return end_as_begun(refused, order.assigned_at)
 
 
@@ -237,7 +237,7 @@ def _exchange_released(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     """Return the next move until the named replica, released, is gone and as many serve as before."""
     orphan, named = _named_orphan(fleet, order), _name_pods(fleet, order)
     if orphan is None and order.begins:
-        return _refuse(fleet, order) or Claim()
+        return _find_blocker(fleet, order) or Claim()
     if move := begun_move(fleet, order.orphans, now):
         return move
     if named is not None:
@@ -385,7 +385,7 @@ def _name_pods(fleet: Fleet, order: Replacement) -> Pod | None:
 def replacement_row(step: ReplaceStep) -> StepRow:
     """Return what a replica's replacement does: one more, then the named one less."""
     return StepRow(
-        refuse=lambda fleet, _purpose: replacement_refusal(fleet, step),
+        find_blocker=lambda fleet, _purpose: find_replacement_blocker(fleet, step),
         next_move=lambda fleet, known: replacing_move(fleet, _order(step, fleet, known), known.now),
         rest=lambda fleet, known: rest_replacement(fleet, _order(step, fleet, known), known.now),
         leave=lambda fleet, known: leave_replacement(fleet, _order(step, fleet, known), known.now),

@@ -23,10 +23,10 @@ from kvmedic.rollout.frozen_rollout import (
 from kvmedic.rollout.moves import Freeze, Hold, Move, Retarget, adding_pulse, still_fields
 from kvmedic.rollout.preconditions import (
     end_as_begun,
-    halfway_refusal,
+    find_halfway_blocker,
+    find_rollback_blocker,
+    find_start_blocker,
     is_halfway,
-    opening_refusal,
-    rollback_refusal,
 )
 from kvmedic.rollout.steps import StepRow
 
@@ -36,11 +36,11 @@ def next_rollback_move(fleet: Fleet, order: Order, desired: Revision, now: datet
 
     Forward nothing was begun yet where the answer is `Refused`; `Failed` says that it cannot go on.
     """
-    doubt = None if fleet.revision == desired.template else rollback_refusal(fleet, desired)
+    doubt = None if fleet.revision == desired.template else find_rollback_blocker(fleet, desired)
     if ended := end_as_begun(doubt, order.pulsed_at):
         return ended
     if is_halfway(fleet, desired) and not order.repairs:
-        return halfway_refusal(fleet, desired.template) or _halt_rollout(fleet, order)
+        return find_halfway_blocker(fleet, desired.template) or _halt_rollout(fleet, order)
     stopped = fleet.fields.is_frozen and fleet.fields.paused and fleet.observed and not order.repairs
     if stopped and fleet.revision == order.away and not fleet.is_saturated(order.toward):
         return Retarget(order.edit, still_fields(fleet, order.may_lack))
@@ -75,7 +75,7 @@ def revision_row(step: RevisionStep) -> StepRow:
     """Return what the template of another revision does: the same rollout, also out of somebody's own."""
     return replace(
         template_row(step),
-        refuse=lambda fleet, purpose: opening_refusal(fleet, step.after, purpose),
+        find_blocker=lambda fleet, purpose: find_start_blocker(fleet, step.after, purpose),
         next_move=lambda fleet, known: next_rollback_move(
             fleet, order_of(step, fleet, known), step.after, known.now
         ),

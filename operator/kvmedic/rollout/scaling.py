@@ -70,7 +70,7 @@ from kvmedic.rollout.orphan_drain import (
     returning_orphan_move,
     stand_in_of,
 )
-from kvmedic.rollout.preconditions import autoscaling_refusal, end_as_begun, scaling_refusal
+from kvmedic.rollout.preconditions import end_as_begun, find_autoscaling_blocker, find_scaling_blocker
 from kvmedic.rollout.steps import StepInput, StepRow
 
 
@@ -126,7 +126,7 @@ def scaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     """
     desired = order.step.after
     if order.begins:
-        refused = scaling_refusal(fleet, order.step)
+        refused = find_scaling_blocker(fleet, order.step)
         # Before a replica is drained the target is claimed: who finds one out of rotation then finds a run
         # that began, and nobody else's can.
         first = Claim() if order.step.gives_back else ScaleOut(fleet.replicas, desired, "")
@@ -298,7 +298,7 @@ def autoscaling_move(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     """
     step, holder = order.step, fleet.minimum
     if order.begins:
-        refused = autoscaling_refusal(fleet, step)
+        refused = find_autoscaling_blocker(fleet, step)
         return end_as_begun(refused, order.assigned_at) or Claim()
     if holder is None:
         return Settled()
@@ -351,7 +351,9 @@ def scaling_row(step: ReplicasStep) -> StepRow:
     auto = step.holder is not None
     following, leaving = (autoscaling_move, leave_autoscaling) if auto else (scaling_move, leave_scaling)
     return StepRow(
-        refuse=lambda fleet, _purpose: (autoscaling_refusal if auto else scaling_refusal)(fleet, step),
+        find_blocker=lambda fleet, _purpose: (find_autoscaling_blocker if auto else find_scaling_blocker)(
+            fleet, step
+        ),
         next_move=lambda fleet, known: following(fleet, _order(step, fleet, known), known.now),
         rest=lambda fleet, known: (
             holding_move(fleet) if auto else rest_scaling(fleet, _order(step, fleet, known), known.now)

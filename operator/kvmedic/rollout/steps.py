@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.run import DrainingPod, Run
 from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import Drain, StartLimits
-from kvmedic.rollout.moves import Move, Refused
+from kvmedic.rollout.moves import Move
 from kvmedic.rollout.orphan_drain import LONGEST_DRAIN, OrphanInput
 from kvmedic.rollout.preconditions import Purpose
 
@@ -76,7 +77,7 @@ NextMove: TypeAlias = Callable[[Fleet, StepInput], Move]
 class StepRow:
     """What one step does, by its kind."""
 
-    refuse: Callable[[Fleet, Purpose], Refused | None]
+    find_blocker: Callable[[Fleet, Purpose], Blocked | None]
     """Why the step cannot begin on a fleet, or None."""
     next_move: NextMove
     """The single next move toward the step's end; for the way back the row of its inverse is asked."""
@@ -106,7 +107,7 @@ def by_kind(deployment: StepRow, stateful_set: StepRow, groups: StepRow) -> Step
 
     return replace(
         deployment,
-        refuse=lambda fleet, purpose: row_for(fleet).refuse(fleet, purpose),
+        find_blocker=lambda fleet, purpose: row_for(fleet).find_blocker(fleet, purpose),
         next_move=lambda fleet, known: row_for(fleet).next_move(fleet, known),
         rest=lambda fleet, known: row_for(fleet).rest(fleet, known),
         leave=lambda fleet, known: row_for(fleet).leave(fleet, known),

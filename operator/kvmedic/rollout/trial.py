@@ -47,7 +47,7 @@ from kvmedic.model.trial import (
 )
 from kvmedic.rollout.draining import StartLimits, start_failure
 from kvmedic.rollout.moves import Failed, Settled, Wait
-from kvmedic.rollout.preconditions import trial_refusal
+from kvmedic.rollout.preconditions import find_trial_blocker
 from kvmedic.rollout.steps import StepRow
 from kvmedic.runbooks.compression.next_fix import Evaluation, NotPassed, score_of
 from kvmedic.runbooks.compression.probes import (
@@ -440,7 +440,7 @@ def _score_outcome(job: JobSight, after: Counted | None, step: GateStep, run: Ru
 def trial_row() -> StepRow:
     """Return what a question to a trial pod does to the fleet: nothing. Its own moves are above."""
     return StepRow(
-        refuse=lambda fleet, _purpose: trial_refusal(fleet),
+        find_blocker=lambda fleet, _purpose: find_trial_blocker(fleet),
         next_move=lambda _fleet, _known: Settled(),
         rest=lambda _fleet, _known: Settled(),
         leave=lambda _fleet, _known: Settled(),

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from kvmedic.manifests.engine_file import Configuration, edit_file
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import AlreadySet, edit, remove_flag, setting_of
 from kvmedic.manifests.flags import Setting as FlagSetting
-from kvmedic.manifests.refusal import Refusal, RefusalReason
 from kvmedic.model.config_edits import FileEdit
 from kvmedic.model.edits import ReferenceEdit, TokenEdit
 from kvmedic.model.engine import Flag, Knob, Presence, Scalar
@@ -47,7 +47,7 @@ from kvmedic.runbooks.branches import (
     Setting,
     Try,
 )
-from kvmedic.runbooks.workload import Workload, fault_of
+from kvmedic.runbooks.workload import Workload, explain_manifest_error
 
 GRACE_SECONDS = 30
 """`terminationGracePeriodSeconds` where the pod template does not say (Kubernetes API)."""
@@ -90,8 +90,8 @@ def _set_flag(workload: Workload, advice: Assignment) -> FlagStep | Blocked:
     if isinstance(flag, Blocked):
         return flag
     desired = setting_of(flag, advice.value, workload.engine)
-    if isinstance(desired, Refusal):
-        return fault_of(desired)
+    if isinstance(desired, ManifestError):
+        return explain_manifest_error(desired)
     already = Blocked(Reason.CAP_WITHOUT_EFFECT, f"{desired.flag.name} is {desired.text} already")
     file = workload.file
     given = file.read.decides(flag, workload.line) if isinstance(file, Configuration) else None
@@ -99,10 +99,10 @@ def _set_flag(workload: Workload, advice: Assignment) -> FlagStep | Blocked:
         return already if given.value == desired.value else _edit_file(workload, file, desired, advice)
     index, read = workload.container_index, workload.in_file
     change = edit(workload.container, index, desired, workload.engine, read, workload.line)
-    if isinstance(change, Refusal):
-        if change.reason is RefusalReason.IN_CONFIG_FILE and isinstance(file, Refusal):
-            change = Refusal(file.reason, f"{desired.flag.dest} may be in a file: {file.message}")
-        return fault_of(change)
+    if isinstance(change, ManifestError):
+        if change.reason is ErrorReason.IN_CONFIG_FILE and isinstance(file, ManifestError):
+            change = ManifestError(file.reason, f"{desired.flag.dest} may be in a file: {file.message}")
+        return explain_manifest_error(change)
     if isinstance(change, AlreadySet):
         return already
     return _flag_step(workload, advice.knob, change, desired.text, advice.reason)
@@ -112,8 +112,8 @@ def _edit_file(
     workload: Workload, file: Configuration, desired: FlagSetting, advice: Assignment
 ) -> FlagStep | Blocked:
     change = edit_file(file, desired, workload.engine, workload.container, workload.target_uid)
-    if isinstance(change, Refusal):
-        return fault_of(change)
+    if isinstance(change, ManifestError):
+        return explain_manifest_error(change)
     return _flag_step(workload, advice.knob, change.reference, desired.text, advice.reason, change.file)
 
 
@@ -125,7 +125,9 @@ def _unset_flag(workload: Workload, knob: Knob, reason: Reason) -> FlagStep | Bl
     index = workload.container_index
     change = remove_flag(workload.container, index, flag, workload.engine, workload.line)
     return (
-        fault_of(change) if isinstance(change, Refusal) else _flag_step(workload, knob, change, None, reason)
+        explain_manifest_error(change)
+        if isinstance(change, ManifestError)
+        else _flag_step(workload, knob, change, None, reason)
     )
 
 

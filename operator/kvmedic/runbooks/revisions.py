@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.proposals import IMAGE
-from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.config_edits import Difference
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import EngineProfile, Flag, Knob, Scalar
@@ -48,12 +48,12 @@ def differences(view: View, target: TargetRef, before: str, after: str = "") -> 
     volumes = [spec.get("volumes") if isinstance(spec, Mapping) else None for spec in specs]
     if all(was.get(key) == now.container.get(key) for key in UNTOUCHED) and volumes[0] == volumes[1]:
         return ()
-    if isinstance(now.file, Refusal):
+    if isinstance(now.file, ManifestError):
         return Inconclusive(Reason.REVISION_UNREADABLE, now.file.message)
     then = _read(view, replace(target, container=name), before)
     if isinstance(then, Inconclusive):
         return Inconclusive(Reason.REVISION_UNREADABLE, f"the revision before: {then.message}")
-    if isinstance(then.file, Refusal):
+    if isinstance(then.file, ManifestError):
         return Inconclusive(Reason.REVISION_UNREADABLE, f"the revision before: {then.file.message}")
     return _compare_lines(then, now)
 

@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 from kvmedic.engines import profiles_for
 from kvmedic.manifests.engine_file import Configuration, configuration_at
+from kvmedic.manifests.errors import Budget, ErrorReason, ManifestError
 from kvmedic.manifests.flags import FlagsView, flags_in, parsed_of
 from kvmedic.manifests.grammar import Given, Parsed
 from kvmedic.manifests.invocation import version_of
-from kvmedic.manifests.refusal import Budget, Refusal, RefusalReason
 from kvmedic.model.config_edits import Sight
 from kvmedic.model.edits import container_at, containers_of
 from kvmedic.model.engine import Engine, EngineProfile, Knob, Scalar
@@ -27,8 +27,8 @@ FIXES_THE_POOL = (Knob.NUM_GPU_BLOCKS_OVERRIDE, Knob.KV_CACHE_MEMORY_BYTES)
 """Knobs with which the cache's size does not depend on what a step takes."""
 DECIDES_ALL = frozenset({Knob.KV_CACHE_DTYPE})
 """Knobs without whose value nothing of a fleet is judged: what compresses a cache shows in them."""
-UNKNOWN_ENGINE = frozenset({RefusalReason.NO_ENGINE, RefusalReason.SEVERAL_ENGINES})
-NOT_IN_ENGINE = frozenset({RefusalReason.NOT_IN_VERSION, RefusalReason.VERSION_UNKNOWN})
+UNKNOWN_ENGINE = frozenset({ErrorReason.NO_ENGINE, ErrorReason.SEVERAL_ENGINES})
+NOT_IN_ENGINE = frozenset({ErrorReason.NOT_IN_VERSION, ErrorReason.VERSION_UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class EngineLine:
     container_index: int
     engine: Engine
     line: Parsed = field(repr=False)
-    file: Configuration | Refusal | None = field(default=None, repr=False)
+    file: Configuration | ManifestError | None = field(default=None, repr=False)
     """Its configuration file, or why that cannot be seen; None: it reads none, or nobody looked."""
 
     @property
@@ -75,7 +75,7 @@ class Workload(EngineLine):
         flag = self.engine.profile.flag(knob)
         return None if flag is None else self.flags.values().get(flag.dest)
 
-    def unknown_knobs(self) -> dict[Knob, Refusal]:
+    def unknown_knobs(self) -> dict[Knob, ManifestError]:
         """Return the knobs that variables from elsewhere give, with where each value comes from."""
         return {each.flag.knob: each.why for each in self.flags.unknown}
 
@@ -202,8 +202,8 @@ def workload_of(
 def with_template(workload: Workload, template: Mapping[str, object]) -> Workload | Blocked:
     """Return a workload whose pod template is another one, read anew, with the same configuration file."""
     line = parsed_of(container_at(template, workload.container_index) or {}, workload.engine)
-    if isinstance(line, Refusal):
-        return fault_of(line)
+    if isinstance(line, ManifestError):
+        return explain_manifest_error(line)
     changed = EngineLine(template, workload.container_index, workload.engine, line, workload.file)
     return _as_workload(changed, workload.target, workload.target_uid)
 
@@ -230,11 +230,11 @@ def _read_line(
     template: Mapping[str, object], container: str | None, chosen: Sequence[_Choice]
 ) -> EngineLine | Blocked:
     found: list[EngineLine] = []
-    doubts: list[Refusal] = []
+    doubts: list[ManifestError] = []
     budget = Budget()
     for index, engine in chosen:
         line = parsed_of(container_at(template, index) or {}, engine, budget)
-        if isinstance(line, Refusal):
+        if isinstance(line, ManifestError):
             doubts.append(line)
         else:
             found.append(EngineLine(template, index, engine, line))
@@ -253,12 +253,12 @@ def _as_workload(found: EngineLine | Blocked, target: ObjectRef, uid: str) -> Wo
         return found
     flags = flags_in(found.line, found.engine, found.in_file)
     if whole := next((each for each in flags.unknown if each.flag.knob in DECIDES_ALL), None):
-        return fault_of(whole.why)
+        return explain_manifest_error(whole.why)
     read = found.template, found.container_index, found.engine, found.line
     return Workload(*read, file=found.file, target=target, target_uid=uid, flags=flags)
 
 
-def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | None) -> Blocked:
+def _not_one(found: list[EngineLine], doubts: list[ManifestError], container: str | None) -> Blocked:
     if found:
         names = ", ".join(str(each.container.get("name")) for each in found)
         return Blocked(
@@ -273,7 +273,7 @@ def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | No
         )
     decisive = [doubt for doubt in doubts if doubt.reason not in UNKNOWN_ENGINE]
     if decisive:
-        return fault_of(min(decisive, key=lambda each: each.reason is RefusalReason.OTHER_ENGINE))
+        return explain_manifest_error(min(decisive, key=lambda each: each.reason is ErrorReason.OTHER_ENGINE))
     said = "; ".join(dict.fromkeys(doubt.message for doubt in doubts))
     return Blocked(
         Reason.ENGINE_UNRECOGNISED,
@@ -282,12 +282,12 @@ def _not_one(found: list[EngineLine], doubts: list[Refusal], container: str | No
     )
 
 
-def fault_of(refusal: Refusal) -> Blocked:
+def explain_manifest_error(error: ManifestError) -> Blocked:
     """Return why no plan can be made where an edit was refused."""
-    if refusal.reason is RefusalReason.OTHER_ENGINE:
-        return Blocked(Reason.ENGINE_NOT_SUPPORTED, refusal.message)
-    if refusal.reason in UNKNOWN_ENGINE:
-        return Blocked(Reason.ENGINE_UNRECOGNISED, refusal.message)
-    if refusal.reason in NOT_IN_ENGINE:
-        return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, refusal.message)
-    return Blocked(Reason.FLAG_NOT_EDITABLE, refusal.message)
+    if error.reason is ErrorReason.OTHER_ENGINE:
+        return Blocked(Reason.ENGINE_NOT_SUPPORTED, error.message)
+    if error.reason in UNKNOWN_ENGINE:
+        return Blocked(Reason.ENGINE_UNRECOGNISED, error.message)
+    if error.reason in NOT_IN_ENGINE:
+        return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, error.message)
+    return Blocked(Reason.FLAG_NOT_EDITABLE, error.message)

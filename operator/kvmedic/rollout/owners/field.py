@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.model.config_edits import OwnerField, Roller
 from kvmedic.model.edits import EditState
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import FlagStep, Goal
 from kvmedic.model.reasons import Reason
@@ -24,8 +25,13 @@ from kvmedic.model.run import Intent, Run, StepState
 from kvmedic.rollout.draining import StartLimits, holding_move, start_failure
 from kvmedic.rollout.drift import Standing, committed_sequence, target_standing
 from kvmedic.rollout.frozen_rollout import template_row
-from kvmedic.rollout.moves import Claim, Failed, Move, Refused, SetOwnerField, Settled, Wait
-from kvmedic.rollout.preconditions import Purpose, end_as_begun, owner_rollout_refusal, refusal
+from kvmedic.rollout.moves import Claim, Failed, Move, SetOwnerField, Settled, Wait
+from kvmedic.rollout.preconditions import (
+    Purpose,
+    end_as_begun,
+    find_owner_rollout_blocker,
+    find_rollout_blocker,
+)
 from kvmedic.rollout.steps import StepInput, StepRow
 
 RENDERING_LIMIT = timedelta(minutes=5)
@@ -93,7 +99,7 @@ def owner_field_row(step: FlagStep, field: OwnerField) -> StepRow:
     rolls = template_row(replace(step, through=None))
     ours = field.rolled_by is Roller.KVMEDIC
     return StepRow(
-        refuse=_refuse_ours if ours else owner_rollout_refusal,
+        find_blocker=_find_blocker_of_ours if ours else find_owner_rollout_blocker,
         next_move=lambda fleet, known: _next_move(fleet, step, known, rolls),
         rest=lambda fleet, known: rolls.rest(fleet, known) if ours else holding_move(fleet),
         leave=lambda fleet, known: (
@@ -104,9 +110,9 @@ def owner_field_row(step: FlagStep, field: OwnerField) -> StepRow:
     )
 
 
-def _refuse_ours(fleet: Fleet, purpose: Purpose) -> Refused | None:
+def _find_blocker_of_ours(fleet: Fleet, purpose: Purpose) -> Blocked | None:
     """Return why a rollout cannot begin; the owner wants the change once its own field says so."""
-    return refusal(replace(fleet, owner=None), purpose)
+    return find_rollout_blocker(replace(fleet, owner=None), purpose)
 
 
 def _next_move(fleet: Fleet, step: FlagStep, known: StepInput, rolls: StepRow) -> Move:
@@ -117,7 +123,9 @@ def _next_move(fleet: Fleet, step: FlagStep, known: StepInput, rolls: StepRow) -
     ours = field.rolled_by is Roller.KVMEDIC
     claimed = committed_sequence(known.run, known.resource_uid, fleet.fence)
     if not known.is_back and not claimed and not _has_written(known.run):
-        refused = _refuse_ours(fleet, purpose) if ours else owner_rollout_refusal(fleet, purpose)
+        refused = (
+            _find_blocker_of_ours(fleet, purpose) if ours else find_owner_rollout_blocker(fleet, purpose)
+        )
         return end_as_begun(refused, known.assigned_at) or Claim()
     seen = fleet.rendered_from
     left = EditState.AFTER if known.is_back else EditState.BEFORE

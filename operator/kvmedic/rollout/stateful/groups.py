@@ -18,11 +18,12 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import FROZEN_PARTITION, Fleet, Groups, Pod, RolloutFields, hold_by_partition
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import STARTS
 from kvmedic.rollout.frozen_rollout import PULSE_LIMIT, Order
-from kvmedic.rollout.moves import Failed, Hold, Pause, Pulse, Refused, Retarget, Wait
+from kvmedic.rollout.moves import Failed, Hold, Pause, Pulse, Retarget, Wait
 from kvmedic.rollout.preconditions import Purpose
 
 HOLD_LIMIT = timedelta(seconds=60)
@@ -30,7 +31,7 @@ HOLD_LIMIT = timedelta(seconds=60)
 second of a change, and are asked for it again at each of theirs."""
 
 
-def group_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
+def find_group_blocker(fleet: Fleet, purpose: Purpose) -> Blocked | None:
     """Return why a LeaderWorkerSet cannot be begun with, or None; None too of another kind.
 
     One that is down goes no earlier than all above it, and until then the fleet would be two short.
@@ -39,7 +40,7 @@ def group_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
     down = [pod.name for pod in fleet.live if not pod.ready]
     if fleet.groups is None or purpose is Purpose.RETURN or not down or not ready:
         return None
-    return Refused(
+    return Blocked(
         Reason.TARGET_NOT_SETTLED,
         f"group {down[0]} is not Ready, and a LeaderWorkerSet is changed from its highest group on: see why "
         "it is not, or delete its leader, so that the group is made anew",

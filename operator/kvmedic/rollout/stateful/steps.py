@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import PodToRemove, ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
@@ -26,8 +27,8 @@ from kvmedic.rollout.draining import (
     take_pods,
 )
 from kvmedic.rollout.drift import committed_sequence
-from kvmedic.rollout.moves import Claim, DeletePod, Failed, Move, Refused, Settled, Wait
-from kvmedic.rollout.preconditions import Purpose, end_as_begun, ordinal_replacement_refusal
+from kvmedic.rollout.moves import Claim, DeletePod, Failed, Move, Settled, Wait
+from kvmedic.rollout.preconditions import Purpose, end_as_begun, find_ordinal_replacement_blocker
 from kvmedic.rollout.stateful.walk import NUDGE_AFTER, left_behind_move, lower_wait, parted
 from kvmedic.rollout.steps import StepInput, StepRow
 
@@ -35,13 +36,13 @@ from kvmedic.rollout.steps import StepInput, StepRow
 def unsupported_row(row: StepRow, what: str) -> StepRow:
     """Return the row of a step that is not made on a kind of workload: it is refused by name."""
 
-    def refuse(fleet: Fleet, _purpose: Purpose) -> Refused:
+    def find_blocker(fleet: Fleet, _purpose: Purpose) -> Blocked:
         text = (
             f"{what} is not made for a {fleet.kind} (spec.targetRef.kind): make the change by hand, or serve "
         )
-        return Refused(Reason.KIND_UNSUPPORTED, f"{text}the model from a Deployment")
+        return Blocked(Reason.KIND_UNSUPPORTED, f"{text}the model from a Deployment")
 
-    return replace(row, refuse=refuse)
+    return replace(row, find_blocker=find_blocker)
 
 
 def ordinal_replacement_row(row: StepRow, step: ReplaceStep) -> StepRow:
@@ -58,7 +59,7 @@ def ordinal_replacement_row(row: StepRow, step: ReplaceStep) -> StepRow:
 
     return replace(
         row,
-        refuse=lambda fleet, _purpose: _refusal(fleet, step),
+        find_blocker=lambda fleet, _purpose: _find_blocker(fleet, step),
         next_move=move,
         rest=lambda fleet, known: left_behind_move(fleet, known) or holding_move(fleet),
         leave=leave,
@@ -71,7 +72,7 @@ def _replacing_move(fleet: Fleet, step: ReplaceStep, known: StepInput) -> Move:
     """Return the next move until the named replica was made anew and serves."""
     begun = bool(committed_sequence(known.run, known.resource_uid, fleet.fence))
     if not begun:
-        return end_as_begun(_refusal(fleet, step), known.assigned_at) or Claim()
+        return end_as_begun(_find_blocker(fleet, step), known.assigned_at) or Claim()
     named = next((pod for pod in fleet.live if pod.uid == step.uid), None)
     if named is None:
         return _await_made(fleet, known)
@@ -85,11 +86,11 @@ def _replacing_move(fleet: Fleet, step: ReplaceStep, known: StepInput) -> Move:
     return DeletePod(named) if isinstance(taken, tuple) else taken
 
 
-def _refusal(fleet: Fleet, step: ReplaceStep) -> Refused | None:
+def _find_blocker(fleet: Fleet, step: ReplaceStep) -> Blocked | None:
     if all(pod.uid != step.uid for pod in fleet.live):
         text = f"{step.pod} is gone: there is nothing to replace"
-        return Refused(Reason.TARGET_NOT_SETTLED, text)
-    return ordinal_replacement_refusal(fleet, step)
+        return Blocked(Reason.TARGET_NOT_SETTLED, text)
+    return find_ordinal_replacement_blocker(fleet, step)
 
 
 def _await_made(fleet: Fleet, known: StepInput) -> Move:

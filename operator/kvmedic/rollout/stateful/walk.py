@@ -25,6 +25,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.config_edits import Revision
+from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ROLLING, Fleet, Pod, hold_by_partition
 from kvmedic.model.plan import BundleStep, FlagStep, RevisionStep
 from kvmedic.model.reasons import Reason
@@ -55,7 +56,6 @@ from kvmedic.rollout.moves import (
     Move,
     Pause,
     Pulse,
-    Refused,
     Restore,
     Retarget,
     Revert,
@@ -64,12 +64,12 @@ from kvmedic.rollout.moves import (
     Wait,
     kubectl_name,
 )
-from kvmedic.rollout.preconditions import Purpose, end_as_begun, refusal, rollback_refusal
+from kvmedic.rollout.preconditions import Purpose, end_as_begun, find_rollback_blocker, find_rollout_blocker
 from kvmedic.rollout.stateful.groups import (
     begin_groups,
     came_back,
     comes_back_as_desired,
-    group_refusal,
+    find_group_blocker,
     held_wait,
     letting_go,
     unspent_move,
@@ -97,7 +97,7 @@ def next_ordinal_move(fleet: Fleet, order: Order, now: datetime) -> Move:
         # Nobody is taken before: the partition is above all, whatever was permitted.
         return _begin(fleet, order, now)
     back = stray_move(fleet, fleet.pods) if order.pulsed_at else None  # somebody put all of it back
-    return back or ordinal_refusal(fleet, order.purpose) or _begin(fleet, order, now)
+    return back or find_ordinal_blocker(fleet, order.purpose) or _begin(fleet, order, now)
 
 
 def _begin(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -108,15 +108,15 @@ def _begin(fleet: Fleet, order: Order, now: datetime) -> Move:
     return Retarget(order.edit, held) if fleet.fields.is_frozen else Freeze(order.edit, held)
 
 
-def ordinal_refusal(fleet: Fleet, purpose: Purpose) -> Refused | None:
+def find_ordinal_blocker(fleet: Fleet, purpose: Purpose) -> Blocked | None:
     """Return why no rollout can begin on a StatefulSet, or None; one replica alone has nobody beside it."""
     if purpose is not Purpose.RETURN and fleet.replicas == 1:
-        return Refused(
+        return Blocked(
             Reason.SPARE_NEEDED,
             f"a {fleet.kind} is one replica short for each drain and start, and nobody serves while the only "
             "one is away: set its spec.replicas to 2, or make the change by hand when nobody needs it",
         )
-    return refusal(fleet, purpose) or group_refusal(fleet, purpose)
+    return find_rollout_blocker(fleet, purpose) or find_group_blocker(fleet, purpose)
 
 
 def rest_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
@@ -377,7 +377,7 @@ def ordinal_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
     """Return what a change of a StatefulSet's pod template does: one frozen rollout."""
     row = replace(
         template_row(step),
-        refuse=ordinal_refusal,
+        find_blocker=find_ordinal_blocker,
         next_move=lambda fleet, known: (
             left_behind_move(fleet, known)
             or next_ordinal_move(fleet, order_of(step, fleet, known), known.now)
@@ -400,10 +400,10 @@ def _rollback_row(row: StepRow, desired: Revision) -> StepRow:
     """Return the same for the template of another revision, which must be kept until it is put."""
 
     def move(fleet: Fleet, known: StepInput) -> Move:
-        doubt = None if fleet.revision == desired.template else rollback_refusal(fleet, desired)
+        doubt = None if fleet.revision == desired.template else find_rollback_blocker(fleet, desired)
         return end_as_begun(doubt, known.assigned_at) or row.next_move(fleet, known)
 
-    def refuse(fleet: Fleet, purpose: Purpose) -> Refused | None:
-        return rollback_refusal(fleet, desired) or ordinal_refusal(fleet, purpose)
+    def find_blocker(fleet: Fleet, purpose: Purpose) -> Blocked | None:
+        return find_rollback_blocker(fleet, desired) or find_ordinal_blocker(fleet, purpose)
 
-    return replace(row, refuse=refuse, next_move=move)
+    return replace(row, find_blocker=find_blocker, next_move=move)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from kvmedic.engines.engine_log import MODELS_OWN
 from kvmedic.engines.kv_methods import METHODS
 from kvmedic.manifests.engine_file import Configuration
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import AlreadySet, edit, option_setting_of, parsed_of, taken_off
 from kvmedic.manifests.grammar import Given, Parsed, options_of
-from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.compression import OFF_WORDS, PLUGINS, BundleSetting, method_names
 from kvmedic.model.edits import COMMAND_LINE, BundleEdit, BundlePart, EnvEdit, Field, container_at, literal_of
 from kvmedic.model.engine import Kind, Option, OptionName
@@ -31,7 +31,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.redaction import names_secret
 from kvmedic.model.spec import CompressionPolicy, Fix
 from kvmedic.runbooks.branches import TurnOff, TurnOn
-from kvmedic.runbooks.workload import Workload, fault_of, with_template
+from kvmedic.runbooks.workload import Workload, explain_manifest_error, with_template
 
 NEVER = re.compile(
     rf"LD_\w+|DYLD_\w+|PYTHON\w+|PATH|HOME|BASH_ENV|ENV|IFS|{PLUGINS}|\w*_(?:PROXY|proxy)|HF_ENDPOINT|\w+_ENDPOINT"
@@ -249,8 +249,8 @@ def _turn_setting(
         version = workload.engine.effective_version
         text = f"{workload.engine.profile.name} {version} is not known to have {name}: take it off by hand"
         return Blocked(Reason.FLAG_UNKNOWN_TO_ENGINE, text)
-    if isinstance(line, Refusal):
-        return fault_of(line)
+    if isinstance(line, ManifestError):
+        return explain_manifest_error(line)
     return _option(_Place(workload, container, line, option, name), setting)
 
 
@@ -348,16 +348,16 @@ def _option(place: _Place, setting: BundleSetting) -> Turned | Blocked:
         if not before:
             return Turned()
         edits = taken_off(place.container, index, place.known_as, engine, place.line)
-        return fault_of(edits) if isinstance(edits, Refusal) else Turned(edits, before)
+        return explain_manifest_error(edits) if isinstance(edits, ManifestError) else Turned(edits, before)
     text = off
     if place.option.kind in _SWITCHES:
         text = "false" if place.name.startswith("--no-") else "true"
     desired = option_setting_of(place.known_as, text, engine)
-    if isinstance(desired, Refusal):
-        return fault_of(desired)
+    if isinstance(desired, ManifestError):
+        return explain_manifest_error(desired)
     change = edit(place.container, index, desired, engine, place.workload.in_file, place.line)
-    if isinstance(change, Refusal):
-        return fault_of(change)
+    if isinstance(change, ManifestError):
+        return explain_manifest_error(change)
     if isinstance(change, AlreadySet):
         return Turned()
     return Turned((change,), before, f"{place.name}={off}" if off else place.name)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from math import inf, isfinite
 
-from kvmedic.manifests.refusal import Refusal
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.model.compression import Figures, MethodClass
 from kvmedic.model.config_edits import Difference
 from kvmedic.model.devices import Vitals
@@ -359,7 +359,7 @@ def _workload(revision: str, policy: Policy, view: View) -> Workload | str:
         return f"pod template {revision} is gone (revisionHistoryLimit)"
     found = view.workload(policy.target, name)
     why = found if isinstance(found, Blocked) else found.file
-    if isinstance(why, Blocked | Refusal):
+    if isinstance(why, Blocked | ManifestError):
         return f"pod template {revision} cannot be read: {why.message}"
     return found if isinstance(found, Workload) else ""
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvmedic.engines.kv_methods import method_named
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import AlreadySet, edit, line_may_chunk, setting_of, taken_off
-from kvmedic.manifests.refusal import Refusal
 from kvmedic.model.compression import PASS_TOKENS, BundleSetting, Compacted, Keep, MethodClass, parse_count
 from kvmedic.model.edits import BundleEdit, BundlePart, container_at
 from kvmedic.model.engine import Flag, Knob, Scalar
@@ -241,7 +241,7 @@ def whole_prompts(workload: Workload, longest: int) -> BundleEdit | Blocked | No
         if why := _why_overruled(workload, flag):
             return Blocked(Reason.TRIAL_IMPOSSIBLE, why)
         made = _edits_of_wish(workload, template, flag, value)
-        if isinstance(made, Refusal):
+        if isinstance(made, ManifestError):
             return Blocked(Reason.TRIAL_IMPOSSIBLE, f"prompts cannot be computed whole: {made.message}")
         for part in made:
             template = part.apply(template)
@@ -296,17 +296,17 @@ def _whole(workload: Workload, knob: Knob) -> int | None:
 
 def _edits_of_wish(
     workload: Workload, template: Mapping[str, object], flag: Flag, value: Scalar
-) -> tuple[BundlePart, ...] | Refusal:
+) -> tuple[BundlePart, ...] | ManifestError:
     """Return the edits of a pod template that fulfil a wish; none where it is so already."""
     index, engine = workload.container_index, workload.engine
     container = container_at(template, index) or {}
     if value is None:
         return taken_off(container, index, flag, engine)
     desired = setting_of(flag, value, engine)
-    if isinstance(desired, Refusal):
+    if isinstance(desired, ManifestError):
         return desired
     change = edit(container, index, desired, engine, workload.in_file)
-    if isinstance(change, Refusal):
+    if isinstance(change, ManifestError):
         return change
     return () if isinstance(change, AlreadySet) else (change,)
 

@@ -54,7 +54,7 @@ from kvmedic.runbooks.preemption.scale_out import passes_on
 from kvmedic.runbooks.workload import FIXES_THE_POOL, Workload
 from kvmedic.verdict.vetoes import Confirmation
 
-Refusal: TypeAlias = Callable[[Case, Setting], NoChange | None]
+ManifestError: TypeAlias = Callable[[Case, Setting], NoChange | None]
 Proposal: TypeAlias = Callable[[Case, Setting], SettingAdvice]
 
 
@@ -67,7 +67,7 @@ class Lever:
     """What it would be set to, or why the gain is too small, where nothing refuses it."""
     expects: str
     """What it should bring and what it costs, for people, in one sentence."""
-    unless: tuple[Refusal, ...] = ()
+    unless: tuple[ManifestError, ...] = ()
     """Why it does not apply: the first one that says so is reported."""
     confirmed_by: Confirmation = Confirmation.FIGURES
     called: str = ""

@@ -16,7 +16,7 @@ LONGEST_MESSAGE = 2_000
 """Characters of a message, at most: it goes into conditions, which take 32,768 (KEP-1623)."""
 
 
-class RefusalReason(StrEnum):
+class ErrorReason(StrEnum):
     """What stands in the way. One sentence each."""
 
     NOT_A_MANIFEST = "NotAManifest"
@@ -58,10 +58,10 @@ class RefusalReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ManifestError:
     """A flag is not read or not edited, and why."""
 
-    reason: RefusalReason
+    reason: ErrorReason
     message: str
     """What, where, and what to do instead. Holds no token but the one concerned."""
 
@@ -108,9 +108,9 @@ class TooLargeError(Exception):
         self.is_spent = is_spent
         """Whether all steps are spent, be it on other containers of the template."""
 
-    def refusal(self) -> Refusal:
-        """Return the refusal that says so."""
-        return Refusal(RefusalReason.TOO_LARGE, str(self))
+    def as_manifest_error(self) -> ManifestError:
+        """Return the error that says so."""
+        return ManifestError(ErrorReason.TOO_LARGE, str(self))
 
 
 class Budget:
