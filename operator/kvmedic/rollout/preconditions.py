@@ -215,7 +215,7 @@ def purpose_of(step: ReplicasStep) -> Purpose:
 
 
 def find_rollout_blocker(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Blocked | None:
-    """Return why a frozen rollout cannot begin, or None. Each row, ignored, broke one on a real controller."""
+    """Return why a frozen rollout cannot begin, or None. Each row, ignored, was seen to break one."""
     return next(iter(find_rollout_blockers(fleet, purpose)), None)
 
 
