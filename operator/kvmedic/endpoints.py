@@ -135,9 +135,9 @@ class NotifyOptions(Section):
     """Body: `json` (docs/howto/see-it-from-outside.md has its fields), or `slack`, for incoming webhooks."""
     only: Literal["all", "warnings", "pages"] = "warnings"
     """Which are sent. `pages`: that one begins or ends, and all while one lasts. `warnings`: those, and what
-    Events of type Warning tell. `all`: what every Event tells."""
+    Events of type Warning say. `all`: what every Event says."""
     cluster: Annotated[str, Field(max_length=63, pattern=r"^[-A-Za-z0-9_.]*$")] = ""
-    """Name of this cluster, for a destination that hears of several; empty: none is told."""
+    """Name of this cluster, for a destination of several clusters; empty: none is named."""
     timeout: Annotated[timedelta, within("1s", "30s")] = timedelta(seconds=5)
     """How long one try may take. A choice: a distant receiver takes a second to connect and answer."""
     ca_file: ReadableFile | None = None

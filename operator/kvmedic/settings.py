@@ -41,7 +41,7 @@ class BasicAuth(Section):
 
 
 class Labels(Section):
-    """Names of the labels that tell whose a series is.
+    """Names of the labels that say whose a series is.
 
     prometheus-operator sets `namespace` and `pod`; other scrape configurations use names of their own,
     and where an exporter has a label of the same name it becomes `exported_namespace`, `exported_pod`.
@@ -100,7 +100,7 @@ class SourceOptions(Section):
     """Size of one answer, at most. A histogram of 1,000 replicas was 7 MB. Memory holds six times as much of
     an answer: four of this size at once, and 100 MiB beside, fit into the 512 MiB that the chart allows."""
     labels: Labels = Labels()
-    """Names of the labels that tell whose a series is."""
+    """Names of the labels that say whose a series is."""
     matchers: tuple[str, ...] = ()
     """In every selector that is sent, such as `cluster="a"` where the source holds several clusters."""
     device_matchers: tuple[str, ...] = ('job=~".*dcgm.*"',)
@@ -241,7 +241,7 @@ class KubernetesOptions(Section):
 
 
 class HealthOptions(Section):
-    """How the health of replicas' GPUs is known where no series tells of it."""
+    """How the health of replicas' GPUs is known where no series reports it."""
 
     nvidia_smi: bool = False
     """Run `nvidia-smi` in the engines' containers. Off: it needs the right to run commands in pods."""
@@ -301,7 +301,7 @@ class ShardOptions(Section):
     index: Annotated[int, Field(ge=0, lt=SHARDS)] = 0
     """Which shard this is; the first is 0."""
     count: Annotated[int, Field(ge=1, le=SHARDS)] = 1
-    """How many there are. Every one must be told the same; where it changes, end all of them first."""
+    """How many there are. Every one must have the same; where it changes, end all of them first."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -404,7 +404,7 @@ class Settings(BaseSettings):
     sources: Mapping[str, SourceOptions] = {}
     """Metrics sources by the name that resources use. A resource without a name uses `default`."""
     notify: Mapping[str, NotifyOptions] = {}
-    """Where notifications of what Events tell are sent, by a name for logs and metrics. Empty: nowhere."""
+    """Where notifications of what Events say are sent, by a name for logs and metrics. Empty: nowhere."""
     scrape: ScrapeOptions = ScrapeOptions()
     pace: PaceOptions = PaceOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()

@@ -154,7 +154,7 @@ def test_a_report_shows_the_trouble_when_it_was_and_nothing_before(past: Prometh
     late = [each for at, each in shown.items() if at > f"{END - timedelta(minutes=2):%Y-%m-%dT%H:%M:%SZ}"]
     assert (found.trouble, len(shown), len(unseen)) == ("", 61, 42)
     assert {(each["replicas"], each["running"], each["why"]) for each in unseen} == {
-        (None, None, "no replica told anything")
+        (None, None, "no replica reported anything")
     }
     assert {each["replicas"] for each in late} == {1}
     assert all(each["preemptionsPerSecond"] > 0.5 for each in late)

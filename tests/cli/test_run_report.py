@@ -239,7 +239,7 @@ def test_the_pods_of_a_new_replica_set_are_new_also_where_one_from_before_runs_a
 
     assert not isinstance(is_new, str)
     assert [is_new(name, during) for name in during.pods] == [False, True]
-    assert unknown == "no replica told its figures before the run"
+    assert unknown == "no replica reported figures before the run"
 
 
 @pytest.mark.parametrize("target", [TargetRef("StatefulSet", "chat", None), replace(CHAT, name="c" * 50)])

@@ -222,7 +222,7 @@ async def test_a_message_that_is_too_long_has_whole_reasons_and_how_many_more() 
 @pytest.mark.parametrize(
     ("town", "lacking", "said"),
     [
-        (Namespace(), "an authorizer does not tell", "rights: an authorizer does not tell"),
+        (Namespace(), "an authorizer does not show", "rights: an authorizer does not show"),
         (Namespace(fault=Refused(CALL, 403, "Forbidden")), (), "autoscaler: not readable"),
     ],
     ids=["rights", "neighbours"],

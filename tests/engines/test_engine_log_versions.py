@@ -91,7 +91,7 @@ CASES: list[tuple[str, ReportedVersion, ReportedVersion]] = [
     (
         "what no adapter of ours answers",
         judge(("a", "x", Unsupported()), ("b", "x", Stale(NOW)), ("c", "x", Missing(Absence.AMBIGUOUS))),
-        Silent("a does not tell it; b does not tell it; c does not tell it"),
+        Silent("a does not report it; b does not report it; c does not report it"),
     ),
     ("nobody is asked", judge(), Silent("no replica is Ready to be asked")),
 ]

@@ -73,7 +73,7 @@ def _moment(number: int) -> dict[str, Any]:
     """Return one minute: a burst comes at the 12th, the run lasts from the 20th to the 32nd."""
     at = f"{OPENED + timedelta(minutes=number - 20):%Y-%m-%dT%H:%M:%SZ}"
     if number in SILENT_AT:
-        return {"at": at, **dict.fromkeys(SERIES), "why": "no replica told anything"}
+        return {"at": at, **dict.fromkeys(SERIES), "why": "no replica reported anything"}
     changed = min(1.0, max(0.0, (number - 21) / 9))
     trouble = (0.0 if number < 12 else min(1.0, (number - 12) / 4)) * (1 - changed)
     wave = 0.03 * sin(1.7 * number)

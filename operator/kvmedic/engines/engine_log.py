@@ -138,7 +138,7 @@ _WHY_ABSENT = {
     Absence.NOTHING_FOUND: "has no such page",
     Absence.UNREADABLE: "answered with something that is no version",
 }
-_NOT_REPORTED = "does not tell it"
+_NOT_REPORTED = "does not report it"
 
 
 def witnesses(pods: Iterable[Pod], revision: str) -> tuple[Pod, ...]:

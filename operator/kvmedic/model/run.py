@@ -104,9 +104,9 @@ class Baseline:
     models: tuple[str, ...] = ()
     """Names under which the replicas serve, sorted; empty: written by a version that did not say."""
     aborted_share: float | None = None
-    """Requests that ended without an answer, of all that ended (0-1). None: a replica does not tell."""
+    """Requests that ended without an answer, of all that ended (0-1). None: a replica does not report it."""
     memory_free_mib: float | None = None
-    """The least that was free on a GPU. None: no exporter tells."""
+    """The least that was free on a GPU. None: no exporter reports it."""
     running_mean: float | None = None
     """Running sequences of the whole fleet, on average. None: not measured, or written by a version that
     did not say."""
@@ -115,7 +115,7 @@ class Baseline:
     ended_at_memory_limit: bool = False
     """A replica's engine had ended last at its container's memory limit."""
     peak_tokens_per_second: float | None = None
-    """The most that a replica was asked for over ten minutes of the day before. None: no history tells."""
+    """The most that a replica was asked for over ten minutes of the day before. None: no history shows it."""
 
     @property
     def requests(self) -> float:
@@ -153,7 +153,7 @@ class DrainingPod:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """A replica that still had requests, or did not tell, when its drain timed out."""
+    """A replica that still had requests, or did not report them, when its drain timed out."""
 
     name: str
     uid: str

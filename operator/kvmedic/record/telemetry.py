@@ -227,7 +227,7 @@ def _leaders(registry: CollectorRegistry) -> tuple[Gauge, Gauge]:
     text = "1 while this process is the one that acts"
     return (
         Gauge("kvmedic_leading", text, ["shard"], registry=registry),
-        Gauge("kvmedic_shards", "Operators that divide the namespaces, as was told", registry=registry),
+        Gauge("kvmedic_shards", "Operators that divide the namespaces, as configured", registry=registry),
     )
 
 

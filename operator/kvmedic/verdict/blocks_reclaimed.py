@@ -133,7 +133,7 @@ def measure_blocks(looked: Observation, passes: Passes | None) -> BlocksTaken | 
         return Inconclusive(
             Reason.TRAFFIC_UNSUITED,
             f"requests are too short: a running sequence would take {taken.returning:.1f} blocks with it and "
-            f"{taken.whole:.1f} without, told apart up to {DISTINGUISHABLE * taken.whole:.1f}",
+            f"{taken.whole:.1f} without, distinguished up to {DISTINGUISHABLE * taken.whole:.1f}",
         )
     return taken
 

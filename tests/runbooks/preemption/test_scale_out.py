@@ -291,4 +291,4 @@ def test_an_engine_that_does_not_report_its_prefill_times_has_no_share():
     silent = an_evidence(*[without(THRASHING.readings(), Signal.PREFILL_SECONDS, UNSUPPORTED)] * 3)
 
     assert prefill_share(silent.sizing) is None
-    assert "does not tell how long it prefills" in disaggregation(silent, CASE, a_setting(14)).message
+    assert "does not report how long it prefills" in disaggregation(silent, CASE, a_setting(14)).message

@@ -156,7 +156,7 @@ def distinguish_sides(target: TargetRef, looks: Sequence[Observation], asked: As
         before = next((names for names in reversed([*earlier]) if names), [])
         known = {_replica_set(each) for each in before}
         if not known:
-            return "no replica told its figures before the run"
+            return "no replica reported figures before the run"
         return lambda name, _: _replica_set(name) not in known
     if asked.is_taken_back:
         return "its replicas keep their names, and the change was taken back"
@@ -188,7 +188,7 @@ def figures_at(look: Observation, limits: Limits, is_new: IsNew | None = None) -
     there = _names_in(look)
     found: dict[str, Any] = {"at": f"{look.at:%Y-%m-%dT%H:%M:%SZ}", **dict.fromkeys(SERIES), "why": None}
     if not there:
-        return {**found, "why": "no replica told anything"}
+        return {**found, "why": "no replica reported anything"}
     found["replicas"] = len(there)
     seen = look.only(there)
     found |= {

@@ -284,8 +284,8 @@ def length_is_used(case: Case, _setting: Setting) -> NoChange | None:
     if reach.limit_tokens is None:
         return NoChange(
             Reason.METRICS_MISSING,
-            "not every replica tells how long answers were allowed to become, so a lower limit might refuse "
-            "what is asked for now",
+            "not every replica reports how long answers were allowed to become, so a lower limit might "
+            "refuse what is asked for now",
         )
     if reach.request_tokens != inf:
         return None
@@ -379,7 +379,7 @@ def chunks_free_nothing(case: Case, setting: Setting) -> NoChange | None:
     if setting.chunks_prefill is None:
         return NoChange(
             Reason.PRESENT_VALUE_UNKNOWN,
-            "neither the command line nor the engine's version tells whether prefills are chunked",
+            "neither the command line nor the engine's version shows whether prefills are chunked",
         )
     if setting.chunks_prefill:
         return NoChange(Reason.LEVER_WITHOUT_EFFECT, "prefills are chunked already")
@@ -404,7 +404,7 @@ def prefixes_are_reused(_case: Case, setting: Setting) -> NoChange | None:
     if supply.caches_prefixes is None:
         return NoChange(
             Reason.PRESENT_VALUE_UNKNOWN,
-            "neither the command line nor the engine's version tells whether prefixes are reused",
+            "neither the command line nor the engine's version shows whether prefixes are reused",
         )
     if supply.caches_prefixes:
         return NoChange(Reason.LEVER_WITHOUT_EFFECT, "the engine reuses prefixes already")

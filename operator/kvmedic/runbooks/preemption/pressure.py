@@ -532,7 +532,7 @@ def _window_text(look: Observation) -> str:
 def _doubt_residence(seen: Seen) -> Inconclusive | None:
     """Return that the window, or a replica's age, misses requests that stay for long."""
     if seen.counted(Signal.E2E_SECONDS).count <= 0:
-        return Inconclusive(Reason.TOO_FEW_REQUESTS, "no finished request tells how long requests stay")
+        return Inconclusive(Reason.TOO_FEW_REQUESTS, "no finished request shows how long requests stay")
     residence, window = residence_seconds(seen), seen.sizing.window_seconds
     if residence > window:
         text = (

@@ -358,7 +358,7 @@ def fewer_replicas(
             running = load.running * share if share <= LIGHTER else None
         else:
             running = _running_if_stretched(now.running / replicas, now.replicas / replicas)
-        message = f"the load is too near to what {replicas} replicas could not carry, or nobody can tell"
+        message = f"the load is too near to what {replicas} replicas could not carry, or that is not known"
         message = message if running is None else _expected_text(replicas, running, room)
         if room.holds(running):
             return Resize(replicas, Reason.REPLICAS_GIVEN_BACK, message)
@@ -385,7 +385,7 @@ def without_one_replica(evidence: Evidence, setting: Setting) -> Fits | NoChange
     share = MOST_PREFILL if isinstance(case, Inconclusive) else token_share(*case.step)
     running = _running_if_stretched(now.running / fewer, now.replicas / fewer, share)
     if running is None:
-        return NoChange(Reason.NO_HEADROOM, f"nobody can tell how long steps get on {fewer} replicas")
+        return NoChange(Reason.NO_HEADROOM, f"it is not known how long steps get on {fewer} replicas")
     expected = _expected_text(fewer, running, room)
     return Fits(expected) if room.holds(running) else NoChange(Reason.NO_HEADROOM, expected)
 
@@ -420,7 +420,7 @@ def without_host_memory(
     else:
         running = _running_if_stretched(each, 1 + room.prompt_tokens / max(1.0, room.output_tokens))
     if running is None:
-        why = "the load is too near to what the fleet could not carry without it, or nobody can tell"
+        why = "the load is too near to what the fleet could not carry without it, or that is not known"
         return NoChange(Reason.TEMPORARY_CHANGE_HELD, why)
     expected = f"without it {_expected_text(now.replicas, running, room)}"
     return Fits(expected) if room.holds(running) else NoChange(Reason.TEMPORARY_CHANGE_HELD, expected)

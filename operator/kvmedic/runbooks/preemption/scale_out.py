@@ -156,7 +156,7 @@ def disaggregation(evidence: Evidence, case: Case, setting: Setting) -> NoChange
     """Return the advice to serve prompts and answers apart, with the numbers that speak for a split."""
     replicas, share = evidence.replicas, prefill_share(evidence.sizing)
     whole = replicas * (setting.gpus or 0)
-    split = "this engine does not tell how long it prefills; "
+    split = "this engine does not report how long it prefills; "
     if share is not None:
         split = f"prefill takes {share:.0%} and decode {1 - share:.0%} of the time that requests are served; "
         if whole >= 2:
