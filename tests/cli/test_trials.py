@@ -13,7 +13,7 @@ from kvmedic.model.devices import MIB
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Fix
 from kvmedic.model.status import Attempt, Record, Resource, ShownDiagnosis, TurnedOff, Wish, failed_fix
-from kvmedic.model.trial import Answer, Growth, Prompt, Question, Reclaim, Sample, Score, Scored
+from kvmedic.model.trial import Answer, EvaluationResult, Growth, Prompt, Question, Reclaim, Sample, Score
 from run_builder import NEW, OLD, UID, a_failure
 
 PLACE = Place("kvmedic-system", "kvmedic-stop")
@@ -236,7 +236,9 @@ def test_on_what_it_rests_is_shown_where_it_is_asked_for():
     assert not [each for each in in_brief(replace(RECORD, scores=())) if "-v" in each]
 
 
-PASSED = Scored(OLD, "e1e1", "CronJob/aime24 on a trial pod with fp8: 0.870 over 200 samples", NOW, 1)
+PASSED = EvaluationResult(
+    OLD, "e1e1", "CronJob/aime24 on a trial pod with fp8: 0.870 over 200 samples", NOW, 1
+)
 SCORED = replace(PASSED, score=Score(0.87, 200))
 REFUSED = replace(
     PASSED,

@@ -21,8 +21,8 @@ import pytest
 
 from kvmedic.model.plan import (
     BundleStep,
+    EvaluationStep,
     FlagStep,
-    GateStep,
     ReplaceStep,
     ReplicasStep,
     RevisionStep,
@@ -579,7 +579,7 @@ def test_killed_at_every_write_a_method_that_was_needed_is_turned_on_again(a_wor
     assert "Freeze" in killer.words()
 
 
-@plays(GateStep)
+@plays(EvaluationStep)
 def test_killed_at_every_write_a_fix_is_evaluated_once_and_turned_on(a_world, killer):
     compression = gating.FP8 | {"baseline": {}}
     world = a_world(replicas=2, decide=killer.decide, spec=gating.spec(**compression), change=gating.roomy)

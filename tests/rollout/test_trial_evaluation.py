@@ -9,12 +9,20 @@ import pytest
 
 from builders import NOW
 from kvmedic.model.fleet import Pod
-from kvmedic.model.plan import GateStep
+from kvmedic.model.plan import EvaluationStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import StepState
-from kvmedic.model.trial import Counted, JobEnd, JobSight, Score, Scored, Served
+from kvmedic.model.trial import Counted, EvaluationResult, JobEnd, JobSight, Score, Served
 from kvmedic.rollout.moves import Failed, Wait
-from kvmedic.rollout.trial import Evaluated, GateMove, GateSight, LastWords, MakeJob, MakeTrial, gate_move
+from kvmedic.rollout.trial import (
+    Evaluated,
+    EvaluationMove,
+    EvaluationSight,
+    LastWords,
+    MakeJob,
+    MakeTrial,
+    evaluation_move,
+)
 from run_builder import a_run
 from worlds.steps import CHANGE, LIMITS, POD, STARTING, an_end
 from worlds.steps import GATE as STEP
@@ -30,25 +38,27 @@ def moved(
     pod: Pod | None = POD,
     served: Served | str | None = SERVED,
     job: JobSight | None = None,
-    step: GateStep = STEP,
+    step: EvaluationStep = STEP,
     began: timedelta = timedelta(minutes=3),
-) -> GateMove:
+) -> EvaluationMove:
     run = replace(a_run(StepState.PENDING), started_at=NOW - began)
-    return gate_move(GateSight(pod, served, job), step, run, LIMITS, NOW)
+    return evaluation_move(EvaluationSight(pod, served, job), step, run, LIMITS, NOW)
 
 
-def ended(words: LastWords, step: GateStep = STEP, reason: str = "Error") -> Scored:
+def ended(words: LastWords, step: EvaluationStep = STEP, reason: str = "Error") -> EvaluationResult:
     """Return what is put on record of a trial pod that ended by itself."""
     pod = replace(STARTING, last_end=an_end(reason))
-    move = gate_move(GateSight(pod, None, None, words), step, a_run(StepState.PENDING), LIMITS, NOW)
+    move = evaluation_move(
+        EvaluationSight(pod, None, None, words), step, a_run(StepState.PENDING), LIMITS, NOW
+    )
     assert isinstance(move, Evaluated), move
-    return move.scored
+    return move.result
 
 
-def unscored(move: GateMove) -> str:
+def unscored(move: EvaluationMove) -> str:
     assert isinstance(move, Evaluated), move
-    assert move.scored.score is None
-    return move.scored.message
+    assert move.result.score is None
+    return move.result.message
 
 
 def test_first_the_pod_then_the_job() -> None:
@@ -74,9 +84,9 @@ def test_a_score_stands_beside_the_configuration_that_it_is_of() -> None:
     move = moved(served=DONE, job=ENDED)
 
     assert isinstance(move, Evaluated)
-    assert (move.scored.configuration, move.scored.evaluation) == ("4567", "e1e1")
-    assert move.scored.score == Score(0.8, 200)
-    assert "0.800 over 200 samples" in move.scored.message
+    assert (move.result.configuration, move.result.evaluation) == ("4567", "e1e1")
+    assert move.result.score == Score(0.8, 200)
+    assert "0.800 over 200 samples" in move.result.message
 
 
 @pytest.mark.parametrize(
@@ -102,7 +112,7 @@ def test_a_setting_that_keeps_all_is_scored_by_requests_of_any_length() -> None:
     move = moved(served=short, job=ENDED, step=replace(STEP, budget=None))
 
     assert isinstance(move, Evaluated)
-    assert move.scored.score is not None
+    assert move.result.score is not None
 
 
 def test_time_that_is_over_is_an_evaluation_that_showed_nothing() -> None:
@@ -131,13 +141,13 @@ EIGHT = replace(STEP, subject="fp8", change=CHANGE)
 
 
 def test_an_engine_that_refuses_a_change_is_on_record_with_its_phrase() -> None:
-    scored = ended(LastWords(PHRASE), EIGHT)
+    result = ended(LastWords(PHRASE), EIGHT)
 
-    assert scored.message == f"fp8: the engine refuses it on this hardware: {PHRASE}"
-    assert (scored.configuration, scored.evaluation) == (EIGHT.tried, EIGHT.evaluation)
-    assert scored.refused
-    assert scored.is_conclusive
-    assert scored.score is None
+    assert result.message == f"fp8: the engine refuses it on this hardware: {PHRASE}"
+    assert (result.configuration, result.evaluation) == (EIGHT.tried, EIGHT.evaluation)
+    assert result.refused
+    assert result.is_conclusive
+    assert result.score is None
 
 
 @pytest.mark.parametrize(
@@ -156,12 +166,12 @@ def test_an_engine_that_refuses_a_change_is_on_record_with_its_phrase() -> None:
     ids=["out of memory", "no reason", "the present setting", "no log"],
 )
 def test_any_other_end_by_itself_is_an_evaluation_that_showed_nothing(
-    words: LastWords, step: GateStep, reason: str, message: str
+    words: LastWords, step: EvaluationStep, reason: str, message: str
 ) -> None:
-    scored = ended(words, step, reason)
+    result = ended(words, step, reason)
 
-    assert scored.message == message
-    assert not scored.is_conclusive
+    assert result.message == message
+    assert not result.is_conclusive
 
 
 def test_a_pod_that_ends_because_somebody_deletes_it_is_not_on_record() -> None:

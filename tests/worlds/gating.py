@@ -8,16 +8,16 @@ from typing import Any
 
 from kvmedic.api.status import record_to_wire
 from kvmedic.manifests.trial_pod import digest_of
-from kvmedic.model.plan import GateStep
+from kvmedic.model.plan import EvaluationStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Record, TurnedOff
-from kvmedic.model.trial import Score, Scored
+from kvmedic.model.trial import EvaluationResult, Score
 from lab.cluster.simulation import behaviour
 from worlds.phases import SLOW
 from worlds.trying import CLASS
 from worlds.world import World
 
-STEP = GateStep.__name__
+STEP = EvaluationStep.__name__
 EVALUATION = "aime24"
 SWITCH = "COMPACT_TOKENS"
 GATE = {"cronJobRef": {"name": EVALUATION}, "maxLoss": 0.1}
@@ -73,15 +73,15 @@ def allow(world: World, evaluation: dict[str, Any] | None = None) -> None:
 def turned_off(world: World, measured: float | None = None) -> None:
     """Put on record that a method was turned off because it saved nothing; `measured`: accuracy now."""
     gone = TurnedOff("Theirs", Reason.BLOCKS_NOT_FREED, datetime.now(UTC) - timedelta(hours=1))
-    scored = () if measured is None else (_measured(world, measured),)
-    status = record_to_wire(Record(turned_off=gone, scores=scored), "")
+    results = () if measured is None else (_measured(world, measured),)
+    status = record_to_wire(Record(turned_off=gone, scores=results), "")
     world.cluster.api.patch("KVRemediation", "llm", {"status": status}, world.namespace, subresource="status")
 
 
-def _measured(world: World, accuracy: float) -> Scored:
+def _measured(world: World, accuracy: float) -> EvaluationResult:
     digest = digest_of(world.cluster.api.get("CronJob", EVALUATION, world.namespace))
     text = f"the present setting scored {accuracy}"
-    return Scored(world.revision(), digest, text, datetime.now(UTC), 1, Score(accuracy, 5000))
+    return EvaluationResult(world.revision(), digest, text, datetime.now(UTC), 1, Score(accuracy, 5000))
 
 
 def jobs(world: World) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from kvmedic.model.compression import Keep
 from kvmedic.model.devices import ContainerEnd, Instance
 from kvmedic.model.fleet import Minimum, ObjectRef
-from kvmedic.model.plan import GateStep, MinimumHolder, ReplicasStep, TrialStep
+from kvmedic.model.plan import EvaluationStep, MinimumHolder, ReplicasStep, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import Question
 from kvmedic.rollout.draining import StartLimits
@@ -24,7 +24,7 @@ MINIMUM = ReplicasStep(
     reason=Reason.REPLICAS_ADDED,
     holder=MinimumHolder(HPA, "hpa-1", is_given=True),
 )
-GATE = GateStep(
+GATE = EvaluationStep(
     target=ObjectRef("Deployment", "llm"),
     container="vllm",
     subject="Mine",

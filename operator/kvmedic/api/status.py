@@ -43,7 +43,7 @@ from kvmedic.model.status import (
     TurnedOff,
     Urgency,
 )
-from kvmedic.model.trial import Answer, Scored
+from kvmedic.model.trial import Answer, EvaluationResult
 
 MESSAGE_LENGTH = 1024
 """Characters of a text for people, at most: as many as Kubernetes allows in an Event's note. With it ten
@@ -150,7 +150,9 @@ class KVRemediationStatus(BaseModel):
     """The cap that a run computed and kept last. A record: do not edit it."""
     summary: Summary | None = None
     """The last run that changed the fleet: its changes, their effect and their cost."""
-    scores: tuple[Scored, ...] = Field(default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    scores: tuple[EvaluationResult, ...] = Field(
+        default=(), json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
     """Results of evaluations, each with its pod template, newest first. A record: do not edit it."""
     turned_off: TurnedOff | None = None
     """The method that was turned off because it saved nothing. A record: do not edit it."""

@@ -32,7 +32,7 @@ from kvmedic.model.status import (
     Truth,
     TurnedOff,
 )
-from kvmedic.model.trial import Answer, Prompt, Sample, Scored
+from kvmedic.model.trial import Answer, EvaluationResult, Prompt, Sample
 from kvmedic.runbooks.compression.methods import answer_for
 from kvmedic.runbooks.compression.probes import Trace, picture_of, trace_of
 from kvmedic.wiring import open_connections
@@ -140,7 +140,7 @@ class ShownFixes:
     turned_off: TurnedOff | None
     failed: tuple[FailedAttempt, ...]
     """Fixes that were tried in its place since."""
-    scores: tuple[Scored, ...]
+    scores: tuple[EvaluationResult, ...]
     template: str
     """Hash of the target's present pod template; empty: not known."""
     generation: int
@@ -178,27 +178,27 @@ class ShownFixes:
         when = "; the spec was edited since, so it may be tried again" if is_over else ""
         return f"{failed.key} failed: {failed.why}{when}."
 
-    def _score(self, scored: Scored) -> str:
-        found = scored.score
+    def _score(self, result: EvaluationResult) -> str:
+        found = result.score
         shown = f"{found.accuracy:.3f} over {found.samples} samples" if found else "not shown"
-        return f"Accuracy {shown} on {self._whose(scored)} ({_moment_text(scored.at)}): {scored.message}."
+        return f"Accuracy {shown} on {self._whose(result)} ({_moment_text(result.at)}): {result.message}."
 
-    def _whose(self, scored: Scored) -> str:
+    def _whose(self, result: EvaluationResult) -> str:
         if not self.template:
-            return f"pod template {scored.configuration}"
-        return "this pod template" if scored.configuration == self.template else "another pod template"
+            return f"pod template {result.configuration}"
+        return "this pod template" if result.configuration == self.template else "another pod template"
 
-    def _score_as_json(self, scored: Scored) -> dict[str, Any]:
-        found = scored.score
+    def _score_as_json(self, result: EvaluationResult) -> dict[str, Any]:
+        found = result.score
         return {
-            "at": _moment_text(scored.at),
-            "template": scored.configuration,
-            "isOfPresentTemplate": scored.configuration == self.template if self.template else None,
-            "evaluation": scored.evaluation,
+            "at": _moment_text(result.at),
+            "template": result.configuration,
+            "isOfPresentTemplate": result.configuration == self.template if self.template else None,
+            "evaluation": result.evaluation,
             "accuracy": found.accuracy if found else None,
             "samples": found.samples if found else None,
-            "refused": scored.refused,
-            "message": scored.message,
+            "refused": result.refused,
+            "message": result.message,
         }
 
 

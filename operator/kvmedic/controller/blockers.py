@@ -41,8 +41,8 @@ from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import Fleet, Owner, OwnerKind, TemplateOwner
 from kvmedic.model.plan import (
     BundleStep,
+    EvaluationStep,
     FlagStep,
-    GateStep,
     Goal,
     OnTrial,
     Plan,
@@ -102,7 +102,7 @@ def handed_over(
             return bundle_proposal_for(owner, namespace, step)
         case RevisionStep() as step:
             return _revision_of(owner, namespace, workload, step, view)
-        case ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
+        case ReplaceStep() | ReplicasStep() | TrialStep() | EvaluationStep():
             return None
         case other:
             assert_never(other)

@@ -237,7 +237,7 @@ async def _make_trial(tick: Tick, view: View, step: OnTrial, move: MakeTrial | M
 
 
 async def _record_answer(tick: Tick, move: Answered | Evaluated) -> timedelta:
-    found = move.answer if isinstance(move, Answered) else move.scored
+    found = move.answer if isinstance(move, Answered) else move.result
     noted = with_answer(tick.record, found) if isinstance(found, Answer) else with_score(tick.record, found)
     showed = found.is_conclusive or found.refused
     reason = Reason.TRIAL_ANSWERED if showed else Reason.TRIAL_UNANSWERED

@@ -39,7 +39,7 @@ from kvmedic.runbooks.branches import (
 )
 from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
 from kvmedic.runbooks.compression.savings import ASKED, figures_over, is_young
-from kvmedic.runbooks.compression.trial_plans import confirmed_first, gate_plan, trial_plan
+from kvmedic.runbooks.compression.trial_plans import confirmed_first, evaluation_plan, trial_plan
 from kvmedic.runbooks.node_health import driver_health
 from kvmedic.runbooks.order import judge_runbooks, with_unanswered
 from kvmedic.runbooks.planning import drain_remark, fleet_plan, proposal
@@ -299,7 +299,7 @@ def _plan_trial(
     """Return the plan that asks a trial pod, or lets a Job evaluate one."""
     fleet = found.view.fleet
     if isinstance(advice, Evaluate):
-        return gate_plan(workload, fleet, advice, resource.generation)
+        return evaluation_plan(workload, fleet, advice, resource.generation)
     return trial_plan(workload, fleet, policy.source, advice, resource.generation)
 
 

@@ -16,8 +16,8 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import (
     BundleStep,
+    EvaluationStep,
     FlagStep,
-    GateStep,
     ReplaceStep,
     ReplicasStep,
     RevisionStep,
@@ -98,7 +98,7 @@ def needs_spare(step: Step, fleet: Fleet) -> bool:
             return not step.gives_back
         case FlagStep() | BundleStep() | RevisionStep() | ReplaceStep():
             return fleet.total_desired <= fleet.replicas
-        case TrialStep() | GateStep():
+        case TrialStep() | EvaluationStep():
             return False
         case _:
             assert_never(step)

@@ -27,22 +27,22 @@ from kvmedic.manifests.trial_pod import (
 )
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Pod
-from kvmedic.model.plan import GateStep, OnTrial, TrialStep
+from kvmedic.model.plan import EvaluationStep, OnTrial, TrialStep
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.spec import TargetRef
 from kvmedic.model.status import Resource
-from kvmedic.model.trial import Answer, JobSight, Scored
+from kvmedic.model.trial import Answer, EvaluationResult, JobSight
 from kvmedic.record.runs import with_answer, with_score
 from kvmedic.rollout.moves import Failed
 from kvmedic.rollout.trial import (
     NO_WORDS,
-    GateMove,
-    GateSight,
+    EvaluationMove,
+    EvaluationSight,
     LastWords,
     TrialMove,
     TrialSight,
     ended_by_itself,
-    gate_move,
+    evaluation_move,
     trial_move,
 )
 from kvmedic.runbooks.workload import View, Workload
@@ -56,7 +56,7 @@ NAME_LENGTH = 200
 """Characters of the resource's name in that of a pod: with the run's id it stays under the 253 of a name."""
 
 
-async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | GateMove:
+async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | EvaluationMove:
     """Return the next move of the trial or the evaluation of an open run."""
     ports, namespace = tick.ports, tick.resource.namespace
     try:
@@ -67,9 +67,9 @@ async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | GateMove:
     seen, words = watch_readiness(tick, pod) if pod else None, await _last_words(tick, pod)
     run, limits = as_watched(tick), start_limits(tick)
     match step:
-        case GateStep():
+        case EvaluationStep():
             served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
-            return gate_move(GateSight(seen, served, job, words), step, run, limits, tick.now)
+            return evaluation_move(EvaluationSight(seen, served, job, words), step, run, limits, tick.now)
         case TrialStep():
             progress = ports.probes.progress(pod) if pod else None
             return trial_move(TrialSight(seen, progress, words), step, run, limits, tick.now)
@@ -80,7 +80,7 @@ async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | GateMove:
 async def _look_at_job(tick: Tick, step: OnTrial) -> JobSight | None:
     """Return the Job that evaluates the trial pod; None where there is none, or the step has none."""
     match step:
-        case GateStep():
+        case EvaluationStep():
             return await tick.ports.evaluations.look(evaluation_of(tick, step))
         case TrialStep():
             return None
@@ -117,7 +117,7 @@ async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
 def _why_no_job(step: OnTrial, ports: Ports) -> str:
     """Return why the step's Job cannot be made; empty where it can be, or the step has none."""
     match step:
-        case GateStep():
+        case EvaluationStep():
             return ports.evaluations.forbidden()
         case TrialStep():
             return ""
@@ -155,9 +155,9 @@ def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
         return tick
     message, generation = failed.message, tick.run.spec_generation
     match step:
-        case GateStep():
-            scored = Scored(step.tried, step.evaluation, message, tick.now, generation)
-            return replace(tick, record=with_score(tick.record, scored))
+        case EvaluationStep():
+            result = EvaluationResult(step.tried, step.evaluation, message, tick.now, generation)
+            return replace(tick, record=with_score(tick.record, result))
         case TrialStep():
             beside = step.template if step.without else ""
             answer = Answer(step.question, step.answer_template, message, tick.now, generation, beside=beside)
@@ -194,7 +194,7 @@ def _target(tick: Tick, step: OnTrial) -> TargetRef:
     return replace(tick.policy.target, container=step.container)
 
 
-def evaluation_of(tick: Tick, step: GateStep) -> Evaluation:
+def evaluation_of(tick: Tick, step: EvaluationStep) -> Evaluation:
     """Return the evaluation of an open run."""
     resource = tick.resource
     return Evaluation(

@@ -24,8 +24,8 @@ from kvmedic.model.evidence import Inconclusive, Look, Measured, Observation, Si
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import (
     BundleStep,
+    EvaluationStep,
     FlagStep,
-    GateStep,
     Goal,
     OnTrial,
     ReplaceStep,
@@ -118,7 +118,7 @@ def _confirmation_for(step: Step) -> Confirmation:
     match step:
         case FlagStep(knob=knob):
             return confirmation_of(knob)
-        case BundleStep() | RevisionStep() | ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
+        case BundleStep() | RevisionStep() | ReplaceStep() | ReplicasStep() | TrialStep() | EvaluationStep():
             return Confirmation.FIGURES
         case _:
             assert_never(step)
@@ -129,7 +129,7 @@ def _expected_of(tick: Tick, step: Step, view: View) -> Expectation | None:
     match step:
         case BundleStep():
             return expectation_of(step, tick.policy.compression, tick.record.answers, view.template)
-        case FlagStep() | RevisionStep() | ReplaceStep() | ReplicasStep() | TrialStep() | GateStep():
+        case FlagStep() | RevisionStep() | ReplaceStep() | ReplicasStep() | TrialStep() | EvaluationStep():
             return None
         case _:
             assert_never(step)

@@ -19,8 +19,8 @@ from typing import assert_never
 from kvmedic.model.edits import BundleEdit, Field, ReferenceEdit, TemplateEdit, TokenEdit, container_at
 from kvmedic.model.plan import (
     BundleStep,
+    EvaluationStep,
     FlagStep,
-    GateStep,
     ReplaceStep,
     ReplicasStep,
     RevisionStep,
@@ -78,7 +78,7 @@ def fields_of(step: Step) -> tuple[str, ...]:
             return ("/spec/replicas",)
         case ReplicasStep():
             return () if step.holder else ("/spec/replicas",)
-        case TrialStep() | GateStep():
+        case TrialStep() | EvaluationStep():
             return ()
         case _:
             assert_never(step)

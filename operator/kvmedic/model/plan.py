@@ -521,7 +521,7 @@ class TrialStep(PodStep):
 
 
 @dataclass(frozen=True, slots=True)
-class GateStep(PodStep):
+class EvaluationStep(PodStep):
     """A team's own Job evaluates a trial pod, which nobody else leads requests to."""
 
     subject: str
@@ -538,7 +538,7 @@ class GateStep(PodStep):
     """Tokens of a request beyond which the setting makes a difference; None: with the first."""
     cache_types: tuple[str, ...]
     """Beginnings of the types of which the trial pod's cache must have one; empty: any."""
-    kind: Literal["GateStep"] = "GateStep"
+    kind: Literal["EvaluationStep"] = "EvaluationStep"
 
     @property
     def shown(self) -> Shown:
@@ -554,7 +554,7 @@ class GateStep(PodStep):
 Change: TypeAlias = FlagStep | ReplaceStep | RevisionStep | ReplicasStep | BundleStep
 """Every kind of step that changes something of a fleet."""
 
-OnTrial: TypeAlias = TrialStep | GateStep
+OnTrial: TypeAlias = TrialStep | EvaluationStep
 """Every kind of step that makes a trial pod and changes nothing of a fleet."""
 
 Step: TypeAlias = Change | OnTrial

@@ -18,7 +18,7 @@ from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved, Baseline, Run, Summary
 from kvmedic.model.spec import Fix, Policy, RunSpec
-from kvmedic.model.trial import Answer, Scored
+from kvmedic.model.trial import Answer, EvaluationResult
 
 
 class Wish(Enum):
@@ -481,7 +481,7 @@ class Record:
     """None: no cap was kept."""
     summary: Summary | None = None
     """Of the last run that touched anything."""
-    scores: tuple[Scored, ...] = ()
+    scores: tuple[EvaluationResult, ...] = ()
     """What evaluations showed, newest first."""
     turned_off: TurnedOff | None = None
     """The method that was turned off because it saved nothing. None: none, or something took its place."""

@@ -244,7 +244,7 @@ class JobSight:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class EvaluationResult:
     """The outcome of one evaluation."""
 
     configuration: str
@@ -267,9 +267,9 @@ class Scored:
         return self.score is not None or self.refused
 
 
-def scored_of(
-    scores: Sequence[Scored], configuration: str, evaluation: str, generation: int, now: datetime
-) -> Scored | None:
+def find_result(
+    scores: Sequence[EvaluationResult], configuration: str, evaluation: str, generation: int, now: datetime
+) -> EvaluationResult | None:
     """Return the newest outcome of an evaluation of a configuration that counts; None where there is none."""
     found = [
         each
@@ -280,7 +280,9 @@ def scored_of(
     return max(found, key=lambda each: each.at, default=None)
 
 
-def refusal_of(scores: Sequence[Scored], configuration: str, generation: int, now: datetime) -> Scored | None:
+def find_refused_result(
+    scores: Sequence[EvaluationResult], configuration: str, generation: int, now: datetime
+) -> EvaluationResult | None:
     """Return that an engine refuses a configuration, whatever evaluated it; None where that is not known."""
     found = [
         each

@@ -34,7 +34,7 @@ from kvmedic.model.status import (
     TurnedOff,
     failed_fix,
 )
-from kvmedic.model.trial import Answer, Scored
+from kvmedic.model.trial import Answer, EvaluationResult
 from kvmedic.rollout import row_of
 from kvmedic.runbooks.preemption.restore import load_of
 from kvmedic.verdict.summary import summary_of
@@ -228,9 +228,9 @@ def _kept_switches(run: Run, outcome: Outcome) -> tuple[BundleStep, ...]:
     )
 
 
-def with_score(record: Record, scored: Scored) -> Record:
+def with_score(record: Record, result: EvaluationResult) -> Record:
     """Return the record with what an evaluation showed: the newest of each configuration."""
-    kept = _newest_of_each(scored, record.scores, lambda one: (one.configuration, one.evaluation))
+    kept = _newest_of_each(result, record.scores, lambda one: (one.configuration, one.evaluation))
     return replace(record, scores=kept)
 
 

@@ -6,8 +6,8 @@ from typing import assert_never
 
 from kvmedic.model.plan import (
     BundleStep,
+    EvaluationStep,
     FlagStep,
-    GateStep,
     ReplaceStep,
     ReplicasStep,
     RevisionStep,
@@ -44,7 +44,7 @@ def _row_of_deployment(step: Step) -> StepRow:
             return replacement_row(step)
         case ReplicasStep():
             return scaling_row(step)
-        case TrialStep() | GateStep():
+        case TrialStep() | EvaluationStep():
             return trial_row()
         case _:
             assert_never(step)
@@ -58,7 +58,7 @@ def _row_of_stateful_set(step: Step, usual: StepRow) -> StepRow:
             return ordinal_replacement_row(usual, step)
         case ReplicasStep():
             return ordinal_scaling_row(usual, step)
-        case TrialStep() | GateStep():
+        case TrialStep() | EvaluationStep():
             return unsupported_row(usual, "a trial pod")
         case _:
             assert_never(step)
@@ -71,7 +71,7 @@ def _row_of_groups(step: Step, usual: StepRow) -> StepRow:
             return unsupported_row(usual, "another revision")
         case ReplicasStep():
             return unsupported_row(usual, "another number of groups, each of several pods,")
-        case FlagStep() | BundleStep() | ReplaceStep() | TrialStep() | GateStep():
+        case FlagStep() | BundleStep() | ReplaceStep() | TrialStep() | EvaluationStep():
             return usual
         case _:
             assert_never(step)

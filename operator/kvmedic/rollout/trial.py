@@ -23,13 +23,14 @@ from typing import TypeAlias
 from kvmedic.engines.engine_log import LINE_LENGTH
 from kvmedic.model.compression import KV_HEADS, Keep
 from kvmedic.model.fleet import Pod
-from kvmedic.model.plan import GateStep, TrialStep
+from kvmedic.model.plan import EvaluationStep, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Run
 from kvmedic.model.trial import (
     Answer,
     Begun,
     Counted,
+    EvaluationResult,
     Growth,
     Interrupted,
     JobEnd,
@@ -39,7 +40,6 @@ from kvmedic.model.trial import (
     Question,
     Reclaim,
     Sample,
-    Scored,
     Served,
     Shown,
     Underway,
@@ -339,7 +339,7 @@ def _where(sight: TrialSight) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class GateSight:
+class EvaluationSight:
     """An evaluation as it is seen."""
 
     pod: Pod | None
@@ -357,20 +357,22 @@ class MakeJob:
     """Make the Job, for a trial pod that is Ready."""
 
     subject: Served
-    step: GateStep
+    step: EvaluationStep
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """The evaluation came to its end."""
 
-    scored: Scored
+    result: EvaluationResult
 
 
-GateMove: TypeAlias = MakeTrial | MakeJob | Evaluated | Wait | Failed
+EvaluationMove: TypeAlias = MakeTrial | MakeJob | Evaluated | Wait | Failed
 
 
-def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, now: datetime) -> GateMove:
+def evaluation_move(
+    sight: EvaluationSight, step: EvaluationStep, run: Run, limits: StartLimits, now: datetime
+) -> EvaluationMove:
     """Return the next move of an evaluation."""
     if now - run.started_at > timedelta(seconds=step.limit_seconds):
         late = JobSight(JobEnd.LATE, "", Counted(0, 0.0))
@@ -394,8 +396,8 @@ def gate_move(sight: GateSight, step: GateStep, run: Run, limits: StartLimits, n
 
 
 def _of_pod(
-    sight: GateSight, step: GateStep, run: Run, limits: StartLimits, now: datetime
-) -> GateMove | None:
+    sight: EvaluationSight, step: EvaluationStep, run: Run, limits: StartLimits, now: datetime
+) -> EvaluationMove | None:
     """Return the next move toward a trial pod that is Ready, or what its end shows; None where it is Ready.
 
     An end by itself is on record: whatever ended the engine would do so again.
@@ -406,8 +408,8 @@ def _of_pod(
     refused = step.change is not None and bool(sight.words.refusal)
     words = sight.words if refused else replace(sight.words, refusal="")
     message = f"{step.subject}: {end_message(pod, words)}"
-    scored = Scored(step.tried, step.evaluation, message, now, run.spec_generation, refused=refused)
-    return Evaluated(scored)
+    result = EvaluationResult(step.tried, step.evaluation, message, now, run.spec_generation, refused=refused)
+    return Evaluated(result)
 
 
 def _roughly(requests: int) -> int:
@@ -416,7 +418,7 @@ def _roughly(requests: int) -> int:
     return max(0, requests) // unit * unit
 
 
-def _other_cache(step: GateStep, served: Served) -> str:
+def _other_cache(step: EvaluationStep, served: Served) -> str:
     if not step.cache_types or served.cache_type.startswith(step.cache_types):
         return ""
     stores = (
@@ -427,14 +429,16 @@ def _other_cache(step: GateStep, served: Served) -> str:
     )
 
 
-def _score_outcome(job: JobSight, after: Counted | None, step: GateStep, run: Run, now: datetime) -> Scored:
+def _score_outcome(
+    job: JobSight, after: Counted | None, step: EvaluationStep, run: Run, now: datetime
+) -> EvaluationResult:
     requests = None if after is None else after.requests - job.before.requests
     tokens = (after.tokens - job.before.tokens) / requests if after and requests else None
     found = score_of(Evaluation(job.end or JobEnd.LATE, job.message, requests, tokens), step.budget)
     name = f"CronJob/{step.cron_job} on a trial pod with {step.subject}"
     score = None if isinstance(found, NotPassed) else found
     text = found.why if isinstance(found, NotPassed) else f"{found.accuracy:.3f} over {found.samples} samples"
-    return Scored(step.tried, step.evaluation, f"{name}: {text}", now, run.spec_generation, score)
+    return EvaluationResult(step.tried, step.evaluation, f"{name}: {text}", now, run.spec_generation, score)
 
 
 def trial_row() -> StepRow:

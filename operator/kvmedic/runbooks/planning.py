@@ -23,8 +23,8 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, ObjectRef, template_hash
 from kvmedic.model.plan import (
     BundleStep,
+    EvaluationStep,
     FlagStep,
-    GateStep,
     Plan,
     ReplaceStep,
     ReplicasStep,
@@ -200,7 +200,7 @@ def drain_remark(workload: Workload, rollout: RolloutPolicy, step: Step) -> str:
             if rollout.on_drain_timeout is OnDrainTimeout.HOLD:
                 return f"a replica whose drain times out is not ended (onDrainTimeout: Hold); {end}"
             return f"a replica whose drain times out is ended all the same (onDrainTimeout: Proceed); {end}"
-        case TrialStep() | GateStep():
+        case TrialStep() | EvaluationStep():
             return ""
         case _:
             assert_never(step)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmedic.api.status import record_from_wire
-from kvmedic.model.plan import GateStep, TrialStep
+from kvmedic.model.plan import EvaluationStep, TrialStep
 from kvmedic.model.trial import Answer
 from lab.play.schema import Cue, Incident, Scenario, Stream
 
 Object = dict[str, Any]
 Window = tuple[float, float]
 """Seconds since and until which something counts."""
-TRIALS = frozenset({TrialStep.__name__, GateStep.__name__})
+TRIALS = frozenset({TrialStep.__name__, EvaluationStep.__name__})
 """The kinds of step that change nothing of a fleet."""
 
 

@@ -15,7 +15,7 @@ from kvmedic.model.fleet import template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy, Reference, Replacement
 from kvmedic.model.status import Attempt, TurnedOff
-from kvmedic.model.trial import AGAIN, Answer, Question, Reclaim, Score, Scored
+from kvmedic.model.trial import AGAIN, Answer, EvaluationResult, Question, Reclaim, Score
 from kvmedic.runbooks.branches import Compressed, Evaluate, NoChange, Try, TurnOn
 from kvmedic.runbooks.compression.next_fix import Case, fixes_behind_gate, next_fix
 from run_builder import a_failure
@@ -62,9 +62,9 @@ def answered(reclaim: Reclaim | None, case: Case = CASE) -> Case:
     return replace(case, answers=(answer,))
 
 
-def scored(configuration: str, accuracy: float | None, case: Case) -> Case:
+def with_score(configuration: str, accuracy: float | None, case: Case) -> Case:
     score = None if accuracy is None else Score(accuracy, 400)
-    one = Scored(configuration, EVALUATION, "CronJob/aime24", NOW, case.generation, score)
+    one = EvaluationResult(configuration, EVALUATION, "CronJob/aime24", NOW, case.generation, score)
     return replace(case, scores=(*case.scores, one))
 
 
@@ -75,7 +75,7 @@ def waits(found: object, reason: Reason) -> str:
 
 
 RECLAIMED = answered(Reclaim.RECLAIMS)
-REFERRED = scored(PRESENT, 0.80, RECLAIMED)
+REFERRED = with_score(PRESENT, 0.80, RECLAIMED)
 CHANGED = tried(REFERRED)
 
 
@@ -98,7 +98,7 @@ def test_then_the_present_setting_is_scored_then_the_change_then_it_is_turned_on
     assert isinstance(candidate, Evaluate)
     assert (candidate.tried, candidate.budget, candidate.evaluation) == (tried(), 2048, EVALUATION)
 
-    found = found_for(scored(CHANGED, 0.79, REFERRED))
+    found = found_for(with_score(CHANGED, 0.79, REFERRED))
     assert isinstance(found, TurnOn)
     assert (found.fix, found.method, found.after) == (Fix.COMPACTING_METHOD, "Mine", "on (MINE=1)")
     assert template_hash(found.change.apply(TEMPLATE)) == CHANGED
@@ -106,7 +106,7 @@ def test_then_the_present_setting_is_scored_then_the_change_then_it_is_turned_on
 
 
 def test_after_the_reference_it_is_said_how_many_samples_are_needed() -> None:
-    asked, few = found_for(REFERRED), scored(PRESENT, 0.80, RECLAIMED)
+    asked, few = found_for(REFERRED), with_score(PRESENT, 0.80, RECLAIMED)
     assert isinstance(asked, Evaluate)
     assert "at 0.800 without it, a maxLoss of 0.05 needs about 437 samples (400 now)" in asked.message
     few = with_policy(few, gate=replace(GATE, max_loss=0.02))
@@ -118,7 +118,7 @@ def test_after_the_reference_it_is_said_how_many_samples_are_needed() -> None:
 
 
 def test_too_few_samples_neither_fail_a_fix_nor_turn_it_on() -> None:
-    found = next_fix(scored(CHANGED, 0.76, REFERRED))
+    found = next_fix(with_score(CHANGED, 0.76, REFERRED))
 
     assert found.failed == ()
     message = waits(found.move, Reason.ACCURACY_NOT_YET_KNOWN)
@@ -127,7 +127,7 @@ def test_too_few_samples_neither_fail_a_fix_nor_turn_it_on() -> None:
 
 
 def test_fewer_bits_need_no_trial_of_blocks_and_must_show_in_the_type() -> None:
-    fp8 = with_policy(scored(PRESENT, 0.8, CASE), fixes=(Fix.REVERT_BUNDLE, Fix.FP8_KV_CACHE))
+    fp8 = with_policy(with_score(PRESENT, 0.8, CASE), fixes=(Fix.REVERT_BUNDLE, Fix.FP8_KV_CACHE))
 
     found = found_for(fp8)
 
@@ -145,10 +145,10 @@ def test_a_method_whose_blocks_do_not_come_back_makes_room_for_the_found_for(rec
 
 
 def test_an_engine_that_refuses_fewer_bits_leaves_nothing_to_wait_for_that_day() -> None:
-    fp8 = with_policy(scored(PRESENT, 0.8, CASE), fixes=(Fix.REVERT_BUNDLE, Fix.FP8_KV_CACHE))
+    fp8 = with_policy(with_score(PRESENT, 0.8, CASE), fixes=(Fix.REVERT_BUNDLE, Fix.FP8_KV_CACHE))
     asked = found_for(fp8)
     assert isinstance(asked, Evaluate)
-    no = Scored(asked.tried, "another", "fp8: the engine refuses it", NOW, 3, refused=True)
+    no = EvaluationResult(asked.tried, "another", "fp8: the engine refuses it", NOW, 3, refused=True)
     refused = replace(fp8, scores=(*fp8.scores, no))
 
     assert "the engine refuses it" in waits(found_for(refused), Reason.FIXES_EXHAUSTED)
@@ -170,20 +170,20 @@ def test_an_engine_that_refuses_a_method_makes_room_for_the_next_fix_at_once() -
 
 
 def test_a_loss_of_accuracy_makes_room_for_the_found_for() -> None:
-    found = found_for(scored(CHANGED, 0.7, REFERRED))
+    found = found_for(with_score(CHANGED, 0.7, REFERRED))
 
     assert isinstance(found, Evaluate)
     assert found.subject == "fp8"
 
 
 def test_nothing_left_says_why_of_each() -> None:
-    only = with_policy(scored(CHANGED, 0.7, REFERRED), fixes=ALL[:2])
+    only = with_policy(with_score(CHANGED, 0.7, REFERRED), fixes=ALL[:2])
 
     assert "a loss of 0.100" in waits(found_for(only), Reason.FIXES_EXHAUSTED)
 
 
 def test_what_failed_stays_failed_on_another_template_until_the_spec_is_edited() -> None:
-    lost = scored(CHANGED, 0.7, REFERRED)
+    lost = with_score(CHANGED, 0.7, REFERRED)
     failed = next_fix(lost).failed
     assert [(each.key, each.generation) for each in failed] == [(Fix.COMPACTING_METHOD, 3)]
     capped = a_workload(a_template(["vllm", "serve", "some/model", "--max-num-seqs=8"]))
@@ -197,7 +197,7 @@ def test_what_failed_stays_failed_on_another_template_until_the_spec_is_edited()
 
 
 def test_caps_at_the_end_leave_the_rest_to_the_other_runbook() -> None:
-    only = with_policy(scored(CHANGED, 0.7, REFERRED), fixes=(*ALL[:2], Fix.DEMAND_CAPS))
+    only = with_policy(with_score(CHANGED, 0.7, REFERRED), fixes=(*ALL[:2], Fix.DEMAND_CAPS))
 
     assert found_for(only) is None
 
@@ -213,8 +213,8 @@ def test_caps_at_the_end_leave_the_rest_to_the_other_runbook() -> None:
         ),
         (replace(RECLAIMED, evaluation=None), Reason.GATE_MISSING, "not looked at yet"),
         (answered(None), Reason.TRIAL_UNANSWERED, "tried again after"),
-        (scored(PRESENT, None, RECLAIMED), Reason.TRIAL_UNANSWERED, "tried again after"),
-        (scored(CHANGED, None, REFERRED), Reason.TRIAL_UNANSWERED, "tried again after"),
+        (with_score(PRESENT, None, RECLAIMED), Reason.TRIAL_UNANSWERED, "tried again after"),
+        (with_score(CHANGED, None, REFERRED), Reason.TRIAL_UNANSWERED, "tried again after"),
         (with_policy(replacement=None), Reason.METHOD_UNKNOWN, "spec.compression.replacement"),
         (with_policy(replacement=replace(MINE, settings=())), Reason.METHOD_UNKNOWN, "replacement.settings"),
         (with_policy(replacement=replace(MINE, keep_tokens=None)), Reason.METHOD_UNKNOWN, "keepTokens"),
@@ -239,13 +239,13 @@ def test_from_the_day_to_close_by_a_better_method_is_not_waited_for() -> None:
 
 
 def test_a_method_that_proved_itself_is_turned_on_after_that_day_too() -> None:
-    proved = with_policy(scored(CHANGED, 0.79, REFERRED), close_by=NOW - timedelta(days=1))
+    proved = with_policy(with_score(CHANGED, 0.79, REFERRED), close_by=NOW - timedelta(days=1))
 
     assert isinstance(found_for(proved), TurnOn)
 
 
 def test_what_showed_nothing_is_tried_again_after_a_day_or_under_another_spec() -> None:
-    nothing = scored(CHANGED, None, REFERRED)
+    nothing = with_score(CHANGED, None, REFERRED)
 
     for again in (replace(nothing, now=NOW + AGAIN), replace(nothing, generation=4)):
         found = found_for(again)
@@ -254,7 +254,7 @@ def test_what_showed_nothing_is_tried_again_after_a_day_or_under_another_spec() 
 
 
 def test_scores_of_another_evaluation_compare_with_nothing() -> None:
-    edited = replace(scored(CHANGED, 0.79, REFERRED), evaluation="f2f2")
+    edited = replace(with_score(CHANGED, 0.79, REFERRED), evaluation="f2f2")
 
     found = found_for(edited)
 
@@ -267,8 +267,8 @@ def test_a_score_of_the_spec_counts_for_the_template_that_it_is_of() -> None:
     stale = with_policy(RECLAIMED, gate=replace(GATE, reference=Reference(0.80, "0123")))
 
     assert tried(known) == CHANGED
-    assert isinstance(found_for(scored(CHANGED, 0.79, known)), TurnOn)
-    assert isinstance(found_for(scored(CHANGED, 0.70, known)), Evaluate)
+    assert isinstance(found_for(with_score(CHANGED, 0.79, known)), TurnOn)
+    assert isinstance(found_for(with_score(CHANGED, 0.70, known)), Evaluate)
     measured = found_for(stale)
     assert isinstance(measured, Evaluate)
     assert measured.tried == PRESENT
@@ -276,7 +276,7 @@ def test_a_score_of_the_spec_counts_for_the_template_that_it_is_of() -> None:
 
 
 def test_what_had_to_be_turned_off_again_on_this_template_is_not_turned_on_once_more() -> None:
-    proved = scored(CHANGED, 0.79, REFERRED)
+    proved = with_score(CHANGED, 0.79, REFERRED)
     failed = a_failure(Attempt.SWITCH_METHOD, "Mine", PRESENT)
 
     found = found_for(replace(proved, failed=(failed,)))

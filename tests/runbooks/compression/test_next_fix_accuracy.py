@@ -17,10 +17,10 @@ from kvmedic.model.trial import JobEnd, Score
 from kvmedic.runbooks.compression.next_fix import (
     MESSAGE_LENGTH,
     Evaluation,
-    Gated,
     NotPassed,
     NotYetKnown,
     Passed,
+    ScoreComparison,
     can_show,
     compare_scores,
     samples_needed,
@@ -32,12 +32,12 @@ REFERENCE, MAX_LOSS = Score(0.80, 1000), 0.05
 GOOD = Evaluation(JobEnd.SUCCEEDED, '{"score": 0.79, "samples": 1000}', 1000, 9000.0)
 
 
-def judged(seen: Evaluation, budget: int | None = BUDGET) -> Gated:
+def judged(seen: Evaluation, budget: int | None = BUDGET) -> ScoreComparison:
     score = score_of(seen, budget)
     return score if isinstance(score, NotPassed) else compare_scores(REFERENCE, score, MAX_LOSS)
 
 
-def refused(found: Gated) -> str:
+def refused(found: ScoreComparison) -> str:
     assert isinstance(found, NotPassed), found
     return found.why
 
@@ -141,7 +141,7 @@ def test_thirty_samples_never_show_two_hundredths(right: int) -> None:
     ],
 )
 def test_what_too_few_samples_say_is_neither_kept_nor_lost(
-    before: float, after: float, samples: int, kind: type[Gated]
+    before: float, after: float, samples: int, kind: type[ScoreComparison]
 ) -> None:
     assert isinstance(compare_scores(Score(before, samples), Score(after, samples), MAX_LOSS), kind)
 

@@ -10,8 +10,8 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import (
     BundleStep,
+    EvaluationStep,
     FlagStep,
-    GateStep,
     ReplaceStep,
     ReplicasStep,
     RevisionStep,
@@ -72,7 +72,7 @@ def spare_use(step: Step) -> SpareUse:
             return SpareUse.FIRST
         case FlagStep() | BundleStep() | RevisionStep():
             return SpareUse.BESIDE
-        case TrialStep() | GateStep():
+        case TrialStep() | EvaluationStep():
             return SpareUse.NOTHING
         case _:
             assert_never(step)

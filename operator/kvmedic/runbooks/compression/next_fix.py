@@ -27,7 +27,17 @@ from kvmedic.model.fleet import template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy
 from kvmedic.model.status import Attempt, FailedAttempt, TurnedOff, failed_before, failed_fix
-from kvmedic.model.trial import AGAIN, Answer, JobEnd, Question, Reclaim, Score, Scored, refusal_of, scored_of
+from kvmedic.model.trial import (
+    AGAIN,
+    Answer,
+    EvaluationResult,
+    JobEnd,
+    Question,
+    Reclaim,
+    Score,
+    find_refused_result,
+    find_result,
+)
 from kvmedic.runbooks.branches import Compressed, Evaluate, NoChange, Try, TurnOn
 from kvmedic.runbooks.compression.bundle import edit_settings, reversed_of
 from kvmedic.runbooks.compression.methods import answer_for, replacement_of
@@ -49,7 +59,7 @@ class Case:
     """The method that is on; None: none is known of."""
     answers: Sequence[Answer]
     """Of trials, as far as they count."""
-    scores: Sequence[Scored]
+    scores: Sequence[EvaluationResult]
     failed: Sequence[FailedAttempt]
     """What did not help."""
     evaluation: str | Blocked | None
@@ -163,9 +173,9 @@ def _stage(fix: Fix, case: Case) -> _Stage:
 
 def _refused_on_trial(change: _Change, case: Case) -> _Failed | None:
     """Return that the engine said on a trial pod that a change is not supported here; None: it did not."""
-    scored = refusal_of(case.scores, change.tried, case.generation, case.now)
-    if scored is not None:
-        return _Failed(scored.message)
+    result = find_refused_result(case.scores, change.tried, case.generation, case.now)
+    if result is not None:
+        return _Failed(result.message)
     answer = answer_for(case.answers, change.tried)
     refused = answer is not None and answer.refused
     return _Failed(f"{change.candidate.method}: {answer.message}") if answer and refused else None
@@ -317,7 +327,9 @@ def _judge_score(
     )
 
 
-def _reference(case: Case, gate: GatePolicy, evaluation: str, mine: Scored | None) -> Score | NoChange | None:
+def _reference(
+    case: Case, gate: GatePolicy, evaluation: str, mine: EvaluationResult | None
+) -> Score | NoChange | None:
     """Return the score without the fix, as given or measured; None: it is to be measured."""
     given = gate.reference
     if given is not None and given.configuration == case.template:
@@ -329,11 +341,11 @@ def _reference(case: Case, gate: GatePolicy, evaluation: str, mine: Scored | Non
     return measured.score if measured.score is not None else _without_score(measured)
 
 
-def _score_of(case: Case, configuration: str, evaluation: str) -> Scored | None:
-    return scored_of(case.scores, configuration, evaluation, case.generation, case.now)
+def _score_of(case: Case, configuration: str, evaluation: str) -> EvaluationResult | None:
+    return find_result(case.scores, configuration, evaluation, case.generation, case.now)
 
 
-def _without_score(outcome: Scored) -> NoChange:
+def _without_score(outcome: EvaluationResult) -> NoChange:
     return NoChange(Reason.TRIAL_UNANSWERED, f"{outcome.message}; {_again(outcome.at)}")
 
 
@@ -418,7 +430,7 @@ class NotYetKnown:
     """That the evaluation needs in all; 0: no number of them would do."""
 
 
-Gated: TypeAlias = Passed | NotPassed | NotYetKnown
+ScoreComparison: TypeAlias = Passed | NotPassed | NotYetKnown
 
 
 def score_of(seen: Evaluation, budget: int | None) -> Score | NotPassed:
@@ -437,7 +449,7 @@ def score_of(seen: Evaluation, budget: int | None) -> Score | NotPassed:
     return NotPassed(doubt) if doubt else score
 
 
-def compare_scores(reference: Score, score: Score, max_loss: float) -> Gated:
+def compare_scores(reference: Score, score: Score, max_loss: float) -> ScoreComparison:
     """Return whether a score passes.
 
     Args:

@@ -22,7 +22,7 @@ from kvmedic.model.edits import BundleEdit, BundlePart, container_at
 from kvmedic.model.engine import Flag, Knob, Scalar
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet, template_hash
-from kvmedic.model.plan import BundleStep, GateStep, Plan, TrialStep
+from kvmedic.model.plan import BundleStep, EvaluationStep, Plan, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, ProbePolicy
 from kvmedic.model.trial import Answer, Question, Reclaim
@@ -364,13 +364,13 @@ def _on_trial(workload: Workload, advice: Try) -> BundleEdit | Blocked | None:
     return BundleEdit((*(change.parts if change else ()), *whole.parts))
 
 
-def gate_plan(
+def evaluation_plan(
     workload: Workload | Blocked, fleet: Fleet, advice: Evaluate, generation: int
 ) -> Plan | Blocked:
     """Return the plan that lets a team's Job evaluate a trial pod, or why it cannot be carried out."""
     if isinstance(workload, Blocked):
         return workload
-    step = GateStep(
+    step = EvaluationStep(
         target=workload.target,
         container=str(workload.container.get("name")),
         subject=advice.subject,

@@ -38,8 +38,8 @@ from kvmedic.model.evidence import Blocked, Inconclusive, Signal
 from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import (
     BundleStep,
+    EvaluationStep,
     FlagStep,
-    GateStep,
     Plan,
     ReplaceStep,
     ReplicasStep,
@@ -91,7 +91,7 @@ def temporary_after(
         case FlagStep():
             mine = next((one for one in held if one.knob is step.knob), None)
             left = _setting_left(mine, run, step, outcome, now)
-        case BundleStep() | RevisionStep() | ReplaceStep() | TrialStep() | GateStep():
+        case BundleStep() | RevisionStep() | ReplaceStep() | TrialStep() | EvaluationStep():
             return _in_order(held)
         case _:
             assert_never(step)
