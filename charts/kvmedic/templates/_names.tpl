@@ -1,4 +1,4 @@
-{{/* Name of everything namespaced; the release's name unless told otherwise. */}}
+{{/* Name of everything namespaced; by default the release's name. */}}
 {{- define "kvmedic.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{ .Values.fullnameOverride | trunc 48 | trimSuffix "-" }}
