@@ -209,7 +209,7 @@ def _headline(found: Examination) -> str:
             return f"NOT ELIGIBLE {place}: kvmedic changes nothing of it, because of {topics}"
         case Verdict.UNKNOWN:
             topics = ", ".join(dict.fromkeys(str(each.name) for each in found.unknown))
-            return f"UNKNOWN    {place}: nothing stands in the way, but {topics} are not known"
+            return f"UNKNOWN    {place}: nothing stands in the way, but {topics} are unknown"
 
 
 def _next_command(found: Examination) -> str:

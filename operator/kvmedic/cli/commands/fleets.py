@@ -124,7 +124,7 @@ def doctor(
     Nothing is written. A workload without a KVRemediation is looked at as if it had the one that kvmedic
     init writes, in mode Auto.
 
-    Exit code 0: nothing stands in the way; 1: something does; 2: something is not known, or the command
+    Exit code 0: nothing stands in the way; 1: something does; 2: something is unknown, or the command
     could not look. What no file can show does not count with --file.
 
     Example: kvmedic doctor deploy/chat -n serving --since 3d, or kvmedic doctor -f namespace.yaml
