@@ -23,7 +23,7 @@ from kvmedic import __version__
 SUBCOMMANDS = {
     "doctor": (
         "kvmedic.cli.commands.fleets:doctor",
-        "Tell all that stands between a fleet and a change, before there is trouble.",
+        "Show all that stands between a fleet and a change, before there is trouble.",
     ),
     "init": (
         "kvmedic.cli.commands.fleets:init",

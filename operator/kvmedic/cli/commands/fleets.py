@@ -116,7 +116,7 @@ def doctor(
     ] = "",
     output: AsText = Form.TEXT,
 ) -> None:
-    """Tell all that stands between a fleet and a change: each precondition, the fix to type, and its risk.
+    """Show all that stands between a fleet and a change: each precondition, the fix to type, and its risk.
 
     With --since the operator's own looks are made over the source's history, by range queries: when it would
     have opened a run, with which plan and figures, and when it would only have held.
