@@ -471,7 +471,8 @@ def measure_outage(scale: Scale, outage: float, limit: float) -> None:
     while seconds is None and time.monotonic() - back < limit:
         time.sleep(1)
         age = scale.own_metric("kvmedic_oldest_look_age_seconds") or 0.0
-        if scale.own_metric("kvmedic_leading") and age < time.monotonic() - back:
+        # Until the loop goes on it is 0, for a moment after the Lease is held.
+        if 0 < age < time.monotonic() - back:
             seconds = time.monotonic() - back
     failed = (scale.own_metric("kvmedic_tick_failures_total") or 0.0) - failures
     say("  s until all were looked at again; looks that failed", f"{_or_never(seconds, limit)}; {failed:.0f}")
