@@ -33,10 +33,10 @@ from kvmedic.loop import Backoff, Loop
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import place_of
 from kvmedic.model.status import Key
 from kvmedic.record.store import Known, peer_of
 from kvmedic.record.telemetry import Telemetry
-from kvmedic.rollout.gates.runs_at_once import place_of
 from kvmedic.watchdog import Watchdog
 
 LOG = logging.getLogger("kvmedic")

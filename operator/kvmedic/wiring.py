@@ -42,7 +42,8 @@ from kvmedic.record.notifications import Notifications, Sender
 from kvmedic.record.store import Known, Store
 from kvmedic.record.telemetry import Reporter, SourceCosts, Telemetry
 from kvmedic.rollout.gates.opening import Stop
-from kvmedic.rollout.gates.runs_at_once import Breaker, Budgets
+from kvmedic.rollout.gates.runs_at_once import Budgets
+from kvmedic.rollout.gates.storm_breaker import Breaker
 from kvmedic.runbooks.compression.bundle import AllowedSettings
 from kvmedic.settings import (
     CompressionOptions,

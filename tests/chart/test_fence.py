@@ -15,9 +15,9 @@ from chart.generated import CHART
 from chart.rendering import render
 from kvmedic.cluster.stateful.groups import in_one_form
 from kvmedic.engines.kv_methods import METHODS
-from kvmedic.manifests.owner_fields import LISTS, RENDERINGS, Rendering
 from kvmedic.model.config_edits import Contents, copy_name
 from kvmedic.model.redaction import names_secret
+from kvmedic.rollout.owners.rendering import LISTS, RENDERINGS, Rendering
 from kvmedic.runbooks.compression.bundle import NEVER
 from lab.cluster.api import Api
 from lab.cluster.light import LightCluster

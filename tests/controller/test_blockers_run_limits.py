@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 from kvmedic.controller.blockers import Bounds, Roster, RunLimits
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
-from kvmedic.rollout.gates.runs_at_once import BadEnd, Breaker, Budgets, Peer
+from kvmedic.rollout.gates.runs_at_once import BadEnd, Budgets, Peer
+from kvmedic.rollout.gates.storm_breaker import Breaker
 from run_builder import NOW
 
 MINUTE = timedelta(minutes=1)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.manifests.errors import Budget, ErrorReason, ManifestError
+from kvmedic.manifests.errors import ErrorReason, ManifestError
+from kvmedic.manifests.size_limits import Budget
 from kvmedic.manifests.tokens import (
     Environment,
     Expanded,

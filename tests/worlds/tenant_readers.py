@@ -19,8 +19,9 @@ from kvmedic.engines import ENGINES, VOCABULARIES
 from kvmedic.engines.engine_log import Started, started_of
 from kvmedic.kube.objects import WORKLOADS, note_on, pod_template
 from kvmedic.manifests.documents import containers_of
-from kvmedic.manifests.errors import Budget, ManifestError
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import may_chunk
+from kvmedic.manifests.size_limits import Budget
 from kvmedic.manifests.tokens import Environment, environment_of
 from kvmedic.manifests.trial_pod import api_key_of, without_remote_cache
 from kvmedic.metrics.generation import Course, Engine, Rhythm, generate, limit_of

@@ -27,7 +27,7 @@ from kvmedic.doctor.examine import examine_manifests
 from kvmedic.doctor.targets import NoTargetError, find_targets, report_others, report_unchanged
 from kvmedic.kube.objects import JsonObject, name_of
 from kvmedic.model.fleet import DEPLOYMENT, LEADER_WORKER_SET, STATEFUL_SET
-from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
+from kvmedic.model.spec import place_of, typed_place
 
 if TYPE_CHECKING:
     from kvmedic.cli.replay import Replay

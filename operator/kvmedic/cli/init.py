@@ -17,8 +17,7 @@ from kvmedic.doctor.fitting import resource_text
 from kvmedic.kube.objects import JsonObject
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Mode
-from kvmedic.rollout.gates.runs_at_once import typed_place
+from kvmedic.model.spec import Mode, typed_place
 
 
 def command(

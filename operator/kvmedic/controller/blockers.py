@@ -59,16 +59,8 @@ from kvmedic.record.runs import MESSAGE_BYTES
 from kvmedic.rollout.drift import is_foreign
 from kvmedic.rollout.gates.approval import Request, find_approval
 from kvmedic.rollout.gates.opening import Health, forward_gate, opening_gate
-from kvmedic.rollout.gates.runs_at_once import (
-    Breaker,
-    Budgets,
-    Peer,
-    Trip,
-    any_trip,
-    find_full_budget,
-    stormy,
-    trip,
-)
+from kvmedic.rollout.gates.runs_at_once import Budgets, Peer, find_full_budget
+from kvmedic.rollout.gates.storm_breaker import Breaker, Trip, any_trip, stormy, trip
 from kvmedic.rollout.preconditions import (
     Neighbours,
     find_blocker,

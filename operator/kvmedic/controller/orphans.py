@@ -40,12 +40,12 @@ from kvmedic.model.fleet import Cordoned, Fleet, ObjectRef, ReplicaSet, template
 from kvmedic.model.plan import Goal, Plan, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Run, StepState
-from kvmedic.model.spec import OnDrainTimeout, Policy, RunSpec, TargetRef, run_spec_of, without_spec
+from kvmedic.model.spec import OnDrainTimeout, Policy, RunSpec, TargetRef, place_of, run_spec_of, without_spec
 from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.rollout.decide import outcome_of
 from kvmedic.rollout.drift import is_foreign
-from kvmedic.rollout.gates.runs_at_once import Peer, place_of
+from kvmedic.rollout.gates.runs_at_once import Peer
 from kvmedic.rollout.preconditions import frozen_message
 from kvmedic.runbooks.workload import View
 from kvmedic.verdict.summary import Measure, run_of

@@ -20,9 +20,8 @@ from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.fleet import ROLLING, Fleet, OwnerKind
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import Run
-from kvmedic.model.spec import Ownership, Policy, Spare
+from kvmedic.model.spec import Ownership, Policy, Spare, place_of, typed_place
 from kvmedic.rollout.draining import start_limit
-from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
 from kvmedic.rollout.preconditions import (
     WRITTEN,
     Neighbours,

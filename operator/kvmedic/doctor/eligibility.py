@@ -31,10 +31,9 @@ from kvmedic.kube.errors import ApiError, Unavailable
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import LEADER_WORKER_SET, STATEFUL_SET
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Policy
+from kvmedic.model.spec import Policy, place_of, typed_place
 from kvmedic.model.status import ConditionType, Record, Resource, Truth
 from kvmedic.record.runs import MESSAGE_BYTES, Claim, with_conditions
-from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding, RoomUnknown
 from kvmedic.runbooks.branches import Diagnosis

@@ -35,8 +35,7 @@ from kvmedic.model.config_edits import Unseen
 from kvmedic.model.edits import containers_of
 from kvmedic.model.fleet import DEPLOYMENT
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Mode, Policy, Spare
-from kvmedic.rollout.gates.runs_at_once import place_of, target_at
+from kvmedic.model.spec import Mode, Policy, Spare, place_of, target_at
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.rollout.spares.room import Finding, NoRoom, RoomUnknown
 from kvmedic.runbooks.workload import View

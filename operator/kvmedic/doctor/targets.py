@@ -17,9 +17,9 @@ from kvmedic.manifests.custom_resources import places_of_flags
 from kvmedic.manifests.documents import ManifestContainer, containers_of
 from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of
-from kvmedic.manifests.owner_fields import RENDERINGS
 from kvmedic.model.edits import containers_of as template_containers
-from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
+from kvmedic.model.spec import place_of, typed_place
+from kvmedic.rollout.owners.rendering import RENDERINGS
 from kvmedic.runbooks.workload import Workload
 
 CHANGED = "kvmedic changes Deployments, StatefulSets and LeaderWorkerSets only"

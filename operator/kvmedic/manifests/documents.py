@@ -17,13 +17,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from kvmedic.manifests.custom_resources import CONTAINER_FIELDS, as_rendered, container_in
-from kvmedic.manifests.errors import (
-    MOST_BRACKETS,
-    ErrorReason,
-    ManifestError,
-    TooLargeError,
-    has_too_many_brackets,
-)
+from kvmedic.manifests.errors import ErrorReason, ManifestError
+from kvmedic.manifests.size_limits import MOST_BRACKETS, TooLargeError, has_too_many_brackets
 from kvmedic.manifests.tokens import Unquoted
 from kvmedic.model.edits import Field
 

@@ -14,9 +14,10 @@ from pathlib import PurePosixPath
 
 from tree_sitter import Node
 
-from kvmedic.manifests.errors import Budget, ErrorReason, ManifestError
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.shell_parser import Expansion, Source, Variables, assigned_in
+from kvmedic.manifests.size_limits import Budget
 from kvmedic.manifests.tokens import EMPTY, Place, Token, Traced, item_text, unwritten
 from kvmedic.model.edits import Field
 from kvmedic.model.engine import EngineProfile, Launch

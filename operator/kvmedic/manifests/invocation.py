@@ -30,9 +30,10 @@ from kvmedic.manifests.engine_in_script import (
     program_of,
     shell_start,
 )
-from kvmedic.manifests.errors import STEPS, Budget, ErrorReason, ManifestError, TooLargeError
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.shell_parser import Variables
+from kvmedic.manifests.size_limits import STEPS, Budget, TooLargeError
 from kvmedic.manifests.tokens import Token, read_environment, tokens_of
 from kvmedic.model.edits import COMMAND_LINE, Field
 from kvmedic.model.engine import EngineProfile, Launch, Version

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser, Point, Tree
 
-from kvmedic.manifests.errors import PARSER_STEPS, WORD_STEPS, Budget, TooLargeError
+from kvmedic.manifests.size_limits import PARSER_STEPS, WORD_STEPS, Budget, TooLargeError
 from kvmedic.manifests.tokens import BY_SCRIPT, EMPTY, Environment, Traced, as_one, connect_pieces, stand_in
 
 _PIECE = 1024

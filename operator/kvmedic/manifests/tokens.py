@@ -13,14 +13,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from kvmedic.manifests.errors import (
-    LONGEST_WORD,
-    WORD_STEPS,
-    Budget,
-    ErrorReason,
-    ManifestError,
-    TooLargeError,
-)
+from kvmedic.manifests.errors import ErrorReason, ManifestError
+from kvmedic.manifests.size_limits import LONGEST_WORD, WORD_STEPS, Budget, TooLargeError
 from kvmedic.model.edits import COMMAND_LINE, Field
 
 

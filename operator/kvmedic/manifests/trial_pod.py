@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmedic.manifests.engine_file import Configuration
-from kvmedic.manifests.errors import Budget, ManifestError
+from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import parsed_of, taken_off
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of, version_of
+from kvmedic.manifests.size_limits import Budget
 from kvmedic.manifests.tokens import environment_of
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Engine, EngineProfile, RemoteCache

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 from kvmedic.model.compression import BundleSetting, Figures, MethodClass
 from kvmedic.model.devices import NodeHealth
 from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import DEPLOYMENT, ObjectRef
 
 SETTLE = timedelta(seconds=15)
 """Of 408 changes of endpoints that kube-proxy had to program on a busy node, 402 were there within 5 s."""
@@ -487,3 +488,20 @@ def without_spec(target: TargetRef, run_spec: RunSpec) -> Policy:
         limits=Limits(NEVER, 0, 0),
         hold_at_most=NEVER,
     )
+
+
+def place_of(kind: str, name: str) -> str:
+    """Return what distinguishes a target within its namespace: its name, with the kind if need be."""
+    return name if kind == DEPLOYMENT else f"{kind}/{name}"
+
+
+def target_at(place: str) -> ObjectRef:
+    """Return the target that `place_of` names so."""
+    kind, slash, name = place.rpartition("/")
+    return ObjectRef(kind if slash else DEPLOYMENT, name)
+
+
+def typed_place(place: str) -> str:
+    """Return how kubectl and these commands name a target: `deploy/NAME`."""
+    ref = target_at(place)
+    return f"{'deploy' if ref.kind == DEPLOYMENT else ref.kind.lower()}/{ref.name}"

@@ -11,10 +11,11 @@ from typing import TypeAlias
 
 from kvmedic.engines import profiles_for
 from kvmedic.manifests.engine_file import Configuration, configuration_at
-from kvmedic.manifests.errors import Budget, ErrorReason, ManifestError
+from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import FlagsView, flags_in, parsed_of
 from kvmedic.manifests.grammar import Given, Parsed
 from kvmedic.manifests.invocation import version_of
+from kvmedic.manifests.size_limits import Budget
 from kvmedic.model.config_edits import Sight
 from kvmedic.model.edits import container_at, containers_of
 from kvmedic.model.engine import Engine, EngineProfile, Knob, Scalar

@@ -47,7 +47,7 @@ DEAREST: tuple[dict[str, Any], ...] = (
     # The first four are followed to the end, as near to the limit as texts of their kind come: CPU seconds
     # for one reading 0.02, 0.004, 0.006 and 0.05, and to pack and unpack 0.013 of the second and 0.04 of the
     # fourth. The others are refused after 0.001, 0.01 and less than 0.001 (measured).
-    # tests/manifests/test_budget.py has more of them.
+    # tests/manifests/test_size_limits.py has more of them.
     _script("true;" * 300 + _SERVE),
     _arguments(*["--max-num-seqs=64"] * 390),
     _script("A=1\n" * 300 + _SERVE),

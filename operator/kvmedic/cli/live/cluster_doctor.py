@@ -45,9 +45,9 @@ from kvmedic.metrics.history import History
 from kvmedic.metrics.series import PodKey
 from kvmedic.model.fleet import LEADER_WORKER_SET
 from kvmedic.model.reasons import Reason
+from kvmedic.model.spec import place_of, typed_place
 from kvmedic.model.status import Record, Resource, Wish
 from kvmedic.record.store import RESOURCES, resource_of
-from kvmedic.rollout.gates.runs_at_once import place_of, typed_place
 from kvmedic.settings import Settings
 from kvmedic.wiring import Connected, open_connections, target_of
 

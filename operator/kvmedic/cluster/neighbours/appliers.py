@@ -60,12 +60,12 @@ from kvmedic.manifests.ignore_rules import (
     fields_of,
     unreadable,
 )
-from kvmedic.manifests.owner_fields import OwnerBody, field_of, rendering_of
 from kvmedic.model.config_edits import OwnerField
 from kvmedic.model.edits import EditState, PatchOperation, TokenEdit
 from kvmedic.model.fleet import Fleet, OwnerKind, OwnerObject, TemplateOwner
 from kvmedic.model.plan import FlagStep, ReplaceStep, Step
 from kvmedic.rollout.moves import SetOwnerField
+from kvmedic.rollout.owners.rendering import OwnerBody, field_of, rendering_of
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.runbooks.workload import View
 

@@ -14,18 +14,11 @@ import pytest
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.documents import MOST_VALUES, containers_of
 from kvmedic.manifests.engine_file import LONGEST, engine_file
-from kvmedic.manifests.errors import (
-    DEEPEST,
-    LONGEST_MESSAGE,
-    LONGEST_WORD,
-    STEPS,
-    Budget,
-    ErrorReason,
-    ManifestError,
-)
+from kvmedic.manifests.errors import LONGEST_MESSAGE, ErrorReason, ManifestError
 from kvmedic.manifests.flags import parsed_of, read_flags
 from kvmedic.manifests.grammar import Parsed
 from kvmedic.manifests.invocation import NotAnEngine, Remembered, invocation_of, version_of
+from kvmedic.manifests.size_limits import DEEPEST, LONGEST_WORD, STEPS, Budget
 from kvmedic.manifests.trial_pod import api_key_of
 from kvmedic.model.compression import parse_count, parse_quantity
 from kvmedic.model.engine import Engine, Version

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvmedic.manifests.owner_fields import RENDERINGS, OwnerBody, field_of, rendering_of
 from kvmedic.model.config_edits import OwnerField, Roller
 from kvmedic.model.edits import EditState, Field, PatchOperation, TokenEdit
 from kvmedic.model.engine import Knob
+from kvmedic.rollout.owners.rendering import RENDERINGS, OwnerBody, field_of, rendering_of
 
 RENDERED = ["m", "--port", "8000", "--max-num-seqs", "64", "--max-model-len=4096", "--enable-prefix-caching"]
 PROBE = {"httpGet": {"path": "/health", "port": 8000}}
