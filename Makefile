@@ -69,34 +69,15 @@ check: setup docs ## Format, lint, types, import contracts, generated files, doc
 	  printf '%s: %d files, %d lines\n' $$tree $$(find $$tree -name '*.py' | wc -l) $$(find $$tree -name '*.py' -exec cat {} + | wc -l); \
 	done
 
-# Two rounds: what needs no real cluster spends most of its time waiting and runs on several workers that share a light
-# cluster; what is shown on the real cluster has the machine to itself. 5 says that a round had no test.
-# Tests are collected once while tools are built, so that workers find them compiled: each would compile all of them.
-# What fails in a round runs once more without others beside it, up to the first that fails again: a test that a busy
-# machine starves is listed by its round, and only what fails by itself fails the target.
 WORKERS ?= 6
-RUN_TESTS = $(PY) -m pytest -q --timeout=600 --durations=10
 .PHONY: test
 test: setup ## Run every test; installs and builds what they need, and takes the lab's cluster down (PYTEST=… for options, WORKERS=6)
-	@worst=5; spent=; \
-	timed() { began=$$SECONDS; ended=0; "$${@:2}" || ended=$$?; spent+="$${spent:+, }$$1 $$((SECONDS - began)) s"; return $$ended; }; \
-	note() { case $$1 in 0) [ $$worst != 5 ] || worst=0;; 2) exit 2;; 5) ;; *) worst=$$1;; esac; }; \
-	round() { \
-	  code=0; $(RUN_TESTS) --cache-clear "$$@" $(PYTEST) || code=$$?; \
-	  [ $$code != 1 ] || { code=0; echo "[test] what failed runs once more, alone"; \
-	    $(RUN_TESTS) --last-failed --maxfail=1 "$$@" $(PYTEST) -n 0 || code=$$?; }; \
-	  note $$code; \
-	}; \
-	$(RUN_TESTS) --co >/dev/null 2>&1 & timed tools $(PY) -m lab tools; wait; \
-	timed "without the real cluster" round -m 'not cluster' -n $(WORKERS) --dist loadgroup --no-loadscope-reorder; \
-	timed "on the real cluster" round -m cluster; \
-	echo "[test] $$spent"; \
-	exit $$worst
+	@PYTEST='$(PYTEST)' WORKERS=$(WORKERS) bash tests/run.sh
 
 .PHONY: faults
 faults: setup ## Run the tests of the catalogue of faults, and write down how they ended (FAULTS="tests/controller/test_faults.py")
 	$(PY) -m lab tools
-	@$(RUN_TESTS) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --junitxml=build/faults.xml $(or $(FAULTS),$$($(PY) -m documentation.faults)); \
+	@$(PY) -m pytest -q --timeout=600 -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --junitxml=build/faults.xml $(or $(FAULTS),$$($(PY) -m documentation.faults)); \
 	$(PY) -m documentation.faults build/faults.xml && $(PY) -m chart.generated
 
 .PHONY: test-core

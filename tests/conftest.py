@@ -18,6 +18,7 @@ from lab.cluster.light import LightCluster
 from lab.cluster.native import choose
 from lab.cluster.shared import join_light
 
+LIGHT_FIXTURES = frozenset({"light", "private_light"})
 SHARED_GPUS = 256
 REAL_GPUS = 8
 
@@ -72,7 +73,7 @@ def private_light() -> Iterator[Callable[..., LightCluster]]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the real cluster, and say what one worker takes as a whole, and what comes first.
+    """Mark what uses a cluster of which kind, and say what one worker takes as a whole, and what comes first.
 
     Tests that take the cluster down come last, so that the others share one. On several workers each test of
     the shared light cluster is dealt out singly, as those are the slow ones; other modules stay whole, so
@@ -83,6 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         used = getattr(item, "fixturenames", ())
         if "cluster" in used or item.get_closest_marker("takes_cluster_down") is not None:
             item.add_marker("cluster")
+        if LIGHT_FIXTURES.intersection(used):
+            item.add_marker("light")
         if "light" not in used and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=_order)
@@ -113,7 +116,7 @@ def _order(item: pytest.Item) -> tuple[bool, bool, float]:
     limit = item.get_closest_marker("timeout")
     return (
         item.get_closest_marker("takes_cluster_down") is not None,
-        "light" not in getattr(item, "fixturenames", ()),
+        item.get_closest_marker("light") is None,
         -float(limit.args[0]) if limit is not None and limit.args else 0.0,
     )
 

@@ -26,7 +26,7 @@ MOST_AT_THE_ROOT = 8
 MOST_FILES, MOST_LINES_IN_ALL = 247, 68_000
 """Of the package. The goals were 130 and 34,000, before fleets without a label, StatefulSets, groups of pods,
 owners, right-sizing and thousands of tenants came; the CHANGELOG says for what these are raised."""
-MOST_LINES_OF_TESTS = 117_000
+MOST_LINES_OF_TESTS = 117_500
 """Of Python under tests/, with the lab; the goal was 55,000."""
 PURE = ("model", "rollout", "verdict", "runbooks", "engines")
 

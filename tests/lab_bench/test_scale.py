@@ -19,6 +19,7 @@ COLD_SECONDS = 400.0
 """For the first look at all, beside other tests."""
 REUSE_SECONDS = 11.0
 """For 10 s looks share what they read (docs/explanation/scale.md)."""
+pytestmark = [pytest.mark.light, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

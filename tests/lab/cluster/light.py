@@ -27,8 +27,10 @@ from lab.cluster.toolchain import Tool, binary
 
 DIRECTORY = BUILD / "light"
 START_ATTEMPTS = 3
-SELDOM_COLLECTED = {"GOGC": "400"}
+SELDOM_COLLECTED = {"GOGC": "1600"}
 """Memory is plentiful and processors are not: a sixth of an API server's time was garbage collection."""
+UNSHARED = "--enable-priority-and-fairness=false"
+"""Nobody has to be kept from taking another one's share, which costs something at each request."""
 HPA_PERIOD = "--horizontal-pod-autoscaler-sync-period=2s"
 """How often the HPA controller looks; by default every 15 s, most of which a test would wait."""
 
@@ -149,6 +151,7 @@ class LightCluster:
     def _prepare(self) -> None:
         self.directory = make_scratch(DIRECTORY)
         flags = [
+            UNSHARED,
             *self.api_flags,
             *([] if self.controllers else ["--disable-admission-plugins=ServiceAccount"]),
         ]
