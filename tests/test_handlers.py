@@ -88,8 +88,8 @@ def test_a_loop_that_looked_at_nothing_for_long_is_stuck():
     operator.loop._entries[KEY] = SimpleNamespace(due=0.0, working=True)
     operator._worked_at = 0.0
 
-    assert operator.lost_work(4 * 60) == ""
-    assert operator.lost_work(5 * 60) == "nothing was looked at for 300 s, at most 300 s"
+    assert operator.explain_lost_work(4 * 60) == ""
+    assert operator.explain_lost_work(5 * 60) == "nothing was looked at for 300 s, at most 300 s"
 
 
 def test_a_slow_pace_is_not_taken_for_a_stuck_loop():
@@ -97,8 +97,8 @@ def test_a_slow_pace_is_not_taken_for_a_stuck_loop():
     operator.loop._entries[KEY] = SimpleNamespace(due=0.0, working=True)
     operator._worked_at = 0.0
 
-    assert operator.lost_work(29 * 60) == ""
-    assert operator.lost_work(30 * 60)
+    assert operator.explain_lost_work(29 * 60) == ""
+    assert operator.explain_lost_work(30 * 60)
 
 
 def test_a_workload_of_another_shard_wakes_nobody_and_has_no_stand_in():

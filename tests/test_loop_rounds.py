@@ -75,7 +75,7 @@ async def test_a_resource_that_no_watch_reported_is_looked_at_and_one_that_is_go
     world = World(new)
     world.loop.wake(key_of(gone))
 
-    await world.rounds.once()
+    await world.rounds.make_round()
 
     assert world.loop.keys() == (key_of(new),)
     assert world.roster.peers() == (new,)
@@ -87,7 +87,7 @@ async def test_a_resource_whose_last_look_found_nothing_is_nobodys_older_resourc
     world = World(new)
     world.roster.note(key_of(gone), replace(gone, created_at="2026-01-01T00:00:00Z"))
 
-    await world.rounds.once()
+    await world.rounds.make_round()
 
     assert world.roster.peers() == (new,)
     assert world.forgotten == [gone.uid]
@@ -103,7 +103,7 @@ async def test_a_resource_that_is_made_while_the_others_are_listed_is_not_forgot
 
     world.census = census  # type: ignore[method-assign]
     object.__setattr__(world.rounds, "census", census)
-    await world.rounds.once()
+    await world.rounds.make_round()
 
     assert world.loop.keys() == (key_of(made),)
 
@@ -127,8 +127,8 @@ async def test_a_pod_that_no_open_run_is_about_serves_again(
 ) -> None:
     world, waits = World(*peers, pods=(POD,)), World(*peers, pods=(POD,), leads=False)
 
-    await world.rounds.once()
-    await waits.rounds.once()
+    await world.rounds.make_round()
+    await waits.rounds.make_round()
 
     assert world.freed == freed
     assert waits.freed == [], "who does not lead changes nothing"
@@ -139,7 +139,7 @@ async def test_one_that_cannot_be_put_back_does_not_keep_the_others() -> None:
     call = Call("patch", "/x")
     world.refuses = {"a": Refused(call, 403, "denied"), "b": Conflict(call, 409, "moved")}
 
-    await world.rounds.once()
+    await world.rounds.make_round()
 
     assert world.freed == ["c"]
 
@@ -225,8 +225,8 @@ async def test_a_frozen_fleet_whose_resource_is_gone_is_looked_at_in_its_place(
     world = World(*peers, pods=(pod,), leads=leads)
     world.stand_ins.note("serving", ObjectRef("Deployment", "llm"), body, is_deleted=False)
 
-    await world.rounds.once()
-    await world.rounds.once()
+    await world.rounds.make_round()
+    await world.rounds.make_round()
 
     assert (IN_ITS_PLACE in world.loop.keys()) is found  # noqa: SIM118 - a method of the loop
     assert (world.freed == []) is (found or not leads), "a replica that it drains stays out of rotation"
@@ -237,7 +237,7 @@ async def test_a_frozen_fleet_whose_resource_is_gone_is_looked_at_in_its_place(
 async def test_nothing_stands_in_any_longer_once_a_resource_looks_after_the_fleet() -> None:
     world = World()
     world.stand_ins.note("serving", ObjectRef("Deployment", "llm"), a_frozen(), is_deleted=False)
-    await world.rounds.once()
+    await world.rounds.make_round()
     made = a_peer("llm", created_at="2026-01-02T00:00:00Z")
     world.roster.note(key_of(made), made)
 
@@ -252,6 +252,6 @@ async def test_pods_of_another_shard_are_left_to_it_and_its_resources_are_nobody
     world = World(pods=(own, foreign))
     world.rounds.holds = "serving".__eq__
 
-    await world.rounds.once()
+    await world.rounds.make_round()
 
     assert world.freed == ["own"]

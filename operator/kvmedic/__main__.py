@@ -32,10 +32,10 @@ def main() -> None:
     sys.modules["httpx._main"] = None  # type: ignore[assignment]
     for stream in (sys.stdout, sys.stderr):
         _write_any_character(stream)
-    sys.stdout, sys.stderr = shown_safely(sys.stdout), shown_safely(sys.stderr)
+    sys.stdout, sys.stderr = guard_terminal(sys.stdout), guard_terminal(sys.stderr)
     try:
         try:
-            app_for(typed_words())(prog_name=_called_as())
+            app_for(typed_words())(prog_name=_find_command_name())
         finally:
             sys.stdout.flush()
     except ModuleNotFoundError as error:
@@ -49,10 +49,10 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _NOT_WRITTEN:
             raise
-        _end_unwritten(error)
+        _exit_without_output(error)
 
 
-def _called_as() -> str:
+def _find_command_name() -> str:
     """Return how a person called the command: kubectl finds `kubectl-kvmedic` on the path."""
     return "kubectl kvmedic" if Path(sys.argv[0]).name.startswith("kubectl-") else "kvmedic"
 
@@ -77,7 +77,7 @@ class Terminal(TextIOWrapper):
         return len(text)
 
 
-def shown_safely(stream: TextIO) -> TextIO:
+def guard_terminal(stream: TextIO) -> TextIO:
     """Return a stream to which manifests and answers of a cluster may be written; a file gets them exact."""
     if not isinstance(stream, TextIOWrapper) or not stream.isatty():
         return stream
@@ -86,7 +86,7 @@ def shown_safely(stream: TextIO) -> TextIO:
     return Terminal(stream.detach(), encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
-def _end_unwritten(error: OSError) -> None:
+def _exit_without_output(error: OSError) -> None:
     """End where standard output takes nothing more; Python would try again when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with suppress(OSError):

@@ -19,13 +19,13 @@ from pydantic.alias_generators import to_camel
 from kvmedic.api.rules import within
 
 
-def _readable(path: Path) -> Path:
+def _check_readable(path: Path) -> Path:
     if not path.is_file() or not os.access(path, os.R_OK):
         raise ValueError(f"{path} is not a readable file: mount it, or correct the path")
     return path
 
 
-ReadableFile = Annotated[Path, AfterValidator(_readable)]
+ReadableFile = Annotated[Path, AfterValidator(_check_readable)]
 """A file that can be read when the operator starts."""
 
 
@@ -145,16 +145,16 @@ class NotifyOptions(Section):
 
     @field_validator("url")
     @classmethod
-    def _usable_url(cls, value: Secret) -> Secret:
+    def _check_url(cls, value: Secret) -> Secret:
         try:
-            cls._checked_url(value)
+            cls._read_url(value)
         except OSError as error:
             raise ValueError(f"its file cannot be read: {error.strerror}; mount it") from None
         return value
 
     @field_validator("headers")
     @classmethod
-    def _usable_headers(cls, value: Mapping[str, Secret]) -> Mapping[str, Secret]:
+    def _check_headers(cls, value: Mapping[str, Secret]) -> Mapping[str, Secret]:
         for name, secret in value.items():
             if not _HEADER.fullmatch(name):
                 raise ValueError("a name has letters, digits and dashes alone; correct it")
@@ -169,7 +169,7 @@ class NotifyOptions(Section):
         return value
 
     @staticmethod
-    def _checked_url(secret: Secret) -> str:
+    def _read_url(secret: Secret) -> str:
         url = _read_text(secret)
         if " " in url:
             raise ValueError("write the URL alone, without spaces")
@@ -185,4 +185,4 @@ class NotifyOptions(Section):
             OSError: a file cannot be read any more.
             ValueError: one cannot be used any more; the message does not show it.
         """
-        return self._checked_url(self.url), {name: _read_text(each) for name, each in self.headers.items()}
+        return self._read_url(self.url), {name: _read_text(each) for name, each in self.headers.items()}

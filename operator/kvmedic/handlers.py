@@ -27,7 +27,7 @@ from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import reconcile
 from kvmedic.kube.client import PAGE
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
-from kvmedic.kube.objects import JsonObject, anywhere, name_of, namespace_of
+from kvmedic.kube.objects import JsonObject, is_every_namespace_ours, name_of, namespace_of
 from kvmedic.kube.watches import DELETED
 from kvmedic.loop import Backoff, Loop
 from kvmedic.model.evidence import Blocked
@@ -65,7 +65,7 @@ class Operator:
     stand_ins: StandIns
     known: Known = field(default_factory=Known)
     """The resources as the watch reports them."""
-    holds: Callable[[str], bool] = anywhere
+    holds: Callable[[str], bool] = is_every_namespace_ours
     """Whether the resources and workloads of a namespace are ours."""
     clock: Callable[[], datetime] = utc_now
     """What the time is, for what is stored; what a run waits for is counted by `ports.watch`."""
@@ -166,7 +166,7 @@ class Operator:
                 if records is not None:
                     await self.ports.reporter.saved(resource, *records)
 
-    def lost_work(self, now: float) -> str:
+    def explain_lost_work(self, now: float) -> str:
         """Return that the loop looks at nothing although there is something; empty where it works.
 
         `now`: monotonic.
@@ -271,7 +271,7 @@ class Frame:
 
 async def serve(operator: Operator, frame: Frame, companions: tuple[Awaitable[None], ...]) -> None:
     """Run until SIGTERM: kopf's watch, the reconcile loop, and what must run beside them."""
-    watchdog = Watchdog(lambda: operator.lost_work(time.monotonic()), refusal=frame.refusal)
+    watchdog = Watchdog(lambda: operator.explain_lost_work(time.monotonic()), refusal=frame.refusal)
     operator.telemetry.observe_loop_lag(watchdog.lag_seconds)
     server = watchdog.answer_at(frame.liveness) if frame.liveness else None
     tasks = [asyncio.ensure_future(each) for each in (operator.loop.run(), watchdog.beat(), *companions)]

@@ -33,7 +33,7 @@ from kvmedic.controller.ports import Ports
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.cpu import Metered
 from kvmedic.kube.errors import ApiError
-from kvmedic.kube.objects import anywhere
+from kvmedic.kube.objects import is_every_namespace_ours
 from kvmedic.model.status import Key
 from kvmedic.rollout.gates.runs_at_once import Peer
 
@@ -93,7 +93,7 @@ class RecentCpuCost:
 
     def add(self, who: Hashable, seconds: float, now: float) -> float:
         """Count a look, and return what all took of late."""
-        total = self._left(who, now) + seconds
+        total = self._decay_seconds(who, now) + seconds
         if total > CHEAP_SECONDS / 4:
             self._spent[who] = total, now
         else:
@@ -106,9 +106,9 @@ class RecentCpuCost:
 
     def rank(self, who: Hashable, now: float) -> int:
         """Return who comes first: the least; those whose looks are as cheap as usual have 0 alike."""
-        return int(self._left(who, now) / CHEAP_SECONDS)
+        return int(self._decay_seconds(who, now) / CHEAP_SECONDS)
 
-    def _left(self, who: Hashable, now: float) -> float:
+    def _decay_seconds(self, who: Hashable, now: float) -> float:
         seconds, at = self._spent.get(who, (0.0, now))
         return seconds * float(0.5 ** ((now - at) / HALF_LIFE_SECONDS))
 
@@ -141,7 +141,7 @@ PARKED_SECONDS = 0.5
 """Between two questions whether there is anything to do, while nothing is looked at."""
 
 
-def _never(key: Key | None = None) -> bool:
+def _is_never(key: Key | None = None) -> bool:
     del key
     return False
 
@@ -158,9 +158,9 @@ class Loop:
 
     tick: Tick
     workers: int
-    is_urgent: Callable[[Key], bool] = _never
+    is_urgent: Callable[[Key], bool] = _is_never
     """Whether a resource has an open run."""
-    is_parked: Callable[[], bool] = _never
+    is_parked: Callable[[], bool] = _is_never
     """Whether nothing is looked at now."""
     _entries: dict[Key, _Entry] = field(default_factory=dict)
     _timers: list[tuple[float, int, Key]] = field(default_factory=list)
@@ -336,7 +336,7 @@ class Rounds:
     namespaces: tuple[str, ...]
     """Namespaces that are watched; empty: all."""
     stand_ins: StandIns
-    holds: Callable[[str], bool] = anywhere
+    holds: Callable[[str], bool] = is_every_namespace_ours
     """Whether the pods of a namespace are ours."""
     number: int = 0
     """Rounds that were begun."""
@@ -345,12 +345,12 @@ class Rounds:
         """Make a round at the pace of resources without a run, until cancelled."""
         while True:
             try:
-                await self.once()
+                await self.make_round()
             except ApiError as error:
                 LOG.warning("reason=RoundFailed error=%s", error)
             await asyncio.sleep(self.ports.pace.idle.total_seconds())
 
-    async def once(self) -> None:
+    async def make_round(self) -> None:
         """Look once at the pods that are out of rotation, at fleets that stand frozen, and at every resource.
 
         Pods first: the resource whose run cordoned one of them is then among those that are listed. The
@@ -368,13 +368,13 @@ class Rounds:
         if not pods and not frozen and self.number % RECOUNT != 1:
             return
         peers = await self.census()
-        self._know(known, peers)
+        self._sync_resources(known, peers)
         if self.ports.leader.is_held():
             for key in self.stand_ins.appoint(frozen, peers):
                 self.loop.wake(key)
             await free_unclaimed(self.ports.target, pods, (*peers, *self.stand_ins.peers()))
 
-    def _know(self, known: Set[Key], peers: Sequence[Peer]) -> None:
+    def _sync_resources(self, known: Set[Key], peers: Sequence[Peer]) -> None:
         """Have the loop and the roster know the resources that there are.
 
         Only one that was known before the list was asked for, and is not in it, is gone.

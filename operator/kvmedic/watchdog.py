@@ -52,15 +52,15 @@ class Watchdog:
         while True:
             self._beaten_at = self.clock()
             await asyncio.sleep(BEAT_SECONDS)
-            self._lags.append(self._late_by())
+            self._lags.append(self._measure_lateness())
 
-    def _late_by(self) -> float:
+    def _measure_lateness(self) -> float:
         """Return for how many seconds a beat is due."""
         return max(0.0, self.clock() - self._beaten_at - BEAT_SECONDS)
 
     def lag_seconds(self) -> float:
         """Return by how much the loop came late at worst to what was due in the last minute or is due now."""
-        return max(*self._lags, self._late_by())
+        return max(*self._lags, self._measure_lateness())
 
     def diagnose(self) -> str:
         """Return why this process is to be restarted; empty where it is not. Any thread may ask."""

@@ -33,7 +33,7 @@ from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.installations import Identity, Installation
 from kvmedic.kube.kubeconfig import AS_KUBECTL, ClusterChoice, find_kubeconfig
 from kvmedic.kube.leadership import Leadership, LeaseTimes, fresh_identity
-from kvmedic.kube.objects import LEASES, Ref, anywhere
+from kvmedic.kube.objects import LEASES, Ref, is_every_namespace_ours
 from kvmedic.kube.watches import Watches
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.probes import Beside, GenerationProbes
@@ -100,7 +100,7 @@ async def open_connections(
     evaluations = evaluations_of(settings.probe, client)
     holds = holds_of(settings.shard)
     watches = Watches(client, watched_kinds(), settings.process.watch, holds)
-    store = Store(client, Known(allowed_by(settings.compression)), holds)
+    store = Store(client, Known(allowed_settings_of(settings.compression)), holds)
     try:
         yield Connected(client, metrics, drivers, trials, probes, evaluations, watches, store)
     finally:
@@ -147,7 +147,7 @@ def ports_of(
 
 def holds_of(options: ShardOptions) -> Callable[[str], bool]:
     """Return which namespaces an operator looks after."""
-    return anywhere if options.count == 1 else options.covers
+    return is_every_namespace_ours if options.count == 1 else options.covers
 
 
 def drivers_of(options: HealthOptions, client: Client) -> Drivers:
@@ -162,7 +162,7 @@ def trials_of(options: ProbeOptions, client: Client) -> Trials:
     return TrialPods(client) if options.trial_pods else NoTrials()
 
 
-def allowed_by(options: CompressionOptions) -> AllowedSettings:
+def allowed_settings_of(options: CompressionOptions) -> AllowedSettings:
     """Return which settings of a method a spec may name beside those that are known."""
     return AllowedSettings(options.flags, options.variables)
 

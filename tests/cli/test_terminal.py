@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvmedic.__main__ import shown_safely
+from kvmedic.__main__ import guard_terminal
 from kvmedic.cli.app import show_text
 from kvmedic.cli.run import LOG_FORMAT, JsonFormatter, VisibleFormatter
 
@@ -21,7 +21,7 @@ EVIL = "m\x1b]0;owned\x07\x1b[2J\u202egnp.exe\rall is well"
 
 def test_a_terminal_is_shown_our_colours_alone() -> None:
     ours, theirs = pty.openpty()
-    with shown_safely(os.fdopen(theirs, "w")) as stream:
+    with guard_terminal(os.fdopen(theirs, "w")) as stream:
         print(f"\x1b[31m{EVIL}\x1b[0m", file=stream, flush=True)
         seen = os.read(ours, 4096).decode()
     os.close(ours)
@@ -32,7 +32,7 @@ def test_a_terminal_is_shown_our_colours_alone() -> None:
 def test_a_file_gets_what_was_written() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), "utf-8", newline="")
 
-    assert shown_safely(stream) is stream
+    assert guard_terminal(stream) is stream
 
 
 def test_a_log_has_one_line_per_record() -> None:

@@ -76,7 +76,7 @@ async def in_thread(read: Callable[[*_Args], _T], *args: *_Args, pool: Executor 
     """
     took = 0.0
 
-    def counted() -> _T:
+    def time_read() -> _T:
         nonlocal took
         began = time.thread_time()
         try:
@@ -85,7 +85,7 @@ async def in_thread(read: Callable[[*_Args], _T], *args: *_Args, pool: Executor 
             took = time.thread_time() - began
 
     try:
-        return await asyncio.get_running_loop().run_in_executor(pool, counted)
+        return await asyncio.get_running_loop().run_in_executor(pool, time_read)
     finally:
         if (payer := _PAYS.get()) is not None:
             payer.seconds += took

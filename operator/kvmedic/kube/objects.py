@@ -157,7 +157,7 @@ def is_earlier(version: str, than: str) -> bool:
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
-def anywhere(namespace: str) -> bool:
+def is_every_namespace_ours(namespace: str) -> bool:
     """Return that a namespace is ours, as all are where no shards divide them."""
     del namespace
     return True

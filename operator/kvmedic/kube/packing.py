@@ -44,7 +44,7 @@ class _Pickler(pickle.Pickler):
             return tuple.__new__, (kind, tuple(obj))
         if not is_dataclass(obj) or isinstance(obj, type) or hasattr(obj, "__dict__"):
             return NotImplemented
-        return _filled, (kind, *(getattr(obj, each.name) for each in fields(obj)))
+        return _fill_slots, (kind, *(getattr(obj, each.name) for each in fields(obj)))
 
 
 @cache
@@ -52,7 +52,7 @@ def _slots_of(kind: Any) -> tuple[Callable[[object, object], None], ...]:
     return tuple(getattr(kind, each.name).__set__ for each in fields(kind))
 
 
-def _filled(kind: Any, *values: object) -> object:
+def _fill_slots(kind: Any, *values: object) -> object:
     """Return a dataclass with slots as it was: nothing is checked or computed."""
     made = object.__new__(kind)
     for put, value in zip(_slots_of(kind), values, strict=True):

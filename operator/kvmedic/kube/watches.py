@@ -29,9 +29,9 @@ from kvmedic.kube.objects import (
     JsonObject,
     Ref,
     Resource,
-    anywhere,
     has_fields,
     is_earlier,
+    is_every_namespace_ours,
     labels_of,
     name_of,
     namespace_of,
@@ -177,7 +177,7 @@ class Watches:
     kinds: Sequence[Watched]
     namespaces: Sequence[str] = ()
     """Where; empty: everywhere."""
-    holds: Callable[[str], bool] = anywhere
+    holds: Callable[[str], bool] = is_every_namespace_ours
     """Whether a namespace is ours: others are neither kept nor reported, but read from the API server."""
     listeners: dict[Resource, Listener] = field(default_factory=dict)
     """Who gets what changes; these kinds are followed from the start."""

@@ -94,16 +94,16 @@ def slack_message(body: JsonObject) -> JsonObject:
     parts = [f"*{page}{body['reason']}*", _code(f"{body['namespace']}/{body['name']}")]
     parts += [_code(f"{target['kind']} {target['name']}")] if target else []
     parts += [f"on {_code(body['cluster'])}"] if body["cluster"] else []
-    lines = [" ".join(parts), f"```{_inert(body['message'])}```"]
+    lines = [" ".join(parts), f"```{_escape_text(body['message'])}```"]
     lines += [_code(body["next"])] if body["next"] else []
     return {"text": "\n".join(lines), "link_names": False, "unfurl_links": False, "unfurl_media": False}
 
 
 def _code(text: str) -> str:
-    return f"`{_inert(text)}`"
+    return f"`{_escape_text(text)}`"
 
 
-def _inert(text: str) -> str:
+def _escape_text(text: str) -> str:
     """Return a text that ends no code and in which Slack sees no link and no mention (its three escapes)."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return escaped.replace("`", "'")

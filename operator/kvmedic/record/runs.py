@@ -182,7 +182,7 @@ def close_run(record: Record, run: Run, outcome: Outcome, generation: int, now: 
         history=_keep_history((entry, *record.history)),
         summary=summary_of(run, outcome, now) or record.summary,
         sized=_remember_cap(record.sized, run, outcome, now),
-        turned_off=_turned_off(record.turned_off, run, outcome, now),
+        turned_off=_remember_switch_off(record.turned_off, run, outcome, now),
     )
     if done.turned_off != record.turned_off:
         others = (one for one in record.failed_attempts if one.attempt is not Attempt.FIX)
@@ -215,7 +215,9 @@ def _keep_history(history: tuple[ClosedRun, ...]) -> tuple[ClosedRun, ...]:
     return tuple(run for run in history if run.id not in dropped)[:HISTORY_LENGTH]
 
 
-def _turned_off(before: TurnedOff | None, run: Run, outcome: Outcome, now: datetime) -> TurnedOff | None:
+def _remember_switch_off(
+    before: TurnedOff | None, run: Run, outcome: Outcome, now: datetime
+) -> TurnedOff | None:
     for step in _kept_switches(run, outcome):
         return TurnedOff(step.method, run.reason, now) if step.fix is Fix.REVERT_BUNDLE else None
     return before

@@ -33,8 +33,8 @@ from kvmedic.kube.objects import (
     JsonObject,
     Ref,
     annotations_of,
-    anywhere,
     is_earlier,
+    is_every_namespace_ours,
     items,
     moment,
     namespace_of,
@@ -194,7 +194,7 @@ class Store:
 
     client: Client
     known: Known = field(default_factory=Known)
-    holds: Callable[[str], bool] = anywhere
+    holds: Callable[[str], bool] = is_every_namespace_ours
     """Whether the resources of a namespace are ours."""
 
     async def load(self, key: Key) -> Resource | None:

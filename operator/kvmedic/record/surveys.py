@@ -43,7 +43,7 @@ def record_diagnosis(
         _diagnosed_condition(diagnosis),
         Claim(ConditionType.STALLED, Truth.FALSE, Reason.NOTHING_TO_DO),
     )
-    shown = _plan_as_shown(record.diagnosis, diagnosis, runbook, now)
+    shown = _refresh_diagnosis(record.diagnosis, diagnosis, runbook, now)
     fresh = replace(record, diagnosis=shown, observed_generation=generation)
     return with_conditions(fresh, claims, generation, now)
 
@@ -56,7 +56,7 @@ def record_plan(
     message = why.message if why else ""
     act = action(reason, message) if why else action(Reason.NOTHING_TO_DO, "")
     claims = (Claim(ConditionType.PROGRESSING, Truth.FALSE, reason, message), act)
-    shown = replace(record, plan=_shown_plan(record.plan, plan, now))
+    shown = replace(record, plan=_refresh_plan(record.plan, plan, now))
     updated = with_conditions(shown, claims, generation, now)
     return refresh_messages(updated, claims) if _digest(shown.plan) != _digest(record.plan) else updated
 
@@ -113,7 +113,7 @@ def _diagnosed_condition(diagnosis: Diagnosis) -> Claim:
     )
 
 
-def _plan_as_shown(
+def _refresh_diagnosis(
     old: ShownDiagnosis | None, diagnosis: Diagnosis, runbook: str, now: datetime
 ) -> ShownDiagnosis:
     if isinstance(diagnosis, Inconclusive):
@@ -133,7 +133,7 @@ def _digest(shown: ShownPlan | None) -> str:
     return shown.digest if shown else ""
 
 
-def _shown_plan(old: ShownPlan | None, plan: Plan | None, now: datetime) -> ShownPlan | None:
+def _refresh_plan(old: ShownPlan | None, plan: Plan | None, now: datetime) -> ShownPlan | None:
     if plan is None:
         return None
     steps = tuple(step.line() for step in plan.steps)
