@@ -244,7 +244,7 @@ async def test_nothing_stands_in_any_longer_once_a_resource_looks_after_the_flee
     assert await world.stand_ins.load(IN_ITS_PLACE) is None
     assert world.stand_ins.keys() == ()
     world.stand_ins.note("serving", ObjectRef("Deployment", "llm"), a_frozen(), is_deleted=True)
-    assert world.stand_ins.frozen() == {}
+    assert world.stand_ins.list_frozen_fleets() == {}
 
 
 async def test_pods_of_another_shard_are_left_to_it_and_its_resources_are_nobodys_here() -> None:

@@ -164,7 +164,7 @@ class Operator:
                 problem = Blocked(Reason.INTERNAL_ERROR, Reason.INTERNAL_ERROR.sentence)
                 records = await self.ports.store.report_problem(resource, problem)
                 if records is not None:
-                    await self.ports.reporter.saved(resource, *records)
+                    await self.ports.reporter.report_changes(resource, *records)
 
     def explain_lost_work(self, now: float) -> str:
         """Return that the loop looks at nothing although there is something; empty where it works.

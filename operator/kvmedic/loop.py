@@ -358,7 +358,7 @@ class Rounds:
         """
         # The loop forgets a resource whose look finds nothing; the roster still has it then.
         known = {*self.loop.keys(), *self.roster.keys()} - {*self.stand_ins.keys()}
-        frozen = self.stand_ins.frozen()
+        frozen = self.stand_ins.list_frozen_fleets()
         leads = self.ports.leader.is_held()
         places = self.namespaces or ("",)
         found = [await self.ports.target.left_cordoned(each) for each in places] if leads else []

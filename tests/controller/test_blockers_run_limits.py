@@ -100,8 +100,8 @@ async def test_of_two_that_were_opened_within_one_breath_the_older_is_confirmed(
         replace(peer("1"), opened_at=NOW), replace(peer("2"), opened_at=NOW - MINUTE)
     )
 
-    assert await limits.confirmed("2", NOW) is None
-    assert await limits.confirmed("1", NOW) is not None
+    assert await limits.recheck_limits("2", NOW) is None
+    assert await limits.recheck_limits("1", NOW) is not None
     assert stored.lists == 2
 
 

@@ -35,7 +35,7 @@ class Saved:
         self.records.append(record)
         return resource
 
-    async def saved(self, *_: Any) -> None:
+    async def report_changes(self, *_: Any) -> None:
         """Report nothing."""
 
 

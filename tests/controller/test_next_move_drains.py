@@ -12,7 +12,7 @@ import pytest
 
 from kvmedic.controller.next_move import (
     Tick,
-    _pods_held_back,
+    _find_held_pods,
     _watched_fleet,
     _with_arrivals,
     drains_of,
@@ -78,7 +78,7 @@ def test_then_it_is_held_and_the_message_names_the_service_and_what_to_type(answ
 
     held = held_move(fleet, fleet.pods)
 
-    assert _pods_held_back(tick) == {"a"}
+    assert _find_held_pods(tick) == {"a"}
     assert isinstance(held, Wait)
     assert "a stayed in the EndpointSlices of EndpointSlice mine, Service llm" in held.message
     assert "raise spec.rollout.drainTimeout" in held.message
@@ -106,8 +106,8 @@ def test_one_that_waits_for_the_device_of_a_released_replica_has_its_time_from_w
 def test_proceed_takes_again_whom_hold_had_put_back() -> None:
     busy = (TimedOut("a", "a", LIMIT),)
 
-    assert _pods_held_back(a_tick(LIMIT, OnDrainTimeout.HOLD, left=True, timed_out=busy)) == {"a"}
-    assert _pods_held_back(a_tick(LIMIT, OnDrainTimeout.PROCEED, left=True, timed_out=busy)) == frozenset()
+    assert _find_held_pods(a_tick(LIMIT, OnDrainTimeout.HOLD, left=True, timed_out=busy)) == {"a"}
+    assert _find_held_pods(a_tick(LIMIT, OnDrainTimeout.PROCEED, left=True, timed_out=busy)) == frozenset()
 
 
 def test_an_idle_replica_that_left_is_idle_also_after_the_time_out() -> None:

@@ -198,7 +198,7 @@ class Gates:
     """What a plan goes through before a run is opened, in the order of asking; one may be closed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, closed: str = "") -> None:
-        for name in ("claimed_by_another", "gate", "consent", "pressed_baseline"):
+        for name in ("find_foreign_claim", "gate", "consent", "pressed_baseline"):
             found = Blocked(Reason.OBSERVE_ONLY, name) if name == closed else None
             monkeypatch.setattr(reconcile, name, self.answering(found))
         self.ports: Any = SimpleNamespace(

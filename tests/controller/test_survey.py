@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvmedic.controller.evidence import Survey, engine_of
-from kvmedic.controller.plans import healthy_revision, proved_good
+from kvmedic.controller.plans import healthy_revision, prove_good_revision
 from kvmedic.controller.ports import SurveyInput
 from kvmedic.controller.survey import examine, survey
 from kvmedic.engines.engine_log import Started
@@ -410,7 +410,7 @@ async def test_a_revision_that_proves_good_is_recorded_with_traffic_and_figures(
     found, metrics = await looked(State.RECOVERED, good)
     resource = a_resource(good)
 
-    proved = await proved_good(found, resource, resource.policy, metrics, NOW)
+    proved = await prove_good_revision(found, resource, resource.policy, metrics, NOW)
 
     assert metrics.looks[-1].signals == TRAFFIC | ASKED
     assert proved is not None
@@ -443,7 +443,7 @@ async def test_a_revision_on_record_is_recorded_anew_once_a_day(
     found = await survey(resource, resource.policy, view(), SurveyInput(metrics, metrics, NOW + after))
     looks = len(metrics.looks)
 
-    proved = await proved_good(found, resource, resource.policy, metrics, NOW + after)
+    proved = await prove_good_revision(found, resource, resource.policy, metrics, NOW + after)
 
     assert (proved is not None, len(metrics.looks) > looks) == (again, again)
 
@@ -466,7 +466,7 @@ async def test_what_proves_a_revision_good_is_asked_for_at_once() -> None:
     metrics.together = asyncio.Barrier(2)
 
     async with asyncio.timeout(5):
-        assert await proved_good(found, resource, resource.policy, metrics, NOW) is not None
+        assert await prove_good_revision(found, resource, resource.policy, metrics, NOW) is not None
 
 
 class Young(Asked):
@@ -484,7 +484,7 @@ async def test_figures_of_replicas_that_just_started_are_not_recorded() -> None:
     resource = a_resource()
     assert resource.policy is not None
 
-    proved = await proved_good(found, resource, resource.policy, Young(State.RECOVERED), NOW)
+    proved = await prove_good_revision(found, resource, resource.policy, Young(State.RECOVERED), NOW)
 
     assert proved is not None
     assert proved.figures is None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvmedic.controller.next_move import Tick, as_watched, drains_of, walking_move
-from kvmedic.controller.verify import judged_window
+from kvmedic.controller.verify import judge_window
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.model.evidence import Measured
 from kvmedic.model.fleet import ADDING, STILL, Fleet, ReplicaSet
@@ -107,7 +107,7 @@ async def pulsing(seen: Watched) -> bool:
 async def verifying(seen: Watched) -> bool:
     view = View(fleet=a_fleet(revision=NEW), template=deployment(3)["spec"]["template"])
     try:
-        await judged_window(seen.tick, view, Standing.AS_RECORDED)
+        await judge_window(seen.tick, view, Standing.AS_RECORDED)
     except LookedError:
         return True
     return False

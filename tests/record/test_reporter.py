@@ -67,7 +67,7 @@ def gauges(reporter: Reporter, severity: str = "ticket") -> tuple[float | None, 
 def test_a_resource_counts_as_it_was_loaded(record, counted):
     reporter = Reporter(Discarded(), Telemetry())
 
-    reporter.seen(a_resource(record))
+    reporter.count_resource(a_resource(record))
 
     assert gauges(reporter) == counted
     assert gauges(reporter, "page") == (counted[0], 0, 0, 0)
@@ -86,7 +86,7 @@ def test_trouble_counts_under_its_severity(urgency, page, ticket):
     reporter = Reporter(Discarded(), Telemetry())
     waits = saying((ConditionType.ACTION_REQUIRED, Truth.TRUE), (ConditionType.STALLED, Truth.TRUE))
 
-    reporter.seen(a_resource(replace(waits, urgency=urgency)))
+    reporter.count_resource(a_resource(replace(waits, urgency=urgency)))
 
     assert gauge(reporter, "kvmedic_troubled", severity="page") == page
     assert gauge(reporter, "kvmedic_troubled", severity="ticket") == ticket
@@ -99,10 +99,12 @@ def test_a_diagnosis_for_another_runbook_counts_under_its_reason(reason):
     reporter = Reporter(Discarded(), Telemetry())
     shown = ShownDiagnosis(reason, "who", "PreemptionThrash", NOW)
     late = Urgency(Severity.PAGE, "late", NOW, ("e2eP95",))
-    reporter.seen(a_resource(Record(diagnosis=shown, urgency=late), "1"))
-    reporter.seen(a_resource(Record(diagnosis=shown), "4"))
-    reporter.seen(a_resource(Record(diagnosis=shown, run=a_run()), "2"))
-    reporter.seen(a_resource(Record(diagnosis=replace(shown, reason=Reason.FLEET_WIDE_DEMAND)), "3"))
+    reporter.count_resource(a_resource(Record(diagnosis=shown, urgency=late), "1"))
+    reporter.count_resource(a_resource(Record(diagnosis=shown), "4"))
+    reporter.count_resource(a_resource(Record(diagnosis=shown, run=a_run()), "2"))
+    reporter.count_resource(
+        a_resource(Record(diagnosis=replace(shown, reason=Reason.FLEET_WIDE_DEMAND)), "3")
+    )
 
     for severity in Severity:
         counts = {
@@ -115,10 +117,10 @@ def test_a_diagnosis_for_another_runbook_counts_under_its_reason(reason):
 async def test_a_save_moves_a_resource_and_a_forgotten_one_counts_nowhere():
     reporter = Reporter(Discarded(), Telemetry())
     waits = saying((ConditionType.ACTION_REQUIRED, Truth.TRUE))
-    reporter.seen(a_resource(waits, "1"))
-    reporter.seen(a_resource(waits, "2"))
+    reporter.count_resource(a_resource(waits, "1"))
+    reporter.count_resource(a_resource(waits, "2"))
 
-    await reporter.saved(a_resource(waits, "1"), waits, saying())
+    await reporter.report_changes(a_resource(waits, "1"), waits, saying())
     assert gauges(reporter) == (0, 1, 0, 0)
     reporter.forget("2")
     assert gauges(reporter) == (0, 0, 0, 0)
@@ -154,8 +156,8 @@ def test_who_may_need_a_look_is_named_and_who_is_calm_is_not():
     reporter = Reporter(Discarded(), Telemetry())
     late = Urgency(Severity.PAGE, "late", NOW, ("e2eP95",))
     shown = ShownDiagnosis(Reason.FLEET_WIDE_DEMAND, "who", "PreemptionThrash", NOW)
-    reporter.seen(a_resource(Record(), "calm"))
-    reporter.seen(a_resource(Record(diagnosis=shown, urgency=late, run=a_run()), "sick"))
+    reporter.count_resource(a_resource(Record(), "calm"))
+    reporter.count_resource(a_resource(Record(diagnosis=shown, urgency=late, run=a_run()), "sick"))
 
     who = {"resource_namespace": "serving", "resource_name": "chat", "severity": "page"}
     assert info(reporter) == [
@@ -170,9 +172,9 @@ def test_in_a_storm_pages_are_named_first_and_the_rest_is_counted():
     reporter = Reporter(Discarded(), Telemetry())
     waits = saying((ConditionType.ACTION_REQUIRED, Truth.TRUE))
     for number in range(MOST_NAMED):
-        reporter.seen(a_resource(waits, f"ticket-{number}"))
+        reporter.count_resource(a_resource(waits, f"ticket-{number}"))
     late = Urgency(Severity.PAGE, "late", NOW, ("e2eP95",))
-    reporter.seen(a_resource(replace(waits, urgency=late), "page"))
+    reporter.count_resource(a_resource(replace(waits, urgency=late), "page"))
 
     rows = info(reporter)
     assert len(rows) == MOST_NAMED

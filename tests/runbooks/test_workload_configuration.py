@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.blockers import handed_over
+from kvmedic.controller.blockers import propose_plan
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.engine_file import file_remarks, owner_of_file
 from kvmedic.model.config_edits import SIZE_LIMIT, ConfigMap, Contents, Sight, Unseen
@@ -209,7 +209,7 @@ def test_the_owner_sees_the_value_and_no_more_of_the_file(kind: OwnerKind) -> No
     plan = planned(workload)
     assert isinstance(plan, Plan)
 
-    proposal = handed_over(TemplateOwner(kind, "prod", part="m"), "serving", workload, plan, NOTHING)
+    proposal = propose_plan(TemplateOwner(kind, "prod", part="m"), "serving", workload, plan, NOTHING)
 
     assert "16" in proposal.text
     assert SECRET not in str(proposal)
@@ -220,7 +220,7 @@ def test_the_value_in_a_file_in_git_is_given_in_words() -> None:
     plan = planned(workload)
     assert isinstance(plan, Plan)
 
-    proposal = handed_over(GIT, "serving", workload, plan, NOTHING)
+    proposal = propose_plan(GIT, "serving", workload, plan, NOTHING)
 
     assert proposal.text.startswith('max_num_seqs in engine.yaml of ConfigMap/limits: "64" -> "16"')
     assert "kvmedic flags set max_num_seqs=16 -f FILE" in proposal.text

@@ -75,7 +75,7 @@ from kvmedic.runbooks.revisions import differences, options_of_interest
 from kvmedic.runbooks.workload import View, Workload
 
 
-def handed_over(
+def propose_plan(
     owner: TemplateOwner, namespace: str, workload: Workload, plan: Plan, view: View
 ) -> Proposal | None:
     """Return what to give to an owner so that a plan's change is made; None where it is no template's.
@@ -89,18 +89,20 @@ def handed_over(
     """
     match plan.steps[0]:
         case FlagStep() as step:
-            return _flag_of(owner, namespace, workload, step)
+            return _propose_flag(owner, namespace, workload, step)
         case BundleStep() as step:
             return bundle_proposal_for(owner, namespace, step)
         case RevisionStep() as step:
-            return _revision_of(owner, namespace, workload, step, view)
+            return _propose_revision(owner, namespace, workload, step, view)
         case ReplaceStep() | ReplicasStep() | TrialStep() | EvaluationStep():
             return None
         case other:
             assert_never(other)
 
 
-def _flag_of(owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep) -> Proposal | None:
+def _propose_flag(
+    owner: TemplateOwner, namespace: str, workload: Workload, step: FlagStep
+) -> Proposal | None:
     flag = workload.engine.profile.flag(step.knob)
     desired = None if flag is None or step.after is None else setting_of(flag, step.after, workload.engine)
     edit = step.edit if isinstance(step.edit, TokenEdit) else step.file_of
@@ -110,7 +112,7 @@ def _flag_of(owner: TemplateOwner, namespace: str, workload: Workload, step: Fla
     return proposal_for(owner, DesiredSetting(target.kind, namespace, target.name, desired, edit))
 
 
-def _revision_of(
+def _propose_revision(
     owner: TemplateOwner,
     namespace: str,
     workload: Workload,
@@ -145,7 +147,7 @@ def advice(why: str, proposal: Proposal | None, command: str) -> str:
     return whole if len(whole.encode()) <= MESSAGE_BYTES else f"{why}; {command} prints the exact change"
 
 
-def absent(resource: Resource, policy: Policy) -> Blocked:
+def report_missing_target(resource: Resource, policy: Policy) -> Blocked:
     """Return that there is nothing to look after."""
     name, namespace = policy.target.name, resource.namespace
     return Blocked(
@@ -155,7 +157,7 @@ def absent(resource: Resource, policy: Policy) -> Blocked:
     )
 
 
-def unfit(resource: Resource, policy: Policy, view: View, ports: Ports) -> Blocked | None:
+def find_target_blocker(resource: Resource, policy: Policy, view: View, ports: Ports) -> Blocked | None:
     """Return why the target is not one that this resource can look after."""
     older = ports.roster.find_older_resource(Key(resource.namespace, resource.name, resource.uid))
     if older is not None:
@@ -200,8 +202,8 @@ async def check_ownership(found: Survey, resource: Resource, policy: Policy, tar
     neighbours = await target.neighbours(found.view, step)
     if found.blocked is None:
         found = replace(found, blocked=reverted_at_once(neighbours, found.view.fleet))
-    found, plan = await _via_autoscaler(found, plan, neighbours, target)
-    found, plan = await _via_owner_field(found, plan, policy, target)
+    found, plan = await _use_autoscaler(found, plan, neighbours, target)
+    found, plan = await _use_owner_field(found, plan, policy, target)
     if plan.steps[0].holder:
         neighbours = replace(neighbours, reversion=None)  # nothing of the owner's is changed
     owned = propose_to_owner(found, resource, policy)
@@ -211,7 +213,7 @@ async def check_ownership(found: Survey, resource: Resource, policy: Policy, tar
     return replace(owned, plan=plan, blocked=blocked)
 
 
-async def _via_autoscaler(
+async def _use_autoscaler(
     found: Survey, plan: Plan, neighbours: Neighbours, target: Target
 ) -> tuple[Survey, Plan]:
     """Return a survey and its plan, which goes through the autoscaler where one decides the number."""
@@ -227,7 +229,7 @@ async def _via_autoscaler(
     return replace(found, view=view, plan=plan, blocked=blocked), plan
 
 
-async def _via_owner_field(found: Survey, plan: Plan, policy: Policy, target: Target) -> tuple[Survey, Plan]:
+async def _use_owner_field(found: Survey, plan: Plan, policy: Policy, target: Target) -> tuple[Survey, Plan]:
     """Return a survey and its plan, which goes through the object that the owner's controller renders.
 
     Where a person lets it, and the field is certain. Else the change is proposed, with what is in the way.
@@ -285,7 +287,7 @@ class _Offer:
         view = self.found.view
         if self.workload is None:
             return None
-        return handed_over(owner, view.fleet.namespace, self.workload, self.plan, view)
+        return propose_plan(owner, view.fleet.namespace, self.workload, self.plan, view)
 
 
 def propose_to_owner(found: Survey, resource: Resource, policy: Policy) -> Survey:
@@ -296,7 +298,11 @@ def propose_to_owner(found: Survey, resource: Resource, policy: Policy) -> Surve
     engine = found.engine(policy)
     offer = _Offer(found, plan, None if isinstance(engine, Blocked) else engine)
     if refused is None:
-        return _of_file_owner(offer, resource) or _of_contested(offer, resource) or _to_keep(offer)
+        return (
+            _propose_to_file_owner(offer, resource)
+            or _refuse_contested(offer, resource)
+            or _propose_for_keeping(offer)
+        )
     if fleet.owner is None or fleet.owner.template is None or refused.reason is not fleet.owner.reason:
         return found
     proposal = offer.to(fleet.owner.template)
@@ -304,7 +310,7 @@ def propose_to_owner(found: Survey, resource: Resource, policy: Policy) -> Surve
     return replace(found, blocked=Blocked(refused.reason, message), proposal=proposal)
 
 
-def _of_file_owner(offer: _Offer, resource: Resource) -> Survey | None:
+def _propose_to_file_owner(offer: _Offer, resource: Resource) -> Survey | None:
     """Return a survey with the exact change for who decides what is in the ConfigMap; None: nobody does."""
     found = offer.found
     owner = owner_of_file(offer.plan, found.view.config_maps)
@@ -319,7 +325,7 @@ def _of_file_owner(offer: _Offer, resource: Resource) -> Survey | None:
     return replace(found, blocked=blocked, proposal=proposal)
 
 
-def _to_keep(offer: _Offer) -> Survey:
+def _propose_for_keeping(offer: _Offer) -> Survey:
     """Return a survey with what the owner of the target is to be given, so that the change stays."""
     owner = offer.found.view.fleet.owner
     if owner is None or owner.template is None or not owner.gives_way:
@@ -340,13 +346,13 @@ def owner_patch_of(found: Survey) -> str:
     return whole if len(whole.encode()) <= MESSAGE_BYTES else whole.partition("\n")[0]
 
 
-def _of_contested(offer: _Offer, resource: Resource) -> Survey | None:
+def _refuse_contested(offer: _Offer, resource: Resource) -> Survey | None:
     """Return a survey that knows whether somebody took back what a run had changed; None: nobody did.
 
     That counts until the template is another one, or a person names the run.
     """
     fleet, history = offer.found.view.fleet, resource.record.history if resource.record else ()
-    last = _reverted_number(history, fleet, offer.plan) or reverted_run(history, fleet.revision)
+    last = _find_reverted_number(history, fleet, offer.plan) or find_reverted_run(history, fleet.revision)
     if last is None or resource.retried == last.id:
         return None
     who = f"field manager {fleet.editor}" if fleet.editor else "someone else"
@@ -368,7 +374,7 @@ def _of_contested(offer: _Offer, resource: Resource) -> Survey | None:
     return replace(offer.found, blocked=blocked, proposal=proposal)
 
 
-def reverted_run(history: Sequence[ClosedRun], revision: str) -> ClosedRun | None:
+def find_reverted_run(history: Sequence[ClosedRun], revision: str) -> ClosedRun | None:
     """Return the run whose change of the template somebody else took back; None: nobody did.
 
     In the middle of a run its end says so. Afterwards the last run that kept a change of the template does:
@@ -379,7 +385,7 @@ def reverted_run(history: Sequence[ClosedRun], revision: str) -> ClosedRun | Non
     return next((run for run in taken_back if run.template == revision), None)
 
 
-def _reverted_number(history: Sequence[ClosedRun], fleet: Fleet, plan: Plan) -> ClosedRun | None:
+def _find_reverted_number(history: Sequence[ClosedRun], fleet: Fleet, plan: Plan) -> ClosedRun | None:
     """Return the run in which an owner that applies again and again set its own number of replicas.
 
     Anybody else's number is a person's, or an upgrade's, and comes once.
@@ -395,7 +401,7 @@ def _resource_reference(resource: Resource) -> str:
     return f"kvmedic plan {resource.name} -n {resource.namespace}"
 
 
-async def claimed_by_another(resource: Resource, found: Survey, ports: Ports) -> Blocked | None:
+async def find_foreign_claim(resource: Resource, found: Survey, ports: Ports) -> Blocked | None:
     """Return whose claim is on the target, when it is one of another resource's open run.
 
     Any other is one of long ago: `kubectl rollout undo` brings it back with an older ReplicaSet.
@@ -543,7 +549,7 @@ class RunLimits:
             blocked = await self.hint(uid, now)
             yield blocked or await self._judge_limits(await self.census(), uid, now)
 
-    async def confirmed(self, uid: str, now: datetime) -> Blocked | None:
+    async def recheck_limits(self, uid: str, now: datetime) -> Blocked | None:
         """Return what speaks against beginning a run that was opened, by every resource as it is stored.
 
         Two processes may open runs within one breath, when what one of them sent before it lost the

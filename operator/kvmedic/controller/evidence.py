@@ -150,10 +150,10 @@ async def gather(
     deploy = await latest_deploy(policy, namespace, view, metrics, Moment(burn.at, history))
     looks = Evidence(burn, sizing, policy.trigger, vitals, policy.node_health, deploy)
     evidence = replace(looks, peaks=peaks, past_lengths=lengths)
-    return judgeable(evidence, pods, inputs.now)
+    return drop_unjudged_pods(evidence, pods, inputs.now)
 
 
-def judgeable(evidence: Evidence, pods: Sequence[Pod], now: datetime | None) -> Evidence:
+def drop_unjudged_pods(evidence: Evidence, pods: Sequence[Pod], now: datetime | None) -> Evidence:
     """Return evidence without the replicas that the fleet is not to be judged on, where they may be left out.
 
     Args:
@@ -182,7 +182,7 @@ async def vitals_of(
     }
 
 
-def silent_on_pools(evidence: Evidence, view: View) -> tuple[Pod, ...]:
+def find_pods_silent_on_pool(evidence: Evidence, view: View) -> tuple[Pod, ...]:
     """Return the replicas whose metrics never report their pool; their engine's log may."""
     silent = {name for name, readings in evidence.burn.pods.items() if readings.lone_block_tokens is not None}
     return tuple(pod for pod in expected_pods(view) if pod.name in silent)
@@ -210,7 +210,7 @@ async def with_logged_pools(
     return replace(evidence, burn=burn, sizing=sizing)
 
 
-def silent_on_methods(
+def find_pods_silent_on_method(
     method: Compressed | None, policy: Policy, evidence: Evidence, view: View
 ) -> tuple[Pod, ...]:
     """Return the replicas whose start-up log would show of KV compression what nothing else does.
@@ -279,7 +279,7 @@ def engine_of(view: View, policy: Policy, versions: Sequence[Witness] = ()) -> W
     return view.workload(policy.target, engines=known)
 
 
-def settable(found: Workload | Blocked, versions: Sequence[Witness]) -> Workload | Blocked:
+def refuse_version_mix(found: Workload | Blocked, versions: Sequence[Witness]) -> Workload | Blocked:
     """Return an engine of which a setting may be changed: not while its replicas run several versions.
 
     What new replicas would run is not known then, and a change would be judged across versions.

@@ -15,8 +15,8 @@ from kvmedic.controller.comparison import compare_replicas
 from kvmedic.controller.next_move import (
     Tick,
     leaving_move,
-    left_as,
     observe_draining_pods,
+    outcome_of_leaving,
     record_intent,
     resting_move,
     unjudged_answer,
@@ -27,9 +27,9 @@ from kvmedic.controller.ports import save
 from kvmedic.controller.temporary import (
     copy_first,
     delete_unused_copies,
-    held_back,
-    overtaken,
-    unavailable,
+    find_source_blocker,
+    hold_back_move,
+    note_changed_source,
     with_files,
 )
 from kvmedic.controller.trial import (
@@ -39,9 +39,9 @@ from kvmedic.controller.trial import (
     evaluation_of,
     make_trial,
     next_trial_move,
-    remember_unanswered,
+    remember_failed_trial,
 )
-from kvmedic.controller.verify import grade_urgency, judged_window
+from kvmedic.controller.verify import grade_urgency, judge_window
 from kvmedic.kube.errors import Refused, WebhookSilent
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import Fleet
@@ -87,9 +87,9 @@ async def execute_run(tick: Tick) -> timedelta:
     if view is not None:
         tick = replace(tick, cost_so_far=tick.run.count_cost(view.fleet, tick.now))
         tick = await with_files(tick, view.fleet)
-    stands = overtaken(tick, await _standing_of_target(tick, view))
-    blocked = await _blocked_by(tick)
-    judged = await judged_window(tick, view, stands)
+    stands = note_changed_source(tick, await _standing_of_target(tick, view))
+    blocked = await _find_run_blocker(tick)
+    judged = await judge_window(tick, view, stands)
     compared = None
     if blocked is None:
         tick, compared = await compare_replicas(tick, view, stands)
@@ -130,13 +130,13 @@ async def _is_held(tick: Tick, fleet: Fleet) -> bool:
     return await tick.ports.store.is_open(tick.resource.namespace, fleet.fence)
 
 
-async def _blocked_by(tick: Tick) -> Blocked | None:
+async def _find_run_blocker(tick: Tick) -> Blocked | None:
     if tick.problem is not None:
         return tick.problem
-    blocked = forward_gate(tick.policy, await tick.ports.stop.read()) or unavailable(tick)
+    blocked = forward_gate(tick.policy, await tick.ports.stop.read()) or find_source_blocker(tick)
     if blocked is not None or tick.run.intent is not None:
         return blocked
-    return await tick.ports.run_limits.confirmed(tick.resource.uid, tick.now)
+    return await tick.ports.run_limits.recheck_limits(tick.resource.uid, tick.now)
 
 
 async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
@@ -176,7 +176,7 @@ async def _walk(tick: Tick, view: View, direction: Direction) -> timedelta:
     tick = await observe_draining_pods(tick, view.fleet)
     move = await walking_move(tick, view.fleet, direction)
     if direction is Direction.BACK:
-        move = await held_back(tick, view.fleet, move)
+        move = await hold_back_move(tick, view.fleet, move)
     return await _advance(tick, view, move, direction)
 
 
@@ -220,7 +220,7 @@ async def _ask(tick: Tick, view: View, step: OnTrial) -> timedelta:
         case Wait():
             return await _advance(tick, view, move, Direction.FORWARD)
         case Failed():
-            return await _advance(remember_unanswered(tick, step, move), view, move, Direction.FORWARD)
+            return await _advance(remember_failed_trial(tick, step, move), view, move, Direction.FORWARD)
 
 
 async def _make_trial(tick: Tick, view: View, step: OnTrial, move: MakeTrial | MakeJob) -> timedelta:
@@ -233,7 +233,7 @@ async def _make_trial(tick: Tick, view: View, step: OnTrial, move: MakeTrial | M
         return AT_ONCE
     reason = Reason.SPARE_UNSCHEDULABLE if NO_QUOTA in why else Reason.TRIAL_IMPOSSIBLE
     failed = Failed(reason, f"the trial pod or its Job cannot be made: {why}")
-    return await _advance(remember_unanswered(tick, step, failed), view, failed, Direction.FORWARD)
+    return await _advance(remember_failed_trial(tick, step, failed), view, failed, Direction.FORWARD)
 
 
 async def _record_answer(tick: Tick, move: Answered | Evaluated) -> timedelta:
@@ -314,7 +314,7 @@ def _record_oom_share(tick: Tick, view: View) -> Tick:
 async def _leave(tick: Tick, view: View, outcome: Outcome) -> timedelta:
     """Put back what is ours and leave the template alone; close once nothing of ours is left."""
     if tick.run.current.state is not StepState.LEFT:
-        outcome = left_as(tick.run, view, outcome)
+        outcome = outcome_of_leaving(tick.run, view, outcome)
         await _save(tick, tick.run.leave_target(outcome), outcome.reason, outcome.message)
         return AT_ONCE
     tick = await observe_draining_pods(tick, view.fleet)
@@ -362,7 +362,7 @@ async def _unclaim(tick: Tick, fleet: Fleet | None) -> None:
         await tick.ports.target.unclaim(fleet)
 
 
-def _costs_otherwise(tick: Tick, reason: Reason) -> bool:
+def _has_other_cost(tick: Tick, reason: Reason) -> bool:
     """Return whether another number of spares is there than was written down last.
 
     Time that merely goes by is not worth a write; nor is anything while a controller acts.
@@ -376,7 +376,7 @@ async def _save(tick: Tick, run: Run, reason: Reason, message: str) -> Resource:
     record = replace(tick.record, run=run, urgency=tick.urgency or tick.record.urgency)
     decision = Outcome(reason, message)
     after = report_decision(record, decision, tick.resource.generation, tick.now, tick.problem)
-    if after == tick.record and not _costs_otherwise(tick, reason):
+    if after == tick.record and not _has_other_cost(tick, reason):
         return tick.resource
     after = replace(after, run=replace(run, cost_so_far=tick.cost_so_far or run.cost_so_far))
     return await save(tick.resource, after, tick.ports)

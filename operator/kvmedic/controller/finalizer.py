@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from kvmedic.api.resource import GROUP, PLURAL
 from kvmedic.controller.evidence import engine_of
-from kvmedic.controller.orphans import adopted_by_note, free_all
+from kvmedic.controller.orphans import adopt_noted_fleet, free_all
 from kvmedic.controller.plans import find_step_blocker
 from kvmedic.controller.ports import Ports, save
 from kvmedic.controller.temporary import with_holder
@@ -62,7 +62,7 @@ async def release_resource(
 ) -> timedelta | None:
     """Let a resource go, once nothing of ours is left on its target, unless its owner abandons that."""
     if resource.wish is Wish.DELETE:
-        found = await adopted_by_note(resource, record, ports, now)
+        found = await adopt_noted_fleet(resource, record, ports, now)
         if isinstance(found, Blocked):
             text = f"{found.message}; then let this resource go: {abandon_command(resource)}"
             text = found.message if resource.is_stand_in else text

@@ -137,10 +137,10 @@ async def walking_move(tick: Tick, fleet: Fleet, direction: Direction) -> Move:
     fleet = _watched_fleet(tick, fleet)
     step, forward = tick.run.current.step, direction is Direction.FORWARD
     row = row_of(step if forward else step.inverse())
-    known = replace(_known(tick, fleet, await drains_of(tick, fleet)), is_back=not forward)
+    known = replace(_input_of(tick, fleet, await drains_of(tick, fleet)), is_back=not forward)
     move = _with_arrivals(tick, row.next_move(fleet, known))
     if forward and takes_replica(move):
-        return await _refused_canary(tick, fleet, row.canaries(fleet)) or move
+        return await _refuse_canary(tick, fleet, row.canaries(fleet)) or move
     return move
 
 
@@ -148,7 +148,7 @@ def takes_old_replica(tick: Tick, fleet: Fleet) -> bool:
     """Return whether the walk is about to take one more replica without the change out of rotation."""
     fleet = _watched_fleet(tick, fleet)
     row = row_of(tick.run.current.step)
-    move = row.next_move(fleet, _known(tick, fleet, {}))
+    move = row.next_move(fleet, _input_of(tick, fleet, {}))
     # A released one was taken when it was released: what is asked before that is not asked again.
     return takes_replica(move) and not isinstance(move, CordonOrphan)
 
@@ -159,14 +159,14 @@ async def leaving_move(tick: Tick, view: View) -> Move:
     row = row_of(tick.run.current.step)
     asks = row.drains_to_leave or _has_released(fleet)
     drains = await drains_of(tick, fleet) if asks else {}
-    known = replace(_known(tick, fleet, drains), edited=_without_ours(tick.run, view))
+    known = replace(_input_of(tick, fleet, drains), edited=_without_ours(tick.run, view))
     return _with_arrivals(tick, row.leave(fleet, known))
 
 
 async def resting_move(tick: Tick, fleet: Fleet) -> Move:
     """Return the next move toward a fleet that stands still with every replica in rotation."""
     drains = await drains_of(tick, fleet) if _has_released(fleet) else {}
-    return _with_arrivals(tick, row_of(tick.run.current.step).rest(fleet, _known(tick, fleet, drains)))
+    return _with_arrivals(tick, row_of(tick.run.current.step).rest(fleet, _input_of(tick, fleet, drains)))
 
 
 def _has_released(fleet: Fleet) -> bool:
@@ -178,7 +178,7 @@ def _with_arrivals(tick: Tick, move: Move) -> Move:
     return report_arrivals(move, tick.run.draining_pods, tick.now) if isinstance(move, Wait) else move
 
 
-def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
+def _input_of(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
     return StepInput(
         run=tick.run,
         resource_uid=tick.resource.uid,
@@ -186,10 +186,10 @@ def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
         limits=start_limits(tick, fleet.pods),
         drain_limit=tick.policy.rollout.drain_timeout,
         now=tick.now,
-        assigned_at=_assigned_at(tick),
-        held=_pods_held_back(tick),
+        assigned_at=_find_assignment_time(tick),
+        held=_find_held_pods(tick),
         waves=tick.policy.rollout.waves,
-        taken_at=_taken_at(tick),
+        taken_at=_find_cordon_times(tick),
         linger=linger_of(
             tick.policy.rollout.drain_timeout,
             proceeds=tick.policy.rollout.on_drain_timeout is OnDrainTimeout.PROCEED,
@@ -200,7 +200,7 @@ def _known(tick: Tick, fleet: Fleet, drains: Mapping[str, Drain]) -> StepInput:
 _MOVED = frozenset({Reason.FLAG_DRIFTED, Reason.CHANGE_REVERTED})
 
 
-def left_as(run: Run, view: View, outcome: Outcome) -> Outcome:
+def outcome_of_leaving(run: Run, view: View, outcome: Outcome) -> Outcome:
     """Return the end of a run that leaves its target; it says so where the run's change is taken out."""
     if (field := run.current.step.through) is not None and outcome.reason in _MOVED:
         return replace(outcome, message=what_became_of(view.fleet, field))
@@ -222,7 +222,7 @@ def _without_ours(run: Run, view: View) -> Mapping[str, object] | None:
 
 async def observe_draining_pods(tick: Tick, fleet: Fleet) -> Tick:
     """Return the tick with what is seen of each draining pod: when it left, and requests that come still."""
-    tick = _observed_leaving(tick, fleet)
+    tick = _note_leaving_pods(tick, fleet)
     pods = await asyncio.gather(*(_count_arrivals(tick, each, fleet) for each in tick.run.draining_pods))
     return replace(tick, run=replace(tick.run, draining_pods=tuple(pods)))
 
@@ -245,16 +245,16 @@ def _quiet_time(tick: Tick, pod: Pod) -> timedelta:
     return max(quiet, tick.policy.rollout.settle) if pod.is_released else quiet
 
 
-def _observed_leaving(tick: Tick, fleet: Fleet) -> Tick:
+def _note_leaving_pods(tick: Tick, fleet: Fleet) -> Tick:
     """Return the tick with the moment at which each draining pod was first seen out of rotation."""
 
-    def seen(each: DrainingPod) -> DrainingPod:
+    def note_out(each: DrainingPod) -> DrainingPod:
         pod = _pod(fleet, each)
         is_out = pod is not None and pod.cordoned and not pod.in_rotation
         return replace(each, out_at=tick.now) if is_out and each.out_at is None else each
 
     return replace(
-        tick, run=replace(tick.run, draining_pods=tuple(seen(each) for each in tick.run.draining_pods))
+        tick, run=replace(tick.run, draining_pods=tuple(note_out(each) for each in tick.run.draining_pods))
     )
 
 
@@ -273,13 +273,13 @@ def start_limits(tick: Tick, pods: Sequence[Pod] = ()) -> StartLimits:
     return StartLimits(start, tick.policy.rollout.spare_limit or tick.ports.pace.spare_limit)
 
 
-def _assigned_at(tick: Tick) -> datetime | None:
+def _find_assignment_time(tick: Tick) -> datetime | None:
     """Return when the last assignment was intended, by the time that this process has known of it."""
     intent = tick.run.intent
     return tick.now - elapsed_time(tick, "assigned", intent.sequence, intent.at) if intent else None
 
 
-def _taken_at(tick: Tick) -> Mapping[str, datetime]:
+def _find_cordon_times(tick: Tick) -> Mapping[str, datetime]:
     """Return when each draining pod was taken, by uid and the time that this process has known of it."""
     return {
         each.uid: tick.now - elapsed_time(tick, "cordoned", each.uid, each.cordoned_at)
@@ -287,7 +287,7 @@ def _taken_at(tick: Tick) -> Mapping[str, datetime]:
     }
 
 
-def _pods_held_back(tick: Tick) -> frozenset[str]:
+def _find_held_pods(tick: Tick) -> frozenset[str]:
     """Return the replicas whose drain timed out and that are not to be taken again yet.
 
     Where the spec lets replicas go all the same, they are those that no Service let go of.
@@ -339,7 +339,7 @@ def _pod(fleet: Fleet, draining_pod: DrainingPod) -> Pod | None:
     return next((p for p in pods if p.uid == draining_pod.uid and not p.terminating), None)
 
 
-async def _refused_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -> Move | None:
+async def _refuse_canary(tick: Tick, fleet: Fleet, canaries: tuple[Pod, ...]) -> Move | None:
     limits = start_limits(tick, fleet.pods)
     for pod in canaries:
         if pod.ready:
@@ -376,7 +376,7 @@ def record_intent(tick: Tick, fleet: Fleet, effect: Effect) -> Run:
         case AdoptPod(orphan):
             return replace(run, draining_pods=_released_pods(run, fleet, orphan.pod))
         case Uncordon(pod, timed_out):
-            return _put_back(run, pod, tick.policy.rollout.drain_timeout if timed_out else None)
+            return _put_pod_back(run, pod, tick.policy.rollout.drain_timeout if timed_out else None)
         case SetOwnerField(seen=seen) if run.intent is not None:
             return replace(run, intent=replace(run.intent, owner_generation=seen.generation, at=tick.now))
         case DeletePod() | SetMinimum() | SetOwnerField() | MarkStandIn():
@@ -391,7 +391,7 @@ def _released_pods(run: Run, fleet: Fleet, pod: Pod) -> tuple[DrainingPod, ...]:
     return tuple(each for each in run.draining_pods if each.uid in released)
 
 
-def _put_back(run: Run, pod: Pod, after: timedelta | None) -> Run:
+def _put_pod_back(run: Run, pod: Pod, after: timedelta | None) -> Run:
     """Return the run with a replica back in rotation; `after`: the time-out that its drain came to, if any.
 
     A crash before it is back leaves it cordoned and not named: then it is put back as any stray one.
@@ -417,7 +417,7 @@ def _record_assignment(tick: Tick, fleet: Fleet, effect: DeploymentMove) -> Run:
         move=type(effect).__name__,
         template_before=fleet.revision,
         template_after=_template_after(run, fleet, effect),
-        is_frozen=_leaves_frozen(effect, after),
+        is_frozen=_is_frozen_after(effect, after),
         at=tick.now,
         was_frozen=before.is_frozen,
         replicas_before=fewest,
@@ -445,7 +445,7 @@ def _begin_assignment(run: Run, fleet: Fleet, effect: DeploymentMove) -> Run:
             assert_never(effect)
 
 
-def _leaves_frozen(effect: DeploymentMove, after: RolloutFields) -> bool:
+def _is_frozen_after(effect: DeploymentMove, after: RolloutFields) -> bool:
     """Return whether the rollout is frozen once an assignment is committed; `after`: its fields then."""
     match effect:
         case Regain():

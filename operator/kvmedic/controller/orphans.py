@@ -78,7 +78,7 @@ async def adopt_fleet(
     return AT_ONCE
 
 
-async def adopted_by_note(
+async def adopt_noted_fleet(
     resource: Resource, record: Record, ports: Ports, now: datetime
 ) -> timedelta | Blocked | None:
     """Open that run for a resource which is deleted, or whose open run somebody damaged.
@@ -107,7 +107,7 @@ def run_that_gives_back(
     A template that is somebody's own by now stays, and so does one that every replica runs: only the fields
     go back. None where replicas of two settings are there and the earlier one is kept by nobody.
     """
-    earlier = _earlier(fleet, template, note)
+    earlier = _find_earlier_template(fleet, template, note)
     desired = next((rs for rs in fleet.replica_sets if rs.revision == earlier), None)
     is_whole = all(pod.revision == fleet.revision for pod in fleet.live)
     if desired is None and earlier and not is_whole:
@@ -126,7 +126,7 @@ def run_that_gives_back(
     )
 
 
-def _earlier(fleet: Fleet, template: Mapping[str, object], note: Note) -> str:
+def _find_earlier_template(fleet: Fleet, template: Mapping[str, object], note: Note) -> str:
     """Return the hash of the pod template from before; empty where the present one is somebody's own."""
     if note.edit is None:
         return note.template
@@ -250,7 +250,7 @@ class StandIns:
         else:
             self._frozen[namespace, place] = found
 
-    def frozen(self) -> dict[tuple[str, str], FrozenFleet]:
+    def list_frozen_fleets(self) -> dict[tuple[str, str], FrozenFleet]:
         """Return the workloads that stand frozen by a run, by namespace and `place_of` them."""
         return dict(self._frozen)
 

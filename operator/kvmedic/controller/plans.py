@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import replace
 from datetime import datetime
 
-from kvmedic.controller.evidence import Survey, engine_of, expected_pods, settable, version_remark
+from kvmedic.controller.evidence import Survey, engine_of, expected_pods, refuse_version_mix, version_remark
 from kvmedic.controller.ports import Metrics
 from kvmedic.model.devices import Vitals
 from kvmedic.model.evidence import Blocked, Inconclusive, Look, Measured, Observation, Signal
@@ -72,7 +72,7 @@ def healthy_revision(found: Survey, policy: Policy, now: datetime) -> LastGood |
     return LastGood(fleet.revision, flags, fleet.replicas, found.blocks(), now)
 
 
-async def proved_good(
+async def prove_good_revision(
     found: Survey, resource: Resource, policy: Policy, metrics: Metrics, now: datetime
 ) -> LastGood | None:
     """Return the fleet as it is, healthy and loaded, where that is not on record or outdated.
@@ -103,7 +103,7 @@ def _is_on_record(resource: Resource, policy: Policy, view: View, now: datetime 
     return now is None or not good.is_outdated(policy.windows.trigger, now)
 
 
-def unproved_revision(
+def find_missing_proof(
     resource: Resource, policy: Policy, view: View, now: datetime | None
 ) -> frozenset[Signal]:
     """Return what proves a revision good, where that is not on record or outdated."""
@@ -111,7 +111,7 @@ def unproved_revision(
     return frozenset() if known else frozenset({Signal.REQUESTS_FINISHED})
 
 
-def in_context(diagnosis: Diagnosis, resource: Resource, view: View, evidence: Evidence) -> Diagnosis:
+def with_context(diagnosis: Diagnosis, resource: Resource, view: View, evidence: Evidence) -> Diagnosis:
     """Return a trouble's diagnosis with what moved since it was healthy, and who reported on its GPUs."""
     moved, health = _with_moves(diagnosis, resource, view, evidence.burn), driver_health(evidence)
     if health is None or isinstance(moved, Inconclusive) or moved.branch.then is None:
@@ -140,7 +140,7 @@ _PASSING = frozenset({Reason.TARGET_NOT_SETTLED, Reason.RUNBOOK_SWITCHED_TWICE})
 
 def add_remarks(found: Survey, resource: Resource, policy: Policy) -> Survey:
     """Return the survey of a trouble with what moved since it was healthy, and doubts of its version."""
-    diagnosis = in_context(found.diagnosis, resource, found.view, found.evidence)
+    diagnosis = with_context(found.diagnosis, resource, found.view, found.evidence)
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
     doubt = version_remark(found.engine(policy), found.evidence.versions)
@@ -182,11 +182,11 @@ def _with_plan(found: Survey, resource: Resource, policy: Policy) -> Survey:
     diagnosis, fleet = found.diagnosis, found.view.fleet
     if isinstance(diagnosis, Inconclusive) or diagnosis.branch.then is None:
         return found
-    workload = settable(found.engine(policy), found.evidence.versions)
+    workload = refuse_version_mix(found.engine(policy), found.evidence.versions)
     known = _present_setting(workload, found, policy, resource.record or Record())
     plan = _plan(found, workload, known, resource, policy)
     if isinstance(plan, NoChange) and plan.passes_on and found.evidence.spent is None:
-        return _with_plan(_passed_on(found, plan, known, resource, policy), resource, policy)
+        return _with_plan(_judge_survey(found, plan, known, resource, policy), resource, policy)
     if not isinstance(plan, Plan):
         return _without_plan(found, plan.reason, plan.message)
     blocked = find_step_blocker(plan.steps[0], fleet, found.goal)
@@ -199,7 +199,7 @@ def _with_remark(plan: Plan, workload: Workload | Blocked, policy: Policy) -> Pl
     return replace(plan, message=f"{plan.message}; {remark}") if remark else plan
 
 
-def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource, policy: Policy) -> Survey:
+def _judge_survey(found: Survey, why: NoChange, known: Setting, resource: Resource, policy: Policy) -> Survey:
     """Return the survey judged anew, once it is known that no lever is left."""
     spent = spent_by(why, known, found.view.fleet.replicas)
     evidence = replace(found.evidence, spent=spent)
@@ -209,7 +209,9 @@ def _passed_on(found: Survey, why: NoChange, known: Setting, resource: Resource,
     )
 
 
-def due_in(found: Survey, resource: Resource, policy: Policy, now: datetime) -> TemporaryChange | None:
+def find_due_return(
+    found: Survey, resource: Resource, policy: Policy, now: datetime
+) -> TemporaryChange | None:
     """Return what to ask of a calm fleet whether it would do without; None: nothing yet."""
     record, diagnosis = resource.record, found.diagnosis
     calm = isinstance(diagnosis, Diagnosed) and diagnosis.reason is Reason.HEALTHY

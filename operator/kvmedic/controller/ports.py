@@ -399,10 +399,10 @@ class SurveyInput:
 class Reporter(Protocol):
     """What people find beside the status: Events, log lines, metrics."""
 
-    def seen(self, resource: Resource) -> None:
+    def count_resource(self, resource: Resource) -> None:
         """Count a resource as it was loaded."""
 
-    async def saved(self, resource: Resource, before: Record | None, after: Record) -> None:
+    async def report_changes(self, resource: Resource, before: Record | None, after: Record) -> None:
         """Report what changed between two saved records. Called after a save, never before."""
 
 
@@ -428,7 +428,7 @@ class RunLimits(Protocol):
     def reserve(self, uid: str, now: datetime) -> AbstractAsyncContextManager[Blocked | None]:
         """Give the turn to open a run, with what speaks against it after all."""
 
-    async def confirmed(self, uid: str, now: datetime) -> Blocked | None:
+    async def recheck_limits(self, uid: str, now: datetime) -> Blocked | None:
         """Return what speaks against beginning a run that was opened."""
 
 
@@ -530,5 +530,5 @@ async def save(resource: Resource, after: Record, ports: Ports) -> Resource:
     if after == resource.record:
         return resource
     saved = await ports.store.save(resource, after)
-    await ports.reporter.saved(resource, resource.record, after)
+    await ports.reporter.report_changes(resource, resource.record, after)
     return saved

@@ -10,21 +10,21 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from kvmedic.controller.blockers import (
-    absent,
     check_ownership,
-    claimed_by_another,
     consent,
+    find_foreign_claim,
+    find_target_blocker,
     gate,
     owner_patch_of,
+    report_missing_target,
     report_unrecognised,
-    unfit,
 )
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.execute import execute_run
 from kvmedic.controller.finalizer import leave_ending_namespace, release_resource, remove_finalizer
 from kvmedic.controller.next_move import Tick
-from kvmedic.controller.orphans import adopt_fleet, adopted_by_note
-from kvmedic.controller.plans import proved_good
+from kvmedic.controller.orphans import adopt_fleet, adopt_noted_fleet
+from kvmedic.controller.plans import prove_good_revision
 from kvmedic.controller.ports import Ports, SurveyInput, save
 from kvmedic.controller.spares import check_spare
 from kvmedic.controller.survey import survey, switch_where_untriable
@@ -35,7 +35,7 @@ from kvmedic.controller.temporary import (
     with_holder,
     with_known_limit,
 )
-from kvmedic.controller.trial import triable
+from kvmedic.controller.trial import check_trial
 from kvmedic.controller.verify import pressed_baseline
 from kvmedic.model.evidence import Blocked, Inconclusive
 from kvmedic.model.reasons import Reason
@@ -68,7 +68,7 @@ async def reconcile(key: Key, ports: Ports, now: datetime) -> timedelta | None:
     resource = await _load(key, ports)
     if resource is None:
         return None
-    ports.reporter.seen(resource)
+    ports.reporter.count_resource(resource)
     if await leave_ending_namespace(resource, ports):
         return None
     record, policy = resource.record, resource.policy
@@ -105,11 +105,11 @@ async def _look_without_run(
     """
     view = await ports.target.quick_look(resource.namespace, policy)
     is_owed = bool(record.temporary or record.copies)
-    if is_whole := view is None or is_owed or unfit(resource, policy, view, ports) is not None:
+    if is_whole := view is None or is_owed or find_target_blocker(resource, policy, view, ports) is not None:
         view = await ports.target.look(resource.namespace, policy)
     if view is None:
-        return absent(resource, policy)
-    if problem := unfit(resource, policy, view, ports):
+        return report_missing_target(resource, policy)
+    if problem := find_target_blocker(resource, policy, view, ports):
         lost = problem.reason is Reason.CLAIMED_BY_ANOTHER
         again = await adopt_fleet(resource, record, view, ports, now) if lost else None
         return problem if again is None else again
@@ -119,9 +119,9 @@ async def _look_without_run(
     target = None if is_whole else ports.target
     inputs = SurveyInput(ports.metrics, ports.target, now, ports.drivers, ports.evaluations, target)
     found = await survey(resource, policy, view, inputs)
-    if problem := unfit(resource, policy, found.view, ports):
+    if problem := find_target_blocker(resource, policy, found.view, ports):
         return problem
-    found = switch_where_untriable(await triable(found, resource, ports), resource, policy, now)
+    found = switch_where_untriable(await check_trial(found, resource, ports), resource, policy, now)
     found = await check_ownership(found, resource, policy, ports.target)
     seen = await _record_findings(resource, policy, record, found, ports, now)
     seen = await _note_eligibility(resource, seen, found, ports, now)
@@ -143,7 +143,7 @@ async def _record_findings(
     seen = note_temporary(replace(seen, urgency=urgent), found, policy, now)
     seen = with_failed_fixes(with_baseline(seen, found.evidence.compression), found.evidence.failed_fixes)
     seen = with_known_limit(with_runbook_switch(seen, found.switch), found, policy, now)
-    good = await proved_good(found, resource, policy, ports.metrics, now)
+    good = await prove_good_revision(found, resource, policy, ports.metrics, now)
     return replace(seen, last_good=good) if good else seen
 
 
@@ -169,7 +169,7 @@ async def _begin_run(
     why = (
         found.blocked
         or report_unrecognised(policy, found.view)
-        or await claimed_by_another(resource, found, ports)
+        or await find_foreign_claim(resource, found, ports)
         or await gate(policy, seen, found, ports, now)
     )
     if found.plan is None or why is not None:
@@ -207,7 +207,7 @@ async def _report_unreadable(resource: Resource, ports: Ports, now: datetime) ->
     """
     policy, is_gone = resource.policy, resource.wish is Wish.ABANDON
     if resource.salvage is not None and not is_gone:
-        again = await adopted_by_note(resource, resource.salvage, ports, now)
+        again = await adopt_noted_fleet(resource, resource.salvage, ports, now)
         if isinstance(again, timedelta):
             return again
     if resource.wish is Wish.DELETE and policy is not None:
@@ -217,7 +217,7 @@ async def _report_unreadable(resource: Resource, ports: Ports, now: datetime) ->
         return None
     records = await ports.store.report_problem(resource, _problem(resource))
     if records is not None:
-        await ports.reporter.saved(resource, *records)
+        await ports.reporter.report_changes(resource, *records)
     return ports.pace.idle
 
 

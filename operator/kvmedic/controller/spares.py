@@ -65,7 +65,9 @@ async def check_spare(found: Survey, resource: Resource, policy: Policy, target:
     else:
         seen = await target.room_for(found.view)
         way = weigh_room(seen, policy)
-        tried = isinstance(way, Blocked) or (isinstance(seen, NoRoom | RoomUnknown) and _found_none(resource))
+        tried = isinstance(way, Blocked) or (
+            isinstance(seen, NoRoom | RoomUnknown) and _has_found_no_room(resource)
+        )
         if wish is Spare.BEST_EFFORT and tried and not isinstance(seen, Room):
             way = go_short(found, resource, policy, seen.message)
     if isinstance(way, Blocked):
@@ -104,7 +106,7 @@ def needs_spare(step: Step, fleet: Fleet) -> bool:
             assert_never(step)
 
 
-def _found_none(resource: Resource) -> bool:
+def _has_found_no_room(resource: Resource) -> bool:
     """Return whether the last run was ended because its spare found no place."""
     history = resource.record.history if resource.record else ()
     return bool(history) and history[0].outcome is Reason.SPARE_UNSCHEDULABLE

@@ -13,12 +13,12 @@ from typing import TypeAlias
 from kvmedic.controller.evidence import (
     Survey,
     ask_versions,
+    drop_unjudged_pods,
     engine_of,
     expected_pods,
+    find_pods_silent_on_method,
+    find_pods_silent_on_pool,
     gather,
-    judgeable,
-    silent_on_methods,
-    silent_on_pools,
     vitals_of,
     with_drivers,
     with_logged_pools,
@@ -26,9 +26,9 @@ from kvmedic.controller.evidence import (
 )
 from kvmedic.controller.plans import (
     add_remarks,
-    due_in,
+    find_due_return,
+    find_missing_proof,
     switch_where_stuck,
-    unproved_revision,
     with_plan,
     with_return,
     with_shown_plan,
@@ -69,10 +69,10 @@ def with_switch(found: Survey, resource: Resource, policy: Policy, now: datetime
     if way is None:
         return found
     switch = RunbookSwitch(*way, template=found.view.fleet.revision, generation=resource.generation, at=now)
-    back = _switch_taken_back(switch, record)
+    back = _find_switch_taken_back(switch, record)
     if back is None or found.plan is None or isinstance(found.plan.steps[0], OnTrial):
         return replace(found, switch=switch)
-    return replace(found, plan=None, blocked=_twice(switch, back, found.plan), switch=switch)
+    return replace(found, plan=None, blocked=_refuse_second_switch(switch, back, found.plan), switch=switch)
 
 
 _Way: TypeAlias = tuple[str, str, Reason, str]
@@ -104,7 +104,7 @@ def _way_back(found: Survey, record: Record) -> _Way | None:
     return newest.to_runbook, found.runbook, found.diagnosis.reason, message
 
 
-def _switch_taken_back(switch: RunbookSwitch, record: Record) -> RunbookSwitch | None:
+def _find_switch_taken_back(switch: RunbookSwitch, record: Record) -> RunbookSwitch | None:
     """Return the way back since a switch was made first, so that it is the second now; None: it is not.
 
     A way back after which that runbook changed nothing took nothing back: load that comes and goes during a
@@ -129,7 +129,7 @@ def _is_used(switch: RunbookSwitch, history: tuple[ClosedRun, ...]) -> bool:
     )
 
 
-def _twice(switch: RunbookSwitch, back: RunbookSwitch, plan: Plan) -> Blocked:
+def _refuse_second_switch(switch: RunbookSwitch, back: RunbookSwitch, plan: Plan) -> Blocked:
     """Return why a plan is not carried out: what both runbooks want, and what is the same."""
     steps = "; ".join(step.line() for step in plan.steps)
     text = (
@@ -152,7 +152,7 @@ async def survey(resource: Resource, policy: Policy, view: View, inputs: SurveyI
     quick_survey = await _quick_look(resource, policy, view, inputs)
     if (
         quick_survey is not None
-        and due_in(quick_survey, resource, policy, inputs.now or quick_survey.burn.at) is None
+        and find_due_return(quick_survey, resource, policy, inputs.now or quick_survey.burn.at) is None
     ):
         return with_shown_plan(quick_survey, resource, policy)
     if inputs.target is not None:
@@ -173,7 +173,7 @@ async def examine(resource: Resource, policy: Policy, view: View, inputs: Survey
     runbook, diagnosis = judge_runbooks(policy, evidence)
     found = Survey(view, evidence, diagnosis, runbook, None, None)
     now = inputs.now or found.burn.at
-    held = due_in(found, resource, policy, now)
+    held = find_due_return(found, resource, policy, now)
     if _asks_for_a_change(diagnosis) or held is not None:
         versions = await ask_versions(resource.namespace, view, inputs.metrics)
         await in_thread(engine_of, view, policy, versions)  # the view keeps what it read
@@ -215,10 +215,10 @@ async def _with_engine_reports(
     workload = engine_of(view, policy)
     if not isinstance(workload, Workload):
         return evidence
-    if silent := silent_on_pools(evidence, view):
+    if silent := find_pods_silent_on_pool(evidence, view):
         evidence = await with_logged_pools(evidence, resource.namespace, silent, workload, inputs.logs)
     method = _compression(workload, resource, policy, evidence.burn)
-    if asked := silent_on_methods(method, policy, evidence, view):
+    if asked := find_pods_silent_on_method(method, policy, evidence, view):
         evidence = await with_starts(evidence, resource.namespace, asked, workload, inputs.logs)
         method = _compression(workload, resource, policy, evidence.burn, phrases(evidence.started))
     evicts = eviction_of(workload, phrases(evidence.started)) or (eviction_by(method) if method else None)
@@ -293,7 +293,7 @@ async def _quick_look_over(
     hold: timedelta, resource: Resource, policy: Policy, view: View, inputs: SurveyInput
 ) -> Survey | None:
     """Return the same for trouble that lasts for some time."""
-    desired = unproved_revision(resource, policy, view, inputs.now) | signals_of(policy.objectives)
+    desired = find_missing_proof(resource, policy, view, inputs.now) | signals_of(policy.objectives)
     look = Look(policy.windows.trigger, hold, quick_look_signals(policy.runbooks) | desired)
     pods, namespace = expected_pods(view), resource.namespace
     seen = await inputs.metrics.look(policy.source, pods, namespace, look)
@@ -308,7 +308,7 @@ async def _quick_look_over(
     vitals = await vitals_of(seen, resource.namespace, view, inputs.logs, {})
     method = _with_baseline(method, resource, policy, view)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
-    evidence = judgeable(evidence, pods, inputs.now)
+    evidence = drop_unjudged_pods(evidence, pods, inputs.now)
     found = calm(policy, evidence)
     if found is None:
         return None

@@ -105,14 +105,14 @@ async def with_files(tick: Tick, fleet: Fleet) -> Tick:
     return tick if file is None else replace(tick, files=await tick.ports.copies.stand(fleet, file))
 
 
-def overtaken(tick: Tick, stands: Standing) -> Standing:
+def note_changed_source(tick: Tick, stands: Standing) -> Standing:
     """Return how the target stands to the record, where somebody may have changed the ConfigMap."""
     changed = tick.files is not None and tick.files.source is SourceState.CHANGED
     forward = tick.run.current.state in FORWARD
     return Standing.SOURCE_CHANGED if changed and forward and stands is Standing.AS_RECORDED else stands
 
 
-def unavailable(tick: Tick) -> Blocked | None:
+def find_source_blocker(tick: Tick) -> Blocked | None:
     """Return why nothing can be built on the ConfigMap now; None where there is none, or it is as planned."""
     file = tick.run.current.step.file_of
     text = find_copy_blocker(file, tick.files) if file and tick.files else ""
@@ -128,7 +128,7 @@ def copy_first(tick: Tick, decision: Decision) -> MakeCopy | Failed | Blocked | 
     return copying_move(file, tick.files, begun=tick.run.intent is not None)
 
 
-async def held_back(tick: Tick, fleet: Fleet, move: Move) -> Move:
+async def hold_back_move(tick: Tick, fleet: Fleet, move: Move) -> Move:
     """Return a move of the way back, or what keeps replicas serving where there is nothing to go back to."""
     file = tick.run.current.step.file_of
     if file is None or tick.files is None or tick.files.source is not SourceState.GONE:

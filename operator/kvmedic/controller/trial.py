@@ -95,7 +95,7 @@ async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
     return await tick.ports.trials.last_words(tick.resource.namespace, pod, _REFUSALS)
 
 
-async def triable(found: Survey, resource: Resource, ports: Ports) -> Survey:
+async def check_trial(found: Survey, resource: Resource, ports: Ports) -> Survey:
     """Return a survey that knows whether its trial could be made, where its plan is one.
 
     A blocker that was found before stays.
@@ -137,7 +137,7 @@ async def make_trial(tick: Tick, view: View, step: OnTrial) -> str:
 async def _manifest(
     view: View, step: OnTrial, trial: Trial, engine: str | None, ports: Ports
 ) -> dict[str, Any] | Blocked:
-    template = without_remote_cache(_on_trial(view, step), step.container, profiles_for(engine))
+    template = without_remote_cache(_trial_template_of(view, step), step.container, profiles_for(engine))
     if isinstance(template, Blocked):
         return template
     claims = await ports.trials.held_claims(trial.namespace, template)
@@ -146,10 +146,10 @@ async def _manifest(
 
 def begin_test(tick: Tick, view: View, step: TrialStep, pod: Pod) -> None:
     """Begin the test on a trial pod that is Ready; nothing where this process has begun it."""
-    tick.ports.probes.begin(tick.resource.namespace, pod, _on_trial(view, step), step)
+    tick.ports.probes.begin(tick.resource.namespace, pod, _trial_template_of(view, step), step)
 
 
-def remember_unanswered(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
+def remember_failed_trial(tick: Tick, step: OnTrial, failed: Failed) -> Tick:
     """Return the tick with a trial on record that showed nothing: it is not asked again for a day."""
     if Trait.TRIAL_FAILED not in failed.reason.traits:
         return tick
@@ -220,7 +220,7 @@ def _owner(resource: Resource) -> Owner:
     return Owner(f"{GROUP}/{VERSION}", KIND, resource.name, resource.uid)
 
 
-def _on_trial(view: View, step: OnTrial) -> Mapping[str, object]:
+def _trial_template_of(view: View, step: OnTrial) -> Mapping[str, object]:
     """Return the pod template of the trial pod: the target's, with the change under test.
 
     Raises:

@@ -65,7 +65,7 @@ from kvmedic.verdict.vetoes import (
 )
 
 
-async def judged_window(tick: Tick, view: View | None, stands: Standing) -> Judged | None:
+async def judge_window(tick: Tick, view: View | None, stands: Standing) -> Judged | None:
     """Return the verdict over the sustained window; None while it is open or not to be judged."""
     record = tick.run.current
     if view is None or record.state is not StepState.VERIFYING or stands is not Standing.AS_RECORDED:
@@ -107,7 +107,7 @@ async def verdict_input(tick: Tick, view: View, pods: tuple[Pod, ...], looked: O
         ends=ends,
         free_mib=least_free_mib(devices.values()),
         cache_types=_new_cache_types(run, pods, looked),
-        expected=_expected_of(tick, step, view),
+        expected=_expectation_of(tick, step, view),
         first_up=sum(pod.ready for pod in pods) if is_first else 0,
         on_inconclusive=unjudged_answer(tick),
     )
@@ -124,7 +124,7 @@ def _confirmation_for(step: Step) -> Confirmation:
             assert_never(step)
 
 
-def _expected_of(tick: Tick, step: Step, view: View) -> Expectation | None:
+def _expectation_of(tick: Tick, step: Step, view: View) -> Expectation | None:
     """Return what is to be seen of a step on the fleet; None: nothing but its figures."""
     match step:
         case BundleStep():
@@ -213,7 +213,7 @@ async def pressed_baseline(
         return found.baseline(policy.objectives)
     if not pressured_replicas(found.burn, policy.trigger):
         return found.baseline(policy.objectives)
-    since = await _pressed_for(found, policy, namespace, metrics)
+    since = await _time_pressure(found, policy, namespace, metrics)
     if since >= window:
         return found.baseline(policy.objectives)
     if since < SHORTEST:
@@ -227,7 +227,7 @@ async def pressed_baseline(
     return found.baseline_over(seen, policy.objectives)
 
 
-async def _pressed_for(found: Survey, policy: Policy, namespace: str, metrics: Metrics) -> timedelta:
+async def _time_pressure(found: Survey, policy: Policy, namespace: str, metrics: Metrics) -> timedelta:
     """Return for how long the pressured replicas preempt, in whole parts of the window; at most the window.
 
     The part in which it began is not counted: nobody knows how much of it was calm.
@@ -235,14 +235,14 @@ async def _pressed_for(found: Survey, policy: Policy, namespace: str, metrics: M
     names = pressured_replicas(found.burn, policy.trigger)
     part = policy.windows.trigger / PARTS
 
-    async def counted(parts: int) -> float:
+    async def count_preemptions(parts: int) -> float:
         asked = Look(part * parts, signals=_BEGIN)
         seen = await metrics.look(policy.source, found.judged, namespace, asked)
         return preemptions(seen, names)
 
-    longer = await counted(PARTS + 1)
+    longer = await count_preemptions(PARTS + 1)
     for parts in range(PARTS, 0, -1):
-        shorter = await counted(parts)
+        shorter = await count_preemptions(parts)
         if has_begun(longer, shorter, parts + 1):
             return part * parts
         longer = shorter

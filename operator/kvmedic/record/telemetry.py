@@ -289,11 +289,11 @@ class Reporter:
         reasons = [each.states[state] for each in asked if state in each.states]
         return float(sum(reason in (None, each) for each in reasons))
 
-    def seen(self, resource: Resource) -> None:
+    def count_resource(self, resource: Resource) -> None:
         """Count a resource as it was loaded: what an earlier process saved shows in the gauges too."""
         self._standings[resource.uid] = standing_of(resource, resource.record)
 
-    async def saved(self, resource: Resource, before: Record | None, after: Record) -> None:
+    async def report_changes(self, resource: Resource, before: Record | None, after: Record) -> None:
         """Report what changed between two saved records."""
         self._log(resource, before, after)
         self._standings[resource.uid] = standing_of(resource, after)

@@ -14,7 +14,7 @@ from builders import THRASHING, an_evidence
 from kvmedic.cli.diagnose import policy_in
 from kvmedic.cli.report import change_of, report_of_consultation
 from kvmedic.cli.saved import consult
-from kvmedic.controller.blockers import handed_over
+from kvmedic.controller.blockers import propose_plan
 from kvmedic.controller.evidence import Survey
 from kvmedic.controller.plans import with_plan
 from kvmedic.model.edits import BundleEdit, EnvEdit, Field, TokenEdit
@@ -164,7 +164,7 @@ def test_an_owner_is_given_the_whole_method_and_no_more(kind: OwnerKind) -> None
     assert isinstance(plan, Plan)
     view = View(a_fleet(), ON)
 
-    proposal = handed_over(TemplateOwner(kind, "prod", part="m"), "ml", workload, plan, view)
+    proposal = propose_plan(TemplateOwner(kind, "prod", part="m"), "ml", workload, plan, view)
 
     assert "s3cret" not in str(proposal)
     if kind not in GIT:
@@ -202,6 +202,6 @@ def test_a_setting_that_is_added_or_within_a_text(edit: BundleEdit, words: str) 
     plan = Plan((step,), "uid-1", OLD, 1, Reason.COMPRESSION_REVERTED)
     view = View(a_fleet(), ON)
 
-    proposal = handed_over(OWNER, "ml", workload, plan, view)
+    proposal = propose_plan(OWNER, "ml", workload, plan, view)
 
     assert words in proposal.text
