@@ -43,7 +43,7 @@ def a_tick(
     rollout = SimpleNamespace(drain_timeout=LIMIT, on_drain_timeout=answer)
     draining_pod = DrainingPod("a", "a", NOW, NOW if left else None)
     pace = SimpleNamespace(drain_quiet=timedelta(seconds=5), drain_interval=timedelta(0))
-    watch = SimpleNamespace(elapsed=lambda *_: waited)
+    watch = SimpleNamespace(measure_wait=lambda *_: waited)
     return SimpleNamespace(
         policy=SimpleNamespace(rollout=rollout, source="default"),
         run=SimpleNamespace(draining_pods=(draining_pod,), timed_out=timed_out, id="1"),
@@ -87,7 +87,7 @@ def test_then_it_is_held_and_the_message_names_the_service_and_what_to_type(answ
 def test_one_that_waits_for_the_device_of_a_released_replica_has_its_time_from_when_that_is_gone() -> None:
     asked: list[tuple[object, ...]] = []
     tick = a_tick(LIMIT, OnDrainTimeout.HOLD, left=True)
-    tick.ports.watch.elapsed = lambda *what: asked.append(what) or LIMIT
+    tick.ports.watch.measure_wait = lambda *what: asked.append(what) or LIMIT
     waiting = replace(a_pod("new", "new"), ready_at=None, node="", unready_at=None)
     placed = replace(waiting, name="placed", uid="placed", node="gpu-1")
     held = Orphan(replace(a_pod("a", "old"), uid="a"), is_owned=False, has_ended=False)

@@ -26,14 +26,14 @@ class Hand:
 def test_time_is_counted_from_when_something_was_first_seen_and_anew_by_a_successor() -> None:
     hand = Hand()
     watch = Stopwatch(hand)
-    first = watch.elapsed("r", "run-1", "drain", "a")
+    first = watch.measure_wait("r", "run-1", "drain", "a")
     hand.seconds += 60
 
     assert first == timedelta(0)
-    assert watch.elapsed("r", "run-1", "drain", "a") == timedelta(seconds=60)
-    assert watch.elapsed("r", "run-1", "drain", "b") == timedelta(0)
-    assert watch.elapsed("other", "run-1", "drain", "a") == timedelta(0)
-    assert Stopwatch(hand).elapsed("r", "run-1", "drain", "a") == timedelta(0)
+    assert watch.measure_wait("r", "run-1", "drain", "a") == timedelta(seconds=60)
+    assert watch.measure_wait("r", "run-1", "drain", "b") == timedelta(0)
+    assert watch.measure_wait("other", "run-1", "drain", "a") == timedelta(0)
+    assert Stopwatch(hand).measure_wait("r", "run-1", "drain", "a") == timedelta(0)
 
 
 def test_what_was_seen_of_an_earlier_run_or_before_another_led_is_forgotten() -> None:
@@ -42,12 +42,12 @@ def test_what_was_seen_of_an_earlier_run_or_before_another_led_is_forgotten() ->
     for forget in (
         lambda: watch.forget("r"),
         watch.forget_all,
-        lambda: watch.elapsed("r", "run-2", "drain"),
+        lambda: watch.measure_wait("r", "run-2", "drain"),
     ):
-        watch.elapsed("r", "run-1", "drain")
+        watch.measure_wait("r", "run-1", "drain")
         hand.seconds += 60
         forget()
-        assert watch.elapsed("r", "run-1", "drain") == timedelta(0)
+        assert watch.measure_wait("r", "run-1", "drain") == timedelta(0)
 
 
 def note_answer(clock: ServerClock, at: datetime) -> datetime:

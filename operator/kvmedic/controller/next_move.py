@@ -100,7 +100,7 @@ class Tick:
 
 def elapsed_time(tick: Tick, *what: Hashable) -> timedelta:
     """Return how long this process has seen something that the run waits for."""
-    return tick.ports.watch.elapsed(tick.resource.uid, tick.run.id, *what)
+    return tick.ports.watch.measure_wait(tick.resource.uid, tick.run.id, *what)
 
 
 def watch_readiness(tick: Tick, pod: Pod, holders: tuple[str, ...] = ()) -> Pod:

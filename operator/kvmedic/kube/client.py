@@ -96,7 +96,7 @@ class Pace:
         self._booked_until = start + self._interval
         return max(0.0, start - now - self._slack)
 
-    async def turn(self, method: str) -> None:
+    async def await_turn(self, method: str) -> None:
         """Book a request; a reading one waits until it may be sent."""
         delay = self.spend(loop_seconds())
         if delay > 0 and method == "GET":
@@ -234,7 +234,7 @@ class Client:
             Unavailable: it could not be opened, or broke.
         """
         request = _subresource(ref, subresource, query)
-        await self._pace.turn(request.method)
+        await self._pace.await_turn(request.method)
         rest = self._api.rest_client
         options = {"proxy": rest.proxy, "proxy_headers": rest.proxy_headers, "max_msg_size": MESSAGE_BYTES}
         try:
@@ -326,7 +326,7 @@ class Client:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=self._limits.connect_seconds, sock_read=SILENCE.total_seconds()
         )
-        await self._pace.turn(request.method)
+        await self._pace.await_turn(request.method)
         try:
             method, url, sent, _, _ = await self._serialize_request(request)
             answer = await self._api.call_api(method, url, header_params=sent, _request_timeout=timeout)
@@ -426,7 +426,7 @@ class Client:
 
     async def _read_answer(self, request: _Request) -> tuple[int, bytes]:
         """Return the answer's code and text; whatever keeps an answer away is Unavailable."""
-        await self._pace.turn(request.method)
+        await self._pace.await_turn(request.method)
         try:
             method, url, sent, _, _ = await self._serialize_request(request)
             response: RESTResponse = await self._api.call_api(

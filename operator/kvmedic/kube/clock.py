@@ -37,7 +37,7 @@ class Stopwatch:
         self._seconds = seconds
         self._began: dict[str, tuple[str, dict[Hashable, float]]] = {}
 
-    def elapsed(self, resource: str, run: str, *what: Hashable) -> timedelta:
+    def measure_wait(self, resource: str, run: str, *what: Hashable) -> timedelta:
         """Return how long something about a run has been seen; zero at the first time.
 
         Args:

@@ -128,7 +128,7 @@ class Installation:
         began, earlier, self._stands_back = self.clock(), self.refusal, False
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
-                self.refusal = await self._settle(await self._find())
+                self.refusal = await self._settle(await self._find_leases())
         except Conflict:
             return
         except (ApiError, TimeoutError) as error:
@@ -152,7 +152,7 @@ class Installation:
             return self.retry_seconds
         return LOOK_SECONDS * random.uniform(0.7, 1.0)  # noqa: S311 - spreads looks, hides nothing
 
-    async def _find(self) -> list[JsonObject]:
+    async def _find_leases(self) -> list[JsonObject]:
         """Return the Leases that matter: all of the cluster's, or those of the watched namespaces."""
         if self.identity.watched:
             refs = [Ref(LEASES, place, SERVES) for place in self.identity.watched]
@@ -174,14 +174,17 @@ class Installation:
         if all(self._is_held(at.get(place)) for place in self.identity.places):
             await self._renew(found)
             return ""
-        if (other := self._other(found)) is not None:
+        if (other := self._find_other(found)) is not None:
             await self._stand_back(found)
             return self._refusal(other)
         asked = await self._ask_for_places(at)
         if all(self._is_held(lease) for lease in asked):
             await self._renew(found)
             return ""
-        if not self.identity.watched and (other := self._other(found := await self._find())) is not None:
+        if (
+            not self.identity.watched
+            and (other := self._find_other(found := await self._find_leases())) is not None
+        ):
             await self._stand_back(found)
             return self._refusal(other)
         self._asked_at = self.clock() if self._asked_at is None else self._asked_at
@@ -250,7 +253,7 @@ class Installation:
             section(lease or {}, "spec").get("acquireTime")
         )
 
-    def _other(self, found: Iterable[JsonObject]) -> JsonObject | None:
+    def _find_other(self, found: Iterable[JsonObject]) -> JsonObject | None:
         """Return a Lease of another installation that is not gone; None: there is none."""
         ours = ("", self.identity.full_name)
         return next(
