@@ -209,8 +209,8 @@ class SharedSurroundings:
 
     def __init__(self, reader: Reader, lasts: timedelta) -> None:
         """Nothing is read before somebody asks."""
-        self.nodes = _Shared(lambda: _nodes(reader), lasts).recent
-        self.tenants = _Shared(lambda: list_tenants(reader), lasts).recent
+        self.nodes = _Shared(lambda: _nodes(reader), lasts).read_unless_recent
+        self.tenants = _Shared(lambda: list_tenants(reader), lasts).read_unless_recent
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class _Shared(Generic[T]):
     lasts: timedelta
     _found: asyncio.Task[T] | None = field(default=None, init=False)
 
-    async def recent(self) -> T:
+    async def read_unless_recent(self) -> T:
         """Return what was read a moment ago, or is read now."""
         if self._found is None:
             self._found = asyncio.create_task(self.read(), name="read surroundings")

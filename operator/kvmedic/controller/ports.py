@@ -95,7 +95,7 @@ class NoProbes:
 class Trials(Protocol):
     """Trial pods: made, looked at, and removed for the one resource that owns them."""
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return why no trial pods are made at all; nothing where they are."""
 
     async def look(self, trial: Trial, target: TargetRef) -> Pod | None:
@@ -127,7 +127,7 @@ class Trials(Protocol):
 class NoTrials:
     """No trial pod is made: the administrator did not allow it."""
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return what the administrator would set."""
         return "trial pods are not allowed here: set probe.trialPods in the operator's configuration"
 
@@ -144,7 +144,7 @@ class NoTrials:
     async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
         """Return why there is none."""
         del trial, manifest
-        return self.forbidden()
+        return self.explain_refusal()
 
     async def delete_trials(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove nothing: those of a time when they were allowed end by their deadline."""
@@ -160,7 +160,7 @@ class NoTrials:
 class Evaluations(Protocol):
     """Jobs that evaluate trial pods: made of a team's own CronJobs, looked at, and removed."""
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return why no evaluations are made at all; nothing where they are."""
 
     async def evaluation_digest(self, namespace: str, cron_job: str) -> str | Blocked:
@@ -187,14 +187,14 @@ class Evaluations(Protocol):
 class NoEvaluations:
     """No evaluation is made: the administrator did not allow it."""
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return what the administrator would set."""
         return "evaluations are not allowed here: set probe.evaluations in the operator's configuration"
 
     async def evaluation_digest(self, namespace: str, cron_job: str) -> str | Blocked:
         """Return why there is none."""
         del namespace, cron_job
-        return Blocked(Reason.GATE_MISSING, self.forbidden())
+        return Blocked(Reason.GATE_MISSING, self.explain_refusal())
 
     async def look(self, evaluation: Evaluation) -> JobSight | None:
         """Return that there is none."""
@@ -204,7 +204,7 @@ class NoEvaluations:
     async def make(self, evaluation: Evaluation, subject: Served) -> str:
         """Return why there is none."""
         del evaluation, subject
-        return self.forbidden()
+        return self.explain_refusal()
 
     async def delete_evaluations(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
         """Remove nothing: those of a time when they were allowed end by their deadline."""
@@ -293,7 +293,7 @@ class Target(Logs, Protocol):
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
 
-    async def left_cordoned(self, namespace: str) -> tuple[Cordoned, ...]:
+    async def find_cordoned_pods(self, namespace: str) -> tuple[Cordoned, ...]:
         """Return the pods that carry a note of ours, under any owner; an empty namespace means all."""
 
     async def free(self, found: Cordoned) -> None:
