@@ -64,7 +64,7 @@ class Probes(Protocol):
     def forget_all(self) -> None:
         """End every test and forget it: another process may lead, and begins them anew."""
 
-    async def served(self, namespace: str, pod: Pod) -> Served | str:
+    async def read_served(self, namespace: str, pod: Pod) -> Served | str:
         """Return what a pod's engine says of itself and of its work so far, or why it cannot be read."""
 
 
@@ -86,7 +86,7 @@ class NoProbes:
     def forget_all(self) -> None:
         """Forget nothing."""
 
-    async def served(self, namespace: str, pod: Pod) -> Served | str:
+    async def read_served(self, namespace: str, pod: Pod) -> Served | str:
         """Return that nothing is read here."""
         del namespace, pod
         return "no tests are made here"
@@ -329,7 +329,7 @@ class Metrics(Protocol):
     ) -> Sequence[Observation]:
         """Return looks one after the other, oldest first, for the price of one."""
 
-    async def past(
+    async def observe_past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
     ) -> Reading[Observation]:
         """Return a look at the replicas that a ReplicaSet had at a moment of the past.
@@ -348,14 +348,14 @@ class Metrics(Protocol):
     async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[PastLengths, ...]:
         """Return the lengths of their requests together, by half hours of the last day, oldest first."""
 
-    async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
+    async def count_in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         """Return running plus waiting requests of all engines that a source knows, asked of the replica.
 
         `out`: for how long it has surely got no request, so that a source's own samples of that time count
         where the replica cannot be reached.
         """
 
-    async def received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+    async def count_received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
         """Return how many requests a replica was given since its engines were started."""
 
     async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:

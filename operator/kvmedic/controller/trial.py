@@ -68,7 +68,7 @@ async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | EvaluationMo
     run, limits = as_watched(tick), start_limits(tick)
     match step:
         case EvaluationStep():
-            served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
+            served = await ports.probes.read_served(namespace, pod) if pod and pod.ready else None
             return evaluation_move(EvaluationSight(seen, served, job, words), step, run, limits, tick.now)
         case TrialStep():
             progress = ports.probes.progress(pod) if pod else None
