@@ -208,7 +208,7 @@ class TestRealServer:
         after = await live.until(lambda seen: any(pod.terminating for pod in seen.pods), "a pod terminates")
         after = await live.until(lambda seen: not _named(seen, going).in_rotation, "it leaves rotation")
 
-        assert going not in {pod.name for pod in after.serving(after.revision)}
+        assert going not in {pod.name for pod in after.list_pods(after.revision)}
 
     async def test_a_pod_that_crashes_says_so(self, live: LiveFleet) -> None:
         live.light.api.create(deployment(1, behaviour(mode="crash")), live.namespace)

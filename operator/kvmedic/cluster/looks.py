@@ -39,7 +39,7 @@ from kvmedic.kube.objects import (
 )
 from kvmedic.kube.packing import Packed, Packer
 from kvmedic.kube.watches import Asked, Recording, Watched, Watches
-from kvmedic.model.config_edits import previous
+from kvmedic.model.config_edits import find_previous
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.spec import Policy, TargetRef
@@ -75,7 +75,7 @@ def _read_lines(view: View, target: TargetRef) -> list[EngineLine | Blocked]:
 
     Tenants wrote them: they are read in a thread, and the loop goes on meanwhile.
     """
-    earlier = previous(view.fleet)
+    earlier = find_previous(view.fleet)
     sets = ("", *([earlier.name] if earlier and earlier.name in view.templates else []))
     return [view.engine_line(target, each) for each in sets]
 

@@ -108,7 +108,7 @@ async def room_for(
 
 
 async def _shape_of_spare(client: Reader, fleet: Fleet, template: Mapping[str, Any]) -> Shape:
-    ready = [pod for pod in fleet.serving(fleet.revision) if pod.ready]
+    ready = [pod for pod in fleet.list_pods(fleet.revision) if pod.ready]
     newest = max(ready, key=lambda pod: (pod.created_at, pod.name), default=None)
     body = await client.get(Ref(PODS, fleet.namespace, newest.name)) if newest else None
     return shape_of(fleet.namespace, body or template)
