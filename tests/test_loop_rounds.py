@@ -44,7 +44,7 @@ class World:
         self.there, self.freed, self.forgotten = list(peers), [], []
         self.loop, self.roster = Loop(self.tick, 1), Roster()
         self.refuses: dict[str, Exception] = {}
-        target = SimpleNamespace(left_cordoned=self.left(pods), free=self.free)
+        target = SimpleNamespace(find_cordoned_pods=self.left(pods), free=self.free)
         leader = SimpleNamespace(is_held=lambda: leads)
         ports: Any = SimpleNamespace(target=target, leader=leader, pace=SimpleNamespace(idle=timedelta(1)))
         self.stand_ins = StandIns(ports, self.roster)

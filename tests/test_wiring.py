@@ -83,7 +83,7 @@ def test_where_nobody_can_make_tests_none_goes_on() -> None:
 
 
 async def test_where_nobody_can_make_tests_nothing_is_read() -> None:
-    assert await NoProbes().served("serving", a_pod("trial")) == "no tests are made here"
+    assert await NoProbes().read_served("serving", a_pod("trial")) == "no tests are made here"
 
 
 @pytest.mark.parametrize(

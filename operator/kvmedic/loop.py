@@ -361,7 +361,7 @@ class Rounds:
         frozen = self.stand_ins.list_frozen_fleets()
         leads = self.ports.leader.is_held()
         places = self.namespaces or ("",)
-        found = [await self.ports.target.left_cordoned(each) for each in places] if leads else []
+        found = [await self.ports.target.find_cordoned_pods(each) for each in places] if leads else []
         # Another shard's pods are led back by it alone: nobody here knows whose they are.
         pods = [pod for each in found for pod in each if self.holds(pod.namespace)]
         self.number += 1

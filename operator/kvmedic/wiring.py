@@ -11,7 +11,7 @@ from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.cluster.looks import QuickLooks, TargetSurroundings, watched_kinds
 from kvmedic.cluster.rights import own_lacking_rights
 from kvmedic.cluster.room import OLDEST_AT_RUN_START, SharedSurroundings
-from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, storm_over_at
+from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, read_storm_end
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
 from kvmedic.cluster.workloads import DeploymentTarget
@@ -185,7 +185,7 @@ def run_limits_of(settings: Settings, world: Connected, roster: Roster) -> RunLi
         bounds,
         roster,
         census=lambda: world.store.peers(process.watch),
-        storm_over_at=lambda: storm_over_at(world.client, process.namespace, storm.over),
+        storm_over_at=lambda: read_storm_end(world.client, process.namespace, storm.over),
     )
 
 

@@ -19,7 +19,7 @@ from kvmedic.api.schema import (
     Kind,
     spec_schema,
     status_schema,
-    structural,
+    to_structural,
     yaml_text,
 )
 from kvmedic.model.edits import Digest
@@ -176,25 +176,25 @@ class TestStructural:
     def test_a_reference_is_inlined_and_its_own_words_win(self) -> None:
         definitions = {"A": {"type": "object", "title": "A", "description": "general", "properties": {}}}
 
-        assert structural({"$ref": "#/$defs/A", "description": "special"}, definitions) == {
+        assert to_structural({"$ref": "#/$defs/A", "description": "special"}, definitions) == {
             "description": "special",
             "type": "object",
             "properties": {},
         }
 
     def test_null_is_no_alternative(self) -> None:
-        assert structural({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, {}) == {
+        assert to_structural({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, {}) == {
             "type": "string"
         }
 
     def test_a_constant_is_an_enumeration_of_one(self) -> None:
-        assert structural({"type": "string", "const": "x", "title": "X"}, {}) == {
+        assert to_structural({"type": "string", "const": "x", "title": "X"}, {}) == {
             "type": "string",
             "enum": ["x"],
         }
 
     def test_number_or_percentage(self) -> None:
-        assert structural({"anyOf": [{"type": "integer"}, {"type": "string"}]}, {}) == {
+        assert to_structural({"anyOf": [{"type": "integer"}, {"type": "string"}]}, {}) == {
             "x-kubernetes-int-or-string": True
         }
 
@@ -207,15 +207,15 @@ class TestStructural:
             "discriminator": {"propertyName": "kind"},
         }
 
-        assert structural(either, {}) == {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        assert to_structural(either, {}) == {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
     def test_a_union_without_a_form_is_an_error(self) -> None:
         with pytest.raises(ValueError, match="give the field one type"):
-            structural({"anyOf": [{"type": "object"}, {"type": "array"}]}, {})
+            to_structural({"anyOf": [{"type": "object"}, {"type": "array"}]}, {})
 
     def test_additional_properties_are_kept_only_as_a_schema(self) -> None:
-        assert structural({"type": "object", "additionalProperties": False}, {}) == {"type": "object"}
-        assert structural(
+        assert to_structural({"type": "object", "additionalProperties": False}, {}) == {"type": "object"}
+        assert to_structural(
             {"type": "object", "additionalProperties": {"type": "string", "title": "T"}}, {}
         ) == {
             "type": "object",
@@ -223,7 +223,7 @@ class TestStructural:
         }
 
     def test_lines_of_a_paragraph_are_joined(self) -> None:
-        assert structural({"type": "string", "description": "a\nb\n\nc"}, {})["description"] == "a b\n\nc"
+        assert to_structural({"type": "string", "description": "a\nb\n\nc"}, {})["description"] == "a b\n\nc"
 
 
 def test_a_digest_is_written_as_a_text() -> None:

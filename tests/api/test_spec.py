@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from api.bad_specs import MINIMAL, ROWS, Row, window
 from api.good_specs import GOOD
 from kvmedic.api import resource
-from kvmedic.api.resource import SpecInvalid, not_implemented, resource_from_manifest, spec_from_wire
+from kvmedic.api.resource import SpecInvalid, find_unimplemented, resource_from_manifest, spec_from_wire
 from kvmedic.api.rules import OneOf, Rule
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.engines import ENGINES
@@ -32,7 +32,7 @@ def test_a_bad_spec_is_refused_with_the_field_and_the_fix(row: Row) -> None:
 
 @pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD)
 def test_bounds_are_inside(spec: dict[str, Any]) -> None:
-    assert not_implemented(spec_from_wire(spec)) == ()
+    assert find_unimplemented(spec_from_wire(spec)) == ()
 
 
 def test_what_is_not_implemented_is_valid_but_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_what_is_not_implemented_is_valid_but_named(monkeypatch: pytest.MonkeyPa
     pending = Rule("", "waves are not implemented yet", holds, ".rollout.waves")
     monkeypatch.setattr(resource, "PENDING", (pending,))
 
-    named = not_implemented(spec_from_wire({**MINIMAL, "rollout": {"waves": "Quarter"}}))
+    named = find_unimplemented(spec_from_wire({**MINIMAL, "rollout": {"waves": "Quarter"}}))
 
     assert named == ("spec.rollout.waves: waves are not implemented yet",)
 
@@ -119,7 +119,7 @@ def test_the_whole_compression_block_reads() -> None:
 def test_the_examples_use_only_what_works(path: Path) -> None:
     resource = resource_from_manifest(yaml.safe_load(path.read_text()))
 
-    assert not_implemented(resource.spec) == ()
+    assert find_unimplemented(resource.spec) == ()
 
 
 def test_a_manifest_of_another_kind_is_refused() -> None:

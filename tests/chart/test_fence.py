@@ -13,7 +13,7 @@ import yaml
 
 from chart.generated import CHART
 from chart.rendering import render
-from kvmedic.cluster.stateful.groups import in_one_form
+from kvmedic.cluster.stateful.groups import normalise_part
 from kvmedic.engines.kv_methods import METHODS
 from kvmedic.model.config_edits import Contents, copy_name
 from kvmedic.model.redaction import names_secret
@@ -574,7 +574,7 @@ ADDED = ("rolloutStrategy", "finalizers")
     ("path", "value", "message"),
     [
         (f"{GROUPS}/leaderTemplate/spec/containers/0/args/0", "--max-num-seqs=14", ""),
-        (f"{GROUPS}/leaderTemplate", in_one_form(AS_WRITTEN), ""),
+        (f"{GROUPS}/leaderTemplate", normalise_part(AS_WRITTEN), ""),
         ("/spec/rolloutStrategy", {"rollingUpdateConfiguration": {"partition": 2147483646}}, ""),
         (f"{GROUPS}/leaderTemplate/spec/containers/0/image", "registry.example/other:1", OTHER_ENGINE),
         (f"{GROUPS}/leaderTemplate/spec/hostNetwork", True, IDENTITY),

@@ -212,7 +212,7 @@ def test_a_reason_comes_with_what_to_type(condition, status, reason, typed):
     first, last = advice(condition, status, reason)
 
     assert typed in first
-    assert LOOK.typed(NAMES) in last
+    assert LOOK.write_command(NAMES) in last
 
 
 def test_a_remedy_that_is_a_look_is_said_once():
@@ -233,5 +233,7 @@ def test_the_command_shows_the_state_first_and_what_did_not_help_where_it_is_ask
     assert "With -v also: changes that did not help." in brief
     assert ("was tried (" in brief, "was tried (" in whole) == (False, True)
     assert (
-        brief.splitlines()[-1] == whole.splitlines()[-1] == f"To look again right now:  {LOOK.typed(NAMES)}"
+        brief.splitlines()[-1]
+        == whole.splitlines()[-1]
+        == f"To look again right now:  {LOOK.write_command(NAMES)}"
     )

@@ -453,7 +453,7 @@ async def test_logs_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> Non
 
         monkeypatch.setattr(engine_logs, name, noted)
 
-    names = ("dated_lines", "bears_device_memory", "logged_size", "started_of")
+    names = ("dated_lines", "bears_device_memory", "logged_size", "parse_start")
     for name in names:
         note(name)
     answer = log(TORCH)

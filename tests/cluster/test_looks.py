@@ -157,13 +157,13 @@ async def test_command_lines_are_read_in_a_thread_and_once(
     beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await beside.live.serving(1)
-    readers, read = [], workload.parsed_of
+    readers, read = [], workload.parse_line
 
     def noted(*args: Any) -> Any:
         readers.append(threading.current_thread())
         return read(*args)
 
-    monkeypatch.setattr(workload, "parsed_of", noted)
+    monkeypatch.setattr(workload, "parse_line", noted)
     view = await read_target(beside.live.client, beside.live.namespace, beside.policy)
     assert view is not None
     reads = len(readers)

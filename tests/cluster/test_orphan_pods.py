@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from kvmedic.cluster.orphan_pods import labels_left, move_orphan, release
+from kvmedic.cluster.orphan_pods import find_unchanged_labels, move_orphan, release
 from kvmedic.rollout.moves import CordonOrphan, Settled
 from kvmedic.rollout.orphan_drain import draining_value
 from worlds.live_fleet import LiveFleet, is_whole, walker, witnessed
@@ -93,4 +93,4 @@ async def test_a_label_that_is_named_only_after_the_cordon_is_changed_as_well(pl
     assert orphan.led_by == ("app",)
     assert cordoned.led_by == ()
     assert labels["served-by"] == labels["app"] == draining_value(pod.uid)
-    assert labels_left(body, ("app", "served-by", "other")) == ()
+    assert find_unchanged_labels(body, ("app", "served-by", "other")) == ()

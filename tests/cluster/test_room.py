@@ -147,7 +147,7 @@ async def test_a_quota_counts_by_its_scopes() -> None:
 
 async def test_a_replica_that_runs_shows_what_admission_added() -> None:
     fleet = a_fleet()
-    newest = fleet.serving(fleet.revision)[-1].name
+    newest = fleet.list_pods(fleet.revision)[-1].name
     node = a_node("node1", 9)
     node["spec"] = {"taints": [{"key": GPU, "value": "present", "effect": "NoSchedule"}]}
     running = a_pod(newest, "node1", tolerations=[{"key": GPU, "operator": "Exists"}])

@@ -13,8 +13,8 @@ from kvmedic.cluster.ownership import CORDON_COST, CORDONED, DELETION_COST
 from kvmedic.cluster.snapshot import (
     Frame,
     container_index,
-    in_rotation,
-    listing_services,
+    find_listing_services,
+    map_ready_listings,
     pod_of,
     rollout_fields,
     rotation_of,
@@ -208,7 +208,7 @@ class TestRealServer:
         after = await live.until(lambda seen: any(pod.terminating for pod in seen.pods), "a pod terminates")
         after = await live.until(lambda seen: not _named(seen, going).in_rotation, "it leaves rotation")
 
-        assert going not in {pod.name for pod in after.serving(after.revision)}
+        assert going not in {pod.name for pod in after.list_pods(after.revision)}
 
     async def test_a_pod_that_crashes_says_so(self, live: LiveFleet) -> None:
         live.light.api.create(deployment(1, behaviour(mode="crash")), live.namespace)
@@ -316,7 +316,7 @@ def _named(fleet: Fleet, name: str) -> Any:
 
 def exposed(*services: dict[str, Any], slices: tuple[dict[str, Any], ...] = (), **spec: Any) -> Rotation:
     body = {**deployment(1), **({"spec": {**deployment(1)["spec"], **spec}} if spec else {})}
-    return rotation_of(body, LABEL, services, listing_services(slices, frozenset({"ours"})))
+    return rotation_of(body, LABEL, services, find_listing_services(slices, frozenset({"ours"})))
 
 
 def a_slice(uid: str, service_name: str = NAME, **conditions: bool) -> dict[str, Any]:
@@ -388,18 +388,20 @@ class TestRotation:
         ],
     )
     def test_who_gets_requests(self, conditions: dict[str, bool], serves: bool) -> None:
-        assert in_rotation([a_slice("ours", **conditions)]) == ({"ours": ("Service llm",)} if serves else {})
+        assert map_ready_listings([a_slice("ours", **conditions)]) == (
+            {"ours": ("Service llm",)} if serves else {}
+        )
 
     def test_one_slice_of_many_is_enough(self) -> None:
         slices = [a_slice("ours", "a", ready=False), a_slice("ours", "b", ready=True), {"endpoints": None}]
 
-        assert in_rotation(slices) == {"ours": ("Service b",)}
+        assert map_ready_listings(slices) == {"ours": ("Service b",)}
 
     def test_a_slice_of_no_service_is_known_by_its_own_name(self) -> None:
         own = a_slice("ours", "", ready=True)
         own["metadata"]["name"] = "mine"
 
-        assert in_rotation([own, a_slice("ours")]) == {"ours": ("EndpointSlice mine", "Service llm")}
+        assert map_ready_listings([own, a_slice("ours")]) == {"ours": ("EndpointSlice mine", "Service llm")}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.rotation import free, left_cordoned, move_pod
+from kvmedic.cluster.rotation import find_cordoned_pods, free, move_pod
 from kvmedic.cluster.stateful.revisions import ordinal_of
 from kvmedic.cluster.workloads import unclaim
 from kvmedic.kube.objects import controller_uid
@@ -87,7 +87,7 @@ async def test_a_bad_start_is_taken_back_though_its_controller_waits_for_it_for_
     last = max(fleet.live, key=lambda pod: pod.ordinal or 0)
     await move_pod(live.client, fleet, Cordon(last))
     assert controller_uid(live.pod(last.name)) == ""
-    for each in await left_cordoned(live.client, live.namespace):
+    for each in await find_cordoned_pods(live.client, live.namespace):
         await free(live.client, each)
     held = live.pod(last.name)
     assert controller_uid(held) == fleet.uid

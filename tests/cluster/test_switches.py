@@ -15,7 +15,7 @@ from kvmedic.cluster.switches import (
     StoredApprovals,
     read_required_label,
     read_stop,
-    storm_over_at,
+    read_storm_end,
 )
 from kvmedic.kube.client import Client, Limits, connect
 from kvmedic.kube.errors import Call, Refused, Unavailable
@@ -122,10 +122,10 @@ async def test_one_command_turns_the_stop_on_and_one_off_whatever_it_contains(
 async def test_a_storm_is_over_since_somebody_said_so(
     client: Client, light: LightCluster, namespace: str
 ) -> None:
-    before = await storm_over_at(client, namespace, "kvmedic-storm-over")
+    before = await read_storm_end(client, namespace, "kvmedic-storm-over")
     light.kubectl("-n", namespace, "create", "configmap", "kvmedic-storm-over")
     made = light.api.get("ConfigMap", "kvmedic-storm-over", namespace)["metadata"]["creationTimestamp"]
-    after = await storm_over_at(client, namespace, "kvmedic-storm-over")
+    after = await read_storm_end(client, namespace, "kvmedic-storm-over")
 
     assert before is None
     assert after == datetime.fromisoformat(made)
@@ -133,7 +133,7 @@ async def test_a_storm_is_over_since_somebody_said_so(
 
 async def test_without_an_answer_nobody_knows_and_nothing_was_said() -> None:
     async with Client(Configuration(host="http://127.0.0.1:1"), Limits()) as nowhere:
-        assert await storm_over_at(nowhere, "kvmedic-system", "kvmedic-storm-over") is None
+        assert await read_storm_end(nowhere, "kvmedic-system", "kvmedic-storm-over") is None
         assert await read_stop(nowhere, "kvmedic-system", "kvmedic-stop") is Stop.UNREADABLE
         with pytest.raises(Unavailable):
             await StoredApprovals(nowhere).list_approvals("serving", "chat")

@@ -15,7 +15,7 @@ from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import DEPLOYMENTS, JsonObject, Ref
 from kvmedic.model.edits import BundleEdit, BundlePart, EnvEdit, Field, PatchOperation, TokenEdit
-from kvmedic.model.fleet import Fleet, RolloutFields, frozen, template_hash
+from kvmedic.model.fleet import Fleet, RolloutFields, freeze_fields, template_hash
 from kvmedic.rollout.moves import (
     DeploymentMove,
     Freeze,
@@ -31,8 +31,8 @@ from kvmedic.rollout.moves import (
 from worlds.live_fleet import ARGS, EDIT, NAME, POLL_SECONDS, LiveFleet, deployment, is_whole, service, walker
 from worlds.model_controller import Model
 
-FROZEN = frozen(max_unavailable=0, paused=False)
-HELD = frozen(max_unavailable=0, paused=True)
+FROZEN = freeze_fields(max_unavailable=0, paused=False)
+HELD = freeze_fields(max_unavailable=0, paused=True)
 OWN = RolloutFields(False, "25%", "25%", 0, 600)
 
 
@@ -247,7 +247,7 @@ class TestGuards:
     MOVES: tuple[DeploymentMove, ...] = (
         Freeze(EDIT, FROZEN),
         Pause(HELD),
-        Pulse(("some-pod",), frozen(max_unavailable=1, paused=False)),
+        Pulse(("some-pod",), freeze_fields(max_unavailable=1, paused=False)),
         Release(OWN),
         Restore(OWN, 0),
     )

@@ -14,11 +14,11 @@ from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import REPLICA_SETS, Ref
 from kvmedic.model.config_edits import Revision, TemplateSwap
 from kvmedic.model.edits import BundleEdit, PatchOperation
-from kvmedic.model.fleet import frozen, own_template, template_hash
+from kvmedic.model.fleet import freeze_fields, own_template, template_hash
 from kvmedic.rollout.moves import DeploymentMove, Freeze, Pause, Retarget, Revert
 from run_builder import BUNDLE, EDIT, OWN_FIELDS, a_fleet
 
-HELD = frozen(max_unavailable=0, paused=True)
+HELD = freeze_fields(max_unavailable=0, paused=True)
 
 
 def template(cap: str, **labels: str) -> dict[str, Any]:

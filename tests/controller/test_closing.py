@@ -53,7 +53,7 @@ async def ended(*, leads: bool) -> tuple[timedelta, Saved]:
 
     saved, run, resource = Saved(), a_run(StepState.ROLLING_OUT, an_intent()), a_resource()
     ports: Any = SimpleNamespace(
-        target=SimpleNamespace(look=gone, left_cordoned=nobody),
+        target=SimpleNamespace(look=gone, find_cordoned_pods=nobody),
         stop=SimpleNamespace(read=read),
         leader=SimpleNamespace(is_held=lambda: leads),
         pace=SimpleNamespace(controller=SOON),

@@ -34,7 +34,7 @@ class Remembering(Asked):
     then: Reading[Observation] = field(default_factory=lambda: Measured(an_observation(CALM, CALM), NOW))
     asked: list[tuple[str, str, str, datetime, Look]] = field(default_factory=list)
 
-    async def past(
+    async def observe_past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
     ) -> Reading[Observation]:
         self.asked.append((source, namespace, replica_set, at, look))

@@ -37,7 +37,7 @@ def a_tick(
 ) -> Any:
     """A tick in which the replica `a` has been drained for so long; it counts no requests."""
 
-    async def in_flight(*_: object) -> Measured[float]:
+    async def count_in_flight(*_: object) -> Measured[float]:
         return Measured(0.0, NOW)
 
     rollout = SimpleNamespace(drain_timeout=LIMIT, on_drain_timeout=answer)
@@ -48,7 +48,9 @@ def a_tick(
         policy=SimpleNamespace(rollout=rollout, source="default"),
         run=SimpleNamespace(draining_pods=(draining_pod,), timed_out=timed_out, id="1"),
         resource=SimpleNamespace(uid="r", namespace="n"),
-        ports=SimpleNamespace(watch=watch, pace=pace, metrics=SimpleNamespace(in_flight=in_flight)),
+        ports=SimpleNamespace(
+            watch=watch, pace=pace, metrics=SimpleNamespace(count_in_flight=count_in_flight)
+        ),
         now=NOW,
     )
 
@@ -122,11 +124,11 @@ def test_a_source_is_asked_about_the_time_since_requests_have_stopped_for_sure()
     tick = a_tick(timedelta(minutes=4), OnDrainTimeout.HOLD, left=True)
     asked: list[timedelta] = []
 
-    async def in_flight(source: str, namespace: str, pod: object, out: timedelta) -> Measured[float]:
+    async def count_in_flight(source: str, namespace: str, pod: object, out: timedelta) -> Measured[float]:
         asked.append(out)
         return Measured(0.0, NOW)
 
-    tick.ports.metrics.in_flight = in_flight
+    tick.ports.metrics.count_in_flight = count_in_flight
     asyncio.run(drains_of(tick, fleet))
 
     assert asked == [timedelta(minutes=4) - timedelta(seconds=5)] * 2
@@ -138,10 +140,10 @@ class Engine:
     def __init__(self, *received: float | None) -> None:
         self.left = list(received)
 
-    async def in_flight(self, *_: object) -> Measured[float]:
+    async def count_in_flight(self, *_: object) -> Measured[float]:
         return Measured(1.0, NOW)
 
-    async def received(self, *_: object) -> object:
+    async def count_received(self, *_: object) -> object:
         count = self.left.pop(0)
         return Missing(Absence.SOURCE_UNAVAILABLE) if count is None else Measured(count, NOW)
 

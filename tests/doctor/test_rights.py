@@ -6,7 +6,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from kvmedic.cluster.looks import watched_kinds
-from kvmedic.cluster.rights import CONFIG_FILE, GROUPED, NEEDED, OWNER_FIELD, STATEFUL, Right, lacking_in
+from kvmedic.cluster.rights import (
+    CONFIG_FILE,
+    GROUPED,
+    NEEDED,
+    OWNER_FIELD,
+    STATEFUL,
+    Right,
+    find_lacking_rights,
+)
 from kvmedic.doctor.checks import Result, rights_check
 from kvmedic.rollout.preconditions import WRITTEN
 
@@ -68,7 +76,7 @@ def test_every_right_of_the_chart_that_a_change_of_a_setting_always_needs_is_ask
     ],
 )
 def test_a_rule_grants_what_it_names(rule, is_granted):
-    assert (lacking_in([rule], [PODS]) == ()) is is_granted
+    assert (find_lacking_rights([rule], [PODS]) == ()) is is_granted
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def _reasons(reasons: Iterable[Reason]) -> str:
 
 def _typed(reason: Reason) -> str:
     remedy = reason.remedy or EXPLAIN
-    return f"{remedy.purpose}: `{remedy.typed(NAMES)}`"
+    return f"{remedy.purpose}: `{remedy.write_command(NAMES)}`"
 
 
 def _problem_rows(problems: Iterable[tuple[str, ReportedProblem]]) -> str:

@@ -57,7 +57,7 @@ def test_each_problem_is_listed_with_a_reason_that_has_a_remedy():
 
 @pytest.mark.parametrize("reason", REMEDIES)
 def test_a_remedy_uses_no_name_that_is_not_given(reason):
-    typed = REMEDIES[reason].typed(NAMES)
+    typed = REMEDIES[reason].write_command(NAMES)
 
     assert "$" not in typed
     assert typed.startswith(("kubectl ", "kvmedic "))

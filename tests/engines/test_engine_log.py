@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmedic.engines.engine_log import DIFFERENT, LINE_LENGTH, Started, Unread, phrases, started_of
+from kvmedic.engines.engine_log import DIFFERENT, LINE_LENGTH, Started, Unread, parse_start, phrases
 from kvmedic.engines.vllm_log import VLLM_START
 from kvmedic.model.evidence import LoggedSize, SizeUnit
 from lab.engine.logs import BACKEND, EIGHT_BIT
@@ -20,11 +20,11 @@ EIGHT = f"(APIServer pid=1) INFO 11-21 04:49:51 [cache.py:232] {EIGHT_BIT.format
 
 
 def start_of(*lines: str) -> Started:
-    return started_of(lines, VLLM_START)
+    return parse_start(lines, VLLM_START)
 
 
 def test_the_recorded_start_reports_its_pool_and_nothing_of_compression() -> None:
-    found = started_of(RECORDED.read_text().splitlines(), VLLM_START)
+    found = parse_start(RECORDED.read_text().splitlines(), VLLM_START)
 
     assert found == Started(size=LoggedSize(4800, SizeUnit.TOKENS), is_whole=True)
 

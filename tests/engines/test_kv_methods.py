@@ -15,7 +15,7 @@ from kvmedic.engines.kv_methods import (
     OWN_TYPES,
     TRIATTENTION,
     expected_ratio,
-    method_named,
+    find_method,
 )
 from kvmedic.model.compression import MethodClass, MethodSigns, Recognised, recognise_methods
 from lab.engine.arguments import parse_serve
@@ -144,7 +144,7 @@ def test_each_type_of_fewer_bits_is_known_as_compression(name):
     assert 1 < known.ratio <= 16 / known.bits * 1.02
     for found in (labelled, asked, logged):
         assert [each.method.method_class for each in found] == [MethodClass.QUANTIZATION]
-    assert method_named(name) is labelled[0].method
+    assert find_method(name) is labelled[0].method
 
 
 @pytest.mark.parametrize("name", sorted(OWN_TYPES))
@@ -159,5 +159,5 @@ def test_a_type_of_a_later_release_counts_as_the_least_of_its_kin():
 
 
 def test_a_name_of_nothing_is_no_method():
-    assert method_named("") is None
-    assert method_named("Mine") is None
+    assert find_method("") is None
+    assert find_method("Mine") is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.engine_file import LONGEST, EngineFile, engine_file, entries_of
 from kvmedic.manifests.errors import ErrorReason, ManifestError
-from kvmedic.manifests.flags import parsed_of
+from kvmedic.manifests.flags import parse_line
 from kvmedic.model.engine import Engine, Knob, Version
 
 ENGINE = Engine(VLLM, Version.parse("0.32.0"))
@@ -104,7 +104,7 @@ SWITCHED = "enable-prefix-caching: {}\nmax-num-seqs: 64\n"
 def test_an_entry_that_is_false_counts_as_the_engine_has_it(
     container: dict[str, Any], expected: bool | None
 ) -> None:
-    found = a_file(SWITCHED.format("false"), container).given("enable_prefix_caching")
+    found = a_file(SWITCHED.format("false"), container).find_entry("enable_prefix_caching")
 
     assert (found.value if found else None) is expected
 
@@ -121,7 +121,7 @@ def test_an_entry_that_is_false_counts_as_the_engine_has_it(
     ids=["file", "the command line beats it", "also abbreviated", "another flag", "not in the file"],
 )
 def test_who_decides_a_value(line: list[str], text: str, *, expected: bool) -> None:
-    parsed = parsed_of({**SERVE, "args": line}, ENGINE)
+    parsed = parse_line({**SERVE, "args": line}, ENGINE)
     flag = VLLM.flag(Knob.MAX_NUM_SEQS)
     assert flag is not None
     assert not isinstance(parsed, ManifestError)
@@ -130,7 +130,7 @@ def test_who_decides_a_value(line: list[str], text: str, *, expected: bool) -> N
 
 
 def test_a_switch_is_the_command_lines_matter() -> None:
-    parsed, flag = parsed_of(SERVE, ENGINE), VLLM.flag(Knob.PREFIX_CACHING)
+    parsed, flag = parse_line(SERVE, ENGINE), VLLM.flag(Knob.PREFIX_CACHING)
     assert flag is not None
     assert not isinstance(parsed, ManifestError)
 
@@ -165,7 +165,7 @@ def texts(draw: st.DrawFn) -> str:
 @given(texts(), st.sampled_from(["max_num_seqs", "max_model_len", "gpu_memory_utilization"]))
 def test_only_the_one_value_differs_whatever_the_file_looks_like(text: str, dest: str) -> None:
     before = a_file(text)
-    given_ = before.given(dest)
+    given_ = before.find_entry(dest)
     if given_ is None:
         return
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.documents import ManifestContainer, containers_of
 from kvmedic.manifests.errors import ManifestError
-from kvmedic.manifests.flags import AlreadySet, edit, parsed_of, setting_of
+from kvmedic.manifests.flags import AlreadySet, edit, parse_line, setting_of
 from kvmedic.manifests.grammar import Parsed
 from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.model.edits import TokenEdit
@@ -98,7 +98,7 @@ def knobs_of(values: dict[str, Any]) -> dict[str, Any]:
 def test_a_command_line_reads_as_argparse_reads_it(arguments: list[str]) -> None:
     values = expected(arguments)
 
-    parsed = parsed_of(a_container(arguments), ENGINE)
+    parsed = parse_line(a_container(arguments), ENGINE)
 
     if values is None:
         assert isinstance(parsed, ManifestError)

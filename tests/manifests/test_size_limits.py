@@ -15,7 +15,7 @@ from kvmedic.engines.vllm import VLLM
 from kvmedic.manifests.documents import MOST_VALUES, containers_of
 from kvmedic.manifests.engine_file import LONGEST, engine_file
 from kvmedic.manifests.errors import LONGEST_MESSAGE, ErrorReason, ManifestError
-from kvmedic.manifests.flags import parsed_of, read_flags
+from kvmedic.manifests.flags import parse_line, read_flags
 from kvmedic.manifests.grammar import Parsed
 from kvmedic.manifests.invocation import NotAnEngine, Remembered, invocation_of, version_of
 from kvmedic.manifests.size_limits import DEEPEST, LONGEST_WORD, STEPS, Budget
@@ -107,7 +107,7 @@ MONSTERS = [
 
 
 def refused(container: dict[str, Any]) -> ManifestError:
-    found = parsed_of(container, ENGINE)
+    found = parse_line(container, ENGINE)
     assert isinstance(found, ManifestError)
     return found
 
@@ -159,7 +159,7 @@ def test_what_is_kept_of_a_command_line_grows_with_its_words_and_its_text_alone(
     of_word: Callable[[str], dict[str, Any]],
 ) -> None:
     """Each look unpacks it: with a note of each character it took 0.15 s for 32,000 of them (measured)."""
-    short, long = (len(pickle.dumps(parsed_of(of_word("x" * length), ENGINE))) for length in (1, 100))
+    short, long = (len(pickle.dumps(parse_line(of_word("x" * length), ENGINE))) for length in (1, 100))
 
     # Each text is kept a few times: as written, as given, as traced and as read.
     assert long - short < 100 * 99 * 5
@@ -194,7 +194,7 @@ ORDINARY = [
 def test_an_ordinary_command_line_takes_few_steps(container: dict[str, Any]) -> None:
     budget = Budget()
 
-    found = parsed_of(container, ENGINE, budget)
+    found = parse_line(container, ENGINE, budget)
 
     assert isinstance(found, Parsed)
     assert STEPS - budget.steps < STEPS // 50

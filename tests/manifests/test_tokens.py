@@ -21,7 +21,7 @@ from kvmedic.manifests.tokens import (
     join_spots,
     read_environment,
     stand_in,
-    unwritten,
+    trace_unwritten_text,
     write_text,
 )
 from kvmedic.manifests.tokens import expand as expand_within
@@ -206,7 +206,12 @@ def pieces(draw: st.DrawFn) -> Traced:
     """Return a part of an item, as it is or after something that a shell does to it."""
     start, length = draw(st.integers(0, 9)), draw(st.integers(0, 4))
     part = ITEM.piece(start, start + length)
-    made = [part, part.through("A", REFERENCE), unwritten(part.text), stand_in(part.text, "B", REFERENCE)]
+    made = [
+        part,
+        part.through("A", REFERENCE),
+        trace_unwritten_text(part.text),
+        stand_in(part.text, "B", REFERENCE),
+    ]
     return draw(st.sampled_from([*made, as_one("x", ITEM.piece(start, start + 2))]))
 
 

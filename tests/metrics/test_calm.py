@@ -15,7 +15,7 @@ from kvmedic.metrics import calm
 from kvmedic.metrics.batches import MOST_CHARACTERS, Closeness, Moment, characters, parts_of
 from kvmedic.metrics.calm import MOST_PARTS, POOLS_LAST, CalmRounds, parts_of_pods
 from kvmedic.metrics.page import names_of
-from kvmedic.metrics.promql import Span, narrowed_by
+from kvmedic.metrics.promql import Span, make_narrow
 from kvmedic.metrics.series import Answer, Place, PodKey, Reply, Series, Unanswered
 from kvmedic.model.evidence import AT_REST, Look, Measured, PodReadings, Signal
 from kvmedic.settings import Labels
@@ -295,7 +295,7 @@ def test_a_round_is_divided_so_that_each_pod_is_in_exactly_one_part(replicas: in
     divided = parts_of_pods(replicas, "pod")
     every = {("up", ""): [Element({"__name__": "up", "pod": name}, 1.0) for name in names]}
 
-    found = [evaluate(narrowed_by(each, ["up"])("up"), every) for each in divided]
+    found = [evaluate(make_narrow(each, ["up"])("up"), every) for each in divided]
 
     assert len(divided) == parts
     assert sorted(e.labels["pod"] for one in found for e in one) == sorted(names)

@@ -71,7 +71,7 @@ async def test_an_xid_counts_that_came_of_late_or_to_its_user(
     device = await only_device(history, pod)
 
     assert device.value(Vital.LAST_XID) == xid
-    assert device.unknown() == (), "the default set is enough for `nodeHealth: Required`"
+    assert device.list_unknown() == (), "the default set is enough for `nodeHealth: Required`"
 
 
 @pytest.mark.parametrize(("pod", "ill"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
@@ -82,7 +82,7 @@ async def test_a_gpu_is_seen_with(history: PrometheusServer, pod: str, ill: dict
         (Vital.CLOCK_REASONS, Vital.LAST_XID, Vital.UNCORRECTABLE_ERRORS, Vital.ROW_REMAP_FAILED), 0
     )
     assert {vital: device.value(vital) for vital in well} == well | ill
-    assert device.unknown() == ()
+    assert device.list_unknown() == ()
     assert device.name == "GPU 0"
     assert device.reading(Vital.LAST_XID) == Measured(float(ill.get(Vital.LAST_XID, 0)), END)
 
@@ -135,7 +135,7 @@ async def test_each_gpu_of_a_replica_is_one_of_its_own(history: PrometheusServer
 async def test_what_the_exporter_leaves_out_by_default_is_missing(history: PrometheusServer) -> None:
     device = await only_device(history, "gpu-default-set")
 
-    assert device.unknown() == ()
+    assert device.list_unknown() == ()
     assert device.reading(Vital.CLOCK_REASONS) == Missing(Absence.NO_SERIES)
 
 

@@ -165,9 +165,9 @@ async def test_looks_one_after_the_other_are_what_single_looks_are_for_a_ninth_o
 async def test_a_replica_is_asked_at_its_own_address() -> None:
     with Server(lambda _: Reply(200, THRASH)) as replica:
         metrics = fleet_metrics("http://127.0.0.1:9", replica.port)
-        in_flight = await metrics.in_flight("default", NAMESPACE, pod("a"))
+        in_flight = await metrics.count_in_flight("default", NAMESPACE, pod("a"))
         pool = await metrics.pool("default", NAMESPACE, pod("a"))
-        nowhere = await metrics.in_flight("default", NAMESPACE, pod("a", address=""))
+        nowhere = await metrics.count_in_flight("default", NAMESPACE, pod("a", address=""))
         await metrics.close()
 
     assert isinstance(in_flight, Measured)
@@ -194,7 +194,7 @@ async def test_a_replica_is_idle_only_where_all_engines_that_the_source_knows_sa
         metrics = FleetMetrics.from_options(
             sources, ScrapeOptions(port=replica.port), VLLM_SIGNALS, lambda: END
         )
-        found = await metrics.in_flight("default", NAMESPACE, pod(name))
+        found = await metrics.count_in_flight("default", NAMESPACE, pod(name))
         await metrics.close()
 
     assert (found.value if isinstance(found, Measured) else found) == expected
@@ -211,7 +211,7 @@ async def test_the_replicas_of_an_earlier_revision_are_found_by_what_made_them(
 ) -> None:
     metrics = fleet_metrics(history.url)
 
-    past = await metrics.past("default", NAMESPACE, "gone-6f", CAME, HISTORY)
+    past = await metrics.observe_past("default", NAMESPACE, "gone-6f", CAME, HISTORY)
     await metrics.close()
 
     assert isinstance(past, Measured)
@@ -227,7 +227,7 @@ async def test_replicas_that_nobody_scraped_then_are_missing_and_not_calm(histor
     metrics = fleet_metrics(history.url)
 
     found = [
-        await metrics.past("default", namespace, replica_set, at, HISTORY)
+        await metrics.observe_past("default", namespace, replica_set, at, HISTORY)
         for namespace, replica_set, at in (
             (NAMESPACE, "never-5c", CAME),
             ("other", "gone-6f", CAME),
@@ -243,8 +243,8 @@ async def test_replicas_that_nobody_scraped_then_are_missing_and_not_calm(histor
 async def test_a_source_that_does_not_answer_knows_no_past() -> None:
     metrics = fleet_metrics("http://127.0.0.1:9")
 
-    down = await metrics.past("default", NAMESPACE, "gone-6f", CAME, HISTORY)
-    unknown = await metrics.past("defualt", NAMESPACE, "gone-6f", CAME, HISTORY)
+    down = await metrics.observe_past("default", NAMESPACE, "gone-6f", CAME, HISTORY)
+    unknown = await metrics.observe_past("defualt", NAMESPACE, "gone-6f", CAME, HISTORY)
     await metrics.close()
 
     assert down == unknown == UNAVAILABLE
@@ -371,7 +371,7 @@ async def test_of_a_replica_out_of_reach_the_sources_own_samples_count(
 ) -> None:
     metrics = out_of_reach(history.url)
 
-    found = await metrics.in_flight("default", NAMESPACE, pod(name), out)
+    found = await metrics.count_in_flight("default", NAMESPACE, pod(name), out)
     await metrics.close()
 
     assert (found.value if isinstance(found, Measured) else found) == expected
@@ -380,7 +380,7 @@ async def test_of_a_replica_out_of_reach_the_sources_own_samples_count(
 async def test_where_the_sources_clock_is_ahead_its_samples_say_nothing(history: PrometheusServer) -> None:
     metrics = out_of_reach(history.url, ahead=timedelta(seconds=45))
 
-    found = await metrics.in_flight("default", NAMESPACE, pod("calm"), timedelta(minutes=9))
+    found = await metrics.count_in_flight("default", NAMESPACE, pod("calm"), timedelta(minutes=9))
     await metrics.close()
 
     assert found == UNAVAILABLE
@@ -391,7 +391,7 @@ async def test_a_replica_in_reach_is_asked_itself(history: PrometheusServer) -> 
         sources = {"default": SourceOptions(url=history.url)}
         scrape = ScrapeOptions(port=replica.port)
         metrics = FleetMetrics.from_options(sources, scrape, VLLM_SIGNALS, lambda: END)
-        found = await metrics.in_flight("default", NAMESPACE, pod("nobody"), timedelta(minutes=9))
+        found = await metrics.count_in_flight("default", NAMESPACE, pod("nobody"), timedelta(minutes=9))
         await metrics.close()
 
     assert isinstance(found, Measured)

@@ -186,7 +186,7 @@ async def test_a_round_beside_poisonous_pages_reports_all_honest_fleets(scraped:
         later = watched.spent.queries - asked
         watched.later()
         poisoned = await watched.look(quick_look, *HONEST, *POISON)
-        present = await watched.source.present(WINDOW, "tenant", "model")
+        present = await watched.source.find_pods(WINDOW, "tenant", "model")
     finally:
         watched.source.close()
 

@@ -340,10 +340,10 @@ async def test_an_error_of_ours_names_its_kind_and_no_more(
 async def test_a_probe_reports_what_a_pods_engine_serves_and_has_done(tmp_path: Path) -> None:
     async with engines(1) as (engine,), a_place(tmp_path) as place:
         pod, url = place.pod("trial", engine.http.base_url), str(engine.http.base_url).rstrip("/")
-        before = await place.probes.served("serving", pod)
+        before = await place.probes.read_served("serving", pod)
         place.begin(pod, 400)
         await place.ended(pod)
-        after = await place.probes.served("serving", pod)
+        after = await place.probes.read_served("serving", pod)
 
     assert isinstance(before, Served), before
     assert isinstance(after, Served), after
@@ -359,7 +359,7 @@ async def test_of_an_engine_that_does_not_answer_it_says_why(tmp_path: Path) -> 
         silent = place.pod("silent", engine.http.base_url)
         nowhere = replace(a_pod("nowhere"), uid="uid-nowhere", address="")
 
-        reasons = [await place.probes.served("serving", pod) for pod in (nobody, silent, nowhere)]
+        reasons = [await place.probes.read_served("serving", pod) for pod in (nobody, silent, nowhere)]
 
     assert reasons == [
         "the engine's metrics cannot be read",

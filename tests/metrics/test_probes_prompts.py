@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvmedic.engines.engine_log import Start, StartForms, started_of
+from kvmedic.engines.engine_log import Start, StartForms, parse_start
 from kvmedic.model.devices import Device, Vital
 from kvmedic.model.evidence import Measured, Reading
 from kvmedic.model.fleet import Pod
@@ -115,7 +115,7 @@ async def the_log(
     backend = (
         "INFO [cuda.py:446] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN']."
     )
-    return {pod.name: started_of([backend, *lines], forms) for pod in pods}
+    return {pod.name: parse_start([backend, *lines], forms) for pod in pods}
 
 
 async def test_what_computes_attention_is_reported_with_the_prompts(tmp_path: Path) -> None:

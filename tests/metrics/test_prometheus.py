@@ -161,7 +161,7 @@ async def test_a_replica_whose_samples_are_of_another_time_is_ambiguous(seconds:
     with Server(answering(result(named))) as server:
         looked = source(server.url)
         seen = await looked.observe(CALM, Look(FIVE))
-        present = await looked.present(FIVE, NAMESPACE, "calm")
+        present = await looked.find_pods(FIVE, NAMESPACE, "calm")
         looked.close()
 
     assert all_readings(seen) == {Missing(Absence.AMBIGUOUS)}

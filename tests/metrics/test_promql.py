@@ -48,7 +48,7 @@ async def queries(*matchers: str, of_devices: tuple[str, ...] = ()) -> list[str]
         await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE))
         await looked.observe([PodKey(NAMESPACE, "calm")], Look(FIVE, signals=AT_REST))
         await looked.devices([PodKey(NAMESPACE, "calm")], FIVE)
-        await looked.present(FIVE, NAMESPACE, "calm-")
+        await looked.find_pods(FIVE, NAMESPACE, "calm-")
         await looked.peaks([PodKey(NAMESPACE, "calm")])
         await looked.past_lengths([PodKey(NAMESPACE, "calm")])
     return client.queries

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
-from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, observe_pages, parse_page
+from kvmedic.metrics.page import LIMIT_BYTES, Page, observe_pages, parse_page, version_url_of
 from kvmedic.metrics.scrape import (
     MOST_PIECES,
     PIECES_AT_ONCE,
@@ -27,9 +27,9 @@ from kvmedic.metrics.scrape import (
     PodAddress,
     Scraper,
     engines_of,
-    in_flight_on,
     read_body,
     resolver_of,
+    sum_in_flight,
 )
 from kvmedic.metrics.series import PodKey, Series
 from kvmedic.model.engine import Version
@@ -66,7 +66,7 @@ def answering(text: str | bytes, status: int = 200) -> Callable[[Request], Reply
 async def in_flight(url: str, **options: Any) -> object:
     scraper = Scraper(ScrapeOptions(**options), VLLM_SIGNALS, lambda _: url)
     try:
-        reading = await scraper.in_flight(PodAddress(POD, "127.0.0.1"))
+        reading = await scraper.count_in_flight(PodAddress(POD, "127.0.0.1"))
         return value_of(reading)
     finally:
         await scraper.close()
@@ -166,7 +166,7 @@ async def test_requests_that_an_engine_was_given_are(page: str, expected: object
     with Server(answering(page)) as server:
         scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS, lambda _: server.url)
         try:
-            found = value_of(await scraper.received(PodAddress(POD, "127.0.0.1")))
+            found = value_of(await scraper.count_received(PodAddress(POD, "127.0.0.1")))
         finally:
             await scraper.close()
 
@@ -187,7 +187,7 @@ async def on_ports(
         engines = [Engine("1", "m", 8001)] if known else []
         found: Reading[float] = UNAVAILABLE
         while answers:
-            found = await scraper.in_flight(PodAddress(POD, "127.0.0.1", declared), engines)
+            found = await scraper.count_in_flight(PodAddress(POD, "127.0.0.1", declared), engines)
             answers.pop(0)
         await scraper.close()
     return value_of(found)
@@ -245,7 +245,7 @@ async def test_an_engine_that_vanishes_from_a_page_takes_no_request_with_it() ->
     pages = [TWO + "\n", IDLE_RANK]
     with Server(lambda _: reply(pages.pop(0))) as server:
         scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS, lambda _: server.url)
-        found = [value_of(await scraper.in_flight(PodAddress(POD, "127.0.0.1"))) for _ in range(2)]
+        found = [value_of(await scraper.count_in_flight(PodAddress(POD, "127.0.0.1"))) for _ in range(2)]
         await scraper.close()
 
     assert found == [0.0, Missing(Absence.NO_SERIES)]
@@ -260,7 +260,7 @@ def test_a_sample_with_a_time_of_its_own_counts_as_long_as_a_scrape_may_take(
     stamp = round((T0.timestamp() + seconds) * 1000)
     page = parse_page("".join(f"{line} {stamp}\n" for line in TWO.splitlines()), T0)
 
-    assert isinstance(in_flight_on({8000: page}, (), VLLM_SIGNALS, timedelta(seconds=10)), expected)
+    assert isinstance(sum_in_flight({8000: page}, (), VLLM_SIGNALS, timedelta(seconds=10)), expected)
 
 
 def test_a_source_distinguishes_engines_by_the_port_that_they_were_scraped_at() -> None:
@@ -354,7 +354,7 @@ async def test_a_page_that_is_encoded_is_not_even_unpacked() -> None:
 async def test_a_pod_without_an_address_is_unavailable() -> None:
     scraper = Scraper(ScrapeOptions(), VLLM_SIGNALS)
 
-    reading = await scraper.in_flight(PodAddress(POD, ""))
+    reading = await scraper.count_in_flight(PodAddress(POD, ""))
 
     await scraper.close()
     assert reading == UNAVAILABLE
@@ -387,8 +387,8 @@ async def test_a_replica_is_asked_at_the_port_of_its_engine() -> None:
     with Server(answering(THRASH)) as server:
         scraper = Scraper(ScrapeOptions(port=free_ports(1)[0]), VLLM_SIGNALS)
         here = PodAddress(POD, "127.0.0.1", port=server.port)
-        found = [value_of(await scraper.pool(here)), value_of(await scraper.in_flight(here))]
-        elsewhere = await scraper.in_flight(replace(here, port=None))
+        found = [value_of(await scraper.pool(here)), value_of(await scraper.count_in_flight(here))]
+        elsewhere = await scraper.count_in_flight(replace(here, port=None))
         await scraper.close()
 
     assert found == [Pool(149, 32, "auto", caches_prefixes=True), 21.0]
@@ -685,4 +685,4 @@ async def test_a_pod_without_an_address_is_not_asked_for_its_version() -> None:
     ],
 )
 def test_the_page_is_beside_that_of_the_metrics(metrics: str, expected: str | None) -> None:
-    assert beside(metrics, VLLM_SIGNALS.version) == expected
+    assert version_url_of(metrics, VLLM_SIGNALS.version) == expected

@@ -6,7 +6,7 @@ import pytest
 
 from kvmedic.engines.vllm_signals import VLLM_SIGNALS
 from kvmedic.metrics.page import parse_page
-from kvmedic.metrics.scrape import counted_of, served_of
+from kvmedic.metrics.scrape import read_finished_counts, read_served
 from kvmedic.model.trial import Counted, Served
 from worlds.recorded import AT, RECORDED
 
@@ -22,11 +22,11 @@ def page_of(name: str) -> str:
 
 
 def served(text: str) -> Served | str:
-    return served_of(parse_page(text, AT), VLLM_SIGNALS, URL)
+    return read_served(parse_page(text, AT), VLLM_SIGNALS, URL)
 
 
 def counted(text: str) -> Counted | None:
-    return counted_of(parse_page(text, AT), VLLM_SIGNALS)
+    return read_finished_counts(parse_page(text, AT), VLLM_SIGNALS)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

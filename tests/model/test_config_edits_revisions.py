@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from kvmedic.model.config_edits import newcomer, revision_of, rolled_out, start_seconds, to_start
+from kvmedic.model.config_edits import list_revisions, newcomer, revision_of, start_seconds, to_start
 from kvmedic.model.fleet import Fleet, ReplicaSet
 from run_builder import NEW, NOW, OLD, a_fleet, a_pod
 
@@ -136,4 +136,4 @@ def test_ready_replicas_of_the_desired_revision_need_no_start() -> None:
     ],
 )
 def test_revisions_as_they_were_rolled_out(fleet: Fleet, numbers: tuple[tuple[int, str], ...]) -> None:
-    assert tuple((each.number, each.template) for each in rolled_out(fleet)) == numbers
+    assert tuple((each.number, each.template) for each in list_revisions(fleet)) == numbers

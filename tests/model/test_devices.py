@@ -50,7 +50,7 @@ def verdict(devices: tuple[Device, ...]) -> str:
     signs = (Vital.CLOCK_REASONS, Vital.UNCORRECTABLE_ERRORS, Vital.DRIVER_FAULT)
     if any(device.value(vital) for device in devices for vital in signs):
         return FAULTS
-    return UNKNOWN if any(device.unknown() for device in devices) else WELL
+    return UNKNOWN if any(device.list_unknown() for device in devices) else WELL
 
 
 def test_the_query_changes_nothing_and_asks_for_the_columns_that_are_read() -> None:
@@ -68,7 +68,7 @@ def test_a_gpu_that_is_well_is_known_as_such_although_no_xid_is_reported() -> No
     assert device.reading(Vital.CLOCK_REASONS) == Measured(0.0, NOW)
     assert device.reading(Vital.UNCORRECTABLE_ERRORS) == Measured(0.0, NOW)
     assert device.reading(Vital.LAST_XID) == Unsupported()
-    assert device.unknown() == ()
+    assert device.list_unknown() == ()
     assert device.asked == frozenset(FILLED)
 
 
@@ -103,7 +103,7 @@ def test_a_word_in_place_of_a_number_is_unknown(cell: str, vital: Vital, word: s
     (device,) = read_gpus(line(**{cell: word}))
 
     assert device.reading(vital) == NOT_A_NUMBER
-    assert device.unknown() == (vital,)
+    assert device.list_unknown() == (vital,)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_line_that_cannot_be_read_makes_a_gpu_of_which_nothing_is_known(noise:
     devices = read_gpus(line() + noise)
 
     assert verdict(devices) == UNKNOWN
-    assert devices[1].unknown() == BY_DEFAULT
+    assert devices[1].list_unknown() == BY_DEFAULT
 
 
 def test_an_answer_of_more_lines_than_a_node_has_gpus_is_not_read() -> None:
@@ -262,7 +262,7 @@ def after(devices: object, text: str, expected: int = 1) -> Vitals:
 def test_a_replica_without_series_has_what_its_driver_reports() -> None:
     found = after(NO_SERIES, line())
 
-    assert (found.unknown(), found.nvidia_smi_error, found.was_asked()) == ((), None, True)
+    assert (found.list_unknown(), found.nvidia_smi_error, found.was_asked()) == ((), None, True)
 
 
 def test_series_win_and_the_driver_fills_the_rest_of_the_same_gpu() -> None:
@@ -319,7 +319,7 @@ def test_a_gpu_that_was_given_and_is_not_listed_is_unknown(listed: int, expected
 
 
 def test_several_parts_of_one_gpu_are_one_line() -> None:
-    assert after(NO_SERIES, line(mig="Enabled"), expected=2).unknown() == ()
+    assert after(NO_SERIES, line(mig="Enabled"), expected=2).list_unknown() == ()
 
 
 @pytest.mark.parametrize("nvidia_smi_error", list(NvidiaSmiError))
@@ -335,7 +335,7 @@ def test_a_driver_that_reports_nothing_leaves_all_as_it_was_and_says_what_to_do(
 def test_a_value_that_is_unknown_is_reported_as_an_incomplete_answer() -> None:
     found = after(NO_SERIES, line(ecc="[N/A]"))
 
-    assert (found.unknown(), found.nvidia_smi_error) == (
+    assert (found.list_unknown(), found.nvidia_smi_error) == (
         (Vital.UNCORRECTABLE_ERRORS,),
         NvidiaSmiError.INCOMPLETE,
     )

@@ -37,8 +37,8 @@ from kvmedic.model.evidence import (
 )
 from kvmedic.model.readings import (
     NAMED_GAPS,
-    above,
-    complete,
+    count_above,
+    gather_values,
     histogram,
     is_concentrated,
     lower_bound,
@@ -65,7 +65,7 @@ GAPS = [
 
 
 def test_complete_readings_come_by_pod_and_signal() -> None:
-    found = complete(an_observation(THRASHING, THRASHING), ASKED)
+    found = gather_values(an_observation(THRASHING, THRASHING), ASKED)
 
     assert not isinstance(found, Inconclusive)
     assert list(found) == ["llm-0", "llm-1"]
@@ -78,7 +78,7 @@ def test_complete_readings_come_by_pod_and_signal() -> None:
 def test_a_gap_names_the_replica_the_signal_and_why(
     signal: Signal, why: Nothing, reason: Reason, text: str
 ) -> None:
-    found = complete(an_observation(THRASHING, without(THRASHING.readings(), signal, why)), ASKED)
+    found = gather_values(an_observation(THRASHING, without(THRASHING.readings(), signal, why)), ASKED)
 
     assert isinstance(found, Inconclusive)
     assert found.reason is reason
@@ -92,7 +92,7 @@ def test_a_replica_that_was_not_seen_throughout_the_hold_is_waited_for(signal: S
     unseen = without(young, Signal.PREEMPTIONS, NOTHING_FOUND)
 
     for readings, text in ((young, "the last 60 s"), (unseen, "does not export it")):
-        each = complete(an_observation(THRASHING, readings, hold_seconds=60), frozenset({signal}))
+        each = gather_values(an_observation(THRASHING, readings, hold_seconds=60), frozenset({signal}))
         assert isinstance(each, Inconclusive)
         assert each.reason is Reason.METRICS_MISSING
         assert text in each.message
@@ -118,7 +118,7 @@ def test_a_replica_that_was_not_seen_throughout_the_hold_is_waited_for(signal: S
 def test_a_number_that_no_engine_has_is_ambiguous(signal: Signal, value: float, *, is_possible: bool) -> None:
     odd = with_number(THRASHING.readings(), signal, value)
 
-    found = complete(an_observation(THRASHING, odd), frozenset({signal}))
+    found = gather_values(an_observation(THRASHING, odd), frozenset({signal}))
 
     assert found.reason is Reason.METRICS_AMBIGUOUS if isinstance(found, Inconclusive) else is_possible
     assert (number_or_none(odd, signal) == value) is is_possible
@@ -136,7 +136,7 @@ def test_a_histogram_with_a_negative_sum_is_ambiguous() -> None:
 
 
 def test_a_fleet_without_replicas_says_so() -> None:
-    found = complete(an_observation(), ASKED)
+    found = gather_values(an_observation(), ASKED)
 
     assert isinstance(found, Inconclusive)
     assert found.reason is Reason.NO_REPLICAS
@@ -146,7 +146,7 @@ def test_a_fleet_without_replicas_says_so() -> None:
 def test_a_large_fleet_of_gaps_stays_one_short_line(silent: int) -> None:
     silenced = without(THRASHING.readings(), Signal.RUNNING_MEAN, NO_SERIES)
 
-    found = complete(an_observation(*[silenced] * silent), frozenset({Signal.RUNNING_MEAN}))
+    found = gather_values(an_observation(*[silenced] * silent), frozenset({Signal.RUNNING_MEAN}))
 
     assert isinstance(found, Inconclusive)
     assert found.message.startswith("llm-0, llm-1, llm-")
@@ -233,11 +233,11 @@ def test_counted_zeros_have_no_moments() -> None:
     [(0, 4.0), (10, 3.0), (15, 2.5), (20, 2.0), (35, 1.0), (50, 0.0), (60, 0.0)],
 )
 def test_what_lies_above_a_limit_is_counted_in_parts_of_a_bucket(limit: float, count: float) -> None:
-    assert above(FOUR, limit) == pytest.approx(count)
+    assert count_above(FOUR, limit) == pytest.approx(count)
 
 
 def test_the_whole_top_bucket_counts_as_above_any_limit() -> None:
-    assert above(WITH_TOP, 1000) == 1.0
+    assert count_above(WITH_TOP, 1000) == 1.0
 
 
 def test_the_mean_below_a_bound_leaves_the_midpoints_above_out() -> None:
@@ -285,7 +285,9 @@ def test_moments_never_contradict_each_other(values: dict[float, float]) -> None
 def test_what_lies_above_a_quantile_is_the_rest(values: dict[float, float], share: float) -> None:
     counted = a_histogram(LENGTH_BOUNDS, values)
 
-    assert above(counted, quantile(counted, share)) == pytest.approx((1 - share) * counted.count, abs=1e-6)
+    assert count_above(counted, quantile(counted, share)) == pytest.approx(
+        (1 - share) * counted.count, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from kvmedic.model.status import (
     Record,
     SizedCap,
     TurnedOff,
-    failed_before,
     failed_fix,
+    find_failure,
 )
 from kvmedic.record.runs import close_run
 from run_builder import (
@@ -52,7 +52,7 @@ def after_verdict(step: Step, verdict: Verdict, before: Record | None = None) ->
     if step is REPLACE or verdict is not Verdict.NOT_RECOVERED:
         run = run.keep_step(judged)
     else:
-        run = run.turned_back(outcome, verdict).end_reverted()
+        run = run.turn_step_back(outcome, verdict).end_reverted()
     return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
@@ -60,7 +60,7 @@ def after_way_back(reason: Reason, before: Record | None = None, step: Step = RO
     """The record once a run whose one step was taken back is closed."""
     outcome = Outcome(reason, "numbers")
     verdict = Verdict.NOT_RECOVERED if reason is Reason.NOT_RECOVERED else None
-    run = a_run(StepState.VERIFYING, an_intent(), step=step).turned_back(outcome, verdict).end_reverted()
+    run = a_run(StepState.VERIFYING, an_intent(), step=step).turn_step_back(outcome, verdict).end_reverted()
     return close_run(replace(before or Record(), run=run), run, outcome, 1, NOW)
 
 
@@ -81,14 +81,16 @@ def test_what_did_not_help_is_remembered_with_its_template(step, attempt, key, c
     [found] = done.failed_attempts
     assert found == replace(a_failure(attempt, key, change=found.change, blocks=149), load=found.load)
     assert found.change.startswith(change)
-    assert failed_before(done.failed_attempts, attempt, key, OLD) == found
-    assert failed_before(done.failed_attempts, attempt, key, NEW) is None
-    assert failed_before(done.failed_attempts, attempt, f"another {key}", OLD) is None
-    assert failed_before((), attempt, key, OLD) is None
+    assert find_failure(done.failed_attempts, attempt, key, OLD) == found
+    assert find_failure(done.failed_attempts, attempt, key, NEW) is None
+    assert find_failure(done.failed_attempts, attempt, f"another {key}", OLD) is None
+    assert find_failure((), attempt, key, OLD) is None
 
 
 def test_the_load_that_it_failed_on_is_remembered_where_it_was_measured():
-    run = a_run(StepState.VERIFYING, an_intent(), step=STEP).turned_back(OVER, FAILED.verdict).end_reverted()
+    run = (
+        a_run(StepState.VERIFYING, an_intent(), step=STEP).turn_step_back(OVER, FAILED.verdict).end_reverted()
+    )
     measured = replace(run, baseline=replace(BASELINE, running_mean=60.0))
 
     [found] = close_run(Record(run=measured), measured, OVER, 1, NOW).failed_attempts

@@ -145,7 +145,7 @@ def test_replicas_that_end_with_more_memory_mark_the_share(step, revision, resta
     ids=["a larger share", "in a file", "host memory", "prefixes", "a cap", "a smaller share"],
 )
 def test_a_change_whose_first_replica_does_not_come_up_is_remembered(step):
-    run = verified(step).turned_back(FAILED, None).end_reverted()
+    run = verified(step).turn_step_back(FAILED, None).end_reverted()
 
     done = after(run, Reason.CANARY_FAILED)
 
@@ -154,7 +154,7 @@ def test_a_change_whose_first_replica_does_not_come_up_is_remembered(step):
 
 @pytest.mark.parametrize("reason", [Reason.SPARE_UNSCHEDULABLE, Reason.ROLLED_BACK_BY_HAND])
 def test_a_change_that_was_never_judged_is_not_remembered(reason):
-    run = verified(STEP).turned_back(Outcome(reason, ""), None).end_reverted()
+    run = verified(STEP).turn_step_back(Outcome(reason, ""), None).end_reverted()
 
     assert after(run, reason).failed_attempts == ()
 
@@ -163,8 +163,10 @@ def test_the_same_knob_up_and_down_are_two_memories():
     back = Outcome(Reason.NOT_RECOVERED, "")
     down = replace(RAISED, after="0.88", reason=Reason.MEMORY_STEPPED_DOWN)
 
-    first = after(verified(down).turned_back(back, Verdict.NOT_RECOVERED).end_reverted(), back.reason)
-    done = after(verified(RAISED).turned_back(back, Verdict.NOT_RECOVERED).end_reverted(), back.reason, first)
+    first = after(verified(down).turn_step_back(back, Verdict.NOT_RECOVERED).end_reverted(), back.reason)
+    done = after(
+        verified(RAISED).turn_step_back(back, Verdict.NOT_RECOVERED).end_reverted(), back.reason, first
+    )
 
     assert [(one.attempt, one.template) for one in done.failed_attempts] == [
         (Attempt.RAISE_MEMORY, OLD),

@@ -9,7 +9,7 @@ import pytest
 
 from kvmedic.model.config_edits import ConfigMap, Contents, Sight, Unseen
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import Orphan, frozen
+from kvmedic.model.fleet import Orphan, freeze_fields
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.config_copy import (
     CopyState,
@@ -113,7 +113,7 @@ def test_only_a_config_map_that_is_not_there_or_not_readable_hinders(source: Sou
     assert await_config_map(EDIT, Files(source, CopyState.READY)) == Wait(Reason.CONFIG_MAP_UNAVAILABLE, text)
 
 
-POD, FIELDS = a_pod("a"), frozen(max_unavailable=0, paused=True)
+POD, FIELDS = a_pod("a"), freeze_fields(max_unavailable=0, paused=True)
 ORPHAN = Orphan(POD, is_owned=False, has_ended=False)
 HELD: list[Move] = [
     Freeze(STEP.edit, FIELDS),

@@ -438,7 +438,7 @@ def test_every_sequence_of_verdicts_ends_within_two_moves_a_step_and_two(verdict
             case Keep(judgement):
                 run = run.keep_step(judgement)
             case TurnBack(outcome, why):
-                run = run.turned_back(outcome, why)
+                run = run.turn_step_back(outcome, why)
             case Walk(Direction.FORWARD):
                 run = run.open_verification(NOW)
             case Walk(Direction.BACK):

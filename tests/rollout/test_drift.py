@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmedic.model.fleet import frozen
+from kvmedic.model.fleet import freeze_fields
 from kvmedic.model.plan import Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Outcome, StepState, Verdict
@@ -23,7 +23,7 @@ def test_a_run_without_a_baseline_is_judged_only_by_whether_it_stays_up() -> Non
             replace(steady, goal=compared)
 
 
-FROZEN = frozen(max_unavailable=0, paused=True)
+FROZEN = freeze_fields(max_unavailable=0, paused=True)
 RUN = a_run(StepState.ROLLING_OUT, an_intent(3))
 MINE = f"{UID}/{RUN.id}/"
 FIRST = replace(an_intent(1), was_frozen=False)
@@ -94,13 +94,13 @@ ROWS = [
     (
         "the first effect was committed and then undone, claim and template",
         a_run(StepState.ROLLING_OUT, FIRST),
-        a_fleet(fields=frozen(max_unavailable=0, paused=False)),
+        a_fleet(fields=freeze_fields(max_unavailable=0, paused=False)),
         Standing.REVERTED,
     ),
     (
         "the same, and the claim of an earlier run came back",
         a_run(StepState.ROLLING_OUT, FIRST),
-        a_fleet(fence=f"{UID}/20260101-000000/9", fields=frozen(max_unavailable=0, paused=False)),
+        a_fleet(fence=f"{UID}/20260101-000000/9", fields=freeze_fields(max_unavailable=0, paused=False)),
         Standing.REVERTED,
     ),
     (
@@ -237,8 +237,10 @@ ROWS = [
     ),
     (
         "a person paused in the middle of a pulse",
-        replace(RUN, intent=replace(an_intent(3), fields_after=frozen(max_unavailable=1, paused=False))),
-        a_fleet(fence=MINE + "3", revision=NEW, fields=frozen(max_unavailable=1, paused=True)),
+        replace(
+            RUN, intent=replace(an_intent(3), fields_after=freeze_fields(max_unavailable=1, paused=False))
+        ),
+        a_fleet(fence=MINE + "3", revision=NEW, fields=freeze_fields(max_unavailable=1, paused=True)),
         Standing.AS_RECORDED,
     ),
     (
@@ -313,7 +315,7 @@ def test_an_improved_step_goes_on_to_the_next_one():
 
 
 def test_a_step_taken_back_names_why_the_run_ends():
-    run = RUN.turned_back(Outcome(Reason.CANARY_FAILED, "crashed"), None)
+    run = RUN.turn_step_back(Outcome(Reason.CANARY_FAILED, "crashed"), None)
 
     assert run.current.state is StepState.ROLLING_BACK
     assert run.end_reverted().current.state is StepState.REVERTED

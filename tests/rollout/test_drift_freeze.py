@@ -94,7 +94,7 @@ class Operator:
                 step = run.current.step if direction is Direction.FORWARD else run.current.step.inverse()
                 self.advance(next_move(fleet, self.order(step), model.now), direction)
             case TurnBack(outcome):
-                self.run = run.turned_back(outcome, None)
+                self.run = run.turn_step_back(outcome, None)
             case Recover():
                 found = regain_freeze(run, UID, fleet, model.now)
                 self.run = found.run
@@ -240,7 +240,7 @@ def reached(phase: str, *, back: bool) -> Operator:
     op = Operator()
     if back:
         op.until(lambda op: op.run.current.state is StepState.VERIFYING)
-        op.run = op.run.turned_back(Outcome(Reason.NOT_RECOVERED, "worse"), None)
+        op.run = op.run.turn_step_back(Outcome(Reason.NOT_RECOVERED, "worse"), None)
     op.until(PHASES[phase])
     return op
 
@@ -287,7 +287,7 @@ def test_a_walk_in_waves_goes_on_drained_whatever_field_is_moved(
     op = Operator(LARGE)
     op.until(WAVE_PHASES[phase])
     if turns:
-        op.run = op.run.turned_back(Outcome(Reason.NOT_RECOVERED, "worse"), None)
+        op.run = op.run.turn_step_back(Outcome(Reason.NOT_RECOVERED, "worse"), None)
 
     act(op)
     op.tick()

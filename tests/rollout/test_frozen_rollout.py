@@ -464,8 +464,8 @@ def walked(model: Model, swapped: int) -> Fleet:
     for number in range(400):
         walker.round(number)
         fleet = model.fleet()
-        if fleet.fields.paused and fleet.desired("old") == model.replicas - swapped:
-            new = fleet.serving("new")
+        if fleet.fields.paused and fleet.count_desired("old") == model.replicas - swapped:
+            new = fleet.list_pods("new")
             if len(new) == swapped + 1 and all(pod.ready for pod in new):
                 return fleet
     raise AssertionError("no replica was swapped")
@@ -501,7 +501,7 @@ def test_one_unlucky_replica_does_not_undo_the_others(
 ) -> None:
     model = Model.healthy(4)
     fleet = walked(model, swapped)
-    unlucky = {pod.name for pod in fleet.serving("new")[:ill]}
+    unlucky = {pod.name for pod in fleet.list_pods("new")[:ill]}
     pods = tuple(replace(pod, **changes) if pod.name in unlucky else pod for pod in fleet.pods)
 
     move = next_move(replace(fleet, pods=pods), Walker(model, "new").order(), LATER)
@@ -515,7 +515,7 @@ def test_one_unlucky_replica_does_not_undo_the_others(
 def test_a_replica_that_comes_up_after_all_is_gone_on_with() -> None:
     model = Model.healthy(3)
     fleet = walked(model, 1)
-    (one, *_) = fleet.serving("new")
+    (one, *_) = fleet.list_pods("new")
     pods = tuple(replace(pod, **TOO_LATE) if pod.name == one.name else pod for pod in fleet.pods)
     order = Walker(model, "new").order()
 
@@ -549,7 +549,7 @@ def unmade(failure: str = REFUSED) -> Fleet:
     """A paused fleet whose new replica was not made."""
     fleet = canary_of(Model.healthy(2))
     sets = (replace(rs, failure=failure) if rs.revision == "new" else rs for rs in fleet.replica_sets)
-    return replace(fleet, pods=fleet.serving("old"), replica_sets=tuple(sets))
+    return replace(fleet, pods=fleet.list_pods("old"), replica_sets=tuple(sets))
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_taken_back_before_every_effect_all_is_as_it_was(step, way):
     for dies_at in range(2, whole.writes + 1):
         op = begun(step, way, dies_at)
         op.until(lambda op, at=dies_at: op.writes == at)
-        op.run = op.run.turned_back(Outcome(Reason.NOT_RECOVERED, "worse"), None)
+        op.run = op.run.turn_step_back(Outcome(Reason.NOT_RECOVERED, "worse"), None)
         op.until(SetOperator.is_over)
         op.come_to_rest()
 

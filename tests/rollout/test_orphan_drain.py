@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvmedic.model.fleet import Fleet, OrphanDrain, frozen
+from kvmedic.model.fleet import Fleet, OrphanDrain, freeze_fields
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.moves import (
@@ -258,7 +258,7 @@ def test_the_stand_in_goes_and_no_other_is_made_before_the_drain_is_over() -> No
     move = orphan_move(SEEN, known(SEEN), START)
 
     stand_in = next(pod for pod in SEEN.pods if not pod.ready)
-    assert move == Pulse((stand_in.name,), frozen(surge=0, max_unavailable=1, paused=False))
+    assert move == Pulse((stand_in.name,), freeze_fields(surge=0, max_unavailable=1, paused=False))
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_after_three_steps_in_a_row_in_which_the_stand_in_served_a_person_is_ask
     """A rollout that gets on all the same goes on, however many replicas were restarted twice."""
     fleet = after_steps(steps)
 
-    found = next_release(fleet, fleet.serving("old"))
+    found = next_release(fleet, fleet.list_pods("old"))
 
     if holds:
         assert isinstance(found, Wait)

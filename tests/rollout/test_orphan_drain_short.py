@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvmedic.model.fleet import STILL_WITHOUT_SPARE, frozen
+from kvmedic.model.fleet import STILL_WITHOUT_SPARE, freeze_fields
 from kvmedic.rollout.frozen_rollout import rest_template
 from kvmedic.rollout.moves import (
     AdoptPod,
@@ -225,7 +225,7 @@ def test_the_permit_takes_the_stand_in_alone_and_one_is_made_in_its_place(change
     pulse = reach(model, walk, Pulse)
 
     (stand_in,) = (pod.name for pod in model.pods if not pod.ready)
-    permit = frozen(surge=0, max_unavailable=changed + 1, paused=False)
+    permit = freeze_fields(surge=0, max_unavailable=changed + 1, paused=False)
     assert pulse == Pulse((stand_in,), permit)
 
 

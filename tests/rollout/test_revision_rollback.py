@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvmedic.model.config_edits import Revision, TemplateSwap
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import Fleet, Owner, ReplicaSet, frozen
+from kvmedic.model.fleet import Fleet, Owner, ReplicaSet, freeze_fields
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import DrainingPod
 from kvmedic.rollout.draining import Drain
@@ -293,13 +293,13 @@ def test_a_deploy_that_is_under_way_is_turned_and_its_earlier_replicas_are_kept(
 def test_a_deploy_under_way_is_held_and_turned_in_one_patch() -> None:
     move = half_deployed(3, 2).step()
 
-    assert move == Freeze(MODELLED, frozen(max_unavailable=0, paused=True))
+    assert move == Freeze(MODELLED, freeze_fields(max_unavailable=0, paused=True))
 
 
 def test_where_the_desired_revision_is_whole_the_other_replica_is_drained_before_the_template_turns() -> None:
     walk = half_deployed(3, 3)
 
-    assert walk.step() == Hold(MODELLED, frozen(max_unavailable=0, paused=True))
+    assert walk.step() == Hold(MODELLED, freeze_fields(max_unavailable=0, paused=True))
     ended = walk.settle()
 
     effects = [move for move in walk.moves if move != "Wait"]

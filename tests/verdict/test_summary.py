@@ -65,7 +65,7 @@ def test_a_kept_change_is_reported_with_what_it_brought_and_what_it_cost() -> No
 
 
 def test_a_change_that_was_taken_back_is_reported_with_the_restarts_of_both_ways() -> None:
-    found = summarise_run(verified().turned_back(BAD, Verdict.NOT_RECOVERED, AFTER).end_reverted())
+    found = summarise_run(verified().turn_step_back(BAD, Verdict.NOT_RECOVERED, AFTER).end_reverted())
 
     assert found.changed == ("Deployment/llm: maxNumSeqs 64 -> 16: Reverted",)
     assert found.brought[:2] == (
@@ -79,7 +79,7 @@ def test_a_canary_that_failed_cost_one_start_and_brought_nothing_that_was_measur
     canary = CostSoFar(NOW, 0, 90, most_changed=1, fewest_unchanged=3)
     run = replace(a_run(StepState.ROLLING_OUT, an_intent()), cost_so_far=canary)
 
-    found = summarise_run(run.turned_back(Outcome(Reason.CANARY_FAILED, "no"), None).end_reverted())
+    found = summarise_run(run.turn_step_back(Outcome(Reason.CANARY_FAILED, "no"), None).end_reverted())
 
     assert (found.brought, found.cost.replicas_started) == ((), 1)
     assert found.cost.time_to_first_token_p95_seconds is None

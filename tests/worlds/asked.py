@@ -69,7 +69,7 @@ class Asked:
             seen = {name: replace(one, pool=Unsupported(), block_tokens=32) for name, one in seen.items()}
         return Observation(NOW, look.window.total_seconds(), look.hold.total_seconds(), seen)
 
-    async def past(
+    async def observe_past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
     ) -> Reading[Observation]:
         return Missing(Absence.NO_SERIES)
@@ -137,10 +137,10 @@ class Replicas:
     count: Reading[float]
     asked: int = 0
 
-    async def received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+    async def count_received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
         return Missing(Absence.NO_SERIES)
 
-    async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
+    async def count_in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         self.asked += 1
         return self.count
 

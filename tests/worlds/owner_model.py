@@ -149,7 +149,7 @@ class OwnedFleet:
                 row = row_of(run.current.step.inverse() if back else run.current.step)
                 self.advance(row.next_move(fleet, self.known(is_back=back)), back=back)
             case TurnBack(outcome, verdict):
-                self.run = run.turned_back(outcome, verdict)
+                self.run = run.turn_step_back(outcome, verdict)
             case Recover():
                 found = regain_freeze(run, UID, fleet, self.model.now)
                 self.run = found.run
@@ -176,7 +176,7 @@ class OwnedFleet:
             case Settled():
                 self.run = self.run.end_reverted() if back else self.run.open_verification(self.model.now)
             case Failed(reason, message) if not back:
-                self.run = self.run.turned_back(Outcome(reason, message), None)
+                self.run = self.run.turn_step_back(Outcome(reason, message), None)
             case Blocked(reason, message) if self.run.intent is None:
                 self.ended = Outcome(reason, message)
             case _:

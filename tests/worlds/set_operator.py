@@ -71,7 +71,7 @@ class SetOperator:
                 row = row_of(step if forward else step.inverse())
                 self._advance(row.next_move(fleet, self._known(is_back=not forward)), direction)
             case TurnBack(outcome):
-                self.run = self.run.turned_back(outcome, None)
+                self.run = self.run.turn_step_back(outcome, None)
                 self.tick()
             case Recover():
                 found = regain_freeze(self.run, UID, fleet, self.model.now)
@@ -117,7 +117,7 @@ class SetOperator:
                 self.run = self.run.end_reverted()
             case Failed(reason, message) if forward:
                 self.doubt = move
-                self.run = self.run.turned_back(Outcome(reason, message), None)
+                self.run = self.run.turn_step_back(Outcome(reason, message), None)
             case Blocked(reason, message) if self.run.intent is None:
                 self.doubt, self.ended = move, Outcome(reason, message)
             case _:

@@ -16,7 +16,7 @@ from kvmedic.cluster.ownership import RECORDED, RUN, Note, note_in
 from kvmedic.controller.orphans import FrozenFleet, frozen_fleet
 from kvmedic.doctor.documents import DocumentsError, as_served, documents_in, taking_malformed
 from kvmedic.engines import ENGINES, VOCABULARIES
-from kvmedic.engines.engine_log import Started, started_of
+from kvmedic.engines.engine_log import Started, parse_start
 from kvmedic.kube.objects import WORKLOADS, note_on, pod_template
 from kvmedic.manifests.documents import containers_of
 from kvmedic.manifests.errors import ManifestError
@@ -57,7 +57,7 @@ def read_engine_log(raw: bytes) -> None:
     dated = tuple(words for _, words in dated_lines(text))
     for log in (dated, tuple(line[:4000] for line in text.split("\n"))):
         assert isinstance(bears_device_memory(log), bool)
-        started = started_of(log, VOCABULARY.start)
+        started = parse_start(log, VOCABULARY.start)
         assert isinstance(started, Started)
         size = logged_size(log, VOCABULARY.start.pool)
         assert size is None or (isinstance(size, LoggedSize) and float(size.amount) >= 0)
@@ -75,7 +75,7 @@ def read_driver_answer(raw: bytes) -> None:
             continue
         assert isinstance(answer, Measured)
         assert all(isinstance(each, Device) for each in answer.value)
-        fill_vitals(Vitals(devices=answer), answer, 8).unknown()
+        fill_vitals(Vitals(devices=answer), answer, 8).list_unknown()
 
 
 def read_version(raw: bytes) -> None:

@@ -1,6 +1,6 @@
 """The two kinds as a whole: `KVRemediation`, how its spec becomes a `Policy`, and `KVApproval`.
 
-A field that this version does not implement is refused by name (`not_implemented`), never ignored.
+A field that this version does not implement is refused by name (`find_unimplemented`), never ignored.
 An approval is its own kind, so that RBAC grants approving apart from editing
 (`docs/decisions/0010-approvals-are-objects.md`). The operator reads it and never writes it.
 """
@@ -355,7 +355,7 @@ PENDING: tuple[Rule[KVRemediationSpec], ...] = ()
 """Every feature of the spec that is not implemented yet; empty: all of them are."""
 
 
-def not_implemented(spec: KVRemediationSpec) -> tuple[str, ...]:
+def find_unimplemented(spec: KVRemediationSpec) -> tuple[str, ...]:
     """Return what the spec asks for and this version does not do, one sentence each; empty: nothing."""
     pending = (rule for rule in PENDING if rule.holds is not None and not rule.holds(spec))
     return tuple(f"spec{rule.path}: {rule.message}" for rule in pending)

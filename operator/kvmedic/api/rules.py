@@ -262,7 +262,7 @@ def quantity() -> Rule[str]:
     )
 
 
-def unique(key: Callable[[T], object] = lambda item: item) -> AfterValidator:
+def make_unique_check(key: Callable[[T], object] = lambda item: item) -> AfterValidator:
     """Return the check that a list names nothing twice; the API server has list types for it."""
 
     def check(items: list[T]) -> list[T]:

@@ -104,7 +104,7 @@ APPROVAL_COLUMNS: tuple[Column, ...] = (
 )
 
 
-def structural(schema: Schema, definitions: Schema) -> Schema:
+def to_structural(schema: Schema, definitions: Schema) -> Schema:
     """Return the structural form of a JSON schema.
 
     Raises:
@@ -125,9 +125,11 @@ def _inner(schema: Schema, definitions: Schema) -> Schema:
     inner: Schema = {}
     for key in ("items", "additionalProperties"):
         if key in schema:
-            inner[key] = structural(schema[key], definitions)
+            inner[key] = to_structural(schema[key], definitions)
     if "properties" in schema:
-        inner["properties"] = {n: structural(part, definitions) for n, part in schema["properties"].items()}
+        inner["properties"] = {
+            n: to_structural(part, definitions) for n, part in schema["properties"].items()
+        }
     return inner
 
 
@@ -275,7 +277,7 @@ def written_schema(model: type[BaseModel]) -> Schema:
 def spec_schema() -> Schema:
     """Return the structural schema of `spec`, with the rules about what is not implemented yet."""
     written = written_schema(KVRemediationSpec)
-    schema = structural(written, written["$defs"])
+    schema = to_structural(written, written["$defs"])
     schema[VALIDATIONS] = [*schema[VALIDATIONS], *(rule.wire() for rule in PENDING)]
     return schema
 
@@ -310,7 +312,7 @@ def status_schema() -> Schema:
     written = Described.model_json_schema(by_alias=True)
     for name, text in texts_beneath(KVRemediationStatus).items():
         written["properties"][wire_name(name)]["description"] = text
-    schema = _loosen_schema(structural(written, written["$defs"]))
+    schema = _loosen_schema(to_structural(written, written["$defs"]))
     records = {name: _open(schema["properties"][name]) for name in sorted(OPEN)}
     return {**schema, "properties": {**schema["properties"], **records}}
 
@@ -318,7 +320,7 @@ def status_schema() -> Schema:
 def approval_schema() -> Schema:
     """Return the structural schema of an approval's `spec`."""
     written = written_schema(KVApproval)
-    return structural(written["properties"]["spec"], written["$defs"])
+    return to_structural(written["properties"]["spec"], written["$defs"])
 
 
 def yaml_text(value: Schema) -> str:

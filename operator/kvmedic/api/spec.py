@@ -25,10 +25,10 @@ from kvmedic.api.rules import (
     dns_subdomain,
     duration,
     in_order,
+    make_unique_check,
     number_between,
     parse_duration,
     pattern,
-    unique,
     whole,
 )
 from kvmedic.engines import ENGINES
@@ -243,7 +243,7 @@ class TargetRef(Wire):
                 message="use whole numbers from 1 to 65535",
                 holds=lambda ports: all(1 <= port <= 65535 for port in ports),
             ),
-            unique(),
+            make_unique_check(),
         ]
         | None
     ) = Field(default=None, json_schema_extra={"x-kubernetes-list-type": "set"})
@@ -431,7 +431,7 @@ class Verify(Wire):
     does not pause, and the fleet is compared with the time before once every replica has the change."""
 
 
-def _known_zone(name: str) -> str:
+def _check_zone(name: str) -> str:
     """Return the name of a time zone that there is; the API server cannot check it."""
     try:
         ZoneInfo(name)
@@ -452,7 +452,7 @@ class MaintenanceWindow(Wire):
     """First minute, as HH:MM."""
     end: Annotated[str, Field(max_length=5), pattern("^([01][0-9]|2[0-3]):[0-5][0-9]$", "use HH:MM")]
     """Minute after the last, as HH:MM. If it is not after `start`, it is on the next day."""
-    time_zone: Annotated[str, Field(max_length=64), AfterValidator(_known_zone)] = "UTC"
+    time_zone: Annotated[str, Field(max_length=64), AfterValidator(_check_zone)] = "UTC"
     """Name of a time zone in the IANA database. UTC, because it has no daylight-saving time."""
 
 
@@ -563,7 +563,7 @@ class KVRemediationSpec(Wire):
             message="name at least one runbook, such as PreemptionThrash; to stop everything use suspend",
             holds=lambda names: len(names) > 0,
         ),
-        unique(),
+        make_unique_check(),
     ] = Field(default=[Runbook.PREEMPTION_THRASH], json_schema_extra={"x-kubernetes-list-type": "set"})
     """The runbooks to apply. Every engine's metrics can show PreemptionThrash."""
     metrics: Metrics = Metrics()
@@ -575,7 +575,7 @@ class KVRemediationSpec(Wire):
     a change; a known fault always does. Required: nothing is changed, and the diagnosis names the missing
     series of the DCGM exporter. IfAvailable is the default, because the exporter's default counters do not
     include all that Required needs. One slow GPU alone is not mistaken for demand."""
-    levers: Annotated[list[LeverSpec], Field(max_length=len(LEVERS)), unique(_lever_name)] = Field(
+    levers: Annotated[list[LeverSpec], Field(max_length=len(LEVERS)), make_unique_check(_lever_name)] = Field(
         default=[LeverSpec(name=LeverName.MAX_NUM_SEQS)],
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )

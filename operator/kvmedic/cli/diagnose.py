@@ -16,7 +16,7 @@ import typer
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvmedic.api.resource import KIND, SpecInvalid, not_implemented, policy_of, resource_from_manifest
+from kvmedic.api.resource import KIND, SpecInvalid, find_unimplemented, policy_of, resource_from_manifest
 from kvmedic.api.spec import KVRemediationSpec, TargetRef
 from kvmedic.cli.app import REFUSED, USAGE, Form, end_command
 from kvmedic.cli.options import call_later
@@ -70,7 +70,7 @@ def policy_in(file: str) -> Policy:
         GivenError: the file cannot be used.
     """
     spec = _spec(file) if file else _DEFAULT_SPEC
-    if pending := not_implemented(spec):
+    if pending := find_unimplemented(spec):
         raise GivenError(f"{file}: {'; '.join(pending)}")
     return policy_of(spec)
 

@@ -492,7 +492,7 @@ def _next(resource: Resource, place: Place) -> Iterator[str]:
         "stop": place.stop,
     }
     for remedy in dict.fromkeys(_advice(resource, record)):
-        yield f"{remedy.purpose[0].upper()}{remedy.purpose[1:]}:  {remedy.typed(names)}"
+        yield f"{remedy.purpose[0].upper()}{remedy.purpose[1:]}:  {remedy.write_command(names)}"
 
 
 def _advice(resource: Resource, record: Record | None) -> Iterator[Remedy]:

@@ -23,8 +23,8 @@ from kvmedic.engines import ENGINES, profiles_for
 from kvmedic.manifests.documents import ManifestContainer
 from kvmedic.manifests.engine_file import ConfigFile, config_file, repoint_manifest
 from kvmedic.manifests.errors import ErrorReason, ManifestError
-from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parsed_of, read_flags, setting_of
-from kvmedic.manifests.invocation import Selector, Unfollowed, engine_in, engines_seen, version_of
+from kvmedic.manifests.flags import AlreadySet, FlagsView, Setting, edit, parse_line, read_flags, setting_of
+from kvmedic.manifests.invocation import Selector, Unfollowed, engine_in, find_engines, version_of
 from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.model.compression import (
     Compacted,
@@ -106,7 +106,7 @@ def show_flags(
     """Print the flags of each engine in a manifest."""
     version = version_named(engine_version)
     text = _read_manifest(file)
-    engines = engines_seen(text, profiles_named(engine_name), Selector(container, name))
+    engines = find_engines(text, profiles_named(engine_name), Selector(container, name))
     if isinstance(engines, ManifestError):
         _refuse(engines)
     shown: list[Shown] = []
@@ -178,7 +178,7 @@ def _show_engine(text: str, found: ManifestContainer, engine: Engine) -> FlagsVi
 
 def _file(text: str, found: ManifestContainer, desired: Setting, engine: Engine) -> ConfigFile | None:
     """Return the configuration file; refuse if the manifest lacks it and it may hold the flag."""
-    parsed = parsed_of(found.data, engine)
+    parsed = parse_line(found.data, engine)
     if isinstance(parsed, ManifestError) or parsed.config is None:
         return None
     file = config_file(text, found, parsed.config, engine)
@@ -195,15 +195,15 @@ def _is_in_file(file: ConfigFile, found: ManifestContainer, desired: Setting, en
     vLLM leaves an entry out that is false (measured on 0.32.0): a switch is turned off on the command
     line, which beats the file.
     """
-    given = file.given(desired.flag.dest)
-    parsed = parsed_of(found.data, engine)
+    given = file.find_entry(desired.flag.dest)
+    parsed = parse_line(found.data, engine)
     if given is None or isinstance(parsed, ManifestError) or parsed.last(desired.flag.dest) is not None:
         return False
     return given.option.kind is not Kind.SWITCH or given.value == desired.value
 
 
 def _set_in_file(text: str, found: ManifestContainer, file: ConfigFile, desired: Setting) -> None:
-    given = file.given(desired.flag.dest)
+    given = file.find_entry(desired.flag.dest)
     if given is not None and given.value == desired.value:
         _note(f"{desired.flag.dest} already has that value ({given.held_by.place})")
         _write(text)

@@ -23,7 +23,7 @@ import typer
 
 from kvmedic.api.rules import parse_duration
 from kvmedic.engines import VOCABULARIES
-from kvmedic.engines.engine_log import Started, phrases, started_of
+from kvmedic.engines.engine_log import Started, parse_start, phrases
 from kvmedic.engines.signal_sources import SignalTable
 from kvmedic.metrics.page import (
     Page,
@@ -315,7 +315,7 @@ def starts_of(arguments: Sequence[str], replicas: Collection[str]) -> dict[str, 
             )
         text = _read_text(file, LARGEST_LOG_BYTES, f": no start-up log; {_BEGINNING}", is_whole=False)
         lines = text.split("\n")
-        starts = [started_of(lines, each.start) for each in VOCABULARIES]
+        starts = [parse_start(lines, each.start) for each in VOCABULARIES]
         found[replica] = next((start for start in starts if start != Started()), starts[0])
     return found
 

@@ -102,7 +102,7 @@ async def with_orphan_drain(
         for each in services
         if selects(each, labels)
     )
-    untouched = untouched_by_labels(listing, services, template)
+    untouched = find_nonselecting_services(listing, services, template)
     begun = OrphanDrain(
         (), _untouched_message(untouched), _has_device(template), services=known, is_whole=False
     )
@@ -168,7 +168,7 @@ def _router_fronts(labels: Mapping[str, str], routers: Sequence[Mapping[str, str
     return tuple(LabelFront("a router", each) for each in (*_known_routers(labels), *routers))
 
 
-def led_by_labels(pods: Iterable[JsonObject], fronts: Iterable[LabelFront]) -> dict[str, tuple[str, ...]]:
+def find_label_fronts(pods: Iterable[JsonObject], fronts: Iterable[LabelFront]) -> dict[str, tuple[str, ...]]:
     """Return what leads requests to a Ready pod that no Service lists, by the pod's uid.
 
     Pickers and routers take a pod that is Ready and not being deleted as soon as they see its labels.
@@ -186,7 +186,7 @@ def usable_label(rotation: Rotation) -> bool:
     return rotation.effective and not rotation.in_selector and not rotation.rivals
 
 
-def untouched_by_labels(
+def find_nonselecting_services(
     names: Iterable[str], services: Sequence[JsonObject], template: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Return what lists pods of a template and does not select them, so that no label takes a pod out of it.

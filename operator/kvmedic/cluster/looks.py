@@ -17,7 +17,7 @@ from kvmedic.cluster.fronts import INFERENCE_POOLS, Depth, DrainWay, complete_dr
 from kvmedic.cluster.neighbours.appliers import neighbours_of
 from kvmedic.cluster.neighbours.autoscalers import SCALED_OBJECTS, VERTICAL_AUTOSCALERS
 from kvmedic.cluster.neighbours.pod_policies import DISRUPTION_BUDGETS, NETWORK_POLICIES
-from kvmedic.cluster.ownership import giving_way
+from kvmedic.cluster.ownership import with_ownership
 from kvmedic.cluster.room import SURROUNDINGS_LAST, SharedSurroundings, room_for
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.kube.clock import loop_seconds
@@ -39,7 +39,7 @@ from kvmedic.kube.objects import (
 )
 from kvmedic.kube.packing import Packed, Packer
 from kvmedic.kube.watches import Asked, Recording, Watched, Watches
-from kvmedic.model.config_edits import previous
+from kvmedic.model.config_edits import find_previous
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.spec import Policy, TargetRef
@@ -60,7 +60,7 @@ async def read_target(
     seen = await snapshot(reader, namespace, policy.target, rollout.rotation_label, drain)
     if seen is None:
         return None
-    seen = seen.with_fleet(replace(seen.fleet, owner=giving_way(seen.fleet.owner, policy.ownership)))
+    seen = seen.with_fleet(replace(seen.fleet, owner=with_ownership(seen.fleet.owner, policy.ownership)))
     lines = await in_thread(_read_lines, seen, policy.target)
     maps = await config_maps_of(reader, namespace, lines)
     if not maps:
@@ -75,7 +75,7 @@ def _read_lines(view: View, target: TargetRef) -> list[EngineLine | Blocked]:
 
     Tenants wrote them: they are read in a thread, and the loop goes on meanwhile.
     """
-    earlier = previous(view.fleet)
+    earlier = find_previous(view.fleet)
     sets = ("", *([earlier.name] if earlier and earlier.name in view.templates else []))
     return [view.engine_line(target, each) for each in sets]
 

@@ -220,7 +220,7 @@ def is_relabelled(body: Mapping[str, object]) -> bool:
     return draining_value(uid_of(body)) in labels_of(body).values()
 
 
-def labels_left(body: Mapping[str, object], keys: Iterable[str]) -> tuple[str, ...]:
+def find_unchanged_labels(body: Mapping[str, object], keys: Iterable[str]) -> tuple[str, ...]:
     """Return which labels of a released pod are as they were, of those that are to be changed."""
     labels, changed = labels_of(body), draining_value(uid_of(body))
     return tuple(key for key in keys if labels.get(key) not in (None, changed))

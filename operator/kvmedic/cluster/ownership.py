@@ -110,7 +110,7 @@ def path_of(parent: str, name: str) -> str:
     return f"{parent}/{name.replace('~', '~0').replace('/', '~1')}"
 
 
-def as_seen(seen: Pod | Minimum | Cordoned) -> tuple[PatchOperation, ...]:
+def guard_version(seen: Pod | Minimum | Cordoned) -> tuple[PatchOperation, ...]:
     """Return the tests that an object is the very version that was looked at."""
     return same_object(seen.uid), same_version(seen.resource_version)
 
@@ -216,7 +216,7 @@ def owner_of(deployment: Mapping[str, Any]) -> Owner | None:
     return _owner_of_fields(deployment, CONTESTED, "f:spec")
 
 
-def giving_way(owner: Owner | None, said: Ownership) -> Owner | None:
+def with_ownership(owner: Owner | None, said: Ownership) -> Owner | None:
     """Return an owner as a person said of it; a controller that renders the object never gives way."""
     if owner is None or owner.is_controller:
         return owner

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvmedic.cluster.orphan_pods import is_put_back, is_released, owned_by_hash
 from kvmedic.cluster.ownership import CORDONED_FOR
-from kvmedic.cluster.stateful.groups import reaching_workers, read_groups
+from kvmedic.cluster.stateful.groups import find_selector_blocker, read_groups
 from kvmedic.cluster.stateful.revisions import as_replica_sets, is_complete, pods_of_set, revisions_of_set
 from kvmedic.kube.objects import (
     AUTOSCALERS,
@@ -119,7 +119,7 @@ async def parts_of_groups(client: Reader, namespace: str, body: JsonObject) -> P
     services = await client.list(SERVICES, namespace)
     own = {name_of(each) for each in services if controller_uid(each) in found.owners}
     fronts = [each for each in services if name_of(each) not in own]
-    doubt = found.groups.unfit or reaching_workers(fronts, found.worker_labels)
+    doubt = found.groups.unfit or find_selector_blocker(fronts, found.worker_labels)
     slices = await client.list(ENDPOINT_SLICES, namespace)
     return Parts(
         LEADER_WORKER_SET,

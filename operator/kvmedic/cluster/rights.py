@@ -100,13 +100,13 @@ async def own_lacking_rights(client: Client, namespace: str, needed: Sequence[Ri
     except Refused as error:
         return f"the API server does not show our rights: {error}"
     status = section(answer, "status")
-    lacking = lacking_in(items(status, "resourceRules"), needed)
+    lacking = find_lacking_rights(items(status, "resourceRules"), needed)
     if lacking and status.get("incomplete"):
         return f"an authorizer does not show all rules: {status.get('evaluationError') or 'no reason given'}"
     return lacking
 
 
-def lacking_in(rules: Iterable[Mapping[str, Any]], needed: Sequence[Right]) -> Lacking:
+def find_lacking_rights(rules: Iterable[Mapping[str, Any]], needed: Sequence[Right]) -> Lacking:
     """Return the rights that no rule grants; a rule that is bound to names grants none of them."""
     granting = [rule for rule in rules if not rule.get("resourceNames")]
     return tuple(right for right in needed if not any(_grants(rule, right) for rule in granting))

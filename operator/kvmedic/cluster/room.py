@@ -108,7 +108,7 @@ async def room_for(
 
 
 async def _shape_of_spare(client: Reader, fleet: Fleet, template: Mapping[str, Any]) -> Shape:
-    ready = [pod for pod in fleet.serving(fleet.revision) if pod.ready]
+    ready = [pod for pod in fleet.list_pods(fleet.revision) if pod.ready]
     newest = max(ready, key=lambda pod: (pod.created_at, pod.name), default=None)
     body = await client.get(Ref(PODS, fleet.namespace, newest.name)) if newest else None
     return shape_of(fleet.namespace, body or template)
@@ -209,8 +209,8 @@ class SharedSurroundings:
 
     def __init__(self, reader: Reader, lasts: timedelta) -> None:
         """Nothing is read before somebody asks."""
-        self.nodes = _Shared(lambda: _nodes(reader), lasts).recent
-        self.tenants = _Shared(lambda: list_tenants(reader), lasts).recent
+        self.nodes = _Shared(lambda: _nodes(reader), lasts).read_unless_recent
+        self.tenants = _Shared(lambda: list_tenants(reader), lasts).read_unless_recent
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class _Shared(Generic[T]):
     lasts: timedelta
     _found: asyncio.Task[T] | None = field(default=None, init=False)
 
-    async def recent(self) -> T:
+    async def read_unless_recent(self) -> T:
         """Return what was read a moment ago, or is read now."""
         if self._found is None:
             self._found = asyncio.create_task(self.read(), name="read surroundings")

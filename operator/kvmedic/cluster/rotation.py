@@ -20,7 +20,7 @@ from kvmedic.cluster.ownership import (
     LABELS,
     RELEASED,
     STAND_IN_COST,
-    as_seen,
+    guard_version,
     path_of,
 )
 from kvmedic.cluster.stateful.relabelling import LABEL_VALUE, relabel_operations, return_operations
@@ -96,14 +96,14 @@ async def cordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     live = await _read_unchanged(client, ref, pod.resource_version)
     if fleet.rotation.relabel is not None:
         changes = relabel_operations(live, fleet.rotation.relabel.keys, fleet.uid)
-        await client.json_patch(ref, [*as_seen(pod), *changes])
+        await client.json_patch(ref, [*guard_version(pod), *changes])
         return
     marks, label = annotations_of(live), fleet.rotation.label
     noted = _note_in(live) or {"label": labels_of(live).get(label), "cost": marks.get(DELETION_COST)}
     before = {"label": noted["label"], "cost": noted["cost"]}
     note = {**before, "key": label, "draining": fleet.rotation.draining, "deployment": fleet.uid}
     operations = [
-        *as_seen(pod),
+        *guard_version(pod),
         # A pod may have neither map.
         *([] if labels_of(live) else [PatchOperation("add", LABELS, {})]),
         *([] if marks else [PatchOperation("add", ANNOTATIONS, {})]),
@@ -135,7 +135,7 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     note, label = _note_in(live) or {}, fleet.rotation.label
     back = return_operations(live, fleet.uid, own)
     operations = [
-        *as_seen(pod),
+        *guard_version(pod),
         *(back or _mark_operation(labels_of(live), LABELS, label, own.get(label))),
         *_mark_operation(labels_of(live), LABELS, CORDONED_FOR, None),
         *_mark_operation(marks, ANNOTATIONS, DELETION_COST, _deletion_cost(note.get("cost"))),
@@ -144,7 +144,7 @@ async def uncordon(client: Client, fleet: Fleet, pod: Pod) -> None:
     await client.json_patch(ref, operations)
 
 
-async def left_cordoned(client: Client, namespace: str, selector: str = "") -> tuple[Cordoned, ...]:
+async def find_cordoned_pods(client: Client, namespace: str, selector: str = "") -> tuple[Cordoned, ...]:
     """Return the pods that a note of ours says are cordoned, under any owner; an empty namespace means all.
 
     Args:
@@ -177,7 +177,7 @@ async def free(client: Client, found: Cordoned) -> None:
         return
     note = _note_in(live) or {}
     key = str(note.get("key", ""))
-    operations = [*as_seen(found)]
+    operations = [*guard_version(found)]
     if key and labels.get(key) == note.get("draining"):
         operations += _mark_operation(labels, LABELS, key, await _label_before(client, live, note, key))
     if marks.get(DELETION_COST) in (CORDON_COST, STAND_IN_COST):

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from kvmedic.cluster.fronts import (
     BY_LABEL,
     DrainWay,
+    find_label_fronts,
     front_port,
-    led_by_labels,
     reaches,
     selects,
     usable_label,
     with_orphan_drain,
 )
 from kvmedic.cluster.neighbours.autoscalers import scaler_of
-from kvmedic.cluster.orphan_pods import is_owned, is_relabelled, labels_left
+from kvmedic.cluster.orphan_pods import find_unchanged_labels, is_owned, is_relabelled
 from kvmedic.cluster.ownership import (
     CORDON_COST,
     CORDONED,
@@ -219,7 +219,7 @@ def _last_end(container: Mapping[str, Any]) -> ContainerEnd | None:
     return max(ends, key=lambda end: end.ended_at, default=None)
 
 
-def in_rotation(slices: Iterable[JsonObject]) -> dict[str, tuple[str, ...]]:
+def map_ready_listings(slices: Iterable[JsonObject]) -> dict[str, tuple[str, ...]]:
     """Return which Services list a pod as ready and not terminating, by its uid; no others are in rotation.
 
     A slice of no Service counts by its own name: its readers are nobody's that we know.
@@ -275,7 +275,7 @@ def rotation_of(
     )
 
 
-def listing_services(slices: Iterable[JsonObject], pods: frozenset[str]) -> frozenset[str]:
+def find_listing_services(slices: Iterable[JsonObject], pods: frozenset[str]) -> frozenset[str]:
     """Return the Services whose EndpointSlices list one of the pods; an empty name for slices of none."""
     return frozenset(
         labels_of(each).get(SERVICE_NAME, "")
@@ -334,7 +334,7 @@ async def snapshot(
     index, several = await in_thread(_engine_of, template, target.container, profiles)
     name = None if index is None else str(items(section(template, "spec"), "containers")[index].get("name"))
     uids = frozenset(uid_of(pod) for pod in (*parts.pods, *parts.released))
-    listing, way = listing_services(parts.slices, uids), drain.way
+    listing, way = find_listing_services(parts.slices, uids), drain.way
     rotation = rotation_of(deployment, label, parts.services, listing)
     if way is RotationWay.ORPHAN or (way is RotationWay.AUTO and not usable_label(rotation)):
         fronts = parts.services, listing
@@ -349,9 +349,9 @@ async def snapshot(
     }
     front = front_port(parts.services, template)
     way_of_drain = rotation.orphan or rotation.relabel
-    serving, pools = in_rotation(parts.slices), way_of_drain.fronts if way_of_drain else ()
+    serving, pools = map_ready_listings(parts.slices), way_of_drain.fronts if way_of_drain else ()
     if not rotation.services:
-        serving = {**led_by_labels((*parts.pods, *parts.released), pools), **serving}
+        serving = {**find_label_fronts((*parts.pods, *parts.released), pools), **serving}
     ports = tuple(port for each in pools for port in each.ports)
     named, front = target.first_port, front or next(iter(ports), None)
     frame = Frame("", name, rotation, serving, profiles, named, front, target.ports or ports, several)
@@ -458,7 +458,7 @@ def _orphans(parts: Parts, frame: Frame) -> Iterator[Orphan]:
         pod = pod_of(body, replace(frame, revision=revision))
         pod = replace(pod, cordoned=is_relabelled(body), is_released=True)
         keys = frame.rotation.orphan.keys if frame.rotation.orphan else ()
-        left = labels_left(body, keys)
+        left = find_unchanged_labels(body, keys)
         yield Orphan(pod, is_owned=is_owned(body), has_ended=is_finished(body), led_by=left)
 
 

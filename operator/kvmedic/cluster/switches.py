@@ -40,7 +40,7 @@ async def read_stop(client: Client, namespace: str, name: str) -> Stop:
     return Stop.OFF if found is None else Stop.ON
 
 
-async def storm_over_at(client: Client, namespace: str, name: str) -> datetime | None:
+async def read_storm_end(client: Client, namespace: str, name: str) -> datetime | None:
     """Return when an administrator said that the last storm is over, or None.
 
     Never raises: an answer that is not had means that nobody said so.

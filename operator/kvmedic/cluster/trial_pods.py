@@ -70,7 +70,7 @@ class Trials:
 
     client: Client
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return nothing: trial pods are made."""
         return ""
 
@@ -193,7 +193,7 @@ class Evaluations:
 
     client: Client
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return nothing: evaluations are made."""
         return ""
 
@@ -214,7 +214,7 @@ class Evaluations:
         body = await _get_own(self.client, ref, evaluation.owner.uid)
         if body is None:
             return None
-        before = _before(body)
+        before = _read_counts_before(body)
         if before is None or annotations_of(body).get(DIGEST) != evaluation.digest:
             return UNREADABLE
         # The Job is read before its pods: a Job is counted as complete after its pod has ended with its
@@ -287,7 +287,7 @@ def _end(job: JsonObject) -> JobEnd | None:
     return JobEnd.SUCCEEDED if any(each.get("type") in SUCCESS for each in conditions) else None
 
 
-def _before(job: JsonObject) -> Counted | None:
+def _read_counts_before(job: JsonObject) -> Counted | None:
     """Return what a Job's annotation says; None where it is no pair of numbers."""
     note = note_on(job, SERVED_BEFORE)
     requests, tokens = note.get("requests"), note.get("tokens")

@@ -33,9 +33,9 @@ from kvmedic.cluster.ownership import (
     unmark_operations,
 )
 from kvmedic.cluster.room import SharedSurroundings, room_for
-from kvmedic.cluster.rotation import confirm, free, left_cordoned, move_pod
+from kvmedic.cluster.rotation import confirm, find_cordoned_pods, free, move_pod
 from kvmedic.cluster.snapshot import rollout_fields
-from kvmedic.cluster.stateful.groups import group_operations, leader_template, on_groups, shown_template
+from kvmedic.cluster.stateful.groups import group_operations, leader_template, normalise_template, on_groups
 from kvmedic.cluster.stateful.revisions import partition_operations, template_in
 from kvmedic.engines.engine_log import Start, StartForms
 from kvmedic.kube.client import Client
@@ -185,9 +185,9 @@ class DeploymentTarget:
         if fleet.fence:
             await unclaim(self.client, fleet)
 
-    async def left_cordoned(self, namespace: str) -> tuple[Cordoned, ...]:
+    async def find_cordoned_pods(self, namespace: str) -> tuple[Cordoned, ...]:
         """Return the pods that carry a note of ours; an empty namespace means the marked ones of all."""
-        return await left_cordoned(self.client, namespace, "" if namespace else CORDONED_FOR)
+        return await find_cordoned_pods(self.client, namespace, "" if namespace else CORDONED_FOR)
 
     async def free(self, found: Cordoned) -> None:
         """Put a pod back into rotation that no fleet has any more. Raises Conflict when it changed."""
@@ -317,7 +317,7 @@ async def assign(
 def _template_for(live: JsonObject, move: DeploymentMove) -> JsonObject:
     """Return the pod template that a move is made on: as it is hashed, where the whole takes its place."""
     swaps = isinstance(edit_in(move), TemplateSwap)
-    return shown_template(live) if swaps else pod_template(live)
+    return normalise_template(live) if swaps else pod_template(live)
 
 
 async def _rehearse(
@@ -338,7 +338,7 @@ async def _rehearse(
         if DOES_NOT_REHEARSE in str(error):
             return
         raise
-    places = different_places(shown_template(tried, desired), shown_template(tried), "spec.template")
+    places = different_places(normalise_template(tried, desired), normalise_template(tried), "spec.template")
     if isinstance(move, Freeze) and rollout_fields(tried) != move.fields:
         places = (*places, "strategy, minReadySeconds, progressDeadlineSeconds or paused")
     if places:

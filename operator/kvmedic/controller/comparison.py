@@ -20,7 +20,7 @@ from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Look, LookSeries, Observation, Signal
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import COMPARED, FlagStep, Goal
-from kvmedic.model.readings import complete, number_or_none
+from kvmedic.model.readings import gather_values, number_or_none
 from kvmedic.model.run import Baseline, ComparedSide, ComparisonState, ReplicaComparison, StepState
 from kvmedic.model.spec import OnInconclusive, SideBySide, answer_to_no_verdict
 from kvmedic.model.status import Wish
@@ -102,7 +102,7 @@ def limits_of(tick: Tick) -> Limits:
 
 
 def _list_serving(fleet: Fleet, template: str) -> tuple[Pod, ...]:
-    return tuple(pod for pod in fleet.serving(template) if pod.ready and pod.in_rotation)
+    return tuple(pod for pod in fleet.list_pods(template) if pod.ready and pod.in_rotation)
 
 
 def settling_time(before: Baseline | None) -> timedelta:
@@ -172,7 +172,7 @@ def arm_of(
     """
     needed = needed_for(limits.objectives)
     for seen, signals in (*((each, needed) for each in stretches), *((each, WAITING) for each in ends)):
-        gap = complete(replace(seen, pods={name: seen.pods[name] for name in names}), signals)
+        gap = gather_values(replace(seen, pods={name: seen.pods[name] for name in names}), signals)
         if isinstance(gap, Inconclusive):
             return gap
     queues = [

@@ -88,9 +88,9 @@ async def latest_deploy(
         previous=previous,
         came_at=came.came_at,
         differences=found,
-        before=await metrics.past(policy.source, namespace, previous.replica_set, came.came_at, look),
+        before=await metrics.observe_past(policy.source, namespace, previous.replica_set, came.came_at, look),
         to_start=to_start(view.fleet, previous.template),
-        pods=frozenset(pod.name for pod in view.fleet.serving(came.now.revision)),
+        pods=frozenset(pod.name for pod in view.fleet.list_pods(came.now.revision)),
         start_seconds=start_seconds(view.fleet),
     )
 

@@ -155,7 +155,7 @@ async def _carry_out(tick: Tick, view: View, decision: Decision) -> timedelta:
             await _save(tick, run.keep_step(judged), judged.reason, judged.message)
         case TurnBack(outcome, verdict, after):
             tick = _record_oom_share(tick, view)
-            await _save(tick, run.turned_back(outcome, verdict, after), outcome.reason, outcome.message)
+            await _save(tick, run.turn_step_back(outcome, verdict, after), outcome.reason, outcome.message)
         case Recover():
             found = regain_freeze(run, tick.resource.uid, view.fleet, tick.now)
             blocked = Blocked(found.outcome.reason, found.outcome.message)
@@ -191,7 +191,7 @@ async def _advance(tick: Tick, view: View, move: Move | MakeCopy, direction: Dir
             await _save(tick, run.end_reverted(), ending.reason, ending.message)
         case Failed(reason, message) if direction is Direction.FORWARD:
             tick = _record_oom_share(tick, view)
-            await _save(tick, run.turned_back(Outcome(reason, message), None), reason, message)
+            await _save(tick, run.turn_step_back(Outcome(reason, message), None), reason, message)
         case Blocked(reason, message) if run.intent is None:
             return await _close(tick, view, Outcome(reason, message))
         case Failed(Reason.REVISION_GONE as reason, message):
@@ -256,7 +256,7 @@ async def _copy(tick: Tick, view: View, move: MakeCopy) -> timedelta:
     outcome = Outcome(Reason.CONFIG_MAP_UNAVAILABLE, f"ConfigMap {move.file.copy} cannot be made: {why}")
     if tick.run.intent is None:
         return await _close(tick, view, outcome)
-    await _save(tick, tick.run.turned_back(outcome, None), outcome.reason, outcome.message)
+    await _save(tick, tick.run.turn_step_back(outcome, None), outcome.reason, outcome.message)
     return AT_ONCE
 
 

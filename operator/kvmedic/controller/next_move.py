@@ -235,7 +235,7 @@ async def _count_arrivals(tick: Tick, draining_pod: DrainingPod, fleet: Fleet) -
     is_early = elapsed_time(tick, "out", draining_pod.uid, draining_pod.out_at) < _quiet_time(tick, pod)
     if is_early or (last is not None and tick.now - last < ARRIVALS_APART):
         return draining_pod
-    found = await tick.ports.metrics.received(tick.policy.source, tick.resource.namespace, pod)
+    found = await tick.ports.metrics.count_received(tick.policy.source, tick.resource.namespace, pod)
     return replace(draining_pod, arrivals=count_arrivals(draining_pod.arrivals, found, tick.now))
 
 
@@ -331,7 +331,7 @@ async def _count_requests(tick: Tick, pod: Pod, out: timedelta) -> Drain:
 
 async def _requests_in_flight(tick: Tick, pod: Pod, left_alone: timedelta) -> Reading[float]:
     namespace = tick.resource.namespace
-    return await tick.ports.metrics.in_flight(tick.policy.source, namespace, pod, left_alone)
+    return await tick.ports.metrics.count_in_flight(tick.policy.source, namespace, pod, left_alone)
 
 
 def _pod(fleet: Fleet, draining_pod: DrainingPod) -> Pod | None:

@@ -176,13 +176,13 @@ async def free_pods(ports: Ports, namespace: str, deployment: str) -> None:
 
     A write that the API server refuses does not keep the run from its end: it is tried again now and then.
     """
-    found = await ports.target.left_cordoned(namespace)
+    found = await ports.target.find_cordoned_pods(namespace)
     await _free(ports.target, (one for one in found if one.deployment == deployment))
 
 
 async def free_all(target: Target, namespace: str) -> None:
     """Put back every pod of a namespace that is cordoned, as far as the API server lets us."""
-    for pod in await target.left_cordoned(namespace):
+    for pod in await target.find_cordoned_pods(namespace):
         with suppress(Conflict):
             await _free(target, (pod,))
 

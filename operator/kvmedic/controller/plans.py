@@ -17,7 +17,7 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import Goal, Plan, Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy, Runbook
-from kvmedic.model.status import Attempt, LastGood, Record, Resource, TemporaryChange, failed_before
+from kvmedic.model.status import Attempt, LastGood, Record, Resource, TemporaryChange, find_failure
 from kvmedic.rollout import row_of
 from kvmedic.rollout.gates.approval import stands
 from kvmedic.rollout.preconditions import Purpose
@@ -259,7 +259,7 @@ def _present_setting(workload: Workload | Blocked, found: Survey, policy: Policy
 
 def _has_failed(attempt: Attempt, found: Survey, record: Record, key: object) -> bool:
     """Return whether an attempt on this very pod template is on record as no help."""
-    return failed_before(record.failed_attempts, attempt, key, found.view.fleet.revision) is not None
+    return find_failure(record.failed_attempts, attempt, key, found.view.fleet.revision) is not None
 
 
 def _plan(

@@ -64,7 +64,7 @@ class Probes(Protocol):
     def forget_all(self) -> None:
         """End every test and forget it: another process may lead, and begins them anew."""
 
-    async def served(self, namespace: str, pod: Pod) -> Served | str:
+    async def read_served(self, namespace: str, pod: Pod) -> Served | str:
         """Return what a pod's engine says of itself and of its work so far, or why it cannot be read."""
 
 
@@ -86,7 +86,7 @@ class NoProbes:
     def forget_all(self) -> None:
         """Forget nothing."""
 
-    async def served(self, namespace: str, pod: Pod) -> Served | str:
+    async def read_served(self, namespace: str, pod: Pod) -> Served | str:
         """Return that nothing is read here."""
         del namespace, pod
         return "no tests are made here"
@@ -95,7 +95,7 @@ class NoProbes:
 class Trials(Protocol):
     """Trial pods: made, looked at, and removed for the one resource that owns them."""
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return why no trial pods are made at all; nothing where they are."""
 
     async def look(self, trial: Trial, target: TargetRef) -> Pod | None:
@@ -127,7 +127,7 @@ class Trials(Protocol):
 class NoTrials:
     """No trial pod is made: the administrator did not allow it."""
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return what the administrator would set."""
         return "trial pods are not allowed here: set probe.trialPods in the operator's configuration"
 
@@ -144,7 +144,7 @@ class NoTrials:
     async def make(self, trial: Trial, manifest: dict[str, Any]) -> str:
         """Return why there is none."""
         del trial, manifest
-        return self.forbidden()
+        return self.explain_refusal()
 
     async def delete_trials(self, namespace: str, owner_uid: str, but: str = "") -> tuple[str, ...]:
         """Remove nothing: those of a time when they were allowed end by their deadline."""
@@ -160,7 +160,7 @@ class NoTrials:
 class Evaluations(Protocol):
     """Jobs that evaluate trial pods: made of a team's own CronJobs, looked at, and removed."""
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return why no evaluations are made at all; nothing where they are."""
 
     async def evaluation_digest(self, namespace: str, cron_job: str) -> str | Blocked:
@@ -187,14 +187,14 @@ class Evaluations(Protocol):
 class NoEvaluations:
     """No evaluation is made: the administrator did not allow it."""
 
-    def forbidden(self) -> str:
+    def explain_refusal(self) -> str:
         """Return what the administrator would set."""
         return "evaluations are not allowed here: set probe.evaluations in the operator's configuration"
 
     async def evaluation_digest(self, namespace: str, cron_job: str) -> str | Blocked:
         """Return why there is none."""
         del namespace, cron_job
-        return Blocked(Reason.GATE_MISSING, self.forbidden())
+        return Blocked(Reason.GATE_MISSING, self.explain_refusal())
 
     async def look(self, evaluation: Evaluation) -> JobSight | None:
         """Return that there is none."""
@@ -204,7 +204,7 @@ class NoEvaluations:
     async def make(self, evaluation: Evaluation, subject: Served) -> str:
         """Return why there is none."""
         del evaluation, subject
-        return self.forbidden()
+        return self.explain_refusal()
 
     async def delete_evaluations(self, namespace: str, owner_uid: str) -> tuple[str, ...]:
         """Remove nothing: those of a time when they were allowed end by their deadline."""
@@ -293,7 +293,7 @@ class Target(Logs, Protocol):
     async def unclaim(self, fleet: Fleet) -> None:
         """Remove our annotations while the claim is the one that was looked at; nothing without a claim."""
 
-    async def left_cordoned(self, namespace: str) -> tuple[Cordoned, ...]:
+    async def find_cordoned_pods(self, namespace: str) -> tuple[Cordoned, ...]:
         """Return the pods that carry a note of ours, under any owner; an empty namespace means all."""
 
     async def free(self, found: Cordoned) -> None:
@@ -329,7 +329,7 @@ class Metrics(Protocol):
     ) -> Sequence[Observation]:
         """Return looks one after the other, oldest first, for the price of one."""
 
-    async def past(
+    async def observe_past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
     ) -> Reading[Observation]:
         """Return a look at the replicas that a ReplicaSet had at a moment of the past.
@@ -348,14 +348,14 @@ class Metrics(Protocol):
     async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[PastLengths, ...]:
         """Return the lengths of their requests together, by half hours of the last day, oldest first."""
 
-    async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
+    async def count_in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         """Return running plus waiting requests of all engines that a source knows, asked of the replica.
 
         `out`: for how long it has surely got no request, so that a source's own samples of that time count
         where the replica cannot be reached.
         """
 
-    async def received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+    async def count_received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
         """Return how many requests a replica was given since its engines were started."""
 
     async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:

@@ -68,7 +68,7 @@ async def next_trial_move(tick: Tick, step: OnTrial) -> TrialMove | EvaluationMo
     run, limits = as_watched(tick), start_limits(tick)
     match step:
         case EvaluationStep():
-            served = await ports.probes.served(namespace, pod) if pod and pod.ready else None
+            served = await ports.probes.read_served(namespace, pod) if pod and pod.ready else None
             return evaluation_move(EvaluationSight(seen, served, job, words), step, run, limits, tick.now)
         case TrialStep():
             progress = ports.probes.progress(pod) if pod else None
@@ -103,7 +103,7 @@ async def check_trial(found: Survey, resource: Resource, ports: Ports) -> Survey
     step = found.plan.steps[0] if found.plan else None
     if not isinstance(step, OnTrial) or found.blocked is not None:
         return found
-    why = ports.trials.forbidden() or _why_no_job(step, ports)
+    why = ports.trials.explain_refusal() or _why_no_job(step, ports)
     if not why:
         engine = resource.policy.target.engine if resource.policy else None
         manifest = await _manifest(found.view, step, _trial(resource, "", step), engine, ports)
@@ -118,7 +118,7 @@ def _why_no_job(step: OnTrial, ports: Ports) -> str:
     """Return why the step's Job cannot be made; empty where it can be, or the step has none."""
     match step:
         case EvaluationStep():
-            return ports.evaluations.forbidden()
+            return ports.evaluations.explain_refusal()
         case TrialStep():
             return ""
         case _:

@@ -75,7 +75,7 @@ async def judge_window(tick: Tick, view: View | None, stands: Standing) -> Judge
     window = tick.policy.windows.verify
     if record.settled_at is None or elapsed_time(tick, "settled", record.settled_at) < window:
         return None
-    pods = view.fleet.serving(record.step.after_template)
+    pods = view.fleet.list_pods(record.step.after_template)
     looked = await tick.ports.metrics.observe(
         tick.policy.source, pods, tick.resource.namespace, window, timedelta(0)
     )

@@ -478,7 +478,7 @@ def metrics_checks(
 
 def node_health_check(vitals: Mapping[str, Vitals], policy: Policy) -> Check:
     """Return of how many replicas the health of their GPUs is known; by default that stops nothing."""
-    known = sum(not each.unknown() for each in vitals.values())
+    known = sum(not each.list_unknown() for each in vitals.values())
     numbers = {"known": known, "replicas": len(vitals)}
     text = (
         f"the health of GPUs is known of {known} of {len(vitals)} replicas (nodeHealth: {policy.node_health})"

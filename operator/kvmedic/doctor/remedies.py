@@ -61,7 +61,7 @@ def fix_for(reason: Reason, names: Mapping[str, str]) -> tuple[str, str]:
     if remedy is None:
         return "", ""
     only_looks = remedy.purpose.startswith(("to see ", "to watch "))
-    return remedy.typed(names), LOOKS if only_looks else remedy.purpose
+    return remedy.write_command(names), LOOKS if only_looks else remedy.purpose
 
 
 def second_replica(names: Mapping[str, str]) -> tuple[str, str]:

@@ -68,7 +68,7 @@ class Unread:
 Start: TypeAlias = Started | Unread
 
 
-def started_of(lines: Iterable[str], forms: StartForms) -> Started:
+def parse_start(lines: Iterable[str], forms: StartForms) -> Started:
     """Return what a log says about the start of its engine; of a log without a start, nothing."""
     taken = takewhile(lambda line: not forms.pool.serving.search(line), lines)
     start = [line[:LINE_LENGTH] for line in taken]

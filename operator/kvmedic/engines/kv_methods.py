@@ -151,7 +151,7 @@ CACHE_TYPE_PREFIXES = tuple(start for method in METHODS for start in method.cach
 """Beginnings of the types of a KV cache with fewer bits than the model's own."""
 
 
-def method_named(name: str) -> Method | None:
+def find_method(name: str) -> Method | None:
     """Return a known method by its name, or by that of its type of cache, in upper or lower case.
 
     None where none has it.

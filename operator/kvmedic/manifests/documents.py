@@ -231,7 +231,7 @@ class _Document:
 
     def plain_root(self) -> object:
         """Return what the document holds, as Kubernetes would read it."""
-        return self._plain(self.root)
+        return self._read_plain(self.root)
 
     def _search(self, place: _Place, obj: _Place, path: tuple[str, ...]) -> Iterator[ManifestContainer]:
         node = place.node
@@ -257,28 +257,30 @@ class _Document:
         if containers is None or not isinstance(containers.node, SequenceNode):
             return
         for index, item in enumerate(containers.node.value):
-            data = self._plain(item)
+            data = self._read_plain(item)
             if isinstance(data, Mapping):
                 rendered = as_rendered(self._kind_and_name(obj)[0], data)
-                yield from self._found(obj, spec, (index, rendered, self._at(item, containers)), path)
+                yield from self._make_container(
+                    obj, spec, (index, rendered, self._at(item, containers)), path
+                )
 
     def _of_field(
         self, obj: _Place, spec: _Place, key: str, path: tuple[str, ...]
     ) -> Iterator[ManifestContainer]:
         """Yield the container that a field of a custom resource stands for."""
         place = self._walk(spec, (key,)) if key in CONTAINER_FIELDS else None
-        data = self._plain(place.node) if place is not None else None
+        data = self._read_plain(place.node) if place is not None else None
         if place is not None and isinstance(data, Mapping):
             container = container_in(self._kind_and_name(obj)[0], key, data)
             if container is not None:
-                yield from self._found(obj, spec, (0, container, place), path)
+                yield from self._make_container(obj, spec, (0, container, place), path)
 
-    def _found(
+    def _make_container(
         self, obj: _Place, spec: _Place, one: tuple[int, Mapping[str, object], _Place], path: tuple[str, ...]
     ) -> Iterator[ManifestContainer]:
         """Yield a container, by its index, what it holds, and its place."""
         index, data, place = one
-        pod_spec = self._plain(spec.node)
+        pod_spec = self._read_plain(spec.node)
         if isinstance(spec.node, MappingNode) and isinstance(pod_spec, Mapping):
             lists = dict(self._lists(place))
             yield ManifestContainer(*self._kind_and_name(obj), index, data, lists, spec.node, pod_spec, path)
@@ -305,7 +307,7 @@ class _Document:
     def _at(self, node: Node, parent: _Place) -> _Place:
         return _Place(node, parent.shared or self.uses[id(node)] > 1)
 
-    def _plain(self, node: Node) -> object:
+    def _read_plain(self, node: Node) -> object:
         """Return what a node holds, as Kubernetes would read it."""
         if id(node) in self.plain:
             return self.plain[id(node)]
@@ -316,9 +318,9 @@ class _Document:
     def _convert_node(self, node: Node) -> object:
         if isinstance(node, MappingNode):
             found = {key: _Place(node, shared=False).get(key) for key in _keys(node)}
-            return {key: self._plain(value[0]) for key, value in found.items() if value is not None}
+            return {key: self._read_plain(value[0]) for key, value in found.items() if value is not None}
         if isinstance(node, SequenceNode):
-            return [self._plain(item) for item in node.value]
+            return [self._read_plain(item) for item in node.value]
         return _scalar(node)
 
 

@@ -79,7 +79,7 @@ def mounted_file(
     for index, volume in enumerate(volumes if isinstance(volumes, list) else ()):
         if isinstance(volume, Mapping) and volume.get("name") == mount.volume:
             return _from_volume(volume, index, mount, file)
-    return unseen(f"{file} is in the volume {mount.volume}, which is not in the pod")
+    return report_unseen(f"{file} is in the volume {mount.volume}, which is not in the pod")
 
 
 def mount_of(container: Mapping[str, object], path: PurePosixPath) -> Mount | ManifestError:
@@ -88,25 +88,27 @@ def mount_of(container: Mapping[str, object], path: PurePosixPath) -> Mount | Ma
     above = [
         mount
         for mount in (mounts if isinstance(mounts, list) else ())
-        if isinstance(mount, Mapping) and _mounted_at(mount) in (path, *path.parents)
+        if isinstance(mount, Mapping) and _mount_path_of(mount) in (path, *path.parents)
     ]
-    best = max(above, key=lambda mount: len(_mounted_at(mount).parts), default=None)
+    best = max(above, key=lambda mount: len(_mount_path_of(mount).parts), default=None)
     if best is None:
-        return unseen(f"no volume is mounted at {path}: it is in the image, or written when the pod starts")
+        return report_unseen(
+            f"no volume is mounted at {path}: it is in the image, or written when the pod starts"
+        )
     if best.get("subPathExpr"):
-        return unseen(f"{path} is mounted by subPathExpr, which depends on the pod")
-    inside = PurePosixPath(str(best.get("subPath") or "")) / path.relative_to(_mounted_at(best))
+        return report_unseen(f"{path} is mounted by subPathExpr, which depends on the pod")
+    inside = PurePosixPath(str(best.get("subPath") or "")) / path.relative_to(_mount_path_of(best))
     if str(inside) == ".":
-        return unseen(f"a whole volume is mounted at {path}")
+        return report_unseen(f"a whole volume is mounted at {path}")
     return Mount(str(best.get("name")), str(inside))
 
 
-def unseen(what: str) -> ManifestError:
+def report_unseen(what: str) -> ManifestError:
     """Return that a configuration file cannot be seen, and why."""
     return ManifestError(ErrorReason.IN_CONFIG_FILE, what)
 
 
-def _mounted_at(mount: Mapping[str, object]) -> PurePosixPath:
+def _mount_path_of(mount: Mapping[str, object]) -> PurePosixPath:
     return PurePosixPath(str(mount.get("mountPath", "")))
 
 
@@ -118,14 +120,14 @@ def _from_volume(
         key = _key_of_file(alone, mount.inside)
         if key:
             return _file(alone, key, mount, index, None)
-        return unseen(f"ConfigMap/{alone.get('name')} gives no file {mount.inside!r} to its volume")
+        return report_unseen(f"ConfigMap/{alone.get('name')} gives no file {mount.inside!r} to its volume")
     found = list(_projected_sources(volume, mount.inside))
     if not found:
-        return unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
+        return report_unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
     place, kind, source = found[0]
     if len(found) > 1 or kind != "configMap":
         listed = ", ".join(sorted({kind for _, kind, _ in found}))
-        return unseen(f"{path} may come from several sources of the volume {mount.volume} ({listed})")
+        return report_unseen(f"{path} may come from several sources of the volume {mount.volume} ({listed})")
     return _file(source, _key_of_file(source, mount.inside), mount, index, place)
 
 
@@ -183,7 +185,7 @@ class EngineFile:
     parsed: Parsed = field(repr=False)
     text: str = field(repr=False)
 
-    def given(self, dest: str) -> Given | None:
+    def find_entry(self, dest: str) -> Given | None:
         """Return the entry that decides a value, or None where the file gives none."""
         return self.parsed.last(dest)
 
@@ -193,22 +195,22 @@ class EngineFile:
         The command line beats the file. And a switch is no matter of the file: `vllm serve` leaves an
         entry out that is false (measured on 0.32.0).
         """
-        given = self.given(flag.dest)
+        given = self.find_entry(flag.dest)
         if given is None or line.last(flag.dest) is not None or given.option.kind in _SWITCHES:
             return None
         return given
 
     def span(self, dest: str) -> slice | ManifestError:
         """Return the characters of the text that a value is written in, without quotes."""
-        given = self.given(dest)
+        given = self.find_entry(dest)
         node = entries_of(self.text).get(given.word.token.raw) if given is not None else None
         if not isinstance(node, ScalarNode) or node.anchor is not None:
-            return self._oddly(dest)
+            return self._report_odd_layout(dest)
         quote = 1 if node.style else 0
         start, stop = node.start_mark.index + quote, node.end_mark.index - quote
-        return slice(start, stop) if self.text[start:stop] == node.value else self._oddly(dest)
+        return slice(start, stop) if self.text[start:stop] == node.value else self._report_odd_layout(dest)
 
-    def _oddly(self, dest: str) -> ManifestError:
+    def _report_odd_layout(self, dest: str) -> ManifestError:
         return ManifestError(ErrorReason.UNSAFE, f"{dest} in {self.where} is laid out oddly: change it there")
 
 
@@ -222,7 +224,7 @@ def engine_file(
     """
     line = invocation_of(container, engine.profile)
     honours_false = isinstance(line, CommandLine) and not line.subcommand
-    tokens = _tokens(text, where, _spelled_off(engine, honours_false))
+    tokens = _tokens(text, where, _spell_off_switches(engine, honours_false))
     if isinstance(tokens, ManifestError):
         return tokens
     parsed = parse(CommandLine(tuple(tokens), subcommand=False), engine)
@@ -241,7 +243,7 @@ def entries_of(text: str) -> dict[str, Node]:
     return {_scalar(key): value for key, value in pairs}
 
 
-def _spelled_off(engine: Engine, honours_false: bool) -> dict[str, str]:  # noqa: FBT001 - a fact, not a mode
+def _spell_off_switches(engine: Engine, honours_false: bool) -> dict[str, str]:  # noqa: FBT001 - a fact, not a mode
     """Return the spelling of each switch that is false; empty where vLLM leaves such an entry out.
 
     `vllm serve` leaves it out, the Python module writes `--no-` before it (measured on 0.32.0).
@@ -262,12 +264,14 @@ def _tokens(text: str, where: str, switches: Mapping[str, str]) -> list[Token] |
     try:
         entries = entries_of(text)
     except (YAMLError, RecursionError):
-        return unseen(f"{where} is not readable as YAML")
+        return report_unseen(f"{where} is not readable as YAML")
     if _MERGE in entries:
-        return unseen(f"{where} merges entries from elsewhere (`<<`): write them out")
+        return report_unseen(f"{where} merges entries from elsewhere (`<<`): write them out")
     odd = next((key for key, node in entries.items() if _reads_otherwise(node)), None)
     if odd is not None:
-        return unseen(f"{where} gives {odd} as a number that is not decimal: write it as one, or quote it")
+        return report_unseen(
+            f"{where} gives {odd} as a number that is not decimal: write it as one, or quote it"
+        )
     return [token for key, node in entries.items() for token in _option(key, node, where, switches)]
 
 
@@ -320,10 +324,10 @@ def configuration_at(
         return mounted
     source = maps.get(mounted.config_map, Unseen.GONE)
     if isinstance(source, Unseen):
-        return unseen(f"{path} is in ConfigMap/{mounted.config_map}, which {source}")
+        return report_unseen(f"{path} is in ConfigMap/{mounted.config_map}, which {source}")
     text = source.contents.data.get(mounted.key)
     if text is None:
-        return unseen(f"ConfigMap/{mounted.config_map} has no text {mounted.key!r}")
+        return report_unseen(f"ConfigMap/{mounted.config_map} has no text {mounted.key!r}")
     read = engine_file(text, str(mounted), container, engine)
     return read if isinstance(read, ManifestError) else Configuration(mounted, read, source)
 
@@ -417,9 +421,9 @@ class ConfigFile:
         """Return what the engine makes of the file."""
         return self.read.parsed
 
-    def given(self, dest: str) -> Given | None:
+    def find_entry(self, dest: str) -> Given | None:
         """Return the entry that decides a value, or None where the file gives none."""
-        return self.read.given(dest)
+        return self.read.find_entry(dest)
 
     def __str__(self) -> str:
         return f"ConfigMap/{self.name} {self.key}"
@@ -448,11 +452,11 @@ def config_file(
     found = [node for each, node in _config_maps_in(text) if each == name]
     if len(found) != 1:
         count = "not in the manifest" if not found else "there more than once"
-        return unseen(f"{path} is in ConfigMap/{name}, which is {count}")
+        return report_unseen(f"{path} is in ConfigMap/{name}, which is {count}")
     key = source.keys.get(mount.inside, "" if source.keys else mount.inside)
     data = _node_at(found[0], "data", key)
     if not isinstance(data, ScalarNode) or not isinstance(found[0], MappingNode):
-        return unseen(f"ConfigMap/{name} has no {key or mount.inside!r}")
+        return report_unseen(f"ConfigMap/{name} has no {key or mount.inside!r}")
     read = engine_file(str(data.value), f"ConfigMap/{name} {key}", container.data, engine)
     if isinstance(read, ManifestError):
         return read
@@ -496,13 +500,13 @@ def _with_copy(text: str, file: ConfigFile, copy: str, change: Splice) -> str | 
     if not isinstance(name, ScalarNode) or name.anchor is not None or text[:begin].rpartition("\n")[2]:
         return ManifestError(ErrorReason.UNSAFE, f"{file} is not a document of its own: change it there")
     ends = "\r\n" if "\r\n" in text else "\n"
-    renamed = name.start_mark.index, name.end_mark.index, _like(name, copy)
+    renamed = name.start_mark.index, name.end_mark.index, _quote_like(name, copy)
     within = [(start - begin, stop - begin, new) for start, stop, new in (renamed, change)]
     document = splice_text(text[begin:end], within)
     lead = "" if text[:end].endswith("\n") else ends
     added = f"{lead}---{ends}{document.rstrip()}{ends}"
     reference = file.reference
-    refers = reference.start_mark.index, reference.end_mark.index, _like(reference, copy)
+    refers = reference.start_mark.index, reference.end_mark.index, _quote_like(reference, copy)
     result = splice_text(text, [(end, end, added), refers])
     if _is_as_meant(text, result, file.name, copy):
         return result
@@ -524,7 +528,7 @@ def _name_of(document: object) -> str:
     return str(metadata.get("name")) if isinstance(metadata, Mapping) and kind == "ConfigMap" else ""
 
 
-def _like(node: ScalarNode, value: str) -> str:
+def _quote_like(node: ScalarNode, value: str) -> str:
     quote = node.style if node.style in {'"', "'"} else ""
     return f"{quote}{value}{quote}"
 
@@ -537,12 +541,12 @@ def _volume(container: ManifestContainer, mount: Mount, path: str) -> _Source | 
             continue
         reference = _node_at(volume, "configMap", "name")
         if not isinstance(reference, ScalarNode):
-            return unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
+            return report_unseen(f"{path} is in the volume {mount.volume}, which is no ConfigMap")
         items = _node_at(volume, "configMap", "items")
         chosen = items.value if isinstance(items, SequenceNode) else []
         keys = {_scalar(_node_at(item, "path")): _scalar(_node_at(item, "key")) for item in chosen}
         return _Source(reference, keys)
-    return unseen(f"{path} is in the volume {mount.volume}, which is not in the pod")
+    return report_unseen(f"{path} is in the volume {mount.volume}, which is not in the pod")
 
 
 def _node_at(node: Node | None, *path: str) -> Node | None:

@@ -16,9 +16,9 @@ from tree_sitter import Node
 
 from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.grammar import CommandLine
-from kvmedic.manifests.shell_parser import Expansion, Source, Variables, assigned_in
+from kvmedic.manifests.shell_parser import Expansion, Source, Variables, find_assigned_names
 from kvmedic.manifests.size_limits import Budget
-from kvmedic.manifests.tokens import EMPTY, Place, Token, Traced, item_text, unwritten
+from kvmedic.manifests.tokens import EMPTY, Place, Token, Traced, item_text, trace_unwritten_text
 from kvmedic.model.edits import Field
 from kvmedic.model.engine import EngineProfile, Launch
 
@@ -219,7 +219,7 @@ def engine_in_variable(
     value = variables.value(name)
     given = value if isinstance(value, Traced) else EMPTY
     walk = Walk(profile, container, variables.budget)
-    walk.run_text(unwritten(start) + given, Place(Field.ENV, 0), variables, ())
+    walk.run_text(trace_unwritten_text(start) + given, Place(Field.ENV, 0), variables, ())
     return _one_start(walk, profile)
 
 
@@ -257,7 +257,7 @@ class Walk:
 
     def run_shell(self, shell: ShellStart, variables: Variables, within: tuple[str, ...]) -> None:
         """Walk through the script that a shell is given."""
-        zero = shell.zero.trace if shell.zero else unwritten(shell.program)
+        zero = shell.zero.trace if shell.zero else trace_unwritten_text(shell.program)
         variables.assign("0", zero)
         traces = tuple(token.trace for token in shell.parameters)
         _set_parameters(variables, traces)
@@ -353,7 +353,7 @@ class _Script:
             if kind is not None:
                 kind(node)
             else:
-                self.variables.forget(assigned_in(node, self.source))
+                self.variables.forget(find_assigned_names(node, self.source))
 
     def _sequence(self, node: Node) -> None:
         for child in node.named_children:
@@ -384,10 +384,10 @@ class _Script:
 
     def _forget(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
-            self.variables.forget(assigned_in(node, self.source))
+            self.variables.forget(find_assigned_names(node, self.source))
 
     def _branches(self, node: Node) -> None:
-        self.variables.forget(assigned_in(node, self.source))
+        self.variables.forget(find_assigned_names(node, self.source))
         apart = {"elif_clause", "else_clause", "case_item"}
         self._branch([child for child in node.named_children if child.type not in apart])
         for child in node.named_children:
@@ -395,13 +395,13 @@ class _Script:
                 self._branch([child])
 
     def _loop(self, node: Node) -> None:
-        self.variables.forget(assigned_in(node, self.source))
+        self.variables.forget(find_assigned_names(node, self.source))
         self._branch(node.named_children, "a loop around it")
 
     def _function(self, node: Node) -> None:
         name = self.source.text_of(node.named_children[0])
         self.walk.functions.add(name)
-        self.variables.never_know(assigned_in(node, self.source))
+        self.variables.never_know(find_assigned_names(node, self.source))
         kept = self.variables
         self.variables = kept.branch()
         self.variables.forget(_PARAMETERS)
@@ -424,7 +424,7 @@ class _Script:
         appends = any(child.type == "+=" for child in node.children)
         key = self.source.text_of(name)
         if name.type != "variable_name":
-            self.variables.forget(assigned_in(node, self.source))
+            self.variables.forget(find_assigned_names(node, self.source))
             return
         expansion = Expansion(self.source, self.variables)
         array = bool(rest) and rest[0].type == "array"
@@ -440,7 +440,7 @@ class _Script:
     def _declaration(self, node: Node) -> None:
         options = [self.source.text_of(child) for child in node.named_children if child.type == "word"]
         if any(option.startswith("-") for option in options):
-            self.variables.forget(assigned_in(node, self.source))
+            self.variables.forget(find_assigned_names(node, self.source))
             return
         for child in node.named_children:
             if child.type == "variable_assignment":
@@ -524,7 +524,7 @@ class _Script:
         return None if spot is None else Place(spot.field, spot.item, spot.stop)
 
 
-_BLANK = unwritten(" ")
+_BLANK = trace_unwritten_text(" ")
 
 
 def _words_of(node: Node, redirects: Sequence[Node]) -> list[Node]:

@@ -46,7 +46,7 @@ class Change:
     text: str
 
 
-def rewritten(container: Mapping[str, object], change: Change) -> TokenEdit | ManifestError:
+def rewrite_token(container: Mapping[str, object], change: Change) -> TokenEdit | ManifestError:
     """Return the edit of one item that changes a token's text, for the first container of a template."""
     token, start = change.token, change.start
     if token.place.at is None and not token.variables:
@@ -55,7 +55,7 @@ def rewritten(container: Mapping[str, object], change: Change) -> TokenEdit | Ma
     spot = token.trace.piece(start, len(token.text)).origin
     word = token.trace.site
     if spot is None or not _PLAIN.fullmatch(change.text):
-        return _several(token)
+        return _report_several_pieces(token)
     if word is not None and word.contains(spot):
         text = item_text(container, word.field, word.item)
         if re.search(r"[\"']", text[word.start : word.stop]):
@@ -120,7 +120,7 @@ def _path(change: Change) -> tuple[str, ...]:
     return tuple(name for name in longest if not re.fullmatch(r"[@*]|\d+", name))
 
 
-def _several(token: Token) -> ManifestError:
+def _report_several_pieces(token: Token) -> ManifestError:
     names = ", ".join(token.variables)
     through = f" through {names}" if names else ""
     message = f"{token.place} is put together from several pieces{through}: write it in one"
@@ -207,7 +207,7 @@ def read_flags(
     `file` is what the configuration file gives, where that is known. `budget` is for the whole pod
     template, where more than one of its containers is read.
     """
-    parsed = parsed_of(container, engine, budget)
+    parsed = parse_line(container, engine, budget)
     return parsed if isinstance(parsed, ManifestError) else flags_in(parsed, engine, file)
 
 
@@ -303,7 +303,7 @@ def edit(
     place in its pod template. `file` is what the configuration file gives, where that is known: the
     command line beats it. `line` is the container's command line, where it was read before.
     """
-    read = line or parsed_of(container, engine)
+    read = line or parse_line(container, engine)
     if isinstance(read, ManifestError):
         return read
     parsed = read if file is None else replace(read, config=None)
@@ -322,7 +322,7 @@ def edit(
     return replace(change, container_index=index)
 
 
-def parsed_of(
+def parse_line(
     container: Mapping[str, object], engine: Engine, budget: Budget | None = None
 ) -> Parsed | ManifestError:
     """Return what the engine makes of a container's command line.
@@ -350,7 +350,7 @@ def port_of(container: Mapping[str, object], profiles: Sequence[EngineProfile]) 
         key = digest, id(profile)
         known = _PORTS.find(key, profile)
         if known is None:
-            read = parsed_of(container, Engine(profile, version_of(container, profile)))
+            read = parse_line(container, Engine(profile, version_of(container, profile)))
             given = None if isinstance(read, ManifestError) else read.last(profile.launch.port.lstrip("-"))
             value = given.value if given else None
             known = value if isinstance(value, int) and not isinstance(value, bool) else None, 1
@@ -368,7 +368,7 @@ def _change_value(
         return _from_variable(setting.flag, token)
     if given.value == setting.value:
         return AlreadySet(token.place)
-    return rewritten(container, _respell_token(given, setting))
+    return rewrite_token(container, _respell_token(given, setting))
 
 
 def _respell_token(given: Given, setting: DesiredSetting) -> Change:
@@ -438,7 +438,7 @@ def remove_flag(
     Only a flag that is one word is taken off, as that is how one is added; and only where the engine reads
     all other flags as before.
     """
-    read = line or parsed_of(container, engine)
+    read = line or parse_line(container, engine)
     if isinstance(read, ManifestError):
         return read
     given = read.last(flag.dest)
@@ -473,7 +473,7 @@ def _remove_word(container: Mapping[str, object], token: Token) -> TokenEdit | N
     return TokenEdit(name, 0, word.field, word.item, text[start:stop], None, start)
 
 
-def taken_off(
+def remove_option(
     container: Mapping[str, object], index: int, option: Spelled, engine: Engine, line: Parsed | None = None
 ) -> tuple[TokenEdit, ...] | ManifestError:
     """Return the edits after which a container's command line does not give an option at all.
@@ -481,7 +481,7 @@ def taken_off(
     Every word of every use goes, the last one first: a later edit counts on those before it. None are needed
     where the option is not given. Only where the engine reads all other options as before.
     """
-    read = line or parsed_of(container, engine)
+    read = line or parse_line(container, engine)
     if isinstance(read, ManifestError):
         return read
     uses = (use for use in read.given if use.option.dest == option.dest)
@@ -490,7 +490,7 @@ def taken_off(
     edits: list[TokenEdit] = []
     present = container
     for word in words:
-        change = _off(present, word)
+        change = _remove_written_word(present, word)
         if change is None:
             return _unsafe_removal(option, word)
         present = _apply_edit(present, change)
@@ -502,7 +502,7 @@ def taken_off(
 
 def _position(word: Token) -> tuple[bool, int, int]:
     """Return where a word is written: in the environment before anything else, then in reading order."""
-    spot = _written_in_env(word)
+    spot = _find_spot_in_env(word)
     if spot is not None:
         return False, spot.item, spot.start
     field, index, at = word.place.field, word.place.index, word.place.at or 0
@@ -513,14 +513,14 @@ _LONGEST = 1_000_000
 """More items than any list of a container has, so that `args` come behind `command`."""
 
 
-def _off(container: Mapping[str, object], word: Token) -> TokenEdit | None:
+def _remove_written_word(container: Mapping[str, object], word: Token) -> TokenEdit | None:
     """Return the edit that removes a word wherever it is written; None where it is no word of its own."""
     name, place = str(container.get("name")), word.place
     if place.at is None and place.field is not Field.ENV:
         items = container.get(place.field)
         alone = isinstance(items, list) and len(items) == 1
         return None if alone else TokenEdit(name, 0, place.field, place.index, word.raw, None)
-    spot = _written_in_env(word)
+    spot = _find_spot_in_env(word)
     if spot is None:
         return _remove_word(container, word)
     if shared_variable(container, Change(word, 0, ""), spot):
@@ -533,7 +533,7 @@ def _off(container: Mapping[str, object], word: Token) -> TokenEdit | None:
     return TokenEdit(name, 0, Field.ENV, spot.item, piece, None, start)
 
 
-def _written_in_env(word: Token) -> Spot | None:
+def _find_spot_in_env(word: Token) -> Spot | None:
     """Return where in a variable's value a word of a script is written; None where it is not there."""
     origin = word.trace.origin if word.variables and word.place.at is not None else None
     return origin if origin is not None and origin.field is Field.ENV else None
@@ -558,7 +558,7 @@ def _differ_in_one(
     meant: Mapping[str, Scalar] = MappingProxyType({}),
 ) -> bool:
     """Return whether the engine reads a changed command line as before but for one option, `meant`."""
-    new = parsed_of(after, engine)
+    new = parse_line(after, engine)
     if isinstance(new, ManifestError):
         return False
     rest = {name: value for name, value in before.values().items() if name != dest}
@@ -582,4 +582,4 @@ def may_chunk(template: Mapping[str, object], container: str, profile: EnginePro
     if len(found) != 1:
         return True
     engine = Engine(profile, version_of(found[0], profile))
-    return line_may_chunk(parsed_of(found[0], engine), engine)
+    return line_may_chunk(parse_line(found[0], engine), engine)

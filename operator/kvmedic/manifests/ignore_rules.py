@@ -111,7 +111,7 @@ def by_helm(name: str) -> Reversion:
     return Reversion(False, f"the next upgrade of {name} puts it back unless its values have it")
 
 
-def unreadable(name: str) -> Reversion:
+def report_unreadable_owner(name: str) -> Reversion:
     """Return that nothing is known of an owner beside that it is one."""
     return Reversion(False, f"whether {name} leaves it alone cannot be read; one revert ends it")
 
@@ -132,7 +132,7 @@ def by_argo_cd(name: str, application: Mapping[str, object], defaults: object, c
     is_skipped = marks.get("argocd.argoproj.io/skip-reconcile") == "true"
     heals = automated.get("selfHeal") is True and automated.get("enabled") is not False and not is_skipped
     rules = (*_items(spec.get("ignoreDifferences")), *_items(defaults))
-    missing = _not_ignored(changed, [each for each in rules if _is_for(each, changed)])
+    missing = _find_unignored_by_argo_cd(changed, [each for each in rules if _is_for(each, changed)])
     if heals and missing:
         return Reversion(
             True,
@@ -158,11 +158,11 @@ def by_kustomization(name: str, body: Mapping[str, object] | None, changed: Chan
     if changed.marks.get(SSA, "").lower() in LEFT_ALONE:
         return Reversion(False, f"{name} leaves the Deployment alone ({SSA})")
     if body is None:
-        return unreadable(name)
+        return report_unreadable_owner(name)
     spec = _section(body.get("spec"))
     if spec.get("suspend") is True:
         return Reversion(False, f"{name} is suspended; once resumed it puts it back unless it is committed")
-    missing = _not_under(changed, spec.get("ignore"))
+    missing = _find_unignored_by_flux(changed, spec.get("ignore"))
     if not missing:
         return Reversion(False, f"{name} ignores the fields of a run")
     return Reversion(
@@ -182,10 +182,10 @@ def by_helm_release(name: str, body: Mapping[str, object] | None, changed: Chang
     if changed.marks.get(DRIFT_DETECTION) == "disabled":
         return at_upgrade
     if body is None:
-        return unreadable(name)
+        return report_unreadable_owner(name)
     spec = _section(body.get("spec"))
     detection = _section(spec.get("driftDetection"))
-    missing = _not_under(changed, detection.get("ignore"))
+    missing = _find_unignored_by_flux(changed, detection.get("ignore"))
     if spec.get("suspend") is True or detection.get("mode") != "enabled" or not missing:
         return at_upgrade
     return Reversion(
@@ -204,7 +204,7 @@ def _is_for(rule: Mapping[str, object], changed: Changed) -> bool:
     )
 
 
-def _not_ignored(changed: Changed, rules: Sequence[Mapping[str, object]]) -> list[str]:
+def _find_unignored_by_argo_cd(changed: Changed, rules: Sequence[Mapping[str, object]]) -> list[str]:
     """Return which of the changed fields no rule of Argo CD makes it ignore."""
     if any(MANAGER in _texts(rule.get("managedFieldsManagers")) for rule in rules):
         return []
@@ -214,7 +214,7 @@ def _not_ignored(changed: Changed, rules: Sequence[Mapping[str, object]]) -> lis
     return _without_rule(changed, paths)
 
 
-def _not_under(changed: Changed, rules: object) -> list[str]:
+def _find_unignored_by_flux(changed: Changed, rules: object) -> list[str]:
     """Return which of the changed fields no rule of Flux makes it ignore."""
     paths = [
         _pointer(text)

@@ -324,7 +324,7 @@ class Unfollowed:
     error: ManifestError
 
 
-def engines_seen(
+def find_engines(
     text: str, profiles: Sequence[EngineProfile], selector: Selector
 ) -> tuple[EngineContainer | Unfollowed, ...] | ManifestError:
     """Return the containers of a manifest's text that start an engine, in its order; at least one."""
@@ -356,7 +356,7 @@ def engines_in(
     A container that starts one in a way that can't be followed refuses the whole, because what is
     left would look complete.
     """
-    found = engines_seen(text, profiles, selector)
+    found = find_engines(text, profiles, selector)
     if isinstance(found, ManifestError):
         return found
     for each in found:
@@ -372,10 +372,10 @@ def engine_in(
     engines = engines_in(text, profiles, selector)
     if isinstance(engines, ManifestError):
         return engines
-    return engines[0] if len(engines) == 1 else several([each for each, _ in engines])
+    return engines[0] if len(engines) == 1 else report_several([each for each, _ in engines])
 
 
-def several(engines: Sequence[ManifestContainer]) -> ManifestError:
+def report_several(engines: Sequence[ManifestContainer]) -> ManifestError:
     """Return the error that says which of several containers could be meant.
 
     How to name one is up to the command that asks.

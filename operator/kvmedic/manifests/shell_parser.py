@@ -168,7 +168,7 @@ class Variables:
         if ANY in self._unknown or name not in self._environment.values:
             return None
         self.budget.spend_text(len(self._environment.values[name]))
-        return self._environment.traced(name)
+        return self._environment.trace_value(name)
 
     def is_unset(self, name: str) -> bool:
         """Return whether nothing in the manifest can set a name.
@@ -234,17 +234,17 @@ class Variables:
         self.budget.spend(1 + (len(self._own) + len(self._unknown)) // _NAMES_IN_A_STEP)
 
 
-def assigned_in(node: Node, source: Source) -> set[str]:
+def find_assigned_names(node: Node, source: Source) -> set[str]:
     """Return the names that some part of a script may set."""
-    return {name for found in source.descendants(node) for name in _set_by(found, source)}
+    return {name for found in source.descendants(node) for name in _names_set_by(found, source)}
 
 
-def _set_by(node: Node, source: Source) -> Iterable[str]:
+def _names_set_by(node: Node, source: Source) -> Iterable[str]:
     match node.type:
         case "variable_assignment":
             return _NAME.findall(source.text_of(node).partition("=")[0])
         case "command":
-            return _set_by_command([source.text_of(child) for child in node.named_children])
+            return _names_set_by_command([source.text_of(child) for child in node.named_children])
         case "expansion":
             return _ASSIGNING.findall(source.text_of(node))
         case "for_statement" | "declaration_command" | "unset_command":
@@ -261,7 +261,7 @@ def _names_in(node: Node, source: Source) -> list[str]:
     return found
 
 
-def _set_by_command(words: list[str]) -> Iterable[str]:
+def _names_set_by_command(words: list[str]) -> Iterable[str]:
     if any(word in _SOURCING for word in words[:2]):
         return _ACTIVATED if words[1:] and words[1].endswith("bin/activate") else (ANY,)
     if words and words[0] in _READERS:
@@ -495,7 +495,7 @@ class Expansion:
         if piece.text[start : start + 1] == '"' and piece.text[stop - 1 : stop] == '"' and stop - start > 1:
             start, stop = start + 1, stop - 1
         default = piece.piece(start, stop)
-        return None if _SPECIAL.search(default.text) else default.standing_at(piece.site)
+        return None if _SPECIAL.search(default.text) else default.with_site(piece.site)
 
     def _expand_name(self, name: str, piece: Traced) -> Value | None:
         value = self.variables.value(name)

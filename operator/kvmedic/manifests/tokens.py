@@ -103,7 +103,7 @@ class Traced:
         """Return the text as the value of a variable that is referred to at a place."""
         return Traced(self.text, tuple(each.through(variable, site) for each in self.stretches))
 
-    def standing_at(self, site: Spot | None) -> Traced:
+    def with_site(self, site: Spot | None) -> Traced:
         """Return the text as what stands for something else on the command line."""
         return Traced(self.text, tuple(each._replace(site=site, shares_site=True) for each in self.stretches))
 
@@ -156,7 +156,7 @@ def connect_pieces(pieces: Sequence[Traced]) -> Traced:
     return Traced("".join(piece.text for piece in pieces), stretches)
 
 
-def unwritten(text: str) -> Traced:
+def trace_unwritten_text(text: str) -> Traced:
     """Return a text that the manifest does not have."""
     return Traced(text, (Stretch(len(text)),) if text else ())
 
@@ -264,12 +264,12 @@ class Environment:
     entries: Mapping[str, int] = field(default_factory=dict)
     """The places in `env` of the values that are written there just as they are."""
 
-    def traced(self, name: str) -> Traced:
+    def trace_value(self, name: str) -> Traced:
         """Return a variable's value with where it is written; empty where it is not known."""
         text = self.values.get(name, "")
         if name in self.entries:
             return write_text(text, Field.ENV, self.entries[name])
-        return unwritten(text)
+        return trace_unwritten_text(text)
 
     def knows_nothing_of(self, name: str) -> bool:
         """Return whether a variable is set, but not in the manifest."""
@@ -413,7 +413,7 @@ def _whole_objects(entries: object) -> tuple[WholeObject, ...]:
     if not isinstance(entries, list):
         return (WholeObject("envFrom"),) if entries else ()
     return tuple(
-        WholeObject(_named(each, _WHOLE) or "envFrom", str(each.get("prefix") or ""))
+        WholeObject(_name_object(each, _WHOLE) or "envFrom", str(each.get("prefix") or ""))
         for each in entries
         if isinstance(each, Mapping)
     )
@@ -423,7 +423,7 @@ def _source(value_from: object) -> str:
     """Return where a variable's `valueFrom` takes its value; empty where it says that in no known way."""
     if not isinstance(value_from, Mapping):
         return ""
-    if named := _named(value_from, _KEYS):
+    if named := _name_object(value_from, _KEYS):
         keys = (section.get("key") for section in map(value_from.get, _KEYS) if isinstance(section, Mapping))
         return f"key {str(next(keys, ''))[:_LONGEST_SOURCE]} of {named}"
     for kind, (part, said) in _FIELDS.items():
@@ -433,7 +433,7 @@ def _source(value_from: object) -> str:
     return ""
 
 
-def _named(entry: Mapping[str, object], kinds: Mapping[str, str]) -> str:
+def _name_object(entry: Mapping[str, object], kinds: Mapping[str, str]) -> str:
     """Return kind and name of the object that an entry refers to; empty where it is of no known kind."""
     for field_name, kind in kinds.items():
         section = entry.get(field_name)
@@ -519,7 +519,7 @@ def trace_of(raw: str, place: Place, environment: Environment, budget: Budget) -
         elif name in environment.values:
             budget.spend_text(len(environment.values[name]))
             site = Spot(place.field, place.index, start, stop)
-            pieces.append(environment.traced(name).through(name, site))
+            pieces.append(environment.trace_value(name).through(name, site))
         elif environment.knows_nothing_of(name):
             unknown = (each._replace(variables=(name,), unknown=name) for each in piece.stretches)
             pieces.append(Traced(piece.text, tuple(unknown)))

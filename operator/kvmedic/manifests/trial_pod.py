@@ -18,7 +18,7 @@ from typing import Any
 
 from kvmedic.manifests.engine_file import Configuration
 from kvmedic.manifests.errors import ManifestError
-from kvmedic.manifests.flags import parsed_of, taken_off
+from kvmedic.manifests.flags import parse_line, remove_option
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of, version_of
 from kvmedic.manifests.size_limits import Budget
 from kvmedic.manifests.tokens import environment_of
@@ -208,7 +208,7 @@ def _api_key_of(container: Mapping[str, object], profile: EngineProfile, budget:
     spelling = profile.api_key
     if spelling is None:
         return ""
-    parsed = parsed_of(container, Engine(profile, version_of(container, profile)), budget)
+    parsed = parse_line(container, Engine(profile, version_of(container, profile)), budget)
     given = None if isinstance(parsed, ManifestError) else parsed.last(spelling.dest)
     if given is not None:
         return next((word.text for word in given.values if word.text and not word.token.unresolved), "")
@@ -235,7 +235,7 @@ def without_remote_cache(
             containers[index][field] = _without_dotted(containers[index][field], remote)
     for option in remote.options:
         engine = Engine(profile, version_of(containers[index], profile))
-        edits = taken_off(containers[index], index, option, engine)
+        edits = remove_option(containers[index], index, option, engine)
         if isinstance(edits, ManifestError):
             return Blocked(
                 Reason.TRIAL_IMPOSSIBLE, f"a trial pod must not share the fleet's KV store: {edits.message}"

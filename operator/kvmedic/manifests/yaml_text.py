@@ -129,7 +129,7 @@ def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str
     """Return a manifest's text with an edit in it."""
     found = container.lists.get(edit.field)
     if found is None or (edit.after is None and edit.at is None):
-        return _unsafe(edit, "the list is not in the text")
+        return _report_unsafe_edit(edit, "the list is not in the text")
     if found.shared or found.node.anchor is not None:
         return _refuse_shared(f"{edit.field} of container {edit.container}")
     splice = _splice(text, found.node, edit)
@@ -138,7 +138,7 @@ def splice_edit(text: str, container: ManifestContainer, edit: TokenEdit) -> str
     result = splice_text(text, [splice])
     if _reads_as_meant(text, result, container, edit):
         return result
-    return _unsafe(edit, "the text is laid out oddly")
+    return _report_unsafe_edit(edit, "the text is laid out oddly")
 
 
 def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | ManifestError:
@@ -148,18 +148,18 @@ def _splice(text: str, items: SequenceNode, edit: TokenEdit) -> Splice | Manifes
     if edit.field is Field.ENV:
         node = next((value for key, value in node.value if key.value == "value"), None)
     if not isinstance(node, ScalarNode):
-        return _unsafe(edit, "it is not in the text")
+        return _report_unsafe_edit(edit, "it is not in the text")
     if node.anchor is not None or text[node.start_mark.index] in "&*!":
         return _refuse_shared(_edited_place(edit))
     if edit.at is None and node.style not in {"|", ">"}:
         return (node.start_mark.index, node.end_mark.index, _written_value(edit.after or "", node.style))
     if edit.at is None and (edit.before or "").endswith("\n"):
-        return _unsafe(edit, "the token is a block scalar with a line end: write it on one line")
+        return _report_unsafe_edit(edit, "the token is a block scalar with a line end: write it on one line")
     start = edit.at or 0
     stop = start + len(edit.before or "")
     pieces = pieces_of(text, node)
     if pieces is None or not 0 < stop <= len(pieces):
-        return _unsafe(edit, "the text is laid out oddly")
+        return _report_unsafe_edit(edit, "the text is laid out oddly")
     first = pieces[start][0] if start < stop else pieces[stop - 1][1]
     return first, pieces[stop - 1][1], escape_text(edit.after or "", node.style)
 
@@ -256,7 +256,7 @@ def _refuse_shared(what: str) -> ManifestError:
     return ManifestError(ErrorReason.SHARED_YAML, message)
 
 
-def _unsafe(edit: TokenEdit, why: str) -> ManifestError:
+def _report_unsafe_edit(edit: TokenEdit, why: str) -> ManifestError:
     return ManifestError(ErrorReason.UNSAFE, f"{_edited_place(edit)} can't be edited safely: {why}")
 
 

@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
 
-from kvmedic.metrics.promql import Narrow, devices_among, narrowed_by
+from kvmedic.metrics.promql import Narrow, devices_among, make_narrow
 from kvmedic.metrics.series import NOTHING, Answer, Excess, PodKey, Reply, Unanswered
 from kvmedic.settings import Labels
 
@@ -231,7 +231,7 @@ class Batch:
             pods: those of the batch about whom the answer has to be complete; none: all of them.
         """
         labels, names = self.moment.labels, self.moment.engine_names
-        query = _Query(text, lambda asked: narrowed_to(asked, labels, names)(text))
+        query = _Query(text, lambda asked: make_pod_narrow(asked, labels, names)(text))
         return await self._reply(query, pods)
 
     async def reply_on_devices(self, text: str, pods: Collection[PodKey] = ()) -> Reply:
@@ -294,14 +294,14 @@ def join_replies(replies: Iterable[Reply]) -> Reply:
     return joined
 
 
-def narrowed_to(pods: Iterable[PodKey], labels: Labels, engine_names: Iterable[str]) -> Narrow:
+def make_pod_narrow(pods: Iterable[PodKey], labels: Labels, engine_names: Iterable[str]) -> Narrow:
     """Return what makes queries select the series of some replicas alone.
 
     Of replicas in several namespaces those of the same names in each of these namespaces come too.
     """
     namespaces, names = zip(*pods, strict=True)
     matchers = f'{labels.namespace}=~"{pattern(namespaces)}"', f'{labels.pod}=~"{pattern(names)}"'
-    return narrowed_by(matchers, engine_names)
+    return make_narrow(matchers, engine_names)
 
 
 def pattern(names: Iterable[str]) -> str:

@@ -28,8 +28,8 @@ from kvmedic.metrics.promql import (
     Span,
     duration_text,
     expression,
-    marked,
-    narrowed_by,
+    make_narrow,
+    mark_series,
     several_pages_query,
 )
 from kvmedic.metrics.series import Answer, PodKey, Series, Unanswered
@@ -114,7 +114,7 @@ class CalmRounds:
 
     async def _ask_in_parts(self, moment: Moment, text: str, replicas: int) -> Answer | Unanswered:
         parts = parts_of_pods(replicas, self.labels.pod)
-        narrows = (narrowed_by(matchers, moment.engine_names) for matchers in parts)
+        narrows = (make_narrow(matchers, moment.engine_names) for matchers in parts)
         replies = await asyncio.gather(*(moment.reply(narrow(text)) for narrow in narrows))
         by_pod: dict[PodKey, tuple[Series, ...]] = {}
         for reply in replies:
@@ -245,14 +245,14 @@ def round_query(span: Span, table: SignalTable, labels: Labels) -> str:
     target, seen = (labels.namespace, labels.pod), table.presence
     port, replica = ", ".join((*target, _PORT)), ", ".join(target)
     signals = {signal: expression(table.signals[signal], span, table, target) for signal in sorted(AT_REST)}
-    once = [marked(f"count by ({port}) ({text}) == 1", signal.value) for signal, text in signals.items()]
-    once.append(marked(f"count by ({port}) ({table.pool.name}) == 1", "pool"))
+    once = [mark_series(f"count by ({port}) ({text}) == 1", signal.value) for signal, text in signals.items()]
+    once.append(mark_series(f"count by ({port}) ({table.pool.name}) == 1", "pool"))
     complete = f"count by ({port}) ({' or '.join(once)}) == {len(once)}"
     lately = f"last_over_time({seen}[{duration_text(max(span.window, LOOKBACK))}])"
     alone = f"count by ({replica}) ({lately}) == 1"
     newest = f"max by ({port}, {table.model_label}) (timestamp({seen}{_with_short([table.model_label])}))"
-    present = marked(f"{newest} and on ({replica}) ({alone}) and on ({port}) ({complete})", _PRESENT)
-    risen = (marked(f"max by ({port}) ({text}) != 0", signal.value) for signal, text in signals.items())
+    present = mark_series(f"{newest} and on ({replica}) ({alone}) and on ({port}) ({complete})", _PRESENT)
+    risen = (mark_series(f"max by ({port}) ({text}) != 0", signal.value) for signal, text in signals.items())
     # One series for each of them at most, whatever else names the replica.
     here = f"{lately} and on ({replica}) ({alone})"
     return f"{present} or ({' or '.join(risen)}) and on ({port}) ({here})"

@@ -42,7 +42,7 @@ def device_queries(span: Span, labels: Labels) -> dict[Vital, str]:
     the worst value does.
     """
     found = {vital: _by_user(_expression(vital, span), labels, "max") for vital in SERIES}
-    found[Vital.LAST_XID] = _of_late(found[Vital.LAST_XID], span, labels)
+    found[Vital.LAST_XID] = _limit_to_recent(found[Vital.LAST_XID], span, labels)
     window, recent = duration_text(span.window), duration_text(span.freshness)
     grid = f"[{window}:{duration_text(span.resolution)}]"
     # The least memory that was free in the window (MiB).
@@ -99,7 +99,7 @@ def _was_set(name: str, bit: int, grid: str) -> str:
     return f"{bit} * max_over_time((floor(({name} < {NO_NUMBER}) / {bit}) % 2){grid})"
 
 
-def _of_late(last: str, span: Span, labels: Labels) -> str:
+def _limit_to_recent(last: str, span: Span, labels: Labels) -> str:
     """Return the last XID of each device and user; 0 where it is of long ago, as the gauge keeps it for ever.
 
     It counts where it changed within the window, under any user of the device, or while this user had it, and

@@ -8,7 +8,7 @@ from functools import partial
 
 from kvmedic.engines.signal_sources import SignalTable
 from kvmedic.metrics.prometheus import PrometheusClient, Spent
-from kvmedic.metrics.readings import PREFIX_LENGTH, is_made_by, unavailable
+from kvmedic.metrics.readings import PREFIX_LENGTH, is_made_by, mark_silent
 from kvmedic.metrics.scrape import PodAddress, Scraper
 from kvmedic.metrics.series import Place, PodKey
 from kvmedic.metrics.source import PrometheusSource, utc_now
@@ -95,7 +95,7 @@ class FleetMetrics:
         found = self._sources.get(source)
         if found is not None:
             return await found.observe([PodKey(namespace, pod.name) for pod in pods], look, _places(pods))
-        readings = {pod.name: unavailable(look.signals) for pod in pods}
+        readings = {pod.name: mark_silent(look.signals) for pod in pods}
         window, hold = look.window.total_seconds(), look.hold.total_seconds()
         return Observation(datetime.now(UTC), window, hold, readings)
 
@@ -109,7 +109,7 @@ class FleetMetrics:
         keys = [PodKey(namespace, pod.name) for pod in pods]
         return await found.observe_series(keys, series, _places(pods))
 
-    async def past(
+    async def observe_past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
     ) -> Reading[Observation]:
         """Return a look at the replicas that a ReplicaSet had at a moment of the past.
@@ -121,7 +121,7 @@ class FleetMetrics:
         if found is None:
             return Missing(Absence.SOURCE_UNAVAILABLE)
         then = found.as_of(at)
-        known = await then.present(look.window, namespace, f"{replica_set}-"[:PREFIX_LENGTH])
+        known = await then.find_pods(look.window, namespace, f"{replica_set}-"[:PREFIX_LENGTH])
         if then.trouble:
             return Missing(Absence.SOURCE_UNAVAILABLE)
         pods = [pod for pod in known if pod.namespace == namespace and is_made_by(replica_set, pod.name)]
@@ -150,7 +150,7 @@ class FleetMetrics:
         keys = [PodKey(namespace, pod.name) for pod in pods]
         return () if found is None else await found.past_lengths(keys, _places(pods))
 
-    async def in_flight(
+    async def count_in_flight(
         self, source: str, namespace: str, pod: Pod, out: timedelta = timedelta(0)
     ) -> Reading[float]:
         """Return running plus waiting requests, asked of the replica itself.
@@ -161,16 +161,16 @@ class FleetMetrics:
         """
         found, key = self._sources.get(source), PodKey(namespace, pod.name)
         if found is None:
-            return await self._scraper.in_flight(_where(namespace, pod))
+            return await self._scraper.count_in_flight(_where(namespace, pod))
         known = await found.engines(key, pod.address)
         otherwise = partial(found.samples, key, pod.address, out)
-        return await self._scraper.in_flight(_where(namespace, pod), known, otherwise)
+        return await self._scraper.count_in_flight(_where(namespace, pod), known, otherwise)
 
-    async def received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+    async def count_received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
         """Return how many requests a replica was given since it was started, asked of the replica itself."""
         found = self._sources.get(source)
         known = await found.engines(PodKey(namespace, pod.name), pod.address) if found else frozenset()
-        return await self._scraper.received(_where(namespace, pod), known)
+        return await self._scraper.count_received(_where(namespace, pod), known)
 
     async def pool(self, source: str, namespace: str, pod: Pod) -> Reading[Pool]:
         """Return the KV-cache pool, asked of the replica itself, or of the source if out of reach."""

@@ -25,7 +25,7 @@ from kvmedic.kube.cpu import in_thread
 from kvmedic.metrics.page import Page, gauge, replica_of
 from kvmedic.metrics.readings import read_pool as pool_of
 from kvmedic.metrics.readings import window
-from kvmedic.metrics.scrape import MOST_PIECES, counted_of, pieces_of, read_body
+from kvmedic.metrics.scrape import MOST_PIECES, pieces_of, read_body, read_finished_counts
 from kvmedic.model.devices import MIB, Device, Vital
 from kvmedic.model.evidence import Measured, Missing, Pool, Reading, Signal
 from kvmedic.model.trial import Counted, Interrupted, Prompt, Prompted, Sample, Watched
@@ -86,7 +86,7 @@ class Course:
     pool: Pool | None = None
     window: str = ""
 
-    def so_far(self, asked: int) -> str:
+    def show_progress(self, asked: int) -> str:
         """Return how far it is of the tokens that were asked for, in words."""
         return f"after {self.tokens} of {asked} tokens"
 
@@ -109,16 +109,16 @@ async def generate(
     try:
         await _stream(engine, model, tokens, course, rhythm.silence_seconds)
     except BrokenOffError as error:
-        return Interrupted(f"{course.so_far(tokens)} {error}")
+        return Interrupted(f"{course.show_progress(tokens)} {error}")
     except (TimeoutError, httpx.TimeoutException):
-        return Interrupted(f"{course.so_far(tokens)} nothing came for {rhythm.silence_seconds:g} s")
+        return Interrupted(f"{course.show_progress(tokens)} nothing came for {rhythm.silence_seconds:g} s")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Interrupted(f"{course.so_far(tokens)}: {type(error).__name__}")
+        return Interrupted(f"{course.show_progress(tokens)}: {type(error).__name__}")
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     if course.tokens < tokens:
-        return Interrupted(f"the engine ended the answer {course.so_far(tokens)}")
+        return Interrupted(f"the engine ended the answer {course.show_progress(tokens)}")
     pool = course.pool
     if pool is None:
         return Interrupted("the engine's metrics do not report its pool")
@@ -367,7 +367,7 @@ async def _computed_course(engine: Engine, sent: Sent, course: Course) -> Prompt
 async def _count_prompt(engine: Engine) -> Counted | None:
     """Return what the engine has done since it started; None where it does not report it."""
     page = await engine.pages()
-    return counted_of(page, engine.table) if isinstance(page, Page) else None
+    return read_finished_counts(page, engine.table) if isinstance(page, Page) else None
 
 
 async def _send(engine: Engine, sent: Sent, place: int, tokens: int) -> None:

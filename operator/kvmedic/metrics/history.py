@@ -17,7 +17,7 @@ from kvmedic.engines.signal_sources import SignalTable
 from kvmedic.metrics.fleet import FleetMetrics
 from kvmedic.metrics.page import names_of
 from kvmedic.metrics.prometheus import PrometheusClient, Spent
-from kvmedic.metrics.promql import Narrow, duration_text, narrowed_by
+from kvmedic.metrics.promql import Narrow, duration_text, make_narrow
 from kvmedic.metrics.readings import PREFIX_LENGTH, RANDOM_LENGTH
 from kvmedic.metrics.scrape import Scraper
 from kvmedic.metrics.series import Answer, PodKey, Reply, Unanswered
@@ -111,7 +111,7 @@ class History:
         self._name, self._options, self._table, self._target = name, options, table, target
         self._client = PrometheusClient(options)
         self._source = PrometheusSource(name, self._client, options, table)
-        self._narrow = narrowed_by(_matchers(options, target), names_of(table))
+        self._narrow = make_narrow(_matchers(options, target), names_of(table))
         now = datetime.now(UTC)
         self._ahead = ReadAhead(self._client, self._narrow, now, now, APART)
         self._scraper = Scraper(scrape, table)

@@ -41,7 +41,7 @@ from kvmedic.engines.signal_sources import (
     StartSource,
     VersionPage,
 )
-from kvmedic.metrics.readings import Replica, absent, presence_of, read_number, readings_of
+from kvmedic.metrics.readings import Replica, mark_absent, presence_of, read_number, readings_of
 from kvmedic.metrics.series import Series, add_once, series_of
 from kvmedic.model.engine import Version
 from kvmedic.model.evidence import (
@@ -175,7 +175,7 @@ def evaluate_signal(source: SignalSource, pages: Sequence[Page]) -> tuple[Series
     """Return a signal's series over all pages, oldest first; None where so few pages cannot show it."""
     match source:
         case CounterSource():
-            return _risen(source, pages)
+            return _rises_of_source(source, pages)
         case GaugeSource(names=names, over=over):
             if over is Over.DEVIATION and len(pages) < _LEAST_FOR_DEVIATION:
                 return None
@@ -200,7 +200,7 @@ def _increase(values: Sequence[float]) -> float:
     return math.fsum(later if later < earlier else later - earlier for earlier, later in steps)
 
 
-def _low(values: Sequence[float]) -> float:
+def _low_quantile(values: Sequence[float]) -> float:
     """Return what four samples in five reach, in straight lines as Prometheus does it."""
     ordered, rank = sorted(values), LOW_QUANTILE * (len(values) - 1)
     low = ordered[math.floor(rank)]
@@ -212,7 +212,7 @@ _OVER: Mapping[Over, Callable[[Sequence[float]], float]] = {
     Over.MAX: max,
     Over.LAST: itemgetter(-1),
     Over.DEVIATION: pstdev,
-    Over.LOW: _low,
+    Over.LOW: _low_quantile,
 }
 
 
@@ -221,7 +221,7 @@ def _over_pages(
 ) -> tuple[Series, ...]:
     """Return one value per series that the newest page has; NaN anywhere makes it NaN."""
     histories = _histories(name, pages)
-    return tuple(_reduce_series(one, histories[_same(one)], reduce) for one in pages[-1].find(name))
+    return tuple(_reduce_series(one, histories[_identity_of(one)], reduce) for one in pages[-1].find(name))
 
 
 def _rises(name: str, pages: Sequence[Page], *, begins_unseen: bool) -> tuple[Series, ...]:
@@ -230,10 +230,12 @@ def _rises(name: str, pages: Sequence[Page], *, begins_unseen: bool) -> tuple[Se
     One that the first page lacks began at 0 where that is how engines of old do, and is else unknown: the
     page may have been cut.
     """
-    histories, before = _histories(name, pages), {_same(one) for one in pages[0].find(name)}
-    seen = [one for one in pages[-1].find(name) if begins_unseen or _same(one) in before]
-    born = {_same(one): [] if _same(one) in before else [0.0] for one in seen}
-    return tuple(_reduce_series(one, born[_same(one)] + histories[_same(one)], _increase) for one in seen)
+    histories, before = _histories(name, pages), {_identity_of(one) for one in pages[0].find(name)}
+    seen = [one for one in pages[-1].find(name) if begins_unseen or _identity_of(one) in before]
+    born = {_identity_of(one): [] if _identity_of(one) in before else [0.0] for one in seen}
+    return tuple(
+        _reduce_series(one, born[_identity_of(one)] + histories[_identity_of(one)], _increase) for one in seen
+    )
 
 
 def find_unseen(source: SignalSource, first: Page, last: Page) -> str:
@@ -243,8 +245,8 @@ def find_unseen(source: SignalSource, first: Page, last: Page) -> str:
     match source:
         case HistogramSource(names=names):
             name = next((name for name in names if last.find(f"{name}_bucket")), names[0])
-            before = {_same(one) for one in first.find(f"{name}_bucket")}
-            return "" if before.issuperset(map(_same, last.find(f"{name}_bucket"))) else name
+            before = {_identity_of(one) for one in first.find(f"{name}_bucket")}
+            return "" if before.issuperset(map(_identity_of, last.find(f"{name}_bucket"))) else name
         case CounterSource(names=names) if not first.find(*names):
             return next((name for name in names if last.find(name)), "")
     return ""
@@ -254,7 +256,7 @@ def _histories(name: str, pages: Sequence[Page]) -> Mapping[_Identity, list[floa
     found: dict[_Identity, list[float]] = {}
     for page in pages:
         for one in page.find(name):
-            found.setdefault(_same(one), []).append(one.value)
+            found.setdefault(_identity_of(one), []).append(one.value)
     return found
 
 
@@ -265,7 +267,7 @@ def _reduce_series(
     return Series(one.labels, value, one.bound)
 
 
-def _same(series: Series) -> _Identity:
+def _identity_of(series: Series) -> _Identity:
     """Return what a series of one name has in common over all pages."""
     return frozenset(series.labels.items()), series.bound
 
@@ -275,11 +277,11 @@ def _newest(generations: Iterable[Iterable[Series]]) -> tuple[Series, ...]:
     found: dict[_Identity, Series] = {}
     for series in generations:
         for one in series:
-            found.setdefault(_same(one), one)
+            found.setdefault(_identity_of(one), one)
     return tuple(found.values())
 
 
-def _risen(source: CounterSource, pages: Sequence[Page]) -> tuple[Series, ...]:
+def _rises_of_source(source: CounterSource, pages: Sequence[Page]) -> tuple[Series, ...]:
     return _newest(_rises(name, pages, begins_unseen=source.begins_unseen) for name in source.names)
 
 
@@ -289,7 +291,7 @@ def _ratio(source: HeldSource, pages: Sequence[Page]) -> tuple[Series, ...]:
     if risen is None:
         return ()
     counter = source.ended if isinstance(source, HeldWaitSource) else source.denominator
-    denominator, part = _risen(counter, pages), counter.part
+    denominator, part = _rises_of_source(counter, pages), counter.part
     if risen == 0:
         return (Series({}, 0.0),)
     if not denominator and not isinstance(source, HeldWaitSource):
@@ -307,7 +309,7 @@ def _numerator(source: HeldSource, pages: Sequence[Page]) -> float | None:
     """Return what a ratio is of, over all pages; None where the pages do not have it."""
     match source:
         case HeldRatioSource(numerator=counter):
-            found = _risen(counter, pages)
+            found = _rises_of_source(counter, pages)
             return math.fsum(one.value for one in found) if found else None
         case HeldTailSource(names=names, beyond=beyond):
             name = next((name for name in names if pages[-1].find(f"{name}_bucket")), names[0])
@@ -356,7 +358,7 @@ def observe_pages(pages: Mapping[str, Sequence[Page]], table: SignalTable) -> Ob
     for name, many in pages.items():
         replica = replica_of(many[-1], table)
         if replica is None:
-            readings[name] = absent(table.signals, Missing(Absence.NO_SERIES))
+            readings[name] = mark_absent(table.signals, Missing(Absence.NO_SERIES))
             continue
         found = {signal: evaluate_signal(source, many) for signal, source in table.signals.items()}
         readings[name] = readings_of(replica, found, many[-1].find(table.pool.name), Unsupported())
@@ -409,7 +411,7 @@ def observe_saved_pages(
         ValueError: fewer than two pages of a replica.
     """
     seen = observe_pages(pages, table)
-    readings = {name: _sparse(one, pages[name], table) for name, one in seen.pods.items()}
+    readings = {name: _limit_to_pages(one, pages[name], table) for name, one in seen.pods.items()}
     busy = max(_busy_seconds(readings[name], many, table) for name, many in pages.items())
     window = busy if seconds is None else seconds
     resting = tuple(
@@ -469,10 +471,10 @@ def _pairs_of(before: Page, after: Page, name: str) -> Iterator[tuple[float, flo
 
 
 def _values_of(page: Page, name: str) -> Mapping[_Identity, float]:
-    return {_same(one): one.value for one in page.find(name)}
+    return {_identity_of(one): one.value for one in page.find(name)}
 
 
-def _sparse(readings: PodReadings, pages: Sequence[Page], table: SignalTable) -> PodReadings:
+def _limit_to_pages(readings: PodReadings, pages: Sequence[Page], table: SignalTable) -> PodReadings:
     """Return readings without what few pages cannot show, the running set as counters give it."""
     replica = replica_of(pages[-1], table)
     if replica is None:
@@ -539,7 +541,7 @@ LIMIT_BYTES = 4096
 and no answer."""
 
 
-def beside(metrics_url: str, page: VersionPage) -> str | None:
+def version_url_of(metrics_url: str, page: VersionPage) -> str | None:
     """Return the URL of an engine's version beside that of its metrics, or None where it is not known.
 
     Host, port and whatever a proxy has before the path stay: nobody else is dialled than for the metrics.

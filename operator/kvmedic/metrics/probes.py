@@ -32,7 +32,7 @@ from kvmedic.metrics.generation import (
     limit_of,
 )
 from kvmedic.metrics.page import METRICS
-from kvmedic.metrics.scrape import PodAddress, Scraper, load_authorities, model_of, resolver_of, served_of
+from kvmedic.metrics.scrape import PodAddress, Scraper, load_authorities, model_of, read_served, resolver_of
 from kvmedic.metrics.scrape import pool_of_page as pool_of
 from kvmedic.metrics.series import PodKey
 from kvmedic.model.devices import Device
@@ -55,7 +55,7 @@ _Ended: TypeAlias = Shown | Interrupted
 
 
 class _CannotBeginError(Exception):
-    """A test cannot be begun; the message says why, in words of our own. `_in_turn` and `served` catch it."""
+    """A test cannot be begun; the message says why in our words. `_in_turn` and `read_served` catch it."""
 
 
 Devices: TypeAlias = Callable[
@@ -185,7 +185,7 @@ class GenerationProbes:
             test.task.cancel()
         self._tests.clear()
 
-    async def served(self, namespace: str, pod: Pod) -> Served | str:
+    async def read_served(self, namespace: str, pod: Pod) -> Served | str:
         """Return what a pod's engine says of itself and of its work so far, or why it cannot be read."""
         where = _where(namespace, pod)
         metrics = self._resolve(where)
@@ -195,7 +195,7 @@ class GenerationProbes:
         if isinstance(page, Missing):
             return "the engine's metrics cannot be read"
         try:
-            return served_of(page, self._vocabulary.signals, api_of(metrics))
+            return read_served(page, self._vocabulary.signals, api_of(metrics))
         except _CannotBeginError as error:
             return str(error)
 

@@ -86,7 +86,7 @@ _EXCHANGE = _Exchange()
 
 
 @contextmanager
-def ended_within(seconds: float) -> Iterator[None]:
+def limit_exchange(seconds: float) -> Iterator[None]:
     """Let what this thread exchanges meanwhile end in time, all of it together."""
     _EXCHANGE.ends = time.monotonic() + seconds
     try:
@@ -476,7 +476,7 @@ class PrometheusClient:
     ) -> Sequence[Answer]:
         """Ask in this thread, a second time where an idle connection had been closed at the other end."""
         _EXCHANGE.course = course
-        with ended_within(seconds):
+        with limit_exchange(seconds):
             try:
                 return self._once(expression, moments)
             except _DroppedError:

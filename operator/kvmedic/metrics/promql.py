@@ -161,7 +161,7 @@ MARK = "kvmedic_signal"
 """Label by which the series of several parts of one answer are distinguished."""
 
 
-def marked(text: str, mark: str) -> str:
+def mark_series(text: str, mark: str) -> str:
     """Return a query whose series say which part of an answer they are."""
     return f'label_replace({text}, "{MARK}", "{mark}", "", "")'
 
@@ -181,15 +181,15 @@ def replicas_query(span: Span, table: SignalTable, target_labels: tuple[str, str
     replica, window = ", ".join(target_labels), duration_text(max(span.window, LOOKBACK))
     counted = f"count by ({replica}) (last_over_time({table.presence}[{window}]))"
     few = f"({presence(span, table)}) and on ({replica}) ({counted} <= {MOST_SERIES})"
-    return f"{few} or {marked(f'{counted} > {MOST_SERIES}', CROWDED)}"
+    return f"{few} or {mark_series(f'{counted} > {MOST_SERIES}', CROWDED)}"
 
 
 def crowded_query(target_labels: tuple[str, str], names: Iterable[str]) -> str:
     """Return the query for replicas that have had too many series of some metrics of late: a mark of each."""
     replica, window = ", ".join(target_labels), duration_text(LOOKBACK)
     each = (f"count by ({replica}) (last_over_time({name}[{window}]))" for name in sorted(names))
-    counted = " or ".join(marked(text, str(place)) for place, text in enumerate(each))
-    return marked(f"sum by ({replica}) ({counted}) > {MOST_SERIES}", CROWDED)
+    counted = " or ".join(mark_series(text, str(place)) for place, text in enumerate(each))
+    return mark_series(f"sum by ({replica}) ({counted}) > {MOST_SERIES}", CROWDED)
 
 
 def _target(target_labels: tuple[str, str]) -> str:
@@ -353,7 +353,7 @@ def _of_each(names: Iterable[str], function: str, selected: str, fold: str) -> s
     Metrics are distinguished by number: matchers are put wherever a metric's name stands in a query.
     """
     found = (f"{fold}{function}({name}{selected}))" for name in names)
-    return " or ".join(marked(text, str(place)) for place, text in enumerate(found))
+    return " or ".join(mark_series(text, str(place)) for place, text in enumerate(found))
 
 
 def _starts(table: SignalTable) -> Sequence[str]:
@@ -393,7 +393,7 @@ def _selector_of(names: frozenset[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w:])({alternatives})(?![\w:])(\{{)?")
 
 
-def narrowed_by(matchers: Sequence[str], names: Iterable[str]) -> Narrow:
+def make_narrow(matchers: Sequence[str], names: Iterable[str]) -> Narrow:
     """Return what puts matchers into each selector of a query.
 
     Args:

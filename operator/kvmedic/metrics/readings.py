@@ -174,7 +174,7 @@ def read_number(replica: Replica, source: SignalSource, series: Iterable[Series]
 
 def histogram(replica: Replica, series: Iterable[Series]) -> Reading[Histogram]:
     """Return a signal that is a histogram."""
-    values = _per_engine(replica, series, histogram_of, _alike)
+    values = _per_engine(replica, series, histogram_of, _is_duplicate)
     if isinstance(values, Missing):
         return values
     if len({one.bounds for one in values}) > 1:
@@ -287,7 +287,7 @@ def _by_scraper(replica: Replica, series: Iterable[Series]) -> dict[Scraper, lis
     return found
 
 
-def _alike(a: Histogram, b: Histogram) -> bool:
+def _is_duplicate(a: Histogram, b: Histogram) -> bool:
     """Return whether two histograms are duplicates: same bounds, like counts, like mean."""
     if a.bounds != b.bounds or not COUNTS_AGREE.agrees(a.count, b.count):
         return False
@@ -338,12 +338,12 @@ def readings_of(
     )
 
 
-def unavailable(signals: Iterable[Signal]) -> PodReadings:
+def mark_silent(signals: Iterable[Signal]) -> PodReadings:
     """Return the readings of a replica whose source did not answer."""
-    return absent(signals, Missing(Absence.SOURCE_UNAVAILABLE))
+    return mark_absent(signals, Missing(Absence.SOURCE_UNAVAILABLE))
 
 
-def absent(signals: Iterable[Signal], why: Missing | Stale) -> PodReadings:
+def mark_absent(signals: Iterable[Signal], why: Missing | Stale) -> PodReadings:
     """Return the readings of a replica of which nothing is known, for one reason."""
     desired = tuple(signals)
     return PodReadings(

@@ -27,7 +27,15 @@ from ruamel.yaml.error import YAMLError
 
 from kvmedic.engines.signal_sources import CounterSource, HistogramSource, SignalTable
 from kvmedic.kube.cpu import in_thread
-from kvmedic.metrics.page import LIMIT_BYTES, Page, beside, names_of, parse_page, replica_of, version_on
+from kvmedic.metrics.page import (
+    LIMIT_BYTES,
+    Page,
+    names_of,
+    parse_page,
+    replica_of,
+    version_on,
+    version_url_of,
+)
 from kvmedic.metrics.readings import join_pools, read_pool
 from kvmedic.metrics.series import PodKey, Series, port_of_instance
 from kvmedic.model.engine import Version
@@ -36,12 +44,12 @@ from kvmedic.model.trial import Counted, Served
 from kvmedic.settings import ScrapeOptions
 
 
-def served_of(page: Page, table: SignalTable, url: str) -> Served | str:
+def read_served(page: Page, table: SignalTable, url: str) -> Served | str:
     """Return what an engine serves and has done so far, or why its page does not say."""
     model = model_of(page, table)
     if model is None:
         return "the engine's metrics do not report its model"
-    counted = counted_of(page, table)
+    counted = read_finished_counts(page, table)
     if counted is None:
         return "the engine's metrics do not report its finished requests"
     found = pool_of_page(page, table)
@@ -59,7 +67,7 @@ def model_of(page: Page, table: SignalTable) -> str | None:
     return next(filter(None, (one.labels.get(table.model_label) for one in page.find(table.presence))), None)
 
 
-def counted_of(page: Page, table: SignalTable) -> Counted | None:
+def read_finished_counts(page: Page, table: SignalTable) -> Counted | None:
     """Return an engine's finished requests and their tokens; None where a number is none."""
     finished = table.signals[Signal.REQUESTS_FINISHED]
     lengths = (table.signals[signal] for signal in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH))
@@ -113,7 +121,7 @@ def engines_on(pages: Mapping[int | None, Page], table: SignalTable) -> frozense
     return frozenset(_engine(one, table, port) for port, page in pages.items() for one in page.find(*names))
 
 
-def in_flight_on(
+def sum_in_flight(
     pages: Mapping[int | None, Page], known: Iterable[Engine], table: SignalTable, oldest: timedelta
 ) -> Reading[float]:
     """Return running plus waiting requests of all engines of a replica.
@@ -134,7 +142,7 @@ def in_flight_on(
             if not found and name in table.in_flight:
                 return Missing(Absence.NO_SERIES)
             series += found
-    if old := _stale(pages.values(), (*table.in_flight, *table.in_flight_optional), oldest):
+    if old := _find_stale_time(pages.values(), (*table.in_flight, *table.in_flight_optional), oldest):
         return Stale(old)
     total = sum(one.value for one in series)
     if not math.isfinite(total) or any(one.value < 0 for one in series):
@@ -142,18 +150,18 @@ def in_flight_on(
     return Measured(total, max(page.at for page in pages.values()))
 
 
-def received_on(
+def sum_received(
     pages: Mapping[int | None, Page], known: Iterable[Engine], table: SignalTable, oldest: timedelta
 ) -> Reading[float]:
     """Return how many requests all engines of a replica were given since they were started.
 
     Those that ended and those in its hands. A request that is aborted may be missing (not every version
-    counts it), so what was given is never less. The arguments are those of `in_flight_on`.
+    counts it), so what was given is never less. The arguments are those of `sum_in_flight`.
     """
-    held = in_flight_on(pages, known, table, oldest)
+    held = sum_in_flight(pages, known, table, oldest)
     if not isinstance(held, Measured):
         return held
-    if old := _stale(pages.values(), table.ended.names, oldest):
+    if old := _find_stale_time(pages.values(), table.ended.names, oldest):
         return Stale(old)
     total = held.value + fsum(
         one.value for page in pages.values() for one in _first_series(page, table.ended.names)
@@ -161,7 +169,7 @@ def received_on(
     return Measured(total, held.at) if isfinite(total) else Missing(Absence.NOT_A_NUMBER)
 
 
-def _stale(pages: Iterable[Page], names: Sequence[str], oldest: timedelta) -> datetime | None:
+def _find_stale_time(pages: Iterable[Page], names: Sequence[str], oldest: timedelta) -> datetime | None:
     """Return the time of a sample that is not of now; None where there is none.
 
     Engines write no times. Something between that keeps their page for a while may.
@@ -337,7 +345,7 @@ class Scraper:
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
             return Missing(Absence.SOURCE_UNAVAILABLE)
 
-    async def in_flight(
+    async def count_in_flight(
         self, where: PodAddress, known: Iterable[Engine] = (), otherwise: Otherwise | None = None
     ) -> Reading[float]:
         """Return the requests that a replica has in its hands, running and waiting, of all its engines.
@@ -351,17 +359,17 @@ class Scraper:
         if not pages:
             reported = await otherwise(self._seen.get(where, frozenset())) if otherwise else None
             return reported if isinstance(reported, Measured) else Missing(Absence.SOURCE_UNAVAILABLE)
-        found = in_flight_on(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
+        found = sum_in_flight(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
         if silent and isinstance(found, Measured) and found.value == 0:
             return Missing(Absence.SOURCE_UNAVAILABLE)
         return found
 
-    async def received(self, where: PodAddress, known: Iterable[Engine] = ()) -> Reading[float]:
+    async def count_received(self, where: PodAddress, known: Iterable[Engine] = ()) -> Reading[float]:
         """Return how many requests a replica was given since its engines were started; all must answer."""
         pages, seen, silent = await self._all_pages(where, known)
         if not pages or silent:
             return Missing(Absence.SOURCE_UNAVAILABLE)
-        return received_on(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
+        return sum_received(pages, (*known, *seen), self._table, timedelta(seconds=self._seconds))
 
     async def _all_pages(
         self, where: PodAddress, known: Iterable[Engine]
@@ -425,7 +433,7 @@ class Scraper:
     async def version(self, where: PodAddress) -> Reading[Version]:
         """Return the version of a replica's engine, by its own word."""
         metrics, page = self._resolve(where), self._table.version
-        url = beside(metrics, page) if metrics else None
+        url = version_url_of(metrics, page) if metrics else None
         if url is None:
             return Missing(Absence.SOURCE_UNAVAILABLE)
         try:

@@ -22,7 +22,7 @@ from kvmedic.metrics.batches import (
     Closeness,
     Moment,
     Outliers,
-    narrowed_to,
+    make_pod_narrow,
     parts_of,
     pattern,
 )
@@ -40,7 +40,7 @@ from kvmedic.metrics.promql import (
     Span,
     crowded_query,
     expression,
-    narrowed_by,
+    make_narrow,
     peak_query,
     pool_query,
     presence,
@@ -49,7 +49,7 @@ from kvmedic.metrics.promql import (
     sampled_stretch,
     several_pages_query,
 )
-from kvmedic.metrics.readings import Presence, Replica, absent, presence_of, readings_of, unavailable
+from kvmedic.metrics.readings import Presence, Replica, mark_absent, mark_silent, presence_of, readings_of
 from kvmedic.metrics.scrape import Engine, engines_of
 from kvmedic.metrics.series import (
     NOTHING,
@@ -172,24 +172,24 @@ class _Answers:
         is_own = trouble is not None and trouble.is_apart
         unavailable = Missing(Absence.TOO_MUCH if is_own else Absence.SOURCE_UNAVAILABLE)
         if isinstance(self.presence, Unanswered):
-            return absent(self.signals, unavailable)
+            return mark_absent(self.signals, unavailable)
         if pod in self.crowded:
-            return absent(self.signals, Missing(Absence.TOO_MUCH))
+            return mark_absent(self.signals, Missing(Absence.TOO_MUCH))
         named = self.presence.series_of(pod)
         of_pod = own_series(named, place.address)
         if named and not of_pod:
-            return absent(self.signals, Missing(Absence.OTHER_ADDRESS))
+            return mark_absent(self.signals, Missing(Absence.OTHER_ADDRESS))
         seen = engines_own(of_pod, place)
         if isinstance(seen, Missing):
-            return absent(self.signals, seen)
+            return mark_absent(self.signals, seen)
         is_declared = len(place.ports) > 1 and place.only_port is None
         presence = presence_of(seen, self.table, self.at, self.freshness, is_declared=is_declared)
         if isinstance(presence, Missing):
-            return absent(self.signals, presence)
+            return mark_absent(self.signals, presence)
         if presence.at < self.at - self.freshness:
-            return absent(self.signals, Stale(presence.at))
+            return mark_absent(self.signals, Stale(presence.at))
         if isinstance(self.shared, Answer) and not _is_own(self.shared, pod, place.address):
-            return absent(self.signals, Missing(Absence.SEVERAL_PAGES))
+            return mark_absent(self.signals, Missing(Absence.SEVERAL_PAGES))
         pools, *found = (
             None if isinstance(reply, Unanswered) else reply.series_of(pod)
             for reply in (self.pool, *self.signals.values())
@@ -217,8 +217,8 @@ class PrometheusSource:
         """What is wrong with the source as of its last answer, for a person; empty when nothing is."""
         self._client, self._options, self._table, self._now = client, options, table, now
         self._engine_names = names_of(table) | {SCRAPED}
-        self._narrow_engines = narrowed_by(options.matchers, self._engine_names)
-        self._narrow_devices = narrowed_by((*options.matchers, *options.device_matchers), DEVICE_NAMES)
+        self._narrow_engines = make_narrow(options.matchers, self._engine_names)
+        self._narrow_devices = make_narrow((*options.matchers, *options.device_matchers), DEVICE_NAMES)
         self._moment: Moment | None = None
         self._rounds: CalmRounds | None = CalmRounds(table, options.labels)
         """None: of the past, where no other fleet is looked at."""
@@ -232,7 +232,7 @@ class PrometheusSource:
         self, pods: Sequence[PodKey], look: Look, places: Mapping[str, Place] = NO_PLACES
     ) -> Observation:
         """Return one look at some replicas; what is not known is a reading that says so."""
-        moment, readings = self._current(), dict[str, PodReadings]()
+        moment, readings = self._get_moment(), dict[str, PodReadings]()
         if self._rounds is not None and is_quick_look(look, self._table):
             calm = self._calm_moment_of(self._rounds)
             readings = await self._quick_look(self._rounds, calm, pods, look, places)
@@ -290,7 +290,7 @@ class PrometheusSource:
                 others = [pod for pod in part if pod not in answers.crowded]
                 await self._log_oddities(moment, others, seen, places)
             if trouble is not None and trouble.partial:
-                found |= {pod.name: unavailable(look.signals) for pod in part}
+                found |= {pod.name: mark_silent(look.signals) for pod in part}
             else:
                 found |= {pod.name: answers.readings(pod, places.get(pod.name, NOWHERE)) for pod in part}
         return found
@@ -327,7 +327,7 @@ class PrometheusSource:
         seen = await batch.reply(f"{there} or {crowded}", pods)
         if isinstance(seen, Unanswered) and not seen.partial and seen.excess is not Excess.TIME:
             seen = await batch.reply(there, pods)  # what one metric is refused for says nothing about others
-        batch.leave_out(_crowded_of(seen))
+        batch.leave_out(_find_crowded_replicas(seen))
         return seen
 
     async def _log_oddities(
@@ -354,7 +354,7 @@ class PrometheusSource:
         """Return looks one after the other, oldest first; they cost as many queries as one."""
         if series.count == 1:
             return [await self.observe(pods, series.look, places)]
-        now = self._current().at
+        now = self._get_moment().at
         moments = [now - series.apart * ago for ago in reversed(range(series.count))]
         sources = self._as_of_each(moments)
         found = await asyncio.gather(*(source.observe(pods, series.look, places) for source in sources))
@@ -384,7 +384,7 @@ class PrometheusSource:
 
         One query per vital, of the same moment as the source's other looks.
         """
-        moment, found = self._current(), dict[str, Reading[tuple[Device, ...]]]()
+        moment, found = self._get_moment(), dict[str, Reading[tuple[Device, ...]]]()
         queries = device_queries(self._span(window), self._options.labels)
         for part in parts_of(pods):
             batch = await moment.batch_of(part, Closeness.WHOLE)
@@ -404,7 +404,7 @@ class PrometheusSource:
         A day of history may be too much for a source, which says nothing about its other answers. Whose
         series several pages write of late has none; what they wrote before is not distinguished from its own.
         """
-        moment, found = self._current(), dict[str, Reading[float]]()
+        moment, found = self._get_moment(), dict[str, Reading[float]]()
         asked = peak_query(self._table), self._several_pages(self._span(LOOKBACK), counts_requests=True)
         for part in parts_of(pods):
             batch = await moment.batch_of(part, Closeness.WHOLE)
@@ -412,7 +412,7 @@ class PrometheusSource:
             totals = totals_of(part, reply, moment.at, places)
             for pod in part:
                 is_own = _is_own(shared, pod, places.get(pod.name, NOWHERE).address)
-                found[pod.name] = totals[pod.name] if is_own else _not_reported_by(shared)
+                found[pod.name] = totals[pod.name] if is_own else _missing_of(shared)
             found |= {pod.name: Missing(Absence.TOO_MUCH) for pod in part if pod in batch.crowded}
         return found
 
@@ -422,7 +422,7 @@ class PrometheusSource:
         """Return the lengths of some replicas' requests, by half hours of the last day, oldest first."""
         return await self._past.lengths(pods, places, self._now())
 
-    async def present(self, window: timedelta, namespace: str = "", prefix: str = "") -> tuple[PodKey, ...]:
+    async def find_pods(self, window: timedelta, namespace: str = "", prefix: str = "") -> tuple[PodKey, ...]:
         """Return every pod with a fresh sample of an engine, sorted; none where the source is down.
 
         Args:
@@ -430,12 +430,12 @@ class PrometheusSource:
             namespace: of the pods; empty: any.
             prefix: with which their names begin.
         """
-        moment, freshness, labels = self._current(), self._options.freshness, self._options.labels
+        moment, freshness, labels = self._get_moment(), self._options.freshness, self._options.labels
         text = replicas_query(self._span(window), self._table, (labels.namespace, labels.pod))
         begins = pattern([prefix])
         if namespace and not self._client.is_narrowed:
             matchers = f'{labels.namespace}="{namespace}"', f'{labels.pod}=~"{begins}.*"'
-            text = narrowed_by(matchers, self._engine_names)(text)
+            text = make_narrow(matchers, self._engine_names)(text)
         seen = await moment.reply(text)
         if isinstance(seen, Unanswered):
             self.trouble = f"metrics source {self.name} {seen.trouble}"
@@ -446,11 +446,11 @@ class PrometheusSource:
         fresh = (
             p for p, one in found.items() if isinstance(one, Presence) and one.at >= moment.at - freshness
         )
-        return tuple(sorted({*fresh, *_crowded_of(seen)}))
+        return tuple(sorted({*fresh, *_find_crowded_replicas(seen)}))
 
     async def engines(self, pod: PodKey, address: str = "") -> frozenset[Engine]:
         """Return the engines that the source has seen of a replica lately; none where it does not answer."""
-        batch = await self._current().batch_of([pod], Closeness.WHOLE)
+        batch = await self._get_moment().batch_of([pod], Closeness.WHOLE)
         seen = await batch.reply(presence(self._span(timedelta(0)), self._table), [pod])
         if isinstance(seen, Unanswered):
             return frozenset()
@@ -471,7 +471,7 @@ class PrometheusSource:
         if stretch is None:
             return unavailable
         known, now = await self.engines(pod, address) | seen, self._now()
-        narrow = narrowed_to([pod], self._options.labels, self._engine_names)
+        narrow = make_pod_narrow([pod], self._options.labels, self._engine_names)
         later = await self._query(narrow(f"timestamp({self._table.presence})"), now + CLOCKS)
         if isinstance(later, Unanswered) or not known:
             return unavailable
@@ -482,7 +482,7 @@ class PrometheusSource:
             narrow(self._several_pages(self._span(stretch), counts_requests=False)), now
         )
         if not _is_own(shared, pod, address):
-            return _not_reported_by(shared)
+            return _missing_of(shared)
         largest = 0.0
         for name in (*self._table.in_flight, *self._table.in_flight_optional):
             reply = await self._query(narrow(sampled_query(name, stretch)), now)
@@ -518,7 +518,7 @@ class PrometheusSource:
         target = (self._options.labels.namespace, self._options.labels.pod)
         return several_pages_query(span, self._table, target, counts_requests=counts_requests)
 
-    def _current(self) -> Moment:
+    def _get_moment(self) -> Moment:
         now, moment = self._now(), self._moment
         if moment is None or not moment.at <= now < moment.at + self._options.reuse:
             moment = Moment(
@@ -537,7 +537,7 @@ class PrometheusSource:
         lasts = max(self._options.reuse, rounds.lasts)
         if moment is None or not moment.at <= now < moment.at + lasts:
             self._moment = None  # one that begins now: an older one would be asked anew the sooner
-            moment = self._calm = self._current()
+            moment = self._calm = self._get_moment()
         return moment
 
     async def _query(self, text: str, at: datetime) -> Reply:
@@ -574,12 +574,12 @@ def _is_own(shared: Reply, pod: PodKey, address: str) -> bool:
     return isinstance(shared, Answer) and not own_series(shared.series_of(pod), address)
 
 
-def _not_reported_by(shared: Reply) -> Missing:
+def _missing_of(shared: Reply) -> Missing:
     is_answered = isinstance(shared, Answer)
     return Missing(Absence.SEVERAL_PAGES if is_answered else Absence.SOURCE_UNAVAILABLE)
 
 
-def _crowded_of(seen: Reply) -> frozenset[PodKey]:
+def _find_crowded_replicas(seen: Reply) -> frozenset[PodKey]:
     """Return the replicas that are marked for having more series than are looked at."""
     by_pod = {} if isinstance(seen, Unanswered) else seen.by_pod
     return frozenset(

@@ -192,7 +192,7 @@ def freed_blocks(eviction: Eviction, pattern: Pattern, layers: int = 1) -> Freed
                 raise NoEvictionError(f"--pattern runs:LENGTH must be 1 or more, got {length}")
             return Freed(_in_runs(eviction, length, layers), None)
         case Compacted():
-            return Freed(float(_most(eviction)), 0.0)
+            return Freed(float(_most_freed(eviction)), 0.0)
         case _:
             assert_never(pattern)
 
@@ -205,19 +205,19 @@ def used_blocks(tokens: int, block_tokens: int, keep: Keep, pattern: Pattern) ->
 
 def _freed_if_scattered(eviction: Eviction, choices: int) -> Freed:
     """Return what is freed where so many choices, of heads and layers, must agree on a block."""
-    empty = {size: _all_evicted(eviction, size) ** choices for _, size in eviction.sizes}
+    empty = {size: _eviction_chance(eviction, size) ** choices for _, size in eviction.sizes}
     mean = sum(count * empty[size] for count, size in eviction.sizes)
     square = 0.0
     for count, size in eviction.sizes:
         for others, other in eviction.sizes:
-            both = _all_evicted(eviction, size + other) ** choices
+            both = _eviction_chance(eviction, size + other) ** choices
             pairs = count * (others - 1) if size == other else count * others
             square += pairs * (both - empty[size] * empty[other])
         square += count * empty[size] * (1 - empty[size])
     return Freed(mean, sqrt(max(0.0, square)))
 
 
-def _all_evicted(eviction: Eviction, tokens: int) -> float:
+def _eviction_chance(eviction: Eviction, tokens: int) -> float:
     """Return how likely all of some given tokens are evicted."""
     if tokens > eviction.evicted:
         return 0.0
@@ -227,10 +227,10 @@ def _all_evicted(eviction: Eviction, tokens: int) -> float:
 def _in_runs(eviction: Eviction, length: int, layers: int) -> float:
     share = (eviction.evicted / eviction.tokens) ** layers
     mean: float = sum(count * share ** ((size + length - 1) / length) for count, size in eviction.sizes)
-    return min(mean, _most(eviction))
+    return min(mean, _most_freed(eviction))
 
 
-def _most(eviction: Eviction) -> int:
+def _most_freed(eviction: Eviction) -> int:
     """Return how many blocks become free where the survivors fill as few as they can."""
     return eviction.blocks - -(-eviction.kept // eviction.block_tokens)
 
@@ -464,7 +464,7 @@ def recognise_methods(methods: Iterable[Method], signs: MethodSigns) -> tuple[Re
     return tuple(each for each in found if each is not None)
 
 
-def switched_off(method: Method, environment: Mapping[str, str]) -> str:
+def find_off_switch(method: Method, environment: Mapping[str, str]) -> str:
     """Return the variable with its value that keeps a method from running; empty where none does."""
     switches = (OffSwitch(method.switch, OFF_WORDS), *method.off_switches)
     for each in switches:
@@ -494,7 +494,7 @@ def _recognise_method(method: Method, signs: MethodSigns) -> Recognised | None:
     if not (proof or wish):
         return None
     environment = with_older_names(method, signs.environment)
-    off = switched_off(method, environment)
+    off = find_off_switch(method, environment)
     if off and not proof:
         return None
     budget, every = (_whole(environment, name) for name in (method.budget, method.every))

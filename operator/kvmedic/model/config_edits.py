@@ -231,7 +231,7 @@ def newcomer(fleet: Fleet, within: timedelta, at: datetime) -> Newcomer | None:
     can be taken back. One that was brought back (`kubectl rollout undo`) is no news: its ReplicaSet was
     made before another's.
     """
-    now, before = _present(fleet), previous(fleet)
+    now, before = _find_present(fleet), find_previous(fleet)
     if now is None or before is None or now.created_at is None or at - now.created_at > within:
         return None
     if now.number < 2 or any(_is_younger(rs, now, now.created_at) for rs in fleet.replica_sets):
@@ -239,20 +239,20 @@ def newcomer(fleet: Fleet, within: timedelta, at: datetime) -> Newcomer | None:
     return Newcomer(now, before, now.created_at)
 
 
-def previous(fleet: Fleet) -> ReplicaSet | None:
+def find_previous(fleet: Fleet) -> ReplicaSet | None:
     """Return what keeps the revision before the present one; None where nothing does."""
-    now = _present(fleet)
+    now = _find_present(fleet)
     older = [rs for rs in fleet.replica_sets if now is not None and rs.number < now.number]
     return max(older, key=lambda rs: rs.number, default=None)
 
 
-def rolled_out(fleet: Fleet) -> tuple[Revision, ...]:
+def list_revisions(fleet: Fleet) -> tuple[Revision, ...]:
     """Return the revisions up to the present one as they were rolled out, the newest first.
 
     One that was rolled out again has several numbers and is there once for each. A number that is not there
     is that of a revision whose ReplicaSet is gone.
     """
-    now = _present(fleet)
+    now = _find_present(fleet)
     found = [
         Revision(number, rs.name, rs.revision)
         for rs in fleet.replica_sets
@@ -262,7 +262,7 @@ def rolled_out(fleet: Fleet) -> tuple[Revision, ...]:
     return tuple(sorted(found, key=lambda each: each.number, reverse=True))
 
 
-def _present(fleet: Fleet) -> ReplicaSet | None:
+def _find_present(fleet: Fleet) -> ReplicaSet | None:
     return next((rs for rs in fleet.replica_sets if rs.revision == fleet.revision), None)
 
 
@@ -285,7 +285,7 @@ def start_seconds(fleet: Fleet) -> float | None:
 
 def to_start(fleet: Fleet, template: str) -> int:
     """Return how many replicas of a template have to be made: those that run it and are Ready are used."""
-    running = sum(pod.ready for pod in fleet.serving(template))
+    running = sum(pod.ready for pod in fleet.list_pods(template))
     return max(0, fleet.replicas - running)
 
 
@@ -407,9 +407,9 @@ class OwnerField:
         test = PatchOperation("test", self.path, live)
         if self.after is None:
             return test, PatchOperation("remove", self.path)
-        return test, PatchOperation("replace", self.path, self._changed(live))
+        return test, PatchOperation("replace", self.path, self._make_change(live))
 
-    def _changed(self, live: str | float) -> str | float:
+    def _make_change(self, live: str | float) -> str | float:
         """Return a live value with the change made in it, of the same type."""
         after = self.after or ""
         if isinstance(live, bool):

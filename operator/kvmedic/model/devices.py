@@ -252,7 +252,7 @@ class Device:
             return None
         return free * share / (1 - share) * MIB
 
-    def unknown(self) -> tuple[Vital, ...]:
+    def list_unknown(self) -> tuple[Vital, ...]:
         """Return what would have to be known of it before it counts as healthy."""
         return tuple(vital for vital in NEEDED if self._is_unknown(vital))
 
@@ -334,12 +334,12 @@ class Vitals:
     nvidia_smi_error: NvidiaSmiError | None = None
     """Why its driver, asked, did not make its health known; None: nobody asked, or it did."""
 
-    def unknown(self) -> tuple[Vital, ...]:
+    def list_unknown(self) -> tuple[Vital, ...]:
         """Return what would have to be known of its devices; the default set where no device is known."""
         devices = self.devices.value if isinstance(self.devices, Measured) else ()
         if not devices:
             return BY_DEFAULT
-        return tuple(vital for vital in NEEDED if any(vital in device.unknown() for device in devices))
+        return tuple(vital for vital in NEEDED if any(vital in device.list_unknown() for device in devices))
 
     def was_asked(self) -> bool:
         """Return whether its driver reported something of its devices."""
@@ -396,7 +396,7 @@ def parse_devices(exit_code: int, text: str, at: datetime) -> Answer:
         return NvidiaSmiError.TOO_LONG
     devices = tuple(_device(line, at) for line in lines)
     if exit_code in DRIVER_FAULTS and not any(_is_faulty(device) for device in devices):
-        devices = (*devices, _faulty(exit_code, at))
+        devices = (*devices, _make_faulty_device(exit_code, at))
     if any(_is_faulty(device) for device in devices):
         return Measured(devices, at)
     if exit_code != SUCCESS:
@@ -434,7 +434,7 @@ def fill_vitals(vitals: Vitals, answer: Answer, expected: int) -> Vitals:
     else:
         devices = (*listed, *_unlisted_devices(listed, expected))
     done = replace(vitals, devices=Measured(devices, answer.at))
-    return replace(done, nvidia_smi_error=NvidiaSmiError.INCOMPLETE) if done.unknown() else done
+    return replace(done, nvidia_smi_error=NvidiaSmiError.INCOMPLETE) if done.list_unknown() else done
 
 
 def _gaps(device: Device) -> Iterator[Vital]:
@@ -448,7 +448,7 @@ def _device(line: str, at: datetime) -> Device:
     fault = next((code for word, code in WORDS.items() if word in said), 0)
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != len(OTHER_FIELDS) + 1:
-        return _faulty(fault, at) if fault else Device(_UNNAMED, {})
+        return _make_faulty_device(fault, at) if fault else Device(_UNNAMED, {})
     index, uuid, mig, errors, clocks = cells
     readings = {
         Vital.CLOCK_REASONS: _driver_device(_mask(clocks), at),
@@ -461,7 +461,7 @@ def _device(line: str, at: datetime) -> Device:
     return Device(name, readings, known, frozenset(FILLED), mig == "Enabled")
 
 
-def _faulty(code: int, at: datetime) -> Device:
+def _make_faulty_device(code: int, at: datetime) -> Device:
     return Device(_UNNAMED, {Vital.DRIVER_FAULT: Measured(float(code), at)}, asked=frozenset(FILLED))
 
 

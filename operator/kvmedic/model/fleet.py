@@ -154,7 +154,7 @@ class RolloutFields:
         return 1 if least == 0 and self.max_surge in (0, "0", "0%") else least
 
 
-def frozen(*, max_unavailable: int, paused: bool, surge: int = SURGE) -> RolloutFields:
+def freeze_fields(*, max_unavailable: int, paused: bool, surge: int = SURGE) -> RolloutFields:
     """Return the fields of a frozen rollout, with one spare or several."""
     return RolloutFields(
         paused=paused,
@@ -175,15 +175,15 @@ def hold_by_partition(fields: RolloutFields, *, permits: bool = False) -> Rollou
     return replace(own, max_unavailable=1, paused=not permits)
 
 
-STILL = frozen(max_unavailable=0, paused=True)
+STILL = freeze_fields(max_unavailable=0, paused=True)
 """The rollout's fields while nothing may be added or removed."""
 
-STILL_WITHOUT_SPARE = frozen(surge=0, max_unavailable=1, paused=True)
+STILL_WITHOUT_SPARE = freeze_fields(surge=0, max_unavailable=1, paused=True)
 """The same while no pod beside the replicas is there: a paused controller makes one where the surge allows
 it, and takes one where it does not (Kubernetes 1.36, deployment sync.go, scale; seen on it). A resume takes
 nobody, as one pod at least counts as unavailable."""
 
-ADDING = frozen(max_unavailable=0, paused=False)
+ADDING = freeze_fields(max_unavailable=0, paused=False)
 """The rollout's fields while what is missing may be added, and nothing removed."""
 
 
@@ -527,7 +527,7 @@ class Fleet:
         """Return whether it is held by a partition, and its replicas have places."""
         return self.kind in (STATEFUL_SET, LEADER_WORKER_SET)
 
-    def serving(self, revision: str) -> tuple[Pod, ...]:
+    def list_pods(self, revision: str) -> tuple[Pod, ...]:
         """Return the pods of a revision that are not terminating, by name."""
         return tuple(
             sorted(
@@ -536,13 +536,13 @@ class Fleet:
             )
         )
 
-    def desired(self, revision: str) -> int:
+    def count_desired(self, revision: str) -> int:
         """Return how many pods the ReplicaSets of a revision should have."""
         return sum(rs.desired for rs in self.replica_sets if rs.revision == revision)
 
     def is_saturated(self, revision: str) -> bool:
         """Return whether the ReplicaSets of a revision should have every replica."""
-        return self.desired(revision) >= self.replicas
+        return self.count_desired(revision) >= self.replicas
 
     @property
     def total_desired(self) -> int:
@@ -557,7 +557,7 @@ class Fleet:
         """
         return max(SURGE, self.total_desired - self.replicas)
 
-    def still(self, may_lack: int = 0) -> RolloutFields:
+    def hold_fields(self, may_lack: int = 0) -> RolloutFields:
         """Return the fields with which the rollout may stay paused: they fit the number of pods.
 
         `may_lack`: replicas that may be missing, so that no spare is there.

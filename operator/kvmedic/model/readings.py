@@ -100,7 +100,9 @@ class Complete:
         return self.numbers[Signal.PREEMPTIONS] / max(1.0, self.numbers[Signal.REQUESTS_FINISHED])
 
 
-def complete(observation: Observation, signals: frozenset[Signal]) -> Mapping[str, Complete] | Inconclusive:
+def gather_values(
+    observation: Observation, signals: frozenset[Signal]
+) -> Mapping[str, Complete] | Inconclusive:
     """Return every replica's values by pod name, or what is missing on which replica."""
     if not observation.pods:
         return Inconclusive(
@@ -258,7 +260,7 @@ def quantile(histogram: Histogram, share: float) -> float:
     return lower + (upper - lower) * min(1.0, desired / count) if upper < inf else inf
 
 
-def above(histogram: Histogram, limit: float) -> float:
+def count_above(histogram: Histogram, limit: float) -> float:
     """Return how many observations lie above a limit; all of the top bucket count as above it."""
     total = 0.0
     for lower, upper, count in _buckets(histogram, inf):
@@ -269,7 +271,7 @@ def above(histogram: Histogram, limit: float) -> float:
     return total
 
 
-def longest(histogram: Histogram) -> float:
+def find_longest(histogram: Histogram) -> float:
     """Return the bound that no observation exceeded; infinite where one lies above the top bound."""
     if histogram.count <= 0:
         raise ValueError("an empty histogram has no longest observation")

@@ -74,7 +74,7 @@ class Remedy:
     capitals are for the reader to fill in. Whatever replaces or removes replicas without a drain says so in
     the purpose: *undrained*."""
 
-    def typed(self, names: Mapping[str, str]) -> str:
+    def write_command(self, names: Mapping[str, str]) -> str:
         """Return the command with the names in place.
 
         Raises:

@@ -231,11 +231,11 @@ def _has_changed(footing: Footing, fleet: Fleet) -> int:
     step = footing.step
     if step.before_template == step.after_template:
         return max(0, len(fleet.live) - footing.replicas)
-    return len(fleet.serving(step.after_template))
+    return len(fleet.list_pods(step.after_template))
 
 
 def _is_unchanged(footing: Footing, fleet: Fleet) -> int:
-    return min(footing.replicas, len(fleet.serving(footing.step.before_template)))
+    return min(footing.replicas, len(fleet.list_pods(footing.step.before_template)))
 
 
 def devices_of(template: Mapping[str, object]) -> int | None:
@@ -519,7 +519,7 @@ class Run:
         ends = last or judged.verdict in (Verdict.RECOVERED, Verdict.INCONCLUSIVE)
         return replace(done, ending=Outcome(judged.reason, judged.message)) if ends else done
 
-    def turned_back(self, outcome: Outcome, verdict: Verdict | None, after: Baseline | None = None) -> Run:
+    def turn_step_back(self, outcome: Outcome, verdict: Verdict | None, after: Baseline | None = None) -> Run:
         """Return the run as its step begins to be taken back."""
         record = replace(
             self.current,

@@ -361,7 +361,7 @@ def failed_fix(fix: Fix, why: str, generation: int, at: datetime) -> FailedAttem
     return FailedAttempt(Attempt.FIX, str(fix), "", str(fix), why, at, generation)
 
 
-def failed_before(
+def find_failure(
     failed: Iterable[FailedAttempt], attempt: Attempt, key: object, template: str = "", generation: int = 0
 ) -> FailedAttempt | None:
     """Return the failure on record of the same attempt, or None where it may be made."""

@@ -22,7 +22,7 @@ from kvmedic.api.resource import (
     VERSION,
     RunUnreadable,
     SpecInvalid,
-    not_implemented,
+    find_unimplemented,
     policy_of,
     spec_from_wire,
 )
@@ -311,7 +311,7 @@ def _policy(body: JsonObject, allowed: AllowedSettings | None) -> tuple[Policy |
         spec = spec_from_wire(body.get("spec"))
     except SpecInvalid as error:
         return None, Blocked(Reason.SPEC_INVALID, "; ".join(error.problems))
-    if pending := not_implemented(spec):
+    if pending := find_unimplemented(spec):
         return None, Blocked(Reason.SPEC_INVALID, "; ".join(pending))
     policy = policy_of(spec)
     if allowed is not None and (refused := allowed.refusals(policy.compression)):

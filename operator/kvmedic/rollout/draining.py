@@ -286,7 +286,7 @@ def stray_move(
     stray = next((pod for pod in left if pod.cordoned or pod.half_cordoned), None)
     if stray is None:
         return None
-    if len(fleet.serving(stray.revision)) > fleet.desired(stray.revision):
+    if len(fleet.list_pods(stray.revision)) > fleet.count_desired(stray.revision):
         return Wait(Reason.AWAITING_CONTROLLER, f"a ReplicaSet has yet to end a pod, maybe {stray.name}")
     return Uncordon(stray)
 
@@ -455,7 +455,7 @@ def is_followed(fleet: Fleet, desired: int) -> bool:
 
 def is_whole(fleet: Fleet) -> bool:
     """Return whether every replica runs the present template and is Ready, and nothing else is there."""
-    current = fleet.serving(fleet.revision)
+    current = fleet.list_pods(fleet.revision)
     whole = len(fleet.live) == len(current) == fleet.replicas == fleet.total_desired
     return fleet.observed and whole and all(pod.ready for pod in current)
 

@@ -336,7 +336,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
     desired = _fields_to_restore(run.recorded, fleet, others)
     kept = replace(run, recorded=desired, regains=run.regains + 1, regained_at=now)
     text = f"in the middle of the rollout {seen}; the rollout is frozen again"
-    return Regaining(kept, Regain(edit, desired, fleet.still(run.may_lack)), Outcome(doing, text))
+    return Regaining(kept, Regain(edit, desired, fleet.hold_fields(run.may_lack)), Outcome(doing, text))
 
 
 def _hold_paused(run: Run, fleet: Fleet, seen: str) -> Regaining:

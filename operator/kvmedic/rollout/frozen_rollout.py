@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from kvmedic.model.config_edits import TemplateChange
-from kvmedic.model.fleet import ADDING, STILL_WITHOUT_SPARE, SURGE, Fleet, Pod, RolloutFields, frozen
+from kvmedic.model.fleet import ADDING, STILL_WITHOUT_SPARE, SURGE, Fleet, Pod, RolloutFields, freeze_fields
 from kvmedic.model.plan import BundleStep, FlagStep, Goal, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import ComparisonState, DrainingPod
@@ -198,27 +198,27 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return the next move of a frozen rollout whose template is the desired one."""
     if not fleet.fields.paused:
         return _await_controller(fleet, now, order.pulsed_at, order.may_lack)
-    new, old = fleet.serving(order.toward), fleet.serving(order.away)
+    new, old = fleet.list_pods(order.toward), fleet.list_pods(order.away)
     if fleet.replicas == 0:
         return Restore(order.recorded, 0)
     if first := _drain_released(fleet, order, now) or _start_failure(fleet, order, now):
         return first
-    if fleet.desired(order.toward) == 0 and not count_lacking(fleet, order.may_lack):
+    if fleet.count_desired(order.toward) == 0 and not count_lacking(fleet, order.may_lack):
         return adding_pulse(fleet)
     waiting = _not_ready(fleet, new, order, now)
     if waiting and not _leaves_failed_behind(fleet, order):
         return waiting
-    surplus = fleet.desired(order.toward) - fleet.replicas
+    surplus = fleet.count_desired(order.toward) - fleet.replicas
     if surplus <= 0 and (back := stray_move(fleet, new)):
         return back
-    if not old and fleet.desired(order.away) == 0:
+    if not old and fleet.count_desired(order.away) == 0:
         return _finish(fleet, order)
     return _replace_old(fleet, order, old, now)
 
 
 def _await_controller(fleet: Fleet, now: datetime, pulsed_at: datetime | None, may_lack: int) -> Move:
     """Return the pause, once the controller has spent the permit or has had its time."""
-    desired, fields = fleet.desired(fleet.revision), fleet.fields
+    desired, fields = fleet.count_desired(fleet.revision), fleet.fields
     others = fleet.total_desired - desired
     permitted = fields.max_unavailable if isinstance(fields.max_unavailable, int) else 0
     surge = fields.max_surge if isinstance(fields.max_surge, int) else SURGE
@@ -235,7 +235,7 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
     On the way back nothing is given up: old replicas may have restarted often, and there is no other way.
     Where nobody served before, the change is given up only when no new replica comes up.
     """
-    new = fleet.serving(order.toward)
+    new = fleet.list_pods(order.toward)
     if order.repairs or (order.lifts and len(_lost(fleet, order, now)) < len(new)):
         return None
     doubtful = new if _is_first(fleet, order) else tuple(pod for pod in new if not pod.ready)
@@ -261,7 +261,7 @@ def _speaks_against(fleet: Fleet, order: Order) -> bool:
     device says nothing about the change, and neither does a single engine that does not stay up: the replicas
     that were changed serve, and taking them all back would cost each of them a restart more.
     """
-    crashed = [pod for pod in fleet.serving(order.toward) if has_crashed(pod) and not pod.ready]
+    crashed = [pod for pod in fleet.list_pods(order.toward) if has_crashed(pod) and not pod.ready]
     return _is_first(fleet, order) or len(crashed) >= CRASHES_AGAINST
 
 
@@ -283,7 +283,7 @@ def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     Its controller tries again and again, so a quota that has room within the limit stops nothing.
     """
     desired = [rs for rs in fleet.replica_sets if rs.revision == order.toward and rs.failure]
-    made, expected = len(fleet.serving(order.toward)), fleet.desired(order.toward)
+    made, expected = len(fleet.list_pods(order.toward)), fleet.count_desired(order.toward)
     waited = now - order.pulsed_at if order.pulsed_at else timedelta(0)
     if not desired or made >= expected or waited <= order.spare_limit:
         return None
@@ -294,7 +294,7 @@ def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
 
 
 def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
-    down = tuple(pod for pod in fleet.serving(order.toward) if not pod.ready)
+    down = tuple(pod for pod in fleet.list_pods(order.toward) if not pod.ready)
     return _failures(fleet, down, order, now)
 
 
@@ -308,7 +308,7 @@ def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
     if not order.lifts:
         spared = order.down_before if order.repairs and not order.mends else 0
         return min(spared, len(_lost(fleet, order, now)))
-    unmade = fleet.desired(order.toward) - len(fleet.serving(order.toward))
+    unmade = fleet.count_desired(order.toward) - len(fleet.list_pods(order.toward))
     refused = _unmade(fleet, order, now) is not None
     return len(_lost(fleet, order, now)) + (unmade if refused else 0)
 
@@ -323,7 +323,7 @@ def _count_unplaced(fleet: Fleet, order: Order, now: datetime) -> int:
         return 0
     placeless = [each for each in _lost(fleet, order, now) if each.reason is Reason.SPARE_UNSCHEDULABLE]
     refused = _unmade(fleet, order, now) is not None
-    unmade = fleet.desired(order.toward) - len(fleet.serving(order.toward)) if refused else 0
+    unmade = fleet.count_desired(order.toward) - len(fleet.list_pods(order.toward)) if refused else 0
     found = len(placeless) + unmade
     return found if found < asked else 0
 
@@ -334,16 +334,16 @@ def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
     What is left of the change does not serve either, or nobody is owed more than that. The controller, let
     go, would keep it for as long as a desired replica is not Ready; a pulse removes it.
     """
-    desired = fleet.serving(order.toward)
+    desired = fleet.list_pods(order.toward)
     down = sum(not pod.ready for pod in desired) if len(desired) >= fleet.replicas else 0
-    failed = not any(pod.ready for pod in fleet.serving(order.away))
+    failed = not any(pod.ready for pod in fleet.list_pods(order.away))
     enough = failed or order.lifts if order.mends else down <= order.down_before
     return order.repairs and down > 0 and enough
 
 
 def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order, now: datetime) -> Wait | None:
     ready = sum(pod.ready for pod in new)
-    desired = fleet.desired(order.toward)
+    desired = fleet.count_desired(order.toward)
     if ready + _given_up(fleet, order, now) + _count_unplaced(fleet, order, now) >= desired:
         return None
     reason = Reason.AWAITING_CANARY if fleet.is_saturated(order.away) else Reason.AWAITING_REPLICA
@@ -365,13 +365,13 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     A change that was to mend is taken back to replicas that cannot stay up: nobody waits for them. The
     controller does, and keeps a changed replica that was made too late to be seen: it is held once more then.
     """
-    if back := _move_orphan(fleet, order, now) or stray_move(fleet, fleet.serving(order.toward)):
+    if back := _move_orphan(fleet, order, now) or stray_move(fleet, fleet.list_pods(order.toward)):
         return back
     others = [pod for pod in fleet.pods if pod.revision != order.toward and not pod.terminating]
     if others and fleet.observed and _leaves_failed_behind(fleet, order):
         return Hold(order.edit, still_fields(fleet, order.may_lack))
-    there = fleet.serving(order.toward)
-    ready, is_followed = sum(pod.ready for pod in there), len(there) <= fleet.desired(order.toward)
+    there = fleet.list_pods(order.toward)
+    ready, is_followed = sum(pod.ready for pod in there), len(there) <= fleet.count_desired(order.toward)
     desired = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
     if fleet.observed and is_followed and not others and ready >= desired:
         return Settled()
@@ -387,13 +387,13 @@ def _replace_old(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
     """
     if not old:
         return Wait(Reason.AWAITING_CONTROLLER, "an old replica is being replaced by its ReplicaSet")
-    if len(old) > fleet.desired(order.away):
+    if len(old) > fleet.count_desired(order.away):
         return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
     if not is_target_unavailable(fleet, order.toward):
         return Wait(
             Reason.AWAITING_CONTROLLER, "the desired ReplicaSet has not taken over the frozen fields yet"
         )
-    surplus = fleet.desired(order.toward) - fleet.replicas
+    surplus = fleet.count_desired(order.toward) - fleet.replicas
     if fleet.rotation.orphan is None and surplus > 0:
         return _take_surplus(fleet, order, surplus, now)
     if spares := _first_wave(fleet, order, old):
@@ -401,7 +401,7 @@ def _replace_old(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime
     if fleet.rotation.orphan is not None:
         return _release_next(fleet, order, old, now)
     # Without any permit the controller takes what is old beyond the fleet's number: somebody's own surge.
-    at_least = fleet.desired(order.away) - fleet.replicas
+    at_least = fleet.count_desired(order.away) - fleet.replicas
     taken = _take(fleet, order, old, max(at_least, min(order.wave, fleet.spares)), now)
     if isinstance(taken, tuple) and len(taken) < at_least:
         return Wait(Reason.DRAINING, f"{len(taken)} of {at_least} replicas that go together are drained")
@@ -422,7 +422,7 @@ def _take_surplus(fleet: Fleet, order: Order, surplus: int, now: datetime) -> Mo
 
     The controller takes them as soon as it is let go, so they are drained before.
     """
-    taken = _take(fleet, order, fleet.serving(order.toward), surplus, now)
+    taken = _take(fleet, order, fleet.list_pods(order.toward), surplus, now)
     if not isinstance(taken, tuple):
         return taken
     text = f"{len(taken)} of {surplus} new replicas beyond the fleet's number are drained"
@@ -436,7 +436,7 @@ def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | Non
     """
     desired = min(order.wave, len(old))
     taken = bool(fleet.orphans) or any(pod.cordoned for pod in old)
-    begun = fleet.desired(order.toward) > order.compared or taken
+    begun = fleet.count_desired(order.toward) > order.compared or taken
     return None if begun or desired <= fleet.spares else adding_pulse(fleet, desired)
 
 
@@ -453,7 +453,7 @@ def _let_go(fleet: Fleet, order: Order, pods_to_remove: tuple[Pod, ...], now: da
     Of two that are not Ready it takes the one with the lower deletion cost, so that a drained pod goes; only
     one that no node has yet, and that never served, would go before it.
     """
-    old = fleet.serving(order.away)
+    old = fleet.list_pods(order.away)
     peers = [pod for pod in old if pod not in pods_to_remove and not pod.ready]
     names = ", ".join(pod.name for pod in peers)
     if peers and now - max(unready_since(pod, now) for pod in peers) <= PEER_GRACE:
@@ -462,13 +462,13 @@ def _let_go(fleet: Fleet, order: Order, pods_to_remove: tuple[Pod, ...], now: da
     ready = [pod for pod in pods_to_remove if pod.ready]
     if peers and ready:
         return DeletePod(ready[0])
-    going, others = len(pods_to_remove), fleet.desired(order.away)
+    going, others = len(pods_to_remove), fleet.count_desired(order.away)
     kept = min(order.wave, fleet.spares) - _count_unplaced(fleet, order, now)
     surge = max(SURGE, fleet.spares - going, min(kept, others - going))
     if count_lacking(fleet, order.may_lack):
         surge = max(0, fleet.total_desired - fleet.replicas - going)
     permit = max(0, fleet.replicas + going - others)
-    fields = frozen(max_unavailable=permit, paused=False, surge=surge)
+    fields = freeze_fields(max_unavailable=permit, paused=False, surge=surge)
     return Pulse(tuple(pod.name for pod in pods_to_remove), fields)
 
 
@@ -476,13 +476,13 @@ def _turn_around(fleet: Fleet, order: Order, now: datetime) -> Move:
     """Return the next move of a frozen rollout whose template is the one to be left."""
     if not fleet.fields.paused:
         return _await_controller(fleet, now, order.pulsed_at, order.may_lack)
-    leaving, desired = fleet.serving(order.away), fleet.serving(order.toward)
+    leaving, desired = fleet.list_pods(order.away), fleet.list_pods(order.toward)
     if back := _move_orphan(fleet, order, now) or stray_move(fleet, desired):
         return back
     if fleet.replicas == 0:
         return Revert(order.edit, order.recorded)
     if not leaving:
-        waiting = making_wait(order.pulsed_at, now) if fleet.desired(order.away) > 0 else None
+        waiting = making_wait(order.pulsed_at, now) if fleet.count_desired(order.away) > 0 else None
         return waiting or Revert(order.edit, order.recorded)
     if _lacks_spare(fleet, order):
         return Retarget(order.edit, still_fields(fleet, order.may_lack))
@@ -520,7 +520,7 @@ def _lacks_spare(fleet: Fleet, order: Order) -> bool:
     Nobody may be drained then, since nobody carries on in its place; and nobody can go either when
     the template is put back, since the controller first has one pod of it to add.
     """
-    return fleet.desired(order.toward) == 0 and fleet.total_desired <= fleet.replicas
+    return fleet.count_desired(order.toward) == 0 and fleet.total_desired <= fleet.replicas
 
 
 def order_of(step: FlagStep | BundleStep | RevisionStep, fleet: Fleet, known: StepInput) -> Order:
@@ -561,7 +561,7 @@ def template_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
         ),
         leave=_leave_template,
         canaries=lambda fleet: (
-            fleet.serving(step.after_template)
+            fleet.list_pods(step.after_template)
             if is_first(fleet, step.before_template, step.after_template)
             else ()
         ),

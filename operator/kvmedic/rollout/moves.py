@@ -9,7 +9,7 @@ from typing import TypeAlias, assert_never
 
 from kvmedic.model.config_edits import EditedTemplate, FileEdit, OwnerField, TemplateChange
 from kvmedic.model.evidence import Blocked
-from kvmedic.model.fleet import SURGE, Fleet, Minimum, Orphan, OwnerObject, Pod, RolloutFields, frozen
+from kvmedic.model.fleet import SURGE, Fleet, Minimum, Orphan, OwnerObject, Pod, RolloutFields, freeze_fields
 from kvmedic.model.reasons import Reason
 
 
@@ -288,20 +288,20 @@ def takes_replica(move: Move) -> bool:
 def still_fields(fleet: Fleet, may_lack: int = 0) -> RolloutFields:
     """Return the fields with which the controller adds nothing and removes nothing."""
     if fleet.is_stateful or fleet.rotation.orphan is not None or count_lacking(fleet, may_lack):
-        return fleet.still(count_lacking(fleet, may_lack))
+        return fleet.hold_fields(count_lacking(fleet, may_lack))
     held = fleet.fields.max_surge if fleet.fields.is_frozen else SURGE
     surge = min(fleet.spares, held) if isinstance(held, int) else SURGE
-    return frozen(max_unavailable=0, paused=True, surge=max(SURGE, surge))
+    return freeze_fields(max_unavailable=0, paused=True, surge=max(SURGE, surge))
 
 
 def adding_pulse(fleet: Fleet, surge: int = SURGE) -> Pulse:
     """Return the pulse that lets nobody go and lets the controller add what is missing."""
-    return Pulse((), frozen(max_unavailable=0, paused=False, surge=max(surge, fleet.spares)))
+    return Pulse((), freeze_fields(max_unavailable=0, paused=False, surge=max(surge, fleet.spares)))
 
 
 def is_first(fleet: Fleet, away: str, toward: str) -> bool:
     """Return whether no more than one replica was replaced, or every old one is there still."""
-    return fleet.is_saturated(away) or fleet.desired(toward) <= SURGE
+    return fleet.is_saturated(away) or fleet.count_desired(toward) <= SURGE
 
 
 def is_target_unavailable(fleet: Fleet, desired: str) -> bool:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import combinations
 
-from kvmedic.model.fleet import ADDING, STILL_WITHOUT_SPARE, SURGE, Fleet, Orphan, Pod, frozen
+from kvmedic.model.fleet import ADDING, STILL_WITHOUT_SPARE, SURGE, Fleet, Orphan, Pod, freeze_fields
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import BELIEVED_START, Drain, choose_pod
 from kvmedic.rollout.moves import AdoptPod, CordonOrphan, DeletePod, MarkStandIn, Pulse, ReleasePod, Wait
@@ -192,7 +192,7 @@ def _ask_again(fleet: Fleet, known: OrphanInput) -> Pulse | None:
     if not (is_short and is_refused and known.taken_at):
         return None
     is_asked = known.assigned_at is not None and known.assigned_at > max(known.taken_at.values())
-    is_made = len(fleet.serving(desired)) >= fleet.desired(desired)
+    is_made = len(fleet.list_pods(desired)) >= fleet.count_desired(desired)
     is_held = fleet.fields == STILL_WITHOUT_SPARE and fleet.revision == desired and known.is_frozen
     if is_asked or is_made or not is_held:
         return None
@@ -270,7 +270,7 @@ def can_adopt(fleet: Fleet, orphan: Orphan, now: datetime) -> bool:
     Its ReplicaSet then ends as many as it has too many, those first that are not Ready. So it must have
     followed all that was asked of it before.
     """
-    own, desired = fleet.serving(orphan.pod.revision), fleet.desired(orphan.pod.revision)
+    own, desired = fleet.list_pods(orphan.pod.revision), fleet.count_desired(orphan.pod.revision)
     surge = fleet.fields.max_surge if fleet.fields.is_frozen else 0
     is_followed = isinstance(surge, int) and fleet.observed and fleet.total_desired <= fleet.replicas + surge
     if orphan.pod.cordoned or not is_followed or not 0 < desired >= len(own):
@@ -328,7 +328,7 @@ def await_swapped(fleet: Fleet, revision: str) -> Wait | None:
     one: the rollout goes on, and takes it like any other.
     """
     later = max((pod.created_at for pod in fleet.live if pod.revision != revision), default=None)
-    standing = [pod for pod in fleet.serving(revision) if pod.is_stand_in and pod.ready]
+    standing = [pod for pod in fleet.list_pods(revision) if pod.is_stand_in and pod.ready]
     swapped = [pod.name for pod in standing if later is None or pod.created_at > later]
     if len(swapped) < MOST_SWAPS:
         return None
@@ -352,9 +352,9 @@ def _awaited(orphan: Orphan, known: OrphanInput, now: datetime) -> AdoptPod | Wa
 
 def stand_in_of(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> Pod | None:
     """Return the pod that was made for a released one; None while it is not, and once it is gone."""
-    own = fleet.serving(orphan.pod.revision)
+    own = fleet.list_pods(orphan.pod.revision)
     newest = max(own, key=lambda pod: (pod.created_at, pod.name), default=None)
-    if newest is None or len(own) < fleet.desired(orphan.pod.revision):
+    if newest is None or len(own) < fleet.count_desired(orphan.pod.revision):
         return None
     released = known.draining_since.get(orphan.pod.uid)
     is_later = released is not None and newest.created_at >= released - MADE_WITHIN
@@ -372,12 +372,12 @@ def _rollout_move(fleet: Fleet, orphan: Orphan, known: OrphanInput, now: datetim
     if not fleet.fields.is_frozen or fleet.total_desired <= fleet.replicas:
         return leave_rotation(fleet, orphan, known)
     revision, idle = orphan.pod.revision, _idle_of(fleet, orphan, now)
-    own = fleet.serving(revision)
+    own = fleet.list_pods(revision)
     if first := _before_letting_go(fleet, orphan, known):
         return first
-    if not idle and len(own) >= fleet.desired(revision):
+    if not idle and len(own) >= fleet.count_desired(revision):
         return leave_rotation(fleet, orphan, known)
-    if revision == known.toward or fleet.desired(fleet.revision) == 0:
+    if revision == known.toward or fleet.count_desired(fleet.revision) == 0:
         return AdoptPod(orphan)
     if revision == fleet.revision:
         return None  # the other template is put back, and with it the stand-in goes
@@ -394,16 +394,18 @@ def _short_move(fleet: Fleet, orphan: Orphan, known: OrphanInput, now: datetime)
     # A peer that is not Ready for a moment may have requests: it does not go in a stand-in's place.
     idle = [pod for pod in _idle_of(fleet, orphan, now) if pod.is_unreached]
     if revision == known.toward:
-        away = [pod for each in _others(fleet, revision) for pod in fleet.serving(each)]
-        waits = sum(fleet.desired(each) for each in _others(fleet, revision)) > sum(pod.ready for pod in away)
+        away = [pod for each in _others(fleet, revision) for pod in fleet.list_pods(each)]
+        waits = sum(fleet.count_desired(each) for each in _others(fleet, revision)) > sum(
+            pod.ready for pod in away
+        )
         if can_adopt(fleet, orphan, now):
             return AdoptPod(orphan)
         return None if waits else leave_rotation(fleet, orphan, known)
     if revision == fleet.revision:
         return None
-    own, coming = fleet.serving(revision), fleet.serving(fleet.revision)
-    is_swapped = sum(pod.ready for pod in coming) < fleet.desired(fleet.revision)
-    if is_swapped or (not idle and len(own) >= fleet.desired(revision)):
+    own, coming = fleet.list_pods(revision), fleet.list_pods(fleet.revision)
+    is_swapped = sum(pod.ready for pod in coming) < fleet.count_desired(fleet.revision)
+    if is_swapped or (not idle and len(own) >= fleet.count_desired(revision)):
         return leave_rotation(fleet, orphan, known)
     return _before_letting_go(fleet, orphan, known) or _let_stand_in_go(fleet, orphan, known, idle)
 
@@ -415,12 +417,12 @@ def _others(fleet: Fleet, revision: str) -> set[str]:
 
 def _idle_of(fleet: Fleet, orphan: Orphan, now: datetime) -> list[Pod]:
     """Return the replicas of a released one's revision that do not serve, and will not within seconds."""
-    return [pod for pod in fleet.serving(orphan.pod.revision) if not may_serve_soon(fleet, pod, now)]
+    return [pod for pod in fleet.list_pods(orphan.pod.revision) if not may_serve_soon(fleet, pod, now)]
 
 
 def _before_letting_go(fleet: Fleet, orphan: Orphan, known: OrphanInput) -> MarkStandIn | Wait | None:
     """Return the next move until it is the stand-in of a released replica that goes, and nothing else."""
-    if len(fleet.serving(orphan.pod.revision)) > fleet.desired(orphan.pod.revision):
+    if len(fleet.list_pods(orphan.pod.revision)) > fleet.count_desired(orphan.pod.revision):
         return Wait(Reason.AWAITING_CONTROLLER, "a ReplicaSet has yet to end the replica that was let go")
     stand_in = stand_in_of(fleet, orphan, known)
     return MarkStandIn(stand_in) if stand_in is not None and not stand_in.is_stand_in else None
@@ -435,8 +437,10 @@ def _let_stand_in_go(fleet: Fleet, orphan: Orphan, known: OrphanInput, idle: Seq
     beyond, surge = fleet.total_desired - fleet.replicas, fleet.fields.max_surge
     if not known.is_frozen or surge != beyond:
         return Wait(Reason.AWAITING_CONTROLLER, "the ReplicaSets have not followed the Deployment yet")
-    stand_in, others = stand_in_of(fleet, orphan, known), fleet.desired(fleet.revision)
-    fields = frozen(surge=max(0, beyond - SURGE), max_unavailable=others + SURGE - beyond, paused=False)
+    stand_in, others = stand_in_of(fleet, orphan, known), fleet.count_desired(fleet.revision)
+    fields = freeze_fields(
+        surge=max(0, beyond - SURGE), max_unavailable=others + SURGE - beyond, paused=False
+    )
     return Pulse(tuple(pod.name for pod in ([stand_in] if stand_in in idle else idle)[:1] if pod), fields)
 
 

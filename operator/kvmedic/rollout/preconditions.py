@@ -404,7 +404,7 @@ def find_start_blocker(fleet: Fleet, desired: Revision, purpose: Purpose = Purpo
 def is_halfway(fleet: Fleet, desired: Revision) -> bool:
     """Return whether somebody's rollout away from a revision is under way: replicas of it still run."""
     left = fleet.revision != desired.template and not fleet.fields.is_frozen
-    return left and fleet.desired(desired.template) > 0
+    return left and fleet.count_desired(desired.template) > 0
 
 
 def find_trial_blocker(fleet: Fleet) -> Blocked | None:
@@ -522,7 +522,7 @@ def _unsettled_state(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
     """
     whole = purpose in (Purpose.RELIEF, Purpose.BESIDE)
     live = [pod for pod in fleet.pods if not pod.terminating]
-    current = fleet.serving(fleet.revision)
+    current = fleet.list_pods(fleet.revision)
     active = [rs for rs in fleet.replica_sets if rs.desired > 0]
     lacking = _lacking_replicas(fleet, purpose, apart)
     for applies, text in (
@@ -553,7 +553,7 @@ def _unsettled_state(fleet: Fleet, purpose: Purpose, apart: str = "") -> str:
 
 
 def _lacking_replicas(fleet: Fleet, purpose: Purpose, apart: str) -> str:
-    current = [pod for pod in fleet.serving(fleet.revision) if pod.uid != apart]
+    current = [pod for pod in fleet.list_pods(fleet.revision) if pod.uid != apart]
     down = [pod.name for pod in current if not pod.ready]
     placeless = [pod.name for pod in current if pod.unschedulable]
     text = f"{fleet.ready} of {fleet.replicas} replicas are Ready"

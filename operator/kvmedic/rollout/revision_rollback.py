@@ -66,7 +66,7 @@ def _lacks_spare_of_both(fleet: Fleet, desired: Revision) -> bool:
     is made before any of the other is drained; nothing goes meanwhile, as all of the desired revision count
     as unavailable.
     """
-    there = fleet.desired(desired.template)
+    there = fleet.count_desired(desired.template)
     held = fleet.revision == desired.template and fleet.fields.is_frozen and fleet.fields.paused
     return held and fleet.observed and 0 < there < fleet.replicas and fleet.total_desired <= fleet.replicas
 

@@ -130,10 +130,10 @@ def driver_health(evidence: Evidence) -> Finding | None:
 def _unknown(evidence: Evidence) -> Inconclusive | None:
     """Return whose health is not known, and what would provide it; None where all is known."""
     known = {name: evidence.vitals.get(name, Vitals()) for name in sorted(evidence.burn.pods)}
-    blind = {name: vitals for name, vitals in known.items() if vitals.unknown()}
+    blind = {name: vitals for name, vitals in known.items() if vitals.list_unknown()}
     if not blind:
         return None
-    missing = [vital for vital in NEEDED if any(vital in vitals.unknown() for vitals in blind.values())]
+    missing = [vital for vital in NEEDED if any(vital in vitals.list_unknown() for vitals in blind.values())]
     places = (f"{name} on node {one.node}" if one.node else name for name, one in blind.items())
     down = any(vitals.devices == Missing(Absence.SOURCE_UNAVAILABLE) for vitals in blind.values())
     why = ", as the metrics source did not answer completely" if down else ""

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from kvmedic.model.evidence import Histogram, Observation, Signal
 from kvmedic.model.readings import (
-    above,
+    count_above,
     histogram,
     merge_histograms,
     quantile,
@@ -169,7 +169,7 @@ def share_served(seen: Observation) -> float | None:
     arrived = total(pods, Signal.REQUESTS_FINISHED) + total(pods, Signal.REQUESTS_IN_FLIGHT_CHANGE) + aborted
     requests = FirstTokens(
         came,
-        came - sum(above(one, FIRST_TOKEN_SECONDS) for one in firsts),
+        came - sum(count_above(one, FIRST_TOKEN_SECONDS) for one in firsts),
         aborted,
         total(pods, Signal.WAITING_AT_END),
         max(0.0, arrived / seen.window_seconds),
@@ -177,7 +177,7 @@ def share_served(seen: Observation) -> float | None:
     if requests.due(FIRST_TOKEN_SECONDS) < FEWEST_DUE:
         return None
     output = sum(one.total for one in outputs) / max(1.0, sum(one.count for one in outputs))
-    stalls = sum(above(one, STALL_SECONDS) for one in gaps)
+    stalls = sum(count_above(one, STALL_SECONDS) for one in gaps)
     hanging = stalls_per_request(stalls, total(pods, Signal.GENERATED_TOKENS), output)
     return served_in_time(1.0, requests.share_in_time(FIRST_TOKEN_SECONDS), hanging)
 

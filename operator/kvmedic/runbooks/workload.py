@@ -12,7 +12,7 @@ from typing import TypeAlias
 from kvmedic.engines import profiles_for
 from kvmedic.manifests.engine_file import Configuration, configuration_at
 from kvmedic.manifests.errors import ErrorReason, ManifestError
-from kvmedic.manifests.flags import FlagsView, flags_in, parsed_of
+from kvmedic.manifests.flags import FlagsView, flags_in, parse_line
 from kvmedic.manifests.grammar import Given, Parsed
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.size_limits import Budget
@@ -202,7 +202,7 @@ def workload_of(
 
 def with_template(workload: Workload, template: Mapping[str, object]) -> Workload | Blocked:
     """Return a workload whose pod template is another one, read anew, with the same configuration file."""
-    line = parsed_of(container_at(template, workload.container_index) or {}, workload.engine)
+    line = parse_line(container_at(template, workload.container_index) or {}, workload.engine)
     if isinstance(line, ManifestError):
         return explain_manifest_error(line)
     changed = EngineLine(template, workload.container_index, workload.engine, line, workload.file)
@@ -234,7 +234,7 @@ def _read_line(
     doubts: list[ManifestError] = []
     budget = Budget()
     for index, engine in chosen:
-        line = parsed_of(container_at(template, index) or {}, engine, budget)
+        line = parse_line(container_at(template, index) or {}, engine, budget)
         if isinstance(line, ManifestError):
             doubts.append(line)
         else:

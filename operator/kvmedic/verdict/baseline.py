@@ -32,8 +32,8 @@ from kvmedic.model.evidence import (
 from kvmedic.model.fleet import Pod
 from kvmedic.model.readings import (
     Complete,
-    above,
-    complete,
+    count_above,
+    gather_values,
     histogram,
     list_first,
     merge_histograms,
@@ -98,7 +98,7 @@ def baseline_of(
         restarts: of its engines.
         limit_seconds: up to how late a first token is in time. To compare two windows it must be the same.
     """
-    found = complete(observation, NEEDED)
+    found = gather_values(observation, NEEDED)
     if isinstance(found, Inconclusive):
         return found
     doubt = _doubt_window(found, observation)
@@ -167,11 +167,11 @@ def _figures(
     arrivals_per_second = max(0.0, arrived / window)
     tokens, output = total(found, Signal.GENERATED_TOKENS), counts_of(found, Signal.OUTPUT_LENGTH).mean
     gaps = counts_of(found, Signal.INTER_TOKEN_SECONDS)
-    stalls = stalls_per_request(above(gaps, STALL_SECONDS), tokens, output)
+    stalls = stalls_per_request(count_above(gaps, STALL_SECONDS), tokens, output)
     firsts = counts_of(found, Signal.TIME_TO_FIRST_TOKEN_SECONDS)
     in_time = FirstTokens(
         firsts.count,
-        firsts.count - above(firsts, limit_seconds),
+        firsts.count - count_above(firsts, limit_seconds),
         aborted or 0.0,
         total(found, Signal.WAITING_AT_END),
         arrivals_per_second,

@@ -14,8 +14,8 @@ from math import inf, isfinite, sqrt
 from kvmedic.model.evidence import HISTOGRAMS, Inconclusive, Measured, Observation, Signal
 from kvmedic.model.readings import (
     Complete,
-    above,
-    complete,
+    count_above,
+    gather_values,
     merge_histograms,
     moments,
     pools,
@@ -109,7 +109,7 @@ def measure_blocks(looked: Observation, passes: Passes | None) -> BlocksTaken | 
     """
     if passes is None:
         return Inconclusive(Reason.METHOD_UNKNOWN, "what the method keeps is not known any more")
-    found, held = complete(looked, BLOCKS_NEEDED), pools(looked)
+    found, held = gather_values(looked, BLOCKS_NEEDED), pools(looked)
     if isinstance(found, Inconclusive):
         return found
     if isinstance(held, Inconclusive):
@@ -186,7 +186,7 @@ def _long_answers_text(looked: Observation, length: int) -> str:
     whole = merge_histograms(counted)
     if whole.counts[-1] > 0 and length > whole.bounds[-1]:
         return ""
-    longer = above(whole, length)
+    longer = count_above(whole, length)
     if longer < 1:
         return f"no answer of over {length} tokens came in this window; "
     about = "" if length in whole.bounds else "about "

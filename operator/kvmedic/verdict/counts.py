@@ -13,7 +13,7 @@ from math import inf
 from operator import attrgetter
 
 from kvmedic.model.evidence import Absence, Measured, Missing, PodReadings, Signal
-from kvmedic.model.readings import above
+from kvmedic.model.readings import count_above
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.served_in_time import STALL_SECONDS, first_token_limit
 
@@ -166,16 +166,16 @@ def count_replica(
         aborted=aborted.value if isinstance(aborted, Measured) else 0.0,
         tokens=tokens,
         first_tokens=firsts.value.count,
-        in_time=firsts.value.count - above(firsts.value, limits.first_token_seconds),
-        stalls=above(gaps.value, STALL_SECONDS),
+        in_time=firsts.value.count - count_above(firsts.value, limits.first_token_seconds),
+        stalls=count_above(gaps.value, STALL_SECONDS),
         waiting_seconds=waiting * seconds,
         in_flight_seconds=(waiting + running) * seconds,
         waiting_change=waits_at[-1] - waits_at[0],
         in_flight_change=change,
         full_seconds=seconds * sum(each > 0 for each in waits_at) / len(waits_at),
         gaps=gaps.value.count,
-        slow_gaps=above(gaps.value, promised.inter_token_p95_seconds or inf),
-        slow_requests=above(whole.value, promised.e2e_p95_seconds or inf)
+        slow_gaps=count_above(gaps.value, promised.inter_token_p95_seconds or inf),
+        slow_requests=count_above(whole.value, promised.e2e_p95_seconds or inf)
         if isinstance(whole, Measured)
         else 0.0,
     )

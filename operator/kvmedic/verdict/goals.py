@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import BundleStep, Change, FlagStep, Goal, ReplaceStep, ReplicasStep, RevisionStep
-from kvmedic.model.readings import complete, number_or_none, total
+from kvmedic.model.readings import gather_values, number_or_none, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.verdict.baseline import FEWEST_FINISHED, TAIL_PER_REQUEST, baseline_of
@@ -122,7 +122,7 @@ def judge_stays_up(given: VerdictInput) -> Judged:
     """Return whether replicas stay up with a change while they serve."""
     if down := _restarted(given):
         return down
-    found = complete(given.looked, STAYS_UP_SIGNALS)
+    found = gather_values(given.looked, STAYS_UP_SIGNALS)
     if isinstance(found, Inconclusive):
         return undecided_verdict(found)
     finished = total(found, Signal.REQUESTS_FINISHED)
@@ -213,7 +213,7 @@ def _restarted(given: VerdictInput, since: str = "of replicas that run the chang
 
 def _is_calm(given: VerdictInput) -> Judged:
     """Return whether no replica is beyond the trigger over the whole window, and no objective is broken."""
-    found = complete(given.looked, PRESSURE_SIGNALS)
+    found = gather_values(given.looked, PRESSURE_SIGNALS)
     if isinstance(found, Inconclusive):
         return undecided_verdict(found)
     rates = {name: one.preemptions_per_request for name, one in found.items()}

@@ -31,7 +31,7 @@ from kvmedic.model.evidence import (
     Unsupported,
 )
 from kvmedic.model.fleet import Pod
-from kvmedic.model.readings import complete, total
+from kvmedic.model.readings import gather_values, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives, OnInconclusive, Trigger
@@ -198,7 +198,7 @@ def _confirm_by_hits(judged: Judged, looked: Observation) -> Judged:
     # Old engines export no such counters; a source that is silent is another matter.
     if readings and all(one in (Missing(Absence.NOTHING_FOUND), Unsupported()) for one in readings):
         return replace(judged, message=f"this engine counts no hits, so none confirm it; {judged.message}")
-    found = complete(looked, _COUNTED)
+    found = gather_values(looked, _COUNTED)
     if isinstance(found, Inconclusive):
         return undecided_verdict(found)
     queries, hits = total(found, Signal.PREFIX_CACHE_QUERIES), total(found, Signal.PREFIX_CACHE_HITS)

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from kvmedic.model.evidence import Signal
-from kvmedic.model.readings import above, histogram, number_or_none
+from kvmedic.model.readings import count_above, histogram, number_or_none
 from kvmedic.verdict.served_in_time import (
     FIRST_TOKEN_SECONDS,
     STALL_SECONDS,
@@ -118,12 +118,12 @@ def _share(whole: Served, since: float, until: float) -> float:
         return np.nan
     rate = max(0.0, finished + aborted + grown) / (until - since)
     first_tokens = FirstTokens(
-        firsts.count, firsts.count - above(firsts, FIRST_TOKEN_SECONDS), aborted, waiting, rate
+        firsts.count, firsts.count - count_above(firsts, FIRST_TOKEN_SECONDS), aborted, waiting, rate
     )
     if firsts.count + aborted + max(0.0, waiting - rate * FIRST_TOKEN_SECONDS) < FEWEST:
         return np.nan
     length = outputs.mean if outputs.count else 0.0
-    stalls = stalls_per_request(above(gaps, STALL_SECONDS), tokens, length)
+    stalls = stalls_per_request(count_above(gaps, STALL_SECONDS), tokens, length)
     return first_tokens.share_in_time(FIRST_TOKEN_SECONDS) * float(np.exp(-min(stalls, WORST_STALLS)))
 
 

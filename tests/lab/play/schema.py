@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from kvmedic.api.resource import not_implemented
+from kvmedic.api.resource import find_unimplemented
 from kvmedic.api.rules import parse_duration
 from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.model.engine import Knob
@@ -664,7 +664,7 @@ class Scenario(Part):
     @field_validator("remediation")
     @classmethod
     def _understood(cls, spec: dict[str, Any]) -> dict[str, Any]:
-        pending = not_implemented(KVRemediationSpec.model_validate(spec))
+        pending = find_unimplemented(KVRemediationSpec.model_validate(spec))
         if pending:
             raise ValueError("; ".join(pending))
         return spec

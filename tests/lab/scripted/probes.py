@@ -95,7 +95,7 @@ class ScriptedProbes:
         self.begun.clear()
         self.looks.clear()
 
-    async def served(self, namespace: str, pod: Pod) -> Served | str:
+    async def read_served(self, namespace: str, pod: Pod) -> Served | str:
         """Return a pod that answered as many requests as the script says once a Job has come to its end."""
         script = json.loads(self.path.read_text())
         ended = [job for job in self.jobs(namespace) if job.status.succeeded or job.status.failed]

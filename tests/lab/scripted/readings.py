@@ -328,7 +328,7 @@ class ScriptedMetrics:
         pods = {name: only(readings(state, at, windows), look.signals) for name, state in states.items()}
         return Observation(at, window, hold, pods)
 
-    async def past(
+    async def observe_past(
         self, source: str, namespace: str, replica_set: str, at: datetime, look: Look
     ) -> Reading[Observation]:
         before = self._script().get("before")
@@ -353,7 +353,7 @@ class ScriptedMetrics:
     async def past_lengths(self, source: str, pods: Sequence[Pod], namespace: str) -> tuple[PastLengths, ...]:
         return ()
 
-    async def in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
+    async def count_in_flight(self, source: str, namespace: str, pod: Pod, out: timedelta) -> Reading[float]:
         count = self._script().get("inFlight", 0)
         return (
             Missing(Absence.SOURCE_UNAVAILABLE)
@@ -361,7 +361,7 @@ class ScriptedMetrics:
             else Measured(float(count), datetime.now(UTC))
         )
 
-    async def received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
+    async def count_received(self, source: str, namespace: str, pod: Pod) -> Reading[float]:
         count = self._script().get("received")
         return Missing(Absence.NO_SERIES) if count is None else Measured(float(count), datetime.now(UTC))
 

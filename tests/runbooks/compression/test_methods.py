@@ -9,7 +9,7 @@ import pytest
 
 from builders import CALM, NOW, POOL, an_evidence
 from kvmedic.engines import ENGINES
-from kvmedic.engines.engine_log import started_of
+from kvmedic.engines.engine_log import parse_start
 from kvmedic.engines.vllm_log import VLLM_START
 from kvmedic.model.compression import BundleSetting, Compacted, Keep, TokenEviction
 from kvmedic.model.engine import Knob
@@ -196,7 +196,7 @@ def test_an_older_name_counts_where_the_present_one_has_no_value(given: dict[str
 def test_settings_that_ask_for_a_method_and_a_log_that_denies_it_are_said(
     declared: CompressionPolicy, line: str
 ) -> None:
-    log = started_of([line], VLLM_START).methods
+    log = parse_start([line], VLLM_START).methods
 
     found = compressed_of(a_workload([BUDGET]), declared, (), PLAIN, log)
 

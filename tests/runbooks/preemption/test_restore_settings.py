@@ -55,7 +55,7 @@ def kept(step: FlagStep) -> Run:
 
 
 def turned(step: FlagStep, ending: Reason, **changes: object) -> Run:
-    return verified(step, **changes).turned_back(Outcome(ending, ""), None).end_reverted()
+    return verified(step, **changes).turn_step_back(Outcome(ending, ""), None).end_reverted()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,9 @@ def test_a_way_back_that_was_taken_back_leaves_the_change_and_what_spoke_against
 
 
 def test_a_way_back_that_did_not_hold_is_no_lever_that_did_not_help():
-    run = verified(BACK).turned_back(Outcome(Reason.NOT_RECOVERED, ""), Verdict.NOT_RECOVERED).end_reverted()
+    run = (
+        verified(BACK).turn_step_back(Outcome(Reason.NOT_RECOVERED, ""), Verdict.NOT_RECOVERED).end_reverted()
+    )
 
     done = close_run(Record(run=run, temporary=(HELD,)), run, Outcome(Reason.NOT_RECOVERED, ""), 1, NOW)
 

@@ -23,7 +23,7 @@ from kvmedic.cli.saved import ScrapeError, doubt_of, interval_between, named_fil
 from kvmedic.engines.signal_sources import CounterSource, SignalTable
 from kvmedic.metrics.page import Page, find_unseen, gauge, observe_pages, observe_saved_pages, replica_of
 from kvmedic.model.evidence import Inconclusive, Measured, Observation, Signal
-from kvmedic.model.readings import above, complete
+from kvmedic.model.readings import count_above, gather_values
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.counts import Arm, Counts, Limits, Routing, count_replica, needed_for
@@ -180,7 +180,7 @@ def _find_gap(seen: Observation, stretch: Stretch, needed: frozenset[Signal]) ->
     """Return what is missing of the first replica that lacks something, and in which files; None: nothing."""
     for name, (first, last) in sorted(stretch.items()):
         alone = replace(seen, pods={name: seen.pods[name]})
-        gap = complete(alone, needed)
+        gap = gather_values(alone, needed)
         if isinstance(gap, Inconclusive):
             return replace(gap, message=f"{gap.message} (in {first.origin} or {last.origin})")
     return None
@@ -251,7 +251,8 @@ def _refuse_short(pages: Pages, seconds: float, signals: SignalTable) -> None:
             most = before + _UNCOUNTED + _UNCOUNTED_SHARE * before
             found = [each.value for each in map(seen.histogram, _SECONDS) if isinstance(each, Measured)]
             proven = max(
-                (bound for each in found for bound in each.bounds if above(each, bound) > most), default=0.0
+                (bound for each in found for bound in each.bounds if count_above(each, bound) > most),
+                default=0.0,
             )
             if proven >= seconds:
                 raise ScrapeError(

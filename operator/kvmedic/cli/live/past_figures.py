@@ -129,7 +129,7 @@ async def _replicas(
     moment = first
     while moment <= last:
         then = source.as_of(moment)
-        found |= set(await then.present(WINDOW, namespace, f"{target.name}-"))
+        found |= set(await then.find_pods(WINDOW, namespace, f"{target.name}-"))
         if then.trouble:
             source.trouble = then.trouble
             break

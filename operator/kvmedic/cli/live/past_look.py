@@ -88,7 +88,7 @@ async def observe_replicas(past: Past, settings: Settings, policy: Policy) -> Se
         raise PastError(f"--pod-regex {past.pods}: {error}") from None
     source = _source(past, settings, policy.source)
     try:
-        known = await source.present(windows.trigger)
+        known = await source.find_pods(windows.trigger)
         pods = [pod for pod in known if pod.namespace == past.namespace and meant.fullmatch(pod.name)]
         burn, sizing, devices = await asyncio.gather(
             source.observe(pods, Look(windows.trigger, windows.hold)),

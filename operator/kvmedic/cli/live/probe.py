@@ -163,7 +163,7 @@ async def probe(asked: Asked) -> Seen | Interrupted:
             pages = partial(scraper.page, where)
             engine = Engine(http, api_of(url), headers, table, pages, NO_KEY)
             model = await _model_to_ask(asked, engine)
-            busy = await scraper.in_flight(where)
+            busy = await scraper.count_in_flight(where)
             if isinstance(busy, Measured) and busy.value > 0:
                 return Interrupted(f"it has {busy.value:.0f} in hand: ask an engine that serves nobody else")
             watched = await _watch(asked, engine, model)

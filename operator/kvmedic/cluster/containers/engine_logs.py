@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvmedic.engines import VOCABULARIES
-from kvmedic.engines.engine_log import LINE_LENGTH, Start, StartForms, Unread, started_of
+from kvmedic.engines.engine_log import LINE_LENGTH, Start, StartForms, Unread, parse_start
 from kvmedic.kube.cpu import in_thread
 from kvmedic.kube.errors import ApiError
 from kvmedic.kube.objects import PODS, Ref
@@ -148,7 +148,7 @@ async def starts_of(
     """Return what the present logs of replicas say of their start, by pod."""
     logs = await _read_starts(client, namespace, pods, container)
     return {
-        name: Unread(log.why) if isinstance(log, NoLog) else await in_thread(started_of, log, forms)
+        name: Unread(log.why) if isinstance(log, NoLog) else await in_thread(parse_start, log, forms)
         for name, log in logs.items()
     }
 

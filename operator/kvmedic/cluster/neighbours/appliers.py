@@ -58,7 +58,7 @@ from kvmedic.manifests.ignore_rules import (
     by_helm_release,
     by_kustomization,
     fields_of,
-    unreadable,
+    report_unreadable_owner,
 )
 from kvmedic.model.config_edits import OwnerField
 from kvmedic.model.edits import EditState, PatchOperation, TokenEdit
@@ -125,7 +125,7 @@ async def _of_argo_cd(reader: Reader, who: TemplateOwner, changed: Changed) -> R
     named = who.name if who.kind is OwnerKind.ARGO_CD else changed.marks.get(INSTANCE, "")
     application = await _application(reader, named, changed) if named else None
     if application is None:
-        return unreadable(str(who))
+        return report_unreadable_owner(str(who))
     place = namespace_of(application)
     known = replace(who, kind=OwnerKind.ARGO_CD, name=name_of(application))
     config = await _get_object(reader, Ref(CONFIG_MAPS, place, ARGO_CD_CONFIG)) if place else None

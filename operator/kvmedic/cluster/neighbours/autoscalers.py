@@ -17,7 +17,7 @@ from kvmedic.cluster.ownership import (
     RUN,
     annotate_operations,
     applier_of,
-    as_seen,
+    guard_version,
     owner_of,
     unmark_operations,
 )
@@ -177,7 +177,7 @@ async def set_minimum(client: Client, fleet: Fleet, move: SetMinimum, claim: str
     ref = _autoscaler_ref(fleet.namespace, holder.kind, holder.name)
     live = await client.get(ref) or {}
     field, notes = BOUNDS[holder.kind].minimum, {RUN: claim}
-    operations = [*as_seen(holder)]
+    operations = [*guard_version(holder)]
     if move.is_given:
         operations.append(PatchOperation("add", f"/spec/{field}", move.number))
     elif field in section(live, "spec"):
@@ -196,7 +196,7 @@ async def unmark(client: Client, namespace: str, holder: Minimum) -> None:
     ref = _autoscaler_ref(namespace, holder.kind, holder.name)
     live = await client.get(ref)
     if removals := unmark_operations(live or {}):
-        await client.json_patch(ref, [*as_seen(holder), *removals])
+        await client.json_patch(ref, [*guard_version(holder), *removals])
 
 
 def _autoscaler_ref(namespace: str, kind: str, name: str) -> Ref:

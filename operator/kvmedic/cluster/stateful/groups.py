@@ -73,16 +73,16 @@ LEFT_OUT_WHERE_EMPTY = frozenset(
 """Maps that are left out, or written, where they are empty."""
 
 
-def in_one_form(value: Any, name: str = "") -> Any:
+def normalise_part(value: Any, name: str = "") -> Any:
     """Return a part of a pod template without what means the same as nothing.
 
     The object has it as somebody wrote it, and its controller's revisions as Go's types are written out: so
     the same template differs in these.
     """
     if isinstance(value, Mapping):
-        parts = {key: in_one_form(each, key) for key, each in value.items() if key != WHOLE}
+        parts = {key: normalise_part(each, key) for key, each in value.items() if key != WHOLE}
         return {key: each for key, each in parts.items() if not _says_nothing(key, each)}
-    return [in_one_form(each, name) for each in value] if isinstance(value, list) else value
+    return [normalise_part(each, name) for each in value] if isinstance(value, list) else value
 
 
 def _says_nothing(name: str, value: Any) -> bool:
@@ -102,7 +102,7 @@ def leader_template(body: Mapping[str, Any], name: str) -> JsonObject:
 
 
 def _as_leader(template: Mapping[str, Any], body: Mapping[str, Any], name: str) -> JsonObject:
-    template = in_one_form(template)
+    template = normalise_part(template)
     labels = {**labels_of(template), NAME: name, WORKER_INDEX: LEADER, **_beside(body)}
     return {**template, "metadata": {**section(template, "metadata"), "labels": labels}}
 
@@ -112,10 +112,10 @@ def _beside(body: Mapping[str, Any]) -> dict[str, str]:
     groups = section(body, "spec", "leaderWorkerTemplate")
     if not groups.get("leaderTemplate"):
         return {}
-    return {WORKERS: template_hash(in_one_form(section(groups, "workerTemplate")))}
+    return {WORKERS: template_hash(normalise_part(section(groups, "workerTemplate")))}
 
 
-def shown_template(body: Mapping[str, Any], template: Mapping[str, Any] | None = None) -> JsonObject:
+def normalise_template(body: Mapping[str, Any], template: Mapping[str, Any] | None = None) -> JsonObject:
     """Return a workload's pod template, or another for it, in the form in which they are compared."""
     own = dict(pod_template(body) if template is None else template)
     if template_path(body) == TEMPLATE:
@@ -232,7 +232,7 @@ async def read_groups(reader: Reader, body: JsonObject) -> GroupParts:
         _with_status(body, leaders, kept),
         [_as_replica_set(each, replicas, name) for each in kept.values()],
         replicas,
-        Groups(_obeyed(leaders), comes_back, _unfit(body, size)),
+        Groups(_read_obeyed_partition(leaders), comes_back, _find_shape_blocker(body, size)),
         is_complete(leaders),
         frozenset({uid, *(uid_of(pod) for pod in made)}),
         _worker_labels(body) if size > 1 else {},
@@ -299,7 +299,8 @@ def _with_status(body: JsonObject, leaders: Mapping[str, Any], kept: Mapping[str
     spec, desired = section(leaders, "spec"), section(body, "spec")
     seen = kept.get(labels_of(leaders).get(REVISION_KEY, ""), {})
     templates = [
-        in_one_form(section(each, "spec", "leaderWorkerTemplate")) for each in (section(seen, "data"), body)
+        normalise_part(section(each, "spec", "leaderWorkerTemplate"))
+        for each in (section(seen, "data"), body)
     ]
     partition = int(section(spec, "updateStrategy", "rollingUpdate").get("partition") or 0)
     generation = int(section(body, "metadata")["generation"])
@@ -308,14 +309,14 @@ def _with_status(body: JsonObject, leaders: Mapping[str, Any], kept: Mapping[str
         templates[0] == templates[1]
         and int(spec.get("replicas", 1)) == int(desired.get("replicas", 1))
         and partition >= int(section(body, *ROLLING_FIELDS).get("partition") or 0)
-        and _obeyed(leaders) is not None
+        and _read_obeyed_partition(leaders) is not None
         and (observed is None or int(observed) >= generation)
     )
     status = {**section(body, "status"), "observedGeneration": generation if is_seen else 0}
     return {**as_workload(body), "status": status}
 
 
-def _obeyed(leaders: Mapping[str, Any]) -> int | None:
+def _read_obeyed_partition(leaders: Mapping[str, Any]) -> int | None:
     """Return the partition that the StatefulSet controller goes by now; None: it has not seen the newest."""
     if not leaders:
         return None
@@ -330,7 +331,7 @@ def _worker_labels(body: Mapping[str, Any]) -> dict[str, str]:
     return {**labels_of(workers), NAME: name_of(body), WORKER_INDEX: "1"}
 
 
-def _unfit(body: Mapping[str, Any], size: int) -> str:
+def _find_shape_blocker(body: Mapping[str, Any], size: int) -> str:
     """Return why groups of this shape are not changed, and what helps; empty where they are."""
     if "partition" not in section(body, *ROLLING_FIELDS):
         return (
@@ -354,7 +355,7 @@ def _unfit(body: Mapping[str, Any], size: int) -> str:
     return ""
 
 
-def reaching_workers(services: Iterable[JsonObject], labels: Mapping[str, str]) -> str:
+def find_selector_blocker(services: Iterable[JsonObject], labels: Mapping[str, str]) -> str:
     """Return what keeps a group from being drained by its leader, where Services select workers too."""
     names = sorted(name_of(each) for each in services if labels and selects(each, labels))
     if not names:

@@ -152,7 +152,7 @@ def _await_owner(fleet: Fleet, step: FlagStep, known: StepInput, waited: timedel
             return Wait(Reason.AWAITING_CONTROLLER, text)
         idle = f"{text} after {int(waited.total_seconds())} s"
         return Wait(Reason.OWNER_IDLE, idle) if known.is_back else Failed(Reason.OWNER_IDLE, idle)
-    new = fleet.serving(step.after_template)
+    new = fleet.list_pods(step.after_template)
     failed = None if known.is_back else _failure(fleet, step, known.limits, waited, known.now)
     if failed is not None:
         return failed
@@ -169,7 +169,7 @@ def _failure(
 ) -> Failed | None:
     """Return why a new replica will not come up. The owner's rollout waits for it, and the old ones serve."""
     leaving = any(pod.terminating for pod in fleet.pods)
-    for pod in fleet.serving(step.after_template):
+    for pod in fleet.list_pods(step.after_template):
         if not pod.ready and (failed := start_failure(pod, leaving, limits, now)):
             return failed
     refused = [rs for rs in fleet.replica_sets if rs.revision == step.after_template and rs.failure]

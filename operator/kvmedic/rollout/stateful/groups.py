@@ -128,7 +128,7 @@ def came_back(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait | None
     if fleet.groups is None or order.repairs or not order.is_made or pod is None:
         return None
     text = f"group {pod.name} ended and came back with the setting from before: see why its leader ended"
-    if not any(each.ready for each in fleet.serving(order.toward)):
+    if not any(each.ready for each in fleet.list_pods(order.toward)):
         return Failed(Reason.CANARY_FAILED, text)
     pause = STARTS * order.start_limit
     if now - pod.created_at > pause:

@@ -139,7 +139,7 @@ def _walk_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
     if failed := _start_failure(fleet, order, now):
         return failed
     if waiting := _not_ready(fleet, order, now):
-        down = [pod for pod in fleet.serving(order.toward) if not pod.ready]
+        down = [pod for pod in fleet.list_pods(order.toward) if not pod.ready]
         is_over = any(now - unready_since(pod, now) > PEER_GRACE for pod in down)
         return (stray_move(fleet, fleet.pods) if is_over else None) or waiting
     if old:
@@ -194,7 +194,7 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
 
     The first one speaks against it, and so do two that do not stay up. On the way back nothing is given up.
     """
-    new = fleet.serving(order.toward)
+    new = fleet.list_pods(order.toward)
     lost = _lost(fleet, order, now)
     if order.repairs or (order.lifts and len(lost) < len(new)):
         return None
@@ -214,7 +214,7 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
 def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Pod]:
     """Return the replicas of the desired template that do not come up."""
     limits = StartLimits(order.start_limit, order.spare_limit)
-    down = (pod for pod in fleet.serving(order.toward) if not pod.ready)
+    down = (pod for pod in fleet.list_pods(order.toward) if not pod.ready)
     return [pod for pod in down if start_failure(pod, False, limits, now)]
 
 
@@ -228,7 +228,7 @@ def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
 
 
 def _not_ready(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
-    new = fleet.serving(order.toward)
+    new = fleet.list_pods(order.toward)
     ready = sum(pod.ready for pod in new)
     if ready + _given_up(fleet, order, now) < len(new):
         reason = Reason.AWAITING_CANARY if len(new) == 1 else Reason.AWAITING_REPLICA
@@ -334,7 +334,7 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     others = [pod for pod in fleet.live if pod.revision != order.toward]
     if others and fleet.observed:
         return Hold(order.edit, hold_by_partition(fleet.fields))
-    ready = sum(pod.ready for pod in fleet.serving(order.toward))
+    ready = sum(pod.ready for pod in fleet.list_pods(order.toward))
     if fleet.observed and not others and ready >= fleet.replicas - _given_up(fleet, order, now):
         return Settled()
     return Wait(

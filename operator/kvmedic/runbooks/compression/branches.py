@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from kvmedic.model.compression import MethodClass
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import Goal
-from kvmedic.model.readings import Complete, complete, pools
+from kvmedic.model.readings import Complete, gather_values, pools
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Fix
 from kvmedic.model.trial import Growth, Reclaim
@@ -68,7 +68,7 @@ def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
 
     That a device's memory stays as it is speaks for nothing and against nothing.
     """
-    method, found = evidence.compression, complete(evidence.burn, NEEDED)
+    method, found = evidence.compression, gather_values(evidence.burn, NEEDED)
     if method is None or _is_of_another_kind(evidence):
         return None
     if isinstance(found, Inconclusive):
@@ -89,7 +89,7 @@ def nothing_speaks_against(evidence: Evidence) -> tuple[Finding, ...] | Inconclu
 
     A replica whose GPU is ill, or that ran out of memory, is a matter of the other runbook.
     """
-    method, found = evidence.compression, complete(evidence.burn, NEEDED)
+    method, found = evidence.compression, gather_values(evidence.burn, NEEDED)
     if method is None:
         return None
     worth = brought_by(method, evidence).worth
@@ -171,7 +171,7 @@ def fix_waits(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """A method saved nothing, the next fix cannot go on, and replicas preempt beyond the trigger."""
     if not isinstance(evidence.fix, NoChange):
         return None
-    found = complete(evidence.burn, NEEDED)
+    found = gather_values(evidence.burn, NEEDED)
     if isinstance(found, Inconclusive):
         return found
     return (fact(evidence.fix.message),) if _is_pressured(found, evidence) else None
@@ -209,7 +209,7 @@ def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Incon
 
     Of fewer bits that is said once the tokens of the pool were compared with those without.
     """
-    method, found = evidence.compression, complete(evidence.burn, NEEDED)
+    method, found = evidence.compression, gather_values(evidence.burn, NEEDED)
     if method is None or isinstance(found, Inconclusive):
         return found if isinstance(found, Inconclusive) else None
     is_compared = method.method_class is MethodClass.QUANTIZATION and not is_start_due(method)

@@ -19,7 +19,7 @@ from kvmedic.engines.engine_log import MODELS_OWN
 from kvmedic.engines.kv_methods import METHODS
 from kvmedic.manifests.engine_file import Configuration
 from kvmedic.manifests.errors import ManifestError
-from kvmedic.manifests.flags import AlreadySet, edit, option_setting_of, parsed_of, taken_off
+from kvmedic.manifests.flags import AlreadySet, edit, option_setting_of, parse_line, remove_option
 from kvmedic.manifests.grammar import Given, Parsed, options_of
 from kvmedic.model.compression import OFF_WORDS, PLUGINS, BundleSetting, method_names
 from kvmedic.model.edits import COMMAND_LINE, BundleEdit, BundlePart, EnvEdit, Field, container_at, literal_of
@@ -244,7 +244,7 @@ def _turn_setting(
     name = spell_flag(setting.flag)
     option = next((one for one in options_of(workload.engine) if name in one.names), None)
     is_own = container is workload.container
-    line = workload.line if is_own else parsed_of(container, workload.engine)
+    line = workload.line if is_own else parse_line(container, workload.engine)
     if option is None:
         version = workload.engine.effective_version
         text = f"{workload.engine.profile.name} {version} is not known to have {name}: take it off by hand"
@@ -347,7 +347,7 @@ def _option(place: _Place, setting: BundleSetting) -> Turned | Blocked:
     if off is None or (use is None and place.is_filed_off(off)):
         if not before:
             return Turned()
-        edits = taken_off(place.container, index, place.known_as, engine, place.line)
+        edits = remove_option(place.container, index, place.known_as, engine, place.line)
         return explain_manifest_error(edits) if isinstance(edits, ManifestError) else Turned(edits, before)
     text = off
     if place.option.kind in _SWITCHES:

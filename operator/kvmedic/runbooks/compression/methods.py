@@ -13,7 +13,7 @@ from datetime import datetime
 
 from kvmedic.engines.engine_log import MODELS_OWN, Start, Started, Unread
 from kvmedic.engines.kv_methods import CACHE_TYPE_PREFIXES as CACHE_TYPES
-from kvmedic.engines.kv_methods import METHODS, expected_ratio, method_named
+from kvmedic.engines.kv_methods import METHODS, expected_ratio, find_method
 from kvmedic.manifests.engine_file import Configuration
 from kvmedic.model.compression import (
     PATTERNS,
@@ -23,8 +23,8 @@ from kvmedic.model.compression import (
     MethodSigns,
     Recognised,
     TokenEviction,
+    find_off_switch,
     recognise_methods,
-    switched_off,
     token_eviction,
 )
 from kvmedic.model.engine import Knob
@@ -138,7 +138,7 @@ def replacement_of(policy: CompressionPolicy) -> Compressed | None:
     desired = policy.replacement
     if desired is None:
         return None
-    known = method_named(desired.method)
+    known = find_method(desired.method)
     keep = Keep(desired.keep_tokens, desired.keep_share)
     settings = desired.settings
     if known is not None and all(each.env in known.demands for each in settings):
@@ -170,9 +170,9 @@ def _configured_method(
     method: Compressed, workload: Workload, answers: Sequence[Answer]
 ) -> Compressed | None:
     """Return a method with what a workload's settings say of it; None where they say that it is off."""
-    known = method_named(method.name)
+    known = find_method(method.name)
     # Its switch says that it is off, whatever its other settings are.
-    off = switched_off(known, variables_of(workload.container)) if known is not None else ""
+    off = find_off_switch(known, variables_of(workload.container)) if known is not None else ""
     if not method.is_confirmed and (off or is_off(workload, method.settings)):
         return None
     asked, template = asked_type(workload), template_hash(workload.template) if answers else ""
@@ -225,7 +225,7 @@ def _has_odd_blocks(seen: Observation) -> bool:
 
 
 def _declared_method(policy: CompressionPolicy, found: Sequence[Recognised]) -> Compressed:
-    known = method_named(policy.method)
+    known = find_method(policy.method)
     seen = next((each for each in found if known is not None and each.method is known), None)
     name = known.name if known else policy.method or "the declared method"
     kept, read = Keep(policy.keep_tokens, policy.keep_share), Keep(seen.budget if seen else None)
@@ -288,7 +288,7 @@ def logs_to_read(method: Compressed | None, seen: Observation) -> tuple[str, ...
     # No block came back on a trial pod, which is so where nothing is evicted at all, too; or only settings
     # name a method so far, and its log may say that it does not run.
     may_not_run = method.answer is not None and method.answer.reclaim is Reclaim.NONE
-    known = method_named(method.name)
+    known = find_method(method.name)
     is_deniable = known is not None and known.denial and not method.is_confirmed and method.answer is None
     if may_not_run or is_deniable:
         return tuple(sorted(seen.pods))

@@ -19,14 +19,14 @@ from datetime import datetime
 from math import ceil, sqrt
 from typing import TypeAlias
 
-from kvmedic.engines.kv_methods import EIGHT_BITS, method_named
+from kvmedic.engines.kv_methods import EIGHT_BITS, find_method
 from kvmedic.model.compression import BundleSetting, Keep, Method, MethodClass
 from kvmedic.model.edits import BundleEdit
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import template_hash
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Fix, GatePolicy
-from kvmedic.model.status import Attempt, FailedAttempt, TurnedOff, failed_before, failed_fix
+from kvmedic.model.status import Attempt, FailedAttempt, TurnedOff, failed_fix, find_failure
 from kvmedic.model.trial import (
     AGAIN,
     Answer,
@@ -132,7 +132,7 @@ def _wants_fewer_bits(policy: CompressionPolicy, method: Compressed | None) -> b
     """Return whether fewer bits are declared and nowhere asked for, or pages are only selected."""
     if method is not None and method.method_class is MethodClass.PAGE_SELECTION:
         return True
-    known = method_named(policy.method)
+    known = find_method(policy.method)
     declared = policy.method_class or (known.method_class if known else None)
     asks = method is not None and bool(method.asks_for_type or method.is_confirmed)
     return declared is MethodClass.QUANTIZATION and not asks
@@ -143,7 +143,7 @@ def next_fix(case: Case) -> Next:
     failed: list[FailedAttempt] = []
     is_closed = case.policy.close_by is not None and case.now >= case.policy.close_by
     for fix in fixes_behind_gate(case.policy, case.turned_off, case.method):
-        known = failed_before(case.failed, Attempt.FIX, fix, generation=case.generation)
+        known = find_failure(case.failed, Attempt.FIX, fix, generation=case.generation)
         if known is not None:
             # Maybe on another pod template: the next cap makes it no better.
             failed.append(known)
@@ -188,7 +188,7 @@ def _candidate(fix: Fix, case: Case) -> _Candidate | NoChange | _Failed:
     if method is None:
         text = "which method is to be turned on is not known: name it in spec.compression.replacement"
         return NoChange(Reason.METHOD_UNKNOWN, text)
-    known = method_named(method.name)
+    known = find_method(method.name)
     if why := _why_no_help(method, known, case):
         return _Failed(why)
     if not method.settings or method.keep is None:
@@ -235,7 +235,7 @@ def _change(candidate: _Candidate, case: Case) -> _Change | NoChange | _Failed:
         return NoChange(found.reason, f"{method} cannot be turned on as a whole: {found.message}")
     if found is None:
         return _Failed(f"{method} is on already, as far as its settings show")
-    if failed_before(case.failed, Attempt.SWITCH_METHOD, method, case.template):
+    if find_failure(case.failed, Attempt.SWITCH_METHOD, method, case.template):
         return _Failed(f"{method} was turned on on this pod template, and had to be turned off again")
     before, after = (", ".join(each) for each in (found.before, found.after))
     tried = template_hash(found.change.apply(workload.template))

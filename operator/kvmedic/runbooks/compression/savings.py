@@ -22,7 +22,7 @@ from kvmedic.model.compression import Figures, MethodClass
 from kvmedic.model.config_edits import Difference
 from kvmedic.model.devices import Vitals
 from kvmedic.model.evidence import Blocked, Inconclusive, Measured, Observation, Signal
-from kvmedic.model.readings import complete, histogram, merge_histograms, number_or_none, quantile, total
+from kvmedic.model.readings import gather_values, histogram, merge_histograms, number_or_none, quantile, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Policy, Runbook, TargetRef
 from kvmedic.model.status import LastGood, MethodBaseline, Record
@@ -196,7 +196,7 @@ def figures_of(evidence: Evidence) -> Figures:
 
 def figures_over(seen: Observation, vitals: Mapping[str, Vitals]) -> Figures:
     """Return the same of any look, however young its replicas are; `vitals`: by pod name."""
-    found = complete(seen, NEEDED)
+    found = gather_values(seen, NEEDED)
     if isinstance(found, Inconclusive) or not 0 < seen.window_seconds < inf:
         return Figures()
     finished = total(found, Signal.REQUESTS_FINISHED)

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from kvmedic.engines.kv_methods import method_named
+from kvmedic.engines.kv_methods import find_method
 from kvmedic.manifests.errors import ManifestError
-from kvmedic.manifests.flags import AlreadySet, edit, line_may_chunk, setting_of, taken_off
+from kvmedic.manifests.flags import AlreadySet, edit, line_may_chunk, remove_option, setting_of
 from kvmedic.model.compression import PASS_TOKENS, BundleSetting, Compacted, Keep, MethodClass, parse_count
 from kvmedic.model.edits import BundleEdit, BundlePart, container_at
 from kvmedic.model.engine import Flag, Knob, Scalar
@@ -203,7 +203,7 @@ def expectation_of(
     if step.fix is not Fix.COMPACTING_METHOD or step.undoes is not None:
         return None
     answer = answer_for(answers, step.after_template, Question.RECLAMATION)
-    desired, known = replacement_of(policy), method_named(step.method)
+    desired, known = replacement_of(policy), find_method(step.method)
     keep = desired.keep if desired is not None and desired.name == step.method else None
     keep = (answer.keep if answer else None) or keep
     container = container_at(template, step.edit.parts[0].container_index)
@@ -301,7 +301,7 @@ def _edits_of_wish(
     index, engine = workload.container_index, workload.engine
     container = container_at(template, index) or {}
     if value is None:
-        return taken_off(container, index, flag, engine)
+        return remove_option(container, index, flag, engine)
     desired = setting_of(flag, value, engine)
     if isinstance(desired, ManifestError):
         return desired

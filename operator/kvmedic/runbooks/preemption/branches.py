@@ -14,7 +14,7 @@ from math import ceil
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Signal
 from kvmedic.model.plan import Goal
-from kvmedic.model.readings import complete
+from kvmedic.model.readings import gather_values
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import (
     Advice,
@@ -142,7 +142,7 @@ def one_replica(evidence: Evidence) -> Found:
     pressured = preempting_replicas(held, evidence)
     if len(pressured) != 1 or len(held) == 1 or pressured != pressured_replicas(held, evidence):
         return None
-    found = complete(evidence.burn, CONTRAST)
+    found = gather_values(evidence.burn, CONTRAST)
     if isinstance(found, Inconclusive):
         return found
     limit = CALM_SHARE * evidence.trigger.preemptions_per_request

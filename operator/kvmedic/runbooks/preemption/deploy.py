@@ -13,7 +13,7 @@ from typing import assert_never
 from kvmedic.model.config_edits import Deploy, NoDeploy
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Absence, Inconclusive, Measured, Missing, Observation, Reading, Signal
-from kvmedic.model.readings import complete, total
+from kvmedic.model.readings import gather_values, total
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Evidence, Finding, NoChange, RollBack, Setting
 from kvmedic.verdict.comparison import BETTER, HEAVIER, LENGTHS_ALIKE
@@ -154,7 +154,7 @@ def _past(reading: Reading[Observation]) -> _Figures | Inconclusive:
 
 
 def _figures(observation: Observation) -> _Figures | Inconclusive:
-    found = complete(observation, HISTORY)
+    found = gather_values(observation, HISTORY)
     if isinstance(found, Inconclusive):
         return found
     finished = max(1.0, total(found, Signal.REQUESTS_FINISHED))

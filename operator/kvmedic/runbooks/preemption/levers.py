@@ -28,7 +28,7 @@ from typing import TypeAlias
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Measured, Signal
 from kvmedic.model.fleet import template_hash
-from kvmedic.model.readings import complete, merge_histograms, pools
+from kvmedic.model.readings import gather_values, merge_histograms, pools
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import devices_of
 from kvmedic.model.spec import LeverBound
@@ -208,7 +208,7 @@ def _alike(then: Iterable[float | None], now: Iterable[float | None], least: flo
 def _mean_lengths(evidence: Evidence) -> tuple[float | None, ...]:
     """Return the mean prompt and output over the sizing window; None where they are not known."""
     lengths = (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)
-    found = complete(evidence.sizing, frozenset(lengths))
+    found = gather_values(evidence.sizing, frozenset(lengths))
     if isinstance(found, Inconclusive):
         return (None, None)
     counted = [[one.histograms[signal] for one in found.values()] for signal in lengths]

@@ -26,10 +26,10 @@ from kvmedic.model.evidence import (
 )
 from kvmedic.model.readings import (
     Complete,
-    above,
-    complete,
+    count_above,
+    find_longest,
+    gather_values,
     histogram,
-    longest,
     lower_bound,
     mean_below,
     merge_histograms,
@@ -204,10 +204,10 @@ def most_of(replicas: int) -> int:
 def seen_of(evidence: Evidence, pressured: Iterable[str]) -> Seen | Inconclusive:
     """Return both looks with every needed value in place, or what is missing."""
     burn = evidence.burn.only(pressured)
-    now = complete(burn, NOW)
+    now = gather_values(burn, NOW)
     if isinstance(now, Inconclusive):
         return now
-    requests = complete(evidence.sizing, REQUESTS)
+    requests = gather_values(evidence.sizing, REQUESTS)
     if isinstance(requests, Inconclusive):
         return requests
     held = pools(evidence.sizing)
@@ -299,10 +299,10 @@ def _measured_sequence(seen: Seen) -> tuple[float, float] | None:
 
 def _reach(seen: Seen, prompt: Histogram, output: Histogram) -> Reach:
     found = [histogram(readings, Signal.OUTPUT_LIMIT) for readings in seen.sizing.pods.values()]
-    limits = [longest(one) for one in found if one is not None and one.count > 0]
+    limits = [find_longest(one) for one in found if one is not None and one.count > 0]
     return Reach(
-        prompt_tokens=longest(prompt),
-        output_tokens=longest(output),
+        prompt_tokens=find_longest(prompt),
+        output_tokens=find_longest(output),
         limit_tokens=max(limits) if len(limits) == len(found) else None,
         counted_tokens=prompt.bounds[-1],
     )
@@ -319,7 +319,7 @@ def _strain(seen: Seen, prefill_tokens: float, output_tokens: float) -> Strain:
     return Strain(
         running_mean=max(1.0, total(seen.now, Signal.RUNNING_MEAN) / engines),
         preemptions_per_request=preempted * output_tokens,
-        stalls_per_request=above(gaps, STALL_SECONDS) / gaps.count * output_tokens,
+        stalls_per_request=count_above(gaps, STALL_SECONDS) / gaps.count * output_tokens,
         step_seconds=step,
         prefill_extra_seconds=max(0.0, seconds - step),
         prefill_tokens=prefill_tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Inconclusive, Signal
-from kvmedic.model.readings import complete, number_or_none, total
+from kvmedic.model.readings import gather_values, number_or_none, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound
 from kvmedic.model.status import SizedCap
@@ -115,7 +115,7 @@ def cap_use(evidence: Evidence) -> CapUse | Inconclusive:
     names = waiting_replicas(evidence)
     burn = evidence.burn.only(names)
     longer = burn if burn.window_seconds >= BINDING_SECONDS else evidence.sizing.only(names)
-    now, before = complete(burn, HELD_BY), complete(longer, SEATS)
+    now, before = gather_values(burn, HELD_BY), gather_values(longer, SEATS)
     if isinstance(now, Inconclusive):
         return now
     if isinstance(before, Inconclusive):

@@ -46,11 +46,11 @@ from kvmedic.model.plan import (
     RevisionStep,
     TrialStep,
 )
-from kvmedic.model.readings import complete, total
+from kvmedic.model.readings import gather_values, total
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import Outcome, Run, StepState
 from kvmedic.model.spec import RESTORE_AFTER, Policy
-from kvmedic.model.status import Attempt, FailedAttempt, Load, Record, TemporaryChange, failed_before
+from kvmedic.model.status import Attempt, FailedAttempt, Load, Record, TemporaryChange, find_failure
 from kvmedic.runbooks.branches import Assignment, Evidence, NoChange, Resize, Setting
 from kvmedic.runbooks.planning import plan_for, plan_of
 from kvmedic.runbooks.preemption.cap_size import MOST_PREFILL, SAFEST_FIT, cap_at, token_share
@@ -428,7 +428,7 @@ def without_host_memory(
 
 def failed_restore(record: Record, held: TemporaryChange, template: str) -> FailedAttempt | None:
     """Return the way back of this very setting that did not hold on a pod template; None: none was tried."""
-    failed = failed_before(record.failed_attempts, Attempt.GIVE_BACK, held.knob, template)
+    failed = find_failure(record.failed_attempts, Attempt.GIVE_BACK, held.knob, template)
     return failed if failed is not None and failed.at >= held.at else None
 
 
@@ -444,7 +444,7 @@ def _carried_load(evidence: Evidence) -> Carried | NoChange:
     if evidence.left_out:
         line = quorum_line(len(evidence.burn.pods), evidence.left_out)
         return NoChange(Reason.TEMPORARY_CHANGE_HELD, f"{line}: nobody knows what these carry")
-    found = complete(evidence.sizing, NEEDED)
+    found = gather_values(evidence.sizing, NEEDED)
     if isinstance(found, Inconclusive):
         return NoChange(found.reason, found.message)
     waiting = total(found, Signal.WAITING_MEAN)

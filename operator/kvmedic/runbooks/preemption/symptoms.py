@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvmedic.model.evidence import Inconclusive, Signal
-from kvmedic.model.readings import Complete, complete, number_or_none
+from kvmedic.model.readings import Complete, gather_values, number_or_none
 from kvmedic.model.reasons import Reason
 from kvmedic.runbooks.branches import Evidence, Finding, Found
 from kvmedic.runbooks.preemption.pressure import Case, size_fleet
@@ -53,7 +53,7 @@ def pressured_case(evidence: Evidence) -> Case | Inconclusive:
 
 def held_preemptions(evidence: Evidence) -> dict[str, float] | Inconclusive:
     """Return the preemptions per request that each replica held, by pod name."""
-    found = complete(evidence.burn, TRIGGER)
+    found = gather_values(evidence.burn, TRIGGER)
     if isinstance(found, Inconclusive):
         return found
     return {name: one.numbers[Signal.PREEMPTIONS_PER_REQUEST_HELD] for name, one in found.items()}
