@@ -6,14 +6,22 @@ from typing import Annotated
 
 import typer
 
-from kvmedic.cli.options import Context, Kubeconfig, Namespace, OperatorNamespace, ResourceName, Yes, done_by
+from kvmedic.cli.options import (
+    Context,
+    Kubeconfig,
+    Namespace,
+    OperatorNamespace,
+    ResourceName,
+    Yes,
+    delegate_to,
+)
 
 RunId = Annotated[
     str, typer.Option("--run", metavar="ID", help="The run that was looked at; no other is meant.")
 ]
 
 
-@done_by("kvmedic.cli.live.control:stop_everything")
+@delegate_to("kvmedic.cli.live.control:stop_everything")
 def stop(
     why: Annotated[str, typer.Option(metavar="TEXT", help="For the person who finds the stop.")] = "",
     operator_namespace: OperatorNamespace = "",
@@ -31,7 +39,7 @@ def stop(
     """
 
 
-@done_by("kvmedic.cli.live.control:resume")
+@delegate_to("kvmedic.cli.live.control:resume")
 def resume(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A suspended fleet; without it the stop of all ends.")
@@ -53,7 +61,7 @@ def resume(
     """
 
 
-@done_by("kvmedic.cli.live.control:suspend_fleet")
+@delegate_to("kvmedic.cli.live.control:suspend_fleet")
 def suspend(
     name: ResourceName,
     namespace: Namespace = "",
@@ -71,7 +79,7 @@ def suspend(
     """
 
 
-@done_by("kvmedic.cli.live.control:roll_back")
+@delegate_to("kvmedic.cli.live.control:roll_back")
 def rollback(
     name: ResourceName,
     run: RunId = "",
@@ -90,7 +98,7 @@ def rollback(
     """
 
 
-@done_by("kvmedic.cli.live.control:keep_change")
+@delegate_to("kvmedic.cli.live.control:keep_change")
 def keep(
     name: ResourceName,
     run: RunId = "",
@@ -109,7 +117,7 @@ def keep(
     """
 
 
-@done_by("kvmedic.cli.plan:approve_plan")
+@delegate_to("kvmedic.cli.plan:approve_plan")
 def approve(
     name: ResourceName,
     namespace: Namespace = "",
