@@ -236,7 +236,7 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
     Where nobody served before, the change is given up only when no new replica comes up.
     """
     new = fleet.serving(order.toward)
-    if order.repairs or (order.lifts and len(_find_start_failures(fleet, order, now)) < len(new)):
+    if order.repairs or (order.lifts and len(_list_failures(fleet, order, now)) < len(new)):
         return None
     doubtful = new if _is_first(fleet, order) else tuple(pod for pod in new if not pod.ready)
     found = _failures(fleet, doubtful, order, now)
@@ -293,7 +293,7 @@ def _report_refused_replica(fleet: Fleet, order: Order, now: datetime) -> Failed
     )
 
 
-def _find_start_failures(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
+def _list_failures(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
     down = tuple(pod for pod in fleet.serving(order.toward) if not pod.ready)
     return _failures(fleet, down, order, now)
 
@@ -307,10 +307,10 @@ def _count_abandoned(fleet: Fleet, order: Order, now: datetime) -> int:
     """
     if not order.lifts:
         spared = order.down_before if order.repairs and not order.mends else 0
-        return min(spared, len(_find_start_failures(fleet, order, now)))
+        return min(spared, len(_list_failures(fleet, order, now)))
     unmade = fleet.desired(order.toward) - len(fleet.serving(order.toward))
     refused = _report_refused_replica(fleet, order, now) is not None
-    return len(_find_start_failures(fleet, order, now)) + (unmade if refused else 0)
+    return len(_list_failures(fleet, order, now)) + (unmade if refused else 0)
 
 
 def _count_unplaced(fleet: Fleet, order: Order, now: datetime) -> int:
@@ -321,9 +321,7 @@ def _count_unplaced(fleet: Fleet, order: Order, now: datetime) -> int:
     asked = fleet.spares + len(fleet.orphans)
     if order.repairs or asked == SURGE:
         return 0
-    placeless = [
-        each for each in _find_start_failures(fleet, order, now) if each.reason is Reason.SPARE_UNSCHEDULABLE
-    ]
+    placeless = [one for one in _list_failures(fleet, order, now) if one.reason is Reason.SPARE_UNSCHEDULABLE]
     refused = _report_refused_replica(fleet, order, now) is not None
     unmade = fleet.desired(order.toward) - len(fleet.serving(order.toward)) if refused else 0
     found = len(placeless) + unmade

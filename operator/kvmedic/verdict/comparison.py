@@ -308,7 +308,7 @@ class Comparison:
             for _, limit, then, now in self._list_limits()
         )
 
-    def list_missed_objectives(self) -> tuple[str, ...]:
+    def list_misses(self) -> tuple[str, ...]:
         """Return the objectives still not met, each with its figure."""
         return tuple(
             f"{name} {now:.3g} s, objective {limit:g} s"
@@ -384,13 +384,10 @@ class Comparison:
         """Return the comparison in one line, what decides first."""
         before, after = self.before, self.after
         sunk = f"{below}; " if (below := self.sinks()) else ""
-        missed = "".join(f"not met: {each}; " for each in self.list_missed_objectives())
+        missed = "".join(f"not met: {each}; " for each in self.list_misses())
         missed = f"an objective is met again; {missed}" if self.brings_within() else missed
-        lost = (
-            f"requests without an answer {self.measure_abort_rise():+.1%}; "
-            if self.measure_abort_rise() > GIVEN_UP
-            else ""
-        )
+        rise = self.measure_abort_rise()
+        lost = f"requests without an answer {rise:+.1%}; " if rise > GIVEN_UP else ""
         return (
             f"{sunk}{missed}{lost}served in time x{self.served_in_time:.2f}, "
             f"preemptions per request {before.preemptions_per_request:.2f} -> "

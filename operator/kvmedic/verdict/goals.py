@@ -49,7 +49,7 @@ def judge_relief(given: VerdictInput) -> Judged:
 
 def compare_for_relief(change: Comparison) -> Judged:
     """Return whether a fleet is better off with a change, by its figures before and after."""
-    good = Verdict.IMPROVED if change.list_missed_objectives() else Verdict.RECOVERED
+    good = Verdict.IMPROVED if change.list_misses() else Verdict.RECOVERED
     gains = change.brings_within() or change.serves_clearly_more()
     is_gone = change.is_calm() and change.is_smooth()
     if not change.is_harmless():
@@ -92,7 +92,7 @@ def judge_replacement(given: VerdictInput) -> Judged:
         return change.conclude(Verdict.NOT_RECOVERED, f"beyond the trigger: {hot}; ")
     if not change.is_harmless():
         return change.conclude(Verdict.NOT_RECOVERED)
-    verdict = Verdict.IMPROVED if change.list_missed_objectives() else Verdict.RECOVERED
+    verdict = Verdict.IMPROVED if change.list_misses() else Verdict.RECOVERED
     return change.conclude(verdict, "no replica is beyond the trigger; ")
 
 
@@ -223,9 +223,7 @@ def _is_calm(given: VerdictInput) -> Judged:
     if given.before is not None and isinstance(after, Baseline):
         change = Comparison(given.before, after, given.objectives, given.trigger)
         if change.breaks_objective():
-            return report_no_recovery(
-                f"an objective is broken: {', '.join(change.list_missed_objectives())}", after
-            )
+            return report_no_recovery(f"an objective is broken: {', '.join(change.list_misses())}", after)
     text = f"{len(found)} replicas have {max(rates.values()):.2f} preemptions per request at most"
     if queues := _queues_over_trigger(given):
         return report_no_recovery(f"users are kept waiting by {queues}")

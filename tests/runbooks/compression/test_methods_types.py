@@ -18,8 +18,8 @@ from kvmedic.runbooks.compression.branches import replace_stale
 from kvmedic.runbooks.compression.methods import (
     DECLARED,
     explain_unknown_types,
-    find_replicas_of_other_type,
-    find_replicas_without_type,
+    find_stale_replicas,
+    find_untyped_pods,
     logs_to_read,
 )
 from worlds.compression_incidents import EIGHT, EVICTS, FEWER_BITS, PAGES, answered, compressed
@@ -72,8 +72,8 @@ def test_a_replica_has_the_type_or_has_it_not_or_nobody_knows(
     evidence = fleet((replica, start), (EIGHT_REPLICA, None))
 
     missing, proven = (
-        find_replicas_without_type(method, evidence),
-        find_replicas_of_other_type(method, evidence),
+        find_untyped_pods(method, evidence),
+        find_stale_replicas(method, evidence),
     )
 
     assert (missing, proven) == {
@@ -139,8 +139,8 @@ def test_without_pools_no_type_is_missing() -> None:
     evidence = an_evidence(replace(CALM.readings(), pool=NO_SERIES))
 
     assert (
-        find_replicas_without_type(FEWER_BITS, evidence),
-        find_replicas_of_other_type(FEWER_BITS, evidence),
+        find_untyped_pods(FEWER_BITS, evidence),
+        find_stale_replicas(FEWER_BITS, evidence),
     ) == ((), ())
 
 

@@ -6,22 +6,14 @@ from typing import Annotated
 
 import typer
 
-from kvmedic.cli.options import (
-    Context,
-    Kubeconfig,
-    Namespace,
-    OperatorNamespace,
-    ResourceName,
-    Yes,
-    delegate_to,
-)
+from kvmedic.cli.options import Context, Kubeconfig, Namespace, OperatorNamespace, ResourceName, Yes, run_in
 
 RunId = Annotated[
     str, typer.Option("--run", metavar="ID", help="The run that was looked at; no other is meant.")
 ]
 
 
-@delegate_to("kvmedic.cli.live.control:stop_everything")
+@run_in("kvmedic.cli.live.control:stop_everything")
 def stop(
     why: Annotated[str, typer.Option(metavar="TEXT", help="For the person who finds the stop.")] = "",
     operator_namespace: OperatorNamespace = "",
@@ -39,7 +31,7 @@ def stop(
     """
 
 
-@delegate_to("kvmedic.cli.live.control:resume")
+@run_in("kvmedic.cli.live.control:resume")
 def resume(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A suspended fleet; without it the stop of all ends.")
@@ -61,7 +53,7 @@ def resume(
     """
 
 
-@delegate_to("kvmedic.cli.live.control:suspend_fleet")
+@run_in("kvmedic.cli.live.control:suspend_fleet")
 def suspend(
     name: ResourceName,
     namespace: Namespace = "",
@@ -79,7 +71,7 @@ def suspend(
     """
 
 
-@delegate_to("kvmedic.cli.live.control:roll_back")
+@run_in("kvmedic.cli.live.control:roll_back")
 def rollback(
     name: ResourceName,
     run: RunId = "",
@@ -98,7 +90,7 @@ def rollback(
     """
 
 
-@delegate_to("kvmedic.cli.live.control:keep_change")
+@run_in("kvmedic.cli.live.control:keep_change")
 def keep(
     name: ResourceName,
     run: RunId = "",
@@ -117,7 +109,7 @@ def keep(
     """
 
 
-@delegate_to("kvmedic.cli.plan:approve_plan")
+@run_in("kvmedic.cli.plan:approve_plan")
 def approve(
     name: ResourceName,
     namespace: Namespace = "",

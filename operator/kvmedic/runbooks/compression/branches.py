@@ -29,8 +29,8 @@ from kvmedic.runbooks.branches import (
 )
 from kvmedic.runbooks.compression.methods import (
     explain_unknown_types,
-    find_replicas_of_other_type,
-    find_replicas_without_type,
+    find_stale_replicas,
+    find_untyped_pods,
     stored_type,
     too_few_tokens,
 )
@@ -43,7 +43,7 @@ from kvmedic.runbooks.compression.savings import (
     fact,
     figures_of,
     report_unanswered_trial,
-    weigh_method,
+    weigh_gain,
     where_nodes_are_known,
 )
 from kvmedic.runbooks.compression.trial_plans import fix_next, probe_first, probe_prompts, turn_off
@@ -73,9 +73,9 @@ def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         return None
     if isinstance(found, Inconclusive):
         return found
-    if _is_pressured(found, evidence) or find_replicas_without_type(method, evidence):
+    if _is_pressured(found, evidence) or find_untyped_pods(method, evidence):
         return None
-    worth = weigh_method(method, evidence)
+    worth = weigh_gain(method, evidence)
     if worth.worth is not Worth.SAVES:
         return None
     return (fact(f"{method.name}: {worth.message}"), fact(DASHBOARD))
@@ -92,12 +92,12 @@ def nothing_speaks_against(evidence: Evidence) -> tuple[Finding, ...] | Inconclu
     method, found = evidence.compression, complete(evidence.burn, NEEDED)
     if method is None:
         return None
-    worth = weigh_method(method, evidence).worth
+    worth = weigh_gain(method, evidence).worth
     if _is_of_another_kind(evidence):
         return None if worth is Worth.COSTS_MEMORY or method.is_unfused else ()
     if isinstance(found, Inconclusive):
         return found
-    if _is_pressured(found, evidence) or find_replicas_without_type(method, evidence):
+    if _is_pressured(found, evidence) or find_untyped_pods(method, evidence):
         return None
     if worth is Worth.NOTHING and method.answer is not None and _frees(method):
         text = f"{method.name} frees blocks, and requests of now hardly need it: {method.answer.message}"
@@ -120,11 +120,11 @@ def find_unapplied_method(evidence: Evidence) -> tuple[Finding, ...] | Inconclus
     found = pools(evidence.burn)
     if isinstance(found, Inconclusive):
         return found
-    if not find_replicas_without_type(method, evidence):
+    if not find_untyped_pods(method, evidence):
         return too_few_tokens(method, evidence, found) or None
     if not method.asks_for_type and evidence.fix is not None:
         return None
-    stale = find_replicas_of_other_type(method, evidence)
+    stale = find_stale_replicas(method, evidence)
     if not stale:
         return Inconclusive(Reason.LOG_UNREADABLE, explain_unknown_types(method, evidence))
     asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
@@ -136,7 +136,7 @@ def find_unapplied_method(evidence: Evidence) -> tuple[Finding, ...] | Inconclus
 def replace_stale(evidence: Evidence, setting: Setting) -> Advice:
     """Return that a replica which started before its configuration was edited is replaced, or what to do."""
     method = evidence.compression
-    stale = find_replicas_of_other_type(method, evidence) if method else ()
+    stale = find_stale_replicas(method, evidence) if method else ()
     if method is not None and method.denied:
         text = (
             f"{method.name} does not run in these replicas, whatever their settings ask for: see why the "
@@ -214,11 +214,9 @@ def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Incon
         return found if isinstance(found, Inconclusive) else None
     is_compared = method.method_class is MethodClass.QUANTIZATION and not is_start_due(method)
     works = is_compared or _frees(method)
-    if not _is_pressured(found, evidence) or not (
-        works or weigh_method(method, evidence).worth is Worth.SAVES
-    ):
+    if not _is_pressured(found, evidence) or not (works or weigh_gain(method, evidence).worth is Worth.SAVES):
         return None
-    shown = method.answer.message if method.answer else weigh_method(method, evidence).message
+    shown = method.answer.message if method.answer else weigh_gain(method, evidence).message
     return (fact(f"{method.name} does what it can: {shown}"),)
 
 
@@ -230,7 +228,7 @@ def find_unproven_method(evidence: Evidence) -> tuple[Finding, ...] | Inconclusi
     method = evidence.compression
     if method is None:
         return ()
-    worth = weigh_method(method, evidence)
+    worth = weigh_gain(method, evidence)
     if doubt := _why_not_asked(method, worth):
         return doubt
     found = pools(evidence.burn)
@@ -356,7 +354,7 @@ def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | N
         return where_nodes_are_known(
             evidence, *(fact(each) for each in (shown, message_without(method)) if each)
         )
-    worth = weigh_method(method, evidence)
+    worth = weigh_gain(method, evidence)
     if worth.worth is not Worth.COSTS_MEMORY:
         return None
     return where_nodes_are_known(evidence, fact(f"{method.name}: {worth.message}"))
@@ -371,7 +369,7 @@ def attention_unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive
     method = evidence.compression
     if method is None or (method.method_class in EVICTING and method.answer is None):
         return None
-    worth = weigh_method(method, evidence)
+    worth = weigh_gain(method, evidence)
     is_compared = method.without.device_memory is not None or figures_of(evidence).device_memory is None
     if worth.worth is not Worth.COSTS_TIME or is_compared:
         return None

@@ -270,7 +270,7 @@ def where_nodes_are_known(evidence: Evidence, *findings: Finding) -> tuple[Findi
     return doubt if isinstance(doubt, Inconclusive) else findings
 
 
-def weigh_method(method: Compressed, evidence: Evidence) -> Brought:
+def weigh_gain(method: Compressed, evidence: Evidence) -> Brought:
     """Return what a method brought, with where the figures of before are from or why there are none."""
     found = weigh_figures(method.without, figures_of(evidence))
     origin = f"before is {method.without_from}" if method.without_from else ""
@@ -285,7 +285,7 @@ def rests_on_spec_alone(method: Compressed, evidence: Evidence) -> bool:
     """
     if method.policy.baseline == Figures() or method.is_unfused:
         return False
-    if weigh_method(method, evidence).worth is not Worth.COSTS_MEMORY:
+    if weigh_gain(method, evidence).worth is not Worth.COSTS_MEMORY:
         return False
     known = method.baseline
     if known is None or known.doubt:

@@ -193,14 +193,13 @@ def find_failed_attempts(
         for one in tried
         if (one.attempt, one.template) == (attempt, revision)
         and (
-            one.load is None
-            or _are_alike((one.load.prompt_tokens, one.load.output_tokens), means, LENGTHS_ALIKE)
+            one.load is None or _agree((one.load.prompt_tokens, one.load.output_tokens), means, LENGTHS_ALIKE)
         )
-        and _are_alike((one.blocks,), (blocks,), 1 - POOLS_ALIKE)
+        and _agree((one.blocks,), (blocks,), 1 - POOLS_ALIKE)
     )
 
 
-def _are_alike(then: Iterable[float | None], now: Iterable[float | None], least: float) -> bool:
+def _agree(then: Iterable[float | None], now: Iterable[float | None], least: float) -> bool:
     """Return whether no two figures that are both known differ by more than a ratio."""
     pairs = [(a, b) for a, b in zip(then, now, strict=True) if a is not None and b is not None]
     return all(min(pair) >= least * max(pair) for pair in pairs)
