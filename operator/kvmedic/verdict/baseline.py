@@ -326,7 +326,7 @@ class LeftOut:
     """What is known of it all the same, over the trigger's window."""
 
 
-def find_excluded_replicas(pods: Sequence[Pod], seen: Observation, at: datetime) -> Mapping[str, LeftOut]:
+def exclude_pods(pods: Sequence[Pod], seen: Observation, at: datetime) -> Mapping[str, LeftOut]:
     """Return the replicas that the fleet is not judged on, by name; none where too few would be left.
 
     A young replica that reports something is left out where most that are Ready are older: a fleet of which
@@ -362,7 +362,7 @@ def judged_part(
     Nobody is left out where more are not Ready than took no requests before the change (`down_before`): that
     may be its doing. Nor where one that the change made beside others (`added`) says nothing.
     """
-    out = find_excluded_replicas(pods, seen, seen.at)
+    out = exclude_pods(pods, seen, seen.at)
     if not out or out.keys() & set(added) or sum(not pod.ready for pod in pods) > max(0, down_before):
         return seen, ""
     kept = {name: readings for name, readings in seen.pods.items() if name not in out}
