@@ -199,8 +199,8 @@ async def test_what_keeps_the_change_is_printed() -> None:
 
     printed = _of_survey(a_resource(), found)
 
-    assert f"to keep it {found.proposal}" in printed.printed(Form.TEXT)
-    body = json.loads(printed.printed(Form.JSON))
+    assert f"to keep it {found.proposal}" in printed.render_plan(Form.TEXT)
+    body = json.loads(printed.render_plan(Form.JSON))
     assert (body["proposal"], body["toKeep"]["change"]) == (None, found.proposal.text)
 
 
@@ -245,8 +245,8 @@ async def test_the_command_prints_the_change_for_the_owner() -> None:
 
     printed = _of_survey(a_resource(), found)
 
-    assert f"propose    {found.proposal}" in printed.printed(Form.TEXT)
-    proposal = json.loads(printed.printed(Form.JSON))["proposal"]
+    assert f"propose    {found.proposal}" in printed.render_plan(Form.TEXT)
+    proposal = json.loads(printed.render_plan(Form.JSON))["proposal"]
     assert proposal == {
         "owner": "Argo CD Application prod",
         "how": found.proposal.how,

@@ -17,7 +17,7 @@ from kvmedic.model.plan import Goal, Step
 from kvmedic.model.run import StepRecord, StepState
 from kvmedic.rollout import row_of
 from kvmedic.rollout.preconditions import Purpose
-from kvmedic.verdict.baseline import is_quorate, judged_part, left_out, quorum_line
+from kvmedic.verdict.baseline import exclude_pods, is_quorate, judged_part, quorum_line
 from run_builder import BUNDLE, CONFIG, NOW, REPLACE, ROLLBACK, SCALE, STEP, a_fleet, a_pod, a_run
 from worlds.steps import GATE, MINIMUM, a_minimum
 from worlds.steps import TRIAL as ON_A_POD
@@ -44,7 +44,7 @@ def out(pod: Pod, readings: PodReadings, peers: int) -> str:
     seen = an_observation(*[GOOD] * peers, readings, window_seconds=WINDOW.total_seconds())
     names = [*(one.name for one in others), pod.name]
     named = dict(zip(names, seen.pods.values(), strict=True))
-    found = left_out([*others, pod], replace(seen, pods=named), NOW)
+    found = exclude_pods([*others, pod], replace(seen, pods=named), NOW)
     assert set(found) <= {pod.name}
     return found[pod.name].why if found else ""
 
@@ -98,8 +98,8 @@ def test_a_fleet_that_was_started_as_one_is_judged_as_one() -> None:
     ages = [WINDOW + timedelta(seconds=late) for late in (40, 20, 0, -20, -40)]
     pods = [a_pod(f"llm-{i}", ready_at=NOW - age) for i, age in enumerate(ages)]
 
-    assert left_out(pods, an_observation(*[GOOD] * 5, window_seconds=300), NOW) == {}
-    assert left_out(pods[2:4], an_observation(GOOD, GOOD, SILENT, SILENT, window_seconds=300), NOW) == {}
+    assert exclude_pods(pods, an_observation(*[GOOD] * 5, window_seconds=300), NOW) == {}
+    assert exclude_pods(pods[2:4], an_observation(GOOD, GOOD, SILENT, SILENT, window_seconds=300), NOW) == {}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_young_replicas_are_set_apart_where_most_are_older(older: int, young: in
     ages = [HOUR] * older + [timedelta(seconds=30)] * young
     pods = [a_pod(f"llm-{i}", ready_at=NOW - age) for i, age in enumerate(ages)]
 
-    assert len(left_out(pods, an_observation(*[GOOD] * len(pods), window_seconds=300), NOW)) == apart
+    assert len(exclude_pods(pods, an_observation(*[GOOD] * len(pods), window_seconds=300), NOW)) == apart
 
 
 def test_who_is_left_out_is_named_alike_from_look_to_look() -> None:
@@ -117,7 +117,7 @@ def test_who_is_left_out_is_named_alike_from_look_to_look() -> None:
     pods = [a_pod(f"llm-{i}", ready_at=NOW - age) for i, age in enumerate(ages)]
     seen = an_observation(GOOD, GOOD, *[SILENT] * 5, window_seconds=300)
 
-    lines = {quorum_line(2, left_out(pods, seen, NOW + timedelta(seconds=later))) for later in (0, 30)}
+    lines = {quorum_line(2, exclude_pods(pods, seen, NOW + timedelta(seconds=later))) for later in (0, 30)}
 
     young = "(Ready for less than the trigger's window)"
     assert lines == {

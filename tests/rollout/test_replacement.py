@@ -26,7 +26,7 @@ from kvmedic.rollout.moves import (
     Uncordon,
     Wait,
 )
-from kvmedic.rollout.replacement import Replacement, Scaled, replacing_move, scaled_by, spare_of
+from kvmedic.rollout.replacement import Replacement, Scaled, find_last_scaling, replacing_move, spare_of
 from kvmedic.rollout.replacement import leave_replacement as leaving_move
 from kvmedic.rollout.replacement import rest_replacement as resting_move
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
@@ -559,7 +559,7 @@ def test_the_claim_says_which_number_is_ours(intent: Intent | None, fleet: Fleet
     step = an_order().step
     run = replace(a_run(), steps=(StepRecord(step, StepState.ROLLING_OUT),), intent=intent)
 
-    assert scaled_by(run, step, UID, fleet) is scaled
+    assert find_last_scaling(run, step, UID, fleet) is scaled
 
 
 def test_the_spare_is_the_newest_of_one_too_many() -> None:

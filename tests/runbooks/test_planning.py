@@ -18,7 +18,7 @@ from kvmedic.model.plan import Plan, ReplaceStep, RevisionStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import LeverBound, OnDrainTimeout, RolloutPolicy, RotationLabel, Spare, TargetRef
 from kvmedic.model.status import Record
-from kvmedic.rollout.gates.approval import stands
+from kvmedic.rollout.gates.approval import is_plan_current
 from kvmedic.runbooks.branches import Advice, Assignment, Evidence, NoChange, Relief, RollBack, Setting
 from kvmedic.runbooks.planning import drain_remark, end_of_requests, fleet_plan, proposal
 from kvmedic.runbooks.preemption.levers import present_setting
@@ -168,14 +168,14 @@ def test_a_plan_names_both_revisions_by_what_keeps_them_and_by_hash() -> None:
 
 
 def test_the_same_plan_stands_whatever_time_it_says() -> None:
-    assert stands(planned(), planned(message="about 7 min"))
+    assert is_plan_current(planned(), planned(message="about 7 min"))
     assert planned().digest == planned(message="about 7 min").digest
 
 
 def test_another_revision_is_another_plan() -> None:
     other = planned(Revision(5, "llm-5d", "c" * 16))
 
-    assert not stands(planned(), other)
+    assert not is_plan_current(planned(), other)
     assert planned().digest != other.digest
 
 

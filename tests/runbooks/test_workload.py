@@ -54,7 +54,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def given(view: View, knob: Knob = Knob.MAX_NUM_SEQS, replica_set: str = "") -> object:
     found = view.workload(TARGET, replica_set)
     assert isinstance(found, Workload), found
-    return found.given(knob)
+    return found.value_of(knob)
 
 
 def test_a_look_parses_each_template_once_for_all_callers(parsed: Counter[str]) -> None:
@@ -131,7 +131,7 @@ def test_an_image_that_says_nothing_is_read_as_the_engine_that_the_target_names(
     assert isinstance(unknown, Blocked)
     assert unknown.reason is Reason.ENGINE_UNRECOGNISED
     assert isinstance(found, Workload)
-    assert (found.given(Knob.MAX_NUM_SEQS), found.engine.version) == (64, None)
+    assert (found.value_of(Knob.MAX_NUM_SEQS), found.engine.version) == (64, None)
 
 
 def test_of_several_containers_that_may_be_the_named_engine_one_must_be_named() -> None:

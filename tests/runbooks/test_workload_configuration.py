@@ -17,7 +17,7 @@ from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef, Owner, OwnerKind, TemplateOwner, template_hash
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.gates.approval import stands
+from kvmedic.rollout.gates.approval import is_plan_current
 from kvmedic.runbooks.branches import Assignment
 from kvmedic.runbooks.planning import plan_of
 from kvmedic.runbooks.workload import View, Workload, workload_of
@@ -130,7 +130,7 @@ def test_what_the_file_cannot_give_is_appended_to_the_command_line(
 def test_the_present_value_is_the_files_and_the_same_again_changes_nothing() -> None:
     workload = a_workload(a_template())
 
-    assert workload.given(Knob.MAX_NUM_SEQS) == 64
+    assert workload.value_of(Knob.MAX_NUM_SEQS) == 64
     assert workload.given_flags() == {"maxNumSeqs": "64", "gpuMemoryUtilization": "0.9"}
     assert workload.knobs() is not None
     fault = planned(workload, value=64)
@@ -195,8 +195,8 @@ def test_a_plan_stands_only_on_the_same_contents() -> None:
     assert isinstance(near, Plan)
     assert isinstance(edited, Plan)
 
-    assert stands(shown, near)
-    assert not stands(shown, edited)
+    assert is_plan_current(shown, near)
+    assert not is_plan_current(shown, edited)
     assert shown.digest != edited.digest
 
 

@@ -36,7 +36,7 @@ from kvmedic.verdict.vetoes import (
     LEAST_HITS,
     VerdictInput,
     count_ends_against,
-    ended_as_before,
+    has_ended_as_before,
     least_free_mib,
     name_ends,
     veto_cache_type,
@@ -189,15 +189,15 @@ def test_ends_at_the_rate_of_before_are_not_the_changes(
     before = replace(BASELINE, restarts=restarts, up_seconds=up)
     ends = {str(index): an_end(cause) for index, cause in enumerate(causes)}
 
-    assert ended_as_before([restarted(times)], ends, before, NOW) is as_before
+    assert has_ended_as_before([restarted(times)], ends, before, NOW) is as_before
 
 
 def test_an_end_at_the_memory_limit_is_no_news_where_replicas_ended_so_before() -> None:
     before = replace(BASELINE, restarts=24, up_seconds=24 * 3600.0, ended_at_memory_limit=True)
 
-    assert ended_as_before([restarted(1)], {"a": an_end(Cause.HOST_MEMORY)}, before, NOW)
-    assert not ended_as_before([restarted(9)], {"a": an_end(Cause.HOST_MEMORY)}, before, NOW)
-    assert not ended_as_before([restarted(1)], {}, None, NOW)
+    assert has_ended_as_before([restarted(1)], {"a": an_end(Cause.HOST_MEMORY)}, before, NOW)
+    assert not has_ended_as_before([restarted(9)], {"a": an_end(Cause.HOST_MEMORY)}, before, NOW)
+    assert not has_ended_as_before([restarted(1)], {}, None, NOW)
 
 
 @pytest.mark.parametrize(

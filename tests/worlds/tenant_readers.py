@@ -14,7 +14,7 @@ import httpx
 from kvmedic.cluster.containers.engine_logs import CHATTER, bears_device_memory, dated_lines
 from kvmedic.cluster.ownership import RECORDED, RUN, Note, note_in
 from kvmedic.controller.orphans import FrozenFleet, frozen_fleet
-from kvmedic.doctor.documents import DocumentsError, as_served, documents_in, taking_malformed
+from kvmedic.doctor.documents import DocumentsError, as_served, documents_in, reject_malformed
 from kvmedic.engines import ENGINES, VOCABULARIES
 from kvmedic.engines.engine_log import Started, parse_start
 from kvmedic.kube.objects import WORKLOADS, note_on, pod_template
@@ -156,7 +156,7 @@ def read_manifest(raw: bytes) -> None:
     found = containers_of(text)
     assert isinstance(found, ManifestError | tuple)
     try:
-        with taking_malformed():
+        with reject_malformed():
             bodies = as_served(documents_in(text), "serving").bodies
     except DocumentsError:
         return

@@ -119,7 +119,7 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
     app.callback()(_root)
     for name, (place, summary) in SUBCOMMANDS.items():
         module, _, member = place.partition(":")
-        found = getattr(import_module(module), member) if name in arguments else _not_loaded
+        found = getattr(import_module(module), member) if name in arguments else _stand_in_for_command
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name, short_help=summary)
         else:
@@ -127,7 +127,7 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _not_loaded() -> None:
+def _stand_in_for_command() -> None:
     """Stand in the list of subcommands for one that the arguments do not name."""
 
 

@@ -124,11 +124,11 @@ def _describe_half(answer: Answer) -> dict[str, Any]:
 
 
 def _describe_reading(trace: Trace, sample: Sample) -> dict[str, Any]:
-    predicted = trace.predicted(max(1, sample.tokens))
+    predicted = trace.predict_freed(max(1, sample.tokens))
     return {
         "tokens": sample.tokens,
         "usedBlocks": sample.used,
-        "blocksThatCameBack": round(trace.freed(sample), 2),
+        "blocksThatCameBack": round(trace.count_freed(sample), 2),
         "predicted": {str(reclaim): round(blocks, 2) for reclaim, blocks in predicted.items()},
     }
 
@@ -315,7 +315,7 @@ def explain_resource(
     if resource.problem is not None:
         yield f"It does nothing: {resource.problem.reason}: {resource.problem.message}."
     if record is not None:
-        yield from _run(record.run) if record.run else _idle(record)
+        yield from _run(record.run) if record.run else _describe_idle(record)
         yield from _describe_evidence(record)
     yield _task(resource)
     if record is not None:
@@ -390,7 +390,7 @@ def _rotation_text(draining_pod: DrainingPod) -> str:
     return f"out of rotation since {_moment_text(draining_pod.out_at)}, finishes its requests"
 
 
-def _idle(record: Record) -> Iterator[str]:
+def _describe_idle(record: Record) -> Iterator[str]:
     yield "No run is open."
     if record.plan is not None:
         steps = "; ".join(record.plan.steps)

@@ -1,7 +1,7 @@
 """Options that several commands share, and how a command's help is kept apart from its work.
 
 Help and completion must come at once, while the work needs the client, the models and the settings: over a
-second of a processor. So a command is declared in `commands/`, which imports nothing heavy, and `done_by`
+second of a processor. So a command is declared in `commands/`, which imports nothing heavy, and `run_in`
 names the function that does its work, which is imported when it runs.
 """
 
@@ -44,7 +44,7 @@ WORK: dict[Callable[..., object], str] = {}
 """Module and function that does the work of each declared command that was loaded."""
 
 
-def done_by(place: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def run_in(place: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Name the `module:function` that does a declared command's work, with the same arguments."""
 
     def bind(declared: Callable[P, None]) -> Callable[P, None]:

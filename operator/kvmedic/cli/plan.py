@@ -153,7 +153,7 @@ class Planned:
     keeping: Proposal | None = None
     """What to give to the owner of the target, so that the operator's change stays."""
 
-    def printed(self, form: Form) -> str:
+    def render_plan(self, form: Form) -> str:
         """Return the whole plan."""
         return json.dumps(self._json(), indent=2) if form is Form.JSON else self._text()
 
@@ -208,9 +208,9 @@ def command(name: str, namespace: str, context: str, kubeconfig: str, prometheus
 
     found = finish_look(look())
     if output is Form.JSON:
-        print(found.printed(output))
+        print(found.render_plan(output))
     else:
-        show_text([found.printed(output)])
+        show_text([found.render_plan(output)])
     hint_at_source(found.reason, prometheus)
     raise typer.Exit(REFUSED if found.is_inconclusive else 0)
 

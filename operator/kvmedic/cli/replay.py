@@ -189,7 +189,7 @@ async def replay(
     result.notes += _notes(seen, lives, first, real)
     at = first
     while at < last:
-        if ended := _bound(history):
+        if ended := _find_exceeded_bound(history):
             result.ended = ended
             break
         step = _step(result, at)
@@ -203,7 +203,7 @@ async def replay(
     return result
 
 
-def _bound(history: History) -> str:
+def _find_exceeded_bound(history: History) -> str:
     """Return why nothing more is asked; empty: it may be."""
     spent = history.spent
     if history.silent >= SILENCE:
@@ -235,7 +235,7 @@ async def _look(
     found = await survey(resource, policy, then.view, SurveyInput(metrics, NoLogs(), at))
     if found.plan is None:
         return _without_plan(found, then)
-    why: Blocked | Inconclusive | None = found.blocked or _unplannable(found, then)
+    why: Blocked | Inconclusive | None = found.blocked or _find_plan_blocker(found, then)
     why = why or opening_gate(policy.limits, runs, health_of(found), at)
     if why is None:
         baseline = await pressed_baseline(found, policy, resource.namespace, metrics)
@@ -253,11 +253,11 @@ def _without_plan(found: Survey, then: PastView) -> tuple[Found, Blocked | Incon
         return Found.UNKNOWN, found.diagnosis
     if is_content(found.diagnosis):
         return Found.CALM, None
-    why = found.blocked and (_unplannable(found, then) or found.blocked)
+    why = found.blocked and (_find_plan_blocker(found, then) or found.blocked)
     return Found.HELD, why or Blocked(found.diagnosis.reason, found.diagnosis.line())
 
 
-def _unplannable(found: Survey, then: PastView) -> Blocked | None:
+def _find_plan_blocker(found: Survey, then: PastView) -> Blocked | None:
     """Return why no plan of then is known although trouble is."""
     if then.unknown:
         text = f"{found.diagnosis.line()}; no plan is known: {then.unknown}"

@@ -53,7 +53,7 @@ from kvmedic.runbooks.branches import (
     TurnOn,
     diagnose,
 )
-from kvmedic.runbooks.compression.savings import EVICTING, Worth, brought, figures_of
+from kvmedic.runbooks.compression.savings import EVICTING, Worth, figures_of, weigh_figures
 
 if TYPE_CHECKING:  # the controller loads what asks a cluster, and reports on saved pages need nothing of it
     from kvmedic.controller.evidence import Survey
@@ -151,7 +151,7 @@ def _list_missing(method: Compressed, evidence: Evidence) -> Iterator[str]:
         yield "confirmation by the engine: its start-up log (with saved pages --log FILE)"
     if not isfinite(evidence.burn.window_seconds):
         yield "the time between the pages, to compare loads: --interval"
-    worth = brought(without, present)
+    worth = weigh_figures(without, present)
     if without == Figures():
         yield f"figures of the fleet without it: spec.compression.baseline {_IN_FILE}"
     elif worth.worth is Worth.UNKNOWN:

@@ -46,7 +46,7 @@ from kvmedic.runbooks.compression.methods import compressed_of, eviction_of
 from kvmedic.runbooks.order import judge_runbooks, with_unanswered
 from kvmedic.runbooks.planning import proposal
 from kvmedic.runbooks.preemption.levers import present_setting
-from kvmedic.runbooks.preemption.scale_out import spent_by
+from kvmedic.runbooks.preemption.scale_out import report_spent_levers
 from kvmedic.runbooks.workload import Workload
 
 _GZIP = b"\x1f\x8b"
@@ -434,7 +434,7 @@ def _without_lever(
     """Return what follows where no lever applies: the branches for that, once each was asked."""
     if not why.passes_on or found.evidence.spent is not None:
         return replace(found, blocked=Blocked(why.reason, why.message))
-    spent = spent_by(why, known, len(found.evidence.burn.pods))
+    spent = report_spent_levers(why, known, len(found.evidence.burn.pods))
     return _consult_runbook(replace(found.evidence, spent=spent), policy, workload)
 
 

@@ -60,13 +60,13 @@ from kvmedic.rollout.drift import is_foreign
 from kvmedic.rollout.gates.approval import Request, find_approval
 from kvmedic.rollout.gates.opening import Health, forward_gate, opening_gate
 from kvmedic.rollout.gates.runs_at_once import Budgets, Peer, find_full_budget
-from kvmedic.rollout.gates.storm_breaker import Breaker, Trip, any_trip, stormy, trip
+from kvmedic.rollout.gates.storm_breaker import Breaker, Trip, find_any_trip, find_trip, report_trip
 from kvmedic.rollout.preconditions import (
     Neighbours,
     find_blocker,
+    find_reversion_blocker,
     frozen_message,
     remarks,
-    reverted_at_once,
     via_autoscaler,
 )
 from kvmedic.runbooks.node_health import ended_engines
@@ -201,7 +201,7 @@ async def check_ownership(found: Survey, resource: Resource, policy: Policy, tar
         return found
     neighbours = await target.neighbours(found.view, step)
     if found.blocked is None:
-        found = replace(found, blocked=reverted_at_once(neighbours, found.view.fleet))
+        found = replace(found, blocked=find_reversion_blocker(neighbours, found.view.fleet))
     found, plan = await _use_autoscaler(found, plan, neighbours, target)
     found, plan = await _use_owner_field(found, plan, policy, target)
     if plan.steps[0].holder:
@@ -564,26 +564,26 @@ class RunLimits:
         """
         if self._refreshed_at is None or not timedelta(0) <= now - self._refreshed_at < self.bounds.reread:
             self._refreshed_at = now
-            await self._read_word(any_trip(self.bounds.breaker, self.roster.peers(), None, now), now)
+            await self._read_word(find_any_trip(self.bounds.breaker, self.roster.peers(), None, now), now)
 
     def has_tripped(self, now: datetime) -> bool:
         """Return whether the breaker has tripped for some namespace, by the administrator's last word."""
-        return any_trip(self.bounds.breaker, self.roster.peers(), self._over_at, now) is not None
+        return find_any_trip(self.bounds.breaker, self.roster.peers(), self._over_at, now) is not None
 
     async def _judge_limits(self, peers: Sequence[Peer], uid: str, now: datetime) -> Blocked | None:
         namespace = next((peer.namespace for peer in peers if peer.uid == uid), "")
         found = await self._trip(peers, namespace, now)
         if found is not None:
-            return stormy(found, self.bounds.over)
+            return report_trip(found, self.bounds.over)
         return find_full_budget(self.bounds.budgets, peers, uid)
 
     async def _trip(self, peers: Sequence[Peer], namespace: str, now: datetime) -> Trip | None:
         """Return the trip that counts for a namespace; the administrator is only asked where there is one."""
-        found = trip(self.bounds.breaker, peers, None, now, namespace)
+        found = find_trip(self.bounds.breaker, peers, None, now, namespace)
         if found is None:
             return None
         await self._read_word(found, now)
-        return trip(self.bounds.breaker, peers, self._over_at, now, namespace)
+        return find_trip(self.bounds.breaker, peers, self._over_at, now, namespace)
 
     async def _read_word(self, found: Trip | None, now: datetime) -> None:
         """Read when the administrator last said that a storm is over, where there is one, now and then."""

@@ -26,7 +26,7 @@ from kvmedic.model.spec import OnInconclusive, SideBySide, answer_to_no_verdict
 from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
 from kvmedic.runbooks.workload import View
-from kvmedic.verdict.counts import NEEDED, Arm, CapChange, Counts, Limits, Routing, count_replica, needed_for
+from kvmedic.verdict.counts import NEEDED, Arm, CapChange, Counts, Limits, Routing, count_replica, list_needs
 from kvmedic.verdict.side_by_side import (
     DECIDE_SECONDS,
     GO_ON_SECONDS,
@@ -170,7 +170,7 @@ def arm_of(
         names: of the replicas.
         limits: what is too late, and too slow.
     """
-    needed = needed_for(limits.objectives)
+    needed = list_needs(limits.objectives)
     for seen, signals in (*((each, needed) for each in stretches), *((each, WAITING) for each in ends)):
         gap = gather_values(replace(seen, pods={name: seen.pods[name] for name in names}), signals)
         if isinstance(gap, Inconclusive):

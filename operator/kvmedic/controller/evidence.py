@@ -49,7 +49,7 @@ from kvmedic.runbooks.preemption.deploy import HISTORY
 from kvmedic.runbooks.preemption.pressure import queue_of
 from kvmedic.runbooks.revisions import differences
 from kvmedic.runbooks.workload import View, Workload
-from kvmedic.verdict.baseline import left_out, patient_baseline_of
+from kvmedic.verdict.baseline import exclude_pods, patient_baseline_of
 from kvmedic.verdict.vetoes import least_free_mib, up_seconds
 
 
@@ -161,7 +161,7 @@ def drop_unjudged_pods(evidence: Evidence, pods: Sequence[Pod], now: datetime | 
         pods: the replicas.
         now: the operator's own time; None: that of the look.
     """
-    out = left_out(pods, evidence.burn, now or evidence.burn.at)
+    out = exclude_pods(pods, evidence.burn, now or evidence.burn.at)
     kept = [name for name in evidence.burn.pods if name not in out]
     burn, sizing = evidence.burn.only(kept), evidence.sizing.only(kept)
     return replace(evidence, burn=burn, sizing=sizing, left_out=out)

@@ -19,7 +19,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Mode, Policy, Runbook
 from kvmedic.model.status import Attempt, LastGood, Record, Resource, TemporaryChange, find_failure
 from kvmedic.rollout import row_of
-from kvmedic.rollout.gates.approval import stands
+from kvmedic.rollout.gates.approval import is_plan_current
 from kvmedic.rollout.preconditions import Purpose
 from kvmedic.runbooks.branches import (
     Beyond,
@@ -39,14 +39,14 @@ from kvmedic.runbooks.branches import (
 )
 from kvmedic.runbooks.compression.bundle import bundle_plan, turning_plan, unrecorded_setting
 from kvmedic.runbooks.compression.savings import ASKED, figures_over, is_young
-from kvmedic.runbooks.compression.trial_plans import confirmed_first, evaluation_plan, trial_plan
+from kvmedic.runbooks.compression.trial_plans import confirm_before_turning_off, evaluation_plan, trial_plan
 from kvmedic.runbooks.node_health import driver_health
 from kvmedic.runbooks.order import judge_runbooks, with_unanswered
 from kvmedic.runbooks.planning import drain_remark, fleet_plan, proposal
 from kvmedic.runbooks.preemption.levers import present_setting
 from kvmedic.runbooks.preemption.queueing import queue_behind
 from kvmedic.runbooks.preemption.restore import due_change, plan_restore, restore_advice
-from kvmedic.runbooks.preemption.scale_out import spent_by
+from kvmedic.runbooks.preemption.scale_out import report_spent_levers
 from kvmedic.runbooks.workload import View, Workload
 from kvmedic.verdict.baseline import TRAFFIC, moves, traffic_of
 
@@ -201,7 +201,7 @@ def _with_remark(plan: Plan, workload: Workload | Blocked, policy: Policy) -> Pl
 
 def _judge_survey(found: Survey, why: NoChange, known: Setting, resource: Resource, policy: Policy) -> Survey:
     """Return the survey judged anew, once it is known that no lever is left."""
-    spent = spent_by(why, known, found.view.fleet.replicas)
+    spent = report_spent_levers(why, known, found.view.fleet.replicas)
     evidence = replace(found.evidence, spent=spent)
     runbook, diagnosis = judge_runbooks(policy, evidence)
     return add_remarks(
@@ -272,7 +272,7 @@ def _plan(
     """
     advice = _advice(found, workload, known, resource.generation)
     if isinstance(advice, TurnOff) and policy.mode is Mode.AUTO:
-        advice = confirmed_first(found.evidence, advice)
+        advice = confirm_before_turning_off(found.evidence, advice)
     if isinstance(advice, RollBack | Relief | Resize):
         return fleet_plan(policy.target, found.view.fleet, advice, resource.generation)
     if isinstance(advice, Try | Evaluate):
@@ -331,7 +331,7 @@ def with_shown_plan(found: Survey, resource: Resource, policy: Policy) -> Survey
     if policy.mode is not Mode.APPROVE or plan is None:
         return found
     if found.plan is not None:
-        return replace(found, plan=plan) if stands(plan, found.plan) else found
+        return replace(found, plan=plan) if is_plan_current(plan, found.plan) else found
     if not isinstance(found.diagnosis, Inconclusive) or not _is_bound(plan, found.view, resource):
         return found
     return replace(found, plan=plan, blocked=Blocked(found.diagnosis.reason, found.diagnosis.message))

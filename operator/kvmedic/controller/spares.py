@@ -34,7 +34,7 @@ from kvmedic.rollout.spares.ways import (
     Short,
     SpareUse,
     no_spare_of,
-    spare_required,
+    refuse_without_spare,
     spare_use,
     way_without_spare,
     weigh_room,
@@ -81,7 +81,7 @@ def _way_of_ordinals(found: Survey, resource: Resource, policy: Policy) -> Short
     step, why = found.plan.steps[0] if found.plan else None, no_spare_of(found.view.fleet)
     match policy.rollout.spare:
         case Spare.REQUIRED:
-            return spare_required(found.view.fleet)
+            return refuse_without_spare(found.view.fleet)
         case Spare.BEST_EFFORT:
             return go_short(found, resource, policy, why)
         case Spare.NONE:

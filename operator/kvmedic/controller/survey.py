@@ -48,7 +48,7 @@ from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence
 from kvmedic.runbooks.compression.methods import compressed_of, eviction_by, eviction_of, standing_answers
 from kvmedic.runbooks.compression.next_fix import Case, Next, fixes_behind_gate, next_fix
 from kvmedic.runbooks.compression.savings import with_baseline_on_record
-from kvmedic.runbooks.order import calm, first_branches, judge_runbooks
+from kvmedic.runbooks.order import first_branches, judge_first_branches, judge_runbooks
 from kvmedic.runbooks.preemption.probation import PROBATION_LOOK, is_on_probation
 from kvmedic.runbooks.severity import signals_of
 from kvmedic.runbooks.workload import View, Workload
@@ -226,7 +226,7 @@ async def _with_engine_reports(
     evidence = replace(evidence, evicts=evicts, compression=method)
     after = await _after_the_method(workload, evidence, resource, policy, inputs)
     evidence = replace(evidence, fix=after.move, failed_fixes=after.failed)
-    if calm(policy, evidence) is not None:
+    if judge_first_branches(policy, evidence) is not None:
         return evidence
     vitals = await with_drivers(
         evidence.vitals, resource.namespace, expected_pods(view), workload, inputs.drivers
@@ -309,7 +309,7 @@ async def _quick_look_over(
     method = _with_baseline(method, resource, policy, view)
     evidence = Evidence(seen, seen, policy.trigger, vitals, policy.node_health, compression=method)
     evidence = drop_unjudged_pods(evidence, pods, inputs.now)
-    found = calm(policy, evidence)
+    found = judge_first_branches(policy, evidence)
     if found is None:
         return None
     runbook, diagnosis = found

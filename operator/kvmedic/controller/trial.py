@@ -41,8 +41,8 @@ from kvmedic.rollout.trial import (
     LastWords,
     TrialMove,
     TrialSight,
-    ended_by_itself,
     evaluation_move,
+    has_ended_by_itself,
     trial_move,
 )
 from kvmedic.runbooks.workload import View, Workload
@@ -90,7 +90,7 @@ async def _look_at_job(tick: Tick, step: OnTrial) -> JobSight | None:
 
 async def _last_words(tick: Tick, pod: Pod | None) -> LastWords:
     """Return what a trial pod that ended by itself reported of its end; its log goes with the pod."""
-    if pod is None or not ended_by_itself(pod):
+    if pod is None or not has_ended_by_itself(pod):
         return NO_WORDS
     return await tick.ports.trials.last_words(tick.resource.namespace, pod, _REFUSALS)
 

@@ -59,7 +59,7 @@ from kvmedic.verdict.vetoes import (
     Confirmation,
     VerdictInput,
     count_ends_against,
-    ended_as_before,
+    has_ended_as_before,
     least_free_mib,
     window_began_at,
 )
@@ -141,7 +141,7 @@ def count_new_ends(tick: Tick, pods: tuple[Pod, ...], ends: Mapping[str, EngineE
     None do where engines ended as often before; a change that is to keep engines up must end that, too.
     """
     settled_at = tick.run.current.settled_at or tick.now
-    if tick.run.goal is not Goal.STAYS_UP and ended_as_before(pods, ends, tick.run.baseline, tick.now):
+    if tick.run.goal is not Goal.STAYS_UP and has_ended_as_before(pods, ends, tick.run.baseline, tick.now):
         return 0
     return count_ends_against(pods, ends, window_began_at(pods, settled_at))
 

@@ -35,7 +35,7 @@ from kvmedic.rollout.spares.ways import (
     Beside,
     Short,
     no_spare_of,
-    spare_required,
+    refuse_without_spare,
     way_without_spare,
     weigh_room,
 )
@@ -281,7 +281,7 @@ def _levers(workload: Workload, policy: Policy, names: Mapping[str, str]) -> Che
     free: list[str] = []
     for lever in policy.levers:
         fault = _lever_fault(workload, lever.knob)
-        given = workload.given(lever.knob)
+        given = workload.value_of(lever.knob)
         if fault is None:
             free.append(f"{lever.knob} ({'not given' if given is None else given})")
         else:
@@ -316,7 +316,7 @@ def _end(workload: Workload) -> Check:
     held = "until then a replica whose drain times out goes back into rotation (onDrainTimeout: Hold)"
     if flag is None or workload.engine.presence(flag) is not Presence.PRESENT:
         return Check(Topic.LAST_REQUESTS, Result.PASS, text, f"a newer engine can finish them; {held}")
-    if workload.given(Knob.SHUTDOWN_TIMEOUT):
+    if workload.value_of(Knob.SHUTDOWN_TIMEOUT):
         return Check(Topic.LAST_REQUESTS, Result.PASS, text)
     fix = f"give the engine {flag.name}, and a longer terminationGracePeriodSeconds; {held}"
     return Check(Topic.LAST_REQUESTS, Result.PASS, text, fix, UNDRAINED)
@@ -517,7 +517,7 @@ def spare_check(seen: Finding, fleet: Fleet, policy: Policy, names: Mapping[str,
 
 def _ordinals_check(fleet: Fleet, wish: Spare, names: Mapping[str, str]) -> Check:
     """Return whether a StatefulSet may go one short, as it never has a spare."""
-    way = spare_required(fleet)
+    way = refuse_without_spare(fleet)
     if wish is not Spare.REQUIRED:
         found = way_without_spare(fleet, None, no_spare_of(fleet))
         if isinstance(found, Short):

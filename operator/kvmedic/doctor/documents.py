@@ -72,7 +72,7 @@ class DocumentsError(Exception):
 
 
 @contextmanager
-def taking_malformed() -> Iterator[None]:
+def reject_malformed() -> Iterator[None]:
     """Reject what no API server would take: the readers of a cluster rely on what it has checked.
 
     Raises:
@@ -239,7 +239,7 @@ def _settle(deployment: JsonObject) -> None:
     }
 
 
-def _made_for(deployment: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
+def _children_of_deployment(deployment: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
     """Yield what controllers make for a Deployment that is at rest: ReplicaSet, pods and EndpointSlices."""
     namespace, spec = section(deployment, "metadata")["namespace"], section(deployment, "spec")
     template = section(spec, "template")
@@ -273,7 +273,7 @@ def _settle_set(body: JsonObject) -> None:
     body["status"] = {**status, "updateRevision": name, **counts}
 
 
-def _made_for_set(body: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
+def _children_of_set(body: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
     """Yield what controllers make for a StatefulSet at rest: its revision, pods and EndpointSlices."""
     template = section(body, "spec", "template")
     revision = _child(
@@ -298,7 +298,7 @@ def _settle_groups(body: JsonObject) -> None:
     body["status"] = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), replicas)
 
 
-def _made_for_groups(body: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
+def _children_of_groups(body: JsonObject, bodies: Sequence[JsonObject]) -> Iterator[JsonObject]:
     """Yield what controllers make for a LeaderWorkerSet at rest: what keeps its leaders, and all its pods."""
     name, groups = name_of(body), section(body, "spec", "leaderWorkerTemplate")
     key, size = template_hash(groups)[:10], int(groups["size"])
@@ -311,7 +311,7 @@ def _made_for_groups(body: JsonObject, bodies: Sequence[JsonObject]) -> Iterator
     leaders["spec"] = {"replicas": body["spec"]["replicas"], "template": {**template, "metadata": labelled}}
     leaders["spec"]["updateStrategy"] = {"type": ROLLING, "rollingUpdate": {"partition": 0}}
     _settle_set(leaders)
-    kept = list(_made_for_set(leaders, bodies))
+    kept = list(_children_of_set(leaders, bodies))
     for each in kept:
         mine = {GROUP_INDEX: name_of(each).rpartition("-")[2]} if each["kind"] == "Pod" else {}
         each["metadata"]["labels"] = {**labels_of(each), **own, **mine}
@@ -326,9 +326,9 @@ def _made_for_groups(body: JsonObject, bodies: Sequence[JsonObject]) -> Iterator
 
 
 _MADE: Mapping[str, tuple[Callable[[JsonObject], None], Callable[..., Iterator[JsonObject]]]] = {
-    DEPLOYMENT: (_settle, _made_for),
-    STATEFUL_SET: (_settle_set, _made_for_set),
-    LEADER_WORKER_SET: (_settle_groups, _made_for_groups),
+    DEPLOYMENT: (_settle, _children_of_deployment),
+    STATEFUL_SET: (_settle_set, _children_of_set),
+    LEADER_WORKER_SET: (_settle_groups, _children_of_groups),
 }
 """How a workload of each kind is filled in, and what its controllers make."""
 

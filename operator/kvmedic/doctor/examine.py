@@ -24,7 +24,7 @@ from kvmedic.doctor.checks import (
     names_of,
     spare_check,
 )
-from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served, taking_malformed
+from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served, reject_malformed
 from kvmedic.doctor.fitting import fitting_policy
 from kvmedic.doctor.remedies import FIXES, file_fix
 from kvmedic.engines import ENGINES
@@ -108,7 +108,7 @@ def default_spec(target: str) -> KVRemediationSpec:
     return KVRemediationSpec(target_ref=named, mode=Mode.AUTO, rollout=Rollout(spare=spare))
 
 
-def absent(namespace: str, name: str, *, is_live: bool = True) -> Examination:
+def report_missing_target(namespace: str, name: str, *, is_live: bool = True) -> Examination:
     """Return the examination of a Deployment that is not there."""
     ref = target_at(name)
     text = f"there is no {ref.kind} {ref.name} in namespace {namespace}"
@@ -140,22 +140,22 @@ def examine_manifests(
     given = spec if spec is not None else _spec_in(documents, target)
     seen = see_documents(documents, target, place, None if given is None else spec_from_wire(given))
     if seen is None:
-        return absent(place, target, is_live=False)
+        return report_missing_target(place, target, is_live=False)
     has_pods = any(each.get("kind") == "Pod" for each in documents)
     if not has_pods and not isinstance(seen.room, NoRoom | RoomUnknown):
         seen = replace(seen, room=RoomUnknown("the files show nodes, and no pods that run on them"))
     unseen = (Check(topic, Result.UNKNOWN, "a file does not show it") for topic in ONLY_LIVE)
-    with taking_malformed():
+    with reject_malformed():
         found = seen.checks()
     found = tuple(replace(each, saw=each.saw.replace(_ABSENT, "which is not in the files")) for each in found)
     if not has_pods:
         found = tuple(_as_written(each) for each in found)
     names = names_of(seen.view.fleet, seen.resource)
-    found = tuple(_mended_in_files(each, file_fix(each.reason, each.fix, names, files)) for each in found)
+    found = tuple(_with_file_fix(each, file_fix(each.reason, each.fix, names, files)) for each in found)
     return Examination(place, target, in_order([*found, *unseen]), is_live=False)
 
 
-def _mended_in_files(check: Check, fix: str) -> Check:
+def _with_file_fix(check: Check, fix: str) -> Check:
     """Return a check with what is to be done about it in files; a command's risk goes with the command."""
     if check.name is Topic.FRONT and check.result is Result.FAIL:
         return replace(check, fix=f"if another file has it, give both (-f FILE -f FILE); else {fix}")
@@ -181,7 +181,7 @@ def see_documents(
     Raises:
         DocumentsError: an object is malformed.
     """
-    with taking_malformed():
+    with reject_malformed():
         served, own = as_served(documents, namespace), _resource_in(documents, target)
         return asyncio.run(see_target(served, namespace, target, spec, own))
 

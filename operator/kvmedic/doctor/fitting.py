@@ -151,7 +151,7 @@ def _objective_lines() -> Iterator[str]:
 
 def _lever_lines(view: View, policy: Policy, neighbours: Neighbours | str) -> Iterator[str]:
     found, replicas = view.workload(policy.target), view.fleet.replicas
-    given = found.given(Knob.MAX_NUM_SEQS) if isinstance(found, Workload) else None
+    given = found.value_of(Knob.MAX_NUM_SEQS) if isinstance(found, Workload) else None
     yield "  # What may be changed, in the order of trying. What is not here is left alone."
     yield "  levers:"
     now = f"--max-num-seqs is {given} now" if given is not None else "--max-num-seqs is not given now"

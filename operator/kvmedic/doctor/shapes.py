@@ -246,7 +246,7 @@ def _faults(value: object, shape: Shape | None, path: str) -> Iterator[str]:
     """Yield each fault of a value, one after the other."""
     match shape:
         case Leaf() if not shape.holds(value):
-            yield f"{path} is {_shown(value)}: {_VARIABLES if '${' in str(value) else shape.expected}"
+            yield f"{path} is {_show_value(value)}: {_VARIABLES if '${' in str(value) else shape.expected}"
         case ListOf() if not isinstance(value, list):
             yield f"{path} is {_kind(value)}, not a list: write one item (a line with -) for each"
         case ListOf(item):
@@ -285,7 +285,7 @@ def _as_map(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     """Return a value that has no parts as it is written; of another only what it is."""
     if isinstance(value, list | Mapping) or value is None:
         return _kind(value)

@@ -19,7 +19,7 @@ from kvmedic.model.status import (
     Truth,
 )
 from kvmedic.record.runs import Claim, action, refresh_messages, with_conditions, with_failed_attempts
-from kvmedic.rollout.gates.approval import stands
+from kvmedic.rollout.gates.approval import is_plan_current
 from kvmedic.runbooks.branches import Compressed, Diagnosis, is_content
 from kvmedic.runbooks.severity import unmeasured_urgency
 
@@ -141,5 +141,5 @@ def _refresh_plan(old: ShownPlan | None, plan: Plan | None, now: datetime) -> Sh
     bound = old.bound if old else None
     if old is None or bound is None:
         return fresh
-    is_old = old.digest == plan.digest or (stands(bound, plan) and now - old.at < REFRESH)
+    is_old = old.digest == plan.digest or (is_plan_current(bound, plan) and now - old.at < REFRESH)
     return old if is_old else fresh

@@ -129,7 +129,7 @@ def decide(run: Run, seen: Situation) -> Decision:
         # That is the way back already: nothing blocks it, and nobody waits for a verdict.
         done = run.current.state is StepState.VERIFYING
         return Close(outcome_of(Reason.RESOURCE_DELETED)) if done else Walk(Direction.FORWARD)
-    if turned := _wished_back(run, seen):
+    if turned := _decide_turning_back(run, seen):
         return turned
     if run.current.state is StepState.VERIFYING:
         return _judgement(run, seen)
@@ -187,7 +187,7 @@ _OVERTAKEN = MappingProxyType(
 """Why a change is taken back by how the target stands to the record."""
 
 
-def _wished_back(run: Run, seen: Situation) -> Decision | None:
+def _decide_turning_back(run: Run, seen: Situation) -> Decision | None:
     reason = {
         Wish.DELETE: Reason.RESOURCE_DELETED,
         Wish.ROLL_BACK: Reason.ROLLED_BACK_BY_HAND,

@@ -171,7 +171,7 @@ def count_staying(fleet: Fleet, pod_to_remove: Pod) -> int:
     return sum(pod.in_rotation and not (pod.cordoned or pod.half_cordoned) for pod in others)
 
 
-def to_be_taken(pods: Iterable[Pod], held: Collection[str]) -> tuple[Pod, ...]:
+def exclude_held_pods(pods: Iterable[Pod], held: Collection[str]) -> tuple[Pod, ...]:
     """Return the pods that may be taken: not those that are held because their drain timed out, by uid."""
     return tuple(pod for pod in pods if pod.uid not in held)
 
@@ -210,7 +210,7 @@ def take_pods(
     fleet: Fleet, pods: tuple[Pod, ...], taking: Taking
 ) -> tuple[Pod, ...] | Cordon | Uncordon | Wait:
     """Return those of some pods that are drained and may go at once, or what has to be done before."""
-    takeable = to_be_taken(pods, taking.held)
+    takeable = exclude_held_pods(pods, taking.held)
     if not takeable:
         return held_move(fleet, pods)
     pods_to_remove = _choose_pods_to_remove(takeable, taking)
@@ -255,12 +255,12 @@ def held_move(fleet: Fleet, pods: Iterable[Pod]) -> Uncordon | Wait:
     held = tuple(pods)
     busy = ", ".join(pod.name for pod in held if not pod.stuck_in)
     reasons = [f"{busy} still had requests, or did not report them, when the drain timed out"] if busy else []
-    reasons += _stuck(fleet, [pod for pod in held if pod.stuck_in])
+    reasons += _explain_stuck_pods(fleet, [pod for pod in held if pod.stuck_in])
     text = f"{'; '.join(reasons)}; nothing is let go"
     return stray_move(fleet, fleet.pods) or Wait(Reason.DRAIN_TIMED_OUT, text)
 
 
-def _stuck(fleet: Fleet, pods: list[Pod]) -> list[str]:
+def _explain_stuck_pods(fleet: Fleet, pods: list[Pod]) -> list[str]:
     if not pods:
         return []
     names, label = ", ".join(pod.name for pod in pods), fleet.rotation.label
@@ -281,7 +281,7 @@ def stray_move(
     Only once it is sure that it stays: a ReplicaSet with a pod more than its number ends one, the
     cordoned one first, with what it serves then. A StatefulSet ends those beyond its number.
     """
-    uids = {pod.uid for pod in (*pods_to_remove, *beyond_number(fleet))}
+    uids = {pod.uid for pod in (*pods_to_remove, *find_surplus_replicas(fleet))}
     left = (pod for pod in pods if not pod.terminating and pod.uid not in uids)
     stray = next((pod for pod in left if pod.cordoned or pod.half_cordoned), None)
     if stray is None:
@@ -291,7 +291,7 @@ def stray_move(
     return Uncordon(stray)
 
 
-def beyond_number(fleet: Fleet) -> tuple[Pod, ...]:
+def find_surplus_replicas(fleet: Fleet) -> tuple[Pod, ...]:
     """Return the replicas of a StatefulSet that its number does not ask for, the lowest first.
 
     Its controller may be long in ending them: with `OrderedReady` it waits for all others to be Ready.
@@ -449,7 +449,7 @@ AWAIT_REMOVAL = Wait(Reason.AWAITING_CONTROLLER, "the replica that is to go has 
 
 def is_followed(fleet: Fleet, desired: int) -> bool:
     """Return whether the controllers have removed all that a number of replicas asks them to."""
-    is_more = fleet.total_desired > desired or len(fleet.live) > desired or bool(beyond_number(fleet))
+    is_more = fleet.total_desired > desired or len(fleet.live) > desired or bool(find_surplus_replicas(fleet))
     return fleet.observed and not is_more
 
 
@@ -465,13 +465,13 @@ def newest_first(pod: Pod) -> tuple[float, str]:
     return -pod.created_at.timestamp(), pod.name
 
 
-def to_go(live: tuple[Pod, ...], held: Collection[str]) -> tuple[Pod, ...]:
+def find_drainable_pods(live: tuple[Pod, ...], held: Collection[str]) -> tuple[Pod, ...]:
     """Return the replicas of which one may be drained; none while the controller would take a held one.
 
     It takes a replica that is not Ready before any drained one.
     """
     first = any(pod.uid in held and not pod.ready for pod in live)
-    return () if first else to_be_taken(live, held)
+    return () if first else exclude_held_pods(live, held)
 
 
 def parting_move(fleet: Fleet, surplus: Wait | None) -> Uncordon | Wait | Settled:

@@ -90,7 +90,7 @@ def target_standing(run: Run, resource_uid: str, fleet: Fleet | None, *, rivalle
         return Standing.FENCE_LOST
     committed = committed_sequence(run, resource_uid, fleet.fence)
     if committed is None or not _explains(run, fleet, committed):
-        return _moved_by_others(run, resource_uid, fleet)
+        return _classify_foreign_change(run, resource_uid, fleet)
     if fleet.replicas == 0:
         return Standing.SCALED_TO_ZERO
     if _is_rescaled(run, fleet, committed) or not is_kept(run, resource_uid, fleet):
@@ -161,11 +161,11 @@ def is_thawed(run: Run, resource_uid: str, fleet: Fleet) -> bool:
     """
     desired = _held_fields(run, resource_uid, fleet)
     is_ours = fleet.fields.is_frozen or (fleet.fields.paused and not run.recorded.paused)
-    is_ours = is_ours or PERMIT in set_by_others(run, resource_uid, fleet)
+    is_ours = is_ours or PERMIT in find_overwritten_fields(run, resource_uid, fleet)
     return desired is not None and not _is_held(fleet, desired) and (is_ours or is_mixed(fleet))
 
 
-def set_by_others(run: Run, resource_uid: str, fleet: Fleet) -> tuple[str, ...]:
+def find_overwritten_fields(run: Run, resource_uid: str, fleet: Fleet) -> tuple[str, ...]:
     """Return which of the rollout's fields have another value than was assigned, by their names."""
     desired = _held_fields(run, resource_uid, fleet)
     if desired is None:
@@ -187,7 +187,7 @@ def _held_fields(run: Run, resource_uid: str, fleet: Fleet) -> RolloutFields | N
     committed = committed_sequence(run, resource_uid, fleet.fence)
     if committed is None and run.intent and not run.intent.is_frozen and not fleet.fields.is_frozen:
         return None  # the last assignment gave the fields back, and so they are
-    tried = _either(run) if committed is None else (committed,)
+    tried = _list_sequences(run) if committed is None else (committed,)
     found = [desired for each in tried if (desired := expected_fields(run, fleet, each))]
     return next((each for each in found if _is_held(fleet, each)), found[0] if found else None)
 
@@ -204,7 +204,7 @@ def is_mixed(fleet: Fleet) -> bool:
     return others or any(pod.revision != fleet.revision for pod in fleet.live)
 
 
-def _moved_by_others(run: Run, resource_uid: str, fleet: Fleet) -> Standing:
+def _classify_foreign_change(run: Run, resource_uid: str, fleet: Fleet) -> Standing:
     if _is_reverted(run, fleet):
         is_ours = fleet.fields.is_frozen or _held_fields(run, resource_uid, fleet) is not None
         is_left = fleet.fields.paused and not fleet.fields.is_frozen and not run.recorded.paused
@@ -213,7 +213,7 @@ def _moved_by_others(run: Run, resource_uid: str, fleet: Fleet) -> Standing:
         # The record lost its intents: the target still has one of the two templates, or is somebody's.
         return Standing.SHIFTED if fleet.revision in _templates(run) else Standing.DRIFTED
     if fleet.revision in _expected_templates(run, resource_uid, fleet):
-        rescaled = all(_is_rescaled(run, fleet, each) for each in _either(run))
+        rescaled = all(_is_rescaled(run, fleet, each) for each in _list_sequences(run))
         return Standing.RESCALED if rescaled else Standing.SHIFTED
     return Standing.DRIFTED
 
@@ -239,7 +239,7 @@ def _expected_templates(run: Run, resource_uid: str, fleet: Fleet) -> frozenset[
     return frozenset({intent.template_after, *back, *(() if begun else (intent.template_before,))})
 
 
-def _either(run: Run) -> tuple[int, ...]:
+def _list_sequences(run: Run) -> tuple[int, ...]:
     return run.sequence, max(0, run.sequence - 1)
 
 
@@ -319,7 +319,7 @@ def regain_freeze(run: Run, resource_uid: str, fleet: Fleet, now: datetime) -> R
 
     Where every replica runs the template in force, nothing is to be held: what is left of ours is given back.
     """
-    others = set_by_others(run, resource_uid, fleet)
+    others = find_overwritten_fields(run, resource_uid, fleet)
     doing = Reason.ROLLING_BACK if run.current.state is StepState.ROLLING_BACK else Reason.ROLLING_OUT
     edit = run.current.step.template_change
     if not others or not is_thawed(run, resource_uid, fleet):

@@ -174,7 +174,7 @@ def _move_orphan(fleet: Fleet, order: Order, now: datetime) -> Move | None:
         draining_since={pod.uid: pod.cordoned_at for pod in order.draining_pods},
         drains=order.drains,
         toward=order.toward,
-        needed=fleet.replicas - _given_up(fleet, order, now) - count_lacking(fleet, order.may_lack),
+        needed=fleet.replicas - _count_abandoned(fleet, order, now) - count_lacking(fleet, order.may_lack),
         may_lack=count_lacking(fleet, order.may_lack),
         assigned_at=order.pulsed_at,
         is_frozen=is_target_unavailable(fleet, fleet.revision),
@@ -205,7 +205,7 @@ def _walk(fleet: Fleet, order: Order, now: datetime) -> Move:
         return first
     if fleet.count_desired(order.toward) == 0 and not count_lacking(fleet, order.may_lack):
         return adding_pulse(fleet)
-    waiting = _not_ready(fleet, new, order, now)
+    waiting = _await_new_replicas(fleet, new, order, now)
     if waiting and not _leaves_failed_behind(fleet, order):
         return waiting
     surplus = fleet.count_desired(order.toward) - fleet.replicas
@@ -236,12 +236,12 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
     Where nobody served before, the change is given up only when no new replica comes up.
     """
     new = fleet.list_pods(order.toward)
-    if order.repairs or (order.lifts and len(_lost(fleet, order, now)) < len(new)):
+    if order.repairs or (order.lifts and len(_list_failures(fleet, order, now)) < len(new)):
         return None
     doubtful = new if _is_first(fleet, order) else tuple(pod for pod in new if not pod.ready)
     found = _failures(fleet, doubtful, order, now)
     if not found and not fleet.is_losing:
-        found = [failure for failure in (_unmade(fleet, order, now),) if failure]
+        found = [failure for failure in (_report_refused_replica(fleet, order, now),) if failure]
     if _count_unplaced(fleet, order, now):
         found = [failure for failure in found if failure.reason is not Reason.SPARE_UNSCHEDULABLE]
     failure = next(iter(found), None)
@@ -277,7 +277,7 @@ def _failures(fleet: Fleet, pods: tuple[Pod, ...], order: Order, now: datetime) 
     return [failure for failure in found if failure is not None]
 
 
-def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
+def _report_refused_replica(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     """Return that a new replica is refused, as by a quota; None while it may yet be made.
 
     Its controller tries again and again, so a quota that has room within the limit stops nothing.
@@ -293,12 +293,12 @@ def _unmade(fleet: Fleet, order: Order, now: datetime) -> Failed | None:
     )
 
 
-def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
+def _list_failures(fleet: Fleet, order: Order, now: datetime) -> list[Failed]:
     down = tuple(pod for pod in fleet.list_pods(order.toward) if not pod.ready)
     return _failures(fleet, down, order, now)
 
 
-def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
+def _count_abandoned(fleet: Fleet, order: Order, now: datetime) -> int:
     """Return how many replicas of the desired template nobody waits for.
 
     Where nobody served before, one that does not come up keeps no other one from being replaced, on either
@@ -307,10 +307,10 @@ def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
     """
     if not order.lifts:
         spared = order.down_before if order.repairs and not order.mends else 0
-        return min(spared, len(_lost(fleet, order, now)))
+        return min(spared, len(_list_failures(fleet, order, now)))
     unmade = fleet.count_desired(order.toward) - len(fleet.list_pods(order.toward))
-    refused = _unmade(fleet, order, now) is not None
-    return len(_lost(fleet, order, now)) + (unmade if refused else 0)
+    refused = _report_refused_replica(fleet, order, now) is not None
+    return len(_list_failures(fleet, order, now)) + (unmade if refused else 0)
 
 
 def _count_unplaced(fleet: Fleet, order: Order, now: datetime) -> int:
@@ -321,8 +321,8 @@ def _count_unplaced(fleet: Fleet, order: Order, now: datetime) -> int:
     asked = fleet.spares + len(fleet.orphans)
     if order.repairs or asked == SURGE:
         return 0
-    placeless = [each for each in _lost(fleet, order, now) if each.reason is Reason.SPARE_UNSCHEDULABLE]
-    refused = _unmade(fleet, order, now) is not None
+    placeless = [one for one in _list_failures(fleet, order, now) if one.reason is Reason.SPARE_UNSCHEDULABLE]
+    refused = _report_refused_replica(fleet, order, now) is not None
     unmade = fleet.count_desired(order.toward) - len(fleet.list_pods(order.toward)) if refused else 0
     found = len(placeless) + unmade
     return found if found < asked else 0
@@ -341,10 +341,10 @@ def _leaves_failed_behind(fleet: Fleet, order: Order) -> bool:
     return order.repairs and down > 0 and enough
 
 
-def _not_ready(fleet: Fleet, new: tuple[Pod, ...], order: Order, now: datetime) -> Wait | None:
+def _await_new_replicas(fleet: Fleet, new: tuple[Pod, ...], order: Order, now: datetime) -> Wait | None:
     ready = sum(pod.ready for pod in new)
     desired = fleet.count_desired(order.toward)
-    if ready + _given_up(fleet, order, now) + _count_unplaced(fleet, order, now) >= desired:
+    if ready + _count_abandoned(fleet, order, now) + _count_unplaced(fleet, order, now) >= desired:
         return None
     reason = Reason.AWAITING_CANARY if fleet.is_saturated(order.away) else Reason.AWAITING_REPLICA
     return Wait(reason, f"{ready} of {desired} new replicas are Ready")
@@ -372,7 +372,7 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
         return Hold(order.edit, still_fields(fleet, order.may_lack))
     there = fleet.list_pods(order.toward)
     ready, is_followed = sum(pod.ready for pod in there), len(there) <= fleet.count_desired(order.toward)
-    desired = 0 if order.mends and order.repairs else fleet.replicas - _given_up(fleet, order, now)
+    desired = 0 if order.mends and order.repairs else fleet.replicas - _count_abandoned(fleet, order, now)
     if fleet.observed and is_followed and not others and ready >= desired:
         return Settled()
     return Wait(
@@ -443,7 +443,7 @@ def _first_wave(fleet: Fleet, order: Order, old: tuple[Pod, ...]) -> Pulse | Non
 def _take(
     fleet: Fleet, order: Order, pods: tuple[Pod, ...], at_once: int, now: datetime
 ) -> tuple[Pod, ...] | Move:
-    needed = fleet.replicas - _given_up(fleet, order, now) - count_lacking(fleet, order.may_lack)
+    needed = fleet.replicas - _count_abandoned(fleet, order, now) - count_lacking(fleet, order.may_lack)
     return take_pods(fleet, pods, Taking(order.draining_pods, order.drains, order.held, needed, at_once))
 
 

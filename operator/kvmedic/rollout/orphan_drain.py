@@ -245,7 +245,7 @@ def _next_of_all(
     if not isinstance(begun, Wait | None) or any(each.is_owned for each in fleet.orphans):
         return begun
     free = (each for each in fleet.orphans if _drain_move(each, known) is None)
-    return _foremost(move for each in free if (move := of_released(each)) is not None) or begun
+    return _pick_move(move for each in free if (move := of_released(each)) is not None) or begun
 
 
 def begun_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecision | None:
@@ -253,12 +253,12 @@ def begun_move(fleet: Fleet, known: OrphanInput, now: datetime) -> OrphanDecisio
 
     None: each of them is let go, and may go on either way.
     """
-    return _foremost(
-        move for each in fleet.orphans if (move := _drain_move(each, known) or _awaited(each, known, now))
+    return _pick_move(
+        move for one in fleet.orphans if (move := _drain_move(one, known) or _await_release(one, known, now))
     )
 
 
-def _foremost(moves: Iterable[OrphanDecision]) -> OrphanDecision | None:
+def _pick_move(moves: Iterable[OrphanDecision]) -> OrphanDecision | None:
     """Return the first move that changes something, else the first wait; None where there is none."""
     found = tuple(moves)
     return next((each for each in found if not isinstance(each, Wait)), found[0] if found else None)
@@ -339,7 +339,7 @@ def await_swapped(fleet: Fleet, revision: str) -> Wait | None:
     )
 
 
-def _awaited(orphan: Orphan, known: OrphanInput, now: datetime) -> AdoptPod | Wait | None:
+def _await_release(orphan: Orphan, known: OrphanInput, now: datetime) -> AdoptPod | Wait | None:
     """Return the wait until a ReplicaSet has let go of a replica, or its end; None once it has."""
     if not orphan.is_owned:
         return None

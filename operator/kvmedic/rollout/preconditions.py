@@ -103,7 +103,7 @@ def find_blockers(neighbours: Neighbours, fleet: Fleet) -> Iterator[Blocked]:
             )
 
 
-def reverted_at_once(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
+def find_reversion_blocker(neighbours: Neighbours, fleet: Fleet) -> Blocked | None:
     """Return why a change would be put back in the middle of its run, or None where that is not known.
 
     A person's word that a revert is fine does not count here: such a run cannot end but by that revert.
@@ -157,13 +157,13 @@ def via_autoscaler(step: ReplicasStep, neighbours: Neighbours, fleet: Fleet) -> 
         return Blocked(Reason.REPLICAS_AUTOSCALED, f"{names} decide the number of replicas; set it there")
     scaler = neighbours.autoscalers[0]
     desired = min(step.after, scaler.maximum)
-    if blocked := _unmovable(scaler, desired, fleet):
+    if blocked := _find_scaler_blocker(scaler, desired, fleet):
         return blocked
     holder = MinimumHolder(ObjectRef(scaler.kind, scaler.name), scaler.uid, scaler.is_given)
     return replace(step, before=scaler.minimum, after=desired, holder=holder)
 
 
-def _unmovable(scaler: Autoscaler, desired: int, fleet: Fleet) -> Blocked | None:
+def _find_scaler_blocker(scaler: Autoscaler, desired: int, fleet: Fleet) -> Blocked | None:
     who = f"{scaler.kind} {scaler.name}"
     if scaler.paused:
         return Blocked(Reason.REPLICAS_AUTOSCALED, f"{who} is paused: resume it, or scale by hand")
@@ -222,7 +222,7 @@ def find_rollout_blocker(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> Blo
 def find_rollout_blockers(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) -> tuple[Blocked, ...]:
     """Return everything that keeps a frozen rollout from beginning on this fleet, in reporting order."""
     return _all_blockers(
-        _frozen(fleet),
+        _frozen_row(fleet),
         _owner_row(None if purpose is Purpose.RETURN else owner_of_template(fleet)),
         *_rows(fleet, _unsettled_state(fleet, purpose), _drain_rows(fleet)),
     )
@@ -245,7 +245,7 @@ def find_owner_rollout_blocker(fleet: Fleet, purpose: Purpose = Purpose.RELIEF) 
     text = f"{who} replaces the replicas by its own rollout, and"
     alone = f"{text} there is only one: make the change there"
     return _first_blocker(
-        _frozen(fleet),
+        _frozen_row(fleet),
         (fleet.replicas == 1, Reason.OWNED_BY_CONTROLLER, alone),
         (fewer > 0, Reason.OWNED_BY_CONTROLLER, f"{text} {why}, or make the change there"),
         *_rows(fleet, _unsettled_state(fleet, purpose), ()),
@@ -261,7 +261,7 @@ def find_halfway_blocker(fleet: Fleet, earlier: str) -> Blocked | None:
     """
     strategy = f"strategy is {fleet.strategy}, and its rollout cannot be turned: wait for its end"
     return _first_blocker(
-        _frozen(fleet),
+        _frozen_row(fleet),
         (fleet.strategy != "RollingUpdate", Reason.STRATEGY_UNSUPPORTED, strategy),
         _owner_row(owner_of_template(fleet)),
         *_rows(fleet, _unbalanced_state(fleet, earlier), _drain_rows(fleet)),
@@ -314,7 +314,7 @@ def find_replacement_blocker(fleet: Fleet, step: ReplaceStep) -> Blocked | None:
         "have the autoscaler leave the number alone for a while"
     )
     return _first_blocker(
-        _frozen(fleet),
+        _frozen_row(fleet),
         (fleet.scaler is not None and way is None, Reason.REPLICAS_AUTOSCALED, scaled),
         _owner_row(owner_of_number(fleet) if way is None else None),
         *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), drains),
@@ -332,7 +332,7 @@ def find_ordinal_replacement_blocker(fleet: Fleet, step: ReplaceStep) -> Blocked
         "spec.replicas to 2, or delete the pod by hand when nobody needs it"
     )
     return _first_blocker(
-        _frozen(fleet),
+        _frozen_row(fleet),
         (fleet.replicas == 1 and not down, Reason.SPARE_NEEDED, alone),
         *_rows(fleet, _unsettled_state(fleet, Purpose.RELIEF, down), _drain_rows(fleet)),
     )
@@ -349,7 +349,7 @@ def find_autoscaling_blocker(fleet: Fleet, step: ReplicasStep) -> Blocked | None
     moved = "" if found is None else f"it keeps {found.number} replicas and {step.before} were planned with"
     unsettled = _unsettled_state(fleet, purpose_of(step))
     return _first_blocker(
-        _frozen(fleet),
+        _frozen_row(fleet),
         (found is None or found.uid != step.holder_uid, Reason.REPLICAS_CHANGED, gone),
         (found is not None and found.number != step.before, Reason.REPLICAS_CHANGED, moved),
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
@@ -366,7 +366,7 @@ def find_scaling_blocker(fleet: Fleet, step: ReplicasStep) -> Blocked | None:
     scaled = f"{who} decides the number of replicas: set {step.after} there"
     purpose = purpose_of(step)
     return _first_blocker(
-        _frozen(fleet),
+        _frozen_row(fleet),
         (fleet.scaler is not None, Reason.REPLICAS_AUTOSCALED, scaled),
         _owner_row(None if purpose is Purpose.RETURN else owner_of_number(fleet)),
         *_rows(fleet, _unsettled_state(fleet, purpose), _drain_rows(fleet)),
@@ -414,7 +414,7 @@ def find_trial_blocker(fleet: Fleet) -> Blocked | None:
     """
     unsettled = _unsettled_state(fleet, Purpose.MENDING)
     return _first_blocker(
-        _frozen(fleet),
+        _frozen_row(fleet),
         (fleet.replicas < 1, Reason.NO_REPLICAS, "spec.replicas is 0: nothing serves"),
         (unsettled != "", Reason.TARGET_NOT_SETTLED, unsettled),
     )
@@ -439,7 +439,7 @@ def _all_blockers(*rows: Row) -> tuple[Blocked, ...]:
     return tuple(Blocked(reason, message) for applies, reason, message in rows if applies)
 
 
-def _frozen(fleet: Fleet) -> Row:
+def _frozen_row(fleet: Fleet) -> Row:
     return fleet.fields.is_frozen, Reason.CLAIMED_BY_ANOTHER, frozen_message(fleet)
 
 

@@ -40,6 +40,7 @@ from kvmedic.rollout.draining import (
     Drain,
     StartLimits,
     draining_move,
+    find_drainable_pods,
     held_move,
     holding_move,
     is_followed,
@@ -50,7 +51,6 @@ from kvmedic.rollout.draining import (
     start_failure,
     stray_move,
     surplus_of,
-    to_go,
     unready_since,
 )
 from kvmedic.rollout.drift import committed_sequence
@@ -129,7 +129,7 @@ class Replacement:
         return self.step.replicas + 1
 
 
-def scaled_by(run: Run, step: ReplaceStep, resource_uid: str, fleet: Fleet) -> Scaled:
+def find_last_scaling(run: Run, step: ReplaceStep, resource_uid: str, fleet: Fleet) -> Scaled:
     """Return which of a run's assignments to the number of replicas was committed last.
 
     The claim says so. Where a person's `kubectl rollout undo` took the claim away together with the
@@ -246,7 +246,7 @@ def _exchange_released(fleet: Fleet, order: Replacement, now: datetime) -> Move:
         return _await_least(fleet, order, now)
     if failed := _spare_failure(fleet, order, now):
         return failed
-    short = _short(fleet, order, now)
+    short = _find_shortage(fleet, order, now)
     return short[1] if short else leave_rotation(fleet, orphan, order.orphans)
 
 
@@ -280,7 +280,7 @@ def _exchange(fleet: Fleet, order: Replacement, named: Pod, now: datetime) -> Mo
         return failed
     if back := stray_move(fleet, fleet.pods, (named,)):
         return back
-    if short := _short(fleet, order, now):
+    if short := _find_shortage(fleet, order, now):
         since, missing = short
         return Uncordon(named) if named.cordoned and now - since > PEER_GRACE else missing
     if waiting := draining_move(fleet, named, order.draining_pod, order.drain, order.least):
@@ -301,10 +301,10 @@ def _spare_failure(fleet: Fleet, order: Replacement, now: datetime) -> Failed | 
             f"no spare was made within {int(waited.total_seconds())} s: look for a quota in the Events of "
             "the ReplicaSet",
         )
-    return _overdue(order, now)
+    return _check_deadline(order, now)
 
 
-def _overdue(order: Replacement, now: datetime) -> Failed | None:
+def _check_deadline(order: Replacement, now: datetime) -> Failed | None:
     limit = STARTS * order.limits.start + order.drain_limit
     if order.assigned_at is None or now - order.assigned_at <= limit:
         return None
@@ -312,7 +312,7 @@ def _overdue(order: Replacement, now: datetime) -> Failed | None:
     return Failed(Reason.REPLACEMENT_CALLED_OFF, text)
 
 
-def _short(fleet: Fleet, order: Replacement, now: datetime) -> tuple[datetime, Wait] | None:
+def _find_shortage(fleet: Fleet, order: Replacement, now: datetime) -> tuple[datetime, Wait] | None:
     """Return since when too few replicas serve beside the named one, and what is waited for.
 
     None: enough do. These are the spare and, with it, as many as before; and enough to judge a fleet by.
@@ -340,7 +340,7 @@ def _take_back(fleet: Fleet, order: Replacement, now: datetime) -> Move:
             or making_wait(order.assigned_at, now)
             or ScaleIn(order.surged, order.desired, "", None)
         )
-    takeable = to_go(tuple(pod for pod in fleet.live if pod.uid != order.step.uid), order.held)
+    takeable = find_drainable_pods(tuple(pod for pod in fleet.live if pod.uid != order.step.uid), order.held)
     if not takeable and order.held:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
     # One that is not Ready, else the newest; never the named one.
@@ -375,7 +375,7 @@ def _await_least(fleet: Fleet, order: Replacement, now: datetime) -> Move:
     if serving >= order.least:
         return Settled()
     text = f"{serving} of {order.desired} replicas serve"
-    return _overdue(order, now) or Wait(Reason.AWAITING_REPLICA, text)
+    return _check_deadline(order, now) or Wait(Reason.AWAITING_REPLICA, text)
 
 
 def _name_pods(fleet: Fleet, order: Replacement) -> Pod | None:
@@ -398,7 +398,7 @@ def replacement_row(step: ReplaceStep) -> StepRow:
 def _order(step: ReplaceStep, fleet: Fleet, known: StepInput) -> Replacement:
     return Replacement(
         step=step,
-        scaled=scaled_by(known.run, step, known.resource_uid, fleet),
+        scaled=find_last_scaling(known.run, step, known.resource_uid, fleet),
         draining_pod=known.draining_pod,
         drain=known.drain,
         limits=known.limits,

@@ -35,6 +35,7 @@ from kvmedic.rollout.draining import (
     Drain,
     StartLimits,
     draining_move,
+    find_drainable_pods,
     held_move,
     holding_move,
     is_followed,
@@ -45,7 +46,6 @@ from kvmedic.rollout.draining import (
     start_failure,
     stray_move,
     surplus_of,
-    to_go,
 )
 from kvmedic.rollout.drift import committed_sequence, is_kept
 from kvmedic.rollout.moves import (
@@ -175,7 +175,7 @@ def _one_fewer(fleet: Fleet, order: Scaling, now: datetime) -> Move:
         fewer = max(desired, len(fleet.live))
         waiting = stray_move(fleet, fleet.pods) or making_wait(order.assigned_at, now)
         return waiting or ScaleIn(asked, fewer, "", fleet.ready)
-    takeable = to_go(fleet.live, order.held)
+    takeable = find_drainable_pods(fleet.live, order.held)
     if not takeable:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
     # The controller would take a replica that is not Ready before a drained one.
@@ -228,7 +228,7 @@ def _release_one(fleet: Fleet, order: Scaling, now: datetime) -> Move:
         return waiting or ScaleIn(asked, asked - 1, name, fleet.ready)
     if orphan is not None:
         return leave_rotation(fleet, orphan, known)
-    takeable = to_go(fleet.live, order.held)
+    takeable = find_drainable_pods(fleet.live, order.held)
     if not takeable:
         return held_move(fleet, [pod for pod in fleet.live if pod.uid in order.held])
     pod_to_remove = min(takeable, key=lambda pod: (pod.ready, pod.is_stand_in, *newest_first(pod)))
@@ -248,7 +248,7 @@ def _await_replicas(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     if back := stray_move(fleet, fleet.pods):
         return back
     numbers = step.before, step.after
-    awaited = awaited_of(fleet, numbers, order.down_before)
+    awaited = report_missing_replicas(fleet, numbers, order.down_before)
     if step.gives_back or not awaited:
         return Settled()
     waited = now - order.assigned_at if order.assigned_at else timedelta(0)
@@ -256,7 +256,7 @@ def _await_replicas(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     return failed or Wait(Reason.AWAITING_REPLICA, awaited)
 
 
-def awaited_of(fleet: Fleet, numbers: tuple[int, int], down_before: int) -> str:
+def report_missing_replicas(fleet: Fleet, numbers: tuple[int, int], down_before: int) -> str:
     """Return which of the replicas that are to serve do not yet; empty once enough do.
 
     Enough are all, or every one that was added and as many more as served before: nobody waits for one that
@@ -332,7 +332,7 @@ def _assign(holder: Minimum, step: ReplicasStep) -> SetMinimum:
 def _await_minimum(fleet: Fleet, order: Scaling, now: datetime) -> Move:
     step = order.step
     numbers = order.replicas, step.after
-    awaited = awaited_of(fleet, numbers, order.down_before)
+    awaited = report_missing_replicas(fleet, numbers, order.down_before)
     if not awaited:
         return Settled()
     waited = now - order.assigned_at if order.assigned_at else timedelta(0)

@@ -86,7 +86,7 @@ def refusal_in(lines: Iterable[str], refusals: Sequence[re.Pattern[str]]) -> str
     return next((match.group(match.re.groups) for match in found if match), "")
 
 
-def ended_by_itself(pod: Pod) -> bool:
+def has_ended_by_itself(pod: Pod) -> bool:
     """Return whether a trial pod's engine ended and nobody deleted the pod."""
     return pod.has_ended and not pod.terminating
 
@@ -163,7 +163,7 @@ def _move(sight: TrialSight, step: TrialStep, run: Run, limits: StartLimits, now
     if isinstance(sight.progress, Shown):
         # It counts whatever became of the pod since: a long prompt may well be the end of an engine.
         return Answered(answer_of(sight.progress, step, run.spec_generation, now))
-    if pod is not None and step.change is not None and ended_by_itself(pod):
+    if pod is not None and step.change is not None and has_ended_by_itself(pod):
         # The change under test may be what ended it, and would again: that is on record.
         return Answered(_of_end(pod, sight.words, step, run.spec_generation, now))
     waits = trial_start(pod, limits, now)
@@ -240,7 +240,7 @@ def _of_end(pod: Pod, words: LastWords, step: TrialStep, generation: int, now: d
 def _of_prompts(seen: Prompted, step: TrialStep, generation: int, now: datetime) -> Answer:
     found = judge_prompts(seen.before, seen.prompts, in_chunks=seen.in_chunks)
     lengths = ", ".join(str(each.tokens) for each in seen.prompts)
-    shown = f"prompts of {lengths} tokens {_grown(found, seen)}{_attention(seen.backends)}"
+    shown = f"prompts of {lengths} tokens {_describe_growth(found, seen)}{_attention(seen.backends)}"
     return Answer(
         step.question,
         step.answer_template,
@@ -284,7 +284,7 @@ def _attention(backends: Sequence[str]) -> str:
     return f"; attention by {', '.join(backends)}" if backends else ""
 
 
-def _grown(found: GrowthJudged, seen: Prompted) -> str:
+def _describe_growth(found: GrowthJudged, seen: Prompted) -> str:
     if isinstance(found, Unjudged):
         return f"showed nothing: {found.why}"
     more = (max(each.used for each in seen.prompts) - seen.before) / MIB
@@ -403,7 +403,7 @@ def _of_pod(
     An end by itself is on record: whatever ended the engine would do so again.
     """
     pod = sight.pod
-    if pod is None or not ended_by_itself(pod):
+    if pod is None or not has_ended_by_itself(pod):
         return trial_start(pod, limits, now)
     refused = step.change is not None and bool(sight.words.refusal)
     words = sight.words if refused else replace(sight.words, refusal="")

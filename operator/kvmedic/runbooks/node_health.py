@@ -47,7 +47,7 @@ Sign: TypeAlias = tuple[Vital, int, str]
 
 def gpu_fault(evidence: Evidence) -> tuple[Finding, ...] | None:
     """A GPU of a replica is broken: a fatal driver error, broken memory, no rows left to replace it."""
-    return _findings(evidence, _broken)
+    return _findings(evidence, _find_device_faults)
 
 
 def thermal_emergency(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
@@ -58,7 +58,7 @@ def thermal_emergency(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive 
     found = _findings(evidence, _slowed_devices)
     if found or evidence.node_health is not NodeHealth.REQUIRED:
         return found
-    return _unknown(evidence)
+    return _doubt_health(evidence)
 
 
 def divert_to_gpu_fault(evidence: Evidence, _setting: Setting) -> Advice:
@@ -96,7 +96,7 @@ def _name_origin(device: Device, vital: Vital) -> str:
     return f" (reported by {PROGRAM})" if vital in device.asked else ""
 
 
-def _broken(device: Device) -> Iterator[Sign]:
+def _find_device_faults(device: Device) -> Iterator[Sign]:
     xid = device.value(Vital.LAST_XID)
     if xid and xid not in APPLICATION_XIDS:
         yield Vital.LAST_XID, xid, f"XID {xid} ({XIDS.get(xid, 'an error of the device or its node')})"
@@ -127,7 +127,7 @@ def driver_health(evidence: Evidence) -> Finding | None:
     return Finding("fleet", None, None, None, text)
 
 
-def _unknown(evidence: Evidence) -> Inconclusive | None:
+def _doubt_health(evidence: Evidence) -> Inconclusive | None:
     """Return whose health is not known, and what would provide it; None where all is known."""
     known = {name: evidence.vitals.get(name, Vitals()) for name in sorted(evidence.burn.pods)}
     blind = {name: vitals for name, vitals in known.items() if vitals.list_unknown()}

@@ -31,13 +31,13 @@ def judge_runbooks(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis]:
     Raises:
         ValueError: the spec names no runbook.
     """
-    found = _first_word(policy, lambda runbook: _said_by(runbook, evidence))
+    found = _first_word(policy, lambda runbook: _ask_runbook(runbook, evidence))
     if found is None:
         raise ValueError("a spec names at least one runbook")
     return found[0], _name_left_out(found[1], evidence)
 
 
-def calm(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis] | None:
+def judge_first_branches(policy: Policy, evidence: Evidence) -> tuple[str, Diagnosis] | None:
     """Return the same where each runbook's first branches decide; None where a later one has to be asked."""
     found = _first_word(policy, lambda runbook: first_match(first_branches(runbook), evidence))
     return None if found is None else (found[0], _name_left_out(found[1], evidence))
@@ -53,7 +53,7 @@ def _name_left_out(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
     return replace(diagnosis, findings=(*diagnosis.findings, Finding("fleet", None, None, None, line)))
 
 
-def _said_by(runbook: Runbook, evidence: Evidence) -> Diagnosis:
+def _ask_runbook(runbook: Runbook, evidence: Evidence) -> Diagnosis:
     if runbook is Runbook.COMPRESSION_WITHOUT_SAVINGS and evidence.unanswered is not None:
         return evidence.unanswered
     return diagnose(RUNBOOKS[runbook], evidence)
@@ -73,7 +73,7 @@ def _first_word(policy: Policy, ask: Callable[[Runbook], Diagnosis | None]) -> t
             return None
         if isinstance(said, Inconclusive):
             unknown = unknown or (str(runbook), said)
-            noticed = (*noticed, _left_open(runbook, said))
+            noticed = (*noticed, _report_stopped_runbook(runbook, said))
             continue
         noticed = (*noticed, *said.findings)
         found = str(runbook), replace(said, findings=noticed)
@@ -82,7 +82,7 @@ def _first_word(policy: Policy, ask: Callable[[Runbook], Diagnosis | None]) -> t
     return found if found and unknown and not is_content(found[1]) else unknown or found
 
 
-def _left_open(runbook: Runbook, said: Inconclusive) -> Finding:
+def _report_stopped_runbook(runbook: Runbook, said: Inconclusive) -> Finding:
     return Finding("fleet", None, None, None, f"{runbook} cannot go on, {said.reason}: {said.message}")
 
 

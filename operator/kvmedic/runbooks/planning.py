@@ -144,7 +144,7 @@ def _flag_step(
     reason: Reason,
     file_of: FileEdit | None = None,
 ) -> FlagStep:
-    before = workload.given(knob)
+    before = workload.value_of(knob)
     return FlagStep(
         target=workload.target,
         container=str(workload.container.get("name")),
@@ -213,7 +213,7 @@ def end_of_requests(workload: Workload) -> str:
         return "this engine aborts requests in flight when a replica is ended (it has no --shutdown-timeout)"
     if Knob.SHUTDOWN_TIMEOUT in workload.unknown_knobs():
         return f"nobody knows for how long requests are finished ({known.name} comes from a variable)"
-    timeout = workload.given(Knob.SHUTDOWN_TIMEOUT)
+    timeout = workload.value_of(Knob.SHUTDOWN_TIMEOUT)
     if not isinstance(timeout, int | float) or timeout <= 0:
         return (
             "the engine aborts requests in flight when a replica is ended (--shutdown-timeout is not given)"

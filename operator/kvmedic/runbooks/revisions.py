@@ -86,7 +86,7 @@ def _of_interest(side: EngineLine) -> tuple[str, ...]:
 
 def _unresolved(side: EngineLine, dest: str) -> str:
     """Return how an option names variables whose values are not in the manifest; empty: it names none."""
-    given = side.deciding(dest)
+    given = side.find_deciding_use(dest)
     return given.held_by.text if given is not None and given.held_by.unresolved else ""
 
 

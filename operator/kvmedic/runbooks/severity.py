@@ -174,7 +174,7 @@ def share_served(seen: Observation) -> float | None:
         total(pods, Signal.WAITING_AT_END),
         max(0.0, arrived / seen.window_seconds),
     )
-    if requests.due(FIRST_TOKEN_SECONDS) < FEWEST_DUE:
+    if requests.count_due(FIRST_TOKEN_SECONDS) < FEWEST_DUE:
         return None
     output = sum(one.total for one in outputs) / max(1.0, sum(one.count for one in outputs))
     stalls = sum(count_above(one, STALL_SECONDS) for one in gaps)

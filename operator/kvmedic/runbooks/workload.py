@@ -53,13 +53,13 @@ class EngineLine:
         """Return what its configuration file gives; None where there is none that was read."""
         return self.file.read.parsed if isinstance(self.file, Configuration) else None
 
-    def deciding(self, dest: str) -> Given | None:
+    def find_deciding_use(self, dest: str) -> Given | None:
         """Return what decides an option: the command line before the file; None where neither gives it."""
         return self.line.last(dest) or (self.in_file.last(dest) if self.in_file else None)
 
     def value(self, dest: str) -> Scalar:
         """Return an option's value; None where it is not given."""
-        given = self.deciding(dest)
+        given = self.find_deciding_use(dest)
         return None if given is None else given.value
 
 
@@ -71,7 +71,7 @@ class Workload(EngineLine):
     target_uid: str
     flags: FlagsView
 
-    def given(self, knob: Knob) -> Scalar:
+    def value_of(self, knob: Knob) -> Scalar:
         """Return the value that the command line gives a knob; None where it gives none."""
         flag = self.engine.profile.flag(knob)
         return None if flag is None else self.flags.values().get(flag.dest)
@@ -82,14 +82,14 @@ class Workload(EngineLine):
 
     def gives(self, knob: Knob) -> bool:
         """Return whether the command line gives a knob, whether its value is known or not."""
-        return self.given(knob) is not None or knob in self.unknown_knobs()
+        return self.value_of(knob) is not None or knob in self.unknown_knobs()
 
     def has_on(self, knob: Knob) -> bool | None:
         """Return whether a switch is on, or None where that is not known."""
         flag = self.engine.profile.flag(knob)
         if flag is None or knob in self.unknown_knobs():
             return None
-        return self.engine.has_on(flag, self.given(knob))
+        return self.engine.has_on(flag, self.value_of(knob))
 
     def fixes_the_pool(self) -> tuple[Knob, ...]:
         """Return the knobs that are given and size the KV cache, whatever memory there is."""
@@ -97,7 +97,7 @@ class Workload(EngineLine):
 
     def longest_request(self) -> int | None:
         """Return the tokens of a request, at most, as the command line gives it; None where it does not."""
-        given = self.given(Knob.MAX_MODEL_LEN)
+        given = self.value_of(Knob.MAX_MODEL_LEN)
         return given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else None
 
     def knobs(self) -> dict[Knob, Scalar] | None:

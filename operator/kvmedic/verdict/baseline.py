@@ -326,7 +326,7 @@ class LeftOut:
     """What is known of it all the same, over the trigger's window."""
 
 
-def left_out(pods: Sequence[Pod], seen: Observation, at: datetime) -> Mapping[str, LeftOut]:
+def exclude_pods(pods: Sequence[Pod], seen: Observation, at: datetime) -> Mapping[str, LeftOut]:
     """Return the replicas that the fleet is not judged on, by name; none where too few would be left.
 
     A young replica that reports something is left out where most that are Ready are older: a fleet of which
@@ -340,7 +340,7 @@ def left_out(pods: Sequence[Pod], seen: Observation, at: datetime) -> Mapping[st
     found = {
         pod.name: out
         for pod in pods
-        if (out := _left_out(pod, seen.pods[pod.name], is_young=pod.name in young, counts=counts))
+        if (out := _exclude_replica(pod, seen.pods[pod.name], is_young=pod.name in young, counts=counts))
     }
     judged = len(pods) - len(found)
     explained = all(one.is_explained for one in found.values())
@@ -351,7 +351,7 @@ def is_quorate(pods: Sequence[Pod]) -> bool:
     """Return whether those that are not Ready keep no change from the others: few, or all explained."""
     down = [pod for pod in pods if not pod.ready]
     ready = len(pods) - len(down)
-    return ready > 0 and (ready >= SHARE * len(pods) or all(_down(pod) for pod in down))
+    return ready > 0 and (ready >= SHARE * len(pods) or all(_explain_not_ready(pod) for pod in down))
 
 
 def judged_part(
@@ -362,7 +362,7 @@ def judged_part(
     Nobody is left out where more are not Ready than took no requests before the change (`down_before`): that
     may be its doing. Nor where one that the change made beside others (`added`) says nothing.
     """
-    out = left_out(pods, seen, seen.at)
+    out = exclude_pods(pods, seen, seen.at)
     if not out or out.keys() & set(added) or sum(not pod.ready for pod in pods) > max(0, down_before):
         return seen, ""
     kept = {name: readings for name, readings in seen.pods.items() if name not in out}
@@ -375,9 +375,9 @@ def quorum_line(judged: int, out: Mapping[str, LeftOut]) -> str:
     return f"judged on {judged} of {judged + len(out)} replicas, without {named}"
 
 
-def _left_out(pod: Pod, readings: PodReadings, *, is_young: bool, counts: bool) -> LeftOut | None:
+def _exclude_replica(pod: Pod, readings: PodReadings, *, is_young: bool, counts: bool) -> LeftOut | None:
     if not pod.ready:
-        why = _down(pod)
+        why = _explain_not_ready(pod)
         return LeftOut(f"not Ready: {why or 'nobody says why'}", bool(why), readings)
     silence = _silence(readings)
     if is_young and (counts or silence):
@@ -385,7 +385,7 @@ def _left_out(pod: Pod, readings: PodReadings, *, is_young: bool, counts: bool) 
     return LeftOut(silence, is_explained=False, readings=readings) if silence else None
 
 
-def _down(pod: Pod) -> str:
+def _explain_not_ready(pod: Pod) -> str:
     """Return why a replica is not Ready; empty where nobody says."""
     if pod.unschedulable:
         return "it cannot be scheduled"

@@ -25,7 +25,7 @@ from kvmedic.model.readings import (
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged
 from kvmedic.verdict.baseline import FEWEST_FINISHED, counts_of
-from kvmedic.verdict.comparison import not_recovered
+from kvmedic.verdict.comparison import report_no_recovery
 from kvmedic.verdict.occupancy import (
     RESIDENCE_QUANTILE,
     SHARED_PREFIXES,
@@ -99,7 +99,7 @@ def judge_blocks(judged: Judged, looked: Observation, expected: Expectation) -> 
     text = f"{_traffic_text(found, expected)}; {_long_answers_text(looked, expected.length)}{judged.message}"
     if isinstance(found, Inconclusive) or found.are_returned:
         return replace(judged, message=text)
-    return not_recovered(text, judged.after)
+    return report_no_recovery(text, judged.after)
 
 
 def measure_blocks(looked: Observation, passes: Passes | None) -> BlocksTaken | Inconclusive:

@@ -90,7 +90,7 @@ def undecided_verdict(why: Inconclusive) -> Judged:
     return Judged(Verdict.INCONCLUSIVE, why.reason, why.message)
 
 
-def not_recovered(text: str, after: Baseline | None = None) -> Judged:
+def report_no_recovery(text: str, after: Baseline | None = None) -> Judged:
     """Return the verdict that a change did not help."""
     return Judged(Verdict.NOT_RECOVERED, Reason.NOT_RECOVERED, text, after)
 
@@ -109,7 +109,7 @@ class Comparison:
 
         A bad one is not the change's where clearly more was to be done. `found` goes before the figures.
         """
-        if unlike := self.unlike():
+        if unlike := self.find_load_mismatch():
             return Judged(Verdict.INCONCLUSIVE, Reason.LOAD_DIFFERS, f"{unlike}; {self.line()}", self.after)
         text = f"{found}{self.line()}"
         if verdict is Verdict.NOT_RECOVERED and self.arrivals > HEAVIER:
@@ -181,7 +181,7 @@ class Comparison:
     def _per_replica(self, after: float, before: float) -> float:
         return _ratio(after / self.after.replicas, before / self.before.replicas)
 
-    def unlike(self) -> str | None:
+    def find_load_mismatch(self) -> str | None:
         """Return how load or lengths differ so much that nothing can be said, or None."""
         before, after = self.before, self.after
         if before.models and after.models and before.models != after.models:
@@ -198,7 +198,7 @@ class Comparison:
 
     def is_harmless(self) -> bool:
         """Return whether nobody is worse off: tokens, objectives, answers at all, and in time."""
-        return self.is_worth_it() and not self.sinks() and self.given_up() <= GIVEN_UP
+        return self.is_worth_it() and not self.sinks() and self.measure_abort_rise() <= GIVEN_UP
 
     def sinks(self) -> str:
         """Return which objective or floor the fleet is below because of the change; empty: none."""
@@ -221,10 +221,10 @@ class Comparison:
         work = self.arrivals * _ratio(self.after.output_tokens_mean, self.before.output_tokens_mean)
         if work > WORK_ALIKE or (work < 1 / WORK_ALIKE and not self.holds_back()):
             return ""
-        lost = "requests end without an answer" if self.given_up() > GIVEN_UP else ""
+        lost = "requests end without an answer" if self.measure_abort_rise() > GIVEN_UP else ""
         return ", ".join(each for each in (self.sinks(), lost) if each)
 
-    def given_up(self) -> float:
+    def measure_abort_rise(self) -> float:
         """Return by how much more of the requests ended without an answer; 0 where that is not known."""
         before, after = self.before.aborted_share, self.after.aborted_share
         return 0.0 if before is None or after is None else after - before
@@ -299,24 +299,24 @@ class Comparison:
 
     def breaks_objective(self) -> bool:
         """Return whether an objective is missed that was met, or is missed by clearly more."""
-        return any(is_broken(*each[1:]) for each in self._judged_by())
+        return any(is_broken(*each[1:]) for each in self._list_limits())
 
     def brings_within(self) -> bool:
         """Return whether an objective that was missed is met, by more than two windows differ."""
         return any(
             limit is not None and now <= limit < then and then > WORSE * now
-            for _, limit, then, now in self._judged_by()
+            for _, limit, then, now in self._list_limits()
         )
 
-    def missed(self) -> tuple[str, ...]:
+    def list_misses(self) -> tuple[str, ...]:
         """Return the objectives still not met, each with its figure."""
         return tuple(
             f"{name} {now:.3g} s, objective {limit:g} s"
-            for name, limit, _, now in self._judged_by()
+            for name, limit, _, now in self._list_limits()
             if limit is not None and now > limit
         )
 
-    def _judged_by(self) -> tuple[tuple[str, float | None, float, float], ...]:
+    def _list_limits(self) -> tuple[tuple[str, float | None, float, float], ...]:
         """Return each objective by name, with its limit and the figures before and after."""
         desired = self.objectives
         limits = (
@@ -364,10 +364,10 @@ class Comparison:
         many preemptions per request as before, on more requests. Arrivals that grew with it speak for the
         change.
         """
-        alike = self.unlike() is None and not self.sinks()
+        alike = self.find_load_mismatch() is None and not self.sinks()
         return alike and self._flows() and min(self.served_in_time, self.throughput) >= MORE
 
-    def worse(self) -> str:
+    def find_worsening(self) -> str:
         """Return what is clearly worse than before; empty where nothing is."""
         after = self.after
         limit = TRIGGER_SHARE * self.trigger.preemptions_per_request
@@ -384,9 +384,10 @@ class Comparison:
         """Return the comparison in one line, what decides first."""
         before, after = self.before, self.after
         sunk = f"{below}; " if (below := self.sinks()) else ""
-        missed = "".join(f"not met: {each}; " for each in self.missed())
+        missed = "".join(f"not met: {each}; " for each in self.list_misses())
         missed = f"an objective is met again; {missed}" if self.brings_within() else missed
-        lost = f"requests without an answer {self.given_up():+.1%}; " if self.given_up() > GIVEN_UP else ""
+        rise = self.measure_abort_rise()
+        lost = f"requests without an answer {rise:+.1%}; " if rise > GIVEN_UP else ""
         return (
             f"{sunk}{missed}{lost}served in time x{self.served_in_time:.2f}, "
             f"preemptions per request {before.preemptions_per_request:.2f} -> "

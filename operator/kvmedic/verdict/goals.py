@@ -21,7 +21,7 @@ from kvmedic.model.readings import gather_values, number_or_none, total
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.verdict.baseline import FEWEST_FINISHED, TAIL_PER_REQUEST, baseline_of
-from kvmedic.verdict.comparison import QUEUED, Comparison, not_recovered, undecided_verdict
+from kvmedic.verdict.comparison import QUEUED, Comparison, report_no_recovery, undecided_verdict
 from kvmedic.verdict.served_in_time import first_token_limit
 from kvmedic.verdict.vetoes import VETOES, VerdictInput, confirm_setting
 
@@ -49,7 +49,7 @@ def judge_relief(given: VerdictInput) -> Judged:
 
 def compare_for_relief(change: Comparison) -> Judged:
     """Return whether a fleet is better off with a change, by its figures before and after."""
-    good = Verdict.IMPROVED if change.missed() else Verdict.RECOVERED
+    good = Verdict.IMPROVED if change.list_misses() else Verdict.RECOVERED
     gains = change.brings_within() or change.serves_clearly_more()
     is_gone = change.is_calm() and change.is_smooth()
     if not change.is_harmless():
@@ -73,7 +73,7 @@ def judge_no_worse(given: VerdictInput) -> Judged:
 
 def compare_for_no_worse(change: Comparison) -> Judged:
     """Return whether a fleet is no worse off with a change, by its figures before and after."""
-    if worse := change.worse():
+    if worse := change.find_worsening():
         return change.conclude(Verdict.NOT_RECOVERED, f"{worse}; ")
     return change.conclude(Verdict.RECOVERED, "no worse than before; ")
 
@@ -92,7 +92,7 @@ def judge_replacement(given: VerdictInput) -> Judged:
         return change.conclude(Verdict.NOT_RECOVERED, f"beyond the trigger: {hot}; ")
     if not change.is_harmless():
         return change.conclude(Verdict.NOT_RECOVERED)
-    verdict = Verdict.IMPROVED if change.missed() else Verdict.RECOVERED
+    verdict = Verdict.IMPROVED if change.list_misses() else Verdict.RECOVERED
     return change.conclude(verdict, "no replica is beyond the trigger; ")
 
 
@@ -120,7 +120,7 @@ def share_of(figures: Baseline, share: float) -> Baseline:
 
 def judge_stays_up(given: VerdictInput) -> Judged:
     """Return whether replicas stay up with a change while they serve."""
-    if down := _restarted(given):
+    if down := _report_restarts(given):
         return down
     found = gather_values(given.looked, STAYS_UP_SIGNALS)
     if isinstance(found, Inconclusive):
@@ -147,7 +147,7 @@ def judge_without(given: VerdictInput) -> Judged:
 
     Answers that hang are what host memory is used for. A fleet that hardly serves has none.
     """
-    if down := _restarted(given):
+    if down := _report_restarts(given):
         return down
     judged = _is_calm(given)
     after = _figures_after(given)
@@ -156,7 +156,7 @@ def judge_without(given: VerdictInput) -> Judged:
     stalls, had = after.stalls_per_request, given.before.stalls_per_request if given.before else 0.0
     text = f"{judged.message}; {stalls:.2f} stalls per request, {had:.2f} before"
     if stalls >= TAIL_PER_REQUEST and stalls > had:
-        return not_recovered(f"answers hang again: {text}", after)
+        return report_no_recovery(f"answers hang again: {text}", after)
     return replace(judged, message=text, after=after)
 
 
@@ -192,7 +192,7 @@ def _compare_windows(
     """Return the figures before and after, or the verdict that needs none; `since`: which restarts count."""
     if given.before is None:
         return judge_stays_up(given)
-    if down := _restarted(given, since):
+    if down := _report_restarts(given, since):
         return down
     after = _figures_after(given)
     if isinstance(after, Inconclusive):
@@ -207,8 +207,8 @@ def _figures_after(given: VerdictInput) -> Baseline | Inconclusive:
     return baseline_of(given.looked, given.restarts, limit)
 
 
-def _restarted(given: VerdictInput, since: str = "of replicas that run the change") -> Judged | None:
-    return not_recovered(f"{given.restarts} restarts {since}") if given.restarts > 0 else None
+def _report_restarts(given: VerdictInput, since: str = "of replicas that run the change") -> Judged | None:
+    return report_no_recovery(f"{given.restarts} restarts {since}") if given.restarts > 0 else None
 
 
 def _is_calm(given: VerdictInput) -> Judged:
@@ -218,15 +218,15 @@ def _is_calm(given: VerdictInput) -> Judged:
         return undecided_verdict(found)
     rates = {name: one.preemptions_per_request for name, one in found.items()}
     if hot := _replicas_over_trigger(rates, given):
-        return not_recovered(f"beyond the trigger are {hot}")
+        return report_no_recovery(f"beyond the trigger are {hot}")
     after = _figures_after(given)
     if given.before is not None and isinstance(after, Baseline):
         change = Comparison(given.before, after, given.objectives, given.trigger)
         if change.breaks_objective():
-            return not_recovered(f"an objective is broken: {', '.join(change.missed())}", after)
+            return report_no_recovery(f"an objective is broken: {', '.join(change.list_misses())}", after)
     text = f"{len(found)} replicas have {max(rates.values()):.2f} preemptions per request at most"
     if queues := _queues_over_trigger(given):
-        return not_recovered(f"users are kept waiting by {queues}")
+        return report_no_recovery(f"users are kept waiting by {queues}")
     limit = given.trigger.preemptions_per_request
     return Judged(Verdict.RECOVERED, Reason.RECOVERED, f"{text}, limit {limit:g}")
 

@@ -92,7 +92,7 @@ class Passes:
     every: int = PASS_TOKENS
     """Generated tokens from one pass to the next; up to the first one nothing is evicted."""
 
-    def taken(self, tokens: int, block_tokens: int) -> float:
+    def blocks_at(self, tokens: int, block_tokens: int) -> float:
         """Return the blocks of a sequence of so many tokens, half way from one pass to the next."""
         kept = Keep(budget=self.keep.tokens_of(tokens) + self.every // 2)
         return used_blocks(tokens, block_tokens, kept, self.pattern)
@@ -102,7 +102,7 @@ def occupancy_under(prompt: Histogram, output: Histogram, block_tokens: int, pas
     """Return what a running sequence takes while tokens are evicted, by lengths of finished requests."""
     prompts, outputs = representatives(prompt, REPRESENTATIVES), representatives(output, REPRESENTATIVES)
     longest = max(1.0, prompts[-1] + outputs[-1])
-    grid = [passes.taken(max(1, round(longest * step / GRID)), block_tokens) for step in range(GRID + 1)]
+    grid = [passes.blocks_at(max(1, round(longest * step / GRID)), block_tokens) for step in range(GRID + 1)]
     weight, first, second = 0.0, 0.0, 0.0
     for begin in prompts:
         for length in outputs:
@@ -116,7 +116,7 @@ def occupancy_under(prompt: Histogram, output: Histogram, block_tokens: int, pas
                 second += length * blocks**2
     mean = first / weight
     deviation = sqrt(max(0.0, second / weight - mean**2) + 1 / 12)
-    prompt_blocks = passes.taken(max(1, round(prompt.mean)), block_tokens)
+    prompt_blocks = passes.blocks_at(max(1, round(prompt.mean)), block_tokens)
     return Occupancy(mean, deviation, max(0.0, 1 - prompt_blocks / mean))
 
 

@@ -47,9 +47,9 @@ class FirstTokens:
         A request that has waited for longer than the limit is late although no histogram has counted it
         yet: of those that wait at the end, all that do not fit into the last arrivals.
         """
-        return (self.in_time + 0.5) / (self.due(limit_seconds) + 1.0)
+        return (self.in_time + 0.5) / (self.count_due(limit_seconds) + 1.0)
 
-    def due(self, limit_seconds: float) -> float:
+    def count_due(self, limit_seconds: float) -> float:
         """Return how many requests were answered, or should have been."""
         overdue = max(0.0, self.waiting_at_end - self.arrivals_per_second * limit_seconds)
         return self.came + self.aborted + overdue

@@ -198,7 +198,7 @@ class Sides:
 
     def _count_due(self, arm: Arm) -> float:
         firsts = _first_tokens(arm.whole, arm.waiting[-1], self.seconds)
-        return firsts.due(self.limits.first_token_seconds)
+        return firsts.count_due(self.limits.first_token_seconds)
 
     def change_in_time(self) -> Change:
         """Return the logarithm of the share that is served in time, new over old."""

@@ -36,7 +36,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Baseline, Judged, Verdict
 from kvmedic.model.spec import Objectives, OnInconclusive, Trigger
 from kvmedic.verdict.blocks_reclaimed import Expectation, judge_blocks
-from kvmedic.verdict.comparison import Comparison, not_recovered, undecided_verdict
+from kvmedic.verdict.comparison import Comparison, report_no_recovery, undecided_verdict
 
 LEAST_FREE_MIB = 150.0
 """Free memory of a GPU under which the next prompt may end its engine. The engine's own profile of its memory
@@ -109,7 +109,7 @@ def veto_cache_type(judged: Judged, given: VerdictInput) -> Judged:
     if not types or any(each.startswith(CACHE_TYPE_PREFIXES) for each in types):
         return judged
     text = f"the new replica stores keys and values as {', '.join(sorted(types))}, too"
-    return not_recovered(text, judged.after)
+    return report_no_recovery(text, judged.after)
 
 
 def veto_blocks(judged: Judged, given: VerdictInput) -> Judged:
@@ -141,7 +141,7 @@ def veto_memory(judged: Judged, given: VerdictInput) -> Judged:
     text = f"a GPU has {free:.0f} MiB of memory left (limit {LEAST_FREE_MIB:g})"
     known = given.before.memory_free_mib if given.before else None
     if known is not None and known >= LEAST_FREE_MIB:
-        return not_recovered(f"{text}, {known:.0f} before; {judged.message}", judged.after)
+        return report_no_recovery(f"{text}, {known:.0f} before; {judged.message}", judged.after)
     text = f"{text}; {judged.message}"
     return replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=text)
 
@@ -205,7 +205,7 @@ def _confirm_by_hits(judged: Judged, looked: Observation) -> Judged:
     share = hits / queries if queries > 0 else 0.0
     text = f"{share:.0%} of the looked-up tokens were found in the prefix cache ({LEAST_HITS:.0%} are needed)"
     judged = replace(judged, message=f"{text}; {judged.message}")
-    return judged if share >= LEAST_HITS else not_recovered(judged.message, judged.after)
+    return judged if share >= LEAST_HITS else report_no_recovery(judged.message, judged.after)
 
 
 def _confirm_by_latency(judged: Judged, change: Comparison) -> Judged:
@@ -216,7 +216,7 @@ def _confirm_by_latency(judged: Judged, change: Comparison) -> Judged:
         return replace(judged, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED, message=text)
     if smoother or bad:
         return judged
-    return not_recovered(
+    return report_no_recovery(
         f"answers come no more smoothly, so it is not what helped; {judged.message}", judged.after
     )
 
@@ -253,7 +253,7 @@ def count_ends_against(pods: Iterable[Pod], ends: Mapping[str, EngineEnd], since
     return len(memory) + (others if others >= _SEVERAL else 0)
 
 
-def ended_as_before(
+def has_ended_as_before(
     pods: Sequence[Pod], ends: Mapping[str, EngineEnd], before: Baseline | None, now: datetime
 ) -> bool:
     """Return whether engines ended before the change too, and end no more often since.
@@ -272,7 +272,7 @@ def ended_as_before(
         return False
     up = up_seconds(pods, now)
     found, share = sum(pod.ends for pod in pods), up / (up + before.up_seconds)
-    return _at_least(found, found + before.restarts, share) > UNUSUAL
+    return _tail_probability(found, found + before.restarts, share) > UNUSUAL
 
 
 def up_seconds(pods: Iterable[Pod], now: datetime) -> float:
@@ -280,7 +280,7 @@ def up_seconds(pods: Iterable[Pod], now: datetime) -> float:
     return sum(max(0.0, (now - pod.created_at).total_seconds()) for pod in pods)
 
 
-def _at_least(found: int, tries: int, share: float) -> float:
+def _tail_probability(found: int, tries: int, share: float) -> float:
     """Return how probable it is that as many or more of some tries fall to a share of them (0-1)."""
     if share <= 0 or share >= 1:
         return float(found <= 0 or share >= 1)

@@ -338,7 +338,7 @@ def judge_goodput(change: Comparison) -> Judged:
     """
     lost = 1 - change.throughput
     worth = lost <= 1 - THROUGHPUT_HELD or change.unstalled - 1 >= GAIN_PER_LOSS * lost
-    if not worth or change.given_up() > GIVEN_UP:
+    if not worth or change.measure_abort_rise() > GIVEN_UP:
         return change.conclude(Verdict.NOT_RECOVERED)
     if change.is_calm() and change.is_smooth():
         return change.conclude(Verdict.RECOVERED)

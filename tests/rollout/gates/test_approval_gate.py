@@ -16,7 +16,7 @@ from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.plan import FlagStep, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
-from kvmedic.rollout.gates.approval import CLOCK_SKEW, Approval, Request, find_approval, stands
+from kvmedic.rollout.gates.approval import CLOCK_SKEW, Approval, Request, find_approval, is_plan_current
 from run_builder import NEW, NOW, OLD, STEP, UID
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -161,12 +161,12 @@ MOVED = {
 
 @pytest.mark.parametrize(("shown", "fresh"), STANDING.values(), ids=STANDING)
 def test_a_shown_plan_stands(shown: Plan, fresh: Plan) -> None:
-    assert stands(shown, fresh)
+    assert is_plan_current(shown, fresh)
 
 
 @pytest.mark.parametrize(("shown", "fresh"), MOVED.values(), ids=MOVED)
 def test_a_shown_plan_has_been_left_behind(shown: Plan, fresh: Plan) -> None:
-    assert not stands(shown, fresh)
+    assert not is_plan_current(shown, fresh)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class OtherStep:
 def test_a_step_without_noise_must_be_the_very_step(shown: int, fresh: int, expected: bool) -> None:
     plans = [replace(PLAN, steps=(OtherStep(replicas),)) for replicas in (shown, fresh)]
 
-    assert stands(*plans) is expected
+    assert is_plan_current(*plans) is expected
 
 
 @given(st.lists(st.integers(1, 4096), min_size=1))
@@ -188,7 +188,7 @@ def test_what_is_carried_out_is_never_far_from_the_newest_evidence(caps: Sequenc
     shown = to(str(caps[0]))
     for cap in caps[1:]:
         fresh = to(str(cap))
-        shown = shown if stands(shown, fresh) else fresh
+        shown = shown if is_plan_current(shown, fresh) else fresh
 
         [step] = shown.steps
         assert isinstance(step, FlagStep)

@@ -9,7 +9,7 @@ import pytest
 
 from kvmedic.model.reasons import Reason, Trait, reasons_with
 from kvmedic.rollout.gates.runs_at_once import BadEnd, Peer
-from kvmedic.rollout.gates.storm_breaker import Breaker, any_trip, stormy, trip
+from kvmedic.rollout.gates.storm_breaker import Breaker, find_any_trip, find_trip, report_trip
 from run_builder import NOW
 
 MINUTE = timedelta(minutes=1)
@@ -45,7 +45,7 @@ STORMS = [
 
 @pytest.mark.parametrize(("peers", "at"), [row[1:] for row in STORMS], ids=[row[0] for row in STORMS])
 def test_when_the_breaker_has_tripped(peers: tuple[Peer, ...], at: float | None) -> None:
-    found = trip(BREAKER, peers, None, NOW, "a")
+    found = find_trip(BREAKER, peers, None, NOW, "a")
 
     assert (None if found is None else found.at) == (None if at is None else NOW + at * MINUTE)
     assert found is None or found.until == found.at + BREAKER.lasts
@@ -55,15 +55,15 @@ def test_when_the_breaker_has_tripped(peers: tuple[Peer, ...], at: float | None)
     ("over", "stands"), [(0, False), (1, False), (1.1, False), (20, False), (20.1, True), (40, True)]
 )
 def test_bad_ends_before_the_administrators_word_do_not_count(over: float, stands: bool) -> None:
-    found = trip(BREAKER, (ended(1, 5, 20),), NOW - over * MINUTE, NOW, "a")
+    found = find_trip(BREAKER, (ended(1, 5, 20),), NOW - over * MINUTE, NOW, "a")
 
     assert (found is not None) is stands
 
 
 def test_it_says_who_why_until_when_and_what_to_type() -> None:
-    found = trip(replace(BREAKER, runs=4), (ended(1, 5, 20, 21),), None, NOW, "a")
+    found = find_trip(replace(BREAKER, runs=4), (ended(1, 5, 20, 21),), None, NOW, "a")
 
-    blocked = stormy(found, "kubectl create it")
+    blocked = report_trip(found, "kubectl create it")
     assert blocked.reason is Reason.STORM_BREAKER_TRIPPED
     assert "4 runs ended badly within 20 min (a/r1 CanaryFailed, " in blocked.message
     assert " and 1 before)" in blocked.message
@@ -80,10 +80,10 @@ def test_it_says_who_why_until_when_and_what_to_type() -> None:
     ids=["of one namespace", "of all"],
 )
 def test_it_says_whose_runs_wait(peers: tuple[Peer, ...], words: str) -> None:
-    found = trip(BREAKER, peers, None, NOW, "a")
+    found = find_trip(BREAKER, peers, None, NOW, "a")
 
     assert found is not None
-    assert words in stormy(found, "kubectl create it").message
+    assert words in report_trip(found, "kubectl create it").message
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_it_says_whose_runs_wait(peers: tuple[Peer, ...], words: str) -> None:
     ids=["two in one namespace", "three in one namespace"],
 )
 def test_the_metric_reports_a_trip_of_any_namespace(peers: tuple[Peer, ...], tripped: bool) -> None:
-    assert (any_trip(BREAKER, peers, None, NOW) is not None) is tripped
+    assert (find_any_trip(BREAKER, peers, None, NOW) is not None) is tripped
 
 
 def test_a_rollback_that_a_person_asked_for_is_no_bad_end() -> None:

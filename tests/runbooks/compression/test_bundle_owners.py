@@ -24,7 +24,7 @@ from kvmedic.model.plan import BundleStep, Goal, Plan
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Runbook
 from kvmedic.model.status import Attempt, Record
-from kvmedic.rollout.gates.approval import stands
+from kvmedic.rollout.gates.approval import is_plan_current
 from kvmedic.runbooks import order
 from kvmedic.runbooks.branches import Branch, Diagnosed, TurnOff
 from kvmedic.runbooks.compression.bundle import bundle_plan
@@ -106,8 +106,8 @@ def test_the_same_plan_stands_and_another_budget_is_another_plan() -> None:
     assert isinstance(shown, Plan)
     assert isinstance(other, Plan)
 
-    assert stands(shown, replace(shown, message="other words"))
-    assert not stands(shown, other)
+    assert is_plan_current(shown, replace(shown, message="other words"))
+    assert not is_plan_current(shown, other)
     assert shown.digest != other.digest
 
 

@@ -18,7 +18,7 @@ from kvmedic.model.fleet import ObjectRef, template_hash
 from kvmedic.model.spec import NOT_DECLARED, CompressionPolicy, LeverBound
 from kvmedic.model.trial import Answer, Question, Reclaim
 from kvmedic.runbooks.branches import Assignment, NoChange, Setting
-from kvmedic.runbooks.compression.branches import not_applied, replace_stale
+from kvmedic.runbooks.compression.branches import find_unapplied_method, replace_stale
 from kvmedic.runbooks.compression.methods import DECLARED, compressed_of, eviction_of
 from kvmedic.runbooks.preemption.cap import cut_cap
 from kvmedic.runbooks.workload import Workload, workload_of
@@ -203,7 +203,7 @@ def test_settings_that_ask_for_a_method_and_a_log_that_denies_it_are_said(
     assert (found.is_confirmed, found.denied) == (False, log[0])
     assert eviction_of(a_workload([BUDGET]), log) is None
     evidence = replace(an_evidence(CALM), compression=found)
-    said = not_applied(evidence)
+    said = find_unapplied_method(evidence)
     assert isinstance(said, tuple)
     assert log[0] in said[0].text
     advice = replace_stale(evidence, Setting(None, ()))

@@ -18,9 +18,9 @@ from kvmedic.runbooks.compression.branches import replace_stale
 from kvmedic.runbooks.compression.methods import (
     DECLARED,
     explain_unknown_types,
+    find_stale_replicas,
+    find_untyped_pods,
     logs_to_read,
-    proven_without,
-    without_type,
 )
 from worlds.compression_incidents import EIGHT, EVICTS, FEWER_BITS, PAGES, answered, compressed
 
@@ -71,7 +71,7 @@ def test_a_replica_has_the_type_or_has_it_not_or_nobody_knows(
 ) -> None:
     evidence = fleet((replica, start), (EIGHT_REPLICA, None))
 
-    missing, proven = without_type(method, evidence), proven_without(method, evidence)
+    missing, proven = find_untyped_pods(method, evidence), find_stale_replicas(method, evidence)
 
     assert (missing, proven) == {
         "has": ((), ()),
@@ -135,7 +135,7 @@ def test_a_replica_is_replaced_only_where_a_file_asks_for_what_it_has_not() -> N
 def test_without_pools_no_type_is_missing() -> None:
     evidence = an_evidence(replace(CALM.readings(), pool=NO_SERIES))
 
-    assert (without_type(FEWER_BITS, evidence), proven_without(FEWER_BITS, evidence)) == ((), ())
+    assert (find_untyped_pods(FEWER_BITS, evidence), find_stale_replicas(FEWER_BITS, evidence)) == ((), ())
 
 
 def test_a_large_fleet_is_counted() -> None:

@@ -162,7 +162,7 @@ def at_ratio(ratio: float, noise: float, seed: int) -> Generation:
     luck, keep = random.Random(seed), Keep(budget=1024)
     tokens = range(64, 16_512 + 1, 64)
     seen = Generation((), 16_512, 16, keep, heads=8)
-    used = (min(each / 16, max(0.0, luck.gauss(ratio, noise)) * seen.needed(each)) for each in tokens)
+    used = (min(each / 16, max(0.0, luck.gauss(ratio, noise)) * seen.count_needed(each)) for each in tokens)
     return replace(seen, samples=tuple(map(Sample, tokens, used)))
 
 

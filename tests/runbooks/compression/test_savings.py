@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.model.compression import Figures
-from kvmedic.runbooks.compression.savings import Worth, brought
+from kvmedic.runbooks.compression.savings import Worth, weigh_figures
 
 GIB = float(1 << 30)
 BEFORE = Figures(
@@ -85,23 +85,23 @@ HARDLY = {"kv_cache_usage": 0.72}
     ],
 )
 def test_what_moved_says_what_it_brought(changed: dict[str, float | None], worth: Worth) -> None:
-    assert brought(BEFORE, replace(BEFORE, **changed)).worth is worth  # type: ignore[arg-type]
+    assert weigh_figures(BEFORE, replace(BEFORE, **changed)).worth is worth  # type: ignore[arg-type]
 
 
 def test_device_memory_that_stays_is_never_a_reproach() -> None:
     flat = replace(BEFORE, kv_cache_usage=0.4)
 
-    assert brought(BEFORE, flat).worth is Worth.SAVES
+    assert weigh_figures(BEFORE, flat).worth is Worth.SAVES
 
 
 def test_preemptions_that_hardly_were_any_cannot_be_relieved() -> None:
     calm = replace(BEFORE, preemptions_per_request=0.01)
 
-    assert brought(calm, replace(calm, preemptions_per_request=0.0)).worth is Worth.NOTHING
+    assert weigh_figures(calm, replace(calm, preemptions_per_request=0.0)).worth is Worth.NOTHING
 
 
 def test_the_figures_are_shown_with_what_they_were() -> None:
-    message = brought(BEFORE, replace(BEFORE, kv_cache_usage=0.5)).message
+    message = weigh_figures(BEFORE, replace(BEFORE, kv_cache_usage=0.5)).message
 
     assert "kv cache usage 0.9 -> 0.5" in message
     assert "tokens per second 2000 -> 2000" in message
@@ -109,10 +109,11 @@ def test_the_figures_are_shown_with_what_they_were() -> None:
 
 def test_what_is_missing_is_named() -> None:
     assert (
-        brought(replace(BEFORE, kv_cache_usage=None), BEFORE).message == "kv cache usage before is not known"
+        weigh_figures(replace(BEFORE, kv_cache_usage=None), BEFORE).message
+        == "kv cache usage before is not known"
     )
     assert (
-        brought(BEFORE, replace(BEFORE, tokens_per_second=None)).message
+        weigh_figures(BEFORE, replace(BEFORE, tokens_per_second=None)).message
         == "tokens per second now is not known"
     )
 
@@ -128,7 +129,7 @@ ANY = st.lists(NUMBERS, min_size=len(NAMES), max_size=len(NAMES))
 def test_no_figures_are_beyond_judgement(before: list[float | None], now: list[float | None]) -> None:
     one, two = (Figures(**dict(zip(NAMES, each, strict=True))) for each in (before, now))
 
-    found = brought(one, two)
+    found = weigh_figures(one, two)
 
     assert found.message
     assert found.worth is not Worth.SAVES or two.kv_cache_usage is not None

@@ -16,7 +16,7 @@ from kvmedic.runbooks.preemption.cap import (
     LEAST_GROWTH,
     MOST_KEPT,
     MOSTLY_GROWTH,
-    left_at,
+    preemption_share_at,
     watermark_of,
 )
 from kvmedic.runbooks.preemption.pressure import Case
@@ -55,9 +55,9 @@ def test_where_prompts_fill_the_cache_what_one_answer_takes_is_kept_free() -> No
 
 
 def test_the_watermark_leaves_as_many_preemptions_as_it_is_made_for() -> None:
-    assert DESIRED_LEFT * 0.9 < left_at(PROMPTS, watermark_of(PROMPTS)) <= DESIRED_LEFT
-    assert left_at(PROMPTS, 212 / 24_000) == pytest.approx(exp(-1))
-    assert left_at(PROMPTS, 0) == 1
+    assert DESIRED_LEFT * 0.9 < preemption_share_at(PROMPTS, watermark_of(PROMPTS)) <= DESIRED_LEFT
+    assert preemption_share_at(PROMPTS, 212 / 24_000) == pytest.approx(exp(-1))
+    assert preemption_share_at(PROMPTS, 0) == 1
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from kvmedic.runbooks.preemption.scale_out import (
     more_replicas,
     passes_on,
     prefill_share,
-    spent_by,
+    report_spent_levers,
 )
 from kvmedic.runbooks.preemption.symptoms import pressured_case
 from runbooks.cases import CASE
@@ -189,7 +189,7 @@ SPENT = [
 
 @pytest.mark.parametrize(("setting", "replicas", "expected"), SPENT)
 def test_whether_replicas_may_be_added(setting, replicas, expected):
-    assert spent_by(WHY, setting, replicas) == expected
+    assert report_spent_levers(WHY, setting, replicas) == expected
 
 
 NUMBERS = [

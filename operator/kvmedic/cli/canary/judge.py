@@ -26,7 +26,7 @@ from kvmedic.model.evidence import Inconclusive, Measured, Observation, Signal
 from kvmedic.model.readings import count_above, gather_values
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Objectives
-from kvmedic.verdict.counts import Arm, Counts, Limits, Routing, count_replica, needed_for
+from kvmedic.verdict.counts import Arm, Counts, Limits, Routing, count_replica, list_needs
 from kvmedic.verdict.figure_intervals import find_intervals
 from kvmedic.verdict.side_by_side import TIME, CanaryVerdict, compare_arms
 
@@ -166,7 +166,7 @@ def _arm(pages: Pages, seconds: float, limits: Limits, signals: SignalTable) -> 
     for earlier, later in pairwise(range(moments)):
         stretch = {name: (many[earlier], many[later]) for name, many in pages.items()}
         seen = observe_pages(stretch, signals)
-        needed = needed_for(limits.objectives)
+        needed = list_needs(limits.objectives)
         if gap := _find_gap(seen, stretch, needed) or _find_cut_page(stretch, needed, signals):
             return gap
         queues = {name: [_count_waiting(page, signals) for page in two] for name, two in stretch.items()}

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from kvmedic.cli.options import Context, Kubeconfig, Namespace, OperatorNamespace, ResourceName, Yes, done_by
+from kvmedic.cli.options import Context, Kubeconfig, Namespace, OperatorNamespace, ResourceName, Yes, run_in
 
 RunId = Annotated[
     str, typer.Option("--run", metavar="ID", help="The run that was looked at; no other is meant.")
 ]
 
 
-@done_by("kvmedic.cli.live.control:stop_everything")
+@run_in("kvmedic.cli.live.control:stop_everything")
 def stop(
     why: Annotated[str, typer.Option(metavar="TEXT", help="For the person who finds the stop.")] = "",
     operator_namespace: OperatorNamespace = "",
@@ -31,7 +31,7 @@ def stop(
     """
 
 
-@done_by("kvmedic.cli.live.control:resume")
+@run_in("kvmedic.cli.live.control:resume")
 def resume(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A suspended fleet; without it the stop of all ends.")
@@ -53,7 +53,7 @@ def resume(
     """
 
 
-@done_by("kvmedic.cli.live.control:suspend_fleet")
+@run_in("kvmedic.cli.live.control:suspend_fleet")
 def suspend(
     name: ResourceName,
     namespace: Namespace = "",
@@ -71,7 +71,7 @@ def suspend(
     """
 
 
-@done_by("kvmedic.cli.live.control:roll_back")
+@run_in("kvmedic.cli.live.control:roll_back")
 def rollback(
     name: ResourceName,
     run: RunId = "",
@@ -90,7 +90,7 @@ def rollback(
     """
 
 
-@done_by("kvmedic.cli.live.control:keep_change")
+@run_in("kvmedic.cli.live.control:keep_change")
 def keep(
     name: ResourceName,
     run: RunId = "",
@@ -109,7 +109,7 @@ def keep(
     """
 
 
-@done_by("kvmedic.cli.plan:approve_plan")
+@run_in("kvmedic.cli.plan:approve_plan")
 def approve(
     name: ResourceName,
     namespace: Namespace = "",

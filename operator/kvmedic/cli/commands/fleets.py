@@ -20,11 +20,11 @@ from kvmedic.cli.options import (
     Prometheus,
     ResourceName,
     Verbose,
-    done_by,
+    run_in,
 )
 
 
-@done_by("kvmedic.cli.live.get:command")
+@run_in("kvmedic.cli.live.get:command")
 def get(
     name: AnyResource = "",
     namespace: Namespace = "",
@@ -44,7 +44,7 @@ def get(
     """
 
 
-@done_by("kvmedic.cli.live.watch:command")
+@run_in("kvmedic.cli.live.watch:command")
 def watch(
     name: AnyResource = "",
     namespace: Namespace = "",
@@ -66,7 +66,7 @@ def watch(
     """
 
 
-@done_by("kvmedic.cli.live.history:command")
+@run_in("kvmedic.cli.live.history:command")
 def history(
     name: AnyResource = "",
     namespace: Namespace = "",
@@ -94,7 +94,7 @@ Files = Annotated[
 ]
 
 
-@done_by("kvmedic.cli.doctor:command")
+@run_in("kvmedic.cli.doctor:command")
 def doctor(
     target: Target = "",
     namespace: Namespace = "",
@@ -131,7 +131,7 @@ def doctor(
     """
 
 
-@done_by("kvmedic.cli.init:command")
+@run_in("kvmedic.cli.init:command")
 def init(
     target: Target = "",
     namespace: Namespace = "",
@@ -152,7 +152,7 @@ def init(
     """
 
 
-@done_by("kvmedic.cli.diagnose:command")
+@run_in("kvmedic.cli.diagnose:command")
 def diagnose(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A KVRemediation of a cluster.")] = "",
     namespace: Namespace = "",
@@ -219,7 +219,7 @@ def diagnose(
     """
 
 
-@done_by("kvmedic.cli.plan:command")
+@run_in("kvmedic.cli.plan:command")
 def plan(
     name: ResourceName,
     namespace: Namespace = "",
@@ -237,7 +237,7 @@ def plan(
     """
 
 
-@done_by("kvmedic.cli.explain:command")
+@run_in("kvmedic.cli.explain:command")
 def explain(
     name: ResourceName,
     namespace: Namespace = "",
@@ -264,7 +264,7 @@ def explain(
     """
 
 
-@done_by("kvmedic.cli.live.run_report:command")
+@run_in("kvmedic.cli.live.run_report:command")
 def report(
     name: ResourceName,
     run: Annotated[

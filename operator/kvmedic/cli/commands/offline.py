@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 from kvmedic.cli.app import Commands, Form
-from kvmedic.cli.options import AsText, EngineVersion, Yes, done_by
+from kvmedic.cli.options import AsText, EngineVersion, Yes, run_in
 
 
-@done_by("kvmedic.cli.canary.judge:judge_canary")
+@run_in("kvmedic.cli.canary.judge:judge_canary")
 def judge(
     old: Annotated[
         list[str],
@@ -53,7 +53,7 @@ def judge(
     """
 
 
-@done_by("kvmedic.cli.offline:print_freed_blocks")
+@run_in("kvmedic.cli.offline:print_freed_blocks")
 def count_blocks(
     tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the sequence before the eviction.")],
     evict: Annotated[int, typer.Option("--evict", help="How many of these tokens are evicted.")],
@@ -101,7 +101,7 @@ EngineName = Annotated[
 
 
 @flags_app.command("show")
-@done_by("kvmedic.cli.offline:show_flags")
+@run_in("kvmedic.cli.offline:show_flags")
 def show(
     file: File,
     output: AsText = Form.TEXT,
@@ -122,7 +122,7 @@ def show(
 
 
 @flags_app.command("set")
-@done_by("kvmedic.cli.offline:set_flag")
+@run_in("kvmedic.cli.offline:set_flag")
 def set_flag(
     setting: Annotated[str, typer.Argument(metavar="NAME=VALUE", help="For example max_num_seqs=64.")],
     file: File,
@@ -141,7 +141,7 @@ def set_flag(
     """
 
 
-@done_by("kvmedic.cli.live.probe:command")
+@run_in("kvmedic.cli.live.probe:command")
 def probe(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="An engine that serves nobody: http://HOST:PORT.")
@@ -173,7 +173,7 @@ def probe(
     """
 
 
-@done_by("kvmedic.cli.versions:print_crds")
+@run_in("kvmedic.cli.versions:print_crds")
 def crd(
     which: Annotated[
         Literal["all", "kvremediations", "kvapprovals"],
@@ -194,7 +194,7 @@ def crd(
     """
 
 
-@done_by("kvmedic.cli.versions:print_completion")
+@run_in("kvmedic.cli.versions:print_completion")
 def completion(
     shell: Annotated[
         Literal["bash", "zsh", "fish", "kubectl"],
@@ -211,7 +211,7 @@ def completion(
     """
 
 
-@done_by("kvmedic.cli.versions:print_version")
+@run_in("kvmedic.cli.versions:print_version")
 def show_version(output: AsText = Form.TEXT) -> None:
     """Print the version of this command, of the API that it speaks, and of the Python that runs it.
 
@@ -221,7 +221,7 @@ def show_version(output: AsText = Form.TEXT) -> None:
     """
 
 
-@done_by("kvmedic.cli.run:command")
+@run_in("kvmedic.cli.run:command")
 def run_operator(yes: Yes = False) -> None:
     """Run the operator until SIGTERM. The chart does that in a pod; nobody needs to type it.
 

@@ -36,7 +36,7 @@ from kvmedic.doctor.checks import (
     rights_check,
 )
 from kvmedic.doctor.eligibility import needed_rights
-from kvmedic.doctor.examine import Seen, absent, place_in, see_target, starts_engine
+from kvmedic.doctor.examine import Seen, place_in, report_missing_target, see_target, starts_engine
 from kvmedic.engines import VOCABULARIES
 from kvmedic.kube.errors import ApiError, NoCluster, Refused
 from kvmedic.kube.kubeconfig import ClusterChoice, namespace_of
@@ -192,7 +192,7 @@ async def _of_target(asked: _Asked, world: Connected, namespace: str, name: str)
         return DoctorReport(Examination(namespace, name, (check,)))
     seen = await see_target(world.client, namespace, name, spec, name_of(own) if own else "")
     if seen is None:
-        return DoctorReport(absent(namespace, name))
+        return DoctorReport(report_missing_target(namespace, name))
     names = names_of(seen.view.fleet, seen.resource)
     resource = resource_of(own) if own else _nobody(namespace, seen)
     checks = [*seen.checks(), *await _metrics(world, resource, seen, names)]

@@ -88,7 +88,7 @@ class Asked:
         """Return its open run."""
         return self.resource.record.run if self.resource.record else None
 
-    def typed(self, verb: str) -> str:
+    def as_command(self, verb: str) -> str:
         """Return a command about it."""
         return f"kvmedic {verb} {self.resource.name} -n {self.resource.namespace}"
 
@@ -132,8 +132,8 @@ def suspend_fleet(name: str, namespace: str, context: str, kubeconfig: str) -> N
             then = ["nothing is begun; looks and diagnoses go on"]
             if run is not None:
                 then = [f"run {run.id} stands still with every replica in rotation; ways back go on"]
-            types = [(asked.typed("resume"), "to go on")]
-            types += [(asked.typed("rollback"), "to take the open change back")] * (run is not None)
+            types = [(asked.as_command("resume"), "to go on")]
+            types += [(asked.as_command("rollback"), "to take the open change back")] * (run is not None)
             return CommandMessage(
                 f"{asked.place} is suspended", (*then, *_owner_warning(asked)), tuple(types)
             )
@@ -160,8 +160,8 @@ async def _resume_fleet(cluster: ClusterChoice, which: Name) -> CommandMessage:
         run = asked.present_run
         then = f"run {run.id} goes on where it stood" if run else "a run may be opened at the next look"
         types = (
-            (asked.typed("watch"), "to see it happen"),
-            (asked.typed("explain"), "to know what it waits for"),
+            (asked.as_command("watch"), "to see it happen"),
+            (asked.as_command("explain"), "to know what it waits for"),
         )
         return CommandMessage(
             f"{asked.place} is not suspended any more", (held or then, *_owner_warning(asked)), types
@@ -205,13 +205,13 @@ def roll_back(name: str, run: str, namespace: str, context: str, kubeconfig: str
             found = asked.open_run(
                 run,
                 "A closed run is not reopened: change the setting back in your manifest "
-                f"({asked.typed('history')} shows what it was).",
+                f"({asked.as_command('history')} shows what it was).",
             )
             then = what_a_rollback_does(found)
             await _annotate(client, asked, ROLL_BACK, found.id)
             types = (
-                (asked.typed("watch"), "to see it happen"),
-                (asked.typed("history"), "to see how it ended"),
+                (asked.as_command("watch"), "to see it happen"),
+                (asked.as_command("history"), "to see how it ended"),
             )
             return CommandMessage(
                 f"asked the operator to take run {found.id} of {asked.place} back", (then,), types
@@ -253,8 +253,8 @@ def keep_change(name: str, run: str, namespace: str, context: str, kubeconfig: s
             held = await _gate_of(client, asked) if found.current.state is not StepState.VERIFYING else ""
             await _annotate(client, asked, KEEP, found.id)
             types = (
-                (asked.typed("watch"), "to see it happen"),
-                (asked.typed("rollback"), "to take it back after all, while the run is open"),
+                (asked.as_command("watch"), "to see it happen"),
+                (asked.as_command("rollback"), "to take it back after all, while the run is open"),
             )
             following = (then, held) if held else (then,)
             return CommandMessage(

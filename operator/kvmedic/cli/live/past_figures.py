@@ -161,14 +161,14 @@ def distinguish_sides(target: TargetRef, looks: Sequence[Observation], asked: As
     if asked.is_taken_back:
         return "its replicas keep their names, and the change was taken back"
     began = asked.began.timestamp()
-    return lambda name, seen: None if (at := _started(name, seen)) is None else at >= began
+    return lambda name, seen: None if (at := _start_seconds_of(name, seen)) is None else at >= began
 
 
 def _replica_set(pod: str) -> str:
     return pod[: -RANDOM_LENGTH - 1]
 
 
-def _started(name: str, seen: Observation) -> float | None:
+def _start_seconds_of(name: str, seen: Observation) -> float | None:
     return number_or_none(seen.pods[name], Signal.STARTED_SECONDS)
 
 
@@ -221,7 +221,7 @@ def _side_in_time(seen: Observation, names: Iterable[str], limits: Limits) -> fl
     requests. One that started within the look is left out, as its first answers are short.
     """
     begins = seen.at.timestamp() - seen.window_seconds
-    old_enough = sorted(name for name in names if (_started(name, seen) or 0.0) <= begins)
+    old_enough = sorted(name for name in names if (_start_seconds_of(name, seen) or 0.0) <= begins)
     waiting, whole = 0.0, Counts()
     for name in old_enough:
         queue = number_or_none(seen.pods[name], Signal.WAITING_AT_END)
@@ -233,7 +233,7 @@ def _side_in_time(seen: Observation, names: Iterable[str], limits: Limits) -> fl
         waiting, whole = waiting + queue, whole + counted
     arrivals = whole.arrivals / seen.window_seconds
     firsts = FirstTokens(whole.first_tokens, whole.in_time, whole.aborted, waiting, arrivals)
-    if not whole.finished or firsts.due(limits.first_token_seconds) < 1:
+    if not whole.finished or firsts.count_due(limits.first_token_seconds) < 1:
         return None
     stalls = stalls_per_request(whole.stalls, whole.tokens, whole.tokens / whole.finished)
     return round(served_in_time(1.0, firsts.share_in_time(limits.first_token_seconds), stalls), 4)

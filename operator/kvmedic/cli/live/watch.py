@@ -75,7 +75,7 @@ def command(name: str, namespace: str, everywhere: bool, lasts: str, context: st
         async with open_client(cluster) as client:
             if name and place:
                 await load_body(client, name_in(cluster, namespace, name))
-            with suppress(TimeoutError), _shown(client, everywhere=everywhere) as show:
+            with suppress(TimeoutError), _open_view(client, everywhere=everywhere) as show:
                 async with asyncio.timeout(seconds):
                     await follow(client, place, Followed(name), show)
 
@@ -135,7 +135,7 @@ async def _take_events(events: AsyncIterator[JsonObject], seen: Followed) -> Non
 
 
 @contextmanager
-def _shown(client: Client, *, everywhere: bool) -> Iterator[Callable[[Followed], None]]:
+def _open_view(client: Client, *, everywhere: bool) -> Iterator[Callable[[Followed], None]]:
     """Return how fleets are shown: drawn on a terminal, written line by line elsewhere."""
     if not sys.stdout.isatty():
         yield Lines(client, sys.stdout).write_changes

@@ -1,7 +1,7 @@
 """Whether a person approved the plan that is shown: exactly that plan, for one run, for a while.
 
 An approval names a plan's digest. A digest that moved with every look could never be met, so a shown
-plan stands while the evidence still leads to the same change: see `stands`. Nothing here says who
+plan stands while the evidence still leads to the same change: see `is_plan_current`. Nothing here says who
 approved: the API server's audit log does.
 """
 
@@ -121,7 +121,7 @@ def _may_be_meant(request: Request, approval: Approval, now: datetime) -> bool:
     return approval.digest == request.digest or now - approval.made_at <= request.max_age
 
 
-def stands(shown: Plan, fresh: Plan) -> bool:
+def is_plan_current(shown: Plan, fresh: Plan) -> bool:
     """Return whether a plan that is shown is still what fresh evidence asks for.
 
     What it was computed from must be the same object, template and spec; values may differ by the

@@ -39,7 +39,7 @@ class Trip:
         return frozenset(end.namespace for end in self.ends)
 
 
-def trip(
+def find_trip(
     breaker: Breaker, peers: Iterable[Peer], over_at: datetime | None, now: datetime, namespace: str
 ) -> Trip | None:
     """Return the trip that still keeps new runs of a namespace from being opened, or None.
@@ -62,10 +62,12 @@ def trip(
     return _latest_trip(breaker, ends, now, namespaces=2)
 
 
-def any_trip(breaker: Breaker, peers: Sequence[Peer], over_at: datetime | None, now: datetime) -> Trip | None:
+def find_any_trip(
+    breaker: Breaker, peers: Sequence[Peer], over_at: datetime | None, now: datetime
+) -> Trip | None:
     """Return a trip that keeps runs of some namespace from being opened, or None."""
     namespaces = sorted({peer.namespace for peer in peers if peer.bad_ends})
-    found = (trip(breaker, peers, over_at, now, namespace) for namespace in namespaces)
+    found = (find_trip(breaker, peers, over_at, now, namespace) for namespace in namespaces)
     return next((each for each in found if each is not None), None)
 
 
@@ -90,7 +92,7 @@ def _group(breaker: Breaker, ends: Sequence[BadEnd], namespaces: int) -> tuple[B
     return ()
 
 
-def stormy(found: Trip, over: str) -> Blocked:
+def report_trip(found: Trip, over: str) -> Blocked:
     """Return why a trip keeps a run from being opened."""
     shown = ", ".join(str(end) for end in found.ends[-NAMED:])
     where = f" of namespace {min(found.namespaces)}" if len(found.namespaces) == 1 else ""

@@ -79,7 +79,7 @@ HOSTNAME = "kubernetes.io/hostname"
 """Label of a node that the kubelet sets to its name."""
 
 
-def _named(term: NodeTerm) -> str:
+def _only_node_of(term: NodeTerm) -> str:
     """Return the node that a term leaves alone; empty: it may leave several."""
     asked = (*term.fields, *(each for each in term.labels if each.key == HOSTNAME))
     found = (each.values[0] for each in asked if each.operator == "In" and len(each.values) == 1)
@@ -174,7 +174,7 @@ class Shape:
     @property
     def only_node(self) -> str:
         """Return the one node that its labels or its affinity name; empty: several, or none by name."""
-        names = [_named(each) for each in self.node_terms]
+        names = [_only_node_of(each) for each in self.node_terms]
         chosen = names[0] if names and len(set(names)) == 1 else ""
         return self.node_selector.get(HOSTNAME, "") or chosen
 
@@ -250,7 +250,7 @@ class Tenants(tuple[Tenant, ...]):
         """The pods that keep others off their domains."""
         return [tenant for tenant in self if tenant.apart]
 
-    def running_in(self, namespaces: Iterable[str] | None) -> Iterable[Tenant]:
+    def find_pods_in(self, namespaces: Iterable[str] | None) -> Iterable[Tenant]:
         """Return the pods of some namespaces; None: of all."""
         if namespaces is None:
             return self
@@ -421,7 +421,7 @@ class _Index:
         """Return how many pods that a constraint counts are in each domain that the pod may go to."""
         allowed = [each.labels for each in self.by_name.values() if _selects(self.shape, each)]
         counts = Counter({labels[spread.topology]: 0 for labels in allowed if spread.topology in labels})
-        for tenant in self.tenants.running_in((self.shape.namespace,)):
+        for tenant in self.tenants.find_pods_in((self.shape.namespace,)):
             where = self.by_name.get(tenant.node)
             value = where.labels.get(spread.topology, "") if where else ""
             if value in counts and all(each.is_met_by(tenant.labels) for each in spread.selector):
@@ -453,7 +453,7 @@ class _Index:
         return [
             (term, each.node)
             for term in terms
-            for each in self.tenants.running_in(term.namespaces)
+            for each in self.tenants.find_pods_in(term.namespaces)
             if term.is_about(each.namespace, each.labels)
         ]
 
@@ -538,7 +538,7 @@ def _nodes_of_claims(shape: Shape, around: Surroundings) -> Mapping[str, frozens
     """Return the nodes to which each claim ties the pod: those where it is mounted, if one node alone may."""
     tied = {}
     for name, modes in _modes(shape, around):
-        users = [each for each in around.tenants.running_in((shape.namespace,)) if name in each.claims]
+        users = [each for each in around.tenants.find_pods_in((shape.namespace,)) if name in each.claims]
         if modes == {NODE_ALONE} and users:
             tied[name] = frozenset(each.node for each in users)
     return tied

@@ -93,7 +93,7 @@ def weigh_room(seen: Finding, policy: Policy) -> Beside | Blocked:
             return Blocked(Reason.NO_ROOM_FOR_SPARE, f"{message}: {WAYS_OUT}")
 
 
-def spare_required(fleet: Fleet) -> Blocked:
+def refuse_without_spare(fleet: Fleet) -> Blocked:
     """Return that what has no spare cannot be changed while the spec requires a spare."""
     return Blocked(
         Reason.SPARE_NEEDED,

@@ -70,7 +70,7 @@ def comes_back_as_desired(fleet: Fleet, order: Order) -> bool:
     return fleet.groups is not None and fleet.groups.comes_back == order.toward
 
 
-def letting_go(fleet: Fleet, pod_to_remove: Pod) -> Pulse:
+def let_group_go(fleet: Fleet, pod_to_remove: Pod) -> Pulse:
     """Return the permit by which the group of a leader is made anew, and those above it that are old."""
     place = pod_to_remove.ordinal or 0
     down = sum(not pod.ready for pod in fleet.live if (pod.ordinal or 0) < place)
@@ -114,7 +114,7 @@ def held_wait(groups: Groups, pod_to_remove: Pod) -> Wait | None:
     )
 
 
-def came_back(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait | None:
+def report_reverted_group(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait | None:
     """Return what the group says that was let go last and came back as it was; None where none did.
 
     A container of it ended, so its controller deleted it, and made it from the last complete rollout.

@@ -20,7 +20,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import (
     STARTS,
     Taking,
-    beyond_number,
+    find_surplus_replicas,
     held_move,
     holding_move,
     stray_move,
@@ -29,7 +29,7 @@ from kvmedic.rollout.draining import (
 from kvmedic.rollout.drift import committed_sequence
 from kvmedic.rollout.moves import Claim, DeletePod, Failed, Move, Settled, Wait
 from kvmedic.rollout.preconditions import Purpose, end_as_begun, find_ordinal_replacement_blocker
-from kvmedic.rollout.stateful.walk import NUDGE_AFTER, left_behind_move, lower_wait, parted
+from kvmedic.rollout.stateful.walk import NUDGE_AFTER, await_surplus_removal, left_behind_move, lower_wait
 from kvmedic.rollout.steps import StepInput, StepRow
 
 
@@ -55,7 +55,7 @@ def ordinal_replacement_row(row: StepRow, step: ReplaceStep) -> StepRow:
 
     def leave(fleet: Fleet, known: StepInput) -> Move:
         gone = left_behind_move(fleet, known) or stray_move(fleet, fleet.pods)
-        return gone or parted(fleet, Settled())
+        return gone or await_surplus_removal(fleet, Settled())
 
     return replace(
         row,
@@ -97,7 +97,7 @@ def _await_made(fleet: Fleet, known: StepInput) -> Move:
     """Return what comes until as many replicas serve as before; a controller that lags is asked anew."""
     waited = known.now - known.assigned_at if known.assigned_at else timedelta(0)
     ends = any(pod.terminating for pod in fleet.pods)
-    there = len(fleet.live) - len(beyond_number(fleet))
+    there = len(fleet.live) - len(find_surplus_replicas(fleet))
     if there < fleet.replicas and not ends and waited > NUDGE_AFTER:
         return Claim()
     serving = sum(pod.ready and pod.in_rotation for pod in fleet.live)
@@ -124,6 +124,6 @@ def ordinal_scaling_row(row: StepRow, step: ReplicasStep) -> StepRow:
         return row.next_move(fleet, known) if is_raised else first(row.next_move)(fleet, known)
 
     def leave(fleet: Fleet, known: StepInput) -> Move:
-        return parted(fleet, first(row.leave)(fleet, known))
+        return await_surplus_removal(fleet, first(row.leave)(fleet, known))
 
     return replace(row, next_move=move, rest=first(row.rest), leave=leave)

@@ -35,14 +35,14 @@ from kvmedic.rollout.draining import (
     Drain,
     StartLimits,
     Taking,
-    beyond_number,
+    exclude_held_pods,
+    find_surplus_replicas,
     has_crashed,
     held_move,
     holding_move,
     start_failure,
     stray_move,
     take_pods,
-    to_be_taken,
     unready_since,
 )
 from kvmedic.rollout.drift import releasing_move
@@ -67,11 +67,11 @@ from kvmedic.rollout.moves import (
 from kvmedic.rollout.preconditions import Purpose, end_as_begun, find_rollback_blocker, find_rollout_blocker
 from kvmedic.rollout.stateful.groups import (
     begin_groups,
-    came_back,
     comes_back_as_desired,
     find_group_blocker,
     held_wait,
-    letting_go,
+    let_group_go,
+    report_reverted_group,
     unspent_move,
 )
 from kvmedic.rollout.steps import StepInput, StepRow
@@ -138,12 +138,12 @@ def _walk_ordinals(fleet: Fleet, order: Order, now: datetime) -> Move:
         return stray_move(fleet, fleet.pods) or missing
     if failed := _start_failure(fleet, order, now):
         return failed
-    if waiting := _not_ready(fleet, order, now):
+    if waiting := _await_new_replicas(fleet, order, now):
         down = [pod for pod in fleet.list_pods(order.toward) if not pod.ready]
         is_over = any(now - unready_since(pod, now) > PEER_GRACE for pod in down)
         return (stray_move(fleet, fleet.pods) if is_over else None) or waiting
     if old:
-        return came_back(fleet, order, now) or _take_next(fleet, order, old, now)
+        return report_reverted_group(fleet, order, now) or _take_next(fleet, order, old, now)
     return stray_move(fleet, fleet.pods) or _restore_strategy(fleet, order)
 
 
@@ -182,7 +182,7 @@ def _await_missing(fleet: Fleet) -> Wait | None:
     if ending:
         text = f"{ending[0]} ends; no other of its name is made before it is gone, even from a lost node"
         return Wait(Reason.AWAITING_REPLICA, text)
-    there = len(fleet.live) - len(beyond_number(fleet))
+    there = len(fleet.live) - len(find_surplus_replicas(fleet))
     if there >= fleet.replicas:
         return None
     text = f"{there} of {fleet.replicas} replicas exist; its controller makes the next one"
@@ -195,7 +195,7 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
     The first one speaks against it, and so do two that do not stay up. On the way back nothing is given up.
     """
     new = fleet.list_pods(order.toward)
-    lost = _lost(fleet, order, now)
+    lost = _find_failed_starts(fleet, order, now)
     if order.repairs or (order.lifts and len(lost) < len(new)):
         return None
     doubtful = new if len(new) <= 1 else tuple(pod for pod in new if not pod.ready)
@@ -211,26 +211,26 @@ def _start_failure(fleet: Fleet, order: Order, now: datetime) -> Failed | Wait |
     return Wait(Reason.REPLICA_NOT_STARTING, text)
 
 
-def _lost(fleet: Fleet, order: Order, now: datetime) -> list[Pod]:
+def _find_failed_starts(fleet: Fleet, order: Order, now: datetime) -> list[Pod]:
     """Return the replicas of the desired template that do not come up."""
     limits = StartLimits(order.start_limit, order.spare_limit)
     down = (pod for pod in fleet.list_pods(order.toward) if not pod.ready)
     return [pod for pod in down if start_failure(pod, False, limits, now)]
 
 
-def _given_up(fleet: Fleet, order: Order, now: datetime) -> int:
+def _count_abandoned(fleet: Fleet, order: Order, now: datetime) -> int:
     """Return how many replicas of the desired template nobody waits for: as many were down before, or none
     served, or they are taken back to what could not stay up."""
-    lost = len(_lost(fleet, order, now))
+    lost = len(_find_failed_starts(fleet, order, now))
     if order.lifts or (order.repairs and order.mends):
         return lost
     return min(order.down_before if order.repairs else 0, lost)
 
 
-def _not_ready(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
+def _await_new_replicas(fleet: Fleet, order: Order, now: datetime) -> Wait | None:
     new = fleet.list_pods(order.toward)
     ready = sum(pod.ready for pod in new)
-    if ready + _given_up(fleet, order, now) < len(new):
+    if ready + _count_abandoned(fleet, order, now) < len(new):
         reason = Reason.AWAITING_CANARY if len(new) == 1 else Reason.AWAITING_REPLICA
         return Wait(reason, f"{ready} of {len(new)} replicas with the desired setting are Ready")
     if sum(rs.available for rs in fleet.replica_sets) < fleet.ready:
@@ -242,7 +242,7 @@ def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) 
     """Return the next move for one old replica: out of rotation, drained, and then let go."""
     by_permit = not comes_back_as_desired(fleet, order)
     in_turn = (max(old, key=_ordinal),) if fleet.groups is not None and by_permit else old
-    takeable = to_be_taken(in_turn, order.held)
+    takeable = exclude_held_pods(in_turn, order.held)
     if not takeable:
         return held_move(fleet, in_turn)
     pod_to_remove = _choose_pod_to_remove(takeable, order)
@@ -257,7 +257,7 @@ def _take_next(fleet: Fleet, order: Order, old: tuple[Pod, ...], now: datetime) 
         return taken
     if fleet.groups is not None:
         return (
-            letting_go(fleet, pod_to_remove)
+            let_group_go(fleet, pod_to_remove)
             if by_permit
             else held_wait(fleet.groups, pod_to_remove) or DeletePod(pod_to_remove)
         )
@@ -296,7 +296,7 @@ def lower_wait(fleet: Fleet, pod: Pod) -> Wait | None:
 
 def _take(fleet: Fleet, pod: Pod, order: Order, now: datetime) -> tuple[Pod, ...] | Move:
     """Return the replica once it is drained, or what has to be done before; one always stays to serve."""
-    others = fleet.replicas - _given_up(fleet, order, now) - 1
+    others = fleet.replicas - _count_abandoned(fleet, order, now) - 1
     if fleet.groups is not None and order.repairs:
         # The way back from what may have broken them: a lower one waits for its turn.
         old = (each for each in fleet.live if each.uid != pod.uid and each.revision != order.toward)
@@ -335,7 +335,7 @@ def _after_restore(fleet: Fleet, order: Order, now: datetime) -> Move:
     if others and fleet.observed:
         return Hold(order.edit, hold_by_partition(fleet.fields))
     ready = sum(pod.ready for pod in fleet.list_pods(order.toward))
-    if fleet.observed and not others and ready >= fleet.replicas - _given_up(fleet, order, now):
+    if fleet.observed and not others and ready >= fleet.replicas - _count_abandoned(fleet, order, now):
         return Settled()
     return Wait(
         Reason.AWAITING_REPLICA, f"{ready} of {fleet.replicas} replicas are Ready with the desired setting"
@@ -352,7 +352,7 @@ def left_behind_move(fleet: Fleet, known: StepInput) -> Move | None:
     Where labels lead requests to it no more nobody owns it, so it is deleted here. Put back into rotation it
     would be ended with what it serves then.
     """
-    drained = next((pod for pod in reversed(beyond_number(fleet)) if pod.cordoned), None)
+    drained = next((pod for pod in reversed(find_surplus_replicas(fleet)) if pod.cordoned), None)
     if drained is None or not drained.is_released:
         return None
     drain = known.drains.get(drained.uid)
@@ -366,10 +366,10 @@ def left_behind_move(fleet: Fleet, known: StepInput) -> Move | None:
     return Wait(Reason.DRAINING, f"{drained.name} is out of rotation and finishes its requests")
 
 
-def parted(fleet: Fleet, move: Move) -> Move:
+def await_surplus_removal(fleet: Fleet, move: Move) -> Move:
     """Return a move by which a run ends only once its controller ended what was drained and is beyond its
     number: the end of a run puts back what is still cordoned."""
-    left = any(pod.cordoned for pod in beyond_number(fleet))
+    left = any(pod.cordoned for pod in find_surplus_replicas(fleet))
     return AWAIT_REMOVAL if left and isinstance(move, Settled) else move
 
 
@@ -393,7 +393,7 @@ def ordinal_row(step: FlagStep | BundleStep | RevisionStep) -> StepRow:
 def _leave(fleet: Fleet, known: StepInput) -> Move:
     """Return the next move toward a StatefulSet without anything of ours; its template stays."""
     gone = left_behind_move(fleet, known)
-    return gone or parted(fleet, releasing_move(fleet, known.run.recorded, known.edited))
+    return gone or await_surplus_removal(fleet, releasing_move(fleet, known.run.recorded, known.edited))
 
 
 def _rollback_row(row: StepRow, desired: Revision) -> StepRow:

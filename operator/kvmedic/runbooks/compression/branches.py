@@ -29,10 +29,10 @@ from kvmedic.runbooks.branches import (
 )
 from kvmedic.runbooks.compression.methods import (
     explain_unknown_types,
-    proven_without,
+    find_stale_replicas,
+    find_untyped_pods,
     stored_type,
     too_few_tokens,
-    without_type,
 )
 from kvmedic.runbooks.compression.savings import (
     ASKED,
@@ -40,10 +40,10 @@ from kvmedic.runbooks.compression.savings import (
     NEEDED,
     Brought,
     Worth,
-    brought_by,
     fact,
     figures_of,
-    silent,
+    report_unanswered_trial,
+    weigh_gain,
     where_nodes_are_known,
 )
 from kvmedic.runbooks.compression.trial_plans import fix_next, probe_first, probe_prompts, turn_off
@@ -73,9 +73,9 @@ def saves(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
         return None
     if isinstance(found, Inconclusive):
         return found
-    if _is_pressured(found, evidence) or without_type(method, evidence):
+    if _is_pressured(found, evidence) or find_untyped_pods(method, evidence):
         return None
-    worth = brought_by(method, evidence)
+    worth = weigh_gain(method, evidence)
     if worth.worth is not Worth.SAVES:
         return None
     return (fact(f"{method.name}: {worth.message}"), fact(DASHBOARD))
@@ -92,12 +92,12 @@ def nothing_speaks_against(evidence: Evidence) -> tuple[Finding, ...] | Inconclu
     method, found = evidence.compression, gather_values(evidence.burn, NEEDED)
     if method is None:
         return None
-    worth = brought_by(method, evidence).worth
+    worth = weigh_gain(method, evidence).worth
     if _is_of_another_kind(evidence):
         return None if worth is Worth.COSTS_MEMORY or method.is_unfused else ()
     if isinstance(found, Inconclusive):
         return found
-    if _is_pressured(found, evidence) or without_type(method, evidence):
+    if _is_pressured(found, evidence) or find_untyped_pods(method, evidence):
         return None
     if worth is Worth.NOTHING and method.answer is not None and _frees(method):
         text = f"{method.name} frees blocks, and requests of now hardly need it: {method.answer.message}"
@@ -105,7 +105,7 @@ def nothing_speaks_against(evidence: Evidence) -> tuple[Finding, ...] | Inconclu
     return None if worth in _SPEAKS_AGAINST else ()
 
 
-def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def find_unapplied_method(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """The pod template asks for a type of fewer bits, and a running engine stores in another; or for any
     method, and the log of the running engine says that it does not run.
     """
@@ -120,11 +120,11 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
     found = pools(evidence.burn)
     if isinstance(found, Inconclusive):
         return found
-    if not without_type(method, evidence):
+    if not find_untyped_pods(method, evidence):
         return too_few_tokens(method, evidence, found) or None
     if not method.asks_for_type and evidence.fix is not None:
         return None
-    stale = proven_without(method, evidence)
+    stale = find_stale_replicas(method, evidence)
     if not stale:
         return Inconclusive(Reason.LOG_UNREADABLE, explain_unknown_types(method, evidence))
     asked = f"the template asks for {method.asks_for_type}" if method.asks_for_type else "the spec says so"
@@ -136,7 +136,7 @@ def not_applied(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None
 def replace_stale(evidence: Evidence, setting: Setting) -> Advice:
     """Return that a replica which started before its configuration was edited is replaced, or what to do."""
     method = evidence.compression
-    stale = proven_without(method, evidence) if method else ()
+    stale = find_stale_replicas(method, evidence) if method else ()
     if method is not None and method.denied:
         text = (
             f"{method.name} does not run in these replicas, whatever their settings ask for: see why the "
@@ -214,13 +214,13 @@ def pressed_though_compressed(evidence: Evidence) -> tuple[Finding, ...] | Incon
         return found if isinstance(found, Inconclusive) else None
     is_compared = method.method_class is MethodClass.QUANTIZATION and not is_start_due(method)
     works = is_compared or _frees(method)
-    if not _is_pressured(found, evidence) or not (works or brought_by(method, evidence).worth is Worth.SAVES):
+    if not _is_pressured(found, evidence) or not (works or weigh_gain(method, evidence).worth is Worth.SAVES):
         return None
-    shown = method.answer.message if method.answer else brought_by(method, evidence).message
+    shown = method.answer.message if method.answer else weigh_gain(method, evidence).message
     return (fact(f"{method.name} does what it can: {shown}"),)
 
 
-def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
+def find_unproven_method(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     """Something asks whether there are more blocks by a method, and no trial has answered yet.
 
     The table's last branch: where a trial would not answer what is asked, it says what is missing.
@@ -228,7 +228,7 @@ def unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | None:
     method = evidence.compression
     if method is None:
         return ()
-    worth = brought_by(method, evidence)
+    worth = weigh_gain(method, evidence)
     if doubt := _why_not_asked(method, worth):
         return doubt
     found = pools(evidence.burn)
@@ -246,7 +246,7 @@ def _why_not_asked(method: Compressed, worth: Brought) -> Inconclusive | None:
         text = f"what {method.name} does to blocks is not known: say it in spec.compression.class"
         return Inconclusive(Reason.METHOD_UNKNOWN, text)
     if answer is not None and answer.reclaim is None:
-        return silent(answer)
+        return report_unanswered_trial(answer)
     if answer is not None and method.shown is None:
         return Inconclusive(
             Reason.TRIAL_UNANSWERED, f"{method.name}, {answer.reclaim}: {answer.message}; {_CHECK}"
@@ -318,7 +318,7 @@ def report_unexplained(method: Compressed, worth: Brought) -> Inconclusive:
     """Return that figures speak against a method and no trial would show more, with what would."""
     start, grown = method.start_without, method.grown
     if start is not None and start.blocks is None:
-        return silent(start)
+        return report_unanswered_trial(start)
     compared = f"; {start.message}" if start is not None else ""
     if grown is not None and grown.growth is Growth.SQUARE:
         why = (
@@ -354,7 +354,7 @@ def eager_fallback(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | N
         return where_nodes_are_known(
             evidence, *(fact(each) for each in (shown, message_without(method)) if each)
         )
-    worth = brought_by(method, evidence)
+    worth = weigh_gain(method, evidence)
     if worth.worth is not Worth.COSTS_MEMORY:
         return None
     return where_nodes_are_known(evidence, fact(f"{method.name}: {worth.message}"))
@@ -369,13 +369,13 @@ def attention_unproven(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive
     method = evidence.compression
     if method is None or (method.method_class in EVICTING and method.answer is None):
         return None
-    worth = brought_by(method, evidence)
+    worth = weigh_gain(method, evidence)
     is_compared = method.without.device_memory is not None or figures_of(evidence).device_memory is None
     if worth.worth is not Worth.COSTS_TIME or is_compared:
         return None
     if method.grown is None:
         return (fact(f"{method.name} ({method.known_by}): {worth.message}"),)
-    return silent(method.grown) if method.grown.growth is None else None
+    return report_unanswered_trial(method.grown) if method.grown.growth is None else None
 
 
 COMPRESSION_BRANCHES = (
@@ -384,7 +384,7 @@ COMPRESSION_BRANCHES = (
     Branch(Reason.COMPRESSION_UNDOUBTED, nothing_speaks_against, None, "Runbook 2, symptoms", ASKED),
     Branch(
         Reason.COMPRESSION_NOT_APPLIED,
-        not_applied,
+        find_unapplied_method,
         replace_stale,
         "Runbook 2: configured, not applied",
         ASKED,
@@ -435,7 +435,7 @@ COMPRESSION_BRANCHES = (
     Branch(Reason.PAGE_SELECTION, page_selection, None, "Runbook 2: page selection", ASKED),
     Branch(
         Reason.COMPRESSION_UNPROVEN,
-        unproven,
+        find_unproven_method,
         probe_first,
         "Runbook 2, wall 2: reclamation probe",
         ASKED,

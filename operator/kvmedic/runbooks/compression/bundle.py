@@ -323,14 +323,14 @@ class _Place:
         """Return whether a use of the option is the setting: `--x` is not where the setting is `--no-x`."""
         return self.option.kind not in _SWITCHES or use.value is not self.name.startswith("--no-")
 
-    def filed(self) -> Given | None:
+    def find_use_in_file(self) -> Given | None:
         """Return what the configuration file, where it was read, gives the option."""
         read = self.workload.in_file
         return read.last(self.option.dest) if read else None
 
     def is_filed_off(self, off: str | None) -> bool:
         """Return whether the configuration file gives the option as it is without the method."""
-        given = self.filed()
+        given = self.find_use_in_file()
         if given is None or off is None or not self.is_meant(given):
             return False
         return self.option.kind in _SWITCHES or _text_of(given) == off
@@ -374,7 +374,7 @@ def _doubt_file(place: _Place, setting: BundleSetting, use: Given | None) -> str
     file = place.workload.file
     if not isinstance(file, Configuration):
         return f"{place.name} may be in the file {place.line.config}, which is not edited: see that it is not"
-    given = place.filed()
+    given = place.find_use_in_file()
     if given is None or not place.is_meant(given) or place.is_filed_off(setting.off):
         return ""
     return f"{place.name} stands in {file.read.where}, which is not edited for a method: take it out there"

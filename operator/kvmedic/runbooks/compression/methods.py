@@ -210,7 +210,7 @@ def variables_of(container: Mapping[str, object]) -> dict[str, str]:
 
 def asked_type(workload: Workload) -> str:
     """Return the type in which the pod template asks to store keys and values; empty where it does not."""
-    given = workload.given(Knob.KV_CACHE_DTYPE)
+    given = workload.value_of(Knob.KV_CACHE_DTYPE)
     return given if isinstance(given, str) else ""
 
 
@@ -298,7 +298,7 @@ def logs_to_read(method: Compressed | None, seen: Observation) -> tuple[str, ...
     return tuple(sorted(name for name, pool in reported.items() if pool.cache_dtype == MODELS_OWN))
 
 
-def without_type(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
+def find_untyped_pods(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
     """Return the replicas that are not known to store keys and values as the method is to, by name.
 
     Where nothing asks for a type none is missing. What a checkpoint brings to one replica it brings also to
@@ -317,19 +317,19 @@ def without_type(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
     )
 
 
-def proven_without(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
+def find_stale_replicas(method: Compressed, evidence: Evidence) -> tuple[str, ...]:
     """Return those of which it is known that they store them otherwise."""
     found = pools(evidence.burn)
     if isinstance(found, Inconclusive):
         return ()
     starts = evidence.started
-    names = without_type(method, evidence)
+    names = find_untyped_pods(method, evidence)
     return tuple(name for name in names if not _is_open(method, found[name], starts.get(name)))
 
 
 def explain_unknown_types(method: Compressed, evidence: Evidence) -> str:
     """Return of which replicas the type is not known, why, and what would show it."""
-    gaps = [f"{name}: {_gap(evidence.started.get(name))}" for name in without_type(method, evidence)]
+    gaps = [f"{name}: {_gap(evidence.started.get(name))}" for name in find_untyped_pods(method, evidence)]
     rest = f"; and {len(gaps) - NAMED_GAPS} more" if len(gaps) > NAMED_GAPS else ""
     return (
         f"{'; '.join(gaps[:NAMED_GAPS])}{rest}; the label leaves the type to the checkpoint: a replica that "

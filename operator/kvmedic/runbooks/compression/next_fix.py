@@ -168,10 +168,10 @@ def _stage(fix: Fix, case: Case) -> _Stage:
     change = _change(candidate, case)
     if not isinstance(change, _Change):
         return change
-    return _refused_on_trial(change, case) or _unproven(change, case) or _next_of_gate(change, case)
+    return _find_trial_refusal(change, case) or _ask_about_blocks(change, case) or _next_of_gate(change, case)
 
 
-def _refused_on_trial(change: _Change, case: Case) -> _Failed | None:
+def _find_trial_refusal(change: _Change, case: Case) -> _Failed | None:
     """Return that the engine said on a trial pod that a change is not supported here; None: it did not."""
     result = find_refused_result(case.scores, change.tried, case.generation, case.now)
     if result is not None:
@@ -242,7 +242,7 @@ def _change(candidate: _Candidate, case: Case) -> _Change | NoChange | _Failed:
     return _Change(candidate, found.change, before or "off", f"on ({after})" if after else "on", tried)
 
 
-def _unproven(change: _Change, case: Case) -> Try | NoChange | _Failed | None:
+def _ask_about_blocks(change: _Change, case: Case) -> Try | NoChange | _Failed | None:
     """Return what is left to show of the blocks that a method gives back; None: nothing."""
     keep, method = change.candidate.keep, change.candidate.method
     if keep is None:

@@ -80,7 +80,7 @@ class Generation:
     window: str = ""
     """What of the model frees blocks without any method; empty: nothing that the engine reports."""
 
-    def needed(self, tokens: int) -> int:
+    def count_needed(self, tokens: int) -> int:
         """Return the blocks that compaction needs at most between two passes, and one held in advance."""
         return -(-min(tokens, self.keep.tokens_of(tokens) + PASS_TOKENS) // self.block_tokens) + 1
 
@@ -180,7 +180,7 @@ def ratio_of(seen: Generation, samples: Sequence[Sample]) -> Ratio:
     Readings that resemble the one before show less: n of them count as n (1 - r) / (1 + r), where r is their
     correlation with the next (the effective size of a first-order autoregressive sample).
     """
-    ratios = [each.used / seen.needed(each.tokens) for each in samples]
+    ratios = [each.used / seen.count_needed(each.tokens) for each in samples]
     mean = fmean(ratios)
     apart = [each - mean for each in ratios]
     square = sum(each**2 for each in apart)
@@ -410,11 +410,11 @@ class Trace:
         """Return how many blocks the tokens would fill at the end."""
         return -(-self.tokens // self.block_tokens)
 
-    def freed(self, sample: Sample) -> float:
+    def count_freed(self, sample: Sample) -> float:
         """Return the blocks that came back until a reading; an engine may hold one in advance."""
         return max(0.0, sample.tokens / self.block_tokens - sample.used)
 
-    def predicted(self, tokens: int) -> dict[Reclaim, float]:
+    def predict_freed(self, tokens: int) -> dict[Reclaim, float]:
         """Return the blocks that come back with a method of each class."""
         curves = curves_of(self.block_tokens, self.keep, KV_HEADS)
         whole = tokens / self.block_tokens
@@ -422,7 +422,7 @@ class Trace:
 
     def ends(self) -> dict[Reclaim, float]:
         """Return the same at the end; one per head only where it can be seen that it is not none."""
-        found = self.predicted(self.tokens)
+        found = self.predict_freed(self.tokens)
         if found[Reclaim.PER_HEAD] < max(VISIBLE * max(found.values()), 1.0):
             del found[Reclaim.PER_HEAD]
         return found
@@ -438,7 +438,7 @@ def trace_of(answer: Answer) -> Trace | None:
 
 def picture_of(trace: Trace, size: Size = TERMINAL) -> tuple[str, ...]:
     """Return the picture line by line, the numbers at its end last."""
-    top = max(1.0, *trace.ends().values(), *(trace.freed(each) for each in trace.seen))
+    top = max(1.0, *trace.ends().values(), *(trace.count_freed(each) for each in trace.seen))
     canvas = _Canvas(trace, size, top)
     rows = [
         f"{canvas.scale(row):>6} |{cells}{name}".rstrip()
@@ -457,7 +457,7 @@ def picture_of(trace: Trace, size: Size = TERMINAL) -> tuple[str, ...]:
 def numbers(trace: Trace) -> str:
     """Return the end of the request in one line: blocks that came back, as seen and as predicted."""
     predicted = ", ".join(f"{reclaim} {blocks:.0f}" for reclaim, blocks in reversed(trace.ends().items()))
-    came = trace.freed(trace.seen[-1])
+    came = trace.count_freed(trace.seen[-1])
     return f"{trace.tokens} tokens fill {trace.blocks} blocks: {came:.0f} came back; predicted: {predicted}"
 
 
@@ -475,12 +475,12 @@ class _Canvas:
         columns, tokens, classes = self.size.columns, self.trace.tokens, self.trace.ends().keys()
         cells = [[" "] * columns for _ in range(self.size.rows)]
         for column in range(columns):
-            predicted = self.trace.predicted(max(1, round(tokens * (column + 1) / columns)))
+            predicted = self.trace.predict_freed(max(1, round(tokens * (column + 1) / columns)))
             for reclaim in classes:
                 cells[self._row(predicted[reclaim])][column] = PREDICTED
         for each in self.trace.seen:
             column = -(-each.tokens * columns // tokens) - 1
-            cells[self._row(self.trace.freed(each))][min(max(0, column), columns - 1)] = SEEN
+            cells[self._row(self.trace.count_freed(each))][min(max(0, column), columns - 1)] = SEEN
         return ["".join(row) for row in cells]
 
     def names(self) -> list[str]:

@@ -70,7 +70,7 @@ class Brought:
     message: str
 
 
-def brought(without: Figures, present: Figures) -> Brought:
+def weigh_figures(without: Figures, present: Figures) -> Brought:
     """Return what a method brought.
 
     A load that is somewhat lighter than then makes fewer tokens and fills less of the pool by itself: that
@@ -89,11 +89,11 @@ def brought(without: Figures, present: Figures) -> Brought:
     memory = _ratio(without.device_memory, present.device_memory)
     answers = _ratio(without.e2e_p95, present.e2e_p95)
     fewer = tokens is not None and tokens / more <= (1 - LEAST_LOSS) * lighter
-    if fewer and (_fell(answers) or not _slower(without, present)):
+    if fewer and (_has_fallen(answers) or not _is_slower(without, present)):
         # Answers are shorter, not slower; they fill less of the pool by themselves.
         fewer, lighter = False, min(lighter, (tokens or 1.0) / more)
     usage = _ratio(without.kv_cache_usage, present.kv_cache_usage)
-    if fewer and memory is not None and memory >= 1 + LEAST_GROWN and not _fell(usage):
+    if fewer and memory is not None and memory >= 1 + LEAST_GROWN and not _has_fallen(usage):
         worth = Worth.COSTS_MEMORY
     elif fewer or (answers is not None and answers >= 1 + LEAST_LOSS):
         worth = Worth.COSTS_TIME
@@ -102,11 +102,11 @@ def brought(without: Figures, present: Figures) -> Brought:
     return Brought(worth, _figures_text(without, present))
 
 
-def _fell(ratio: float | None) -> bool:
+def _has_fallen(ratio: float | None) -> bool:
     return ratio is not None and ratio <= 1 - LEAST_GROWN
 
 
-def _slower(without: Figures, present: Figures) -> bool:
+def _is_slower(without: Figures, present: Figures) -> bool:
     """Return whether a request that runs gets fewer tokens per second; also where that is not known."""
     before, now = (_ratio(each.requests_in_flight, each.tokens_per_second) for each in (without, present))
     speed = _ratio(before, now)
@@ -270,9 +270,9 @@ def where_nodes_are_known(evidence: Evidence, *findings: Finding) -> tuple[Findi
     return doubt if isinstance(doubt, Inconclusive) else findings
 
 
-def brought_by(method: Compressed, evidence: Evidence) -> Brought:
+def weigh_gain(method: Compressed, evidence: Evidence) -> Brought:
     """Return what a method brought, with where the figures of before are from or why there are none."""
-    found = brought(method.without, figures_of(evidence))
+    found = weigh_figures(method.without, figures_of(evidence))
     origin = f"before is {method.without_from}" if method.without_from else ""
     parts = (found.message, origin, method.no_baseline)
     return replace(found, message="; ".join(each for each in parts if each))
@@ -285,15 +285,15 @@ def rests_on_spec_alone(method: Compressed, evidence: Evidence) -> bool:
     """
     if method.policy.baseline == Figures() or method.is_unfused:
         return False
-    if brought_by(method, evidence).worth is not Worth.COSTS_MEMORY:
+    if weigh_gain(method, evidence).worth is not Worth.COSTS_MEMORY:
         return False
     known = method.baseline
     if known is None or known.doubt:
         return True
-    return brought(known.figures, figures_of(evidence)).worth is not Worth.COSTS_MEMORY
+    return weigh_figures(known.figures, figures_of(evidence)).worth is not Worth.COSTS_MEMORY
 
 
-def silent(answer: Answer) -> Inconclusive:
+def report_unanswered_trial(answer: Answer) -> Inconclusive:
     """Return that a trial showed nothing, and when it is made again."""
     return Inconclusive(
         Reason.TRIAL_UNANSWERED,

@@ -146,7 +146,7 @@ def probe_prompts(evidence: Evidence, _setting: Setting) -> Advice:
     return _trial_of(method, Question.PROMPTS, found.tokens, text, off=method.settings)
 
 
-def confirmed_first(evidence: Evidence, advice: TurnOff) -> TurnOff | Try | NoChange:
+def confirm_before_turning_off(evidence: Evidence, advice: TurnOff) -> TurnOff | Try | NoChange:
     """Return the advice to turn a method off, or what has to be shown before nobody but the spec says so.
 
     Figures that the spec declares decide where a person approves the plan. Where nobody does, the record must
@@ -290,7 +290,7 @@ def _wishes(workload: Workload, longest: int) -> Iterator[tuple[Flag, Scalar]]:
 
 
 def _whole(workload: Workload, knob: Knob) -> int | None:
-    given = workload.given(knob)
+    given = workload.value_of(knob)
     return given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else None
 
 

@@ -43,7 +43,7 @@ from kvmedic.runbooks.node_health import (
     thermal_emergency,
 )
 from kvmedic.runbooks.preemption.cap import refuse_over_calm
-from kvmedic.runbooks.preemption.deploy import HISTORY, roll_back, running_it, since_deploy
+from kvmedic.runbooks.preemption.deploy import HISTORY, find_updated_replicas, roll_back, since_deploy
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import lower_share
 from kvmedic.runbooks.preemption.pressure import CALM_SHARE, HELPFUL, NOW, REQUESTS, most_of, size_fleet
@@ -76,7 +76,7 @@ CAP_SHARE, CAP_LEAST = 1 / 4, 2
 ones run costs them nothing. One alone is another branch's; of fewer than a quarter the cause is their own."""
 
 
-def healthy(evidence: Evidence) -> Found:
+def find_no_pressure(evidence: Evidence) -> Found:
     """No replica preempts, hangs or keeps users waiting beyond the trigger, and none ran out of memory.
 
     A replica that cannot be read is never taken for a calm one. A fleet without traffic is healthy.
@@ -110,7 +110,7 @@ def deploy_correlated(evidence: Evidence) -> Found:
     held = held_preemptions(evidence)
     if isinstance(held, Inconclusive):
         return held
-    pressured, running = preempting_replicas(held, evidence), running_it(evidence)
+    pressured, running = preempting_replicas(held, evidence), find_updated_replicas(evidence)
     if not pressured or not running.issuperset(pressured):
         return None
     if len(pressured) < most_of(len(running)):
@@ -210,7 +210,7 @@ NODE_HEALTH = "Runbook 1, step 1: node health"
 OUT_OF_MEMORY = "Runbook 1, step 2: out of memory"
 
 PREEMPTION_BRANCHES = (
-    Branch(Reason.HEALTHY, healthy, None, "Runbook 1, symptoms", TRIGGER | FELT, ENDS),
+    Branch(Reason.HEALTHY, find_no_pressure, None, "Runbook 1, symptoms", TRIGGER | FELT, ENDS),
     Branch(Reason.GPU_FAULT, gpu_fault, divert_to_gpu_fault, NODE_HEALTH, vitals=GPU_SIGNS),
     Branch(
         Reason.THERMAL_EMERGENCY,

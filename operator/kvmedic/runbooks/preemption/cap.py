@@ -316,7 +316,7 @@ def keep_free(case: Case, setting: Setting) -> SettingAdvice:
     most = min(MOST_KEPT, bound.maximum if bound and bound.maximum is not None else MOST_KEPT)
     desired = watermark_of(case)
     value = min(desired, most)
-    left = left_at(case, value)
+    left = preemption_share_at(case, value)
     if left > MOST_LEFT:
         return NoChange(
             Reason.GAIN_WITHIN_NOISE,
@@ -343,7 +343,7 @@ def watermark_of(case: Case) -> float:
     return round(ceil(kept / WATERMARK_GRAIN) * WATERMARK_GRAIN, 3)
 
 
-def left_at(case: Case, watermark: float) -> float:
+def preemption_share_at(case: Case, watermark: float) -> float:
     """Return the share of the preemptions that a watermark leaves.
 
     A running set preempts when it grows by more than what is kept free before a request ends. Growth between

@@ -105,7 +105,7 @@ def fit_of(pool_blocks: float, sequence: Occupancy, cap: float) -> float:
 
 def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, float], cap: int) -> Effect:
     """Return what a cap is expected to bring; `pool_tokens`: blocks of the pool, and tokens per block."""
-    unfit = _unfit(sequence, pool_tokens[0], cap)
+    unfit = _overflow_share(sequence, pool_tokens[0], cap)
     throughput = _throughput(strain, sequence, pool_tokens[1], (min(float(cap), strain.running_mean), unfit))
     stalls = min(strain.stalls_per_request, WORST_STALLS)
     share = STALLS_LEFT + (1 - STALLS_LEFT) * unfit**STALLS_CROWDED
@@ -115,11 +115,11 @@ def effect_of(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, flo
 
 def most_throughput(strain: Strain, sequence: Occupancy, pool_tokens: tuple[float, float], cap: int) -> float:
     """Return the tokens per second at a cap that is always full, over those that the engine gives now."""
-    unfit = _unfit(sequence, pool_tokens[0], cap)
+    unfit = _overflow_share(sequence, pool_tokens[0], cap)
     return _throughput(strain, sequence, pool_tokens[1], (float(cap), unfit))
 
 
-def _unfit(sequence: Occupancy, blocks: float, cap: int) -> float:
+def _overflow_share(sequence: Occupancy, blocks: float, cap: int) -> float:
     """Return the share of the time (0-1) in which so many sequences do not fit the pool."""
     return erfc(fit_of(blocks, sequence, cap) / sqrt(2)) / 2
 

@@ -45,7 +45,7 @@ def since_deploy(evidence: Evidence) -> tuple[Finding, ...] | Inconclusive | Non
             assert_never(deploy)
 
 
-def running_it(evidence: Evidence) -> frozenset[str]:
+def find_updated_replicas(evidence: Evidence) -> frozenset[str]:
     """Return the replicas that run the latest revision: all, unless some still run the one before."""
     everyone = frozenset(evidence.burn.pods)
     mine = evidence.deploy.pods & everyone if isinstance(evidence.deploy, Deploy) else everyone
@@ -119,7 +119,7 @@ def _compare_figures(deploy: Deploy, evidence: Evidence) -> tuple[Finding, ...] 
     if isinstance(before, Inconclusive):
         text = f"{deploy.line()}; how revision {deploy.previous.number} fared is not known: {before.message}"
         return Inconclusive(before.reason, text)
-    now = _figures(evidence.burn.only(sorted(running_it(evidence))))
+    now = _figures(evidence.burn.only(sorted(find_updated_replicas(evidence))))
     if isinstance(now, Inconclusive):
         return now
     # Requests that the revision before would have refused are longer because of this one.

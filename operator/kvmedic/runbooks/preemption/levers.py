@@ -102,7 +102,7 @@ def present_setting(
     """Return what advice needs to know of the present setting; what cannot be read is unknown."""
     profile, tried = workload.engine.profile, record.failed_attempts
     revision = template_hash(workload.template)
-    cap = workload.given(Knob.MAX_NUM_SEQS)
+    cap = workload.value_of(Knob.MAX_NUM_SEQS)
     cap = cap if isinstance(cap, int) else None
     default, steps = profile.flag(Knob.MAX_NUM_SEQS), profile.flag(Knob.MAX_NUM_BATCHED_TOKENS)
     used, unseen = memory_in_use(evidence)
@@ -130,13 +130,13 @@ def present_setting(
             memory_in_use=used,
             memory_unknown=unseen,
             oom_limit=lowest_oom_share(record.oom_shares, workload.template),
-            raise_failed_before=bool(failed_on_this(Attempt.RAISE_MEMORY, tried, revision, evidence)),
+            raise_failed_before=bool(find_failed_attempts(Attempt.RAISE_MEMORY, tried, revision, evidence)),
             host=host_terms(workload),
         ),
         least_step_tokens=None if steps is None else steps.least,
         cap_rooms=_cap_rooms(record.sized, revision, evidence.burn.at),
         raise_limit=_raise_limit(levers, record.sized, revision, None if default is None else default.most),
-        raise_failed=bool(failed_on_this(Attempt.RAISE_CAP, tried, revision, evidence)),
+        raise_failed=bool(find_failed_attempts(Attempt.RAISE_CAP, tried, revision, evidence)),
     )
 
 
@@ -174,11 +174,11 @@ def exhausted_levers(tried: Sequence[FailedAttempt], revision: str, evidence: Ev
     A share of the devices' memory whose raise failed before may still be lowered: that is another trouble's
     lever (`raise_failed_before`).
     """
-    failed = {one.key for one in failed_on_this(Attempt.TURN_LEVER, tried, revision, evidence)}
+    failed = {one.key for one in find_failed_attempts(Attempt.TURN_LEVER, tried, revision, evidence)}
     return frozenset(knob for knob in Knob if knob in failed)
 
 
-def failed_on_this(
+def find_failed_attempts(
     attempt: Attempt, tried: Sequence[FailedAttempt], revision: str, evidence: Evidence
 ) -> tuple[FailedAttempt, ...]:
     """Return the attempts of a kind that failed on this evidence: pod template, lengths of requests and pool.
@@ -193,13 +193,13 @@ def failed_on_this(
         for one in tried
         if (one.attempt, one.template) == (attempt, revision)
         and (
-            one.load is None or _alike((one.load.prompt_tokens, one.load.output_tokens), means, LENGTHS_ALIKE)
+            one.load is None or _agree((one.load.prompt_tokens, one.load.output_tokens), means, LENGTHS_ALIKE)
         )
-        and _alike((one.blocks,), (blocks,), 1 - POOLS_ALIKE)
+        and _agree((one.blocks,), (blocks,), 1 - POOLS_ALIKE)
     )
 
 
-def _alike(then: Iterable[float | None], now: Iterable[float | None], least: float) -> bool:
+def _agree(then: Iterable[float | None], now: Iterable[float | None], least: float) -> bool:
     """Return whether no two figures that are both known differ by more than a ratio."""
     pairs = [(a, b) for a, b in zip(then, now, strict=True) if a is not None and b is not None]
     return all(min(pair) >= least * max(pair) for pair in pairs)
@@ -543,10 +543,10 @@ def first_that_applies(case: Case, setting: Setting, levers: Sequence[Lever] = L
         cap = cut_cap(case, setting)
         if isinstance(cap, NoChange) and (not refusals or cap.reason is Reason.LEVER_NOT_ALLOWED):
             refusals.append((Knob.MAX_NUM_SEQS, cap))
-    return replace(_none_left(refusals), passes_on=passes_on(case, setting))
+    return replace(_report_no_lever(refusals), passes_on=passes_on(case, setting))
 
 
-def _none_left(refusals: Sequence[tuple[str, NoChange]]) -> NoChange:
+def _report_no_lever(refusals: Sequence[tuple[str, NoChange]]) -> NoChange:
     if len(refusals) == 1:
         return refusals[0][1]
     harmless = all(Trait.NO_GAIN in refusal.reason.traits for _, refusal in refusals)

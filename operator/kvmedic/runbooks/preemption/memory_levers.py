@@ -53,7 +53,7 @@ SHOWN = MEMORY_SERIES[-1]
 def memory_share(workload: Workload) -> MemoryShare:
     """Return the share of its devices' memory that the engine takes, as far as its command line says."""
     flag = workload.engine.profile.flag(KNOB)
-    given = workload.given(KNOB)
+    given = workload.value_of(KNOB)
     default = None if flag is None else workload.engine.default_of(flag)
     fixing = (workload.engine.profile.flag(knob) for knob in workload.fixes_the_pool())
     return MemoryShare(

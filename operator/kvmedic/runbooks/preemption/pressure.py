@@ -187,7 +187,7 @@ class Seen:
     requests: Mapping[str, Complete]
     pools: Mapping[str, Pool]
 
-    def counted(self, signal: Signal) -> Histogram:
+    def sum_histogram(self, signal: Signal) -> Histogram:
         """Return a histogram of the whole fleet over the sizing window."""
         return merge_histograms([one.histograms[signal] for one in self.requests.values()])
 
@@ -224,7 +224,7 @@ def case_of(
     `evicts` is what settings say of a method that evicts tokens. It counts only where gauges show that
     sequences are smaller than their lengths. `peaks` are the most tokens per second asked for of late.
     """
-    prompt, output = seen.counted(Signal.PROMPT_LENGTH), seen.counted(Signal.OUTPUT_LENGTH)
+    prompt, output = seen.sum_histogram(Signal.PROMPT_LENGTH), seen.sum_histogram(Signal.OUTPUT_LENGTH)
     engines = next(iter(seen.sizing.pods.values())).engines
     block_tokens = next(iter(seen.pools.values())).block_tokens
     hits = hit_share(seen.sizing)
@@ -268,7 +268,7 @@ def case_of(
 
 def residence_seconds(seen: Seen) -> float:
     """Return how long requests stay (p99); infinite above the top bucket."""
-    return quantile(seen.counted(Signal.E2E_SECONDS), RESIDENCE_QUANTILE)
+    return quantile(seen.sum_histogram(Signal.E2E_SECONDS), RESIDENCE_QUANTILE)
 
 
 def has_window(seen: Seen) -> bool:
@@ -370,7 +370,7 @@ def _groups(seen: Seen) -> list[Histogram]:
                 continue
         groups.append(whole)
     large = [group for group in groups if group.count >= SMALLEST_GROUP]
-    return large or [seen.counted(Signal.OUTPUT_LENGTH)]
+    return large or [seen.sum_histogram(Signal.OUTPUT_LENGTH)]
 
 
 FEWEST_REQUESTS = 100
@@ -461,7 +461,7 @@ def size_fleet(evidence: Evidence, pressured: Iterable[str]) -> Case | Inconclus
 
 def _sizes_then(seen: Seen, past: Sequence[PastLengths]) -> tuple[tuple[float, float], ...]:
     """Return how large a sequence was at earlier times, over what it is now, by the lengths of requests."""
-    prompt, output = seen.counted(Signal.PROMPT_LENGTH), seen.counted(Signal.OUTPUT_LENGTH)
+    prompt, output = seen.sum_histogram(Signal.PROMPT_LENGTH), seen.sum_histogram(Signal.OUTPUT_LENGTH)
     block_tokens = next(iter(seen.pools.values())).block_tokens
     now, *then = (
         occupancy(moments(one), moments(other), block_tokens).mean_blocks
@@ -509,7 +509,7 @@ def _doubt_replicas(seen: Seen) -> Inconclusive | None:
 
 
 def _doubt_count(seen: Seen) -> Inconclusive | None:
-    lengths = [seen.counted(signal) for signal in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)]
+    lengths = [seen.sum_histogram(signal) for signal in (Signal.PROMPT_LENGTH, Signal.OUTPUT_LENGTH)]
     finished = min(one.count if one.total > 0 else 0.0 for one in lengths)
     if finished < FEWEST_REQUESTS:
         return Inconclusive(
@@ -531,7 +531,7 @@ def _window_text(look: Observation) -> str:
 
 def _doubt_residence(seen: Seen) -> Inconclusive | None:
     """Return that the window, or a replica's age, misses requests that stay for long."""
-    if seen.counted(Signal.E2E_SECONDS).count <= 0:
+    if seen.sum_histogram(Signal.E2E_SECONDS).count <= 0:
         return Inconclusive(Reason.TOO_FEW_REQUESTS, "no finished request shows how long requests stay")
     residence, window = residence_seconds(seen), seen.sizing.window_seconds
     if residence > window:
@@ -540,7 +540,7 @@ def _doubt_residence(seen: Seen) -> Inconclusive | None:
             "raise spec.sizing.window"
         )
         if residence == inf:
-            top = max(seen.counted(Signal.E2E_SECONDS).bounds, default=0.0)
+            top = max(seen.sum_histogram(Signal.E2E_SECONDS).bounds, default=0.0)
             text = (
                 f"requests stay longer (p99) than the {top:.0f} s up to which this engine counts, so nobody "
                 "knows whether the window holds them; shorten requests, or run a version that counts further"

@@ -92,4 +92,4 @@ def _compare(trial: Probation, trigger: Trigger) -> Comparison | None:
     if isinstance(after, Inconclusive):
         return None
     change = Comparison(before, after, trial.objectives, trigger)
-    return None if change.unlike() else change
+    return None if change.find_load_mismatch() else change

@@ -257,7 +257,7 @@ def state_of(held: TemporaryChange, fleet: Fleet, workload: Workload | Blocked) 
         return SetValue.CHANGED
     if isinstance(workload, Blocked):
         return SetValue.UNKNOWN
-    given = workload.given(held.knob)
+    given = workload.value_of(held.knob)
     if given is None and (workload.flags.config is not None or workload.gives(held.knob)):
         return SetValue.UNKNOWN
     same = given is not None and is_value(str(held.step.after), given)

@@ -33,7 +33,7 @@ def capacity(evidence: Evidence) -> Found:
     Either every other lever was asked, or requests wait for a full cache, which no setting makes larger.
     """
     if evidence.spent is not None:
-        return _spent_levers(evidence, may_scale=True)
+        return _find_pressure_past_levers(evidence, may_scale=True)
     return queue_needs_replicas(evidence)
 
 
@@ -54,7 +54,7 @@ def add_replicas(evidence: Evidence, setting: Setting) -> Advice:
 
 def all_levers_tried(evidence: Evidence) -> Found:
     """Most replicas are beyond the trigger, every lever was asked, and replicas may not be added."""
-    return _spent_levers(evidence, may_scale=False)
+    return _find_pressure_past_levers(evidence, may_scale=False)
 
 
 def divert_to_disaggregation(evidence: Evidence, setting: Setting) -> Advice:
@@ -65,7 +65,7 @@ def divert_to_disaggregation(evidence: Evidence, setting: Setting) -> Advice:
     return disaggregation(evidence, case, setting)
 
 
-def _spent_levers(evidence: Evidence, *, may_scale: bool) -> Found:
+def _find_pressure_past_levers(evidence: Evidence, *, may_scale: bool) -> Found:
     spent = evidence.spent
     if spent is None or spent.may_scale is not may_scale:
         return None
@@ -101,7 +101,7 @@ def passes_on(case: Case, setting: Setting) -> bool:
     return bool(setting.exhausted) or setting.supply.raise_failed_before or not harmless
 
 
-def spent_by(why: NoChange, setting: Setting, replicas: int) -> Spent:
+def report_spent_levers(why: NoChange, setting: Setting, replicas: int) -> Spent:
     """Return what is known once no lever is left; `why` is what the levers say."""
     bound = setting.scale_out
     if bound is None:
