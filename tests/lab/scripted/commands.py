@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from aiohttp import web
 
+from lab.scripted.listening import listening
+
 STDOUT, STDERR, STATUS = b"\x01", b"\x02", b"\x03"
 PROTOCOL = "v4.channel.k8s.io"
 
@@ -121,10 +123,5 @@ def _place(request: web.Request) -> tuple[str, str]:
 @asynccontextmanager
 async def serving(commands: Commands, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     runner = web.ServerRunner(web.Server(commands.answer), shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
-    await site.start()
-    try:
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
+    async with listening(runner, context) as port:
+        yield port

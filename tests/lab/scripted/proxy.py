@@ -20,6 +20,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
 from lab.cluster.watch import run_and_cut
 from lab.scripted.commands import Commands
+from lab.scripted.listening import listening
 
 REVIEWS = "/apis/authorization.k8s.io/"
 """Questions about rights, which are asked by a POST and stored nowhere."""
@@ -126,13 +127,10 @@ class Proxy:
             app = web.Application(client_max_size=2**24)
             app.router.add_route("*", "/{path:.*}", handle)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            self._ready.set()
-            await self._stop.wait()
-            await runner.cleanup()
+            async with listening(runner) as port:
+                self.url = f"http://127.0.0.1:{port}"
+                self._ready.set()
+                await self._stop.wait()
 
     async def _handle(self, request: web.Request, up: ClientSession) -> web.StreamResponse:
         body = await request.read()
