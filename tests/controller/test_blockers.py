@@ -17,7 +17,6 @@ from kvmedic.controller.evidence import Survey
 from kvmedic.controller.ports import NotAllowed, SurveyInput
 from kvmedic.controller.survey import examine
 from kvmedic.kube.errors import Call, Refused
-from kvmedic.manifests.ignore_rules import Reversion
 from kvmedic.model.config_edits import OwnerField, Roller
 from kvmedic.model.edits import EditState
 from kvmedic.model.evidence import Blocked
@@ -27,6 +26,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import Ownership
 from kvmedic.model.status import ClosedRun, ConditionType, Record, Resource
 from kvmedic.record.surveys import REFRESH, record_plan
+from kvmedic.rollout.owners.reversion import Reversion
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, VerticalAutoscaler
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State

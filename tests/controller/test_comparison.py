@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.comparison import compare_replicas, limits_of, settling_time
+from kvmedic.controller.comparison import compare_replicas, limits_of
 from kvmedic.controller.next_move import Tick
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.model.engine import Knob
@@ -444,17 +444,3 @@ async def test_both_sides_are_compared_where(change: dict[str, Any]) -> None:
     assert found is not None
     assert found.state is ComparisonState.WATCHING
     assert "compared after 2 min" in found.message
-
-
-@pytest.mark.parametrize(
-    ("waiting", "running", "minutes"),
-    [(0.0, None, 2), (3.0, 17.0, 2), (360.0, 360.0, 3), (14_400.0, 0.0, 10)],
-    ids=["nothing is known", "requests stay for 3 s", "they stay for 120 s", "they queue for 40 min"],
-)
-def test_a_new_replica_is_looked_at_once_it_has_requests_like_the_old_ones(
-    waiting: float, running: float | None, minutes: int
-) -> None:
-    before = replace(BASELINE, waiting_mean=waiting, running_mean=running, requests_per_second=6.0)
-
-    assert settling_time(before) == minutes * MINUTE
-    assert settling_time(None) == 2 * MINUTE

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.size_limits import Budget
 from kvmedic.manifests.tokens import (
-    Environment,
-    Expanded,
     Place,
     Spot,
     Token,
@@ -19,13 +17,13 @@ from kvmedic.manifests.tokens import (
     as_one,
     connect_pieces,
     join_spots,
-    read_environment,
     stand_in,
     trace_unwritten_text,
     write_text,
 )
 from kvmedic.manifests.tokens import expand as expand_within
 from kvmedic.manifests.tokens import tokens_of as tokens_within
+from kvmedic.manifests.variables import Environment, Expanded, read_environment
 from kvmedic.model.edits import Field
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from datetime import timedelta
 from math import inf, isnan
 from random import Random
 
@@ -11,7 +12,14 @@ import pytest
 from kvmedic.model.spec import Objectives
 from kvmedic.verdict.counts import Arm, CapChange, Counts, Limits, Routing
 from kvmedic.verdict.figure_intervals import MOMENTS, find_intervals
-from kvmedic.verdict.side_by_side import DECIDE_SECONDS, CanaryVerdict, Comparison, compare_arms
+from kvmedic.verdict.side_by_side import (
+    DECIDE_SECONDS,
+    CanaryVerdict,
+    Comparison,
+    compare_arms,
+    settling_time,
+)
+from run_builder import BASELINE
 
 MINUTE = Counts(
     replica_seconds=120,
@@ -443,3 +451,17 @@ def test_an_interval_is_around_its_figure_and_missing_where_moments_are_too_few(
                 interval = ranges.get(name)
                 assert interval is None or interval.low <= value <= interval.high, name
             assert (ranges["waiting"] is None) is (number < MOMENTS - 1)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "minutes"),
+    [(0.0, None, 2), (3.0, 17.0, 2), (360.0, 360.0, 3), (14_400.0, 0.0, 10)],
+    ids=["nothing is known", "requests stay for 3 s", "they stay for 120 s", "they queue for 40 min"],
+)
+def test_a_new_replica_is_looked_at_once_it_has_requests_like_the_old_ones(
+    waiting: float, running: float | None, minutes: int
+) -> None:
+    before = replace(BASELINE, waiting_mean=waiting, running_mean=running, requests_per_second=6.0)
+
+    assert settling_time(before) == timedelta(minutes=minutes)
+    assert settling_time(None) == timedelta(minutes=2)

@@ -22,8 +22,8 @@ from kvmedic.manifests.documents import containers_of
 from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import may_chunk
 from kvmedic.manifests.size_limits import Budget
-from kvmedic.manifests.tokens import Environment, environment_of
 from kvmedic.manifests.trial_pod import api_key_of, without_remote_cache
+from kvmedic.manifests.variables import Environment, environment_of
 from kvmedic.metrics.generation import Course, Engine, Rhythm, generate, limit_of
 from kvmedic.metrics.page import Page, names_of, parse_page, version_on
 from kvmedic.metrics.prometheus import PrometheusClient

@@ -13,7 +13,7 @@ from kvmedic.cli.doctor import read_documents, target_name, targets_of
 from kvmedic.cli.options import call_later
 from kvmedic.doctor.documents import DocumentsError
 from kvmedic.doctor.examine import Seen, namespace_in, see_documents
-from kvmedic.doctor.fitting import resource_text
+from kvmedic.doctor.first_resource import resource_text
 from kvmedic.kube.objects import JsonObject
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason

@@ -21,7 +21,7 @@ from kvmedic.model.evidence import Inconclusive, Look, LookSeries, Observation, 
 from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.plan import COMPARED, FlagStep, Goal
 from kvmedic.model.readings import gather_values, number_or_none
-from kvmedic.model.run import Baseline, ComparedSide, ComparisonState, ReplicaComparison, StepState
+from kvmedic.model.run import ComparedSide, ComparisonState, ReplicaComparison, StepState
 from kvmedic.model.spec import OnInconclusive, SideBySide, answer_to_no_verdict
 from kvmedic.model.status import Wish
 from kvmedic.rollout.drift import Standing
@@ -30,26 +30,19 @@ from kvmedic.verdict.counts import NEEDED, Arm, CapChange, Counts, Limits, Routi
 from kvmedic.verdict.side_by_side import (
     DECIDE_SECONDS,
     GO_ON_SECONDS,
+    STRETCH,
     CanaryVerdict,
     Comparison,
     Figures,
     compare_arms,
+    settling_time,
 )
 
 LARGE, CHANGED_OF_LARGE = 4, 2
 """Replicas from which two are changed before both sides are compared; of a smaller fleet it is one.
 Simulated: with one changed replica 16 % of harmful changes were kept, with two or more 11 %."""
-STRETCH = timedelta(minutes=1)
-"""Shortest time over which a replica's counts are read, and how often both sides are looked at: four scrapes
-at the usual 15 s."""
 MOST_STRETCHES = 8
 """Into how many equal stretches the time is divided, at most: as many as the errors are estimated from."""
-SETTLED = timedelta(minutes=2)
-"""How long a new replica serves, at least, before it is looked at: what it finishes first is short."""
-STAYS = 1.5
-"""Times that a request stays, on average, before a new replica has a mix of requests like the old ones."""
-LONGEST_SETTLED = timedelta(minutes=10)
-"""The same at most (as simulated): behind a queue a stay has no end."""
 ASKED = NEEDED | {Signal.REQUESTS_ABORTED, Signal.E2E_SECONDS}
 WAITING = frozenset({Signal.WAITING_MEAN})
 
@@ -103,15 +96,6 @@ def limits_of(tick: Tick) -> Limits:
 
 def _list_serving(fleet: Fleet, template: str) -> tuple[Pod, ...]:
     return tuple(pod for pod in fleet.list_pods(template) if pod.ready and pod.in_rotation)
-
-
-def settling_time(before: Baseline | None) -> timedelta:
-    """Return how long a new replica is not looked at, in whole minutes, by how long requests stay."""
-    if before is None or before.requests_per_second <= 0:
-        return SETTLED
-    stay = ((before.running_mean or 0.0) + before.waiting_mean) / before.requests_per_second
-    longest = min(timedelta(seconds=STAYS * stay), LONGEST_SETTLED)
-    return STRETCH * ceil(max(SETTLED, longest) / STRETCH)
 
 
 async def _look_again(

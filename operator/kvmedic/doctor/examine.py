@@ -25,7 +25,7 @@ from kvmedic.doctor.checks import (
     spare_check,
 )
 from kvmedic.doctor.documents import DEFAULT_NAMESPACE, as_served, reject_malformed
-from kvmedic.doctor.fitting import fitting_policy
+from kvmedic.doctor.first_resource import fitting_policy
 from kvmedic.doctor.remedies import FIXES, file_fix
 from kvmedic.engines import ENGINES
 from kvmedic.kube.errors import Refused

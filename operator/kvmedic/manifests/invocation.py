@@ -33,8 +33,9 @@ from kvmedic.manifests.engine_in_script import (
 from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.shell_parser import Variables
-from kvmedic.manifests.size_limits import STEPS, Budget, TooLargeError
-from kvmedic.manifests.tokens import Token, read_environment, tokens_of
+from kvmedic.manifests.size_limits import STEPS, WORD_STEPS, Budget, TooLargeError
+from kvmedic.manifests.tokens import Place, Token, Unquoted
+from kvmedic.manifests.variables import Environment, expand, read_environment, trace_of
 from kvmedic.model.edits import COMMAND_LINE, Field
 from kvmedic.model.engine import EngineProfile, Launch, Version
 
@@ -418,3 +419,43 @@ def _none(
     names = " or ".join(profile.name for profile in profiles)
     hint = rendering_hint(text)
     return ManifestError(ErrorReason.NO_ENGINE, f"no container starts {names}: {listed}{hint}")
+
+
+def tokens_of(
+    container: Mapping[str, object], environment: Environment, budget: Budget
+) -> tuple[Token, ...] | ManifestError:
+    """Return the tokens of command and args, in order."""
+    found: list[Token] = []
+    for name in COMMAND_LINE:
+        items = container.get(name)
+        if items is None:
+            continue
+        if not isinstance(items, list):
+            message = f"{name} of container {container.get('name')} is not a list"
+            return ManifestError(ErrorReason.NOT_TEXT, message)
+        for index, item in enumerate(items):
+            place = Place(name, index)
+            if not isinstance(item, str):
+                advice = "remove it or quote it" if item is None else "quote it"
+                message = f"{place} is {_kind_of(item)}; Kubernetes takes strings only: {advice}"
+                return ManifestError(ErrorReason.NOT_TEXT, message)
+            budget.enter_field(str(place))
+            budget.spend(WORD_STEPS)
+            expanded = expand(item, environment, budget)
+            trace = trace_of(item, place, environment, budget)
+            sources = tuple(environment.source_of(name) for name in expanded.unresolved)
+            variables = expanded.variables, expanded.unresolved, sources
+            found.append(Token(item, expanded.text, place, *variables, trace))
+    return tuple(found)
+
+
+def _kind_of(item: object) -> str:
+    match item:
+        case None:
+            return "empty"
+        case list() | Mapping():
+            return "a list or a mapping"
+        case Unquoted():
+            return f"the {item.kind} {item}"
+        case _:
+            return f"the {'boolean' if isinstance(item, bool) else 'number'} {item}"

@@ -16,7 +16,8 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser, Point, Tree
 
 from kvmedic.manifests.size_limits import PARSER_STEPS, WORD_STEPS, Budget, TooLargeError
-from kvmedic.manifests.tokens import BY_SCRIPT, EMPTY, Environment, Traced, as_one, connect_pieces, stand_in
+from kvmedic.manifests.tokens import BY_SCRIPT, EMPTY, Traced, as_one, connect_pieces, stand_in
+from kvmedic.manifests.variables import Environment
 
 _PIECE = 1024
 """Bytes that the grammar reads at once."""

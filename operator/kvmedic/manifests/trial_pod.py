@@ -21,7 +21,7 @@ from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import parse_line, remove_option
 from kvmedic.manifests.invocation import NotAnEngine, invocation_of, version_of
 from kvmedic.manifests.size_limits import Budget
-from kvmedic.manifests.tokens import environment_of
+from kvmedic.manifests.variables import environment_of
 from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Engine, EngineProfile, RemoteCache
 from kvmedic.model.evidence import Blocked

@@ -19,7 +19,6 @@ from datetime import datetime
 from enum import Enum
 from typing import TypeAlias
 
-from kvmedic.manifests.ignore_rules import Reversion
 from kvmedic.model.config_edits import Revision
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ROLLING, SURGE, Fleet, ObjectRef, Owner, OwnerKind, ReplicaSet, Rotation
@@ -27,6 +26,7 @@ from kvmedic.model.plan import MinimumHolder, ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.moves import Failed, kubectl_name
 from kvmedic.rollout.orphan_drain import explain_blocked_drain
+from kvmedic.rollout.owners.reversion import Reversion
 from kvmedic.verdict.baseline import NAMED, is_quorate
 
 HARMLESS_MODES = frozenset({"Off", "Initial"})

@@ -9,15 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import StrEnum
 from itertools import pairwise
-from math import exp, log, nan, sqrt
+from math import ceil, exp, log, nan, sqrt
 from typing import TypeAlias
 
+from kvmedic.model.run import Baseline
 from kvmedic.verdict.comparison import WORSE
 from kvmedic.verdict.counts import Arm, CapChange, Counts, Limits, Routing
 from kvmedic.verdict.served_in_time import WORST_STALLS, FirstTokens, silent_seconds, stalls_per_request
 
+STRETCH = timedelta(minutes=1)
+"""Shortest time over which a replica's counts are read, and how often both sides are looked at: four scrapes
+at the usual 15 s."""
+SETTLED = timedelta(minutes=2)
+"""How long a new replica serves, at least, before it is looked at: what it finishes first is short."""
+STAYS = 1.5
+"""Times that a request stays, on average, before a new replica has a mix of requests like the old ones."""
+LONGEST_SETTLED = timedelta(minutes=10)
+"""The same at most (as simulated): behind a queue a stay has no end."""
 LOSS = 0.05
 """The share of what is served in time that a change may cost. Less looks like chance within an hour:
 of 14 simulated changes that cost 5 to 20 %, 5 were found."""
@@ -237,6 +248,15 @@ class Sides:
             for arm in (self.new, self.old)
         )
         return new - old
+
+
+def settling_time(before: Baseline | None) -> timedelta:
+    """Return how long a new replica is not looked at, in whole minutes, by how long requests stay."""
+    if before is None or before.requests_per_second <= 0:
+        return SETTLED
+    stay = ((before.running_mean or 0.0) + before.waiting_mean) / before.requests_per_second
+    longest = min(timedelta(seconds=STAYS * stay), LONGEST_SETTLED)
+    return STRETCH * ceil(max(SETTLED, longest) / STRETCH)
 
 
 def jackknife_variance(blocks: int, leave_out: Callable[[int, int], float]) -> float:

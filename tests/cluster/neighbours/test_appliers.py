@@ -19,7 +19,6 @@ from kvmedic.cluster.neighbours.appliers import (
 from kvmedic.kube.client import Client
 from kvmedic.kube.errors import Conflict
 from kvmedic.kube.objects import FIELD_MANAGER
-from kvmedic.manifests.ignore_rules import Reversion
 from kvmedic.model.config_edits import OwnerField
 from kvmedic.model.edits import EditState, Field, TokenEdit
 from kvmedic.model.engine import Knob
@@ -27,6 +26,7 @@ from kvmedic.model.fleet import ObjectRef, Owner, OwnerKind, TemplateOwner
 from kvmedic.model.plan import FlagStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.moves import SetOwnerField
+from kvmedic.rollout.owners.reversion import Reversion
 from kvmedic.runbooks.workload import View
 from lab.cluster.light import LightCluster
 from run_builder import a_fleet

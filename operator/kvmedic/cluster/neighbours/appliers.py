@@ -50,7 +50,13 @@ from kvmedic.kube.objects import (
     section,
     uid_of,
 )
-from kvmedic.manifests.ignore_rules import (
+from kvmedic.model.config_edits import OwnerField
+from kvmedic.model.edits import EditState, PatchOperation, TokenEdit
+from kvmedic.model.fleet import Fleet, OwnerKind, OwnerObject, TemplateOwner
+from kvmedic.model.plan import FlagStep, ReplaceStep, Step
+from kvmedic.rollout.moves import SetOwnerField
+from kvmedic.rollout.owners.rendering import OwnerBody, field_of, rendering_of
+from kvmedic.rollout.owners.reversion import (
     Changed,
     Reversion,
     by_argo_cd,
@@ -60,12 +66,6 @@ from kvmedic.manifests.ignore_rules import (
     fields_of,
     report_unreadable_owner,
 )
-from kvmedic.model.config_edits import OwnerField
-from kvmedic.model.edits import EditState, PatchOperation, TokenEdit
-from kvmedic.model.fleet import Fleet, OwnerKind, OwnerObject, TemplateOwner
-from kvmedic.model.plan import FlagStep, ReplaceStep, Step
-from kvmedic.rollout.moves import SetOwnerField
-from kvmedic.rollout.owners.rendering import OwnerBody, field_of, rendering_of
 from kvmedic.rollout.preconditions import Neighbours
 from kvmedic.runbooks.workload import View
 

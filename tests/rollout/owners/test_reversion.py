@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from kvmedic.kube.objects import FIELD_MANAGER
-from kvmedic.manifests.ignore_rules import (
+from kvmedic.model.config_edits import FileEdit, Revision
+from kvmedic.model.edits import BundleEdit, EnvEdit, Field, ReferenceEdit, TokenEdit
+from kvmedic.model.engine import Knob
+from kvmedic.model.fleet import ObjectRef
+from kvmedic.model.plan import BundleStep, FlagStep, MinimumHolder, ReplaceStep, ReplicasStep, RevisionStep
+from kvmedic.model.reasons import Reason
+from kvmedic.rollout.owners.reversion import (
     DRIFT_DETECTION,
     MANAGER,
     ROLLOUT_FIELDS,
@@ -19,12 +25,6 @@ from kvmedic.manifests.ignore_rules import (
     by_kustomization,
     fields_of,
 )
-from kvmedic.model.config_edits import FileEdit, Revision
-from kvmedic.model.edits import BundleEdit, EnvEdit, Field, ReferenceEdit, TokenEdit
-from kvmedic.model.engine import Knob
-from kvmedic.model.fleet import ObjectRef
-from kvmedic.model.plan import BundleStep, FlagStep, MinimumHolder, ReplaceStep, ReplicasStep, RevisionStep
-from kvmedic.model.reasons import Reason
 from worlds.steps import GATE, TRIAL
 
 ARGS = "/spec/template/spec/containers/1/args"
