@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.manifests.errors import ErrorReason, ManifestError
+from kvmedic.manifests.invocation import tokens_of as tokens_within
 from kvmedic.manifests.size_limits import Budget
 from kvmedic.manifests.tokens import (
     Place,
@@ -21,9 +22,8 @@ from kvmedic.manifests.tokens import (
     trace_unwritten_text,
     write_text,
 )
-from kvmedic.manifests.tokens import expand as expand_within
-from kvmedic.manifests.tokens import tokens_of as tokens_within
 from kvmedic.manifests.variables import Environment, Expanded, read_environment
+from kvmedic.manifests.variables import expand as expand_within
 from kvmedic.model.edits import Field
 
 
