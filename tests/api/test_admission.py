@@ -26,8 +26,6 @@ from kvmedic.api.spec import KVRemediationSpec
 from kvmedic.api.status import record_from_wire, record_to_wire
 from kvmedic.model.status import Record
 
-pytestmark = pytest.mark.light
-
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"))
 
 

@@ -23,8 +23,6 @@ from run_builder import a_fleet
 from worlds.config_maps import CONTENTS, SECRET, an_edit
 from worlds.live_fleet import deployment
 
-pytestmark = pytest.mark.light
-
 
 @dataclass
 class Place:

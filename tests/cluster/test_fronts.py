@@ -198,7 +198,6 @@ def test_a_quick_look_at_a_fleet_without_a_service_reads_what_leads_requests_to_
     assert reader.listed["inferencepools"] == 2
 
 
-@pytest.mark.light
 async def test_pools_of_both_groups_are_read_where_a_cluster_has_them(live) -> None:
     """The kinds with the fields that are read; what else they have is left as it is."""
     plain = PlainFleet(live.light, live.client, live.namespace, way=RotationWay.ORPHAN)

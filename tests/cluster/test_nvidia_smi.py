@@ -387,7 +387,6 @@ def a_manifest(node_name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "llm-0"}, "spec": spec}
 
 
-@pytest.mark.light
 async def test_a_real_api_server_wants_both_verbs_and_passes_the_command_to_the_kubelet(
     light: LightCluster, namespace: str, tmp_path: Path
 ) -> None:

@@ -13,8 +13,6 @@ from kvmedic.rollout.orphan_drain import draining_value
 from worlds.live_fleet import LiveFleet, is_whole, walker, witnessed
 from worlds.plain_fleet import PlainFleet
 
-pytestmark = pytest.mark.light
-
 
 @pytest.fixture
 def plain(live: LiveFleet) -> PlainFleet:

@@ -19,9 +19,6 @@ from kvmedic.rollout.moves import Cordon, DeletePod, Uncordon
 from lab.cluster.simulation import behaviour
 from worlds.live_fleet import LiveFleet, is_whole
 
-pytestmark = pytest.mark.light
-
-
 Effect = Callable[[Client, Fleet, Pod], Awaitable[None]]
 
 

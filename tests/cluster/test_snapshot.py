@@ -49,7 +49,6 @@ class Counted:
         return await self.client.list(resource, namespace, label_selector)
 
 
-@pytest.mark.light
 class TestRealServer:
     async def test_a_deployment_that_does_not_exist_has_no_fleet(self, live: LiveFleet) -> None:
         assert await snapshot(live.client, live.namespace, TARGET, LABEL) is None

@@ -48,7 +48,6 @@ def make(light: LightCluster, namespace: str, name: str = "chat", **spec: Any) -
     return light.api.create({**body, "spec": {**body["spec"], **spec}}, namespace)
 
 
-@pytest.mark.light
 async def test_what_was_approved_is_read_with_the_servers_time(
     stored: StoredApprovals, known: LightCluster, namespace: str
 ) -> None:
@@ -64,7 +63,6 @@ async def test_what_was_approved_is_read_with_the_servers_time(
     assert abs(datetime.now(UTC) - approval.made_at) < timedelta(seconds=10)
 
 
-@pytest.mark.light
 async def test_those_of_other_names_and_namespaces_and_withdrawn_ones_are_not_there(
     stored: StoredApprovals, known: LightCluster, namespace: str
 ) -> None:
@@ -82,7 +80,6 @@ async def test_those_of_other_names_and_namespaces_and_withdrawn_ones_are_not_th
     known.kubectl("delete", "kvapp", "--all", "-n", "default")
 
 
-@pytest.mark.light
 async def test_without_the_right_nobody_knows_and_it_says_what_to_do(
     known: LightCluster, namespace: str, tmp_path: Path
 ) -> None:
@@ -97,7 +94,6 @@ async def test_without_the_right_nobody_knows_and_it_says_what_to_do(
     assert "403" in found.message
 
 
-@pytest.mark.light
 async def test_a_kind_that_is_not_installed_is_a_refusal_not_an_outage(
     stored: StoredApprovals, namespace: str
 ) -> None:
@@ -105,7 +101,6 @@ async def test_a_kind_that_is_not_installed_is_a_refusal_not_an_outage(
         await stored.client.list(Resource("kvmedic.io/v1alpha1", "nothing"), namespace)
 
 
-@pytest.mark.light
 async def test_one_command_turns_the_stop_on_and_one_off_whatever_it_contains(
     client: Client, light: LightCluster, namespace: str
 ) -> None:
@@ -118,7 +113,6 @@ async def test_one_command_turns_the_stop_on_and_one_off_whatever_it_contains(
     assert (before, between, after) == (Stop.OFF, Stop.ON, Stop.OFF)
 
 
-@pytest.mark.light
 async def test_a_storm_is_over_since_somebody_said_so(
     client: Client, light: LightCluster, namespace: str
 ) -> None:
@@ -229,7 +223,6 @@ async def test_the_label_that_an_operator_asks_for_is_read_off_its_configuration
     assert await read_required_label(world, "kvmedic-system") == label
 
 
-@pytest.mark.light
 async def test_one_command_lets_the_fleets_of_a_namespace_be_changed(
     client: Client, light: LightCluster, namespace: str
 ) -> None:

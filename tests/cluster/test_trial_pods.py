@@ -24,9 +24,6 @@ from lab.cluster.light import LightCluster, gpus
 from worlds.live_fleet import LiveFleet, is_whole, service
 from worlds.trying import CLASS
 
-pytestmark = pytest.mark.light
-
-
 TRIED = TargetRef("Deployment", "llm", "vllm")
 
 

@@ -81,7 +81,6 @@ def written(live: LiveFleet) -> tuple[Any, Any]:
     return body["spec"], body["metadata"].get("annotations")
 
 
-@pytest.mark.light
 class TestNumbers:
     async def test_one_more_and_the_number_before_change_nothing_else(self, live: LiveFleet) -> None:
         fleet = await live.serving(2)
@@ -112,7 +111,6 @@ class TestNumbers:
         assert written(live) == before
 
 
-@pytest.mark.light
 class TestAssignments:
     async def test_freezing_changes_one_token_and_the_temporary_fields(self, live: LiveFleet) -> None:
         fleet = await quiet(live)
@@ -242,7 +240,6 @@ class TestAssignments:
         assert "minReadySeconds" not in after
 
 
-@pytest.mark.light
 class TestGuards:
     MOVES: tuple[DeploymentMove, ...] = (
         Freeze(EDIT, FROZEN),
@@ -376,7 +373,6 @@ class TestGuards:
         return client
 
 
-@pytest.mark.light
 class TestUnclaiming:
     async def test_our_annotations_go_and_others_stay(self, live: LiveFleet) -> None:
         fleet = await quiet(live)
@@ -524,7 +520,6 @@ async def put(live: LiveFleet, edit: BundleEdit, fence: str) -> dict[str, Any]:
         return template
 
 
-@pytest.mark.light
 @pytest.mark.parametrize(("env", "parts"), BUNDLES.values(), ids=BUNDLES)
 async def test_the_template_is_the_one_that_was_predicted(
     live: LiveFleet, env: list[dict[str, Any]], parts: tuple[BundlePart, ...]

@@ -22,7 +22,6 @@ from kvmedic.rollout.moves import Cordon, Failed, Move, Pause, Restore, Settled,
 from lab.cluster.simulation import behaviour
 from worlds.live_fleet import EDIT, NAME, LiveFleet, Walker, is_whole, walker, witnessed
 
-pytestmark = pytest.mark.light
 TWO_FILL_THE_NODE = "500Gi"
 """Of 1 TiB, which nobody else asks for."""
 """Of the shared cluster's node (`conftest.py`)."""

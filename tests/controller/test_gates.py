@@ -11,7 +11,6 @@ from worlds.gating import COMPACTING, FP8, SWITCH, allow, cron_job, jobs, roomy,
 from worlds.trying import answers, trial_pods
 from worlds.world import World
 
-pytestmark = pytest.mark.light
 SECONDS = 120
 
 

@@ -207,7 +207,6 @@ def health(timeout: str) -> dict[str, Any]:
     return {"health": {"nvidiaSmi": True, "timeout": timeout}}
 
 
-@pytest.mark.light
 @pytest.mark.parametrize(
     ("play", "reason", "says"),
     [
@@ -232,7 +231,6 @@ def test_the_operator_changes_nothing_where_a_driver_says_so_or_hangs(a_world, p
         world.wait(lambda: has_event(world, reason, name, "nvidia-smi"), 20, "an Event names pod and tool")
 
 
-@pytest.mark.light
 def test_the_operator_heals_a_fleet_whose_drivers_say_that_all_is_well(a_world):
     world = a_world(spec={"nodeHealth": "Required"})
     world.settings = health("30s")

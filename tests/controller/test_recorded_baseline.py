@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from worlds.deploying import settle
 from worlds.trying import SWITCH, spec
 from worlds.world import World
 
-pytestmark = pytest.mark.light
 SECONDS = 60
 OTHERWISE = {"spec": {"compression": {"keepTokens": 2049}}}
 

@@ -16,7 +16,6 @@ from worlds.command_line import kvmedic
 from worlds.trying import evicting, spec
 from worlds.world import World
 
-pytestmark = pytest.mark.light
 SECONDS = 60
 
 

@@ -9,7 +9,6 @@ import pytest
 from kvmedic.model.spec import Runbook
 from lab.engine.logs import EIGHT_BIT
 
-pytestmark = pytest.mark.light
 SECONDS = 60
 SECRET = "sesame"
 PLAIN = f"""\

@@ -24,7 +24,6 @@ from worlds.trying import (
 )
 from worlds.world import World
 
-pytestmark = pytest.mark.light
 SECONDS = 60
 
 

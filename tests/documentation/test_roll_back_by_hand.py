@@ -20,8 +20,6 @@ from kvmedic.rollout.moves import Cordon, ScaleOut
 from lab.cluster.light import LightCluster
 from worlds.live_fleet import NAME, POLL_SECONDS, LiveFleet, is_whole, walker
 
-pytestmark = pytest.mark.light
-
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "roll-back-by-hand.md").read_text()
 SERVING = "true"
 """The label's value in the fleet of these tests, where the page has `active`."""

@@ -51,7 +51,6 @@ def body(name: str = "a", **data: str) -> dict[str, object]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-@pytest.mark.light
 class TestRealServer:
     async def test_what_does_not_exist_is_none(self, client: Client, namespace: str) -> None:
         assert await client.get(config_map(namespace)) is None

@@ -117,7 +117,6 @@ async def pauses(clock: Clock, seconds: float) -> None:
         await asyncio.sleep(0.06)
 
 
-@pytest.mark.light
 class TestElection:
     async def test_the_first_creates_the_lease_and_holds_it(self, client: Client, lease: Ref) -> None:
         candidate = Candidate(client, lease, Clock())
@@ -334,7 +333,6 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.light
 async def test_a_process_that_was_stopped_and_goes_on_does_not_act(
     light: LightCluster, namespace: str, tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ from lab.cluster.pki import Authority
 from lab.keda.installation import NAMESPACE, Ports, aggregation, certified
 from worlds.http_double import Reply, Request, Server
 
-pytestmark = pytest.mark.light
 PATH = "/apis/external.metrics.k8s.io/v1beta1"
 METRIC = "waiting"
 FOLLOWED_SECONDS = 60.0

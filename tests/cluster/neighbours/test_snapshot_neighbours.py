@@ -25,7 +25,6 @@ async def read(client: Any, namespace: str = "default") -> Neighbours:
     return await neighbours_of(client, a_fleet(namespace=namespace), TEMPLATE)
 
 
-@pytest.mark.light
 async def test_everybody_who_has_a_say_is_found_and_nobody_else(
     light: LightCluster, client: Client, namespace: str
 ) -> None:
@@ -133,7 +132,6 @@ async def test_what_an_autoscaler_wants_counts_while_it_is_able_to_scale(
     assert found.desired == desired
 
 
-@pytest.mark.light
 async def test_without_the_right_to_look_it_is_an_error(
     light: LightCluster, namespace: str, tmp_path: Any
 ) -> None:
