@@ -151,7 +151,6 @@ def approvals(with_approvals: LightCluster, namespace: str) -> Approvals:
     return Approvals(with_approvals.api.http, COLLECTION.format(namespace=namespace))
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("row", ROWS, ids=claim_of)
 def test_a_bad_approval_is_refused_with_the_field_and_the_fix(row: Row, approvals: Approvals) -> None:
     response = approvals.create(row.spec())
@@ -161,7 +160,6 @@ def test_a_bad_approval_is_refused_with_the_field_and_the_fix(row: Row, approval
     assert [message for message in said if row.says in message], response.text
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("spec", [GOOD, FULL], ids=["the least", "everything"])
 def test_a_good_approval_is_taken_as_it_is(spec: dict[str, Any], approvals: Approvals) -> None:
     response = approvals.create(spec)
@@ -171,13 +169,11 @@ def test_a_good_approval_is_taken_as_it_is(spec: dict[str, Any], approvals: Appr
     assert approval_from_wire(spec).model_dump(by_alias=True, exclude_none=True) == spec
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("spec", [ABSENT, {}], ids=["no spec", "an empty spec"])
 def test_an_approval_of_nothing_is_refused(spec: object, approvals: Approvals) -> None:
     assert approvals.create(spec).status_code == httpx.codes.UNPROCESSABLE_ENTITY
 
 
-@pytest.mark.light
 def test_an_unknown_field_is_refused_by_name_as_kubectl_asks(approvals: Approvals) -> None:
     response = approvals.create({**GOOD, "approver": "somebody else"})
 
@@ -185,7 +181,6 @@ def test_an_unknown_field_is_refused_by_name_as_kubectl_asks(approvals: Approval
     assert 'unknown field "spec.approver"' in response.json()["message"]
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("change", [{"digest": "f" * 16}, {"expiresAt": "2030-01-01T00:00:00Z"}], ids=str)
 def test_an_approval_never_becomes_another(change: dict[str, Any], approvals: Approvals) -> None:
     name = approvals.create(FULL).json()["metadata"]["name"]
@@ -199,7 +194,6 @@ def test_an_approval_never_becomes_another(change: dict[str, Any], approvals: Ap
     assert "delete it to withdraw it, and create a new one" in message
 
 
-@pytest.mark.light
 def test_kubectl_shows_what_was_approved(with_approvals: LightCluster, namespace: str) -> None:
     Approvals(with_approvals.api.http, COLLECTION.format(namespace=namespace)).create(FULL)
 
@@ -258,7 +252,6 @@ def refused(act: Callable[[], object]) -> bool:
     return False
 
 
-@pytest.mark.light
 def test_who_only_approves_cannot_edit(
     with_approvals: LightCluster, bound: Callable[..., Api], namespace: str
 ) -> None:
@@ -277,7 +270,6 @@ def test_who_only_approves_cannot_edit(
     approver.delete("KVApproval", "chat-x7", namespace)
 
 
-@pytest.mark.light
 def test_who_edits_cannot_approve(
     with_approvals: LightCluster, bound: Callable[..., Api], namespace: str
 ) -> None:
@@ -292,7 +284,6 @@ def test_who_edits_cannot_approve(
     assert refused(lambda: editor.delete("KVApproval", "chat-x7", namespace))
 
 
-@pytest.mark.light
 def test_mode_auto_can_be_kept_for_those_who_approve(
     with_approvals: LightCluster, bound: Callable[..., Api], namespace: str
 ) -> None:
@@ -335,7 +326,6 @@ def is_denied(person: Api, change: dict[str, Any], namespace: str) -> bool:
     return False
 
 
-@pytest.mark.light
 def test_what_aggregates_to_kubernetes_own_roles_approves_nothing() -> None:
     given = [
         verb

@@ -92,7 +92,6 @@ def test_every_alert_has_a_case_here_and_a_part_of_the_page_that_it_names():
     assert set(re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)) == set(names)
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("base", ["", "https://docs.example/kvmedic", "https://docs.example/kvmedic/"])
 def test_what_an_alert_links_to_follows_from_where_the_docs_are(base):
     values = {"monitoring": {"prometheusRule": {"enabled": True, "runbookBase": base}}}

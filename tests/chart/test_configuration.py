@@ -10,8 +10,6 @@ from chart.generated import CHART
 from chart.rendering import EVERYTHING, Rendered, Values, configuration, pod_of, render
 from kvmedic import settings
 
-pytestmark = pytest.mark.light
-
 MOUNTED = "/var/run/kvmedic/credentials"
 
 

@@ -165,7 +165,6 @@ def test_served_in_time_counts_late_first_tokens_and_stalls(tokens, stalls, shar
     assert promtool(tmp_path, [{"expr": f"round({name} * 1000)", "exp_samples": [sample]}], series) == ""
 
 
-@pytest.mark.light
 def test_the_chart_has_the_dashboards_only_where_they_are_asked_for():
     asked = {"monitoring": {"dashboards": {"enabled": True, "annotations": {"grafana_folder": "LLM"}}}}
 
@@ -186,7 +185,6 @@ def test_the_chart_has_the_dashboards_only_where_they_are_asked_for():
     assert len({json.loads(next(iter(each["data"].values())))["uid"] for each in maps.values()}) == 2
 
 
-@pytest.mark.light
 def test_recording_rules_go_into_a_rule_of_their_own():
     made = render({"monitoring": {"recordingRules": {"enabled": True, "labels": {"release": "prometheus"}}}})
 

@@ -76,7 +76,6 @@ def test_no_verb_is_given_twice_or_by_a_wildcard():
     assert all(grant.why.strip() for row in permissions() for grant in row.grants)
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("rendered", [render, kustomize], ids=["chart", "kustomize"])
 def test_the_roles_hold_exactly_the_table(rendered):
     made = rendered()
@@ -85,7 +84,6 @@ def test_the_roles_hold_exactly_the_table(rendered):
     assert rules(made, "Role", "kvmedic-own") == table("own")
 
 
-@pytest.mark.light
 def test_watched_namespaces_get_a_role_each_and_there_is_no_cluster_wide_one():
     made = render({"watchNamespaces": ["serving", "batch"]})
 
@@ -100,7 +98,6 @@ def test_watched_namespaces_get_a_role_each_and_there_is_no_cluster_wide_one():
     assert rules(made, "Role", "kvmedic-own") == table("own")
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("kind", ["kvremediations", "kvapprovals"])
 def test_a_crd_is_rendered_as_it_is_in_crds(kind):
     made = render({"crds": {"keep": False}})["CustomResourceDefinition", f"{kind}.kvmedic.io"]
@@ -117,7 +114,6 @@ def may_run_commands(rendered: Rendered) -> bool:
     return any("exec" in resource for rule in given for resource in rule["resources"])
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("rendered", [render, kustomize], ids=["chart", "kustomize"])
 def test_nobody_may_run_commands_in_pods_by_default(rendered):
     assert not may_run_commands(rendered())
@@ -155,7 +151,6 @@ SWITCHES = {
 }
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("only", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "in one"])
 @pytest.mark.parametrize(("before", "values", "added", "rows"), SWITCHES.values(), ids=SWITCHES)
 def test_rights_come_with_every_verb_and_only_where_they_are_switched_on(only, before, values, added, rows):
@@ -172,7 +167,6 @@ def test_rights_come_with_every_verb_and_only_where_they_are_switched_on(only, b
     assert may_run_commands(made) == (added == [EXEC])
 
 
-@pytest.mark.light
 def test_the_priority_class_is_the_one_that_trial_pods_ask_for_and_never_preempts():
     (made,) = [
         each for (kind, _), each in render({"probe": {"trialPods": True}}).items() if kind == "PriorityClass"
@@ -184,7 +178,6 @@ def test_the_priority_class_is_the_one_that_trial_pods_ask_for_and_never_preempt
     assert not made["globalDefault"]
 
 
-@pytest.mark.light
 @pytest.mark.parametrize(
     "values",
     [{}, {"probe": {"trialPods": True, "createPriorityClass": False}}],
@@ -202,7 +195,6 @@ def with_component(folder: Path, *components: str) -> Rendered:
     return kustomize(folder)
 
 
-@pytest.mark.light
 @pytest.mark.parametrize(
     ("component", "added", "variable", "kinds"),
     [
@@ -227,7 +219,6 @@ def test_a_component_of_the_kustomization_adds_the_same(tmp_path, component, add
     assert not variable or {"name": variable, "value": "true"} in container["env"]
 
 
-@pytest.mark.light
 def test_the_component_for_some_namespaces_binds_the_same_rules_there_alone(tmp_path, monkeypatch):
     plain, made = kustomize(), with_component(tmp_path, "namespaced")
 
@@ -243,7 +234,6 @@ def test_the_component_for_some_namespaces_binds_the_same_rules_there_alone(tmp_
     assert rules(made, "ClusterRole", "kvmedic") == table("watched")
 
 
-@pytest.mark.light
 def test_the_component_for_gitops_keeps_definitions_and_changes_nothing_else(tmp_path):
     plain, made = kustomize(), with_component(tmp_path, "gitops")
 
@@ -259,7 +249,6 @@ def test_the_component_for_gitops_keeps_definitions_and_changes_nothing_else(tmp
     assert made == plain
 
 
-@pytest.mark.light
 def test_components_go_together_and_their_priority_class_is_the_charts(tmp_path):
     made = with_component(tmp_path, "nvidia-smi", "trial-pods", "evaluations")
 

@@ -116,7 +116,6 @@ def test_helm_test_fails_where_nobody_answers():
     assert "network policies" in done.stderr
 
 
-@pytest.mark.light
 def test_the_hook_asks_the_service_and_is_none_of_its_pods():
     made, pod = render({"shards": 2}), hook({"shards": 2})
 

@@ -96,7 +96,6 @@ def test_the_image_is_what_its_last_stage_copies_and_no_root_runs_it():
     assert not re.search(r"^(RUN [^\[]|ADD )", last, re.MULTILINE)
 
 
-@pytest.mark.light
 def test_the_packed_chart_and_the_manifests_are_those_of_the_tree(tmp_path):
     chart, install, crds = pack(tmp_path)
 

@@ -8,8 +8,6 @@ import yaml
 from chart.generated import CHART
 from chart.rendering import Object, Rendered, Values, configuration, helm, hook, kustomize, pod_of, render
 
-pytestmark = pytest.mark.light
-
 DEFAULT_KINDS = [
     "ClusterRole",
     "ClusterRole",

@@ -23,8 +23,6 @@ from kvmedic.settings import (
     StormOptions,
 )
 
-pytestmark = pytest.mark.light
-
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 SOURCE = {"url": "http://prometheus.monitoring.svc:9090"}
 FILES = {

@@ -15,7 +15,6 @@ from kvmedic.rollout.moves import Cordon, Failed, Settled
 from lab.cluster.simulation import behaviour
 from worlds.live_fleet import EDIT, NAME, LiveFleet, Walker, deployment, is_whole, service, walker, witnessed
 
-pytestmark = pytest.mark.light
 BAD = behaviour(mode="crash", mode_when="--max-num-seqs=16")
 
 

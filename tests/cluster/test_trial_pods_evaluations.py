@@ -32,8 +32,6 @@ from kvmedic.runbooks.compression.next_fix import NotPassed, score_of
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster
 
-pytestmark = pytest.mark.light
-
 BEFORE = Counted(1, 34.5)
 SUBJECT = Served("http://10.0.0.7:8000", "tiny", "fp8", BEFORE)
 SCORE = '{"score": 0.57, "samples": 200}'

@@ -34,8 +34,6 @@ from worlds.neighbours import definition
 from worlds.rendered import define
 from worlds.world import deployment
 
-pytestmark = pytest.mark.light
-
 DEFINITIONS = [
     definition("argoproj.io", "v1alpha1", "Application", "applications"),
     definition("kustomize.toolkit.fluxcd.io", "v1", "Kustomization", "kustomizations"),
