@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from kvmedic.cluster.config_maps import StoredCopies
 from kvmedic.cluster.containers.nvidia_smi import NvidiaSmi, Patience
 from kvmedic.cluster.looks import QuickLooks, TargetSurroundings, watched_kinds
+from kvmedic.cluster.node_inventory import OLDEST_AT_RUN_START, SharedSurroundings
 from kvmedic.cluster.rights import own_lacking_rights
-from kvmedic.cluster.room import OLDEST_AT_RUN_START, SharedSurroundings
 from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop, read_storm_end
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods

@@ -14,7 +14,7 @@ from kvmedic.cluster import snapshot
 from kvmedic.cluster.fronts import Depth
 from kvmedic.cluster.looks import QuickLooks, read_target, watched_kinds
 from kvmedic.cluster.neighbours.appliers import neighbours_of
-from kvmedic.cluster.room import room_for
+from kvmedic.cluster.node_inventory import room_for
 from kvmedic.engines import profiles_for
 from kvmedic.kube.client import Client
 from kvmedic.kube.packing import Packed, Packer

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.argument_parser import CommandLine
 from kvmedic.manifests.errors import ErrorReason, ManifestError
-from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.invocation import NotAnEngine, image_name, invocation_of, version_of
 from kvmedic.model.engine import Version
 

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.argument_parser import Parsed
 from kvmedic.manifests.documents import ManifestContainer, containers_of
 from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import AlreadySet, edit, parse_line, setting_of
-from kvmedic.manifests.grammar import Parsed
 from kvmedic.manifests.yaml_text import splice_edit
 from kvmedic.model.edits import TokenEdit
 from kvmedic.model.engine import Arity, Engine, Flag, Kind, Option, Version

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from kvmedic.engines.vllm import VLLM
+from kvmedic.manifests.argument_parser import Parsed
 from kvmedic.manifests.documents import MOST_VALUES, containers_of
 from kvmedic.manifests.engine_file import LONGEST, engine_file
 from kvmedic.manifests.errors import LONGEST_MESSAGE, ErrorReason, ManifestError
 from kvmedic.manifests.flags import parse_line, read_flags
-from kvmedic.manifests.grammar import Parsed
 from kvmedic.manifests.invocation import NotAnEngine, Remembered, invocation_of, version_of
 from kvmedic.manifests.size_limits import DEEPEST, LONGEST_WORD, STEPS, Budget
 from kvmedic.manifests.trial_pod import api_key_of

@@ -17,8 +17,8 @@ from kvmedic.cluster.fronts import INFERENCE_POOLS, Depth, DrainWay, complete_dr
 from kvmedic.cluster.neighbours.appliers import neighbours_of
 from kvmedic.cluster.neighbours.autoscalers import SCALED_OBJECTS, VERTICAL_AUTOSCALERS
 from kvmedic.cluster.neighbours.pod_policies import DISRUPTION_BUDGETS, NETWORK_POLICIES
+from kvmedic.cluster.node_inventory import SURROUNDINGS_LAST, SharedSurroundings, room_for
 from kvmedic.cluster.ownership import with_ownership
-from kvmedic.cluster.room import SURROUNDINGS_LAST, SharedSurroundings, room_for
 from kvmedic.cluster.snapshot import snapshot
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.cpu import in_thread

@@ -20,6 +20,7 @@ from kvmedic.cluster.fronts import Depth
 from kvmedic.cluster.looks import QuickLooks, read_target
 from kvmedic.cluster.neighbours.appliers import neighbours_of, owner_field_of, owner_object, set_owner_field
 from kvmedic.cluster.neighbours.autoscalers import minimum_of, set_minimum, unmark
+from kvmedic.cluster.node_inventory import SharedSurroundings, room_for
 from kvmedic.cluster.orphan_pods import release
 from kvmedic.cluster.ownership import (
     ANNOTATIONS,
@@ -32,7 +33,6 @@ from kvmedic.cluster.ownership import (
     same_version,
     unmark_operations,
 )
-from kvmedic.cluster.room import SharedSurroundings, room_for
 from kvmedic.cluster.rotation import confirm, find_cordoned_pods, free, move_pod
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.stateful.groups import group_operations, leader_template, normalise_template, on_groups

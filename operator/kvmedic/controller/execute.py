@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import assert_never
 
-from kvmedic.controller.comparison import compare_replicas
 from kvmedic.controller.next_move import (
     Tick,
     leaving_move,
@@ -24,6 +23,7 @@ from kvmedic.controller.next_move import (
 )
 from kvmedic.controller.orphans import free_pods
 from kvmedic.controller.ports import save
+from kvmedic.controller.replica_comparison import compare_replicas
 from kvmedic.controller.temporary import (
     copy_first,
     delete_unused_copies,

@@ -12,7 +12,7 @@ from kvmedic.api.resource import KIND, policy_of, spec_from_wire
 from kvmedic.api.spec import KVRemediationSpec, Rollout, TargetRef
 from kvmedic.cluster.looks import read_target
 from kvmedic.cluster.neighbours.appliers import neighbours_of
-from kvmedic.cluster.room import room_for
+from kvmedic.cluster.node_inventory import room_for
 from kvmedic.doctor.checks import (
     ONLY_LIVE,
     Check,

@@ -17,10 +17,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from kvmedic.manifests.argument_parser import CommandLine, Given, Parsed, options_of, parse
 from kvmedic.manifests.documents import ManifestContainer, roots_of
 from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import Setting
-from kvmedic.manifests.grammar import CommandLine, Given, Parsed, options_of, parse
 from kvmedic.manifests.invocation import invocation_of
 from kvmedic.manifests.size_limits import MOST_BRACKETS, has_too_many_brackets
 from kvmedic.manifests.tokens import Place, Token

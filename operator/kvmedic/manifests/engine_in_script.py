@@ -14,8 +14,8 @@ from pathlib import PurePosixPath
 
 from tree_sitter import Node
 
+from kvmedic.manifests.argument_parser import CommandLine
 from kvmedic.manifests.errors import ErrorReason, ManifestError
-from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.shell_parser import Expansion, Source, Variables, find_assigned_names
 from kvmedic.manifests.size_limits import Budget
 from kvmedic.manifests.tokens import EMPTY, Place, Token, Traced, item_text, trace_unwritten_text

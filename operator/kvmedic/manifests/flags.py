@@ -14,8 +14,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from kvmedic.manifests.argument_parser import (
+    CommandLine,
+    Given,
+    Malformed,
+    Parsed,
+    options_of,
+    parse,
+    read_value,
+)
 from kvmedic.manifests.errors import ErrorReason, ManifestError
-from kvmedic.manifests.grammar import CommandLine, Given, Malformed, Parsed, options_of, parse, read_value
 from kvmedic.manifests.invocation import Remembered, digest_of, invocation_of, report_no_engine, version_of
 from kvmedic.manifests.size_limits import MOST_TOKENS, Budget
 from kvmedic.manifests.tokens import Place, Spot, Token, is_set_by_script, item_text, variable_source

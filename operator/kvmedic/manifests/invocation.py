@@ -16,6 +16,7 @@ from itertools import takewhile
 from threading import Lock
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from kvmedic.manifests.argument_parser import CommandLine
 from kvmedic.manifests.custom_resources import FLAGS_IN, places_of_flags
 from kvmedic.manifests.documents import ManifestContainer, containers_of, objects_of, rendering_hint
 from kvmedic.manifests.engine_in_script import (
@@ -31,7 +32,6 @@ from kvmedic.manifests.engine_in_script import (
     shell_start,
 )
 from kvmedic.manifests.errors import ErrorReason, ManifestError
-from kvmedic.manifests.grammar import CommandLine
 from kvmedic.manifests.shell_parser import Variables
 from kvmedic.manifests.size_limits import STEPS, WORD_STEPS, Budget, TooLargeError
 from kvmedic.manifests.tokens import Place, Token, Unquoted

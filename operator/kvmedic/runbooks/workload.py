@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from kvmedic.engines import profiles_for
+from kvmedic.manifests.argument_parser import Given, Parsed
 from kvmedic.manifests.engine_file import Configuration, configuration_at
 from kvmedic.manifests.errors import ErrorReason, ManifestError
 from kvmedic.manifests.flags import FlagsView, flags_in, parse_line
-from kvmedic.manifests.grammar import Given, Parsed
 from kvmedic.manifests.invocation import version_of
 from kvmedic.manifests.size_limits import Budget
 from kvmedic.model.config_edits import Sight

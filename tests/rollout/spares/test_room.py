@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.room import node_of, shape_of, tenant_of
+from kvmedic.cluster.node_inventory import node_of, shape_of, tenant_of
 from kvmedic.rollout.spares.room import (
     Node,
     NoRoom,

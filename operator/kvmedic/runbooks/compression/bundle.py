@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 from kvmedic.engines.engine_log import MODELS_OWN
 from kvmedic.engines.kv_methods import METHODS
+from kvmedic.manifests.argument_parser import Given, Parsed, options_of
 from kvmedic.manifests.engine_file import Configuration
 from kvmedic.manifests.errors import ManifestError
 from kvmedic.manifests.flags import AlreadySet, edit, option_setting_of, parse_line, remove_option
-from kvmedic.manifests.grammar import Given, Parsed, options_of
 from kvmedic.model.compression import OFF_WORDS, PLUGINS, BundleSetting, method_names
 from kvmedic.model.edits import COMMAND_LINE, BundleEdit, BundlePart, EnvEdit, Field, container_at, literal_of
 from kvmedic.model.engine import Kind, Option, OptionName

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import floor, inf, prod
 
-from kvmedic.manifests.grammar import Parsed
+from kvmedic.manifests.argument_parser import Parsed
 from kvmedic.model.compression import whole_amount
 from kvmedic.model.devices import MEMORY_SERIES, Vital, Vitals
 from kvmedic.model.engine import Engine, Flag, HostCache, Knob, Presence

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvmedic.cluster.room import SURROUNDINGS_LAST, SharedSurroundings, room_for
+from kvmedic.cluster.node_inventory import SURROUNDINGS_LAST, SharedSurroundings, room_for
 from kvmedic.cluster.workloads import DeploymentTarget
 from kvmedic.kube.errors import Call, Refused, Unavailable
 from kvmedic.kube.objects import CLAIMS, NODES, PODS, QUOTAS, Ref, Resource

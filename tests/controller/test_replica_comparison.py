@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.comparison import compare_replicas, limits_of
 from kvmedic.controller.next_move import Tick
+from kvmedic.controller.replica_comparison import compare_replicas, limits_of
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import (
