@@ -11,13 +11,13 @@ from weakref import WeakSet
 from kopf._cogs.structs import references
 from kopf._core.reactor import queueing
 
-from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.handlers import Operator, kopf_settings
+from kvmedic.kube.backoff import Backoff
 from kvmedic.kube.errors import Call, Conflict, Unavailable
-from kvmedic.loop import Backoff
 from kvmedic.model.status import Key
 from kvmedic.record.telemetry import Telemetry
+from kvmedic.rollout.gates.one_resource_per_target import Roster
 
 KEY = Key("serving", "llm", "uid-1")
 SECOND = timedelta(seconds=1)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvmedic.loop import (
+from kvmedic.kube.backoff import (
     ALLOWANCE_SECONDS,
     HALF_LIFE_SECONDS,
     LONGEST_REST_SECONDS,
-    Loop,
     RecentCpuCost,
     rest_after,
 )
+from kvmedic.loop import Loop
 from kvmedic.model.status import Key
 
 

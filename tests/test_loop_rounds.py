@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.kube.errors import Call, Conflict, Refused
 from kvmedic.loop import Loop, Rounds
@@ -22,6 +21,7 @@ from kvmedic.model.fleet import (
 )
 from kvmedic.model.status import Key, Wish
 from kvmedic.record.store import peer_of
+from kvmedic.rollout.gates.one_resource_per_target import Roster
 from kvmedic.rollout.gates.runs_at_once import Peer
 
 

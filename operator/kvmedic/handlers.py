@@ -20,16 +20,16 @@ from typing import Any
 
 import kopf
 
-from kvmedic.controller.blockers import Roster
 from kvmedic.controller.finalizer import let_go
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Ports
 from kvmedic.controller.reconcile import reconcile
+from kvmedic.kube.backoff import Backoff
 from kvmedic.kube.client import PAGE
 from kvmedic.kube.errors import Conflict, Refused, Unavailable
 from kvmedic.kube.objects import JsonObject, is_every_namespace_ours, name_of, namespace_of
 from kvmedic.kube.watches import DELETED
-from kvmedic.loop import Backoff, Loop
+from kvmedic.loop import Loop
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import ObjectRef
 from kvmedic.model.reasons import Reason
@@ -37,6 +37,7 @@ from kvmedic.model.spec import place_of
 from kvmedic.model.status import Key
 from kvmedic.record.store import Known, peer_of
 from kvmedic.record.telemetry import Telemetry
+from kvmedic.rollout.gates.one_resource_per_target import Roster
 from kvmedic.watchdog import Watchdog
 
 LOG = logging.getLogger("kvmedic")

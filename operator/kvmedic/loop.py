@@ -1,4 +1,4 @@
-"""The one reconcile loop: which resource is looked at next, and when; the back-off; what is listed anew.
+"""The one reconcile loop: which resource is looked at next, and when; what is listed anew.
 
 Resources are keyed by uid, so one that was deleted and made again is another. A key is never worked on
 twice at once; a wake-up during its tick makes one more tick follow. The loop holds nothing that matters:
@@ -20,21 +20,21 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from itertools import count
 
-from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns, free_unclaimed
 from kvmedic.controller.ports import Ports
+from kvmedic.kube.backoff import CHEAP_SECONDS, DEAR_SECONDS, RecentCpuCost, rest_after
 from kvmedic.kube.clock import loop_seconds
 from kvmedic.kube.cpu import Metered
 from kvmedic.kube.errors import ApiError
 from kvmedic.kube.objects import is_every_namespace_ours
 from kvmedic.model.status import Key
+from kvmedic.rollout.gates.one_resource_per_target import Roster
 from kvmedic.rollout.gates.runs_at_once import Peer
 
 LOG = logging.getLogger("kvmedic")
@@ -45,81 +45,6 @@ is longer: nothing is over before its time. Without one it is shorter: none wait
 
 Tick = Callable[[Key], Awaitable[float | None]]
 """Look at one resource once. Returns seconds until the next look, or None when it is gone."""
-
-
-@dataclass(slots=True)
-class Backoff:
-    """How long a resource waits after a look that failed: twice as long with every failure in a row."""
-
-    first: timedelta
-    most: timedelta
-    _failures: dict[Key, int] = field(default_factory=dict)
-
-    def delay_after_failure(self, key: Key, *, at_once: bool = False) -> timedelta:
-        """Return how long to wait after one more failure; `at_once`: not at all after the first one."""
-        count = self._failures[key] = self._failures.get(key, 0) + 1
-        if at_once and count == 1:
-            return timedelta(0)
-        return min(self.most, self.first * (1 << min(count - 1, 16)))
-
-    def forget(self, key: Key) -> None:
-        """Begin anew, after a look that succeeded."""
-        self._failures.pop(key, None)
-
-
-CHEAP_SECONDS = 0.2
-"""CPU that a look may take as often as it likes, and the grain in which namespaces are compared. A calm look
-takes 0.5 to 5 ms, a whole one of two replicas 25 to 31 ms, the worst pod template 0.1 s (measured)."""
-DEAR_SECONDS = CHEAP_SECONDS / 2
-"""CPU from which on a look is dear: readers take one text at a time, so others would wait behind all that are
-under way."""
-ALLOWANCE_SECONDS = 1.0
-"""CPU beyond that, of all looks at one resource, after which it rests. The first look of a process, and one
-at a fleet of hundreds of replicas, may take longer."""
-REST_FACTOR = 100.0
-"""Seconds of rest for each second beyond the allowance: a resource that is woken all the time, and takes 0.3
-to 0.8 s for each look, has two to three hundredths of the loop then."""
-LONGEST_REST_SECONDS = 300.0
-HALF_LIFE_SECONDS = 60.0
-"""After which half of what a namespace took is forgotten."""
-
-
-@dataclass(slots=True)
-class RecentCpuCost:
-    """The CPU that looks took of late, by namespace or by resource."""
-
-    _spent: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
-    """Seconds, and when."""
-
-    def add(self, who: Hashable, seconds: float, now: float) -> float:
-        """Count a look, and return what all took of late."""
-        total = self._decay_seconds(who, now) + seconds
-        if total > CHEAP_SECONDS / 4:
-            self._spent[who] = total, now
-        else:
-            self._spent.pop(who, None)
-        return total
-
-    def forget(self, who: Hashable) -> None:
-        """Drop who is gone."""
-        self._spent.pop(who, None)
-
-    def rank(self, who: Hashable, now: float) -> int:
-        """Return who comes first: the least; those whose looks are as cheap as usual have 0 alike."""
-        return int(self._decay_seconds(who, now) / CHEAP_SECONDS)
-
-    def _decay_seconds(self, who: Hashable, now: float) -> float:
-        seconds, at = self._spent.get(who, (0.0, now))
-        return seconds * float(0.5 ** ((now - at) / HALF_LIFE_SECONDS))
-
-
-def rest_after(costly_seconds: float) -> float:
-    """Return for how long a resource is not looked at, even if it is woken.
-
-    Args:
-        costly_seconds: CPU that its looks took of late, beyond what each may take.
-    """
-    return min(LONGEST_REST_SECONDS, max(0.0, costly_seconds - ALLOWANCE_SECONDS) * REST_FACTOR)
 
 
 @dataclass(slots=True)

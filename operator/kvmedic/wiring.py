@@ -15,7 +15,7 @@ from kvmedic.cluster.switches import NamespaceLabel, StoredApprovals, read_stop,
 from kvmedic.cluster.trial_pods import Evaluations as EvaluationJobs
 from kvmedic.cluster.trial_pods import Trials as TrialPods
 from kvmedic.cluster.workloads import DeploymentTarget
-from kvmedic.controller.blockers import Bounds, Roster, RunLimits
+from kvmedic.controller.blockers import Bounds, RunLimits
 from kvmedic.controller.ports import (
     Drivers,
     Evaluations,
@@ -41,10 +41,11 @@ from kvmedic.record.events import Events
 from kvmedic.record.notifications import Notifications, Sender
 from kvmedic.record.store import Known, Store
 from kvmedic.record.telemetry import Reporter, SourceCosts, Telemetry
+from kvmedic.rollout.gates.one_resource_per_target import Roster
 from kvmedic.rollout.gates.opening import Stop
 from kvmedic.rollout.gates.runs_at_once import Budgets
 from kvmedic.rollout.gates.storm_breaker import Breaker
-from kvmedic.runbooks.compression.bundle import AllowedSettings
+from kvmedic.runbooks.compression.allowed_settings import AllowedSettings
 from kvmedic.settings import (
     CompressionOptions,
     HealthOptions,

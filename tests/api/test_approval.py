@@ -14,6 +14,8 @@ import yaml
 
 from api.rules_of import causes, nodes, rules
 from chart.rendering import render
+from kvmedic.api.crd import APPROVAL as KIND
+from kvmedic.api.crd import approval_schema
 from kvmedic.api.resource import (
     KVApproval,
     KVApprovalSpec,
@@ -21,8 +23,6 @@ from kvmedic.api.resource import (
     approval_from_wire,
     approval_manifest,
 )
-from kvmedic.api.schema import APPROVAL as KIND
-from kvmedic.api.schema import approval_schema
 from lab.cluster.api import Api, ApiError, until
 from lab.cluster.light import LightCluster
 

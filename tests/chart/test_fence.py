@@ -18,7 +18,7 @@ from kvmedic.engines.kv_methods import METHODS
 from kvmedic.model.config_edits import Contents, copy_name
 from kvmedic.model.redaction import names_secret
 from kvmedic.rollout.owners.rendering import LISTS, RENDERINGS, Rendering
-from kvmedic.runbooks.compression.bundle import NEVER
+from kvmedic.runbooks.compression.allowed_settings import NEVER
 from lab.cluster.api import Api
 from lab.cluster.light import LightCluster
 from worlds.fenced import refusal, rights_in

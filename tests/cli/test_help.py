@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvmedic import __version__
-from kvmedic.api.schema import KINDS
+from kvmedic.api.crd import KINDS
 from kvmedic.cli.app import HIDDEN, SUBCOMMANDS, app_for
 from kvmedic.cli.commands import fleets, offline
 from kvmedic.cli.options import WORK

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from kvmedic.controller.blockers import Bounds, Roster, RunLimits
+from kvmedic.controller.blockers import Bounds, RunLimits
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import Key
+from kvmedic.rollout.gates.one_resource_per_target import Roster
 from kvmedic.rollout.gates.runs_at_once import BadEnd, Budgets, Peer
 from kvmedic.rollout.gates.storm_breaker import Breaker
 from run_builder import NOW

@@ -45,7 +45,7 @@ WITHOUT_RUN = (
     ("open a run", "reconcile.py", "temporary.py"),
 )
 WITH_RUN = (
-    ("judge", "comparison.py", "verify.py"),
+    ("judge", "replica_comparison.py", "verify.py"),
     ("decide", "execute.py", "next_move.py"),
     ("save the intent", "execute.py", ""),
     ("one effect", "trial.py", "temporary.py"),

@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from kvmedic.cluster.containers.engine_logs import bears_device_memory
+from kvmedic.cluster.containers.exit_causes import bears_device_memory
 from lab.cluster import usage
 from lab.engine.__main__ import serve
 from lab.engine.logs import OUT_OF_MEMORY

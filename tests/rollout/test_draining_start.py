@@ -8,8 +8,8 @@ import pytest
 
 from kvmedic.model.evidence import Absence, Measured, Missing, Pool, Reading, Stale, Unsupported
 from kvmedic.model.fleet import Pod
-from kvmedic.rollout.draining import StartLimits, canary_pool_move, start_limit, unready_since
 from kvmedic.rollout.moves import Failed, Wait
+from kvmedic.rollout.start_failure import StartLimits, canary_pool_move, start_limit, unready_since
 from run_builder import NEW, NOW, a_pod
 
 LIMITS = StartLimits(timedelta(seconds=600), timedelta(seconds=120))

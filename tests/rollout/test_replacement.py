@@ -14,7 +14,7 @@ from kvmedic.model.fleet import Fleet, ObjectRef, Owner
 from kvmedic.model.plan import PodToRemove, ReplaceStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import DrainingPod, Intent, StepRecord, StepState
-from kvmedic.rollout.draining import PEER_GRACE, Drain, StartLimits
+from kvmedic.rollout.draining import PEER_GRACE, Drain
 from kvmedic.rollout.moves import (
     Cordon,
     DeletePod,
@@ -29,6 +29,7 @@ from kvmedic.rollout.moves import (
 from kvmedic.rollout.replacement import Replacement, Scaled, find_last_scaling, replacing_move, spare_of
 from kvmedic.rollout.replacement import leave_replacement as leaving_move
 from kvmedic.rollout.replacement import rest_replacement as resting_move
+from kvmedic.rollout.start_failure import StartLimits
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
 from worlds.model_controller import Model
 from worlds.number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names

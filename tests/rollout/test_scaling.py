@@ -14,7 +14,7 @@ from kvmedic.model.fleet import Fleet, ObjectRef, Owner, Pod
 from kvmedic.model.plan import ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import DrainingPod, Intent, StepState
-from kvmedic.rollout.draining import MAKING_LIMIT, STARTS, Drain, StartLimits
+from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.drift import Standing, target_standing
 from kvmedic.rollout.moves import (
     Claim,
@@ -30,6 +30,7 @@ from kvmedic.rollout.moves import (
 from kvmedic.rollout.scaling import Scaling, is_explained, scaling_move
 from kvmedic.rollout.scaling import leave_scaling as leaving_move
 from kvmedic.rollout.scaling import rest_scaling as resting_move
+from kvmedic.rollout.start_failure import MAKING_LIMIT, STARTS, StartLimits
 from run_builder import NOW, OLD, UID, a_fleet, a_pod, a_run, a_scaling
 from worlds.model_controller import Model
 from worlds.number_walk import EVENTS, EVENTS_WITH_UNREADY, MANY, NumberWalk, names

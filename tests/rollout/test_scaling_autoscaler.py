@@ -14,12 +14,13 @@ from kvmedic.model.fleet import Fleet, Minimum, ObjectRef, Owner
 from kvmedic.model.plan import MinimumHolder, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Outcome, Run, StepState
-from kvmedic.rollout.draining import Drain, StartLimits, holding_move
+from kvmedic.rollout.draining import Drain, holding_move
 from kvmedic.rollout.drift import Standing, is_kept, target_standing
 from kvmedic.rollout.moves import Claim, Failed, Move, SetMinimum, Settled, Uncordon, Wait
 from kvmedic.rollout.preconditions import Autoscaler, Neighbours, via_autoscaler
 from kvmedic.rollout.scaling import Scaling, autoscaling_move
 from kvmedic.rollout.scaling import leave_autoscaling as leaving_move
+from kvmedic.rollout.start_failure import StartLimits
 from kvmedic.runbooks.preemption.restore import is_unchanged_number, step_back, temporary_after
 from run_builder import NOW, OLD, SCALE, UID, a_fleet, a_pod, a_run
 from worlds.steps import HPA, a_minimum

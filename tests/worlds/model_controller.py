@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 
 from kvmedic.model.edits import Field, TokenEdit
 from kvmedic.model.fleet import Fleet, Pod, ReplicaSet, RolloutFields, Rotation
-from kvmedic.rollout.draining import MAKING_LIMIT
 from kvmedic.rollout.moves import (
     Claim,
     Cordon,
@@ -32,6 +31,7 @@ from kvmedic.rollout.moves import (
     ScaleOut,
     Uncordon,
 )
+from kvmedic.rollout.start_failure import MAKING_LIMIT
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 EDIT = TokenEdit("vllm", 0, Field.ARGS, 1, "--max-num-seqs=64", "--max-num-seqs=16")

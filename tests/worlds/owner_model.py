@@ -31,7 +31,6 @@ from kvmedic.rollout.decide import (
     Watch,
     decide,
 )
-from kvmedic.rollout.draining import StartLimits
 from kvmedic.rollout.drift import regain_freeze
 from kvmedic.rollout.moves import (
     Cordon,
@@ -44,6 +43,7 @@ from kvmedic.rollout.moves import (
     Wait,
 )
 from kvmedic.rollout.owners.field import field_standing
+from kvmedic.rollout.start_failure import StartLimits
 from kvmedic.rollout.steps import StepInput
 from run_builder import STEP, UID, a_run
 from worlds.model_controller import Model

@@ -19,9 +19,10 @@ from kvmedic.model.spec import OnInconclusive
 from kvmedic.model.status import Wish
 from kvmedic.rollout import row_of
 from kvmedic.rollout.decide import Close, Direction, Leave, Recover, Situation, TurnBack, Walk, Watch, decide
-from kvmedic.rollout.draining import Drain, StartLimits
+from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.drift import Standing, regain_freeze, target_standing
 from kvmedic.rollout.moves import Cordon, DeletePod, Failed, Move, Settled, Uncordon, Wait
+from kvmedic.rollout.start_failure import StartLimits
 from kvmedic.rollout.steps import StepInput
 from run_builder import REPLACE, SCALE, STEP, UID, a_run
 from worlds.model_set import SetModel

@@ -11,7 +11,7 @@ from kvmedic.model.fleet import Minimum, ObjectRef
 from kvmedic.model.plan import EvaluationStep, MinimumHolder, ReplicasStep, TrialStep
 from kvmedic.model.reasons import Reason
 from kvmedic.model.trial import Question
-from kvmedic.rollout.draining import StartLimits
+from kvmedic.rollout.start_failure import StartLimits
 from run_builder import BUNDLE, NOW, OLD, a_pod
 
 HPA = ObjectRef("HorizontalPodAutoscaler", "llm")

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from kvmedic.cluster.containers.engine_logs import CHATTER, bears_device_memory, dated_lines
+from kvmedic.cluster.containers.exit_causes import CHATTER, bears_device_memory, dated_lines
 from kvmedic.cluster.ownership import RECORDED, RUN, Note, note_in
 from kvmedic.controller.orphans import FrozenFleet, frozen_fleet
 from kvmedic.doctor.documents import DocumentsError, as_served, documents_in, reject_malformed

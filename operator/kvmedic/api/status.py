@@ -100,7 +100,7 @@ class KVRemediationStatus(BaseModel):
         allow_inf_nan=False,
     )
     # The texts beneath the fields are read from the sources where the schema is written, and nowhere else
-    # (`api/schema.py`): that takes a second of a processor, which every process would spend when it starts.
+    # (`api/crd.py`): that takes a second of a processor, which every process would spend when it starts.
 
     observed_generation: int = 0
     """Generation of the spec that this status describes."""

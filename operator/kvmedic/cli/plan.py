@@ -16,8 +16,8 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
+from kvmedic.api.crd import yaml_text
 from kvmedic.api.resource import APPROVAL_PLURAL, approval_manifest
-from kvmedic.api.schema import yaml_text
 from kvmedic.cli.access import Name, NotThere, finish_look, load_resource, name_in
 from kvmedic.cli.app import NOT_FOUND, REFUSED, USAGE, Form, end_command, show_text
 from kvmedic.cli.report import Change, Report, change_of, report_of_survey

@@ -17,19 +17,20 @@ from functools import partial
 from prometheus_client import start_http_server
 
 from kvmedic.cli.app import USAGE, end_command
-from kvmedic.controller.blockers import Roster
 from kvmedic.controller.orphans import StandIns
 from kvmedic.controller.ports import Metrics, Probes
 from kvmedic.handlers import Frame, Operator, serve
+from kvmedic.kube.backoff import Backoff
 from kvmedic.kube.clock import Stopwatch
 from kvmedic.kube.errors import NoCluster
 from kvmedic.kube.installations import Installation
 from kvmedic.kube.kubeconfig import AS_KUBECTL, find_context, find_kubeconfig
 from kvmedic.kube.objects import WORKLOADS
-from kvmedic.loop import Backoff, Rounds
+from kvmedic.loop import Rounds
 from kvmedic.model.redaction import without_controls
 from kvmedic.record.store import wait_until_defined
 from kvmedic.record.telemetry import Telemetry
+from kvmedic.rollout.gates.one_resource_per_target import Roster
 from kvmedic.settings import Settings, SettingsError, load_settings
 from kvmedic.wiring import installation_of, open_connections, ports_of, reporter_of
 

@@ -9,8 +9,8 @@ import sys
 from typer._completion_shared import get_completion_script
 
 from kvmedic import __version__
+from kvmedic.api.crd import KINDS
 from kvmedic.api.resource import GROUP, VERSION
-from kvmedic.api.schema import KINDS
 from kvmedic.cli.app import COMPLETE, Form
 
 SCHEMA = "kvmedic.io/version/v1"

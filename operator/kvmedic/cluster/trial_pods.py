@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from kvmedic.cluster.containers.engine_logs import last_words_of
+from kvmedic.cluster.containers.exit_causes import last_words_of
 from kvmedic.cluster.fronts import selects
 from kvmedic.cluster.snapshot import Frame, pod_of
 from kvmedic.engines import profiles_for

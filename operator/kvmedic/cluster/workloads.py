@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, assert_never, cast
 
-from kvmedic.cluster.containers.engine_logs import ends_of, pools_of, starts_of
+from kvmedic.cluster.containers.exit_causes import ends_of, pools_of, starts_of
 from kvmedic.cluster.fronts import Depth
 from kvmedic.cluster.looks import QuickLooks, read_target
 from kvmedic.cluster.neighbours.appliers import neighbours_of, owner_field_of, owner_object, set_owner_field

@@ -5,9 +5,8 @@ that fits into a condition; else it is left out whole, as half a patch is none, 
 
 Whether one run more may be open beside those of all other resources: only the leader opens runs, one at a
 time. Under one lock it lists every resource as it is stored, judges, and saves the run. So of two that want
-the last place one gets it, and the next process finds the same by the same list. The roster, fed by the
-watch, is a hint and never the lock: it spares the list where there is no place anyway, and keeps the younger
-of two resources on one target from acting at all.
+the last place one gets it, and the next process finds the same by the same list. The roster spares
+that list where there is no place anyway.
 """
 
 from __future__ import annotations
@@ -54,10 +53,11 @@ from kvmedic.model.plan import (
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Approved
 from kvmedic.model.spec import Mode, Ownership, Policy, TargetRef
-from kvmedic.model.status import ClosedRun, Key, Record, Resource
+from kvmedic.model.status import ClosedRun, Record, Resource
 from kvmedic.record.runs import MESSAGE_BYTES
 from kvmedic.rollout.drift import is_foreign
 from kvmedic.rollout.gates.approval import Request, find_approval
+from kvmedic.rollout.gates.one_resource_per_target import Roster, find_older_claim
 from kvmedic.rollout.gates.opening import Health, forward_gate, opening_gate
 from kvmedic.rollout.gates.runs_at_once import Budgets, Peer, find_full_budget
 from kvmedic.rollout.gates.storm_breaker import Breaker, Trip, find_any_trip, find_trip, report_trip
@@ -159,13 +159,8 @@ def report_missing_target(resource: Resource, policy: Policy) -> Blocked:
 
 def find_target_blocker(resource: Resource, policy: Policy, view: View, ports: Ports) -> Blocked | None:
     """Return why the target is not one that this resource can look after."""
-    older = ports.roster.find_older_resource(Key(resource.namespace, resource.name, resource.uid))
-    if older is not None:
-        return Blocked(
-            Reason.TARGET_SHARED,
-            f"KVRemediation {older.name} looks after {policy.target.kind} {policy.target.name} already: "
-            "delete one of the two",
-        )
+    if (older := find_older_claim(ports.roster, resource, policy.target)) is not None:
+        return older
     if view.fleet.kept_by:
         return _report_departing(view.fleet)
     frozen = view.fleet.fields.is_frozen
@@ -456,56 +451,6 @@ async def consent(
     return find_approval(
         request, await ports.approvals.list_approvals(resource.namespace, resource.name), now
     )
-
-
-@dataclass(slots=True)
-class Roster:
-    """The resources that are known, as the others see them."""
-
-    _peers: dict[Key, Peer] = field(default_factory=dict)
-    _keys: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
-    """By namespace and `place_of` the target."""
-
-    def note(self, key: Key, peer: Peer) -> None:
-        """Remember a resource as it is now."""
-        self.forget(key)
-        self._peers[key] = peer
-        self._keys.setdefault((key.namespace, peer.target), set()).add(key)
-
-    def forget(self, key: Key) -> None:
-        """Drop a resource that no longer exists."""
-        peer = self._peers.pop(key, None)
-        if peer is not None:
-            keys = self._keys[key.namespace, peer.target]
-            keys.discard(key)
-            if not keys:
-                del self._keys[key.namespace, peer.target]
-
-    def of_target(self, namespace: str, place: str) -> tuple[Key, ...]:
-        """Return the resources that look after a target; `place`: see `place_of`."""
-        return tuple(self._keys.get((namespace, place), ()))
-
-    def has_open_run(self, key: Key) -> bool:
-        """Return whether a resource has an open run, as far as the watch has reported."""
-        peer = self._peers.get(key)
-        return peer is not None and bool(peer.opened_at or peer.begun)
-
-    def keys(self) -> tuple[Key, ...]:
-        """Return which resources are known."""
-        return tuple(self._peers)
-
-    def find_older_resource(self, key: Key) -> Key | None:
-        """Return the oldest resource of the same target, if that is another one."""
-        own = self._peers.get(key)
-        if own is None:
-            return None
-        peers = self.of_target(key.namespace, own.target)
-        eldest = min(peers, key=lambda k: (self._peers[k].created_at, k.uid))
-        return None if eldest == key else eldest
-
-    def peers(self) -> tuple[Peer, ...]:
-        """Return every known resource as the others see it."""
-        return tuple(self._peers.values())  # a copy: metrics are served by a thread of their own
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,14 +33,11 @@ from kvmedic.rollout.decide import Direction
 from kvmedic.rollout.draining import (
     ARRIVALS_APART,
     Drain,
-    StartLimits,
-    canary_pool_move,
     count_arrivals,
     drain_by_counts,
     drain_of_unreached,
     drain_past_limit,
     report_arrivals,
-    start_limit,
 )
 from kvmedic.rollout.drift import claimed_sequence, committed_sequence
 from kvmedic.rollout.edited_template import without_our_change
@@ -74,6 +71,7 @@ from kvmedic.rollout.moves import (
 )
 from kvmedic.rollout.orphan_drain import linger_of
 from kvmedic.rollout.owners.field import what_became_of
+from kvmedic.rollout.start_failure import StartLimits, canary_pool_move, start_limit
 from kvmedic.rollout.steps import StepInput
 from kvmedic.runbooks.workload import View
 

@@ -29,7 +29,6 @@ from typing import Any
 from kvmedic.cluster.ownership import RECORDED, RUN, Note, note_in
 from kvmedic.cluster.snapshot import rollout_fields
 from kvmedic.cluster.stateful.groups import as_workload
-from kvmedic.controller.blockers import Roster
 from kvmedic.controller.ports import Ports, Store, Target, save
 from kvmedic.kube.errors import Conflict, Refused
 from kvmedic.kube.objects import annotations_of, section, uid_of
@@ -45,6 +44,7 @@ from kvmedic.model.status import Key, Record, Resource, Wish
 from kvmedic.record.runs import open_run
 from kvmedic.rollout.decide import outcome_of
 from kvmedic.rollout.drift import is_foreign
+from kvmedic.rollout.gates.one_resource_per_target import Roster
 from kvmedic.rollout.gates.runs_at_once import Peer
 from kvmedic.rollout.preconditions import frozen_message
 from kvmedic.runbooks.workload import View

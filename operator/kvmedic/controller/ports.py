@@ -40,6 +40,7 @@ from kvmedic.model.status import ConfigCopy, Key, Record, Resource
 from kvmedic.model.trial import Interrupted, JobSight, Progress, Served
 from kvmedic.rollout.config_copy import Files
 from kvmedic.rollout.gates.approval import Approval
+from kvmedic.rollout.gates.one_resource_per_target import Roster
 from kvmedic.rollout.gates.opening import Stop
 from kvmedic.rollout.moves import Effect
 from kvmedic.rollout.preconditions import Neighbours
@@ -404,13 +405,6 @@ class Reporter(Protocol):
 
     async def report_changes(self, resource: Resource, before: Record | None, after: Record) -> None:
         """Report what changed between two saved records. Called after a save, never before."""
-
-
-class Roster(Protocol):
-    """Which resources look after which target."""
-
-    def find_older_resource(self, key: Key) -> Key | None:
-        """Return the oldest resource of the same target, if that is another one."""
 
 
 class RunLimits(Protocol):

@@ -21,7 +21,6 @@ from kvmedic.model.fleet import ROLLING, Fleet, OwnerKind
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import Run
 from kvmedic.model.spec import Ownership, Policy, Spare, place_of, typed_place
-from kvmedic.rollout.draining import start_limit
 from kvmedic.rollout.preconditions import (
     WRITTEN,
     Neighbours,
@@ -39,6 +38,7 @@ from kvmedic.rollout.spares.ways import (
     way_without_spare,
     weigh_room,
 )
+from kvmedic.rollout.start_failure import start_limit
 from kvmedic.runbooks.branches import Assignment, Diagnosis
 from kvmedic.runbooks.planning import end_of_requests, plan_of
 from kvmedic.runbooks.workload import View, Workload

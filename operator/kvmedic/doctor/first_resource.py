@@ -17,8 +17,8 @@ from kvmedic.model.edits import containers_of
 from kvmedic.model.engine import Knob
 from kvmedic.model.fleet import DEPLOYMENT, Fleet
 from kvmedic.model.spec import Ownership, Policy, Spare, TargetRef
-from kvmedic.rollout.draining import start_limit
 from kvmedic.rollout.preconditions import Neighbours
+from kvmedic.rollout.start_failure import start_limit
 from kvmedic.runbooks.workload import EngineLine, View, Workload
 
 MANY_REPLICAS = 8

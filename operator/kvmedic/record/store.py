@@ -55,7 +55,7 @@ from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
 from kvmedic.record.runs import phase
 from kvmedic.record.surveys import with_problem
 from kvmedic.rollout.gates.runs_at_once import BadEnd, Peer
-from kvmedic.runbooks.compression.bundle import AllowedSettings
+from kvmedic.runbooks.compression.allowed_settings import AllowedSettings
 
 if TYPE_CHECKING:
     from kvmedic.kube.client import Client

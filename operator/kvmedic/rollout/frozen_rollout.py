@@ -28,19 +28,7 @@ from kvmedic.model.reasons import Reason
 from kvmedic.model.run import ComparisonState, DrainingPod
 from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
-from kvmedic.rollout.draining import (
-    PEER_GRACE,
-    Drain,
-    StartLimits,
-    Taking,
-    has_crashed,
-    holding_move,
-    making_wait,
-    start_failure,
-    stray_move,
-    take_pods,
-    unready_since,
-)
+from kvmedic.rollout.draining import PEER_GRACE, Drain, Taking, holding_move, stray_move, take_pods
 from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.moves import (
     DeletePod,
@@ -71,6 +59,7 @@ from kvmedic.rollout.orphan_drain import (
     resting_orphan_move,
 )
 from kvmedic.rollout.preconditions import Purpose, find_rollout_blocker
+from kvmedic.rollout.start_failure import StartLimits, has_crashed, making_wait, start_failure, unready_since
 from kvmedic.rollout.steps import StepInput, StepRow
 
 PULSE_LIMIT = timedelta(seconds=10)

@@ -24,8 +24,9 @@ from itertools import combinations
 
 from kvmedic.model.fleet import ADDING, STILL_WITHOUT_SPARE, SURGE, Fleet, Orphan, Pod, freeze_fields
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.draining import BELIEVED_START, Drain, choose_pod
+from kvmedic.rollout.draining import Drain, choose_pod
 from kvmedic.rollout.moves import AdoptPod, CordonOrphan, DeletePod, MarkStandIn, Pulse, ReleasePod, Wait
+from kvmedic.rollout.start_failure import BELIEVED_START
 
 RELEASED_HASH = "kvmedic-"
 """What `pod-template-hash` of a released pod begins with, before what it was."""

@@ -36,22 +36,17 @@ from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     AWAIT_REMOVAL,
     PEER_GRACE,
-    STARTS,
     Drain,
-    StartLimits,
     draining_move,
     find_drainable_pods,
     held_move,
     holding_move,
     is_followed,
     is_whole,
-    making_wait,
     newest_first,
     parting_move,
-    start_failure,
     stray_move,
     surplus_of,
-    unready_since,
 )
 from kvmedic.rollout.drift import committed_sequence
 from kvmedic.rollout.moves import (
@@ -77,6 +72,7 @@ from kvmedic.rollout.orphan_drain import (
     returning_orphan_move,
 )
 from kvmedic.rollout.preconditions import end_as_begun, find_replacement_blocker
+from kvmedic.rollout.start_failure import STARTS, StartLimits, making_wait, start_failure, unready_since
 from kvmedic.rollout.steps import StepInput, StepRow
 from kvmedic.verdict.baseline import is_quorate
 

@@ -31,19 +31,15 @@ from kvmedic.model.run import DrainingPod, Run
 from kvmedic.model.status import Attempt
 from kvmedic.rollout.draining import (
     AWAIT_REMOVAL,
-    STARTS,
     Drain,
-    StartLimits,
     draining_move,
     find_drainable_pods,
     held_move,
     holding_move,
     is_followed,
     is_whole,
-    making_wait,
     newest_first,
     parting_move,
-    start_failure,
     stray_move,
     surplus_of,
 )
@@ -71,6 +67,7 @@ from kvmedic.rollout.orphan_drain import (
     stand_in_of,
 )
 from kvmedic.rollout.preconditions import end_as_begun, find_autoscaling_blocker, find_scaling_blocker
+from kvmedic.rollout.start_failure import STARTS, StartLimits, making_wait, start_failure
 from kvmedic.rollout.steps import StepInput, StepRow
 
 

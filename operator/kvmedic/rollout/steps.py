@@ -16,10 +16,11 @@ from kvmedic.model.fleet import Fleet, Pod
 from kvmedic.model.run import DrainingPod, Run
 from kvmedic.model.spec import Waves
 from kvmedic.model.status import Attempt
-from kvmedic.rollout.draining import Drain, StartLimits
+from kvmedic.rollout.draining import Drain
 from kvmedic.rollout.moves import Move
 from kvmedic.rollout.orphan_drain import LONGEST_DRAIN, OrphanInput
 from kvmedic.rollout.preconditions import Purpose
+from kvmedic.rollout.start_failure import StartLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,9 @@ from kvmedic.model.trial import (
     Underway,
     Watched,
 )
-from kvmedic.rollout.draining import StartLimits, start_failure
 from kvmedic.rollout.moves import Failed, Settled, Wait
 from kvmedic.rollout.preconditions import find_trial_blocker
+from kvmedic.rollout.start_failure import StartLimits, start_failure
 from kvmedic.rollout.steps import StepRow
 from kvmedic.runbooks.compression.next_fix import Evaluation, NotPassed, score_of
 from kvmedic.runbooks.compression.probes import (

@@ -10,7 +10,8 @@ from kvmedic.model.compression import BundleSetting as Setting
 from kvmedic.model.reasons import Reason
 from kvmedic.model.spec import CompressionPolicy, Replacement
 from kvmedic.record.store import resource_of
-from kvmedic.runbooks.compression.bundle import AllowedSettings, unrecorded_setting
+from kvmedic.runbooks.compression.allowed_settings import AllowedSettings
+from kvmedic.runbooks.compression.bundle import unrecorded_setting
 from worlds.bundles import a_template, a_workload
 from worlds.world import remediation
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvmedic.api.schema import yaml_text
+from kvmedic.api.crd import yaml_text
 from kvmedic.cli.access import finish_look, load_body, name_in, open_client
 from kvmedic.cli.app import NOT_FOUND
 from kvmedic.cli.live.rows import (

@@ -22,7 +22,7 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import FlagStep, Goal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Intent, Run, StepState
-from kvmedic.rollout.draining import StartLimits, holding_move, start_failure
+from kvmedic.rollout.draining import holding_move
 from kvmedic.rollout.drift import Standing, committed_sequence, target_standing
 from kvmedic.rollout.frozen_rollout import template_row
 from kvmedic.rollout.moves import Claim, Failed, Move, SetOwnerField, Settled, Wait
@@ -32,6 +32,7 @@ from kvmedic.rollout.preconditions import (
     find_owner_rollout_blocker,
     find_rollout_blocker,
 )
+from kvmedic.rollout.start_failure import StartLimits, start_failure
 from kvmedic.rollout.steps import StepInput, StepRow
 
 RENDERING_LIMIT = timedelta(minutes=5)

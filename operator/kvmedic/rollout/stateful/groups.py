@@ -21,10 +21,10 @@ from datetime import datetime, timedelta
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.fleet import FROZEN_PARTITION, Fleet, Groups, Pod, RolloutFields, hold_by_partition
 from kvmedic.model.reasons import Reason
-from kvmedic.rollout.draining import STARTS
 from kvmedic.rollout.frozen_rollout import PULSE_LIMIT, Order
 from kvmedic.rollout.moves import Failed, Hold, Pause, Pulse, Retarget, Wait
 from kvmedic.rollout.preconditions import Purpose
+from kvmedic.rollout.start_failure import STARTS
 
 HOLD_LIMIT = timedelta(seconds=60)
 """How long the controllers may take to hold the groups before the change is called off: both act within a

@@ -18,7 +18,6 @@ from kvmedic.model.fleet import Fleet
 from kvmedic.model.plan import PodToRemove, ReplaceStep, ReplicasStep
 from kvmedic.model.reasons import Reason
 from kvmedic.rollout.draining import (
-    STARTS,
     Taking,
     find_surplus_replicas,
     held_move,
@@ -29,6 +28,7 @@ from kvmedic.rollout.draining import (
 from kvmedic.rollout.drift import committed_sequence
 from kvmedic.rollout.moves import Claim, DeletePod, Failed, Move, Settled, Wait
 from kvmedic.rollout.preconditions import Purpose, end_as_begun, find_ordinal_replacement_blocker
+from kvmedic.rollout.start_failure import STARTS
 from kvmedic.rollout.stateful.walk import NUDGE_AFTER, await_surplus_removal, left_behind_move, lower_wait
 from kvmedic.rollout.steps import StepInput, StepRow
 

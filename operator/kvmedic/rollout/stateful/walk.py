@@ -33,17 +33,13 @@ from kvmedic.rollout.draining import (
     AWAIT_REMOVAL,
     PEER_GRACE,
     Drain,
-    StartLimits,
     Taking,
     exclude_held_pods,
     find_surplus_replicas,
-    has_crashed,
     held_move,
     holding_move,
-    start_failure,
     stray_move,
     take_pods,
-    unready_since,
 )
 from kvmedic.rollout.drift import releasing_move
 from kvmedic.rollout.frozen_rollout import CRASHES_AGAINST, Order, order_of, template_row
@@ -65,6 +61,7 @@ from kvmedic.rollout.moves import (
     kubectl_name,
 )
 from kvmedic.rollout.preconditions import Purpose, end_as_begun, find_rollback_blocker, find_rollout_blocker
+from kvmedic.rollout.start_failure import StartLimits, has_crashed, start_failure, unready_since
 from kvmedic.rollout.stateful.groups import (
     begin_groups,
     comes_back_as_desired,

@@ -11,7 +11,7 @@ import yaml
 
 from api.bad_specs import ROWS
 from api.rules_of import Placed, nodes, rules
-from kvmedic.api.schema import (
+from kvmedic.api.crd import (
     COLUMNS,
     KINDS,
     REMEDIATION,

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvmedic.cluster.containers import engine_logs
-from kvmedic.cluster.containers.engine_logs import (
+from kvmedic.cluster.containers import exit_causes
+from kvmedic.cluster.containers.exit_causes import (
     LIMIT_BYTES,
     TAIL_LINES,
     bears_device_memory,
@@ -445,13 +445,13 @@ async def test_logs_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> Non
     readers: dict[str, threading.Thread] = {}
 
     def note(name: str) -> None:
-        read = getattr(engine_logs, name)
+        read = getattr(exit_causes, name)
 
         def noted(*args: Any) -> Any:
             readers[name] = threading.current_thread()
             return read(*args)
 
-        monkeypatch.setattr(engine_logs, name, noted)
+        monkeypatch.setattr(exit_causes, name, noted)
 
     names = ("dated_lines", "bears_device_memory", "logged_size", "parse_start")
     for name in names:
