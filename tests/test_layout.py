@@ -23,7 +23,7 @@ FEWEST_LINES_FOR_ONE_IMPORTER = 80
 """A module with a single importer is that importer's own, unless it is large."""
 MOST_IN_A_FOLDER = 16
 MOST_AT_THE_ROOT = 8
-MOST_FILES, MOST_LINES_IN_ALL = 252, 68_000
+MOST_FILES, MOST_LINES_IN_ALL = 253, 68_000
 """Of the package. The goals were 130 and 34,000, before fleets without a label, StatefulSets, groups of pods,
 owners, right-sizing and thousands of tenants came; the CHANGELOG says for what these are raised."""
 MOST_LINES_OF_TESTS = 117_500

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvmedic.cluster.containers.nvidia_smi import LIMIT_BYTES as DRIVER_BYTES
 from kvmedic.kube.objects import NOTE_LENGTH
 from kvmedic.metrics.page import LIMIT_BYTES as VERSION_BYTES
-from kvmedic.runbooks.compression.next_fix import MESSAGE_LENGTH
+from kvmedic.runbooks.compression.accuracy import MESSAGE_LENGTH
 from worlds.tenant_readers import NAMES, TEXT_READERS, Reader, all_readers
 
 KEPT = Path(__file__).parent / "data" / "fuzz"

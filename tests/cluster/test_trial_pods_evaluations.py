@@ -27,8 +27,8 @@ from kvmedic.manifests.trial_pod import (
 )
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.trial import Counted, JobEnd, JobSight, Served
-from kvmedic.runbooks.compression.next_fix import Evaluation as Seen
-from kvmedic.runbooks.compression.next_fix import NotPassed, score_of
+from kvmedic.runbooks.compression.accuracy import Evaluation as Seen
+from kvmedic.runbooks.compression.accuracy import NotPassed, score_of
 from lab.cluster.api import until
 from lab.cluster.light import LightCluster
 

@@ -8,8 +8,7 @@ import pytest
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import Plan
 from kvmedic.model.reasons import Reason
-from kvmedic.model.status import ConditionType, Record, RunbookSwitch
-from kvmedic.record.runs import phase
+from kvmedic.model.status import ConditionType, Record, RunbookSwitch, phase
 from kvmedic.record.surveys import (
     REFRESH,
     RUNBOOK_SWITCHES_LENGTH,

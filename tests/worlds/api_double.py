@@ -23,8 +23,7 @@ from kvmedic.api.status import record_to_wire
 from kvmedic.cli.app import app_for
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import CostSoFar, StepState
-from kvmedic.model.status import Condition, ConditionType, Record, Truth
-from kvmedic.record.runs import phase
+from kvmedic.model.status import Condition, ConditionType, Record, Truth, phase
 from run_builder import NOW, a_run, an_intent
 from worlds.http_double import Reply, Request, Server
 

@@ -36,7 +36,7 @@ from kvmedic.model.fleet import ObjectRef, body_hash, own_template, template_has
 from kvmedic.model.run import devices_of, whole_devices_of
 from kvmedic.model.trial import Interrupted, Score, Watched
 from kvmedic.rollout.trial import refusal_in
-from kvmedic.runbooks.compression.next_fix import NotPassed, compare_scores, parse_score
+from kvmedic.runbooks.compression.accuracy import NotPassed, compare_scores, parse_score
 from kvmedic.runbooks.workload import Workload, workload_of
 from kvmedic.settings import SourceOptions
 from worlds.http_double import Reply, Request, Server

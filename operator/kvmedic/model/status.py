@@ -15,7 +15,7 @@ from kvmedic.model.compression import Figures
 from kvmedic.model.engine import Knob
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.plan import FlagStep, Plan, ReplicasStep
-from kvmedic.model.reasons import Reason
+from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import Approved, Baseline, Run, Summary
 from kvmedic.model.spec import Fix, Policy, RunSpec
 from kvmedic.model.trial import Answer, EvaluationResult
@@ -538,3 +538,29 @@ class Resource:
     """A run that was reverted by somebody else, after which a person wants it tried again."""
     is_stand_in: bool = False
     """It stands in memory for a resource that is gone, until what that one froze is given back."""
+
+
+def phase(record: Record) -> str:
+    """Return one word for the printer column; nothing reads it back."""
+    stalled = record.condition(ConditionType.STALLED)
+    ready = record.condition(ConditionType.READY)
+    action = record.condition(ConditionType.ACTION_REQUIRED)
+    for applies, word in (
+        (stalled is not None and stalled.status is Truth.TRUE, "Stalled"),
+        (ready is not None and ready.status is not Truth.TRUE, "NotReady"),
+        (record.run is not None, _run_phase(record)),
+        (action is not None and Trait.ASKS_APPROVAL in action.reason.traits, "AwaitingApproval"),
+        (action is not None and action.status is Truth.TRUE, "ActionRequired"),
+        (record.plan is not None, "Planned"),
+    ):
+        if applies:
+            return word
+    return "Watching"
+
+
+def _run_phase(record: Record) -> str:
+    run = record.run
+    progressing = record.condition(ConditionType.PROGRESSING)
+    if progressing is not None and progressing.reason in (Reason.SUSPENDED, Reason.STOPPED, Reason.HOLDING):
+        return "Holding"
+    return str(run.current.state) if run is not None else "Watching"

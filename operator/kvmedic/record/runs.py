@@ -85,32 +85,6 @@ def _condition(old: Condition | None, claim: Claim, generation: int, now: dateti
     return Condition(claim.type, claim.status, claim.reason, message, changed_at, generation)
 
 
-def phase(record: Record) -> str:
-    """Return one word for the printer column; nothing reads it back."""
-    stalled = record.condition(ConditionType.STALLED)
-    ready = record.condition(ConditionType.READY)
-    action = record.condition(ConditionType.ACTION_REQUIRED)
-    for applies, word in (
-        (stalled is not None and stalled.status is Truth.TRUE, "Stalled"),
-        (ready is not None and ready.status is not Truth.TRUE, "NotReady"),
-        (record.run is not None, _run_phase(record)),
-        (action is not None and Trait.ASKS_APPROVAL in action.reason.traits, "AwaitingApproval"),
-        (action is not None and action.status is Truth.TRUE, "ActionRequired"),
-        (record.plan is not None, "Planned"),
-    ):
-        if applies:
-            return word
-    return "Watching"
-
-
-def _run_phase(record: Record) -> str:
-    run = record.run
-    progressing = record.condition(ConditionType.PROGRESSING)
-    if progressing is not None and progressing.reason in (Reason.SUSPENDED, Reason.STOPPED, Reason.HOLDING):
-        return "Holding"
-    return str(run.current.state) if run is not None else "Watching"
-
-
 T = TypeVar("T")
 
 

@@ -51,8 +51,7 @@ from kvmedic.model.fleet import DEPLOYMENT
 from kvmedic.model.reasons import Reason, Trait
 from kvmedic.model.run import StepState
 from kvmedic.model.spec import Policy, place_of
-from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish
-from kvmedic.record.runs import phase
+from kvmedic.model.status import ConditionType, Key, Record, Resource, Wish, phase
 from kvmedic.record.surveys import with_problem
 from kvmedic.rollout.gates.runs_at_once import BadEnd, Peer
 from kvmedic.runbooks.compression.allowed_settings import AllowedSettings

@@ -49,7 +49,7 @@ from kvmedic.rollout.moves import Failed, Settled, Wait
 from kvmedic.rollout.preconditions import find_trial_blocker
 from kvmedic.rollout.start_failure import StartLimits, start_failure
 from kvmedic.rollout.steps import StepRow
-from kvmedic.runbooks.compression.next_fix import Evaluation, NotPassed, score_of
+from kvmedic.runbooks.compression.accuracy import Evaluation, NotPassed, score_of
 from kvmedic.runbooks.compression.probes import (
     Generation,
     GrowthJudged,

@@ -13,8 +13,7 @@ from typing import Any
 from kvmedic.kube.objects import JsonObject, moment, section
 from kvmedic.model.redaction import without_controls
 from kvmedic.model.run import Run, StepRecord
-from kvmedic.model.status import Condition, ConditionType, Record, Resource, Truth
-from kvmedic.record.runs import phase
+from kvmedic.model.status import Condition, ConditionType, Record, Resource, Truth, phase
 from kvmedic.record.store import resource_of
 
 SCHEMA = "kvmedic.io/get/v1"

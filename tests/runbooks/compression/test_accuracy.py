@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmedic.model.trial import JobEnd, Score
-from kvmedic.runbooks.compression.next_fix import (
+from kvmedic.runbooks.compression.accuracy import (
     MESSAGE_LENGTH,
     Evaluation,
     NotPassed,
