@@ -16,7 +16,7 @@ from kvmedic.model.evidence import Absence, Inconclusive, Look, Measured, Missin
 from kvmedic.model.fleet import ReplicaSet
 from kvmedic.model.reasons import Reason
 from kvmedic.model.status import ClosedRun
-from kvmedic.runbooks.preemption.deploy import HISTORY
+from kvmedic.runbooks.preemption.deploy_correlation import HISTORY
 from kvmedic.runbooks.workload import View
 from lab.scripted.readings import State
 from run_builder import NEW, NOW, OLD, a_fleet

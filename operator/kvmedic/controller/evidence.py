@@ -45,7 +45,7 @@ from kvmedic.model.status import ClosedRun, RunbookSwitch
 from kvmedic.runbooks.branches import Compressed, Diagnosed, Diagnosis, Evidence
 from kvmedic.runbooks.compression.methods import logs_to_read
 from kvmedic.runbooks.preemption.cap_size import peak_of
-from kvmedic.runbooks.preemption.deploy import HISTORY
+from kvmedic.runbooks.preemption.deploy_correlation import HISTORY
 from kvmedic.runbooks.preemption.pressure import queue_of
 from kvmedic.runbooks.revisions import differences
 from kvmedic.runbooks.workload import View, Workload

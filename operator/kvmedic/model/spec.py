@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
@@ -109,16 +109,6 @@ class MaintenanceWindow:
                 begins = datetime.combine(day, self.start, self.zone)
                 ends = datetime.combine(last, self.end, self.zone)
                 yield begins.astimezone(UTC), ends.astimezone(UTC)
-
-
-def is_window_open(windows: Sequence[MaintenanceWindow], now: datetime) -> bool:
-    """Return whether a time lies in one of the windows; without windows every time does."""
-    return not windows or any(begins <= now < ends for w in windows for begins, ends in w.around(now))
-
-
-def next_opening(windows: Sequence[MaintenanceWindow], now: datetime) -> datetime:
-    """Return when the first window opens after a time that lies in none (UTC)."""
-    return min(begins for w in windows for begins, _ in w.around(now) if begins > now)
 
 
 class Fix(StrEnum):

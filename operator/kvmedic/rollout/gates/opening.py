@@ -14,7 +14,7 @@ from enum import Enum
 
 from kvmedic.model.evidence import Blocked
 from kvmedic.model.reasons import Reason
-from kvmedic.model.spec import Limits, Mode, Policy, is_window_open, next_opening
+from kvmedic.model.spec import Limits, MaintenanceWindow, Mode, Policy
 from kvmedic.model.status import ClosedRun
 
 
@@ -105,6 +105,16 @@ def opening_gate(
             f"{today} runs in the last 24 hours, spec.limits.maxRunsPerDay is {limits.max_runs_per_day}",
         )
     return None
+
+
+def is_window_open(windows: Sequence[MaintenanceWindow], now: datetime) -> bool:
+    """Return whether a time lies in one of the windows; without windows every time does."""
+    return not windows or any(begins <= now < ends for w in windows for begins, ends in w.around(now))
+
+
+def next_opening(windows: Sequence[MaintenanceWindow], now: datetime) -> datetime:
+    """Return when the first window opens after a time that lies in none (UTC)."""
+    return min(begins for w in windows for begins, _ in w.around(now) if begins > now)
 
 
 def _day_and_time(moment: datetime) -> str:

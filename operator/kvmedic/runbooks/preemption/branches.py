@@ -43,7 +43,12 @@ from kvmedic.runbooks.node_health import (
     thermal_emergency,
 )
 from kvmedic.runbooks.preemption.cap import refuse_over_calm
-from kvmedic.runbooks.preemption.deploy import HISTORY, find_updated_replicas, roll_back, since_deploy
+from kvmedic.runbooks.preemption.deploy_correlation import (
+    HISTORY,
+    find_updated_replicas,
+    roll_back,
+    since_deploy,
+)
 from kvmedic.runbooks.preemption.levers import first_that_applies
 from kvmedic.runbooks.preemption.memory_levers import lower_share
 from kvmedic.runbooks.preemption.pressure import CALM_SHARE, HELPFUL, NOW, REQUESTS, most_of, size_fleet

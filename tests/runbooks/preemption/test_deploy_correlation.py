@@ -31,7 +31,7 @@ from kvmedic.model.spec import LeverBound
 from kvmedic.runbooks.branches import Assignment, Diagnosed, NoChange, RollBack, Setting, diagnose
 from kvmedic.runbooks.preemption.branches import PREEMPTION_BRANCHES as BRANCHES
 from kvmedic.runbooks.preemption.branches import deploy_correlated, roll_back_or_right_size
-from kvmedic.runbooks.preemption.deploy import HISTORY, expected_time, roll_back, since_deploy
+from kvmedic.runbooks.preemption.deploy_correlation import HISTORY, expected_time, roll_back, since_deploy
 from kvmedic.verdict.comparison import BETTER, HEAVIER
 
 THRASH = an_evidence(*[THRASHING] * 3)

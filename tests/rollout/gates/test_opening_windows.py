@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmedic.model.spec import DAYS, MaintenanceWindow, is_window_open, next_opening
+from kvmedic.model.spec import DAYS, MaintenanceWindow
+from kvmedic.rollout.gates.opening import is_window_open, next_opening
 
 BERLIN = ZoneInfo("Europe/Berlin")
 OFFICE = MaintenanceWindow(frozenset({"Mon", "Tue"}), time(9), time(17), ZoneInfo("UTC"))
