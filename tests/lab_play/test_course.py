@@ -169,8 +169,9 @@ def test_a_play_with_a_run_ends_at_its_limits_all_the_same():
     assert (course.is_over(289), course.is_over(290)) == (False, True)
 
 
-def test_after_a_run_a_reason_that_is_expected_is_waited_for():
-    course, chronicle = a_course({**HEALS, "held": "LeverExhausted"})
+@pytest.mark.parametrize("expected", [{"held": "LeverExhausted"}, {"reported": ["LeverExhausted"]}])
+def test_after_a_run_a_reason_that_is_expected_is_waited_for(expected):
+    course, chronicle = a_course({**HEALS, **expected})
     chronicle.learn(a_status(DEMAND, run=a_run()))
     chronicle.learn(a_status("Healthy", history=[a_closed_run()]))
     course.look(200)

@@ -233,6 +233,11 @@ class Course:
         quiet = self._seen_at is not None and now - self._seen_at >= self.scenario.limits.quiet
         return unexpected or quiet or now >= self.scenario.limits.diagnosis + self.scenario.limits.quiet
 
+    @property
+    def missing_reasons(self) -> list[str]:
+        """Return the reasons that conditions are to give at some time, and have not given yet."""
+        return sorted(set(self.scenario.expect.reported) - self.chronicle.ever)
+
     def _next(self, number: int, incident: Incident) -> float | None:
         if number not in self._done:
             return incident.at.at(self.cues)
@@ -244,6 +249,7 @@ class Course:
         return (
             chronicle.found == expect.branch
             and (expect.held is None or expect.held in chronicle.reasons)
+            and not self.missing_reasons
             and len(chronicle.planned) == len(expect.plan)
             and all(chronicle.says(text) for text in expect.says)
         )
@@ -252,11 +258,11 @@ class Course:
         """Return whether every expected run is closed, what must follow was seen, and all is measured."""
         if len(self.chronicle.closed) < self.scenario.expect.runs:
             return False
-        held = self.scenario.expect.held
-        if held is not None and held not in self.chronicle.reasons:
+        expect, chronicle = self.scenario.expect, self.chronicle
+        if (expect.held is not None and expect.held not in chronicle.reasons) or self.missing_reasons:
             return False
         since = self.measured_from
-        compares = self.scenario.expect.ratios or self.scenario.expect.gain
+        compares = expect.ratios or expect.gain
         needs_figures = compares and since is not None
         return not needs_figures or now - (since or now) >= self.scenario.limits.measure
 

@@ -184,7 +184,7 @@ class Play:
             branch=chronicle.found,
             branches=list(chronicle.branches),
             reasons=sorted(reasons - {""}),
-            missing_reasons=sorted(set(self.scenario.expect.reported) - chronicle.ever),
+            missing_reasons=self._course.missing_reasons,
             planned=chronicle.planned,
             moves=chronicle.moves,
             ended=[step.partition(": ")[2] for run in chronicle.closed for step in run.get("steps", ())],
