@@ -54,9 +54,10 @@ def all_patterns() -> list[Used]:
         module = importlib.import_module(info.name)
         source = inspect.getsource(module)
         for name, value in vars(module).items():
-            uses = set(re.findall(rf"\b{name}\.(\w+)\(", source))
+            patterns = list(compiled_in(value))
+            uses = set(re.findall(rf"\b{name}\.(\w+)\(", source)) if patterns else set()
             anchored = bool(uses) and uses <= {"match", "fullmatch"}
-            for each in compiled_in(value):
+            for each in patterns:
                 known = found.get((each.pattern, each.flags))
                 if known is None or (name.isupper() and uses):
                     found[each.pattern, each.flags] = Used(f"{info.name}.{name}", each, anchored)
