@@ -15,6 +15,11 @@ from kvmedic.model.fleet import ON_DELETE, ROLLING, RolloutFields
 from kvmedic.model.plan import Step
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Outcome, StepState
+from kvmedic.rollout import row_of
+from kvmedic.rollout.drift import MOST_REGAINS, regain_freeze
+from kvmedic.rollout.moves import Pause, Uncordon, Wait
+from kvmedic.rollout.preconditions import Purpose
+from run_builder import UID
 from worlds.model_groups import GroupModel
 from worlds.model_set import OWN, SetModel, SetPod
 from worlds.set_operator import FEWER, FLAG, MORE, REPLACEMENT, WITH_OURS, SetOperator
@@ -319,3 +324,52 @@ def test_a_change_of_replicas_survives_people(deed, step, phase, way, is_dead):
     act_and_walk_on(op, made, is_dead=is_dead)
 
     assert_survived(op, made, replicas=made.replicas or op.model.replicas, revision=made.revision or "old")
+
+
+@pytest.mark.parametrize(("uid", "reason"), [("llm-1#2", None), ("llm-1#1", Reason.TARGET_NOT_SETTLED)])
+def test_a_replica_that_was_made_anew_meanwhile_is_not_replaced(uid: str, reason: Reason | None) -> None:
+    step = replace(REPLACEMENT, uid=uid)
+
+    blocked = row_of(step).find_blocker(
+        begun(REPLACEMENT, SETS["by its label"]).model.fleet(), Purpose.RELIEF
+    )
+
+    assert (blocked.reason if blocked else None) is reason
+
+
+@pytest.mark.parametrize("way", [SETS["by its label"], GROUPS["groups"]], ids=["a set", "groups"])
+def test_a_run_at_rest_puts_a_replica_back_and_lets_nobody_go(way: dict[str, bool]) -> None:
+    op = begun(FLAG, way)
+    op.until(lambda op: bool(out(op)))
+    back = row_of(FLAG).rest(op.model.fleet(), op.known())
+    op.until(lambda op: not op.model.fields.paused)
+    op.come_to_rest()
+    hold = row_of(FLAG).rest(op.model.fleet(), op.known())
+
+    assert isinstance(back, Uncordon)
+    assert isinstance(hold, Pause)
+
+
+def test_a_run_at_rest_waits_for_a_replica_that_is_being_made() -> None:
+    op = begun(FLAG, SETS["by its label"])
+    op.until(lambda op: len(op.model.pods) < REPLICAS[FLAG])
+
+    move = row_of(FLAG).rest(op.model.fleet(), op.known())
+
+    assert isinstance(move, Wait)
+    assert move.reason is Reason.AWAITING_CONTROLLER
+
+
+@pytest.mark.parametrize(
+    ("way", "field"), [(SETS["by its label"], "updateStrategy"), (GROUPS["groups"], "rolloutStrategy")]
+)
+def test_who_sets_a_field_again_and_again_is_told_which_to_leave(way: dict[str, bool], field: str) -> None:
+    op = begun(FLAG, way)
+    op.until(lambda op: bool(out(op)))
+    for _ in range(MOST_REGAINS + 1):
+        op.model.fields = op.model.own
+        found = regain_freeze(op.run, UID, op.model.fleet(), op.model.now)
+        op.run = found.run
+
+    assert found.outcome.reason is Reason.ROLLOUT_CONTESTED
+    assert f"leave {field} alone" in found.outcome.message

@@ -12,6 +12,7 @@ from builders import (
     NO_SERIES,
     NOT_A_NUMBER,
     STALE,
+    TRIGGER,
     UNSUPPORTED,
     Nothing,
     Replica,
@@ -25,6 +26,7 @@ from kvmedic.model.compression import Compacted, Keep
 from kvmedic.model.evidence import Inconclusive, Observation, PodReadings, Pool, Signal
 from kvmedic.model.reasons import Reason
 from kvmedic.model.run import Judged, Verdict
+from kvmedic.model.spec import Objectives
 from kvmedic.verdict.baseline import FEWEST_FINISHED
 from kvmedic.verdict.blocks_reclaimed import (
     DISTINGUISHABLE,
@@ -32,10 +34,10 @@ from kvmedic.verdict.blocks_reclaimed import (
     FEWEST_RUNNING,
     BlocksTaken,
     Expectation,
-    judge_blocks,
     measure_blocks,
 )
 from kvmedic.verdict.occupancy import SHARED_PREFIXES, Passes, blocks_per_running
+from kvmedic.verdict.vetoes import VerdictInput, veto_blocks
 
 POOL = Pool(2000, 16)
 LONG = Replica(
@@ -81,8 +83,9 @@ def at(blocks: float) -> Observation:
     return look(replica, replica)
 
 
-def judged(looked: Observation, expected: Expectation = EXPECTATION) -> Judged:
-    return judge_blocks(GOOD, looked, expected)
+def judged(looked: Observation, expected: Expectation = EXPECTATION, verdict: Judged = GOOD) -> Judged:
+    given = VerdictInput(None, looked, Objectives(), TRIGGER, expected=expected)
+    return veto_blocks(verdict, given)
 
 
 def test_expectations_are_of_the_lengths_and_of_what_is_kept() -> None:
@@ -145,8 +148,8 @@ def test_thrash_and_another_window_do_not_hide_that_nothing_comes_back() -> None
 def test_an_improvement_stays_one_and_figures_stay_with_the_verdict() -> None:
     good = replace(GOOD, verdict=Verdict.IMPROVED, reason=Reason.IMPROVED)
 
-    assert judge_blocks(good, at(EXPECTED.returning), EXPECTATION).verdict is Verdict.IMPROVED
-    assert judge_blocks(good, at(EXPECTED.whole), EXPECTATION).verdict is Verdict.NOT_RECOVERED
+    assert judged(at(EXPECTED.returning), verdict=good).verdict is Verdict.IMPROVED
+    assert judged(at(EXPECTED.whole), verdict=good).verdict is Verdict.NOT_RECOVERED
 
 
 def test_requests_must_be_long_enough_to_distinguish_the_two() -> None:

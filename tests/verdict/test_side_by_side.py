@@ -260,6 +260,12 @@ FEWER = replace(scaled(MINUTE, 0.5), in_flight_seconds=600)
             "served-when-full",
             id="more requests, served late, and fewer tokens",
         ),
+        pytest.param(
+            replace(MORE, in_time=20, waiting_seconds=6000, full_seconds=120),
+            CanaryVerdict.KEEP_WATCHING,
+            "routing",
+            id="more requests, served late by a full cache, and as many tokens",
+        ),
         pytest.param(FEWER, CanaryVerdict.KEEP_WATCHING, "routing", id="fewer requests, served as well"),
         pytest.param(
             replace(FEWER, in_time=30),

@@ -70,7 +70,7 @@ class SetOperator:
             case Walk(direction):
                 step, forward = self.run.current.step, direction is Direction.FORWARD
                 row = row_of(step if forward else step.inverse())
-                self._advance(row.next_move(fleet, self._known(is_back=not forward)), direction)
+                self._advance(row.next_move(fleet, self.known(is_back=not forward)), direction)
             case TurnBack(outcome):
                 self.run = self.run.turn_step_back(outcome, None)
                 self.tick()
@@ -85,7 +85,7 @@ class SetOperator:
             case Watch():
                 pass
 
-    def _known(self, *, is_back: bool = False) -> StepInput:
+    def known(self, *, is_back: bool = False) -> StepInput:
         run, now = self.run, self.model.now
         drains = {pod.uid: self._drain_of(pod.uid) for pod in self.model.pods}
         return StepInput(
@@ -129,7 +129,7 @@ class SetOperator:
             self.run = self.run.leave_target(outcome)
             self.tick()
             return
-        move = row_of(self.run.current.step).leave(fleet, self._known())
+        move = row_of(self.run.current.step).leave(fleet, self.known())
         self.ended = outcome if isinstance(move, Settled) else None
         self._act(fleet, move)
 

@@ -269,15 +269,20 @@ def test_an_affinity_wants_its_pods_there_unless_the_spare_is_the_first_of_them(
     assert isinstance(found(a_pod(**own), a_node()), Room)
 
 
-def test_a_strict_topology_spread_leaves_the_fuller_domain_out() -> None:
-    spread: Any = {
-        "topologySpreadConstraints": [
-            {**term("llm", "zone"), "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
-        ]
-    }
+def spread_over_zones(most: int) -> dict[str, Any]:
+    strict = {"maxSkew": most, "whenUnsatisfiable": "DoNotSchedule"}
+    return {"topologySpreadConstraints": [{**term("llm", "zone"), **strict}]}
+
+
+@pytest.mark.parametrize(("most", "room"), [(1, Room(("gpu-2",))), (2, Room(("gpu-1", "gpu-2")))])
+def test_a_strict_topology_spread_leaves_the_fuller_domain_out(most: int, room: Room) -> None:
     nodes = a_node(), a_node("gpu-2", labels={"zone": "b"})
 
-    assert found(a_pod(**spread), *nodes, tenants=(a_pod("gpu-1"),)) == Room(("gpu-2",))
+    assert found(a_pod(**spread_over_zones(most)), *nodes, tenants=(a_pod("gpu-1"),)) == room
+
+
+def test_where_only_the_fuller_domain_has_devices_a_strict_topology_spread_leaves_no_room() -> None:
+    nodes, spread = (a_node(), a_node("gpu-2", labels={"zone": "b"})), spread_over_zones(1)
     full = tuple(a_pod("gpu-2", labels={"app": "x"}) for _ in range(8))
     assert isinstance(found(a_pod(**spread), *nodes, tenants=(a_pod("gpu-1"), *full)), NoRoom)
 
