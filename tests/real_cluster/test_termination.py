@@ -1,4 +1,4 @@
-"""The operator's pod is asked to end before its process has come so far as to listen."""
+"""The operator's pod is asked to end before its process handles signals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def installed(cluster: Cluster) -> Iterator[None]:
 
 
 def test_an_operator_that_is_asked_to_end_while_it_starts_ends_at_once(api: Api, installed: None) -> None:
-    """As process 1 it would not be told: the kernel drops what such a process has not asked to be told."""
+    """As process 1 it would get no signal: the kernel drops those that such a process does not handle yet."""
     scale(api, 0)
     until(lambda: not api.list("Pod", NAMESPACE), GRACE_SECONDS, "the operator's pod is gone")
     scale(api, 1)

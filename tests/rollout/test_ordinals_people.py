@@ -363,7 +363,7 @@ def test_a_run_at_rest_waits_for_a_replica_that_is_being_made() -> None:
 @pytest.mark.parametrize(
     ("way", "field"), [(SETS["by its label"], "updateStrategy"), (GROUPS["groups"], "rolloutStrategy")]
 )
-def test_who_sets_a_field_again_and_again_is_told_which_to_leave(way: dict[str, bool], field: str) -> None:
+def test_a_field_that_somebody_sets_again_and_again_is_named(way: dict[str, bool], field: str) -> None:
     op = begun(FLAG, way)
     op.until(lambda op: bool(out(op)))
     for _ in range(MOST_REGAINS + 1):
